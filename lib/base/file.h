@@ -1,0 +1,100 @@
+// Files: open, read at, write at, and the few directory operations a checkpoint needs. Every message names the path and
+// the operating system's reason.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/base/cursor.h"
+#include "lib/base/result.h"
+
+namespace reshard {
+
+// An open file. Owns its descriptor. read_at and write_at may be called from several threads at once.
+class File {
+ public:
+  // Read-only; refuses anything but a regular file.
+  static Result<File> open(const std::string& path);
+  // Read-write and new: an existing file or link of that name is an error.
+  static Result<File> create(const std::string& path);
+  // Read-write, and gone when closed: has no name. In `directory`.
+  static Result<File> create_anonymous(const std::string& directory);
+
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  Result<Index> size() const;
+
+  // Fills all of `out`; an end of file before that is a corrupt error that says how much was there.
+  Status read_at(Index offset, MutableBytes out) const;
+  Status write_at(Index offset, Bytes data) const;
+
+  // Sets the length and reserves the blocks, so that a full disk shows now and not halfway. Falls back to a sparse
+  // file where the file system cannot reserve.
+  Status allocate(Index length) const;
+  Status sync_data() const;  // an error here is final: the kernel has dropped the pages
+  Status close();            // reports what a destructor could not
+
+ private:
+  File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  int fd_ = -1;
+  std::string path_;
+};
+
+// Reads a whole file that must not be longer than `limit` bytes.
+Result<std::string> read_whole_file(const std::string& path, Index limit);
+
+struct DirectoryEntry {
+  std::string name;
+  bool is_directory = false;
+  Index size = 0;  // bytes; 0 for a directory
+  Index mtime_ns = 0;
+};
+// Sorted by name, without "." and "..". Links are followed.
+Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
+
+bool path_exists(const std::string& path);  // also a dangling link
+bool is_directory(const std::string& path);
+std::string path_join(std::string_view directory, std::string_view name);
+std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> "."
+std::string base_name(const std::string& path);    // "a/b/" -> "b"
+
+// Whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty, not
+// absolute, no "..", no NUL, no backslash.
+bool is_safe_relative_path(std::string_view name);
+
+Status make_directory(const std::string& path);
+Status rename_no_replace(const std::string& from, const std::string& to);
+Status exchange_paths(const std::string& a, const std::string& b);  // swaps two names atomically
+Status sync_directory(const std::string& path);
+// Removes a directory and what is in it. Follows no links.
+Status remove_tree(const std::string& path);
+Result<Index> free_space(const std::string& path);  // bytes an unprivileged user may still write there
+
+// Opens files on demand and keeps the most recently used ones open. Thread-safe.
+class FilePool {
+ public:
+  explicit FilePool(Index capacity = 256) : capacity_(capacity) {}
+  // The file stays open while the caller holds it, even when the pool has let go of it.
+  Result<std::shared_ptr<const File>> open(const std::string& path);
+  // Hands a file to the pool under a name of the caller's; it is never let go of.
+  void pin(const std::string& name, File file);
+
+ private:
+  struct Slot {
+    std::shared_ptr<const File> file;
+    std::uint64_t last_use = 0;
+    bool pinned = false;
+  };
+  Index capacity_;
+  std::mutex mutex_;
+  std::uint64_t clock_ = 0;
+  std::unordered_map<std::string, Slot> slots_;
+};
+
+}  // namespace reshard

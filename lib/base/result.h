@@ -1,0 +1,120 @@
+// Errors as values. A Result<T> holds a T or an Error; a Status holds nothing or an Error.
+//
+// Not exceptions: damaged input is ordinary for this program, worker threads hand errors back as values, and ranks
+// have to agree on an error before each collective. The names are those of std::expected, so that this file can go
+// when every compiler we need has it.
+//
+//   Result<File> f = File::open(path);
+//   auto file = TRY(File::open(path));     // returns the error to the caller, or yields the File
+//   TRY(file.read_at(0, buffer));
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+namespace reshard {
+
+// What kind of trouble it is. The values are the program's exit codes (docs/cli.md).
+enum class ErrorCode : int {
+  kDifference = 1,   // two checkpoints differ, or an audit found something
+  kUsage = 2,        // the caller asked for something that makes no sense
+  kCorrupt = 3,      // the bytes contradict the format or each other
+  kUnsupported = 4,  // valid, but refused; the message says what would be needed
+  kIo = 5,           // not found, or the operating system said no
+  kPeer = 6,         // another rank failed
+  kInternal = 70,    // a bug of ours
+};
+
+class [[nodiscard]] Error {
+ public:
+  Error(ErrorCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  ErrorCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+  // Puts "what: " in front: the outermost clause of a message comes first.
+  Error context(std::string_view what) && {
+    message_.insert(0, std::string(what) + ": ");
+    return std::move(*this);
+  }
+
+ private:
+  ErrorCode code_;
+  std::string message_;
+};
+
+inline Error usage_error(std::string m) { return {ErrorCode::kUsage, std::move(m)}; }
+inline Error corrupt(std::string m) { return {ErrorCode::kCorrupt, std::move(m)}; }
+inline Error unsupported(std::string m) { return {ErrorCode::kUnsupported, std::move(m)}; }
+inline Error io_error(std::string m) { return {ErrorCode::kIo, std::move(m)}; }
+inline Error internal_error(std::string m) { return {ErrorCode::kInternal, std::move(m)}; }
+
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  bool has_value() const { return state_.index() == 0; }
+  explicit operator bool() const { return has_value(); }
+
+  T& value() & { return std::get<0>(state_); }
+  const T& value() const& { return std::get<0>(state_); }
+  T&& value() && { return std::get<0>(std::move(state_)); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  const Error& error() const& { return std::get<1>(state_); }
+  Error&& error() && { return std::get<1>(std::move(state_)); }
+
+  Result context(std::string_view what) && {
+    if (has_value()) return std::move(*this);
+    return std::move(*this).error().context(what);
+  }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  bool has_value() const { return !error_.has_value(); }
+  explicit operator bool() const { return has_value(); }
+  void value() const {}
+  void operator*() const {}
+
+  const Error& error() const& { return *error_; }
+  Error&& error() && { return *std::move(error_); }
+
+  Result context(std::string_view what) && {
+    if (has_value()) return {};
+    return std::move(*error_).context(what);
+  }
+
+ private:
+  std::optional<Error> error_;
+};
+
+using Status = Result<void>;
+
+}  // namespace reshard
+
+// Yields the value of a Result, or returns its error from the enclosing function. A statement expression (gcc, clang,
+// nvcc) so that one macro serves `TRY(f());` and `auto x = TRY(f());`.
+#define TRY(...)                                                        \
+  __extension__({                                                       \
+    auto try_result_ = (__VA_ARGS__);                                   \
+    if (!try_result_.has_value()) return std::move(try_result_).error(); \
+    *std::move(try_result_);                                            \
+  })

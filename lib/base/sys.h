@@ -1,0 +1,42 @@
+// The one table through which every file call goes, so that a test can make the n-th of them fail, fall short or kill
+// the process. The default entries are the C library's own functions.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstddef>
+
+namespace reshard {
+
+struct SysCalls {
+  int (*open)(const char* path, int flags, mode_t mode);
+  int (*close)(int fd);
+  int (*fstat)(int fd, struct stat* out);
+  ssize_t (*pread)(int fd, void* buffer, std::size_t n, off_t offset);
+  ssize_t (*pwrite)(int fd, const void* buffer, std::size_t n, off_t offset);
+  int (*fallocate)(int fd, int mode, off_t offset, off_t length);
+  int (*ftruncate)(int fd, off_t length);
+  int (*fdatasync)(int fd);
+  int (*fsync)(int fd);
+  int (*mkdir)(const char* path, mode_t mode);
+  int (*rename)(const char* from, const char* to, unsigned flags);  // renameat2's RENAME_ flags
+  int (*unlink)(const char* path);
+  int (*rmdir)(const char* path);
+};
+
+const SysCalls& sys();
+
+// Replaces the table while it lives. For tests; not while other threads are inside a call.
+class ScopedSysCalls {
+ public:
+  explicit ScopedSysCalls(const SysCalls& replacement);
+  ~ScopedSysCalls();
+  ScopedSysCalls(const ScopedSysCalls&) = delete;
+  ScopedSysCalls& operator=(const ScopedSysCalls&) = delete;
+
+ private:
+  SysCalls saved_;
+};
+
+}  // namespace reshard

@@ -1,0 +1,29 @@
+// Numbers and names as people read them: "3.00 GB", "128,256", globs, and names from files made safe for a terminal.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/checked.h"
+#include "lib/base/result.h"
+
+namespace reshard {
+
+std::string with_commas(Index n);                 // 1498482688 -> "1,498,482,688"
+std::string human_bytes(Index n);                 // decimal units, three digits: "3.00 GB", "864 B"
+std::string human_seconds(double s);              // "0.4 s", "1 m 20 s"
+Result<Index> parse_bytes(std::string_view text); // "5GB", "256MiB", "1000"; the units are SI or IEC, case as written
+
+// Shell-style match of a whole name: * any run, ? one character, [abc] one of. No special treatment of '.' or '/'.
+bool glob_match(std::string_view pattern, std::string_view name);
+bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view name);
+
+// Control bytes as \xNN, so that a hostile name cannot steer the terminal.
+std::string printable(std::string_view name);
+
+std::vector<std::string> split(std::string_view text, char separator);  // "a,,b" -> {"a", "", "b"}
+std::string join(const std::vector<std::string>& parts, std::string_view separator);
+std::string dims_text(const std::vector<Index>& dims);  // "[128256, 2048]"
+
+}  // namespace reshard

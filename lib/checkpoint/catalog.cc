@@ -1,0 +1,120 @@
+#include "lib/checkpoint/catalog.h"
+
+#include <algorithm>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint64_t kNoCrc = ~std::uint64_t{0};
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+}  // namespace
+
+// ---- FragmentList
+
+void FragmentList::reserve(std::size_t n) {
+  corners_.reserve(n * width());
+  extents_.reserve(n);
+}
+
+void FragmentList::add(const Fragment& f) {
+  corners_.resize(corners_.size() + width());
+  extents_.emplace_back();
+  if (!crcs_.empty()) crcs_.push_back(kNoCrc);
+  set(size() - 1, f);
+}
+
+void FragmentList::set(std::size_t i, const Fragment& f) {
+  Index* corner = corners_.data() + i * width();
+  corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
+  std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
+  extents_[i] = f.extent;
+  if (f.crc && crcs_.empty()) crcs_.assign(size(), kNoCrc);
+  if (!crcs_.empty()) crcs_[i] = f.crc ? *f.crc : kNoCrc;
+  if (f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape))
+    details_[i] = {f.strides, f.start, f.big_endian};
+  else if (!details_.empty())
+    details_.erase(i);
+}
+
+Box FragmentList::box(std::size_t i) const {
+  const Index* corner = corners_.data() + i * width();
+  const auto rank = static_cast<std::size_t>(rank_);
+  return {Dims(std::span(corner, rank)), Dims(std::span(corner + rank, rank))};
+}
+
+Fragment FragmentList::get(std::size_t i) const {
+  Fragment f;
+  f.box = box(i);
+  f.extent = extents_[i];
+  if (!crcs_.empty() && crcs_[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(crcs_[i]);
+  if (const auto it = details_.find(i); it != details_.end()) {
+    f.strides = it->second.strides;
+    f.start = it->second.start;
+    f.big_endian = it->second.big_endian;
+  } else {
+    f.strides = row_major_strides(f.box.shape);
+  }
+  return f;
+}
+
+// ---- Catalog
+
+Status Catalog::add(Tensor tensor) {
+  if (!index_.emplace(tensor.name, tensors_.size()).second)
+    return corrupt(root + ": tensor '" + printable(tensor.name) + "' is there twice");
+  tensors_.push_back(std::move(tensor));
+  return {};
+}
+
+std::optional<std::size_t> Catalog::find(std::string_view name) const {
+  const auto it = index_.find(std::string(name));
+  if (it == index_.end()) return std::nullopt;
+  return it->second;
+}
+
+void Catalog::sort_by_name() {
+  std::sort(tensors_.begin(), tensors_.end(),
+            [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); });
+  for (std::size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
+  std::sort(blobs.begin(), blobs.end(), [](const Blob& a, const Blob& b) { return natural_less(a.name, b.name); });
+}
+
+std::string Catalog::file_path(std::uint32_t file) const { return path_join(root, files[file].path); }
+
+Index Catalog::tensor_bytes() const {
+  Index sum = 0;
+  for (const Tensor& t : tensors_) sum += t.bytes();
+  return sum;
+}
+
+bool natural_less(std::string_view a, std::string_view b) {
+  std::size_t i = 0, j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (is_digit(a[i]) && is_digit(b[j])) {
+      while (i < a.size() && a[i] == '0') ++i;
+      while (j < b.size() && b[j] == '0') ++j;
+      std::size_t m = i, n = j;
+      while (m < a.size() && is_digit(a[m])) ++m;
+      while (n < b.size() && is_digit(b[n])) ++n;
+      if (m - i != n - j) return m - i < n - j;
+      const int order = a.substr(i, m - i).compare(b.substr(j, n - j));
+      if (order != 0) return order < 0;
+      i = m;
+      j = n;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  if (i < a.size() || j < b.size()) return j < b.size();
+  return a < b;  // equal but for leading zeros
+}
+
+}  // namespace reshard

@@ -1,0 +1,141 @@
+// The Catalog: which box of which tensor lies at which bytes of which file. Opening a checkpoint, whatever wrote it,
+// yields one; choosing a target format and layout yields another before any byte is written. Everything else in this
+// program is a question about catalogs or a copy between two of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "lib/base/result.h"
+#include "lib/layout/box.h"
+#include "lib/layout/dtype.h"
+
+namespace reshard {
+
+// A run of bytes in one of the catalog's files.
+struct Extent {
+  std::uint32_t file = 0;  // an index into Catalog::files
+  Index offset = 0;        // bytes
+  Index length = 0;        // bytes
+
+  friend bool operator==(const Extent&, const Extent&) = default;
+};
+
+// One stored piece of a tensor: the elements of `box` lie in `extent`, the element at box.origin `start` bytes into it,
+// the others `strides` elements apart.
+struct Fragment {
+  Box box;
+  Dims strides;                      // elements, may exceed the row-major ones; negative ones are refused by readers
+  Extent extent;                     // the payload; before Reader::locate, the stored item around it
+  Index start = 0;                   // bytes from extent.offset
+  std::optional<std::uint32_t> crc;  // CRC-32 of the whole extent, where the format records one
+  bool big_endian = false;
+
+  friend bool operator==(const Fragment&, const Fragment&) = default;
+};
+
+// Fragments of one tensor, stored in columns: a checkpoint of a large model has millions.
+class FragmentList {
+ public:
+  explicit FragmentList(int rank = 0) : rank_(rank) {}
+
+  std::size_t size() const { return extents_.size(); }
+  bool empty() const { return extents_.empty(); }
+  void reserve(std::size_t n);
+  void add(const Fragment& fragment);             // of this list's rank
+  void set(std::size_t i, const Fragment& fragment);
+  Fragment get(std::size_t i) const;
+  Box box(std::size_t i) const;
+  const Extent& extent(std::size_t i) const { return extents_[i]; }
+
+ private:
+  // What few fragments have.
+  struct Details {
+    Dims strides;
+    Index start = 0;
+    bool big_endian = false;
+  };
+  std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
+
+  int rank_;
+  std::vector<Index> corners_;  // origin and shape of each
+  std::vector<Extent> extents_;
+  std::vector<std::uint64_t> crcs_;  // kNoCrc where there is none; empty when no fragment has one
+  std::unordered_map<std::size_t, Details> details_;
+};
+
+// The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.
+using KeyPath = std::vector<std::variant<std::string, Index>>;
+
+struct Tensor {
+  std::string name;  // the flattened key, torch's FQN
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  FragmentList fragments;  // cover the shape exactly, once each
+  FragmentList replicas;   // further copies of boxes in `fragments`
+  KeyPath path;            // empty: {name}
+  bool located = true;     // whether extents are payloads yet
+
+  Index elements() const { return volume(shape); }
+  Index bytes() const { return elements() * byte_size(dtype); }
+};
+
+// A value that is not a tensor: carried as the bytes it is stored as, never executed.
+struct Blob {
+  std::string name;
+  Extent extent;
+  KeyPath path;
+  bool encoded = false;  // whether a transform (zstd) has to be undone first
+};
+
+struct CatalogFile {
+  std::string path;   // relative to Catalog::root
+  Index size = -1;    // bytes; -1: it is missing
+};
+
+class Catalog {
+ public:
+  std::string root;  // the checkpoint's directory
+  std::vector<CatalogFile> files;
+  std::vector<Blob> blobs;
+  std::vector<std::string> stale_files;                         // in the directory, but belonging to no tensor or blob
+  std::vector<std::string> warnings;                            // whole sentences
+  std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
+
+  // Refuses a second tensor of the same name.
+  Status add(Tensor tensor);
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  Tensor& tensor(std::size_t i) { return tensors_[i]; }
+  std::optional<std::size_t> find(std::string_view name) const;
+  // In the order people expect: layers.2 before layers.10.
+  void sort_by_name();
+
+  std::string file_path(std::uint32_t file) const;
+  Index tensor_bytes() const;
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::unordered_map<std::string, std::size_t> index_;
+};
+
+// Compares names so that runs of digits count as numbers.
+bool natural_less(std::string_view a, std::string_view b);
+
+// Every claim a catalog makes, checked: boxes lie inside their tensors, cover them exactly once (replicas repeat a box
+// of the cover), item extents lie inside files that are there, and for located tensors every element the strides reach
+// lies inside the extent. Errors name tensor, box and file. `files_too` = false leaves the files out: metadata alone.
+Status validate(const Catalog& catalog, bool files_too = true);
+
+// The cover check for one tensor: no holes, no overlaps. O(n log n) for boxes that form a grid, whatever cut them.
+Status check_cover(const Tensor& tensor);
+
+// Whether two fragments lie on some of the same bytes is asked for whole extents: a data block belongs to one item.
+// Tied tensors share their extents exactly; a partial overlap is corrupt.
+Status check_extents_disjoint(const Catalog& catalog);
+
+}  // namespace reshard

@@ -1,0 +1,98 @@
+// What a checkpoint format is to the rest of the program: a way to open one, a way to lay one out, or both.
+//
+// A format is a row of the table in formats/registry.cc. Opening reads metadata only. Laying out is pure: it decides
+// every file, offset and length of the output before a byte is written, and later says what the bytes around the tensor
+// data are. The I/O in between belongs to lib/reshard.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/checkpoint/catalog.h"
+#include "lib/layout/layout.h"
+
+namespace reshard {
+
+// An open checkpoint.
+class Reader {
+ public:
+  virtual ~Reader() = default;
+
+  Catalog& catalog() { return catalog_; }
+  const Catalog& catalog() const { return catalog_; }
+  FilePool& files() { return files_; }
+
+  // Finds the payloads of the tensors listed (indices into catalog().tensors()): reads the headers around them, checks
+  // them against the metadata, and replaces item extents by payload extents and true strides. Other tensors stay as
+  // they are. `spool` is a directory for what has to be decoded to be read at random; it must have room for it.
+  virtual Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) = 0;
+
+  // The stored bytes of a blob, any transform undone: what the same format's writer would store.
+  virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
+
+  // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
+  virtual std::string describe(const Blob& blob) = 0;
+
+ protected:
+  Catalog catalog_;
+  FilePool files_;
+};
+
+// A tensor to be written, and how it is to lie.
+struct TargetTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  KeyPath path;
+  Placement placement;
+};
+
+// Non-tensor state to be written.
+struct TargetBlob {
+  std::string name;
+  KeyPath path;
+  std::string bytes;  // as Reader::blob_bytes gave them
+};
+
+struct LayoutRequest {
+  std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
+  std::vector<TargetBlob> blobs;
+  Mesh mesh;
+  Index max_file_bytes = 5'000'000'000;  // for formats that cut files by size
+};
+
+// The checksum of the payload of fragment `fragment` of tensor `tensor` of a target, known once it is written.
+using PayloadCrc = std::function<std::uint32_t(std::size_t tensor, std::size_t fragment)>;
+// Receives bytes that are not tensor data: a place in one of the target's files.
+using EmitBytes = std::function<Status(std::uint32_t file, Index offset, Bytes bytes)>;
+
+// An output that exists on paper: every file, size, offset and length fixed.
+class Target {
+ public:
+  virtual ~Target() = default;
+  const Catalog& catalog() const { return catalog_; }  // its root is empty: the directory is the caller's to choose
+  // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
+  virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
+
+ protected:
+  Catalog catalog_;
+};
+
+struct OpenOptions {
+  bool files_too = true;  // false: be content with the metadata; files may be missing
+};
+
+struct Format {
+  std::string_view name;   // as in --to
+  std::string_view title;  // for people
+  // Whether the directory or file looks like this format. Reads names, and magic bytes at most.
+  bool (*recognises)(const std::string& path);
+  Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
+  Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
+};
+
+}  // namespace reshard

@@ -1,0 +1,253 @@
+// The claims of a catalog, checked. See catalog.h.
+#include <algorithm>
+#include <numeric>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/catalog.h"
+
+namespace reshard {
+namespace {
+
+std::string name_of(const Tensor& tensor, const Box& box) {
+  return "tensor '" + printable(tensor.name) + "' " + to_string(box);
+}
+
+// The places along one dimension where some box begins or ends, in order.
+std::vector<Index> cut_points(const std::vector<Box>& boxes, Index extent, int d) {
+  std::vector<Index> cuts = {0, extent};
+  cuts.reserve(2 * boxes.size() + 2);
+  for (const Box& box : boxes) {
+    cuts.push_back(box.begin(d));
+    cuts.push_back(box.end(d));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  return cuts;
+}
+
+std::size_t cell_of(const std::vector<Index>& cuts, Index point) {
+  return static_cast<std::size_t>(std::lower_bound(cuts.begin(), cuts.end(), point) - cuts.begin());
+}
+
+// The grid that the boxes' own edges draw, and which of its cells are covered. Only built when the number of cells is
+// within reason: shards of one mesh have one cell a box.
+class Grid {
+ public:
+  static std::optional<Grid> make(const std::vector<Box>& boxes, const Dims& shape) {
+    Grid grid;
+    Index cells = 1;
+    const Index limit = 64 * static_cast<Index>(boxes.size()) + 4096;
+    for (int d = 0; d < shape.rank(); ++d) {
+      grid.cuts_.push_back(cut_points(boxes, shape[d], d));
+      cells *= static_cast<Index>(grid.cuts_.back().size()) - 1;
+      if (cells > limit) return std::nullopt;
+    }
+    grid.owner_.assign(static_cast<std::size_t>(cells), -1);
+    return grid;
+  }
+
+  // Marks the cells of box i; the box that was there before, if any.
+  std::optional<std::size_t> claim(const Box& box, std::size_t i) {
+    std::optional<std::size_t> other;
+    each_cell(box, [&](std::size_t cell) {
+      if (owner_[cell] >= 0) other = static_cast<std::size_t>(owner_[cell]);
+      owner_[cell] = static_cast<std::int32_t>(i);
+    });
+    return other;
+  }
+
+  // A region that no box covers, widened along the last dimension.
+  Box first_hole() const {
+    const auto free = std::find(owner_.begin(), owner_.end(), -1);
+    auto cell = static_cast<std::size_t>(free - owner_.begin());
+    const int rank = static_cast<int>(cuts_.size());
+    Box box{Dims::filled(rank, 0), Dims::filled(rank, 0)};
+    for (int d = rank - 1; d >= 0; --d) {
+      const auto& cuts = cuts_[static_cast<std::size_t>(d)];
+      const std::size_t n = cuts.size() - 1;
+      std::size_t last = cell % n + 1;
+      if (d == rank - 1)
+        for (auto next = free + 1; last < n && *next < 0; ++next) ++last;
+      box.origin[d] = cuts[cell % n];
+      box.shape[d] = cuts[last] - cuts[cell % n];
+      cell /= n;
+    }
+    return box;
+  }
+
+ private:
+  template <class Visit>
+  void each_cell(const Box& box, Visit visit) const {
+    std::vector<std::size_t> lo, hi;
+    for (int d = 0; d < box.rank(); ++d) {
+      lo.push_back(cell_of(cuts_[static_cast<std::size_t>(d)], box.begin(d)));
+      hi.push_back(cell_of(cuts_[static_cast<std::size_t>(d)], box.end(d)));
+    }
+    std::vector<std::size_t> at = lo;
+    while (true) {
+      std::size_t cell = 0;
+      for (std::size_t d = 0; d < at.size(); ++d) cell = cell * (cuts_[d].size() - 1) + at[d];
+      visit(cell);
+      std::size_t d = at.size();
+      while (d > 0 && ++at[d - 1] == hi[d - 1]) {
+        at[d - 1] = lo[d - 1];
+        --d;
+      }
+      if (d == 0) return;
+    }
+  }
+
+  std::vector<std::vector<Index>> cuts_;
+  std::vector<std::int32_t> owner_;
+};
+
+// Boxes that form no grid: sweeps along the dimension with the most cuts, comparing each box with those still open.
+std::optional<std::pair<std::size_t, std::size_t>> find_overlap_by_sweep(const std::vector<Box>& boxes, const Dims& shape) {
+  int sweep = 0;
+  std::size_t most = 0;
+  for (int d = 0; d < shape.rank(); ++d)
+    if (const std::size_t n = cut_points(boxes, shape[d], d).size(); n > most) {
+      most = n;
+      sweep = d;
+    }
+  std::vector<std::size_t> order(boxes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return boxes[a].begin(sweep) < boxes[b].begin(sweep); });
+  std::vector<std::size_t> open;
+  for (const std::size_t i : order) {
+    std::erase_if(open, [&](std::size_t o) { return boxes[o].end(sweep) <= boxes[i].begin(sweep); });
+    for (const std::size_t o : open)
+      if (!intersect(boxes[o], boxes[i]).empty()) return std::pair(o, i);
+    open.push_back(i);
+  }
+  return std::nullopt;
+}
+
+Error overlap_error(const Tensor& tensor, const Box& a, const Box& b) {
+  return corrupt(name_of(tensor, a) + " overlaps " + to_string(b) + ": every element must be stored once");
+}
+
+Status check_box(const Tensor& tensor, const Box& box) {
+  if (box.rank() != tensor.shape.rank() || !contains(whole(tensor.shape), box))
+    return corrupt(name_of(tensor, box) + ": box lies outside the tensor's shape " + to_string(tensor.shape));
+  return {};
+}
+
+// That the extent holds every element the strides reach.
+Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment& f) {
+  if (f.box.empty()) return {};
+  Index last = 0;  // elements from the first to the furthest
+  for (int d = 0; d < f.box.rank(); ++d) {
+    const auto step = checked_mul(f.box.shape[d] - 1, f.strides[d]);
+    const auto sum = step && f.strides[d] >= 0 ? checked_add(last, *step) : std::nullopt;
+    if (!sum) return corrupt(name_of(tensor, f.box) + ": strides " + to_string(f.strides) + " are out of range");
+    last = *sum;
+  }
+  const auto bytes = checked_mul(last + 1, byte_size(tensor.dtype));
+  if (!bytes || !fits_inside(f.start, *bytes, f.extent.length))
+    return corrupt(at(catalog.file_path(f.extent.file), f.extent.offset) + ": " + name_of(tensor, f.box) +
+                   ": strides " + to_string(f.strides) + " reach past the " + std::to_string(f.extent.length) +
+                   " bytes stored for it");
+  return {};
+}
+
+Status check_file_range(const Catalog& catalog, const Extent& e, const std::string& what) {
+  const CatalogFile& file = catalog.files[e.file];
+  const std::string path = catalog.file_path(e.file);
+  if (file.size < 0) return io_error(path + ": file is missing; it holds " + what);
+  if (fits_inside(e.offset, e.length, file.size)) return {};
+  const auto end = checked_add(e.offset, e.length);
+  return corrupt(at(path, e.offset) + ": " + what + ": data end at byte " + (end ? with_commas(*end) : "2^63") +
+                 ", file has " + with_commas(file.size) + ": the file is cut short or belongs to another save");
+}
+
+}  // namespace
+
+Status check_cover(const Tensor& tensor) {
+  std::vector<Box> boxes;
+  boxes.reserve(tensor.fragments.size());
+  Index covered = 0;
+  for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
+    const Box box = tensor.fragments.box(i);
+    TRY(check_box(tensor, box));
+    if (box.empty()) continue;
+    boxes.push_back(box);
+    const auto sum = checked_add(covered, volume(box));
+    if (!sum) return corrupt(name_of(tensor, box) + ": the boxes' volumes overflow");
+    covered = *sum;
+  }
+  const Index expected = tensor.elements();
+  if (tensor.shape.rank() == 0) {
+    if (boxes.size() == 1) return {};
+    return corrupt("tensor '" + printable(tensor.name) + "': expected one stored value, got " +
+                   std::to_string(boxes.size()));
+  }
+  if (boxes.size() == 1 && covered == expected) return {};
+
+  std::optional<Grid> grid = Grid::make(boxes, tensor.shape);
+  if (grid) {
+    for (std::size_t i = 0; i < boxes.size(); ++i)
+      if (const auto other = grid->claim(boxes[i], i)) return overlap_error(tensor, boxes[*other], boxes[i]);
+  } else if (const auto pair = find_overlap_by_sweep(boxes, tensor.shape)) {
+    return overlap_error(tensor, boxes[pair->first], boxes[pair->second]);
+  }
+  if (covered == expected) return {};
+  return corrupt("tensor '" + printable(tensor.name) + "' " + to_string(tensor.shape) + ": " +
+                 with_commas(expected - covered) + " of " + with_commas(expected) + " elements are stored nowhere" +
+                 (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
+}
+
+Status validate(const Catalog& catalog, bool files_too) {
+  for (const Tensor& tensor : catalog.tensors()) {
+    TRY(check_cover(tensor).context(catalog.root));
+    for (std::size_t i = 0; i < tensor.replicas.size(); ++i) {
+      const Box box = tensor.replicas.box(i);
+      TRY(check_box(tensor, box).context(catalog.root));
+    }
+    if (!files_too) continue;
+    for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        const Box box = list->box(i);
+        if (box.empty()) continue;
+        const Extent& e = list->extent(i);
+        if (catalog.files[e.file].size < 0 || !fits_inside(e.offset, e.length, catalog.files[e.file].size))
+          return check_file_range(catalog, e, name_of(tensor, box));
+        if (tensor.located) TRY(check_reach(catalog, tensor, list->get(i)));
+      }
+  }
+  if (!files_too) return {};
+  for (const Blob& blob : catalog.blobs)
+    TRY(check_file_range(catalog, blob.extent, "object '" + printable(blob.name) + "'"));
+  return {};
+}
+
+Status check_extents_disjoint(const Catalog& catalog) {
+  struct Claim {
+    Extent extent;
+    const Tensor* tensor;  // null: a blob
+    std::size_t i;         // fragment, or blob
+  };
+  std::vector<Claim> claims;
+  for (const Tensor& tensor : catalog.tensors())
+    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
+      if (tensor.fragments.extent(i).length > 0) claims.push_back({tensor.fragments.extent(i), &tensor, i});
+  for (std::size_t i = 0; i < catalog.blobs.size(); ++i)
+    if (catalog.blobs[i].extent.length > 0) claims.push_back({catalog.blobs[i].extent, nullptr, i});
+  std::sort(claims.begin(), claims.end(), [](const Claim& a, const Claim& b) {
+    return a.extent.file != b.extent.file ? a.extent.file < b.extent.file : a.extent.offset < b.extent.offset;
+  });
+  const auto name = [&](const Claim& c) {
+    return c.tensor ? name_of(*c.tensor, c.tensor->fragments.box(c.i))
+                    : "object '" + printable(catalog.blobs[c.i].name) + "'";
+  };
+  for (std::size_t i = 1; i < claims.size(); ++i) {
+    const Claim &a = claims[i - 1], &b = claims[i];
+    if (a.extent.file != b.extent.file || b.extent.offset - a.extent.offset >= a.extent.length) continue;
+    return corrupt(at(catalog.file_path(b.extent.file), b.extent.offset) + ": " + name(a) + " and " + name(b) +
+                   " claim the same bytes");
+  }
+  return {};
+}
+
+}  // namespace reshard

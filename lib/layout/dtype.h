@@ -1,0 +1,37 @@
+// Element types, under the names torch and safetensors give them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "lib/base/checked.h"
+
+namespace reshard {
+
+enum class DType : std::uint8_t {
+  kBool, kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64,
+  kFloat8E4M3, kFloat8E5M2, kFloat8E4M3Fnuz, kFloat8E5M2Fnuz, kFloat8E8M0,
+  kFloat16, kBFloat16, kFloat32, kFloat64, kComplex32, kComplex64, kComplex128,
+};
+
+struct DTypeInfo {
+  DType dtype;
+  std::string_view torch_name;        // "bfloat16", as in torch.bfloat16
+  std::string_view safetensors_name;  // "BF16"; empty where the format has no word for it
+  std::string_view storage_class;     // "BFloat16Storage"; empty where torch.save uses an UntypedStorage
+  std::string_view short_name;        // "bf16", for tables
+  Index bytes;                        // of one element
+};
+
+const DTypeInfo& info(DType dtype);
+inline Index byte_size(DType dtype) { return info(dtype).bytes; }
+
+std::optional<DType> dtype_from_torch(std::string_view name);
+std::optional<DType> dtype_from_safetensors(std::string_view name);
+std::optional<DType> dtype_from_storage_class(std::string_view name);
+
+// The types that values may be converted between.
+bool is_floating(DType dtype);
+
+}  // namespace reshard
