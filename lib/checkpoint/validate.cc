@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lib/base/cursor.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/catalog.h"
 
