@@ -1,0 +1,212 @@
+#include "lib/device/convert.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace reshard {
+namespace {
+
+// Inlined into functions compiled for other instruction sets, so that each gets its own vectorised loop.
+#define RESHARD_INLINE inline __attribute__((always_inline))
+
+// The element types, each by how it is made from a float and made into one. Branches are written as selections
+// throughout, for the vectoriser.
+struct BFloat16 {
+  std::uint16_t bits;
+};
+struct Float16 {
+  std::uint16_t bits;
+};
+
+RESHARD_INLINE float widen(BFloat16 v) { return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16); }
+
+RESHARD_INLINE float widen(Float16 v) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(v.bits & 0x8000) << 16;
+  const std::uint32_t shifted = static_cast<std::uint32_t>(v.bits & 0x7fff) << 13;
+  constexpr std::uint32_t kExponent = 0x1f << 23;
+  constexpr std::uint32_t kRebias = (127 - 15) << 23;
+  // A denormal m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14.
+  const float small = std::bit_cast<float>(shifted + kRebias + (1 << 23)) - std::bit_cast<float>(kRebias + (1 << 23));
+  const std::uint32_t quiet = shifted > kExponent ? 1 << 22 : 0;
+  const std::uint32_t special = (shifted + 2 * kRebias) | quiet;
+  const std::uint32_t finite = shifted < (1 << 23) ? std::bit_cast<std::uint32_t>(small) : shifted + kRebias;
+  return std::bit_cast<float>(sign | (shifted >= kExponent ? special : finite));
+}
+
+RESHARD_INLINE float widen(double v) { return static_cast<float>(v); }
+
+RESHARD_INLINE void narrow(float v, BFloat16& out) {
+  const auto bits = std::bit_cast<std::uint32_t>(v);
+  const std::uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  out.bits = static_cast<std::uint16_t>((nan ? 0x7fc00000 : rounded) >> 16);
+}
+
+RESHARD_INLINE void narrow(float v, Float16& out) {
+  const auto bits = std::bit_cast<std::uint32_t>(v);
+  const std::uint32_t sign = (bits >> 16) & 0x8000;
+  const std::uint32_t abs = bits & 0x7fffffff;
+  const std::uint32_t normal = (abs - ((127 - 15) << 23) + 0xfff + ((abs >> 13) & 1)) >> 13;
+  // Below 2^-14 the float adder rounds: next to 0.5 the last bit of a float is worth 2^-24, as in a float16 denormal.
+  const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(abs) + 0.5f) - 0x3f000000;
+  const std::uint32_t nan = 0x7e00 | ((abs >> 13) & 0x3ff);
+  const std::uint32_t finite = abs < 0x38800000 ? small : normal;
+  const std::uint32_t large = abs > 0x7f800000 ? nan : 0x7c00;
+  out.bits = static_cast<std::uint16_t>(sign | (abs >= 0x47800000 ? large : finite));
+}
+
+RESHARD_INLINE void narrow(float v, double& out) { out = v; }
+
+template <class T>
+RESHARD_INLINE void widen_each(const std::byte* __restrict in, std::byte* __restrict out, Index n) {
+  for (Index i = 0; i < n; ++i) {
+    T v;
+    std::memcpy(&v, in + i * static_cast<Index>(sizeof(T)), sizeof(T));
+    const float f = widen(v);
+    std::memcpy(out + i * static_cast<Index>(sizeof(float)), &f, sizeof(float));
+  }
+}
+
+template <class T>
+RESHARD_INLINE void narrow_each(const std::byte* __restrict in, std::byte* __restrict out, Index n) {
+  for (Index i = 0; i < n; ++i) {
+    float f;
+    std::memcpy(&f, in + i * static_cast<Index>(sizeof(float)), sizeof(float));
+    T v;
+    narrow(f, v);
+    std::memcpy(out + i * static_cast<Index>(sizeof(T)), &v, sizeof(T));
+  }
+}
+
+// A conversion is at most two steps with float32 in the middle. That loses nothing: every float16 and bfloat16 is a
+// float32, and from float64 to the 16-bit types it is the way that torch goes.
+using Step = void (*)(const std::byte* in, std::byte* out, Index n);
+
+struct Steps {
+  Step from_half, from_brain, from_double;
+  Step to_half, to_brain, to_double;
+};
+
+Step to_float(const Steps& steps, DType from) {
+  return from == DType::kFloat16 ? steps.from_half : from == DType::kBFloat16 ? steps.from_brain : steps.from_double;
+}
+
+Step from_float(const Steps& steps, DType to) {
+  return to == DType::kFloat16 ? steps.to_half : to == DType::kBFloat16 ? steps.to_brain : steps.to_double;
+}
+
+void convert_by(const Steps& steps, DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  if (n <= 0) return;
+  if (from == to) {
+    std::memcpy(out, in, static_cast<std::size_t>(n * byte_size(from)));
+  } else if (to == DType::kFloat32) {
+    to_float(steps, from)(in, out, n);
+  } else if (from == DType::kFloat32) {
+    from_float(steps, to)(in, out, n);
+  } else {
+    constexpr Index kChunk = 1024;
+    std::byte middle[kChunk * sizeof(float)];
+    for (Index i = 0; i < n; i += kChunk) {
+      const Index part = std::min(kChunk, n - i);
+      to_float(steps, from)(in + i * byte_size(from), middle, part);
+      from_float(steps, to)(middle, out + i * byte_size(to), part);
+    }
+  }
+}
+
+void convert_portable(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  static constexpr Steps kSteps = {widen_each<Float16>,  widen_each<BFloat16>,  widen_each<double>,
+                                   narrow_each<Float16>, narrow_each<BFloat16>, narrow_each<double>};
+  convert_by(kSteps, from, to, in, out, n);
+}
+
+#if defined(__x86_64__)
+
+// The same loops, compiled for wider vectors; float16 through the processor's own instructions.
+#define RESHARD_AVX2 __attribute__((target("avx2,f16c")))
+#define RESHARD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
+
+template <class T>
+RESHARD_AVX2 void widen_avx2(const std::byte* in, std::byte* out, Index n) {
+  widen_each<T>(in, out, n);
+}
+template <class T>
+RESHARD_AVX2 void narrow_avx2(const std::byte* in, std::byte* out, Index n) {
+  narrow_each<T>(in, out, n);
+}
+template <class T>
+RESHARD_AVX512 void widen_avx512(const std::byte* in, std::byte* out, Index n) {
+  widen_each<T>(in, out, n);
+}
+template <class T>
+RESHARD_AVX512 void narrow_avx512(const std::byte* in, std::byte* out, Index n) {
+  narrow_each<T>(in, out, n);
+}
+
+RESHARD_AVX2 void half_to_float_f16c(const std::byte* in, std::byte* out, Index n) {
+  Index i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + 2 * i));
+    _mm256_storeu_ps(reinterpret_cast<float*>(out + 4 * i), _mm256_cvtph_ps(half));
+  }
+  widen_each<Float16>(in + 2 * i, out + 4 * i, n - i);
+}
+
+RESHARD_AVX2 void float_to_half_f16c(const std::byte* in, std::byte* out, Index n) {
+  Index i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 wide = _mm256_loadu_ps(reinterpret_cast<const float*>(in + 4 * i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 2 * i), _mm256_cvtps_ph(wide, _MM_FROUND_TO_NEAREST_INT));
+  }
+  narrow_each<Float16>(in + 4 * i, out + 2 * i, n - i);
+}
+
+void convert_avx2(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  static constexpr Steps kSteps = {half_to_float_f16c, widen_avx2<BFloat16>,  widen_avx2<double>,
+                                   float_to_half_f16c, narrow_avx2<BFloat16>, narrow_avx2<double>};
+  convert_by(kSteps, from, to, in, out, n);
+}
+
+void convert_avx512(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  static constexpr Steps kSteps = {half_to_float_f16c, widen_avx512<BFloat16>,  widen_avx512<double>,
+                                   float_to_half_f16c, narrow_avx512<BFloat16>, narrow_avx512<double>};
+  convert_by(kSteps, from, to, in, out, n);
+}
+
+// __builtin_cpu_supports knows the name only in newer compilers.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+#endif
+
+}  // namespace
+
+bool can_convert(DType from, DType to) { return is_floating(from) && is_floating(to); }
+
+std::vector<ConvertVariant> convert_variants() {
+  std::vector<ConvertVariant> variants = {{"portable", convert_portable}};
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  if (avx2) variants.push_back({"avx2", convert_avx2});
+  if (avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    variants.push_back({"avx512", convert_avx512});
+#endif
+  return variants;
+}
+
+void convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  static const auto best = convert_variants().back().convert;
+  best(from, to, in, out, n);
+}
+
+}  // namespace reshard

@@ -1,0 +1,16 @@
+// Zip's CRC-32: the reflected polynomial 0xEDB88320, preset and final inversion included, so that the CRC of nothing is
+// 0 and a CRC continues with the next piece: crc32(crc32(0, a), b) is the CRC of a followed by b.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/base/cursor.h"
+
+namespace reshard {
+
+std::uint32_t crc32(std::uint32_t crc, Bytes data);
+
+// The CRC of a followed by b, from their own CRCs and b's length in bytes (>= 0).
+std::uint32_t crc32_combine(std::uint32_t a, std::uint32_t b, Index length_b);
+
+}  // namespace reshard
