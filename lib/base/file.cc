@@ -31,8 +31,9 @@ auto retry(Call call) {
 
 }  // namespace
 
-Result<File> File::open(const std::string& path) {
-  const int fd = retry([&] { return sys().open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
+Result<File> File::open(const std::string& path, Access access) {
+  const int flags = (access == Access::kRead ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK;
+  const int fd = retry([&] { return sys().open(path.c_str(), flags, 0); });
   if (fd < 0) return errno_error(path, "cannot open");
   File file(fd, path);
   struct stat st {};
@@ -195,6 +196,11 @@ Status make_directory(const std::string& path) {
   return {};
 }
 
+Status remove_file(const std::string& path) {
+  if (sys().unlink(path.c_str()) != 0) return errno_error(path, "cannot remove");
+  return {};
+}
+
 Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
   if (errno == EINVAL && !path_exists(to)) {  // a file system without the flag
@@ -251,7 +257,7 @@ Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
     it->second.last_use = ++clock_;
     return it->second.file;
   }
-  auto file = std::make_shared<const File>(TRY(File::open(path)));
+  auto file = std::make_shared<const File>(TRY(File::open(path, access_)));
   if (static_cast<Index>(slots_.size()) >= capacity_) {
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it)

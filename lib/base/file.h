@@ -16,8 +16,9 @@ namespace reshard {
 // An open file. Owns its descriptor. read_at and write_at may be called from several threads at once.
 class File {
  public:
-  // Read-only; refuses anything but a regular file.
-  static Result<File> open(const std::string& path);
+  enum class Access { kRead, kReadWrite };
+  // An existing file; refuses anything but a regular one.
+  static Result<File> open(const std::string& path, Access access = Access::kRead);
   // Read-write and new: an existing file or link of that name is an error.
   static Result<File> create(const std::string& path);
   // Read-write, and gone when closed: has no name. In `directory`.
@@ -69,6 +70,7 @@ std::string base_name(const std::string& path);    // "a/b/" -> "b"
 bool is_safe_relative_path(std::string_view name);
 
 Status make_directory(const std::string& path);
+Status remove_file(const std::string& path);
 Status rename_no_replace(const std::string& from, const std::string& to);
 Status exchange_paths(const std::string& a, const std::string& b);  // swaps two names atomically
 Status sync_directory(const std::string& path);
@@ -79,7 +81,8 @@ Result<Index> free_space(const std::string& path);  // bytes an unprivileged use
 // Opens files on demand and keeps the most recently used ones open. Thread-safe.
 class FilePool {
  public:
-  explicit FilePool(Index capacity = 256) : capacity_(capacity) {}
+  explicit FilePool(Index capacity = 256, File::Access access = File::Access::kRead)
+      : capacity_(capacity), access_(access) {}
   // The file stays open while the caller holds it, even when the pool has let go of it.
   Result<std::shared_ptr<const File>> open(const std::string& path);
   // Hands a file to the pool under a name of the caller's; it is never let go of.
@@ -92,6 +95,7 @@ class FilePool {
     bool pinned = false;
   };
   Index capacity_;
+  File::Access access_;
   std::mutex mutex_;
   std::uint64_t clock_ = 0;
   std::unordered_map<std::string, Slot> slots_;

@@ -80,6 +80,7 @@ struct Tensor {
   FragmentList replicas;   // further copies of boxes in `fragments`
   KeyPath path;            // empty: {name}
   bool located = true;     // whether extents are payloads yet
+  Index row_group = 1;     // rows whose bytes interleave in the file (one attention head): work is best cut between groups
 
   Index elements() const { return volume(shape); }
   Index bytes() const { return elements() * byte_size(dtype); }

@@ -65,8 +65,8 @@ struct LayoutRequest {
   Index max_file_bytes = 5'000'000'000;  // for formats that cut files by size
 };
 
-// The checksum of the payload of fragment `fragment` of tensor `tensor` of a target, known once it is written.
-using PayloadCrc = std::function<std::uint32_t(std::size_t tensor, std::size_t fragment)>;
+// The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
+using PayloadCrc = std::function<std::uint32_t(const Extent& extent)>;
 // Receives bytes that are not tensor data: a place in one of the target's files.
 using EmitBytes = std::function<Status(std::uint32_t file, Index offset, Bytes bytes)>;
 
@@ -75,6 +75,8 @@ class Target {
  public:
   virtual ~Target() = default;
   const Catalog& catalog() const { return catalog_; }  // its root is empty: the directory is the caller's to choose
+  // Whether seal() will ask for payload checksums: they cost a pass over the bytes while those are in cache.
+  virtual bool wants_crcs() const = 0;
   // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
   virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
 

@@ -1,0 +1,513 @@
+#include "lib/base/json.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "lib/base/cursor.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+// Below this many members a linear search is as fast as a table.
+constexpr std::size_t kSmallObject = 8;
+
+std::string name_of(std::string_view key) {
+  constexpr std::size_t kLongest = 200;
+  if (key.size() <= kLongest) return printable(key);
+  return printable(key.substr(0, kLongest)) + "...";
+}
+
+}  // namespace
+
+// ---- Json
+
+Json Json::object() {
+  Json json;
+  json.value_ = Object{};
+  return json;
+}
+
+Json Json::array() {
+  Json json;
+  json.value_ = Items{};
+  return json;
+}
+
+bool Json::is_integer() const {
+  return std::holds_alternative<std::int64_t>(value_) || std::holds_alternative<std::uint64_t>(value_);
+}
+
+std::string_view Json::kind() const {
+  if (is_null()) return "null";
+  if (is_bool()) return "a boolean";
+  if (is_integer()) return "an integer";
+  if (is_number()) return "a fraction";
+  if (is_string()) return "a string";
+  return is_array() ? "an array" : "an object";
+}
+
+namespace {
+Error expected(std::string_view wanted, std::string_view got) {
+  return corrupt("expected " + std::string(wanted) + ", got " + std::string(got));
+}
+}  // namespace
+
+Result<bool> Json::as_bool() const {
+  if (const bool* v = std::get_if<bool>(&value_)) return *v;
+  return expected("a boolean", kind());
+}
+
+Result<Index> Json::as_index() const {
+  if (const auto* v = std::get_if<std::int64_t>(&value_)) return *v;
+  if (const auto* v = std::get_if<std::uint64_t>(&value_)) return expected("an integer below 2^63", std::to_string(*v));
+  return expected("an integer", kind());
+}
+
+Result<std::uint64_t> Json::as_uint64() const {
+  if (const auto* v = std::get_if<std::uint64_t>(&value_)) return *v;
+  const auto* v = std::get_if<std::int64_t>(&value_);
+  if (v == nullptr) return expected("an integer", kind());
+  if (*v < 0) return expected("an integer of at least 0", std::to_string(*v));
+  return static_cast<std::uint64_t>(*v);
+}
+
+Result<double> Json::as_double() const {
+  if (const auto* v = std::get_if<double>(&value_)) return *v;
+  if (const auto* v = std::get_if<std::int64_t>(&value_)) return static_cast<double>(*v);
+  if (const auto* v = std::get_if<std::uint64_t>(&value_)) return static_cast<double>(*v);
+  return expected("a number", kind());
+}
+
+Result<std::string_view> Json::as_string() const {
+  if (const auto* v = std::get_if<std::string>(&value_)) return std::string_view(*v);
+  return expected("a string", kind());
+}
+
+Result<std::span<const Json>> Json::as_array() const {
+  if (const auto* v = std::get_if<Items>(&value_)) return std::span<const Json>(*v);
+  return expected("an array", kind());
+}
+
+Result<std::span<const Json::Member>> Json::as_object() const {
+  if (const auto* v = std::get_if<Object>(&value_)) return std::span<const Member>(v->members);
+  return expected("an object", kind());
+}
+
+const Json* Json::find(std::string_view key) const {
+  const auto* object = std::get_if<Object>(&value_);
+  const Member* member = object ? object->find(key) : nullptr;
+  return member ? &member->value : nullptr;
+}
+
+template <class Get>
+auto Json::get(std::string_view key, std::string_view wanted, Get as) const -> decltype(as(*this)) {
+  if (const Json* value = find(key)) return as(*value).context(name_of(key));
+  const std::string_view got = is_object() ? "nothing" : "no object around it";
+  return expected(wanted, got).context(name_of(key));
+}
+
+Result<bool> Json::get_bool(std::string_view key) const {
+  return get(key, "a boolean", [](const Json& v) { return v.as_bool(); });
+}
+Result<Index> Json::get_index(std::string_view key) const {
+  return get(key, "an integer", [](const Json& v) { return v.as_index(); });
+}
+Result<std::uint64_t> Json::get_uint64(std::string_view key) const {
+  return get(key, "an integer", [](const Json& v) { return v.as_uint64(); });
+}
+Result<double> Json::get_double(std::string_view key) const {
+  return get(key, "a number", [](const Json& v) { return v.as_double(); });
+}
+Result<std::string_view> Json::get_string(std::string_view key) const {
+  return get(key, "a string", [](const Json& v) { return v.as_string(); });
+}
+Result<std::span<const Json>> Json::get_array(std::string_view key) const {
+  return get(key, "an array", [](const Json& v) { return v.as_array(); });
+}
+Result<std::span<const Json::Member>> Json::get_object(std::string_view key) const {
+  return get(key, "an object", [](const Json& v) { return v.as_object(); });
+}
+
+Json& Json::set(std::string_view key, Json value) {
+  if (!is_object()) value_ = Object{};
+  auto& object = std::get<Object>(value_);
+  if (const Member* there = object.find(key)) {
+    object.members[static_cast<std::size_t>(there - object.members.data())].value = std::move(value);
+  } else {
+    *object.add(std::string(key)) = std::move(value);
+  }
+  return *this;
+}
+
+Json* Json::try_add(std::string key) {
+  if (!is_object()) value_ = Object{};
+  auto& object = std::get<Object>(value_);
+  return object.find(key) ? nullptr : object.add(std::move(key));
+}
+
+Json& Json::push_back(Json value) {
+  if (!is_array()) value_ = Items{};
+  return std::get<Items>(value_).emplace_back(std::move(value));
+}
+
+std::size_t Json::size() const {
+  if (const auto* object = std::get_if<Object>(&value_)) return object->members.size();
+  const auto* items = std::get_if<Items>(&value_);
+  return items ? items->size() : 0;
+}
+
+// ---- Json::Object
+
+Json::Object::Object() = default;
+Json::Object::Object(const Object&) = default;
+Json::Object::Object(Object&&) noexcept = default;
+Json::Object::~Object() = default;
+
+Json::Object& Json::Object::operator=(Object other) noexcept {
+  members.swap(other.members);
+  slots.swap(other.slots);
+  return *this;
+}
+
+// Where `key` is in the table, or the free slot where it would go.
+std::size_t Json::Object::slot_of(std::string_view key) const {
+  const std::size_t mask = slots.size() - 1;
+  std::size_t slot = std::hash<std::string_view>()(key) & mask;
+  while (slots[slot] != 0 && members[slots[slot] - 1].key != key) slot = (slot + 1) & mask;
+  return slot;
+}
+
+const Json::Member* Json::Object::find(std::string_view key) const {
+  if (slots.empty()) {
+    for (const Member& member : members)
+      if (member.key == key) return &member;
+    return nullptr;
+  }
+  const std::uint32_t position = slots[slot_of(key)];
+  return position == 0 ? nullptr : &members[position - 1];
+}
+
+Json* Json::Object::add(std::string key) {
+  members.push_back({std::move(key), Json()});
+  if (members.size() > kSmallObject && 2 * members.size() > slots.size()) {
+    slots.assign(std::max<std::size_t>(4 * kSmallObject, 2 * slots.size()), 0);
+    for (std::size_t i = 0; i < members.size(); ++i) slots[slot_of(members[i].key)] = static_cast<std::uint32_t>(i + 1);
+  } else if (!slots.empty()) {
+    slots[slot_of(members.back().key)] = static_cast<std::uint32_t>(members.size());
+  }
+  return &members.back().value;
+}
+
+// ---- Reading
+
+namespace {
+
+// Walks the text for nlohmann's lexer and leaves behind how far it has come: its events do not say where they happen.
+class TextIterator {
+ public:
+  using iterator_category = std::forward_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  TextIterator(const char* at, const char** reached) : at_(at), reached_(reached) {}
+  reference operator*() const { return *at_; }
+  TextIterator& operator++() {
+    *reached_ = ++at_;
+    return *this;
+  }
+  TextIterator operator++(int) {
+    TextIterator before = *this;
+    ++*this;
+    return before;
+  }
+  friend bool operator==(const TextIterator& a, const TextIterator& b) { return a.at_ == b.at_; }
+
+ private:
+  const char* at_;
+  const char** reached_;
+};
+
+// nlohmann's sentence without its preamble (id, line and column: the offset says that) and without the whole of what it
+// had read, which may be the length of the file.
+std::string shortened(std::string_view what) {
+  if (what.starts_with("[json.exception.")) what.remove_prefix(std::min(what.size(), what.find("] ") + 2));
+  if (what.starts_with("parse error")) what.remove_prefix(std::min(what.size(), what.find(": ") + 2));
+  const std::size_t last_read = what.find("; last read: ");
+  std::string out = name_of(what.substr(0, last_read));
+  const std::size_t wanted = what.rfind("; expected ");
+  if (last_read != std::string_view::npos && wanted != std::string_view::npos && wanted > last_read)
+    out += name_of(what.substr(wanted));
+  return out;
+}
+
+// Builds a Json from nlohmann's SAX events. Each event returns false to end the reading, with the reason in error_.
+class Builder {
+ public:
+  Builder(std::string_view text, std::string_view path, Index base, const JsonLimits& limits,
+          const OnJsonMember* member)
+      : text_(text), path_(path), base_(base), limits_(limits), member_(member), reached_(text.data()) {}
+
+  Result<Json> run() {
+    // nlohmann takes a NUL for the end of the text, and steps over a byte order mark.
+    if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos)
+      return refuse(static_cast<Index>(nul), "expected JSON, got a zero byte").error();
+    if (text_.starts_with("\xef\xbb\xbf")) return refuse(0, "expected JSON, got a byte order mark").error();
+    const char* end = text_.data() + text_.size();
+    const bool done = nlohmann::json::sax_parse(TextIterator(text_.data(), &reached_), TextIterator(end, &reached_),
+                                                this, nlohmann::json::input_format_t::json, true, false);
+    if (error_) return *std::move(error_);
+    if (!done) return internal_error(std::string(path_) + ": the JSON reader stopped without a reason");
+    return std::move(root_);
+  }
+
+  // The events, under nlohmann's names.
+  bool null() { return add(Json()); }
+  bool boolean(bool value) { return add(value); }
+  bool number_integer(std::int64_t value) { return add(value); }
+  bool number_unsigned(std::uint64_t value) { return add(value); }
+  bool number_float(double value, const std::string& digits) {
+    if (digits.find_first_not_of("-0123456789") != std::string::npos) return add(value);
+    return fail(reached() - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
+  }
+  bool string(std::string& value) { return add(std::move(value)); }
+  bool binary(nlohmann::json::binary_t&) { return fail(reached(), "binary value"); }
+  bool start_object(std::size_t) { return open(Json::object()); }
+  bool start_array(std::size_t) { return open(Json::array()); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+
+  bool key(std::string& key) {
+    value_ = open_.back()->try_add(key);
+    if (value_ == nullptr) return fail(reached() - 1, "duplicate key '" + name_of(key) + "'");
+    if (open_.size() == 1) last_key_ = key;
+    return count();
+  }
+
+  bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& error) {
+    return fail(static_cast<Index>(position) - 1, shortened(error.what()));
+  }
+
+ private:
+  Index reached() const { return static_cast<Index>(reached_ - text_.data()); }
+
+  Status refuse(Index offset, const std::string& what) const {
+    offset = std::clamp<Index>(offset, 0, static_cast<Index>(text_.size()));
+    return corrupt(at(path_, base_ + offset) + ": " + what);
+  }
+
+  bool fail(Index offset, const std::string& what) {
+    error_ = refuse(offset, what).error();
+    return false;
+  }
+
+  bool count() {
+    if (++held_ <= limits_.values) return true;
+    return fail(reached() - 1, "expected at most " + with_commas(limits_.values) + " values");
+  }
+
+  // Puts a value where the text has come to.
+  Json* place(Json value) {
+    if (open_.empty()) return &(root_ = std::move(value));
+    if (open_.back()->is_array()) return &open_.back()->push_back(std::move(value));
+    return &(*value_ = std::move(value));
+  }
+
+  bool add(Json value) {
+    if (member_ && open_.empty()) return fail(reached() - 1, "expected an object, got " + std::string(value.kind()));
+    Json* placed = place(std::move(value));
+    return count() && finish(placed);
+  }
+
+  bool open(Json value) {
+    if (member_ && open_.empty() && !value.is_object()) return fail(reached() - 1, "expected an object, got an array");
+    if (static_cast<int>(open_.size()) == limits_.depth)
+      return fail(reached() - 1, "expected at most " + std::to_string(limits_.depth) + " levels of nesting");
+    open_.push_back(place(std::move(value)));
+    return count();
+  }
+
+  bool close() {
+    Json* closed = open_.back();
+    open_.pop_back();
+    return finish(closed);
+  }
+
+  // Hands a finished member of the root over; its key stays, for the sake of duplicates.
+  bool finish(Json* value) {
+    if (!member_ || open_.size() != 1) return true;
+    if (Status status = (*member_)(last_key_, std::exchange(*value, Json())); !status) {
+      error_ = std::move(status).error();
+      return false;
+    }
+    held_ = static_cast<Index>(root_.size());
+    return true;
+  }
+
+  std::string_view text_;
+  std::string_view path_;
+  Index base_;
+  const JsonLimits& limits_;
+  const OnJsonMember* member_;  // null: keep everything
+  const char* reached_;
+  Json root_;
+  std::vector<Json*> open_;  // the containers around the current place; none changes but the last
+  Json* value_ = nullptr;    // of the key just read
+  std::string last_key_;     // of the root
+  Index held_ = 0;
+  std::optional<Error> error_;
+};
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, std::string_view path, const JsonLimits& limits, Index base) {
+  return Builder(text, path, base, limits, nullptr).run();
+}
+
+Status parse_json_members(std::string_view text, std::string_view path, const OnJsonMember& member,
+                          const JsonLimits& limits, Index base) {
+  TRY(Builder(text, path, base, limits, &member).run());
+  return {};
+}
+
+// ---- Writing
+
+namespace {
+
+void append_double(std::string& out, double value) {
+  if (!std::isfinite(value)) {
+    out += "null";
+    return;
+  }
+  char digits[32];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+  const std::string_view text(digits, static_cast<std::size_t>(end - digits));
+  out += text;
+  if (text.find_first_of(".e") == std::string_view::npos) out += ".0";  // so that it does not read back as an integer
+}
+
+class Printer {
+ public:
+  Printer(std::string& out, int indent) : out_(out), indent_(indent) {}
+
+  void print(const Json& value) {
+    if (value.is_object()) {
+      sequence('{', '}', *value.as_object(), [this](const Json::Member& member) {
+        append_json_string(out_, member.key);
+        out_ += indent_ > 0 ? ": " : ":";
+        print(member.value);
+      });
+    } else if (value.is_array()) {
+      sequence('[', ']', *value.as_array(), [this](const Json& item) { print(item); });
+    } else {
+      print_scalar(value);
+    }
+  }
+
+ private:
+  void print_scalar(const Json& value) {
+    if (value.is_null()) {
+      out_ += "null";
+    } else if (value.is_bool()) {
+      out_ += *value.as_bool() ? "true" : "false";
+    } else if (value.is_string()) {
+      append_json_string(out_, *value.as_string());
+    } else if (!value.is_integer()) {
+      append_double(out_, *value.as_double());
+    } else if (const Result<Index> integer = value.as_index()) {
+      out_ += std::to_string(*integer);
+    } else {
+      out_ += std::to_string(*value.as_uint64());
+    }
+  }
+
+  template <class T, class Print>
+  void sequence(char open, char close, std::span<const T> items, Print print_item) {
+    out_ += open;
+    depth_ += indent_;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out_ += ',';
+      new_line();
+      print_item(items[i]);
+    }
+    depth_ -= indent_;
+    if (!items.empty()) new_line();
+    out_ += close;
+  }
+
+  void new_line() {
+    if (indent_ > 0) out_.append(1, '\n').append(static_cast<std::size_t>(depth_), ' ');
+  }
+
+  std::string& out_;
+  int indent_;
+  int depth_ = 0;  // spaces
+};
+
+}  // namespace
+
+std::string to_text(const Json& value, int indent) {
+  std::string out;
+  Printer(out, indent).print(value);
+  return out;
+}
+
+void append_json_string(std::string& out, std::string_view text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+bool is_utf8(std::string_view text) {
+  // The lead byte says how many follow and, with the first of them, rules out overlong forms and surrogates.
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&](std::size_t k) { return i + k < text.size() ? static_cast<unsigned char>(text[i + k]) : 0u; };
+    const unsigned lead = byte(0);
+    std::size_t more = 0;
+    unsigned low = 0x80, high = 0xbf;  // of the first byte that follows
+    if (lead < 0x80) {
+      more = 0;
+    } else if (lead >= 0xc2 && lead <= 0xdf) {
+      more = 1;
+    } else if (lead >= 0xe0 && lead <= 0xef) {
+      more = 2;
+      if (lead == 0xe0) low = 0xa0;
+      if (lead == 0xed) high = 0x9f;
+    } else if (lead >= 0xf0 && lead <= 0xf4) {
+      more = 3;
+      if (lead == 0xf0) low = 0x90;
+      if (lead == 0xf4) high = 0x8f;
+    } else {
+      return false;
+    }
+    if (more > 0 && (byte(1) < low || byte(1) > high)) return false;
+    for (std::size_t k = 2; k <= more; ++k)
+      if (byte(k) < 0x80 || byte(k) > 0xbf) return false;
+    i += more + 1;
+  }
+  return true;
+}
+
+}  // namespace reshard

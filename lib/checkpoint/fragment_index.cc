@@ -1,0 +1,31 @@
+#include "lib/checkpoint/fragment_index.h"
+
+#include <algorithm>
+
+namespace reshard {
+
+FragmentIndex::FragmentIndex(const FragmentList& fragments) : fragments_(&fragments) {
+  std::vector<Index> first_row(fragments.size());
+  order_.reserve(fragments.size());
+  for (std::size_t i = 0; i < fragments.size(); ++i) {
+    const Box box = fragments.box(i);
+    if (box.empty()) continue;
+    order_.push_back(static_cast<std::uint32_t>(i));
+    first_row[i] = box.rank() > 0 ? box.begin(0) : 0;
+  }
+  std::stable_sort(order_.begin(), order_.end(), [&](auto a, auto b) { return first_row[a] < first_row[b]; });
+  furthest_row_.reserve(order_.size());
+  for (const std::uint32_t i : order_) {
+    const Box box = fragments.box(i);
+    const Index end = box.rank() > 0 ? box.end(0) : 1;
+    furthest_row_.push_back(furthest_row_.empty() ? end : std::max(end, furthest_row_.back()));
+  }
+}
+
+std::size_t FragmentIndex::first_candidate(const Box& box) const {
+  const Index row = box.rank() > 0 ? box.begin(0) : 0;
+  const auto it = std::upper_bound(furthest_row_.begin(), furthest_row_.end(), row);
+  return static_cast<std::size_t>(it - furthest_row_.begin());
+}
+
+}  // namespace reshard

@@ -1,0 +1,85 @@
+#include "lib/plan/plan.h"
+
+#include <algorithm>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/fragment_index.h"
+
+namespace reshard {
+namespace {
+
+// Counts the moves into one target tensor and checks that they fill each of its fragments exactly.
+Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
+  const FragmentIndex sources(from.fragments);
+  for (std::size_t i = 0; i < to.fragments.size(); ++i) {
+    const Box box = to.fragments.box(i);
+    if (box.empty()) continue;
+    Index filled = 0;
+    sources.overlapping(box, [&](std::size_t, const Box& both) {
+      filled += volume(both);
+      ++plan.moves;
+    });
+    if (filled != volume(box))
+      return internal_error("plan: tensor '" + printable(to.name) + "' " + to_string(box) + ": expected " +
+                            with_commas(volume(box)) + " elements from the source, got " + with_commas(filled));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
+  Plan plan;
+  std::vector<bool> used(source.tensors().size(), false);
+  for (std::size_t to = 0; to < target.tensors().size(); ++to) {
+    const Tensor& wanted = target.tensors()[to];
+    const auto from = source.find(wanted.name);
+    if (!from) return internal_error("plan: no source for tensor '" + printable(wanted.name) + "'");
+    const Tensor& given = source.tensors()[*from];
+    if (given.shape != wanted.shape)
+      return corrupt("tensor '" + printable(wanted.name) + "': expected shape " + to_string(wanted.shape) + ", got " +
+                     to_string(given.shape));
+    TRY(plan_tensor(given, wanted, plan));
+    plan.tensors.push_back({*from, to});
+    plan.bytes_read += given.bytes();
+    plan.bytes_written += wanted.bytes();
+    used[*from] = true;
+  }
+  for (std::size_t i = 0; i < used.size(); ++i)
+    if (!used[i]) plan.unused.push_back(i);
+  return plan;
+}
+
+Slabs::Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group)
+    : shape_(shape), element_bytes_(element_bytes) {
+  const int rank = shape.rank();
+  if (rank == 0) return;
+  Index inner = element_bytes;  // bytes of one index of dimension cut_dim_
+  for (int d = 1; d < rank; ++d) inner *= std::max<Index>(1, shape[d]);
+  while (cut_dim_ + 1 < rank && inner > bytes && row_group == 1) inner /= std::max<Index>(1, shape[++cut_dim_]);
+  cut_extent_ = std::max<Index>(1, bytes / inner);
+  if (cut_dim_ == 0) cut_extent_ = std::max(row_group, cut_extent_ / row_group * row_group);
+  cut_extent_ = std::min(cut_extent_, std::max<Index>(1, shape[cut_dim_]));
+  for (int d = 0; d < cut_dim_; ++d) count_ *= shape[d];
+  count_ *= ceil_div(shape[cut_dim_], cut_extent_);
+  if (volume(shape) == 0) count_ = 0;
+}
+
+Box Slabs::slab(Index k) const {
+  Box box = whole(shape_);
+  if (shape_.rank() == 0) return box;
+  const Index pieces = ceil_div(shape_[cut_dim_], cut_extent_);
+  box.origin[cut_dim_] = k % pieces * cut_extent_;
+  box.shape[cut_dim_] = std::min(cut_extent_, shape_[cut_dim_] - box.origin[cut_dim_]);
+  k /= pieces;
+  for (int d = cut_dim_ - 1; d >= 0; --d) {
+    box.origin[d] = k % shape_[d];
+    box.shape[d] = 1;
+    k /= shape_[d];
+  }
+  return box;
+}
+
+Index Slabs::max_bytes() const { return count_ == 0 ? 0 : volume(slab(0)) * element_bytes_; }
+
+}  // namespace reshard

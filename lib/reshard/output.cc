@@ -1,0 +1,195 @@
+#include "lib/reshard/output.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/reshard/pieces.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kMarker = ".reshard-partial";
+
+// Directories that --force may replace: nothing in them, or a checkpoint.
+Result<bool> may_replace(const std::string& path) {
+  if (!is_directory(path)) return false;
+  const auto entries = TRY(list_directory(path));
+  return entries.empty() || std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& e) {
+           return e.name == ".metadata" || e.name == "reshard_manifest.json" || e.name.ends_with(".safetensors") ||
+                  e.name.ends_with(".distcp");
+         });
+}
+
+// Writes a group whose pieces may leave gaps between them: run by run along the innermost dimension.
+Status write_runs(const File& file, const PieceGroup& group, const Piece& piece, Index element_bytes,
+                  const std::byte* data, const Dims& data_strides, MutableBytes scratch, CrcLedger* crcs) {
+  const int rank = piece.box.rank();
+  // The largest trailing part of the box that is one run in the file.
+  int run_dims = 0;
+  while (run_dims < rank) {
+    const Dims shape(piece.box.shape.span().subspan(static_cast<std::size_t>(rank - run_dims - 1)));
+    const Dims strides(piece.strides.span().subspan(static_cast<std::size_t>(rank - run_dims - 1)));
+    if (!is_one_run(shape, strides)) break;
+    ++run_dims;
+  }
+  const int outer = rank - run_dims;
+  const Dims run_shape(piece.box.shape.span().subspan(static_cast<std::size_t>(outer)));
+  const Dims run_strides(data_strides.span().subspan(static_cast<std::size_t>(outer)));
+  const auto run_bytes = static_cast<std::size_t>(volume(run_shape) * element_bytes);
+  Dims at = Dims::filled(outer, 0);
+  while (true) {
+    Index to = 0, from = 0;
+    for (int d = 0; d < outer; ++d) {
+      to += at[d] * piece.strides[d];
+      from += at[d] * data_strides[d];
+    }
+    const MutableBytes run = scratch.first(run_bytes);
+    copy_box(run_shape, element_bytes, data + from * element_bytes, run_strides, run.data(),
+             row_major_strides(run_shape));
+    const Index begin = piece.begin + to * element_bytes;
+    TRY(file.write_at(group.extent.offset + begin, run));
+    if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run_bytes), crc32(0, run));
+    int d = outer - 1;
+    while (d >= 0 && ++at[d] == piece.box.shape[d]) at[d--] = 0;
+    if (d < 0) return {};
+  }
+}
+
+}  // namespace
+
+Output::Output(std::string destination, const Target& target, bool replace)
+    : destination_(std::move(destination)), target_(target), replace_(replace) {
+  while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
+  work_ = destination_ + ".partial";
+}
+
+Output::~Output() {
+  if (made_work_) (void)remove_tree(work_);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+Result<std::unique_ptr<Output>> Output::create(const std::string& destination, const Target& target, bool replace) {
+  std::unique_ptr<Output> out(new Output(destination, target, replace));
+  TRY(out->prepare());
+  return out;
+}
+
+Status Output::prepare() {
+  if (path_exists(destination_)) {
+    if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
+    if (!TRY(may_replace(destination_)))
+      return usage_error(destination_ + ": the destination is neither a checkpoint nor empty; it will not be replaced");
+  }
+  TRY(clear_leftover());
+  TRY(make_directory(work_));
+  made_work_ = true;
+  lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
+  TRY(File::create(path_join(work_, kMarker)));
+  for (const CatalogFile& f : target_.catalog().files) {
+    File file = TRY(File::create(path_join(work_, f.path)));
+    TRY(file.allocate(f.size));
+    TRY(file.close());
+  }
+  return {};
+}
+
+Status Output::clear_leftover() {
+  if (!path_exists(work_)) return {};
+  const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return io_error(work_ + ": is in the way and is not a directory");
+  const bool ours = path_exists(path_join(work_, kMarker));
+  const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  ::close(fd);
+  if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
+  if (!free) return usage_error(work_ + ": another reshard is writing there now");
+  TRY(remove_tree(work_));
+  removed_leftover_ = true;
+  return {};
+}
+
+std::string Output::file_path(std::uint32_t file) const {
+  return path_join(work_, target_.catalog().files[file].path);
+}
+
+Status Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+                     Bytes data, MutableBytes scratch) {
+  CrcLedger* crcs = target_.wants_crcs() ? &crcs_ : nullptr;
+  const Dims data_strides = row_major_strides(box.shape);
+  for (const PieceGroup& group :
+       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()))) {
+    const auto file = TRY(files_.open(file_path(group.extent.file)));
+    const auto place = [&](const Piece& p) {
+      Index offset = 0;
+      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * data_strides[d];
+      return data.data() + offset * element_bytes;
+    };
+    Index held = 0;
+    for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+    if (held != group.length()) {
+      for (const Piece& p : group.pieces)
+        TRY(write_runs(*file, group, p, element_bytes, place(p), data_strides, scratch, crcs));
+      continue;
+    }
+    const Piece& first = group.pieces.front();
+    const auto length = static_cast<std::size_t>(group.length());
+    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+                        is_one_run(first.box.shape, data_strides);
+    Bytes bytes(place(first), length);
+    if (!direct) {
+      for (const Piece& p : group.pieces)
+        copy_box(p.box.shape, element_bytes, place(p), data_strides, scratch.data() + (p.begin - group.begin),
+                 p.strides);
+      bytes = scratch.first(length);
+    }
+    TRY(file->write_at(group.extent.offset + group.begin, bytes));
+    if (crcs) crcs->add(group.extent, group.begin, group.length(), crc32(0, bytes));
+  }
+  return {};
+}
+
+Status Output::add_file(const std::string& name, std::string_view contents) {
+  File file = TRY(File::create(path_join(work_, name)));
+  TRY(file.write_at(0, as_bytes(contents)));
+  TRY(file.sync_data());
+  return file.close();
+}
+
+Status Output::commit() {
+  std::string missing_crc;
+  const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
+    if (e.length == 0) return 0;
+    const auto whole = crcs_.whole(e);
+    if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
+    return whole.value_or(0);
+  };
+  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    const auto file = TRY(files_.open(file_path(f)));
+    return file->write_at(offset, bytes);
+  };
+  TRY(target_.seal(crc, emit));
+  if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
+  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
+    const auto file = TRY(files_.open(file_path(f)));
+    TRY(file->sync_data());
+  }
+  TRY(sync_directory(work_));
+  if (path_exists(destination_)) {
+    TRY(exchange_paths(work_, destination_));
+    TRY(remove_tree(work_));
+  } else {
+    TRY(rename_no_replace(work_, destination_));
+  }
+  made_work_ = false;
+  // Only now: a leftover without its marker could not be told from somebody else's directory.
+  TRY(remove_file(path_join(destination_, kMarker)));
+  return sync_directory(parent_path(destination_));
+}
+
+}  // namespace reshard

@@ -1,0 +1,61 @@
+// The output directory while it is being made.
+//
+// Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
+// finished directory is moved to its name in one step. Until then the destination does not exist (or is the old one), so
+// nothing half-written ever looks finished. A killed run leaves the work directory, which the next run to the same
+// destination recognises by its marker file, reports and removes.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/checkpoint/format.h"
+#include "lib/checkpoint/fragment_index.h"
+#include "lib/reshard/crc_ledger.h"
+
+namespace reshard {
+
+class Output {
+ public:
+  // Makes the work directory and all of the target's files at their full length. `replace` allows an existing
+  // destination, if it is a checkpoint or empty; without it that is a usage error. Refers to `target`.
+  static Result<std::unique_ptr<Output>> create(const std::string& destination, const Target& target, bool replace);
+  // Removes the work directory, unless committed.
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  // Whether create() found and removed what a killed run had left.
+  bool removed_leftover() const { return removed_leftover_; }
+
+  // Writes the elements of `box`, row-major in `data`, to where `fragments` (all of them, with their index) says. The
+  // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory. Thread-safe.
+  Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+               Bytes data, MutableBytes scratch);
+
+  // Adds a file of its own to the directory.
+  Status add_file(const std::string& name, std::string_view contents);
+
+  // Writes what surrounds the data, forces everything to disk, and moves the directory to its name.
+  Status commit();
+
+ private:
+  Output(std::string destination, const Target& target, bool replace);
+  Status prepare();
+  Status clear_leftover();
+  std::string file_path(std::uint32_t file) const;
+
+  std::string destination_;
+  std::string work_;
+  const Target& target_;
+  bool replace_;
+  bool removed_leftover_ = false;
+  bool made_work_ = false;
+  int lock_ = -1;  // descriptor of the work directory, locked while this run lives
+  FilePool files_{256, File::Access::kReadWrite};
+  CrcLedger crcs_;
+};
+
+}  // namespace reshard

@@ -1,0 +1,40 @@
+// The part that reading and writing share: which bytes of which extents hold a box.
+#pragma once
+
+#include <vector>
+
+#include "lib/checkpoint/fragment_index.h"
+
+namespace reshard {
+
+// A box of one fragment, as bytes of its extent.
+struct Piece {
+  std::size_t fragment = 0;
+  Extent extent;
+  bool big_endian = false;
+  Box box;        // global coordinates
+  Dims strides;   // elements, in the extent
+  Index begin = 0;  // bytes from extent.offset to the first element
+  Index end = 0;    // to the byte after the furthest element
+
+};
+
+// Pieces whose spans in one extent touch or overlap: what one read or write call can serve.
+struct PieceGroup {
+  Extent extent;
+  Index begin = 0;  // bytes from extent.offset
+  Index end = 0;
+  std::vector<Piece> pieces;
+
+  Index length() const { return end - begin; }
+};
+
+// Whether a box with these strides is one unbroken row-major run.
+bool is_one_run(const Dims& shape, const Dims& strides);
+
+// The pieces of `box`, grouped, in file order. A group spans at most `max_span` bytes: pieces that reach further (a
+// transposed tensor) are cut until they fit.
+std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                  Index element_bytes, Index max_span);
+
+}  // namespace reshard

@@ -1,0 +1,283 @@
+#include "lib/reshard/run.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMinSlab = Index{256} << 10;
+constexpr Index kUsualSlab = Index{1} << 20;
+constexpr Index kMaxSlab = Index{8} << 20;
+constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
+constexpr Index kProcess = Index{12} << 20;      // code, stacks, and what the allocator keeps
+
+Index resident_bytes() {
+  long pages = 0, resident = 0;
+  if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
+}
+
+// Buffers of one thread, in one mapping.
+class Arena {
+ public:
+  static Result<Arena> make(Index bytes) {
+    void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return io_error("cannot get " + human_bytes(bytes) + " of memory");
+    return Arena(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
+  }
+  Arena(Arena&& o) noexcept : memory_(o.memory_), size_(o.size_), used_(o.used_) { o.memory_ = nullptr; }
+  Arena& operator=(Arena&&) = delete;
+  ~Arena() {
+    if (memory_) ::munmap(memory_, size_);
+  }
+  MutableBytes take(Index bytes) {
+    const MutableBytes out(memory_ + used_, static_cast<std::size_t>(bytes));
+    used_ += static_cast<std::size_t>((bytes + 63) / 64 * 64);
+    return out;
+  }
+
+ private:
+  Arena(std::byte* memory, std::size_t size) : memory_(memory), size_(size) {}
+  std::byte* memory_;
+  std::size_t size_;
+  std::size_t used_ = 0;
+};
+
+// One tensor's share of a walk.
+struct Work {
+  Slabs slabs;
+  Index first = 0;  // number of its first slab in the whole walk
+};
+
+// Hands out the slabs of many tensors in order.
+class WorkList {
+ public:
+  void add(Slabs slabs) {
+    work_.push_back({slabs, total_});
+    total_ += slabs.count();
+    largest_ = std::max(largest_, slabs.max_bytes());
+  }
+  Index total() const { return total_; }
+  Index largest() const { return largest_; }
+
+  // The tensor (in order of add) and box of slab k.
+  std::pair<std::size_t, Box> get(Index k) const {
+    auto it = std::upper_bound(work_.begin(), work_.end(), k, [](Index n, const Work& w) { return n < w.first; });
+    --it;
+    return {static_cast<std::size_t>(it - work_.begin()), it->slabs.slab(k - it->first)};
+  }
+
+ private:
+  std::vector<Work> work_;
+  Index total_ = 0;
+  Index largest_ = 0;
+};
+
+Index wanted_slab(Index columns, Index limit) {
+  return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
+}
+
+// Calls body(thread, k) for every k below n, from `threads` threads, until one fails.
+template <class Body>
+Status parallel(Index n, int threads, const RunOptions& options, Body body) {
+  std::atomic<Index> next{0};
+  std::atomic<bool> stop{false};
+  std::mutex mutex;
+  Status first_error;
+  const auto fail = [&](Error e) {
+    const std::lock_guard lock(mutex);
+    if (first_error) first_error = std::move(e);
+    stop = true;
+  };
+  const auto loop = [&](int thread) {
+    while (!stop) {
+      if (options.interrupt && *options.interrupt) return fail(io_error("interrupted"));
+      const Index k = next++;
+      if (k >= n) return;
+      if (Status s = body(thread, k); !s) return fail(std::move(s).error());
+    }
+  };
+  std::vector<std::thread> pool;
+  for (int t = 1; t < threads; ++t) pool.emplace_back(loop, t);
+  loop(0);
+  for (std::thread& t : pool) t.join();
+  return first_error;
+}
+
+// One thread's memory.
+struct Buffers {
+  MutableBytes slab, scratch, extra;
+};
+
+// Digest of one box, added under a lock to its tensor's.
+class Proofs {
+ public:
+  explicit Proofs(std::size_t n) : proofs_(n) {}
+  void add(std::size_t i, const Digest& source, const Digest& target) {
+    const std::lock_guard lock(mutex_);
+    proofs_[i].source += source;
+    proofs_[i].target += target;
+  }
+  std::vector<TensorProof> take() { return std::move(proofs_); }
+
+ private:
+  std::mutex mutex_;
+  std::vector<TensorProof> proofs_;
+};
+
+Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
+
+// One tensor of a walk.
+struct Item {
+  std::size_t tensor = 0;
+  DType as = DType::kFloat32;  // what its elements are converted to
+  Index row_group = 1;
+  Index columns = 1;
+};
+// Receives a slab after conversion. buffers.scratch is free to use; so is buffers.extra where nothing was converted.
+using Sink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
+
+// Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,
+// in bytes for each byte of a slab, that conversion or the sink need beside it.
+Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSource& source, Index extra,
+                                      const RunOptions& options, const Sink& sink) {
+  const auto& tensors = source.catalog().tensors();
+  Index groups = 0;
+  for (const Item& item : items) {
+    const Tensor& t = tensors[item.tensor];
+    groups = std::max(groups, Slabs(t.shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
+  }
+  const MemoryPlan memory = TRY(plan_memory(options, groups, extra));
+  WorkList list;
+  for (const Item& item : items) {
+    const Tensor& t = tensors[item.tensor];
+    list.add(Slabs(t.shape, byte_size(t.dtype), wanted_slab(item.columns, memory.slab_bytes), item.row_group));
+  }
+  const Index slab = std::max(kMinSlab, list.largest());
+  const int threads = static_cast<int>(std::clamp<Index>(list.total(), 1, thread_count(options.threads)));
+  std::vector<Arena> arenas;
+  std::vector<Buffers> buffers;
+  for (int t = 0; t < threads; ++t) {
+    Arena arena = TRY(Arena::make((2 + extra) * slab + 256));
+    buffers.push_back({arena.take(slab), arena.take(slab), arena.take(extra * slab)});
+    arenas.push_back(std::move(arena));
+  }
+
+  Proofs proofs(items.size());
+  std::atomic<Index> done{0};
+  TRY(parallel(list.total(), threads, options, [&](int thread, Index k) -> Status {
+    const auto [i, box] = list.get(k);
+    const Item& item = items[i];
+    const Tensor& t = tensors[item.tensor];
+    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+    const MutableBytes in = b.slab.first(static_cast<std::size_t>(volume(box) * byte_size(t.dtype)));
+    TRY(source.read(item.tensor, box, in, b.scratch));
+    const Digest before = digest_box(t.shape, box, byte_size(t.dtype), in.data());
+    Bytes out = in;
+    Digest after = before;
+    if (t.dtype != item.as) {
+      const MutableBytes converted = b.extra.first(static_cast<std::size_t>(volume(box) * byte_size(item.as)));
+      convert(t.dtype, item.as, in.data(), converted.data(), volume(box));
+      after = digest_box(t.shape, box, byte_size(item.as), converted.data());
+      out = converted;
+    }
+    if (sink) TRY(sink(i, box, out, b));
+    proofs.add(i, before, after);
+    const Index so_far = done += static_cast<Index>(in.size());
+    if (options.progress) options.progress(so_far);
+    return {};
+  }));
+  TRY(source.finish(buffers.front().scratch));
+  return proofs.take();
+}
+
+}  // namespace
+
+int thread_count(int requested) {
+  if (requested > 0) return requested;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra) {
+  MemoryPlan plan;
+  plan.now = resident_bytes();
+  const Index per_slab_byte = thread_count(options.threads) * (2 + extra);
+  const Index smallest = std::max(kMinSlab, largest_group);
+  const Index needed = plan.now + kProcess + per_slab_byte * smallest;
+  if (options.memory < needed)
+    return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
+                       human_bytes(needed) + " on " + std::to_string(thread_count(options.threads)) + " threads");
+  const Index room = (options.memory - plan.now - kProcess) / per_slab_byte;
+  plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
+  plan.peak = plan.now + kProcess + per_slab_byte * plan.slab_bytes;
+  return plan;
+}
+
+Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
+                                              Output& output, const RunOptions& options) {
+  std::vector<Item> items;
+  std::vector<FragmentIndex> index;
+  Index extra = 0;
+  for (const PlannedTensor& p : plan.tensors) {
+    const Tensor &from = source.catalog().tensors()[p.from], &to = target.tensors()[p.to];
+    items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group),
+                     std::max(source.columns(p.from), column_count(to.fragments))});
+    index.emplace_back(to.fragments);
+    if (from.dtype != to.dtype) extra = std::max(extra, ratio(from.dtype, to.dtype));
+  }
+  return walk(items, source, extra, options,
+              [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
+                const Tensor& to = target.tensors()[plan.tensors[i].to];
+                return output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch);
+              });
+}
+
+Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
+                                                const RunOptions& options) {
+  std::vector<Item> items;
+  Index extra = 0;
+  for (const DigestRequest& r : requests) {
+    const Tensor& t = source.catalog().tensors()[r.tensor];
+    items.push_back({r.tensor, r.as, t.row_group, source.columns(r.tensor)});
+    if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
+  }
+  return walk(items, source, extra, options, nullptr);
+}
+
+Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,
+                   const RunOptions& options, const PairVisit& visit) {
+  std::vector<Item> items;
+  Index extra = 1;
+  for (const PairRequest& r : requests) {
+    const Tensor &ta = a.catalog().tensors()[r.a], &tb = b.catalog().tensors()[r.b];
+    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), std::max(a.columns(r.a), b.columns(r.b))});
+    extra = std::max(extra, ratio(ta.dtype, tb.dtype));
+  }
+  TRY(walk(items, a, extra, options,
+           [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
+             const Tensor& tb = b.catalog().tensors()[requests[i].b];
+             const auto other = buffers.extra.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
+             TRY(b.read(requests[i].b, box, other, buffers.scratch));
+             visit(i, box, elements, other);
+             return {};
+           }));
+  return {};
+}
+
+}  // namespace reshard

@@ -1,0 +1,67 @@
+// Runs a plan: slab by slab, on several threads, within a given amount of memory.
+//
+// A slab is a box of one tensor, about a megabyte, row-major in memory. It is read from wherever its elements lie,
+// checked and digested while it is in cache, converted if asked, and written to wherever its elements go. Every element
+// passes once. Verifying is the same walk with nothing to write.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "lib/device/digest.h"
+#include "lib/plan/plan.h"
+#include "lib/reshard/output.h"
+#include "lib/reshard/tensor_source.h"
+
+namespace reshard {
+
+struct RunOptions {
+  Index memory = 256 << 20;                     // bytes for the whole process, catalogs included
+  int threads = 0;                              // 0: one for each core this process may use
+  std::function<void(Index bytes)> progress;    // source bytes done so far; called from any thread
+  const std::atomic<bool>* interrupt = nullptr; // ends the run when set
+};
+
+int thread_count(int requested);
+
+// The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.
+struct MemoryPlan {
+  Index now = 0;         // resident bytes of the process
+  Index slab_bytes = 0;  // chosen
+  Index peak = 0;        // expected resident bytes while running
+};
+// A usage error that says how much is needed when `memory` does not suffice. `largest_group` is the largest single slab
+// the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs.
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra);
+
+// What was seen of one planned tensor.
+struct TensorProof {
+  Digest source;  // of the source's elements, in the source's dtype
+  Digest target;  // of what was written; equal to `source` where nothing was converted
+};
+
+// The source tensors named by `plan`, to where `target` (a view of the output's catalog) says. One proof for each
+// planned tensor.
+Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
+                                              Output& output, const RunOptions& options);
+
+// Reads tensors without writing anything. `as` gives the dtype each is converted to before its target digest is taken.
+struct DigestRequest {
+  std::size_t tensor = 0;
+  DType as = DType::kFloat32;
+};
+Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
+                                                const RunOptions& options);
+
+// The same walk over two sources at once: calls visit(request number, box, a, b) with the elements of both, each in its
+// own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads.
+struct PairRequest {
+  std::size_t a = 0;
+  std::size_t b = 0;
+};
+using PairVisit = std::function<void(std::size_t request, const Box& box, Bytes a, Bytes b)>;
+Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,
+                   const RunOptions& options, const PairVisit& visit);
+
+}  // namespace reshard

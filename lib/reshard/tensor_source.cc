@@ -1,0 +1,120 @@
+#include "lib/reshard/tensor_source.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/reshard/pieces.h"
+
+namespace reshard {
+namespace {
+
+// What a big-endian writer swapped: complex numbers are two parts.
+Index swap_unit(DType dtype) {
+  const bool complex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  return byte_size(dtype) / (complex ? 2 : 1);
+}
+
+}  // namespace
+
+Index column_count(const FragmentList& fragments) {
+  std::set<Dims> columns;
+  for (std::size_t i = 0; i < fragments.size() && columns.size() < 64; ++i) {
+    const Box box = fragments.box(i);
+    if (box.rank() > 1 && !box.empty()) columns.insert(Dims(box.origin.span().subspan(1)));
+  }
+  return std::max<Index>(1, static_cast<Index>(columns.size()));
+}
+
+FileSource::FileSource(const Catalog& catalog, FilePool& files)
+    : catalog_(catalog), files_(files), indexes_(catalog.tensors().size()) {}
+
+const FragmentIndex& FileSource::index(std::size_t tensor) {
+  const std::lock_guard lock(index_mutex_);
+  auto& slot = indexes_[tensor];
+  if (!slot) slot = std::make_unique<FragmentIndex>(catalog_.tensors()[tensor].fragments);
+  return *slot;
+}
+
+Index FileSource::columns(std::size_t tensor) const { return column_count(catalog_.tensors()[tensor].fragments); }
+
+Index FileSource::checksums_checked() const { return checked_; }
+
+Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint32_t got) const {
+  if (got == *f.crc) return {};
+  char text[64];
+  std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *f.crc, got);
+  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": tensor '" + printable(tensor.name) +
+                 "' " + to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
+}
+
+Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  for (const PieceGroup& group :
+       pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(scratch.size()))) {
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const auto place = [&](const Piece& p) {
+      Index offset = 0;
+      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * out_strides[d];
+      return out.data() + offset * eb;
+    };
+    // A piece that lies in one run on both sides needs no scratch memory.
+    const Piece& first = group.pieces.front();
+    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+                        is_one_run(first.box.shape, out_strides);
+    const auto length = static_cast<std::size_t>(group.length());
+    if (!direct && length > scratch.size())
+      return internal_error("scratch memory of " + std::to_string(scratch.size()) + " bytes, a piece needs " +
+                            std::to_string(length));
+    const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.first(length);
+    TRY(file->read_at(group.extent.offset + group.begin, bytes)
+            .context("tensor '" + printable(tensor.name) + "' " + to_string(first.box)));
+
+    const Fragment fragment = tensor.fragments.get(first.fragment);
+    if (fragment.crc) {
+      const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
+      if (whole) {
+        TRY(check_crc(tensor, fragment, *whole));
+        ++checked_;
+      }
+    }
+    if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));
+    if (direct) continue;
+    for (const Piece& p : group.pieces)
+      copy_box(p.box.shape, eb, bytes.data() + (p.begin - group.begin), p.strides, place(p), out_strides);
+  }
+  return {};
+}
+
+Status FileSource::finish(MutableBytes scratch) {
+  // Extents of which some bytes were never needed, or were read twice: read them once from end to end.
+  std::set<std::pair<std::uint32_t, Index>> rest;
+  for (const Extent& e : crcs_.incomplete()) rest.emplace(e.file, e.offset);
+  if (rest.empty()) return {};
+  for (const Tensor& tensor : catalog_.tensors()) {
+    for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
+      const Extent& extent = tensor.fragments.extent(i);
+      if (rest.erase({extent.file, extent.offset}) == 0) continue;
+      const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
+      std::uint32_t crc = 0;
+      for (Index done = 0; done < extent.length;) {
+        const Index n = std::min(extent.length - done, static_cast<Index>(scratch.size()));
+        const MutableBytes part = scratch.first(static_cast<std::size_t>(n));
+        TRY(file->read_at(extent.offset + done, part));
+        crc = crc32(crc, part);
+        done += n;
+      }
+      TRY(check_crc(tensor, tensor.fragments.get(i), crc));
+      crcs_.add(extent, 0, extent.length, crc);
+      ++checked_;
+    }
+  }
+  return {};
+}
+
+}  // namespace reshard

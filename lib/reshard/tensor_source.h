@@ -1,0 +1,61 @@
+// Where tensor data come from: something that can fill any box of any tensor of a catalog.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/fragment_index.h"
+#include "lib/reshard/crc_ledger.h"
+
+namespace reshard {
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  virtual const Catalog& catalog() const = 0;
+
+  // Fills `out` with the elements of `box`, row-major, in the tensor's dtype, little-endian. `scratch` is the caller's
+  // memory, one per thread. Thread-safe.
+  virtual Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) = 0;
+
+  // After the last read: checks what could not be checked while reading. `scratch` as above.
+  virtual Status finish(MutableBytes scratch) = 0;
+
+  // How many side-by-side columns of shards a tensor has: narrow pieces want larger slabs.
+  virtual Index columns(std::size_t tensor) const = 0;
+};
+
+// Reads a checkpoint's files through their catalog: any cut, any strides, any format. Checks recorded CRCs on the way.
+class FileSource : public TensorSource {
+ public:
+  // The catalog's tensors must be located. Refers to both arguments.
+  FileSource(const Catalog& catalog, FilePool& files);
+
+  const Catalog& catalog() const override { return catalog_; }
+  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) override;
+  Status finish(MutableBytes scratch) override;
+  Index columns(std::size_t tensor) const override;
+
+  Index checksums_checked() const;
+
+ private:
+  Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
+  const FragmentIndex& index(std::size_t tensor);
+
+  const Catalog& catalog_;
+  FilePool& files_;
+  CrcLedger crcs_;
+  std::vector<std::unique_ptr<FragmentIndex>> indexes_;  // made on first use
+  std::mutex index_mutex_;
+  std::atomic<Index> checked_{0};
+};
+
+// The number of distinct cuts of a tensor in dimensions after the first.
+Index column_count(const FragmentList& fragments);
+
+}  // namespace reshard
