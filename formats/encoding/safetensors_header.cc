@@ -1,0 +1,246 @@
+#include "formats/encoding/safetensors_header.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/base/cursor.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kLengthBytes = 8;
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+// ---- Reading
+
+Result<DType> parse_dtype(std::string_view name) {
+  if (const auto dtype = dtype_from_safetensors(name)) return *dtype;
+  if (name == "F4" || name == "F6_E2M3" || name == "F6_E3M2")
+    return unsupported("dtype: " + std::string(name) + " packs elements into parts of a byte, which is not read here");
+  return unsupported("dtype: unknown element type '" + printable(name.substr(0, 64)) + "'");
+}
+
+Result<Dims> parse_shape(const Json& value) {
+  const auto items = TRY(value.get_array("shape"));
+  if (items.size() > static_cast<std::size_t>(kMaxRank))
+    return unsupported("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
+                       std::to_string(items.size()));
+  Dims shape;
+  for (const Json& item : items) {
+    const Index extent = TRY(item.as_index().context("shape"));
+    if (extent < 0) return corrupt("shape: expected extents of at least 0, got " + std::to_string(extent));
+    shape.push_back(extent);
+  }
+  return shape;
+}
+
+// The bytes of a tensor, from numbers that nobody has looked at yet.
+Result<Index> byte_length(const Dims& shape, DType dtype) {
+  const auto elements = checked_volume(shape);
+  const auto bytes = elements ? checked_mul(*elements, byte_size(dtype)) : std::nullopt;
+  if (!bytes) return corrupt("shape: the size of " + to_string(shape) + " is 2^63 bytes or more");
+  return *bytes;
+}
+
+// Offsets are as in the file, from the start of the data.
+Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value) {
+  const auto members = TRY(value.as_object());
+  for (const Json::Member& member : members)
+    if (member.key != "dtype" && member.key != "shape" && member.key != "data_offsets")
+      return unsupported("unknown field '" + printable(member.key.substr(0, 64)) + "'");
+  SafetensorsEntry entry;
+  entry.name = name;
+  entry.dtype = TRY(parse_dtype(TRY(value.get_string("dtype"))));
+  entry.shape = TRY(parse_shape(value));
+  const auto offsets = TRY(value.get_array("data_offsets"));
+  if (offsets.size() != 2) return corrupt("data_offsets: expected 2 numbers, got " + std::to_string(offsets.size()));
+  const Index begin = TRY(offsets[0].as_index().context("data_offsets"));
+  const Index end = TRY(offsets[1].as_index().context("data_offsets"));
+  if (begin < 0 || end < begin)
+    return corrupt("data_offsets: expected 0 <= begin <= end, got [" + std::to_string(begin) + ", " +
+                   std::to_string(end) + "]");
+  const Index bytes = TRY(byte_length(entry.shape, entry.dtype));
+  if (end - begin != bytes)
+    return corrupt("data_offsets: expected " + std::to_string(bytes) + " bytes for " +
+                   std::string(info(entry.dtype).safetensors_name) + " " + to_string(entry.shape) + ", got " +
+                   std::to_string(end - begin));
+  entry.offset = begin;
+  entry.length = bytes;
+  return entry;
+}
+
+Result<SafetensorsMetadata> parse_metadata(const Json& value) {
+  SafetensorsMetadata metadata;
+  for (const Json::Member& member : TRY(value.as_object()))
+    metadata.emplace_back(member.key, std::string(TRY(value.get_string(member.key))));
+  return metadata;
+}
+
+// Puts the entries into the order of their data, which must lie back to back from 0, and returns where it ends.
+Result<Index> check_contiguous(std::vector<SafetensorsEntry>& entries, const std::string& where) {
+  const auto before = [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return a.offset != b.offset ? a.offset < b.offset : a.length < b.length;  // empty tensors before what follows
+  };
+  if (!std::is_sorted(entries.begin(), entries.end(), before)) std::stable_sort(entries.begin(), entries.end(), before);
+  Index end = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.offset != end)
+      return corrupt(where + ": " + tensor_text(entry.name) + ": expected data from offset " + std::to_string(end) +
+                     ", got " + std::to_string(entry.offset) + (entry.offset < end ? ": overlap" : ": hole"));
+    end += entry.length;  // the entry's own end, which was checked
+  }
+  return end;
+}
+
+// The JSON text behind the length field, padding included.
+Result<std::string> read_json_text(const File& file, Index offset, Index length) {
+  const std::string where = at(file.path(), offset) + ": safetensors header";
+  if (length < kLengthBytes)
+    return corrupt(where + ": expected 8 bytes of length, got " + std::to_string(std::max<Index>(length, 0)));
+  std::uint64_t stated = 0;
+  TRY(file.read_at(offset, {reinterpret_cast<std::byte*>(&stated), sizeof stated}));
+  const Index left = length - kLengthBytes;
+  if (stated > static_cast<std::uint64_t>(kMaxSafetensorsHeader))
+    return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
+                   std::to_string(stated));
+  if (stated > static_cast<std::uint64_t>(left))
+    return corrupt(where + ": expected " + std::to_string(stated) + " bytes, got " + std::to_string(left) +
+                   " to the end");
+  if (stated < 2) return corrupt(where + ": expected at least 2 bytes, got " + std::to_string(stated));
+  char first = 0;
+  TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(&first), 1}));
+  if (first != '{')
+    return corrupt(at(file.path(), offset + kLengthBytes) + ": safetensors header: expected '{', got '" +
+                   printable({&first, 1}) + "'");
+  std::string text(static_cast<std::size_t>(stated), '\0');
+  TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
+  return text;
+}
+
+// The JSON without the spaces that may follow it.
+Result<std::string_view> without_padding(std::string_view text, const std::string& path, Index base) {
+  const std::size_t last = text.find_last_not_of(' ');
+  if (text[last] == '}') return text.substr(0, last + 1);
+  return corrupt(at(path, base + static_cast<Index>(last)) +
+                 ": safetensors header: expected '}' and spaces at the end, got '" + printable(text.substr(last, 1)) +
+                 "'");
+}
+
+Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_end, SafetensorsEnd rule) {
+  if (rule == SafetensorsEnd::kUnchecked || header.end == bytes_end) return {};
+  const std::string where = at(file.path(), header.data_start);
+  if (header.end > bytes_end)
+    return corrupt(where + ": tensor data: expected " + with_commas(header.end - header.data_start) + " bytes, got " +
+                   with_commas(bytes_end - header.data_start) + " to the end: the file is cut short");
+  if (rule == SafetensorsEnd::kWithin) return {};
+  return corrupt(where + ": tensor data: expected " + with_commas(header.end - header.data_start) + " bytes, got " +
+                 with_commas(bytes_end - header.data_start) + ": " + with_commas(bytes_end - header.end) +
+                 " bytes belong to no tensor");
+}
+
+}  // namespace
+
+// The entries and metadata of the JSON text at `base`, whose data_offsets count from the start of the data.
+Result<SafetensorsHeader> parse_header(std::string_view text, const std::string& path, Index base) {
+  SafetensorsHeader header;
+  const std::string where = at(path, base);
+  const auto on_member = [&](const std::string& key, Json value) -> Status {
+    if (key == kMetadataKey) {
+      header.metadata = TRY(parse_metadata(value).context(where + ": " + std::string(kMetadataKey)));
+      return {};
+    }
+    auto entry = parse_entry(key, value);
+    if (!entry) return std::move(entry).error().context(tensor_text(key)).context(where);
+    header.entries.push_back(*std::move(entry));
+    return {};
+  };
+  TRY(parse_json_members(text, path, on_member, {}, base));
+  header.end = TRY(check_contiguous(header.entries, where));
+  return header;
+}
+
+}  // namespace
+
+Result<SafetensorsHeader> read_safetensors_header(const File& file, Index offset, Index length, SafetensorsEnd end) {
+  const Index base = offset + kLengthBytes;
+  const std::string text = TRY(read_json_text(file, offset, length));
+  SafetensorsHeader header = TRY(parse_header(TRY(without_padding(text, file.path(), base)), file.path(), base));
+  header.data_start = base + static_cast<Index>(text.size());
+  const auto data_end = checked_add(header.data_start, header.end);
+  if (!data_end) return corrupt(at(file.path(), base) + ": data_offsets: the end of the data overflows 2^63 bytes");
+  header.end = *data_end;
+  for (SafetensorsEntry& entry : header.entries) entry.offset += header.data_start;
+  TRY(check_end(header, file, offset + length, end));
+  return header;
+}
+
+Result<SafetensorsHeader> read_safetensors_header(const File& file, SafetensorsEnd end) {
+  return read_safetensors_header(file, 0, TRY(file.size()), end);
+}
+
+// ---- Writing
+
+namespace {
+
+Status check_writable(const SafetensorsEntry& entry) {
+  if (info(entry.dtype).safetensors_name.empty())
+    return unsupported(tensor_text(entry.name) + ": safetensors has no element type " +
+                       std::string(info(entry.dtype).torch_name));
+  if (!is_utf8(entry.name)) return unsupported(tensor_text(entry.name) + ": the name is not UTF-8");
+  if (entry.name == kMetadataKey) return unsupported(tensor_text(entry.name) + ": safetensors reserves the name");
+  return {};
+}
+
+void append_entry(std::string& out, const SafetensorsEntry& entry) {
+  append_json_string(out, entry.name);
+  out += ":{\"dtype\":\"";
+  out += info(entry.dtype).safetensors_name;
+  out += "\",\"shape\":[";
+  for (int d = 0; d < entry.shape.rank(); ++d) out += (d ? "," : "") + std::to_string(entry.shape[d]);
+  out +=
+      "],\"data_offsets\":[" + std::to_string(entry.offset) + "," + std::to_string(entry.offset + entry.length) + "]}";
+}
+
+}  // namespace
+
+Result<std::string> safetensors_header(std::vector<SafetensorsEntry>& entries, const SafetensorsMetadata& metadata,
+                                       Index align_data_to) {
+  std::string out(static_cast<std::size_t>(kLengthBytes), '\0');
+  out += '{';
+  if (!metadata.empty()) {
+    Json object = Json::object();
+    for (const auto& [key, value] : metadata) object.set(key, value);
+    append_json_string(out, kMetadataKey);
+    out += ":" + to_text(object);
+  }
+  Index end = 0;
+  for (SafetensorsEntry& entry : entries) {
+    TRY(check_writable(entry));
+    entry.offset = end;
+    entry.length = TRY(byte_length(entry.shape, entry.dtype).context(tensor_text(entry.name)));
+    const auto next = checked_add(end, entry.length);
+    if (!next) return unsupported(tensor_text(entry.name) + ": the file's data overflow 2^63 bytes");
+    end = *next;
+    if (out.back() != '{') out += ',';
+    append_entry(out, entry);
+  }
+  out += '}';
+  const Index unpadded = static_cast<Index>(out.size());
+  const Index data_start = ceil_div(unpadded, align_data_to) * align_data_to;
+  if (data_start - kLengthBytes > kMaxSafetensorsHeader)
+    return unsupported("safetensors header: expected at most " + std::to_string(kMaxSafetensorsHeader) +
+                       " bytes, got " + std::to_string(data_start - kLengthBytes) + " for " +
+                       with_commas(static_cast<Index>(entries.size())) + " tensors");
+  if (!checked_add(data_start, end)) return unsupported("safetensors header: the file's size overflows 2^63 bytes");
+  out.resize(static_cast<std::size_t>(data_start), ' ');
+  const auto json_bytes = static_cast<std::uint64_t>(data_start - kLengthBytes);
+  std::memcpy(out.data(), &json_bytes, sizeof json_bytes);
+  for (SafetensorsEntry& entry : entries) entry.offset += data_start;
+  return out;
+}
+
+}  // namespace reshard
