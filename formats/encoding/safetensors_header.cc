@@ -142,8 +142,6 @@ Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_
                  " bytes belong to no tensor");
 }
 
-}  // namespace
-
 // The entries and metadata of the JSON text at `base`, whose data_offsets count from the start of the data.
 Result<SafetensorsHeader> parse_header(std::string_view text, const std::string& path, Index base) {
   SafetensorsHeader header;
