@@ -1,0 +1,67 @@
+// Writes pickles of protocol 2, with no opcodes but those that torch.load(weights_only=True) accepts
+// (torch/_weights_only_unpickler.py).
+//
+// Each call writes one opcode of a stack machine: values are pushed, containers take what was pushed.
+//
+//   PickleWriter w;                     // {"lr": 0.5}
+//   w.empty_dict();
+//   w.mark(); w.text("lr"); w.number(0.5); w.set_items();
+//   std::string bytes = std::move(w).finish();
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "lib/base/checked.h"
+
+namespace reshard::pickle {
+
+class PickleWriter {
+ public:
+  PickleWriter();
+
+  void none() { op('N'); }
+  void boolean(bool v) { op(v ? '\x88' : '\x89'); }
+  void integer(Index v);
+  void number(double v);
+  void text(std::string_view s);  // shorter than 4 GiB
+  void global(std::string_view module, std::string_view name);
+
+  // As text() and global(), but from the second time on a reference to the first.
+  void shared_text(std::string_view s);
+  void shared_global(std::string_view module, std::string_view name);
+
+  void mark() { op('('); }                  // where the elements of the container to come begin
+  void empty_list() { op(']'); }            // -> list
+  void append_items() { op('e'); }          // list mark value... -> list
+  void empty_dict() { op('}'); }            // -> dict
+  void set_items() { op('u'); }             // dict mark (key value)... -> dict
+  void empty_tuple() { op(')'); }           // -> tuple
+  void tuple_of_last(int n);                // n values, 1 to 3 -> tuple
+  void tuple_from_mark() { op('t'); }       // mark value... -> tuple
+  void integers(std::span<const Index> v);  // -> tuple of ints, of any length
+
+  void reduce() { op('R'); }         // callable args-tuple -> its result
+  void new_object() { op('\x81'); }  // class args-tuple -> object
+  void build() { op('b'); }          // object state -> object
+  void persistent_id() { op('Q'); }  // id -> what it stands for
+
+  // Remembers the top of the stack, which stays; get() pushes it again.
+  std::uint32_t put();
+  void get(std::uint32_t memo);
+
+  Index size() const { return static_cast<Index>(out_.size()); }  // bytes so far
+  std::string finish() &&;                                        // the top of the stack is the pickle's value
+
+ private:
+  void op(char code) { out_ += code; }
+
+  std::string out_;
+  std::uint32_t next_memo_ = 0;
+  std::unordered_map<std::string, std::uint32_t> shared_;
+};
+
+}  // namespace reshard::pickle
