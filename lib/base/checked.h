@@ -29,8 +29,8 @@ inline std::optional<Index> checked_round_up(Index a, Index unit) {
   return r / unit * unit;
 }
 
-// For numbers that are already known to be small.
-constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+// a / b rounded up, for a >= 0 and b > 0.
+constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b != 0); }
 
 // An on-disk u64 as an Index, or nothing when it is above INT64_MAX.
 inline std::optional<Index> to_index(std::uint64_t v) {

@@ -1,7 +1,7 @@
 // A bounded reader over bytes in memory that names what it reads.
 //
 // Each read says what it is after, so that an error tells the place and the thing:
-//   path@offset: central directory entry: expected 46 bytes, 12 left
+//   path@offset: central directory entry: expected 46 bytes, got 12 to the end
 // Lengths are compared with what is left before anything is added to a position.
 #pragma once
 

@@ -224,8 +224,16 @@ Status sync_directory(const std::string& path) {
 }
 
 Status remove_tree(const std::string& path) {
-  DIR* dir = ::opendir(path.c_str());
-  if (dir == nullptr) return errno_error(path, "cannot list");
+  std::string unslashed = path;  // "link/" would follow the link
+  while (unslashed.size() > 1 && unslashed.back() == '/') unslashed.pop_back();
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = retry([&] { return sys().open(unslashed.c_str(), kFlags, 0); });
+  DIR* dir = fd < 0 ? nullptr : ::fdopendir(fd);
+  if (dir == nullptr) {
+    Error error = errno_error(path, "cannot list");
+    if (fd >= 0) sys().close(fd);
+    return error;
+  }
   Status status;
   while (const dirent* entry = ::readdir(dir)) {
     const std::string name = entry->d_name;
@@ -258,18 +266,24 @@ Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
     return it->second.file;
   }
   auto file = std::make_shared<const File>(TRY(File::open(path, access_)));
-  if (static_cast<Index>(slots_.size()) >= capacity_) {
-    auto oldest = slots_.end();
-    for (auto it = slots_.begin(); it != slots_.end(); ++it)
-      if (!it->second.pinned && (oldest == slots_.end() || it->second.last_use < oldest->second.last_use)) oldest = it;
-    if (oldest != slots_.end()) slots_.erase(oldest);
-  }
+  make_room();
   slots_[path] = {file, ++clock_, false};
   return file;
 }
 
+void FilePool::make_room() {
+  while (static_cast<Index>(slots_.size()) >= capacity_) {
+    auto oldest = slots_.end();
+    for (auto it = slots_.begin(); it != slots_.end(); ++it)
+      if (!it->second.pinned && (oldest == slots_.end() || it->second.last_use < oldest->second.last_use)) oldest = it;
+    if (oldest == slots_.end()) return;
+    slots_.erase(oldest);
+  }
+}
+
 void FilePool::pin(const std::string& name, File file) {
   const std::lock_guard lock(mutex_);
+  make_room();
   slots_[name] = {std::make_shared<const File>(std::move(file)), ++clock_, true};
 }
 

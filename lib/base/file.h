@@ -94,6 +94,8 @@ class FilePool {
     std::uint64_t last_use = 0;
     bool pinned = false;
   };
+  void make_room();  // for one more, as far as pinned files allow
+
   Index capacity_;
   File::Access access_;
   std::mutex mutex_;

@@ -27,7 +27,7 @@ std::string human_bytes(Index n) {
 
 std::string human_seconds(double s) {
   char out[32];
-  if (s < 60) {
+  if (s < 59.95) {
     std::snprintf(out, sizeof out, "%.1f s", s);
   } else {
     const long whole = std::lround(s);

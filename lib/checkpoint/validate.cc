@@ -1,6 +1,7 @@
 // The claims of a catalog, checked. See catalog.h.
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 
 #include "lib/base/cursor.h"
 #include "lib/base/text.h"
@@ -131,7 +132,24 @@ Error overlap_error(const Tensor& tensor, const Box& a, const Box& b) {
 
 Status check_box(const Tensor& tensor, const Box& box) {
   if (box.rank() != tensor.shape.rank() || !contains(whole(tensor.shape), box))
-    return corrupt(name_of(tensor, box) + ": box lies outside the tensor's shape " + to_string(tensor.shape));
+    return corrupt("tensor '" + printable(tensor.name) + "': box of shape " + to_string(box.shape) + " at " +
+                   to_string(box.origin) + " lies outside the tensor's shape " + to_string(tensor.shape));
+  return {};
+}
+
+bool box_less(const Box& a, const Box& b) { return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin; }
+
+Status check_replicas(const Tensor& tensor) {
+  if (tensor.replicas.empty()) return {};
+  std::vector<Box> stored;
+  for (std::size_t i = 0; i < tensor.fragments.size(); ++i) stored.push_back(tensor.fragments.box(i));
+  std::sort(stored.begin(), stored.end(), box_less);
+  for (std::size_t i = 0; i < tensor.replicas.size(); ++i) {
+    const Box box = tensor.replicas.box(i);
+    TRY(check_box(tensor, box));
+    if (!std::binary_search(stored.begin(), stored.end(), box, box_less))
+      return corrupt(name_of(tensor, box) + ": expected a further copy of a stored box, got a box of its own");
+  }
   return {};
 }
 
@@ -145,7 +163,8 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
     if (!sum) return corrupt(name_of(tensor, f.box) + ": strides " + to_string(f.strides) + " are out of range");
     last = *sum;
   }
-  const auto bytes = checked_mul(last + 1, byte_size(tensor.dtype));
+  const auto count = checked_add(last, 1);
+  const auto bytes = count ? checked_mul(*count, byte_size(tensor.dtype)) : std::nullopt;
   if (!bytes || !fits_inside(f.start, *bytes, f.extent.length))
     return corrupt(at(catalog.file_path(f.extent.file), f.extent.offset) + ": " + name_of(tensor, f.box) +
                    ": strides " + to_string(f.strides) + " reach past the " + std::to_string(f.extent.length) +
@@ -202,10 +221,7 @@ Status check_cover(const Tensor& tensor) {
 Status validate(const Catalog& catalog, bool files_too) {
   for (const Tensor& tensor : catalog.tensors()) {
     TRY(check_cover(tensor).context(catalog.root));
-    for (std::size_t i = 0; i < tensor.replicas.size(); ++i) {
-      const Box box = tensor.replicas.box(i);
-      TRY(check_box(tensor, box).context(catalog.root));
-    }
+    TRY(check_replicas(tensor).context(catalog.root));
     if (!files_too) continue;
     for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) {
@@ -236,7 +252,8 @@ Status check_extents_disjoint(const Catalog& catalog) {
   for (std::size_t i = 0; i < catalog.blobs.size(); ++i)
     if (catalog.blobs[i].extent.length > 0) claims.push_back({catalog.blobs[i].extent, nullptr, i});
   std::sort(claims.begin(), claims.end(), [](const Claim& a, const Claim& b) {
-    return a.extent.file != b.extent.file ? a.extent.file < b.extent.file : a.extent.offset < b.extent.offset;
+    return std::tie(a.extent.file, a.extent.offset, a.extent.length, a.tensor) <
+           std::tie(b.extent.file, b.extent.offset, b.extent.length, b.tensor);
   });
   const auto name = [&](const Claim& c) {
     return c.tensor ? name_of(*c.tensor, c.tensor->fragments.box(c.i))
@@ -245,6 +262,7 @@ Status check_extents_disjoint(const Catalog& catalog) {
   for (std::size_t i = 1; i < claims.size(); ++i) {
     const Claim &a = claims[i - 1], &b = claims[i];
     if (a.extent.file != b.extent.file || b.extent.offset - a.extent.offset >= a.extent.length) continue;
+    if (a.extent == b.extent && a.tensor && b.tensor && a.tensor != b.tensor) continue;  // tied
     return corrupt(at(catalog.file_path(b.extent.file), b.extent.offset) + ": " + name(a) + " and " + name(b) +
                    " claim the same bytes");
   }

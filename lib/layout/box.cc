@@ -61,7 +61,7 @@ Box intersect(const Box& a, const Box& b) {
 
 bool contains(const Box& outer, const Box& inner) {
   for (int d = 0; d < outer.rank(); ++d)
-    if (inner.begin(d) < outer.begin(d) || inner.end(d) > outer.end(d)) return false;
+    if (!fits_inside(inner.begin(d) - outer.begin(d), inner.shape[d], outer.shape[d])) return false;
   return true;
 }
 

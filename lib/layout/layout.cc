@@ -72,7 +72,8 @@ std::string Mesh::to_string() const {
 
 Interval chunk(Index size, Index n, Index k) {
   const Index piece = ceil_div(size, n);
-  return {std::min(size, k * piece), std::min(size, (k + 1) * piece)};
+  const auto border = [&](Index i) { return std::min(size, checked_mul(i, piece).value_or(size)); };
+  return {border(k), border(k + 1)};
 }
 
 std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {

@@ -1,0 +1,476 @@
+#include "lib/base/file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "lib/base/sys.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+void put(const std::string& path, std::string_view text) { std::ofstream(path, std::ios::binary) << text; }
+
+std::string get(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+std::string read_text(const File& file, Index offset, std::size_t n) {
+  std::string out(n, '?');
+  const Status s = file.read_at(offset, {reinterpret_cast<std::byte*>(out.data()), n});
+  return s ? out : "error: " + s.error().message();
+}
+
+std::string message_of(const Status& s) { return s ? "fine" : s.error().message(); }
+
+// How many descriptors of this process are open on files of `directory`.
+int open_files_in(const std::string& directory) {
+  int n = 0;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd"))
+    n += fs::read_symlink(entry.path(), ignored).string().starts_with(directory + "/");
+  return n;
+}
+
+// ---- reading and writing
+
+TEST(File, ReadsBackWhatItWrote) {
+  const TempDir dir;
+  File file = *File::create(dir / "f");
+  ASSERT_TRUE(file.write_at(3, as_bytes("defg")));
+  ASSERT_TRUE(file.write_at(0, as_bytes("abc")));
+  ASSERT_TRUE(file.sync_data());
+  ASSERT_TRUE(file.close());
+  const File again = *File::open(dir / "f");
+  EXPECT_EQ(*again.size(), 7);
+  EXPECT_EQ(read_text(again, 2, 3), "cde");
+  EXPECT_EQ(read_text(again, 7, 0), "");
+}
+
+TEST(File, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
+  const TempDir dir;
+  put(dir / "f", "abcdef");
+  const File file = *File::open(dir / "f");
+  EXPECT_EQ(read_text(file, 4, 10), "error: " + (dir / "f@0x4: expected 10 bytes, got 2 to the end of the file"));
+  std::array<std::byte, 1> one{};
+  EXPECT_EQ(file.read_at(100, one).error().code(), ErrorCode::kCorrupt);
+}
+
+// Each call is interrupted first and then moves one to three bytes.
+int interruptions = 0;
+
+TEST(File, ShortAndInterruptedReadsAndWritesAreCarriedThrough) {
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += std::to_string(i) + ",";
+  interruptions = 0;
+  SysCalls slow = sys();
+  slow.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    if (++interruptions % 2 == 1) {
+      errno = EINTR;
+      return -1;
+    }
+    return ::pread(fd, buffer, std::min<std::size_t>(n, 1 + static_cast<std::size_t>(offset) % 3), offset);
+  };
+  slow.pwrite = [](int fd, const void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    if (++interruptions % 2 == 1) {
+      errno = EINTR;
+      return -1;
+    }
+    return ::pwrite(fd, buffer, std::min<std::size_t>(n, 1 + static_cast<std::size_t>(offset) % 3), offset);
+  };
+  slow.open = [](const char* path, int flags, mode_t mode) {
+    if (++interruptions % 2 == 1) {
+      errno = EINTR;
+      return -1;
+    }
+    return ::open(path, flags, mode);
+  };
+  const ScopedSysCalls scope(slow);
+  const File file = *File::create(dir / "f");
+  ASSERT_TRUE(file.write_at(0, as_bytes(text)));
+  EXPECT_EQ(get(dir / "f"), text);
+  EXPECT_EQ(read_text(file, 0, text.size()), text);
+  EXPECT_EQ(*read_whole_file(dir / "f", 10'000), text);
+  EXPECT_GT(interruptions, 1000);
+}
+
+TEST(File, ReadAndWriteErrorsNameThePlaceAndTheReason) {
+  const TempDir dir;
+  const File file = *File::create(dir / "f");
+  ASSERT_TRUE(file.write_at(0, as_bytes("0123456789")));
+  SysCalls broken = sys();
+  broken.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    if (offset < 4) return ::pread(fd, buffer, std::min<std::size_t>(n, 4), offset);
+    errno = EIO;
+    return -1;
+  };
+  broken.pwrite = [](int, const void*, std::size_t, off_t) -> ssize_t {
+    errno = ENOSPC;
+    return -1;
+  };
+  broken.fdatasync = [](int) {
+    errno = EIO;
+    return -1;
+  };
+  const ScopedSysCalls scope(broken);
+  EXPECT_EQ(read_text(file, 0, 10), "error: " + (dir / "f@0x4: cannot read: Input/output error"));
+  EXPECT_EQ(message_of(file.write_at(16, as_bytes("x"))), dir / "f@0x10: cannot write: No space left on device");
+  EXPECT_EQ(message_of(file.sync_data()), dir / "f: cannot write to disk: Input/output error");
+}
+
+TEST(File, AWriteThatMakesNoProgressEnds) {
+  const TempDir dir;
+  const File file = *File::create(dir / "f");
+  SysCalls stuck = sys();
+  stuck.pwrite = [](int, const void*, std::size_t, off_t) -> ssize_t { return 0; };
+  const ScopedSysCalls scope(stuck);
+  EXPECT_EQ(message_of(file.write_at(0, as_bytes("x"))), dir / "f@0x0: cannot write: no progress");
+}
+
+TEST(File, OpenRefusesWhatIsNoRegularFile) {
+  const TempDir dir;
+  EXPECT_EQ(File::open(dir / "absent").error().message(), dir / "absent: cannot open: No such file or directory");
+  EXPECT_EQ(File::open(dir / "absent").error().code(), ErrorCode::kIo);
+  EXPECT_EQ(File::open(dir.path()).error().message(), dir.path() + ": expected a regular file");
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  EXPECT_EQ(File::open(dir / "pipe").error().message(), dir / "pipe: expected a regular file") << "and does not wait";
+}
+
+TEST(File, CreateNeverTouchesWhatIsThere) {
+  const TempDir dir;
+  put(dir / "f", "precious");
+  EXPECT_EQ(File::create(dir / "f").error().message(), dir / "f: cannot create: File exists");
+  EXPECT_EQ(get(dir / "f"), "precious");
+  fs::create_symlink(dir / "elsewhere", dir / "link");
+  EXPECT_FALSE(File::create(dir / "link"));
+  EXPECT_FALSE(path_exists(dir / "elsewhere"));
+}
+
+TEST(File, AnAnonymousFileLeavesNoName) {
+  const TempDir dir;
+  const File file = *File::create_anonymous(dir.path());
+  ASSERT_TRUE(file.write_at(0, as_bytes("abc")));
+  EXPECT_EQ(read_text(file, 0, 3), "abc");
+  EXPECT_TRUE(list_directory(dir.path())->empty());
+}
+
+TEST(File, AnAnonymousFileNeedsNoTmpfileSupport) {
+  const TempDir dir;
+  SysCalls old = sys();
+  old.open = [](const char* path, int flags, mode_t mode) {
+    if ((flags & O_TMPFILE) == O_TMPFILE) {
+      errno = EOPNOTSUPP;
+      return -1;
+    }
+    return ::open(path, flags, mode);
+  };
+  const ScopedSysCalls scope(old);
+  const File first = *File::create_anonymous(dir.path());
+  const File second = *File::create_anonymous(dir.path());
+  ASSERT_TRUE(first.write_at(0, as_bytes("abc")));
+  EXPECT_EQ(*second.size(), 0);
+  EXPECT_TRUE(list_directory(dir.path())->empty());
+}
+
+TEST(File, AllocateSetsTheLength) {
+  const TempDir dir;
+  const File file = *File::create(dir / "f");
+  ASSERT_TRUE(file.allocate(10'000));
+  EXPECT_EQ(*file.size(), 10'000);
+  const File empty = *File::create(dir / "empty");
+  ASSERT_TRUE(empty.allocate(0));
+  EXPECT_EQ(*empty.size(), 0);
+}
+
+TEST(File, AllocateFallsBackToASparseFile) {
+  const TempDir dir;
+  SysCalls old = sys();
+  old.fallocate = [](int, int, off_t, off_t) {
+    errno = EOPNOTSUPP;
+    return -1;
+  };
+  const ScopedSysCalls scope(old);
+  const File file = *File::create(dir / "f");
+  ASSERT_TRUE(file.allocate(5000));
+  EXPECT_EQ(*file.size(), 5000);
+}
+
+TEST(File, AllocateReportsAFullDisk) {
+  const TempDir dir;
+  SysCalls full = sys();
+  full.fallocate = [](int, int, off_t, off_t) {
+    errno = ENOSPC;
+    return -1;
+  };
+  const ScopedSysCalls scope(full);
+  const File file = *File::create(dir / "f");
+  EXPECT_EQ(message_of(file.allocate(5000)), dir / "f: cannot reserve 5000 bytes: No space left on device");
+}
+
+TEST(File, CloseReportsWhatADestructorCouldNot) {
+  const TempDir dir;
+  File file = *File::create(dir / "f");
+  SysCalls full = sys();
+  full.close = [](int fd) {
+    ::close(fd);
+    errno = EDQUOT;
+    return -1;
+  };
+  const ScopedSysCalls scope(full);
+  EXPECT_EQ(message_of(file.close()), dir / "f: cannot close: Disk quota exceeded");
+  EXPECT_TRUE(file.close()) << "closed is closed";
+}
+
+TEST(File, MovingHandsOverTheDescriptor) {
+  const TempDir dir;
+  const std::string path = dir / "f";
+  put(path, "abc");
+  {
+    File a = *File::open(path);
+    File b = std::move(a);
+    EXPECT_EQ(read_text(b, 0, 3), "abc");
+    EXPECT_EQ(open_files_in(dir.path()), 1);
+  }
+  EXPECT_EQ(open_files_in(dir.path()), 0);
+}
+
+TEST(ReadWholeFile, RefusesAFileAboveTheLimit) {
+  const TempDir dir;
+  put(dir / "f", "0123456789");
+  EXPECT_EQ(*read_whole_file(dir / "f", 10), "0123456789");
+  EXPECT_EQ(read_whole_file(dir / "f", 9).error().message(), dir / "f: expected at most 9 bytes, got 10");
+}
+
+// ---- directories and names
+
+TEST(Directory, ListingIsSortedAndFollowsLinks) {
+  const TempDir dir;
+  put(dir / "b", "12345");
+  put(dir / ".a", "");
+  fs::create_directory(dir / "c");
+  fs::create_symlink("b", dir / "link");
+  fs::create_symlink("nowhere", dir / "dangling");
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  const auto entries = *list_directory(dir.path());
+  ASSERT_EQ(entries.size(), 4U);
+  EXPECT_EQ(entries[0].name, ".a");
+  EXPECT_EQ(entries[1].name, "b");
+  EXPECT_EQ(entries[1].size, 5);
+  EXPECT_GT(entries[1].mtime_ns, 1'000'000'000'000'000'000);
+  EXPECT_TRUE(entries[2].is_directory);
+  EXPECT_EQ(entries[3].name, "link");
+  EXPECT_EQ(entries[3].size, 5);
+  EXPECT_EQ(list_directory(dir / "no").error().message(), dir / "no: cannot list: No such file or directory");
+}
+
+TEST(Directory, RemoveTreeFollowsNoLinks) {
+  const TempDir dir;
+  fs::create_directories(dir / "tree/sub/deeper");
+  fs::create_directory(dir / "outside");
+  put(dir / "outside/precious", "p");
+  put(dir / "tree/sub/f", "x");
+  fs::create_directory_symlink(dir / "outside", dir / "tree/sub/link");
+  fs::create_symlink("nowhere", dir / "tree/dangling");
+  ASSERT_TRUE(remove_tree(dir / "tree"));
+  EXPECT_FALSE(path_exists(dir / "tree"));
+  EXPECT_EQ(get(dir / "outside/precious"), "p");
+}
+
+TEST(Directory, RemoveTreeRefusesALinkToADirectory) {
+  const TempDir dir;
+  fs::create_directory(dir / "outside");
+  put(dir / "outside/precious", "p");
+  fs::create_directory_symlink(dir / "outside", dir / "link");
+  EXPECT_FALSE(remove_tree(dir / "link"));
+  EXPECT_FALSE(remove_tree(dir / "link/"));
+  EXPECT_EQ(get(dir / "outside/precious"), "p");
+}
+
+TEST(Directory, RemoveTreeSaysWhatItCannotRemove) {
+  const TempDir dir;
+  fs::create_directory(dir / "tree");
+  put(dir / "tree/f", "x");
+  SysCalls stubborn = sys();
+  stubborn.unlink = [](const char*) {
+    errno = EPERM;
+    return -1;
+  };
+  const ScopedSysCalls scope(stubborn);
+  EXPECT_EQ(message_of(remove_tree(dir / "tree")), dir / "tree/f: cannot remove: Operation not permitted");
+}
+
+TEST(Directory, MakeDirectoryRefusesWhatIsThere) {
+  const TempDir dir;
+  ASSERT_TRUE(make_directory(dir / "d"));
+  EXPECT_TRUE(is_directory(dir / "d"));
+  EXPECT_EQ(message_of(make_directory(dir / "d")), dir / "d: cannot make the directory: File exists");
+  EXPECT_TRUE(sync_directory(dir / "d"));
+  EXPECT_FALSE(sync_directory(dir / "absent"));
+  EXPECT_GT(*free_space(dir.path()), 0);
+}
+
+TEST(Rename, ReplacesNothing) {
+  const TempDir dir;
+  fs::create_directory(dir / "new");
+  put(dir / "new/f", "new");
+  fs::create_directory(dir / "old");
+  EXPECT_EQ(message_of(rename_no_replace(dir / "new", dir / "old")),
+            dir / "old: cannot move the finished output into place: File exists");
+  ASSERT_TRUE(rename_no_replace(dir / "new", dir / "fresh"));
+  EXPECT_EQ(get(dir / "fresh/f"), "new");
+}
+
+TEST(Rename, ReplacesNothingWhereTheFileSystemLacksTheFlag) {
+  const TempDir dir;
+  put(dir / "new", "new");
+  put(dir / "old", "old");
+  SysCalls plain = sys();
+  plain.rename = [](const char* from, const char* to, unsigned flags) {
+    if (flags == 0) return ::rename(from, to);
+    errno = EINVAL;
+    return -1;
+  };
+  const ScopedSysCalls scope(plain);
+  EXPECT_FALSE(rename_no_replace(dir / "new", dir / "old"));
+  EXPECT_EQ(get(dir / "old"), "old");
+  ASSERT_TRUE(rename_no_replace(dir / "new", dir / "fresh"));
+  EXPECT_EQ(get(dir / "fresh"), "new");
+}
+
+TEST(Rename, ExchangeSwapsTwoDirectories) {
+  const TempDir dir;
+  fs::create_directory(dir / "a");
+  fs::create_directory(dir / "b");
+  put(dir / "a/f", "from a");
+  put(dir / "b/f", "from b");
+  const Status swapped = exchange_paths(dir / "a", dir / "b");
+  if (!swapped && errno == EINVAL) GTEST_SKIP() << "the file system cannot exchange names";
+  ASSERT_TRUE(swapped);
+  EXPECT_EQ(get(dir / "a/f"), "from b");
+  EXPECT_EQ(get(dir / "b/f"), "from a");
+  EXPECT_EQ(message_of(exchange_paths(dir / "a", dir / "no")),
+            dir / "no: cannot exchange with " + (dir / "a: No such file or directory"));
+}
+
+TEST(Paths, JoinParentAndBaseName) {
+  EXPECT_EQ(path_join("a", "b"), "a/b");
+  EXPECT_EQ(path_join("a/", "b"), "a/b");
+  EXPECT_EQ(path_join("", "b"), "b");
+  EXPECT_EQ(parent_path("a/b/"), "a");
+  EXPECT_EQ(parent_path("b"), ".");
+  EXPECT_EQ(parent_path("/b"), "/");
+  EXPECT_EQ(parent_path("/"), "/");
+  EXPECT_EQ(base_name("a/b/"), "b");
+  EXPECT_EQ(base_name("b"), "b");
+}
+
+TEST(Paths, ANameFromMetadataMustStayInsideTheDirectory) {
+  for (const char* good : {"a", "__0_0.distcp", "sharded/x.safetensors", "..a", "a..", ".metadata"})
+    EXPECT_TRUE(is_safe_relative_path(good)) << good;
+  for (const char* bad : {"", "/etc/passwd", "..", "../x", "a/../x", "a/..", ".", "./a", "a//b", "a/", "C:\\x", "a\\b"})
+    EXPECT_FALSE(is_safe_relative_path(bad)) << bad;
+  EXPECT_FALSE(is_safe_relative_path(std::string_view("a\0b", 3)));
+}
+
+TEST(Paths, ADanglingLinkExists) {
+  const TempDir dir;
+  fs::create_symlink("nowhere", dir / "link");
+  EXPECT_TRUE(path_exists(dir / "link"));
+  EXPECT_FALSE(path_exists(dir / "nowhere"));
+  EXPECT_FALSE(is_directory(dir / "link"));
+}
+
+// ---- FilePool
+
+TEST(FilePool, KeepsNoMoreOpenThanItsCapacity) {
+  const TempDir dir;
+  for (int i = 0; i < 10; ++i) put(dir / std::to_string(i), std::to_string(i));
+  FilePool pool(3);
+  for (int round = 0; round < 2; ++round)
+    for (int i = 0; i < 10; ++i) {
+      EXPECT_EQ(read_text(**pool.open(dir / std::to_string(i)), 0, 1), std::to_string(i));
+      EXPECT_LE(open_files_in(dir.path()), 3);
+    }
+}
+
+TEST(FilePool, LetsGoOfTheLeastRecentlyUsed) {
+  const TempDir dir;
+  for (const char* name : {"a", "b", "c"}) put(dir / name, name);
+  FilePool pool(2);
+  const File* a = pool.open(dir / "a")->get();
+  ASSERT_TRUE(pool.open(dir / "b"));
+  ASSERT_TRUE(pool.open(dir / "a"));
+  ASSERT_TRUE(pool.open(dir / "c"));
+  EXPECT_EQ(pool.open(dir / "a")->get(), a) << "b went, a stayed";
+}
+
+TEST(FilePool, AHeldFileSurvivesEviction) {
+  const TempDir dir;
+  for (int i = 0; i < 5; ++i) put(dir / std::to_string(i), std::to_string(i));
+  FilePool pool(1);
+  std::vector<std::shared_ptr<const File>> held;
+  for (int i = 0; i < 5; ++i) held.push_back(*pool.open(dir / std::to_string(i)));
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(read_text(*held[i], 0, 1), std::to_string(i));
+  EXPECT_EQ(open_files_in(dir.path()), 5);
+  held.clear();
+  EXPECT_EQ(open_files_in(dir.path()), 1);
+}
+
+TEST(FilePool, NeverLetsGoOfAPinnedFile) {
+  const TempDir dir;
+  for (int i = 0; i < 5; ++i) put(dir / std::to_string(i), std::to_string(i));
+  FilePool pool(2);
+  ASSERT_TRUE(pool.open(dir / "0"));
+  ASSERT_TRUE(pool.open(dir / "1"));
+  put(dir / "hidden", "pinned");
+  pool.pin("(spool)", *File::open(dir / "hidden"));
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(pool.open(dir / std::to_string(i)));
+    EXPECT_LE(open_files_in(dir.path()), 2);
+  }
+  EXPECT_EQ(read_text(**pool.open("(spool)"), 0, 6), "pinned");
+}
+
+TEST(FilePool, AnErrorIsNotKept) {
+  const TempDir dir;
+  FilePool pool(2);
+  EXPECT_FALSE(pool.open(dir / "late"));
+  put(dir / "late", "x");
+  EXPECT_TRUE(pool.open(dir / "late"));
+}
+
+TEST(FilePool, ServesSeveralThreads) {
+  const TempDir dir;
+  for (int i = 0; i < 8; ++i) put(dir / std::to_string(i), std::to_string(i));
+  FilePool pool(3);
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 500; ++i) {
+        const std::string name = std::to_string((i * 7 + t) % 8);
+        wrong += read_text(**pool.open(dir / name), 0, 1) != name;
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(open_files_in(dir.path()), 3);
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,117 @@
+#include "lib/base/text.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace reshard {
+namespace {
+
+TEST(Text, WithCommas) {
+  EXPECT_EQ(with_commas(0), "0");
+  EXPECT_EQ(with_commas(999), "999");
+  EXPECT_EQ(with_commas(1000), "1,000");
+  EXPECT_EQ(with_commas(1498482688), "1,498,482,688");
+  EXPECT_EQ(with_commas(-100), "-100");
+  EXPECT_EQ(with_commas(-1000), "-1,000");
+  EXPECT_EQ(with_commas(INT64_MAX), "9,223,372,036,854,775,807");
+}
+
+TEST(Text, HumanBytesKeepsThreeDigits) {
+  EXPECT_EQ(human_bytes(0), "0 B");
+  EXPECT_EQ(human_bytes(864), "864 B");
+  EXPECT_EQ(human_bytes(1000), "1.00 kB");
+  EXPECT_EQ(human_bytes(9'994), "9.99 kB");
+  EXPECT_EQ(human_bytes(9'996), "10.0 kB");
+  EXPECT_EQ(human_bytes(99'960), "100 kB");
+  EXPECT_EQ(human_bytes(999'499), "999 kB");
+  EXPECT_EQ(human_bytes(999'500), "1.00 MB");
+  EXPECT_EQ(human_bytes(2'996'965'376), "3.00 GB");
+  EXPECT_EQ(human_bytes(INT64_MAX), "9.22 EB");
+}
+
+TEST(Text, HumanSeconds) {
+  EXPECT_EQ(human_seconds(0.4), "0.4 s");
+  EXPECT_EQ(human_seconds(59.94), "59.9 s");
+  EXPECT_EQ(human_seconds(59.97), "1 m 00 s");
+  EXPECT_EQ(human_seconds(80), "1 m 20 s");
+}
+
+TEST(Text, ParseBytesTakesDecimalAndBinaryUnits) {
+  EXPECT_EQ(*parse_bytes("1000"), 1000);
+  EXPECT_EQ(*parse_bytes("0"), 0);
+  EXPECT_EQ(*parse_bytes("64B"), 64);
+  EXPECT_EQ(*parse_bytes("100kB"), 100'000);
+  EXPECT_EQ(*parse_bytes("5GB"), 5'000'000'000);
+  EXPECT_EQ(*parse_bytes("5 GB"), 5'000'000'000);
+  EXPECT_EQ(*parse_bytes("1.5MiB"), 3 << 19);
+  EXPECT_EQ(*parse_bytes("256MiB"), 256 << 20);
+}
+
+TEST(Text, ParseBytesRefusesWhatIsNoSize) {
+  for (const char* bad : {"", "GB", "-1", "5XB", "5gb", "1.2.3", ".", "1e3", "12345678TB", "0x10", "5 GB "}) {
+    const auto r = parse_bytes(bad);
+    ASSERT_FALSE(r) << bad;
+    EXPECT_EQ(r.error().code(), ErrorCode::kUsage);
+    EXPECT_EQ(r.error().message(), "'" + std::string(bad) + "' is not a size; write one like 256MiB, 5GB or 1000");
+  }
+}
+
+// The definition, by recursion.
+bool slow_match(std::string_view p, std::string_view n) {
+  if (p.empty()) return n.empty();
+  if (p[0] == '*') return slow_match(p.substr(1), n) || (!n.empty() && slow_match(p, n.substr(1)));
+  if (n.empty()) return false;
+  if (const auto close = p.find(']', 1); p[0] == '[' && close != std::string_view::npos)
+    return p.substr(1, close - 1).find(n[0]) != std::string_view::npos && slow_match(p.substr(close + 1), n.substr(1));
+  return (p[0] == '?' || p[0] == n[0]) && slow_match(p.substr(1), n.substr(1));
+}
+
+TEST(Text, GlobAgreesWithItsDefinition) {
+  std::mt19937 rng(3);
+  const auto random_text = [&](std::string_view alphabet, std::size_t longest) {
+    std::string s(rng() % (longest + 1), ' ');
+    for (char& c : s) c = alphabet[rng() % alphabet.size()];
+    return s;
+  };
+  for (int i = 0; i < 50'000; ++i) {
+    const std::string pattern = random_text("ab*?[]", 7), name = random_text("ab[", 8);
+    ASSERT_EQ(glob_match(pattern, name), slow_match(pattern, name)) << pattern << " on " << name;
+  }
+}
+
+TEST(Text, GlobTakesDotsAndSlashesLikeAnyOther) {
+  EXPECT_TRUE(glob_match("optimizer.*", "optimizer.state.layers.0.weight.exp_avg"));
+  EXPECT_TRUE(glob_match("layers.[01].*.weight", "layers.1.attention.wq.weight"));
+  EXPECT_FALSE(glob_match("layers.[01].*", "layers.10.x"));
+  EXPECT_FALSE(glob_match("*.bias", "bias"));
+  EXPECT_TRUE(any_glob_matches({"x", "y*"}, "yz"));
+  EXPECT_FALSE(any_glob_matches({}, "yz"));
+}
+
+TEST(Text, GlobWithManyStarsIsFast) {
+  std::string pattern;
+  for (int i = 0; i < 1000; ++i) pattern += "a*";
+  EXPECT_FALSE(glob_match(pattern + "b", std::string(5000, 'a')));
+}
+
+TEST(Text, PrintableHidesControlBytes) {
+  EXPECT_EQ(printable("layers.0"), "layers.0");
+  EXPECT_EQ(printable(std::string_view("a\x1b[2J\n\0\x7f", 8)), "a\\x1b[2J\\x0a\\x00\\x7f");
+  EXPECT_EQ(printable("\xc3\xa9"), "\xc3\xa9");
+}
+
+TEST(Text, SplitAndJoinAreInverse) {
+  EXPECT_EQ(split("a,,b", ','), (std::vector<std::string>{"a", "", "b"}));
+  EXPECT_EQ(split("", ','), std::vector<std::string>{""});
+  EXPECT_EQ(join(split("a,,b,", ','), ","), "a,,b,");
+  EXPECT_EQ(join({}, ","), "");
+}
+
+TEST(Text, DimsText) {
+  EXPECT_EQ(dims_text({}), "[]");
+  EXPECT_EQ(dims_text({128256, 2048}), "[128256, 2048]");
+}
+
+}  // namespace
+}  // namespace reshard

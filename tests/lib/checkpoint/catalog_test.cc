@@ -1,0 +1,149 @@
+#include "lib/checkpoint/catalog.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace reshard {
+namespace {
+
+Fragment fragment(const Box& box, Extent extent = {}) {
+  Fragment f;
+  f.box = box;
+  f.strides = row_major_strides(box.shape);
+  f.extent = extent;
+  return f;
+}
+
+TEST(FragmentList, GivesBackWhatWasAdded) {
+  FragmentList list(2);
+  const Fragment plain = fragment({{0, 0}, {2, 3}}, {1, 64, 24});
+  Fragment rare = fragment({{2, 0}, {2, 3}}, {0, 128, 48});
+  rare.strides = {1, 2};
+  rare.start = 12;
+  rare.crc = 0;
+  rare.big_endian = true;
+  list.add(plain);
+  list.add(rare);
+  list.add(plain);
+  ASSERT_EQ(list.size(), 3U);
+  EXPECT_EQ(list.get(0), plain);
+  EXPECT_EQ(list.get(1), rare) << "a CRC of zero is a CRC";
+  EXPECT_EQ(list.get(2), plain);
+  EXPECT_EQ(list.box(1), rare.box);
+  EXPECT_EQ(list.extent(1), rare.extent);
+  EXPECT_TRUE(FragmentList(3).empty());
+}
+
+TEST(FragmentList, AgreesWithAVectorOfFragments) {
+  std::mt19937 rng(5);
+  const auto number = [&](unsigned n) { return static_cast<Index>(rng() % n); };
+  for (int round = 0; round < 200; ++round) {
+    const int rank = static_cast<int>(rng() % 5);
+    FragmentList list(rank);
+    std::vector<Fragment> plain;
+    const auto random_fragment = [&] {
+      Fragment f;
+      for (int d = 0; d < rank; ++d) {
+        f.box.origin.push_back(number(100));
+        f.box.shape.push_back(number(10));
+      }
+      f.strides = row_major_strides(f.box.shape);
+      if (rank > 0 && rng() % 3 == 0) f.strides[0] += 1;
+      f.extent = {static_cast<std::uint32_t>(rng() % 9), number(1000), number(1000)};
+      if (rng() % 3 == 0) f.start = number(50);
+      if (rng() % 3 == 0) f.crc = static_cast<std::uint32_t>(rng());
+      f.big_endian = rng() % 5 == 0;
+      return f;
+    };
+    for (int i = 0; i < 30; ++i) {
+      const Fragment f = random_fragment();
+      if (!plain.empty() && rng() % 3 == 0) {
+        const std::size_t at = rng() % plain.size();
+        list.set(at, f);
+        plain[at] = f;
+      } else {
+        list.add(f);
+        plain.push_back(f);
+      }
+    }
+    ASSERT_EQ(list.size(), plain.size());
+    for (std::size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(list.get(i), plain[i]);
+  }
+}
+
+TEST(Catalog, RefusesASecondTensorOfTheSameName) {
+  Catalog c;
+  c.root = "step-10";
+  Tensor t;
+  t.name = "w\n";
+  ASSERT_TRUE(c.add(t));
+  const Status again = c.add(t);
+  ASSERT_FALSE(again);
+  EXPECT_EQ(again.error().message(), "step-10: tensor 'w\\x0a' is there twice");
+  EXPECT_EQ(c.tensors().size(), 1U);
+}
+
+TEST(Catalog, FindsTensorsAlsoAfterSorting) {
+  Catalog c;
+  for (const char* name : {"layers.10.w", "layers.2.w", "a", "layers.2.b"}) {
+    Tensor t;
+    t.name = name;
+    ASSERT_TRUE(c.add(t));
+  }
+  c.blobs.push_back({"b10", {}, {}, false});
+  c.blobs.push_back({"b9", {}, {}, false});
+  c.sort_by_name();
+  std::vector<std::string> names;
+  for (const Tensor& t : c.tensors()) names.push_back(t.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "layers.2.b", "layers.2.w", "layers.10.w"}));
+  for (std::size_t i = 0; i < names.size(); ++i) EXPECT_EQ(c.find(names[i]), i);
+  EXPECT_EQ(c.find("absent"), std::nullopt);
+  EXPECT_EQ(c.blobs[0].name, "b9");
+}
+
+TEST(Catalog, AddsUpBytesAndNamesFiles) {
+  Catalog c;
+  c.root = "ckpt";
+  c.files = {{"__0_0.distcp", 10}};
+  Tensor t;
+  t.name = "w";
+  t.dtype = DType::kBFloat16;
+  t.shape = {3, 5};
+  ASSERT_TRUE(c.add(t));
+  EXPECT_EQ(c.tensor_bytes(), 30);
+  EXPECT_EQ(c.file_path(0), "ckpt/__0_0.distcp");
+}
+
+TEST(NaturalLess, CountsRunsOfDigitsAsNumbers) {
+  EXPECT_TRUE(natural_less("layers.2", "layers.10"));
+  EXPECT_FALSE(natural_less("layers.10", "layers.2"));
+  EXPECT_TRUE(natural_less("layers.2", "layers.2.w"));
+  EXPECT_TRUE(natural_less("a9b", "a10a"));
+  EXPECT_TRUE(natural_less("a01", "a1"));
+  EXPECT_FALSE(natural_less("a", "a"));
+  EXPECT_TRUE(natural_less("a99999999999999999999998", "a99999999999999999999999"));
+}
+
+TEST(NaturalLess, IsAStrictOrder) {
+  std::mt19937 rng(6);
+  std::vector<std::string> names;
+  for (int i = 0; i < 60; ++i) {
+    std::string s(rng() % 6, ' ');
+    for (char& c : s) c = "ab.0129"[rng() % 7];
+    names.push_back(s);
+  }
+  for (const auto& a : names)
+    for (const auto& b : names) {
+      ASSERT_EQ(natural_less(a, b) || natural_less(b, a), a != b) << a << " " << b;
+      ASSERT_FALSE(natural_less(a, b) && natural_less(b, a)) << a << " " << b;
+      if (!natural_less(a, b)) continue;
+      for (const auto& c : names)
+        if (natural_less(b, c)) {
+          ASSERT_TRUE(natural_less(a, c)) << a << " " << b << " " << c;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,318 @@
+#include "lib/layout/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+// ---- Mesh
+
+std::string parse_error(std::string_view text) {
+  const auto mesh = Mesh::parse(text);
+  if (mesh) return "parsed as " + mesh->to_string();
+  EXPECT_EQ(mesh.error().code(), ErrorCode::kUsage);
+  return mesh.error().message();
+}
+
+TEST(Mesh, ParsePutsAxesIntoTheOrderOfRanks) {
+  const Mesh mesh = *Mesh::parse("tp=4,pp=3,dp_shard=2");
+  EXPECT_EQ(mesh.axes(), (std::vector<MeshAxis>{{"pp", 3}, {"dp_shard", 2}, {"tp", 4}}));
+  EXPECT_EQ(mesh.ranks(), 24);
+  EXPECT_EQ(mesh.size("tp"), 4);
+  EXPECT_EQ(mesh.size("cp"), 1);
+  EXPECT_EQ(mesh.to_string(), "pp=3, dp_shard=2, tp=4");
+}
+
+TEST(Mesh, AxesOfOneRankVanish) {
+  EXPECT_EQ(Mesh::parse("tp=1,cp=2")->to_string(), "cp=2");
+  EXPECT_EQ(Mesh::parse("tp=1")->to_string(), "one rank");
+  EXPECT_EQ(Mesh().ranks(), 1);
+}
+
+TEST(Mesh, ParseSaysWhatIsWrong) {
+  EXPECT_EQ(parse_error(""), "mesh '': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got ''");
+  EXPECT_EQ(parse_error("tp=2,ep=4"),
+            "mesh 'tp=2,ep=4': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got 'ep=4'");
+  EXPECT_EQ(parse_error("tp"), "mesh 'tp': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got 'tp'");
+  EXPECT_EQ(parse_error("tp=2,"),
+            "mesh 'tp=2,': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got ''");
+  EXPECT_EQ(parse_error("tp=0"), "mesh axis 'tp': expected a size from 1 to 1,000,000, got '0'");
+  EXPECT_EQ(parse_error("tp=-2"), "mesh axis 'tp': expected a size from 1 to 1,000,000, got '-2'");
+  EXPECT_EQ(parse_error("tp="), "mesh axis 'tp': expected a size from 1 to 1,000,000, got ''");
+  EXPECT_EQ(parse_error("tp=2x"), "mesh axis 'tp': expected a size from 1 to 1,000,000, got '2x'");
+  EXPECT_EQ(parse_error("tp=99999999999999999999"),
+            "mesh axis 'tp': expected a size from 1 to 1,000,000, got '99999999999999999999'");
+  EXPECT_EQ(parse_error("tp=2,tp=2"), "mesh axis 'tp' is given twice");
+  EXPECT_EQ(parse_error("tp=1,tp=2"), "mesh axis 'tp' is given twice");
+  EXPECT_EQ(parse_error("tp=1001,dp_shard=1000"), "mesh 'tp=1001,dp_shard=1000': expected at most 1,000,000 ranks");
+  EXPECT_EQ(parse_error("pp=1000000,dp_replicate=1000000,dp_shard=1000000,cp=1000000"),
+            "mesh 'pp=1000000,dp_replicate=1000000,dp_shard=1000000,cp=1000000': expected at most 1,000,000 ranks");
+  EXPECT_EQ(parse_error("\x1b[2J=3"),
+            "mesh '\\x1b[2J=3': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got '\\x1b[2J=3'");
+}
+
+TEST(Mesh, TheLastAxisIsTheFastest) {
+  const Mesh mesh = *Mesh::parse("pp=2,dp_shard=3,tp=4");
+  Index rank = 0;
+  for (Index pp = 0; pp < 2; ++pp)
+    for (Index dp = 0; dp < 3; ++dp)
+      for (Index tp = 0; tp < 4; ++tp, ++rank) {
+        EXPECT_EQ(mesh.coordinate(rank, "pp"), pp);
+        EXPECT_EQ(mesh.coordinate(rank, "dp_shard"), dp);
+        EXPECT_EQ(mesh.coordinate(rank, "tp"), tp);
+        EXPECT_EQ(mesh.coordinate(rank, "cp"), 0);
+      }
+}
+
+// ---- chunk
+
+TEST(Chunk, RoundsUpAndLeavesTheLastOnesShortOrEmpty) {
+  const auto lengths = [](Index size, Index n) {
+    std::vector<Index> out;
+    for (Index k = 0; k < n; ++k) out.push_back(chunk(size, n, k).end - chunk(size, n, k).begin);
+    return out;
+  };
+  EXPECT_EQ(lengths(5, 4), (std::vector<Index>{2, 2, 1, 0}));
+  EXPECT_EQ(lengths(2, 4), (std::vector<Index>{1, 1, 0, 0}));
+  EXPECT_EQ(lengths(0, 3), (std::vector<Index>{0, 0, 0}));
+  EXPECT_EQ(lengths(257, 8), (std::vector<Index>{33, 33, 33, 33, 33, 33, 33, 26}));
+  EXPECT_EQ(chunk(5, 4, 3).begin, 5);
+}
+
+TEST(Chunk, DoesNotOverflowAtTheTop) {
+  Index next = 0;
+  for (Index k = 0; k < 4; ++k) {
+    const Interval piece = chunk(INT64_MAX, 4, k);
+    EXPECT_EQ(piece.begin, next);
+    next = piece.end;
+  }
+  EXPECT_EQ(next, INT64_MAX);
+  EXPECT_EQ(chunk(INT64_MAX, 1'000'000, 999'999).end, INT64_MAX);
+}
+
+// ---- owned: what torch does, by facts
+
+Mesh mesh_of(std::string_view text) { return *Mesh::parse(text); }
+
+std::vector<Box> all_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape) {
+  std::vector<Box> out;
+  for (Index r = 0; r < mesh.ranks(); ++r) out.push_back(*owned(mesh, placement, shape, r));
+  return out;
+}
+
+TEST(Owned, WithoutSplitsEveryRankHoldsAll) {
+  for (const Box& box : all_boxes(mesh_of("dp_shard=2,tp=2"), {}, {3, 4})) EXPECT_EQ(box, whole({3, 4}));
+  EXPECT_EQ(*owned(Mesh(), {{{{"tp"}, 0}}}, {5}, 0), whole({5}));
+}
+
+TEST(Owned, AnEmptyShardStandsAtTheEndOfTheDimension) {
+  // torch.chunk of 5 rows over 4 ranks.
+  const auto boxes = all_boxes(mesh_of("dp_shard=4"), {{{{"dp_shard"}, 0}}}, {5, 2});
+  EXPECT_EQ(boxes[0], (Box{{0, 0}, {2, 2}}));
+  EXPECT_EQ(boxes[1], (Box{{2, 0}, {2, 2}}));
+  EXPECT_EQ(boxes[2], (Box{{4, 0}, {1, 2}}));
+  EXPECT_EQ(boxes[3], (Box{{5, 0}, {0, 2}}));
+}
+
+TEST(Owned, EmptyShardsOfSeveralCutsAllStandAtTheEnd) {
+  // Two rows on 2 x 2: ranks 1 and 3 have nothing, and torch (from 2.8) puts both at row 2.
+  const auto boxes = all_boxes(mesh_of("dp_shard=2,tp=2"), {{{{"dp_shard"}, 0}, {{"tp"}, 0}}}, {2});
+  EXPECT_EQ(boxes, (std::vector<Box>{{{0}, {1}}, {{2}, {0}}, {{1}, {1}}, {{2}, {0}}}));
+}
+
+TEST(Owned, ShardsOfNothingStandAtZero) {
+  for (const Box& box : all_boxes(mesh_of("tp=3"), {{{{"tp"}, 0}}}, {0, 4})) EXPECT_EQ(box, (Box{{0, 0}, {0, 4}}));
+}
+
+TEST(Owned, TwoSplitsOfTwoDimensionsMakeAGrid) {
+  const auto boxes = all_boxes(mesh_of("dp_shard=2,tp=2"), {{{{"dp_shard"}, 0}, {{"tp"}, 1}}}, {4, 6});
+  EXPECT_EQ(boxes, (std::vector<Box>{{{0, 0}, {2, 3}}, {{0, 3}, {2, 3}}, {{2, 0}, {2, 3}}, {{2, 3}, {2, 3}}}));
+}
+
+TEST(Owned, SplitsOfOneDimensionSubdivideLeftToRight) {
+  const auto boxes = all_boxes(mesh_of("dp_shard=2,tp=2"), {{{{"dp_shard"}, 0}, {{"tp"}, 0}}}, {8});
+  for (Index r = 0; r < 4; ++r) EXPECT_EQ(boxes[static_cast<std::size_t>(r)].origin[0], 2 * r);
+}
+
+TEST(Owned, Fsdp2OverTensorParallelIsTorchsStridedShard) {
+  // [_StridedShard(0, split_factor=2), Shard(0)] on (dp, tp), 16 rows: ranks 0..3 start at 0, 8, 4, 12.
+  const auto boxes = all_boxes(mesh_of("dp_shard=2,tp=2"), {{{{"tp"}, 0}, {{"dp_shard"}, 0}}}, {16, 3});
+  EXPECT_EQ(boxes, (std::vector<Box>{{{0, 0}, {4, 3}}, {{8, 0}, {4, 3}}, {{4, 0}, {4, 3}}, {{12, 0}, {4, 3}}}));
+}
+
+TEST(Owned, SeveralAxesCutAsOneTheFirstTheSlowest) {
+  // FSDP over dp_shard x cp: ceil(10 / 6) = 2 rows a rank, not ceil(ceil(10 / 2) / 3).
+  const auto boxes = all_boxes(mesh_of("dp_shard=2,cp=3"), {{{{"dp_shard", "cp"}, 0}}}, {10});
+  for (Index r = 0; r < 6; ++r)
+    EXPECT_EQ(boxes[static_cast<std::size_t>(r)], (Box{{std::min<Index>(10, 2 * r)}, {r < 5 ? 2 : 0}}));
+}
+
+TEST(Owned, AnotherPipelineStagesTensorIsNotOwnedAtAll) {
+  const Mesh mesh = mesh_of("pp=2,tp=2");
+  const Placement second{{{{"tp"}, 0}}, 1};
+  EXPECT_EQ(owned(mesh, second, {4}, 0), std::nullopt);
+  EXPECT_EQ(owned(mesh, second, {4}, 1), std::nullopt);
+  EXPECT_EQ(owned(mesh, second, {4}, 2), (Box{{0}, {2}}));
+  EXPECT_EQ(owned(mesh, second, {4}, 3), (Box{{2}, {2}}));
+  EXPECT_EQ(owned(mesh_of("tp=2"), second, {4}, 1), (Box{{2}, {2}})) << "no pipeline, one stage";
+}
+
+// ---- owned against torch.chunk done to real arrays
+
+// A local tensor: which elements of the whole it holds, in row-major order.
+struct LocalArray {
+  Dims shape;
+  std::vector<Index> elements;
+};
+
+// torch.chunk(t, n, dim)[k], element by element; past torch's last piece, nothing.
+LocalArray chunk_of(const LocalArray& t, Index n, int dim, Index k) {
+  const Index size = t.shape[dim];
+  const Index piece = std::max<Index>(1, (size + n - 1) / n);
+  LocalArray out{t.shape, {}};
+  out.shape[dim] = 0;
+  for (Index i = k * piece; i < size && i < (k + 1) * piece; ++i) ++out.shape[dim];
+  Index inner = 1;
+  for (int d = dim + 1; d < t.shape.rank(); ++d) inner *= t.shape[d];
+  for (std::size_t e = 0; e < t.elements.size(); ++e) {
+    const Index along = static_cast<Index>(e) / inner % size;
+    if (along / piece == k) out.elements.push_back(t.elements[e]);
+  }
+  return out;
+}
+
+std::vector<Index> elements_of(const Box& box, const Dims& shape) {
+  const Dims strides = row_major_strides(shape);
+  std::vector<Index> out = {0};
+  for (int d = 0; d < shape.rank(); ++d) {
+    std::vector<Index> next;
+    for (const Index base : out)
+      for (Index i = box.begin(d); i < box.end(d); ++i) next.push_back(base + i * strides[d]);
+    out = std::move(next);
+  }
+  return out;
+}
+
+// A rank's coordinates, counted up like an odometer rather than divided down.
+std::vector<std::map<std::string, Index>> coordinates_of_ranks(const Mesh& mesh) {
+  std::vector<std::map<std::string, Index>> ranks = {{}};
+  for (const MeshAxis& axis : mesh.axes()) {
+    std::vector<std::map<std::string, Index>> next;
+    for (const auto& outer : ranks)
+      for (Index i = 0; i < axis.size; ++i) {
+        next.push_back(outer);
+        next.back()[axis.name] = i;
+      }
+    ranks = std::move(next);
+  }
+  return ranks;
+}
+
+struct RandomCase {
+  Mesh mesh;
+  Placement placement;
+  Dims shape;
+};
+
+RandomCase random_case(std::mt19937& rng) {
+  static const std::vector<std::string> kAxes = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+  static const std::vector<Index> kPrimes = {101, 127, 257, 509, 1003, 1009};
+  RandomCase c;
+  std::vector<std::string> names = kAxes;
+  std::shuffle(names.begin(), names.end(), rng);
+  names.resize(rng() % 5);
+  std::vector<MeshAxis> axes;
+  for (const std::string& name : kAxes)
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      axes.push_back({name, static_cast<Index>(1 + rng() % 5)});
+  c.mesh = Mesh(axes);
+
+  const int rank = 1 + static_cast<int>(rng() % 3);
+  for (int d = 0; d < rank; ++d) c.shape.push_back(static_cast<Index>(rng() % (rank == 1 ? 98 : rank == 2 ? 24 : 9)));
+  if (rng() % 4 == 0) c.shape[static_cast<int>(rng() % static_cast<unsigned>(rank))] = kPrimes[rng() % kPrimes.size()];
+  if (volume(c.shape) > 20'000) c.shape = {c.shape[0]};
+
+  // Axes that cut, in any order, each alone or joined with the next; the rest replicate.
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (rng() % 4 == 0) continue;
+    Split split{{names[i]}, static_cast<int>(rng() % static_cast<unsigned>(c.shape.rank()))};
+    while (i + 1 < names.size() && rng() % 4 == 0) split.axes.push_back(names[++i]);
+    c.placement.splits.push_back(split);
+  }
+  return c;
+}
+
+TEST(Owned, AgreesWithTorchChunkDoneToRealArrays) {
+  std::mt19937 rng(20240601);
+  int cuts = 0, empties = 0;
+  for (int i = 0; i < 6000; ++i) {
+    const RandomCase c = random_case(rng);
+    LocalArray full{c.shape, std::vector<Index>(static_cast<std::size_t>(volume(c.shape)))};
+    std::iota(full.elements.begin(), full.elements.end(), 0);
+    const auto ranks = coordinates_of_ranks(c.mesh);
+    ASSERT_EQ(static_cast<Index>(ranks.size()), c.mesh.ranks());
+    // All ranks of a small mesh, some of a large one.
+    for (std::size_t r = rng() % (1 + ranks.size() / 8); r < ranks.size(); r += 1 + ranks.size() / 8) {
+      LocalArray local = full;
+      for (const Split& split : c.placement.splits) {
+        Index n = 1, k = 0;
+        for (const std::string& axis : split.axes) {
+          n *= c.mesh.size(axis);
+          k = k * c.mesh.size(axis) + ranks[r].at(axis);
+        }
+        local = chunk_of(local, n, split.dim, k);
+      }
+      const auto box = owned(c.mesh, c.placement, c.shape, static_cast<Index>(r));
+      ASSERT_TRUE(box.has_value());
+      ASSERT_EQ(box->shape, local.shape) << c.mesh.to_string() << " " << to_string(c.shape) << " rank " << r;
+      ASSERT_EQ(elements_of(*box, c.shape), local.elements) << c.mesh.to_string() << " " << to_string(c.shape);
+      for (int d = 0; d < c.shape.rank(); ++d)
+        if (box->shape[d] == 0) {
+          ASSERT_EQ(box->origin[d], c.shape[d]);
+        }
+      ++cuts;
+      empties += box->empty();
+    }
+  }
+  EXPECT_GT(cuts, 20'000);
+  EXPECT_GT(empties, 1000);
+}
+
+TEST(Owned, FirstReplicasHoldEachElementOnce) {
+  std::mt19937 rng(7);
+  for (int i = 0; i < 3000; ++i) {
+    RandomCase c = random_case(rng);
+    if (volume(c.shape) > 500) continue;
+    if (rng() % 3 == 0 && c.mesh.size("pp") > 1) {  // one stage holds it; then the pipeline cuts nothing
+      c.placement.stage = static_cast<Index>(rng() % static_cast<unsigned>(c.mesh.size("pp")));
+      std::erase_if(c.placement.splits,
+                    [](const Split& s) { return std::find(s.axes.begin(), s.axes.end(), "pp") != s.axes.end(); });
+    }
+    std::vector<int> holders(static_cast<std::size_t>(volume(c.shape)));
+    for (Index r = 0; r < c.mesh.ranks(); ++r) {
+      const auto box = owned(c.mesh, c.placement, c.shape, r);
+      if (!box || !is_first_replica(c.mesh, c.placement, r)) continue;
+      for (const Index e : elements_of(*box, c.shape)) ++holders[static_cast<std::size_t>(e)];
+    }
+    for (const int n : holders) ASSERT_EQ(n, 1) << c.mesh.to_string() << " " << to_string(c.shape);
+  }
+}
+
+TEST(FirstReplica, IsTheLowestRankThatOwnsTheBox) {
+  const Mesh mesh = mesh_of("dp_replicate=2,dp_shard=2,tp=2");
+  const Placement norm{{{{"dp_shard"}, 0}}};
+  std::vector<Index> first;
+  for (Index r = 0; r < 8; ++r)
+    if (is_first_replica(mesh, norm, r)) first.push_back(r);
+  EXPECT_EQ(first, (std::vector<Index>{0, 2}));
+}
+
+}  // namespace
+}  // namespace reshard
