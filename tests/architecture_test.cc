@@ -1,0 +1,173 @@
+// The shape of the tree, kept by a test: who may include whom (docs/design.md), which headers stay out of headers, and
+// what every header begins with.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct SourceFile {
+  std::string path;  // from the root, "lib/base/file.h"
+  std::string text;
+
+  bool is_header() const { return path.ends_with(".h") || path.ends_with(".cuh"); }
+};
+
+struct Include {
+  std::string name;
+  bool quoted;
+};
+
+bool ends_with_any(const std::string& path, const std::vector<std::string>& endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](const std::string& e) { return path.ends_with(e); });
+}
+
+std::vector<SourceFile> files_under(const std::vector<std::string>& folders, const std::vector<std::string>& endings) {
+  const fs::path root = RESHARD_SOURCE_DIR;
+  std::vector<SourceFile> out;
+  for (const std::string& folder : folders) {
+    if (!fs::exists(root / folder)) continue;
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      const std::string path = fs::relative(entry.path(), root).string();
+      if (!entry.is_regular_file() || !ends_with_any(path, endings)) continue;
+      std::ostringstream text;
+      text << std::ifstream(entry.path(), std::ios::binary).rdbuf();
+      out.push_back({path, text.str()});
+    }
+  }
+  return out;
+}
+
+std::vector<SourceFile> sources() { return files_under({"lib", "formats", "tools"}, {".h", ".cc", ".cu", ".cuh"}); }
+
+std::vector<Include> includes_of(const SourceFile& file) {
+  std::vector<Include> out;
+  std::istringstream lines(file.text);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("#include")) continue;
+    const std::size_t open = line.find_first_of("<\"");
+    if (open == std::string::npos) continue;
+    const std::size_t close = line.find(line[open] == '<' ? '>' : '"', open + 1);
+    out.push_back({line.substr(open + 1, close - open - 1), line[open] == '"'});
+  }
+  return out;
+}
+
+// "lib/base/file.h" -> "lib/base"; "formats/registry.h" -> "formats"; "tools/reshard.cc" -> "tools".
+std::string layer_of(const std::string& path) {
+  const std::size_t first = path.find('/');
+  const std::size_t second = path.find('/', first + 1);
+  return path.substr(0, second == std::string::npos ? first : second);
+}
+
+// What each layer sees besides itself: layers, or single headers.
+const std::map<std::string, std::vector<std::string>>& allowed() {
+  static const std::map<std::string, std::vector<std::string>> kAllowed = {
+      {"lib/base", {}},
+      {"lib/layout", {"lib/base"}},
+      {"lib/checkpoint", {"lib/base", "lib/layout"}},
+      {"lib/device", {"lib/base", "lib/layout"}},
+      {"lib/transport", {"lib/base", "lib/device"}},
+      {"lib/family", {"lib/base", "lib/layout", "lib/checkpoint"}},
+      {"lib/plan", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device"}},
+      {"lib/verify", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device"}},
+      {"lib/reshard",
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/family", "lib/plan",
+        "lib/verify"}},
+      {"formats/encoding", {"lib/base", "lib/layout", "lib/device/crc32.h"}},
+  };
+  return kAllowed;
+}
+
+bool may_include(const std::string& from, const std::string& header) {
+  const std::string layer = layer_of(from), target = layer_of(header);
+  if (target == layer) return true;
+  if (layer == "tools") return true;
+  if (layer == "formats") return !target.starts_with("tools");  // the registry sees every format
+  if (const auto row = allowed().find(layer); row != allowed().end())
+    return std::any_of(row->second.begin(), row->second.end(),
+                       [&](const std::string& a) { return a == target || a == header; });
+  // A format: the library and the encodings, never another format.
+  return layer.starts_with("formats/") && (target.starts_with("lib/") || target == "formats/encoding");
+}
+
+TEST(Architecture, EveryLayerOfTheLibraryHasARow) {
+  for (const SourceFile& file : sources())
+    if (file.path.starts_with("lib/")) {
+      EXPECT_TRUE(allowed().count(layer_of(file.path))) << file.path << ": add its layer to allowed()";
+    }
+}
+
+TEST(Architecture, IncludesPointDownwards) {
+  int seen = 0;
+  for (const SourceFile& file : sources())
+    for (const Include& include : includes_of(file)) {
+      if (!include.quoted) continue;
+      ++seen;
+      EXPECT_TRUE(fs::exists(fs::path(RESHARD_SOURCE_DIR) / include.name))
+          << file.path << ": \"" << include.name << "\" is not written from the root";
+      EXPECT_TRUE(may_include(file.path, include.name)) << file.path << " must not include " << include.name;
+    }
+  EXPECT_GT(seen, 50);
+}
+
+TEST(Architecture, TheRulesRefuseWhatTheyAreFor) {
+  EXPECT_FALSE(may_include("lib/base/file.h", "lib/layout/box.h"));
+  EXPECT_FALSE(may_include("lib/layout/box.h", "lib/checkpoint/catalog.h"));
+  EXPECT_FALSE(may_include("lib/reshard/run.cc", "formats/registry.h"));
+  EXPECT_FALSE(may_include("lib/device/copy.cc", "lib/checkpoint/catalog.h"));
+  EXPECT_FALSE(may_include("formats/dcp/reader.cc", "formats/safetensors/writer.h"));
+  EXPECT_FALSE(may_include("formats/encoding/zip.cc", "lib/checkpoint/catalog.h"));
+  EXPECT_FALSE(may_include("formats/encoding/zip.cc", "lib/device/copy.h"));
+  EXPECT_TRUE(may_include("formats/encoding/zip.cc", "lib/device/crc32.h"));
+  EXPECT_TRUE(may_include("formats/dcp/reader.cc", "formats/encoding/zip.h"));
+  EXPECT_TRUE(may_include("formats/registry.cc", "formats/dcp/dcp.h"));
+}
+
+TEST(Architecture, ForeignHeadersStayInSources) {
+  const std::vector<std::string> foreign = {"nlohmann/", "zstd", "isa-l", "isal", "zlib", "hdf5",
+                                            "H5",        "mpi",  "cuda",  "nccl", "CLI/", "gtest"};
+  for (const SourceFile& file : sources()) {
+    if (!file.is_header()) continue;
+    for (const Include& include : includes_of(file))
+      for (const std::string& name : foreign)
+        EXPECT_FALSE(!include.quoted && include.name.starts_with(name)) << file.path << " includes " << include.name;
+  }
+}
+
+TEST(Architecture, EveryHeaderSaysWhatItIsForAndIsReadOnce) {
+  for (const SourceFile& file : files_under({"lib", "formats", "tools", "tests"}, {".h", ".cuh"})) {
+    EXPECT_TRUE(file.text.starts_with("// ")) << file.path << ": no comment at the top";
+    const std::size_t once = file.text.find("#pragma once\n");
+    ASSERT_NE(once, std::string::npos) << file.path;
+    EXPECT_LT(once, file.text.find("#include")) << file.path;
+  }
+}
+
+// The checkout stands alone: nothing in it names the place it was written at, or files beside it.
+TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
+  const std::vector<std::string> places = {std::string("/wo") + "rk/", std::string("../sha") + "red"};
+  const std::vector<std::string> endings = {".h",  ".cc",   ".cu",   ".cuh", ".txt", ".cmake", ".md", ".py",
+                                            ".sh", ".json", ".yaml", ".yml", ".in",  ".toml",  "run"};
+  std::vector<SourceFile> all = files_under({"lib", "formats", "tools", "tests", "samples", "docs", ".ci"}, endings);
+  for (const char* name : {"README.md", "CMakeLists.txt", "CMakePresets.json", ".clang-tidy"}) {
+    std::ostringstream text;
+    text << std::ifstream(fs::path(RESHARD_SOURCE_DIR) / name).rdbuf();
+    all.push_back({name, text.str()});
+  }
+  for (const SourceFile& file : all)
+    for (const std::string& place : places)
+      EXPECT_EQ(file.text.find(place), std::string::npos) << file.path << " names " << place;
+}
+
+}  // namespace
+}  // namespace reshard
