@@ -1,0 +1,469 @@
+#include "formats/encoding/zip.h"
+
+#include <isa-l/crc.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+#include "lib/base/cursor.h"
+#include "lib/base/text.h"
+
+namespace reshard::zip {
+namespace {
+
+constexpr std::uint32_t kLocalMagic = 0x04034b50;    // APPNOTE 4.3.7
+constexpr std::uint32_t kCentralMagic = 0x02014b50;  // 4.3.12
+constexpr std::uint32_t kEnd64Magic = 0x06064b50;    // 4.3.14
+constexpr std::uint32_t kLocatorMagic = 0x07064b50;  // 4.3.15
+constexpr std::uint32_t kEndMagic = 0x06054b50;      // 4.3.16
+constexpr Index kLocalBytes = 30, kCentralBytes = 46, kEnd64Bytes = 56, kLocatorBytes = 20, kEndBytes = 22;
+constexpr std::uint32_t kOnes32 = 0xFFFFFFFF;
+constexpr std::uint16_t kOnes16 = 0xFFFF;
+constexpr std::uint16_t kZip64Extra = 0x0001;
+constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", torch's own
+
+constexpr std::uint16_t kDescriptorFlag = 1 << 3;  // sizes and CRC follow the payload instead of standing in the header
+constexpr std::uint16_t kUtf8Flag = 1 << 11;
+// Encryption, patches, strong encryption, masked headers.
+constexpr std::uint16_t kRefusedFlags = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 13;
+
+constexpr Index kSmallArchive = 16 << 10;  // read at once
+constexpr Index kWindow = 4 << 10;         // of the head and the tail of a larger one
+
+std::string hex(std::string_view bytes) {
+  std::string out;
+  char text[4];
+  for (char c : bytes) {
+    std::snprintf(text, sizeof text, "%02x ", static_cast<unsigned>(static_cast<unsigned char>(c)));
+    out += text;
+  }
+  if (!out.empty()) out.pop_back();
+  return out;
+}
+
+std::string expected(Index wanted, Index got) {
+  return "expected " + std::to_string(wanted) + ", got " + std::to_string(got);
+}
+
+// The numbers of one header, central or local, with those of its zip64 extra in their place.
+struct Header {
+  std::uint16_t flags = 0;
+  std::uint16_t method = 0;
+  std::uint32_t crc = 0;
+  std::uint64_t stored_size = 0;
+  std::uint64_t size = 0;
+  std::uint64_t local_offset = 0;  // central only
+  std::string_view name;
+};
+
+// Replaces the numbers that are all ones by those of the zip64 extra field, which has them in this order. A local
+// header made before its sizes were known may carry the field although the header has zeros: that is passed over.
+Status apply_zip64(Cursor extra, Header& h, bool is_central) {
+  while (!extra.done()) {
+    if (extra.left() < 4) return {};  // padding that is no field
+    const auto id = TRY(extra.read<std::uint16_t>("extra field id"));
+    const auto n = TRY(extra.read<std::uint16_t>("extra field length"));
+    Cursor field = TRY(extra.sub(n, "extra field"));
+    if (id != kZip64Extra) continue;
+    if (h.size == kOnes32) h.size = TRY(field.read<std::uint64_t>("zip64 size"));
+    if (h.stored_size == kOnes32) h.stored_size = TRY(field.read<std::uint64_t>("zip64 stored size"));
+    if (is_central && h.local_offset == kOnes32) h.local_offset = TRY(field.read<std::uint64_t>("zip64 header offset"));
+    return {};
+  }
+  return {};
+}
+
+Result<Header> read_central(Cursor& c) {
+  const Index start = c.position();
+  const auto magic = TRY(c.read<std::uint32_t>("central directory entry"));
+  if (magic != kCentralMagic) return c.error("central directory entry", "expected the bytes PK 01 02");
+  Header h;
+  TRY(c.skip(4, "versions"));
+  h.flags = TRY(c.read<std::uint16_t>("flags"));
+  h.method = TRY(c.read<std::uint16_t>("method"));
+  TRY(c.skip(4, "time and date"));
+  h.crc = TRY(c.read<std::uint32_t>("crc"));
+  h.stored_size = TRY(c.read<std::uint32_t>("stored size"));
+  h.size = TRY(c.read<std::uint32_t>("size"));
+  const auto name_bytes = TRY(c.read<std::uint16_t>("name length"));
+  const auto extra_bytes = TRY(c.read<std::uint16_t>("extra length"));
+  const auto comment_bytes = TRY(c.read<std::uint16_t>("comment length"));
+  const auto disk = TRY(c.read<std::uint16_t>("disk"));
+  TRY(c.skip(6, "attributes"));
+  h.local_offset = TRY(c.read<std::uint32_t>("header offset"));
+  assert(c.position() - start == kCentralBytes);
+  h.name = as_string(TRY(c.take(name_bytes, "name")));
+  TRY(apply_zip64(TRY(c.sub(extra_bytes, "extra fields")), h, true));
+  TRY(c.skip(comment_bytes, "comment"));
+  if (disk != 0 && disk != kOnes16)
+    return c.error("central directory entry", "expected disk 0, got " + std::to_string(disk));
+  return h;
+}
+
+}  // namespace
+
+std::uint32_t crc32(std::string_view bytes) {
+  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+}
+
+// Where the central directory lies, from the archive's first byte.
+struct Archive::Directory {
+  Index offset = 0;
+  Index size = 0;
+  Index count = 0;
+};
+
+Error Archive::error(Index offset, std::string_view what, std::string_view detail) const {
+  return corrupt(at(file_->path(), base_ + offset) + ": " + std::string(what) + ": " + std::string(detail));
+}
+
+Status Archive::load_windows() {
+  auto load = [&](Index offset, Index n) -> Status {
+    Window w{offset, std::string(static_cast<std::size_t>(n), '\0')};
+    TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(w.bytes.data(), w.bytes.size()))));
+    windows_.push_back(std::move(w));
+    return {};
+  };
+  if (length_ <= kSmallArchive) return load(0, length_);
+  TRY(load(0, kWindow));
+  return load(length_ - kWindow, kWindow);
+}
+
+// n bytes at an offset from the archive's first byte, which the caller knows to lie inside it.
+Result<std::string> Archive::bytes_at(Index offset, Index n, std::string_view what) const {
+  if (!fits_inside(offset, n, length_))
+    return error(0, what,
+                 "expected it inside the archive's " + std::to_string(length_) + " bytes, got " + std::to_string(n) +
+                     " bytes at " + std::to_string(offset));
+  for (const Window& w : windows_)
+    if (offset >= w.offset && fits_inside(offset - w.offset, n, static_cast<Index>(w.bytes.size())))
+      return w.bytes.substr(static_cast<std::size_t>(offset - w.offset), static_cast<std::size_t>(n));
+  std::string out(static_cast<std::size_t>(n), '\0');
+  TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(out.data(), out.size()))).context(what));
+  return out;
+}
+
+Result<Archive::Directory> Archive::find_directory() const {
+  const Index end_at = length_ - kEndBytes;
+  const std::string end = TRY(bytes_at(end_at, kEndBytes, "zip end record"));
+  Cursor c(as_bytes(end), file_->path(), base_ + end_at);
+  if (TRY(c.read<std::uint32_t>("zip end record")) != kEndMagic)
+    return error(end_at, "zip end record", "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)));
+  const auto disk = TRY(c.read<std::uint16_t>("disk"));
+  const auto directory_disk = TRY(c.read<std::uint16_t>("disk of the directory"));
+  TRY(c.skip(2, "entries on this disk"));
+  const auto count16 = TRY(c.read<std::uint16_t>("entries"));
+  const auto size32 = TRY(c.read<std::uint32_t>("directory size"));
+  const auto offset32 = TRY(c.read<std::uint32_t>("directory offset"));
+  const auto comment = TRY(c.read<std::uint16_t>("comment length"));
+  if ((disk != 0 && disk != kOnes16) || (directory_disk != 0 && directory_disk != kOnes16))
+    return error(end_at, "zip end record", "expected an archive of one part");
+  if (comment != 0)
+    return error(end_at, "zip end record", "comment of " + std::to_string(comment) + " bytes: expected none");
+
+  std::uint64_t count = count16, size = size32, offset = offset32;
+  Index directory_end = end_at;
+  const Index locator_at = end_at - kLocatorBytes;
+  if (locator_at >= 0) {
+    const std::string locator = TRY(bytes_at(locator_at, kLocatorBytes, "zip64 locator"));
+    Cursor l(as_bytes(locator), file_->path(), base_ + locator_at);
+    if (TRY(l.read<std::uint32_t>("zip64 locator")) == kLocatorMagic) {
+      TRY(l.skip(4, "disk"));
+      const auto end64_at = to_index(TRY(l.read<std::uint64_t>("zip64 end record offset")));
+      if (!end64_at || *end64_at != locator_at - kEnd64Bytes)
+        return error(locator_at, "zip64 locator",
+                     "expected the zip64 end record right before it, at " + std::to_string(locator_at - kEnd64Bytes));
+      const std::string end64 = TRY(bytes_at(*end64_at, kEnd64Bytes, "zip64 end record"));
+      Cursor e(as_bytes(end64), file_->path(), base_ + *end64_at);
+      if (TRY(e.read<std::uint32_t>("zip64 end record")) != kEnd64Magic)
+        return error(*end64_at, "zip64 end record", "expected the bytes 50 4b 06 06, got " + hex(end64.substr(0, 4)));
+      TRY(e.skip(8 + 4 + 8 + 8, "size, versions, disks, entries on this disk"));
+      const auto count64 = TRY(e.read<std::uint64_t>("entries"));
+      const auto size64 = TRY(e.read<std::uint64_t>("directory size"));
+      const auto offset64 = TRY(e.read<std::uint64_t>("directory offset"));
+      if ((count16 != kOnes16 && count16 != count64) || (size32 != kOnes32 && size32 != size64) ||
+          (offset32 != kOnes32 && offset32 != offset64))
+        return error(*end64_at, "zip64 end record",
+                     "contradicts the end record: " + std::to_string(count64) + " entries in " +
+                         std::to_string(size64) + " bytes at " + std::to_string(offset64) + ", there " +
+                         std::to_string(count16) + " in " + std::to_string(size32) + " at " + std::to_string(offset32));
+      count = count64;
+      size = size64;
+      offset = offset64;
+      directory_end = *end64_at;
+    }
+  }
+  const auto d_offset = to_index(offset), d_size = to_index(size), d_count = to_index(count);
+  if (!d_offset || !d_size || !fits_inside(*d_offset, *d_size, directory_end) || *d_offset + *d_size != directory_end)
+    return error(end_at, "central directory",
+                 "expected it to end at " + std::to_string(directory_end) + ", got " + std::to_string(size) +
+                     " bytes at " + std::to_string(offset));
+  if (*d_size > kMaxDirectoryBytes)
+    return unsupported(at(file_->path(), base_ + *d_offset) + ": central directory: expected at most " +
+                       with_commas(kMaxDirectoryBytes) + " bytes, got " + with_commas(*d_size));
+  if (!d_count || *d_count > *d_size / kCentralBytes)
+    return error(*d_offset, "central directory",
+                 "expected room for " + std::to_string(count) + " entries, got " + std::to_string(size) + " bytes");
+  return Directory{*d_offset, *d_size, *d_count};
+}
+
+namespace {
+
+Status check_supported(const Header& h, std::string_view place) {
+  const std::string what = std::string(place) + ": member '" + printable(h.name) + "': ";
+  if (h.method != 0)
+    return unsupported(what + "is compressed (method " + std::to_string(h.method) +
+                       "); only stored members can be read");
+  if (h.flags & kRefusedFlags)
+    return unsupported(what + "is encrypted or patched (flags " + std::to_string(h.flags) + ")");
+  return {};
+}
+
+}  // namespace
+
+Status Archive::read_directory(const Directory& directory) {
+  const std::string bytes = TRY(bytes_at(directory.offset, directory.size, "central directory"));
+  Cursor c(as_bytes(bytes), file_->path(), base_ + directory.offset);
+  struct Region {
+    Index begin, end;
+    std::size_t entry;
+  };
+  std::vector<Region> regions;
+  std::unordered_set<std::string_view> names;
+  for (Index i = 0; i < directory.count; ++i) {
+    const std::string place = at(file_->path(), c.offset());
+    const Header h = TRY(read_central(c));
+    TRY(check_supported(h, place));
+    const std::string member = "member '" + printable(h.name) + "'";
+    if (!names.insert(h.name).second) return corrupt(place + ": " + member + ": comes twice");
+    const auto header_at = to_index(h.local_offset), size = to_index(h.size);
+    if (h.size != h.stored_size || !header_at || !size)
+      return corrupt(place + ": " + member + ": expected a stored size of " + std::to_string(h.size) + ", got " +
+                     std::to_string(h.stored_size));
+    const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
+    if (!fits_inside(*header_at, fixed, directory.offset))
+      return corrupt(place + ": " + member + ": expected a local header inside the first " +
+                     std::to_string(directory.offset) + " bytes, got one at " + std::to_string(h.local_offset));
+
+    std::string local = TRY(bytes_at(*header_at, fixed, "local header"));
+    std::uint16_t extra_bytes;
+    std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
+    if (!fits_inside(*header_at + fixed, extra_bytes, directory.offset))
+      return error(*header_at, member, "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
+    if (extra_bytes > 0) local += TRY(bytes_at(*header_at + fixed, extra_bytes, "local extra fields"));
+
+    Cursor l(as_bytes(local), file_->path(), base_ + *header_at);
+    Header own;
+    const auto magic = TRY(l.read<std::uint32_t>("local header"));
+    if (magic != kLocalMagic)
+      return error(*header_at, member, "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
+    TRY(l.skip(2, "version"));
+    own.flags = TRY(l.read<std::uint16_t>("flags"));
+    own.method = TRY(l.read<std::uint16_t>("method"));
+    TRY(l.skip(4, "time and date"));
+    own.crc = TRY(l.read<std::uint32_t>("crc"));
+    own.stored_size = TRY(l.read<std::uint32_t>("stored size"));
+    own.size = TRY(l.read<std::uint32_t>("size"));
+    const auto name_bytes = TRY(l.read<std::uint16_t>("name length"));
+    TRY(l.skip(2, "extra length"));
+    if (name_bytes != h.name.size())
+      return error(*header_at, member, "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
+    own.name = as_string(TRY(l.take(name_bytes, "local name")));
+    TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
+    if (own.name != h.name) return error(*header_at, member, "local name: got '" + printable(own.name) + "'");
+    TRY(check_supported(own, at(file_->path(), base_ + *header_at)));
+    // With a descriptor the local numbers are zeros; what is there nevertheless has to be right.
+    const bool later = (own.flags & kDescriptorFlag) != 0;
+    auto agrees = [later](std::uint64_t local_value, std::uint64_t value) {
+      return local_value == value || (later && local_value == 0);
+    };
+    if (!agrees(own.size, h.size) || !agrees(own.stored_size, h.size))
+      return error(*header_at, member,
+                   "local size: expected " + std::to_string(h.size) + ", got " + std::to_string(own.size) +
+                       " stored in " + std::to_string(own.stored_size));
+    if (!agrees(own.crc, h.crc)) return error(*header_at, member, "local crc: " + expected(h.crc, own.crc));
+
+    const Index payload = *header_at + fixed + extra_bytes;
+    if (!fits_inside(payload, *size, directory.offset))
+      return error(*header_at, member,
+                   "expected " + std::to_string(*size) + " bytes before the central directory, got " +
+                       std::to_string(directory.offset - payload));
+    regions.push_back({*header_at, payload + *size, entries_.size()});
+    Entry entry{std::string(h.name), base_ + payload, *size, h.crc};
+    if (h.crc == 0 && *size > 0) entry.crc = std::nullopt;
+    entries_.push_back(std::move(entry));
+  }
+  if (!c.done()) return c.error("central directory", std::to_string(c.left()) + " bytes after its last entry");
+
+  std::sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < regions.size(); ++i)
+    if (regions[i].begin < regions[i - 1].end)
+      return error(regions[i].begin, "member '" + printable(entries_[regions[i].entry].name) + "'",
+                   "overlaps member '" + printable(entries_[regions[i - 1].entry].name) + "'");
+  return {};
+}
+
+Result<Archive> Archive::open(const File& file, Index offset, Index length) {
+  Archive archive(file, offset, length);
+  if (offset < 0 || length < kEndBytes || !checked_add(offset, length))
+    return archive.error(0, "zip archive",
+                         "expected at least " + std::to_string(kEndBytes) + " bytes, got " + std::to_string(length));
+  TRY(archive.load_windows());
+  const std::string magic = TRY(archive.bytes_at(0, 4, "zip archive"));
+  if (magic != kMagic)
+    return archive.error(
+        0, "zip archive",
+        "expected the bytes 50 4b 03 04, got " + hex(magic) + "; not an archive, or stale, or overwritten");
+  const Directory directory = TRY(archive.find_directory());
+  TRY(archive.read_directory(directory));
+  return archive;
+}
+
+const Entry* Archive::find(std::string_view name) const {
+  for (const Entry& e : entries_)
+    if (e.name == name) return &e;
+  return nullptr;
+}
+
+Result<std::string> Archive::read(const Entry& entry, Index limit) const {
+  const std::string member = "member '" + printable(entry.name) + "'";
+  if (entry.size > limit)
+    return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
+                       " bytes, got " + with_commas(entry.size));
+  std::string out = TRY(bytes_at(entry.offset - base_, entry.size, member));
+  if (entry.crc && crc32(out) != *entry.crc)
+    return error(entry.offset - base_, member, "crc: " + expected(*entry.crc, crc32(out)));
+  return out;
+}
+
+namespace {
+
+template <class T>
+void put(std::string& out, T v) {
+  char bytes[sizeof(T)];
+  std::memcpy(bytes, &v, sizeof(T));
+  out.append(bytes, sizeof(T));
+}
+
+std::uint32_t clamp32(Index v) { return v >= kOnes32 ? kOnes32 : static_cast<std::uint32_t>(v); }
+std::uint16_t version_needed(bool zip64) { return zip64 ? 45 : 20; }
+
+}  // namespace
+
+void Builder::local_header(const Member& m, Index alignment) {
+  const bool zip64 = m.size >= kOnes32;
+  std::string extra;
+  if (zip64) {
+    put(extra, kZip64Extra);
+    put<std::uint16_t>(extra, 16);
+    put(extra, m.size);
+    put(extra, m.size);
+  }
+  if (alignment > 1) {
+    const Index start = base_ + m.header + kLocalBytes + static_cast<Index>(m.name.size() + extra.size()) + 4;
+    const Index padding = (alignment - start % alignment) % alignment;
+    put(extra, kPaddingExtra);
+    put(extra, static_cast<std::uint16_t>(padding));
+    extra.append(static_cast<std::size_t>(padding), 'Z');
+  }
+  put(out_, kLocalMagic);
+  put(out_, version_needed(zip64));
+  put(out_, kUtf8Flag);
+  put<std::uint16_t>(out_, 0);  // stored
+  put<std::uint32_t>(out_, 0);  // time and date
+  put(out_, m.crc);
+  put(out_, clamp32(m.size));
+  put(out_, clamp32(m.size));
+  put(out_, static_cast<std::uint16_t>(m.name.size()));
+  put(out_, static_cast<std::uint16_t>(extra.size()));
+  out_ += m.name;
+  out_ += extra;
+}
+
+void Builder::add(std::string_view name, std::string_view payload) {
+  members_.push_back({std::string(name), position(), static_cast<Index>(payload.size()), crc32(payload)});
+  local_header(members_.back(), 1);
+  out_ += payload;
+}
+
+void Builder::add_hole(std::string_view name, Index size, std::uint32_t crc, Index alignment) {
+  assert(hole_at_ == std::string::npos);
+  members_.push_back({std::string(name), position(), size, crc});
+  local_header(members_.back(), alignment);
+  hole_at_ = out_.size();
+  hole_size_ = size;
+}
+
+Builder::Around Builder::finish() && {
+  const Index directory_at = position();
+  for (const Member& m : members_) {
+    const bool big = m.size >= kOnes32;
+    const bool far = m.header >= kOnes32;
+    std::string extra;
+    if (big || far) {
+      put(extra, kZip64Extra);
+      put(extra, static_cast<std::uint16_t>((big ? 16 : 0) + (far ? 8 : 0)));
+      if (big) put(extra, m.size);
+      if (big) put(extra, m.size);
+      if (far) put(extra, m.header);
+    }
+    put(out_, kCentralMagic);
+    put(out_, version_needed(big || far));
+    put(out_, version_needed(big || far));
+    put(out_, kUtf8Flag);
+    put<std::uint16_t>(out_, 0);
+    put<std::uint32_t>(out_, 0);
+    put(out_, m.crc);
+    put(out_, clamp32(m.size));
+    put(out_, clamp32(m.size));
+    put(out_, static_cast<std::uint16_t>(m.name.size()));
+    put(out_, static_cast<std::uint16_t>(extra.size()));
+    put<std::uint16_t>(out_, 0);  // comment
+    put<std::uint16_t>(out_, 0);  // disk
+    put<std::uint16_t>(out_, 0);  // attributes
+    put<std::uint32_t>(out_, 0);
+    put(out_, clamp32(m.header));
+    out_ += m.name;
+    out_ += extra;
+  }
+  const Index directory_size = position() - directory_at;
+  const Index count = static_cast<Index>(members_.size());
+  if (directory_at >= kOnes32 || count >= kOnes16) {
+    const Index end64_at = position();
+    put(out_, kEnd64Magic);
+    put<std::uint64_t>(out_, kEnd64Bytes - 12);  // of what follows this number
+    put(out_, version_needed(true));
+    put(out_, version_needed(true));
+    put<std::uint32_t>(out_, 0);  // disks
+    put<std::uint32_t>(out_, 0);
+    put(out_, count);
+    put(out_, count);
+    put(out_, directory_size);
+    put(out_, directory_at);
+    put(out_, kLocatorMagic);
+    put<std::uint32_t>(out_, 0);
+    put(out_, end64_at);
+    put<std::uint32_t>(out_, 1);  // disks in all
+  }
+  put(out_, kEndMagic);
+  put<std::uint32_t>(out_, 0);  // disks
+  const std::uint16_t count16 = count >= kOnes16 ? kOnes16 : static_cast<std::uint16_t>(count);
+  put(out_, count16);
+  put(out_, count16);
+  put(out_, clamp32(directory_size));
+  put(out_, clamp32(directory_at));
+  put<std::uint16_t>(out_, 0);  // comment
+
+  Around around;
+  const std::size_t cut = std::min(hole_at_, out_.size());
+  around.after = out_.substr(cut);
+  out_.resize(cut);
+  around.before = std::move(out_);
+  return around;
+}
+
+}  // namespace reshard::zip
