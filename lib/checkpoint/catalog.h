@@ -91,7 +91,6 @@ struct Blob {
   std::string name;
   Extent extent;
   KeyPath path;
-  bool encoded = false;  // whether a transform (zstd) has to be undone first
 };
 
 struct CatalogFile {

@@ -16,8 +16,8 @@ namespace {
 // Inlined into functions compiled for other instruction sets, so that each gets its own vectorised loop.
 #define RESHARD_INLINE inline __attribute__((always_inline))
 
-// The element types, each by how it is made from a float and made into one. Branches are written as selections
-// throughout, for the vectoriser.
+// The element types, each by how it is made from a float and made into one. For the vectoriser there are no branches,
+// and no floating-point operation whose result is only sometimes used.
 struct BFloat16 {
   std::uint16_t bits;
 };
@@ -27,17 +27,16 @@ struct Float16 {
 
 RESHARD_INLINE float widen(BFloat16 v) { return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16); }
 
+// The exponent is moved by a multiplication, which also puts denormals in their place; infinities and NaNs get theirs
+// afterwards.
 RESHARD_INLINE float widen(Float16 v) {
+  constexpr std::uint32_t kSpecial = 0x1f << 23;
   const std::uint32_t sign = static_cast<std::uint32_t>(v.bits & 0x8000) << 16;
   const std::uint32_t shifted = static_cast<std::uint32_t>(v.bits & 0x7fff) << 13;
-  constexpr std::uint32_t kExponent = 0x1f << 23;
-  constexpr std::uint32_t kRebias = (127 - 15) << 23;
-  // A denormal m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14.
-  const float small = std::bit_cast<float>(shifted + kRebias + (1 << 23)) - std::bit_cast<float>(kRebias + (1 << 23));
-  const std::uint32_t quiet = shifted > kExponent ? 1 << 22 : 0;
-  const std::uint32_t special = (shifted + 2 * kRebias) | quiet;
-  const std::uint32_t finite = shifted < (1 << 23) ? std::bit_cast<std::uint32_t>(small) : shifted + kRebias;
-  return std::bit_cast<float>(sign | (shifted >= kExponent ? special : finite));
+  const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(shifted) * 0x1p112f);
+  const std::uint32_t exponent = shifted >= kSpecial ? 0x7f800000 : 0;
+  const std::uint32_t quiet = shifted > kSpecial ? 1 << 22 : 0;
+  return std::bit_cast<float>(sign | scaled | exponent | quiet);
 }
 
 RESHARD_INLINE float widen(double v) { return static_cast<float>(v); }
@@ -49,17 +48,23 @@ RESHARD_INLINE void narrow(float v, BFloat16& out) {
   out.bits = static_cast<std::uint16_t>((nan ? 0x7fc00000 : rounded) >> 16);
 }
 
+// The float adder does the rounding: for a number of exponent e, a float16 is counted in units of 2^(e-10), which is
+// what the last bit of a float is worth next to 2^(e+13). Denormals are counted as if e were -14. 65536 and more stop
+// at 65536, whose pattern would be that of infinity.
 RESHARD_INLINE void narrow(float v, Float16& out) {
+  constexpr std::uint32_t kSmallest = (127 - 14) << 23;  // 2^-14, the smallest that is not a denormal
+  constexpr std::uint32_t kTooLarge = (127 + 16) << 23;  // 2^16
+  constexpr std::uint32_t kInfinity = 0xff << 23;
   const auto bits = std::bit_cast<std::uint32_t>(v);
   const std::uint32_t sign = (bits >> 16) & 0x8000;
   const std::uint32_t abs = bits & 0x7fffffff;
-  const std::uint32_t normal = (abs - ((127 - 15) << 23) + 0xfff + ((abs >> 13) & 1)) >> 13;
-  // Below 2^-14 the float adder rounds: next to 0.5 the last bit of a float is worth 2^-24, as in a float16 denormal.
-  const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(abs) + 0.5f) - 0x3f000000;
-  const std::uint32_t nan = 0x7e00 | ((abs >> 13) & 0x3ff);
-  const std::uint32_t finite = abs < 0x38800000 ? small : normal;
-  const std::uint32_t large = abs > 0x7f800000 ? nan : 0x7c00;
-  out.bits = static_cast<std::uint16_t>(sign | (abs >= 0x47800000 ? large : finite));
+  const std::uint32_t nan = abs > kInfinity ? 0x200 | ((abs >> 13) & 0x3ff) : 0;
+  const std::uint32_t clamped = std::min(abs, kTooLarge);
+  const std::uint32_t power = std::max(clamped & kInfinity, kSmallest);
+  const std::uint32_t next_to = power + (13 << 23);
+  const auto rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(clamped) + std::bit_cast<float>(next_to));
+  const std::uint32_t units = rounded - next_to;
+  out.bits = static_cast<std::uint16_t>(sign | (((power - kSmallest) >> 13) + units) | nan);
 }
 
 RESHARD_INLINE void narrow(float v, double& out) { out = v; }

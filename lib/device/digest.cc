@@ -30,15 +30,20 @@ using Sums = std::array<std::uint32_t, kDigestWords>;
 using BlockSum = void (*)(const std::byte* data, Index first, Index lanes, Sums& sums);
 
 template <int kLaneBytes>
+inline std::int16_t read_lane(const std::byte* at) {
+  if constexpr (kLaneBytes == 1) return std::to_integer<std::int16_t>(*at);
+  std::int16_t lane;
+  std::memcpy(&lane, at, sizeof(lane));
+  return lane;
+}
+
+template <int kLaneBytes>
 void block_portable(const std::byte* data, Index first, Index lanes, Sums& sums) {
   for (int k = 0; k < kDigestWords; ++k) {
     const std::int16_t* weights = kWeights.of[k] + first;
     std::uint32_t sum = 0;
-    for (Index i = 0; i < lanes; ++i) {
-      std::int16_t lane = 0;
-      std::memcpy(&lane, data + i * kLaneBytes, kLaneBytes);
-      sum += static_cast<std::uint32_t>(lane * weights[i]);
-    }
+    for (Index i = 0; i < lanes; ++i)
+      sum += static_cast<std::uint32_t>(read_lane<kLaneBytes>(data + i * kLaneBytes) * weights[i]);
     sums[static_cast<std::size_t>(k)] += sum;
   }
 }

@@ -1,14 +1,13 @@
 #include "lib/reshard/run.h"
 
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
-#include <thread>
 
+#include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 
@@ -90,33 +89,6 @@ Index wanted_slab(Index columns, Index limit) {
   return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
 }
 
-// Calls body(thread, k) for every k below n, from `threads` threads, until one fails.
-template <class Body>
-Status parallel(Index n, int threads, const RunOptions& options, Body body) {
-  std::atomic<Index> next{0};
-  std::atomic<bool> stop{false};
-  std::mutex mutex;
-  Status first_error;
-  const auto fail = [&](Error e) {
-    const std::lock_guard lock(mutex);
-    if (first_error) first_error = std::move(e);
-    stop = true;
-  };
-  const auto loop = [&](int thread) {
-    while (!stop) {
-      if (options.interrupt && *options.interrupt) return fail(io_error("interrupted"));
-      const Index k = next++;
-      if (k >= n) return;
-      if (Status s = body(thread, k); !s) return fail(std::move(s).error());
-    }
-  };
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) pool.emplace_back(loop, t);
-  loop(0);
-  for (std::thread& t : pool) t.join();
-  return first_error;
-}
-
 // One thread's memory.
 struct Buffers {
   MutableBytes slab, scratch, extra;
@@ -178,7 +150,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
 
   Proofs proofs(items.size());
   std::atomic<Index> done{0};
-  TRY(parallel(list.total(), threads, options, [&](int thread, Index k) -> Status {
+  TRY(parallel_for(list.total(), threads, [&](int thread, Index k) -> Status {
+    if (options.interrupt && *options.interrupt) return io_error("interrupted");
     const auto [i, box] = list.get(k);
     const Item& item = items[i];
     const Tensor& t = tensors[item.tensor];
@@ -205,14 +178,6 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
 }
 
 }  // namespace
-
-int thread_count(int requested) {
-  if (requested > 0) return requested;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
 
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra) {
   MemoryPlan plan;

@@ -23,8 +23,6 @@ struct RunOptions {
   const std::atomic<bool>* interrupt = nullptr; // ends the run when set
 };
 
-int thread_count(int requested);
-
 // The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.
 struct MemoryPlan {
   Index now = 0;         // resident bytes of the process

@@ -1,0 +1,470 @@
+#include "formats/dcp/metadata.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "formats/encoding/pickle_writer.h"
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+
+namespace reshard::dcp {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+constexpr std::string_view kOldPropertiesModule = "torch.distributed._shard.sharded_tensor.metadata";
+
+// Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
+// that somebody wrote a pickle to be executed, and the file is refused by that name.
+constexpr std::array<std::string_view, 9> kKnownPackages = {
+    "torch.", "collections.", "pathlib.", "megatron.core.", "numpy.", "builtins.getattr", "builtins.set",
+    "builtins.list", "builtins.dict"};
+
+// The classes moved once (torch 1.13 had them under _shard); the old package name still occurs.
+bool is_checkpoint_class(const Value& v, std::string_view name) {
+  return v.is_object(kMetadataModule, name) || v.is_object("torch.distributed._shard.checkpoint.metadata", name);
+}
+bool is_storage_info(const Value& v) {
+  return v.is_object(kFilesystemModule, "_StorageInfo") ||
+         v.is_object("torch.distributed._shard.checkpoint.filesystem", "_StorageInfo");
+}
+
+Result<Value> field(const Value& state, std::string_view name, std::string_view owner) {
+  const auto v = state.find(name);
+  if (!v) return state.mismatch(owner, "a field '" + std::string(name) + "'");
+  return *v;
+}
+
+Result<Dims> read_dims(const Value& v, std::string_view what) {
+  if (v.kind() != Kind::kTuple && v.kind() != Kind::kList) return v.mismatch(what, "a tuple of integers");
+  if (v.size() > kMaxRank) return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
+  Dims dims;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const auto n = v[i].as_int();
+    if (!n || *n < 0) return v.mismatch(what, "integers of 0 or more");
+    dims.push_back(*n);
+  }
+  return dims;
+}
+
+Result<DType> read_dtype(const Value& properties) {
+  // TensorProperties' state is (dtype, layout, requires_grad, memory_format, pin_memory), or those fields by name.
+  const Value state = properties.state();
+  std::optional<Value> dtype;
+  if (state.kind() == Kind::kTuple && state.size() > 0) dtype = state[0];
+  if (state.kind() == Kind::kDict) dtype = state.find("dtype");
+  if (!dtype || dtype->kind() != Kind::kGlobal || dtype->module() != "torch")
+    return properties.mismatch("TensorProperties", "a torch dtype");
+  const auto known = dtype_from_torch(dtype->name());
+  if (!known) return unsupported("dtype torch." + printable(dtype->name()) + " is not supported");
+  return *known;
+}
+
+}  // namespace
+
+Status MetadataReader::check_globals(const pickle::Document& document) const {
+  for (const std::string& global : document.globals()) {
+    const bool known = std::any_of(kKnownPackages.begin(), kKnownPackages.end(),
+                                   [&](std::string_view p) { return global.starts_with(p); });
+    if (!known)
+      return corrupt(path_ + ": the pickle names '" + printable(global) +
+                     "', which no checkpoint needs; refused (nothing in it was executed)");
+  }
+  return {};
+}
+
+Status MetadataReader::add(const pickle::Document& document, const std::string& path) {
+  path_ = path;
+  ++pickles_;
+  TRY(check_globals(document));
+  const Value root = document.root();
+  if (!is_checkpoint_class(root, "Metadata"))
+    return root.mismatch("root", "torch.distributed.checkpoint's Metadata");
+  const Value state = root.state();
+  if (state.kind() != Kind::kDict) return state.mismatch("Metadata", "a dict of fields");
+
+  first_fragment_.clear();
+  for (PendingTensor& p : tensors_) {
+    first_fragment_.push_back(p.tensor.fragments.size());
+    p.by_origin.clear();
+  }
+  const Value entries = TRY(field(state, "state_dict_metadata", "Metadata"));
+  if (entries.kind() != Kind::kDict) return entries.mismatch("state_dict_metadata", "a dict");
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const auto name = entries.key(i).as_string();
+    if (!name) return entries.key(i).mismatch("state_dict_metadata", "a string as key");
+    TRY(add_entry(*name, entries.value(i)).context(path_ + ": '" + printable(*name) + "'"));
+  }
+  const Value storage = TRY(field(state, "storage_data", "Metadata"));
+  if (storage.kind() != Kind::kDict) return storage.mismatch("storage_data", "a dict");
+  TRY(add_storage(storage));
+  if (const auto paths = state.find("planner_data"); paths && paths->kind() == Kind::kDict) TRY(add_paths(*paths));
+  read_facts(document, state);
+  return {};
+}
+
+Status MetadataReader::add_entry(std::string_view name, const Value& entry) {
+  if (is_checkpoint_class(entry, "BytesStorageMetadata")) {
+    if (tensor_index_.contains(std::string(name))) return corrupt("is a tensor and an object");
+    const auto [it, is_new] = blob_index_.emplace(name, blobs_.size());
+    if (is_new) {
+      blobs_.emplace_back();
+      blobs_.back().blob.name = name;
+    }
+    return {};
+  }
+  if (!is_checkpoint_class(entry, "TensorStorageMetadata"))
+    return entry.mismatch("state_dict_metadata", "TensorStorageMetadata or BytesStorageMetadata");
+  if (blob_index_.contains(std::string(name))) return corrupt("is a tensor and an object");
+  return add_tensor(name, entry.state());
+}
+
+Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
+  const Value properties = TRY(field(state, "properties", "TensorStorageMetadata"));
+  const DType dtype = TRY(read_dtype(properties));
+  const Dims shape = TRY(read_dims(TRY(field(state, "size", "TensorStorageMetadata")), "size"));
+  const auto elements = checked_volume(shape);
+  if (!elements || !checked_mul(*elements, byte_size(dtype)))
+    return corrupt("size " + to_string(shape) + " overflows");
+  const auto [it, is_new] = tensor_index_.emplace(name, tensors_.size());
+  if (is_new) {
+    tensors_.emplace_back();
+    first_fragment_.push_back(0);
+    Tensor& t = tensors_.back().tensor;
+    t.name = name;
+    t.dtype = dtype;
+    t.shape = shape;
+    t.fragments = FragmentList(shape.rank());
+    t.replicas = FragmentList(shape.rank());
+    t.located = false;
+  }
+  PendingTensor& pending = tensors_[it->second];
+  if (pending.tensor.shape != shape || pending.tensor.dtype != dtype)
+    return corrupt("expected " + to_string(pending.tensor.shape) + " as in the other ranks' metadata, got " +
+                   to_string(shape));
+
+  const Value chunks = TRY(field(state, "chunks", "TensorStorageMetadata"));
+  if (chunks.kind() != Kind::kList)
+    return unsupported("no list of chunks: the metadata is older than torch 2.0");
+  pending.tensor.fragments.reserve(pending.tensor.fragments.size() + chunks.size());
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (!is_checkpoint_class(chunks[i], "ChunkStorageMetadata")) return chunks[i].mismatch("chunks", "ChunkStorageMetadata");
+    const Value chunk = chunks[i].state();
+    Fragment f;
+    f.box.origin = TRY(read_dims(TRY(field(chunk, "offsets", "ChunkStorageMetadata")), "offsets"));
+    f.box.shape = TRY(read_dims(TRY(field(chunk, "sizes", "ChunkStorageMetadata")), "sizes"));
+    if (f.box.origin.rank() != shape.rank() || f.box.shape.rank() != shape.rank() || !contains(whole(shape), f.box))
+      return corrupt("chunk " + std::to_string(i) + " at " + to_string(f.box.origin) + " of size " +
+                     to_string(f.box.shape) + " lies outside the tensor's size " + to_string(shape));
+    f.strides = row_major_strides(f.box.shape);
+    pending.tensor.fragments.add(f);
+    pending.stored.push_back(0);
+  }
+  return {};
+}
+
+Result<std::uint32_t> MetadataReader::file_index(std::string_view relative_path) {
+  if (const auto it = files_.find(std::string(relative_path)); it != files_.end()) return it->second;
+  if (!is_safe_relative_path(relative_path))
+    return corrupt(path_ + ": relative_path '" + printable(relative_path) + "' leaves the checkpoint's directory");
+  const auto index = static_cast<std::uint32_t>(catalog_.files.size());
+  catalog_.files.push_back({std::string(relative_path), -1});
+  files_.emplace(relative_path, index);
+  return index;
+}
+
+Status MetadataReader::add_storage(const Value& storage) {
+  // An FQN is one shared string of the pickle, so its identity finds the tensor without hashing a million strings.
+  std::unordered_map<std::uint32_t, std::size_t> by_identity;
+  for (std::size_t i = 0; i < storage.size(); ++i) {
+    const Value key = storage.key(i), info = storage.value(i);
+    if (!is_checkpoint_class(key, "MetadataIndex")) return key.mismatch("storage_data", "a MetadataIndex as key");
+    if (!is_storage_info(info)) return info.mismatch("storage_data", "_StorageInfo");
+    const Value fqn = TRY(field(key.state(), "fqn", "MetadataIndex"));
+    const auto name = fqn.as_string();
+    if (!name) return fqn.mismatch("MetadataIndex.fqn", "a string");
+    const auto relative_path = TRY(field(info.state(), "relative_path", "_StorageInfo")).as_string();
+    const auto offset = TRY(field(info.state(), "offset", "_StorageInfo")).as_int();
+    const auto length = TRY(field(info.state(), "length", "_StorageInfo")).as_int();
+    if (!relative_path || !offset || !length || *offset < 0 || *length < 0 || !checked_add(*offset, *length))
+      return info.mismatch("_StorageInfo of '" + printable(*name) + "'", "a path, an offset and a length");
+    const Extent extent{TRY(file_index(*relative_path)), *offset, *length};
+    const auto transforms = info.state().find("transform_descriptors");
+    const bool encoded = transforms && transforms->kind() == Kind::kList && transforms->size() > 0;
+    transforms_ = transforms_ || encoded;
+    if (encoded && (transforms->size() > 1 || (*transforms)[0].as_string() != "stream.zstd/1"))
+      return unsupported(path_ + ": '" + printable(*name) + "' is stored through the transform " +
+                         pickle::print(*transforms) + "; only stream.zstd/1 is known");
+
+    const auto at = key.state().find("offset");
+    if (!at || at->is_none()) {
+      const auto blob = blob_index_.find(std::string(*name));
+      if (blob == blob_index_.end()) {
+        catalog_.warnings.push_back("storage_data has '" + printable(*name) + "', state_dict_metadata has not");
+        continue;
+      }
+      PendingBlob& b = blobs_[blob->second];
+      if (b.stored) continue;  // another rank's copy of one value
+      b.stored = true;
+      b.blob.extent = extent;
+      continue;
+    }
+    auto known = by_identity.find(fqn.identity());
+    if (known == by_identity.end()) {
+      const auto it = tensor_index_.find(std::string(*name));
+      if (it == tensor_index_.end())
+        return corrupt(path_ + ": storage_data has a chunk of '" + printable(*name) + "', state_dict_metadata has not");
+      known = by_identity.emplace(fqn.identity(), it->second).first;
+    }
+    PendingTensor& pending = tensors_[known->second];
+    std::optional<Index> hint;
+    if (const auto index = key.state().find("index")) hint = index->as_int();
+    if (hint) hint = checked_add(*hint, static_cast<Index>(first_fragment_[known->second]));
+    const Dims origin = TRY(read_dims(*at, "MetadataIndex.offset"));
+    TRY(place(pending, first_fragment_[known->second], origin, hint, extent).context(path_));
+  }
+  return {};
+}
+
+Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
+                             const Extent& extent) {
+  FragmentList& fragments = pending.tensor.fragments;
+  // Torch before 2.8 may give an empty shard the offset of a full one; the stored item is then the full one's.
+  const auto fits = [&](std::size_t i) { return fragments.box(i).origin == offset && !pending.stored[i]; };
+  const auto holds_data = [&](std::size_t i) { return !fragments.box(i).empty(); };
+  std::optional<std::size_t> found;
+  if (hint && *hint >= static_cast<Index>(first) && *hint < static_cast<Index>(fragments.size()) &&
+      fits(static_cast<std::size_t>(*hint)) && holds_data(static_cast<std::size_t>(*hint)))
+    found = static_cast<std::size_t>(*hint);
+  if (!found) {
+    if (pending.by_origin.empty())
+      for (std::size_t i = first; i < fragments.size(); ++i) pending.by_origin.emplace(fragments.box(i).origin, i);
+    const auto [begin, end] = pending.by_origin.equal_range(offset);
+    for (auto it = begin; it != end; ++it)
+      if (fits(it->second) && (!found || holds_data(it->second))) found = it->second;
+  }
+  if (!found)
+    return corrupt("storage_data has a chunk of '" + printable(pending.tensor.name) + "' at " + to_string(offset) +
+                   " that is not among its chunks, or has it twice");
+  Fragment f = fragments.get(*found);
+  f.extent = extent;
+  fragments.set(*found, f);
+  pending.stored[*found] = 1;
+  return {};
+}
+
+Status MetadataReader::add_paths(const Value& paths) {
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const auto name = paths.key(i).as_string();
+    const Value parts = paths.value(i);
+    if (!name || parts.kind() != Kind::kTuple) continue;  // a custom planner's own business
+    KeyPath path;
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+      if (const auto text = parts[k].as_string())
+        path.emplace_back(std::string(*text));
+      else if (const auto number = parts[k].as_int())
+        path.emplace_back(*number);
+      else
+        return parts.mismatch("planner_data of '" + printable(*name) + "'", "a path of strings and integers");
+    }
+    if (const auto t = tensor_index_.find(std::string(*name)); t != tensor_index_.end())
+      tensors_[t->second].tensor.path = std::move(path);
+    else if (const auto b = blob_index_.find(std::string(*name)); b != blob_index_.end())
+      blobs_[b->second].blob.path = std::move(path);
+  }
+  return {};
+}
+
+void MetadataReader::read_facts(const pickle::Document& document, const Value& state) {
+  const std::vector<std::string> globals = document.globals();
+  const auto mentions = [&](std::string_view global) {
+    return std::any_of(globals.begin(), globals.end(), [&](const std::string& g) { return g.starts_with(global); });
+  };
+  const auto storage_meta = state.find("storage_meta");
+  const bool has_meta = storage_meta && storage_meta->kind() == Kind::kObject;
+  if (mentions(kOldPropertiesModule))
+    facts_.torch = "2.0 to 2.2";
+  else if (state.find("version"))
+    facts_.torch = "2.9 or later";
+  else if (transforms_ || (has_meta && storage_meta->state().kind() == Kind::kDict && storage_meta->state().find("modules")))
+    facts_.torch = "2.7 or later";
+  else if (has_meta)
+    facts_.torch = "2.4 or later";
+  else
+    facts_.torch = "2.3 or later, or another writer";
+  const auto bytes = document.bytes();
+  if (mentions("pathlib._local."))
+    facts_.python = "3.13";
+  else if (bytes.size() > 1 && bytes[1] == 5)
+    facts_.python = "3.14 or later";
+  else if (mentions("builtins.getattr"))
+    facts_.python = "3.11.0 to 3.11.3";
+  else if (bytes.size() > 1 && bytes[1] == 4)
+    facts_.python = "3.8 to 3.12";
+}
+
+Status MetadataReader::finish() {
+  for (PendingTensor& pending : tensors_) {
+    Tensor& t = pending.tensor;
+    FragmentList once(t.shape.rank());
+    once.reserve(t.fragments.size());
+    std::set<std::pair<Dims, Dims>> seen;  // ranks that save on their own repeat the boxes of replicated tensors
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+      const Fragment f = t.fragments.get(i);
+      if (!pending.stored[i]) {
+        if (f.box.empty()) continue;
+        return corrupt(path_ + ": tensor '" + printable(t.name) + "' " + to_string(f.box) +
+                       ": storage_data does not say where it lies");
+      }
+      const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;
+      (repeated ? t.replicas : once).add(f);
+    }
+    t.fragments = std::move(once);
+    TRY(catalog_.add(std::move(t)));
+  }
+  for (PendingBlob& b : blobs_) {
+    if (!b.stored)
+      return corrupt(path_ + ": object '" + printable(b.blob.name) + "': storage_data does not say where it lies");
+    catalog_.blobs.push_back(std::move(b.blob));
+  }
+  return {};
+}
+
+namespace {
+
+void write_size(pickle::PickleWriter& w, const Dims& dims) {
+  w.shared_global("torch", "Size");
+  w.integers(dims.span());
+  w.tuple_of_last(1);
+  w.reduce();
+}
+
+// An object of a class without arguments, whose state is the dict that `fields` writes key by key.
+template <class Fields>
+void write_object(pickle::PickleWriter& w, std::string_view module, std::string_view name, Fields fields) {
+  w.shared_global(module, name);
+  w.empty_tuple();
+  w.new_object();
+  w.empty_dict();
+  w.mark();
+  fields();
+  w.set_items();
+  w.build();
+}
+
+void write_properties(pickle::PickleWriter& w, DType dtype) {
+  w.shared_global(kMetadataModule, "TensorProperties");
+  w.empty_tuple();
+  w.new_object();
+  w.mark();
+  w.shared_global("torch", info(dtype).torch_name);
+  w.shared_global("torch.serialization", "_get_layout");
+  w.shared_text("torch.strided");
+  w.tuple_of_last(1);
+  w.reduce();
+  w.boolean(false);  // requires_grad
+  w.shared_global(kMetadataModule, "_MEM_FORMAT_ENCODING");
+  w.integer(0);  // contiguous
+  w.tuple_of_last(1);
+  w.reduce();
+  w.boolean(false);  // pin_memory
+  w.tuple_from_mark();
+  w.build();
+}
+
+void write_tensor(pickle::PickleWriter& w, const WrittenEntry& entry) {
+  write_object(w, kMetadataModule, "TensorStorageMetadata", [&] {
+    w.shared_text("properties");
+    write_properties(w, entry.tensor->dtype);
+    w.shared_text("size");
+    write_size(w, entry.tensor->shape);
+    w.shared_text("chunks");
+    w.empty_list();
+    w.mark();
+    for (const WrittenItem& item : entry.items)
+      write_object(w, kMetadataModule, "ChunkStorageMetadata", [&] {
+        w.shared_text("offsets");
+        write_size(w, item.box.origin);
+        w.shared_text("sizes");
+        write_size(w, item.box.shape);
+      });
+    w.append_items();
+  });
+}
+
+void write_storage(pickle::PickleWriter& w, const WrittenEntry& entry, const std::vector<std::string>& files) {
+  for (std::size_t i = 0; i < entry.items.size(); ++i) {
+    const WrittenItem& item = entry.items[i];
+    write_object(w, kMetadataModule, "MetadataIndex", [&] {
+      w.shared_text("fqn");
+      w.shared_text(entry.name);
+      w.shared_text("index");
+      if (!entry.tensor) return w.none();
+      w.integer(static_cast<Index>(i));
+      w.shared_text("offset");
+      write_size(w, item.box.origin);
+    });
+    write_object(w, kFilesystemModule, "_StorageInfo", [&] {
+      w.shared_text("relative_path");
+      w.shared_text(files[item.file]);
+      w.shared_text("offset");
+      w.integer(item.offset);
+      w.shared_text("length");
+      w.integer(item.length);
+    });
+  }
+}
+
+void write_path(pickle::PickleWriter& w, const WrittenEntry& entry) {
+  w.mark();
+  if (entry.path.empty()) w.shared_text(entry.name);
+  for (const auto& part : entry.path) {
+    if (const auto* text = std::get_if<std::string>(&part))
+      w.shared_text(*text);
+    else
+      w.integer(std::get<Index>(part));
+  }
+  w.tuple_from_mark();
+}
+
+}  // namespace
+
+std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files) {
+  pickle::PickleWriter w;
+  write_object(w, kMetadataModule, "Metadata", [&] {
+    w.shared_text("state_dict_metadata");
+    w.empty_dict();
+    w.mark();
+    for (const WrittenEntry& entry : entries) {
+      w.shared_text(entry.name);
+      if (entry.tensor) {
+        write_tensor(w, entry);
+      } else {
+        w.shared_global(kMetadataModule, "BytesStorageMetadata");
+        w.empty_tuple();
+        w.new_object();
+      }
+    }
+    w.set_items();
+    w.shared_text("planner_data");
+    w.empty_dict();
+    w.mark();
+    for (const WrittenEntry& entry : entries) {
+      w.shared_text(entry.name);
+      write_path(w, entry);
+    }
+    w.set_items();
+    w.shared_text("storage_data");
+    w.empty_dict();
+    w.mark();
+    for (const WrittenEntry& entry : entries) write_storage(w, entry, files);
+    w.set_items();
+  });
+  return std::move(w).finish();
+}
+
+}  // namespace reshard::dcp

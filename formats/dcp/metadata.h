@@ -1,0 +1,91 @@
+// The `.metadata` pickle of a DCP directory.
+//
+//   Metadata
+//     state_dict_metadata   FQN -> TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)]) | BytesStorageMetadata
+//     planner_data          FQN -> path in the nested state_dict
+//     storage_data          MetadataIndex(fqn, offset, index) -> _StorageInfo(relative_path, offset, length)
+//     storage_meta, version (newer torch)
+//
+// Written by: torch/distributed/checkpoint/metadata.py, filesystem.py (FileSystemWriter.finish).
+#pragma once
+
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "formats/encoding/pickle.h"
+#include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/format.h"
+
+namespace reshard::dcp {
+
+// What a metadata pickle tells of its writer.
+struct WriterFacts {
+  std::string torch;   // "2.4 or later"
+  std::string python;  // "3.13"
+};
+
+// Reads one metadata pickle and adds its tensors and blobs to `catalog`; their extents are the stored items. Rank-local
+// metadata of one save (`__R.metadata`) are added one after the other: boxes join, repeated boxes become replicas.
+// File sizes are not looked at.
+class MetadataReader {
+ public:
+  explicit MetadataReader(Catalog& catalog) : catalog_(catalog) {}
+  Status add(const pickle::Document& document, const std::string& path);
+  // Moves what was read into the catalog.
+  Status finish();
+
+  const WriterFacts& facts() const { return facts_; }
+
+ private:
+  struct PendingTensor {
+    Tensor tensor;
+    std::vector<std::uint8_t> stored;  // whether storage_data has told where fragment i lies
+    std::multimap<Dims, std::size_t> by_origin;  // of the pickle being read; made when a hint was wrong
+  };
+  struct PendingBlob {
+    Blob blob;
+    bool stored = false;
+  };
+
+  Status check_globals(const pickle::Document& document) const;
+  Status add_entry(std::string_view name, const pickle::Value& entry);
+  Status add_tensor(std::string_view name, const pickle::Value& state);
+  Status add_storage(const pickle::Value& storage);
+  Status add_paths(const pickle::Value& paths);
+  Status place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
+               const Extent& extent);
+  Result<std::uint32_t> file_index(std::string_view relative_path);
+  void read_facts(const pickle::Document& document, const pickle::Value& state);
+
+  Catalog& catalog_;
+  std::string path_;  // of the pickle being read, for messages
+  int pickles_ = 0;
+  bool transforms_ = false;  // some items went through one
+  WriterFacts facts_;
+  std::vector<PendingTensor> tensors_;
+  std::vector<PendingBlob> blobs_;
+  std::vector<std::size_t> first_fragment_;  // of each tensor, in the pickle being read
+  std::unordered_map<std::string, std::size_t> tensor_index_;
+  std::unordered_map<std::string, std::size_t> blob_index_;
+  std::unordered_map<std::string, std::uint32_t> files_;
+};
+
+// One stored item, for writing metadata.
+struct WrittenItem {
+  Box box;  // of a tensor; unused for a blob
+  std::uint32_t file = 0;
+  Index offset = 0;  // of the item in its file
+  Index length = 0;
+};
+struct WrittenEntry {
+  const TargetTensor* tensor = nullptr;  // null: a blob
+  std::string name;
+  KeyPath path;
+  std::vector<WrittenItem> items;
+};
+// A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
+std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
+
+}  // namespace reshard::dcp

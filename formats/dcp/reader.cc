@@ -1,0 +1,276 @@
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "formats/dcp/dcp.h"
+#include "formats/dcp/metadata.h"
+#include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/encoding/zip.h"
+#include "formats/encoding/zstd_frame.h"
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+
+namespace reshard::dcp {
+namespace {
+
+constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
+constexpr Index kMaxBlobBytes = Index{1} << 30;
+constexpr Index kArchiveOverhead = Index{1} << 20;  // what an item holds beside its tensor, generously
+constexpr std::string_view kSpoolName = "(decoded items)";
+
+// "__3.metadata" -> a rank saved on its own (torch >= 2.9, use_collectives=False).
+bool is_rank_local_metadata(std::string_view name) {
+  if (!name.starts_with("__") || !name.ends_with(".metadata")) return false;
+  const std::string_view rank = name.substr(2, name.size() - 2 - std::string_view(".metadata").size());
+  return !rank.empty() && rank.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+class DcpReader : public Reader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
+  Result<std::string> blob_bytes(const Blob& blob) override;
+  std::string describe(const Blob& blob) override;
+
+ private:
+  Status read_metadata(const std::vector<DirectoryEntry>& entries);
+  void look_at_files(const std::vector<DirectoryEntry>& entries);
+  bool stored_as_safetensors();
+  Status locate_tensor(Tensor& tensor, const std::string& spool);
+  Result<Fragment> locate_item(const Tensor& tensor, const Fragment& item, DType& dtype, const std::string& spool);
+  Result<Fragment> locate_in_blob(const Tensor& tensor, const Fragment& item, const File& file, DType& dtype);
+  Result<Extent> decode(const Extent& item, Index limit, const std::string& spool);
+  Result<std::string> magic(const File& file, const Extent& item) const;
+
+  // SAFETENSORS flavour: headers of blobs, by file and offset.
+  using BlobHeaders = std::map<std::pair<std::uint32_t, Index>, std::shared_ptr<const SafetensorsHeader>>;
+  BlobHeaders headers_;
+  std::mutex mutex_;  // guards headers_ and the spool
+  Index spooled_ = 0;
+  std::shared_ptr<const File> spool_;
+  std::uint32_t spool_file_ = 0;
+};
+
+Status DcpReader::open(const std::string& path, const OpenOptions& options) {
+  catalog_.root = path;
+  const auto entries = TRY(list_directory(path));
+  TRY(read_metadata(entries));
+  look_at_files(entries);
+  catalog_.sort_by_name();
+  TRY(validate(catalog_, options.files_too));
+  // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
+  Status disjoint = check_extents_disjoint(catalog_);
+  if (!disjoint && !stored_as_safetensors()) return disjoint;
+  return {};
+}
+
+bool DcpReader::stored_as_safetensors() {
+  for (const Tensor& t : catalog_.tensors()) {
+    if (t.fragments.empty() || t.fragments.extent(0).length == 0) continue;
+    const auto file = files_.open(catalog_.file_path(t.fragments.extent(0).file));
+    const auto head = file ? magic(**file, t.fragments.extent(0)) : Result<std::string>(file.error());
+    return head && *head != zip::kMagic && *head != zstd::kMagic;
+  }
+  return false;
+}
+
+Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
+  const auto has = [&](std::string_view name) {
+    return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& e) { return e.name == name; });
+  };
+  std::vector<std::string> names;
+  std::string how = "PyTorch DCP";
+  if (has(".metadata")) {
+    names = {".metadata"};
+  } else if (has(".metadata.tmp")) {
+    names = {".metadata.tmp"};
+    catalog_.warnings.emplace_back(
+        ".metadata is missing, but .metadata.tmp is complete: the save died just before its last rename. It is used; "
+        "renaming it to .metadata repairs the checkpoint.");
+  } else {
+    for (const DirectoryEntry& e : entries)
+      if (is_rank_local_metadata(e.name)) names.push_back(e.name);
+    std::sort(names.begin(), names.end(), natural_less);
+    how += ", " + std::to_string(names.size()) + " ranks saved on their own";
+  }
+  if (names.empty())
+    return corrupt(catalog_.root + ": .metadata is missing: the save did not finish, and without it nothing tells what " +
+                   "the .distcp files hold");
+  MetadataReader reader(catalog_);
+  for (const std::string& name : names) {
+    const std::string path = path_join(catalog_.root, name);
+    std::string bytes = TRY(read_whole_file(path, kMaxMetadataBytes));
+    const pickle::Document document = TRY(pickle::parse(std::move(bytes), path));
+    TRY(reader.add(document, path));
+  }
+  TRY(reader.finish());
+  catalog_.attributes.emplace_back("format", how);
+  if (!reader.facts().torch.empty()) catalog_.attributes.emplace_back("torch", reader.facts().torch);
+  if (!reader.facts().python.empty()) catalog_.attributes.emplace_back("python", reader.facts().python);
+  return {};
+}
+
+void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
+  std::unordered_map<std::string_view, const DirectoryEntry*> by_name;
+  for (const DirectoryEntry& e : entries) by_name.emplace(e.name, &e);
+  std::unordered_map<std::string_view, bool> used;
+  for (CatalogFile& file : catalog_.files) {
+    used.emplace(file.path, true);
+    if (const auto it = by_name.find(file.path); it != by_name.end() && !it->second->is_directory)
+      file.size = it->second->size;
+    else if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)  // "sub/__0_0.distcp"
+      file.size = deep->size().has_value() ? *deep->size() : -1;
+  }
+  for (const DirectoryEntry& e : entries)
+    if (!e.is_directory && e.name.ends_with(".distcp") && !used.contains(e.name) && e.size > 0)
+      catalog_.stale_files.push_back(e.name);
+}
+
+Result<std::string> DcpReader::magic(const File& file, const Extent& item) const {
+  std::string bytes(static_cast<std::size_t>(std::min<Index>(4, item.length)), '\0');
+  TRY(file.read_at(item.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
+  return bytes;
+}
+
+Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
+  TRY(parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
+    return locate_tensor(catalog_.tensor(tensors[static_cast<std::size_t>(i)]), spool);
+  }));
+  return {};
+}
+
+Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
+  if (tensor.located) return {};
+  std::optional<DType> dtype;
+  for (FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Fragment item = list->get(i);
+      if (item.box.empty()) continue;
+      DType stored = tensor.dtype;
+      const Fragment f = TRY(locate_item(tensor, item, stored, spool)
+                                 .context("tensor '" + printable(tensor.name) + "' " + to_string(item.box)));
+      if (dtype && *dtype != stored)
+        return corrupt(at(catalog_.file_path(item.extent.file), item.extent.offset) + ": tensor '" +
+                       printable(tensor.name) + "' " + to_string(item.box) + ": expected dtype " +
+                       std::string(info(*dtype).torch_name) + " as in its other shards, got " +
+                       std::string(info(stored).torch_name));
+      dtype = stored;
+      list->set(i, f);
+    }
+  }
+  if (dtype && *dtype != tensor.dtype) {
+    const std::lock_guard lock(mutex_);
+    catalog_.warnings.push_back("tensor '" + printable(tensor.name) + "' is stored as " +
+                                std::string(info(*dtype).torch_name) + ", the metadata says " +
+                                std::string(info(tensor.dtype).torch_name) + "; the stored type is used");
+    tensor.dtype = *dtype;
+  }
+  tensor.located = true;
+  return {};
+}
+
+Result<Fragment> DcpReader::locate_item(const Tensor& tensor, const Fragment& item, DType& dtype,
+                                        const std::string& spool) {
+  auto file = TRY(files_.open(catalog_.file_path(item.extent.file)));
+  std::string head = TRY(magic(*file, item.extent));
+  Extent where = item.extent;
+  if (head == zstd::kMagic) {
+    where = TRY(decode(item.extent, volume(item.box) * byte_size(tensor.dtype) * 2 + kArchiveOverhead, spool));
+    file = TRY(files_.open(catalog_.file_path(where.file)));
+    head = TRY(magic(*file, where));
+  }
+  if (head != zip::kMagic) return locate_in_blob(tensor, item, *file, dtype);
+  const auto stored = TRY(torch_archive::read_tensor_item(*file, where.offset, where.length));
+  if (stored.shape != item.box.shape)
+    return corrupt(at(file->path(), where.offset) + ": expected shape " + to_string(item.box.shape) + ", got " +
+                   to_string(stored.shape) + ": the file is from another save, or two were swapped");
+  dtype = stored.dtype;
+  Fragment f = item;
+  f.strides = stored.strides;
+  f.extent = {where.file, stored.payload_offset, stored.payload_length};
+  f.start = stored.start_bytes;
+  f.crc = stored.crc;
+  f.big_endian = stored.big_endian;
+  return f;
+}
+
+Result<Fragment> DcpReader::locate_in_blob(const Tensor& tensor, const Fragment& item, const File& file, DType& dtype) {
+  const Index size = TRY(file.size());
+  std::shared_ptr<const SafetensorsHeader> header;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& slot = headers_[{item.extent.file, item.extent.offset}];
+    if (!slot) {
+      auto parsed = read_safetensors_header(file, item.extent.offset, size - item.extent.offset, SafetensorsEnd::kWithin);
+      if (!parsed)
+        return corrupt(at(file.path(), item.extent.offset) +
+                       ": expected a torch.save archive, a zstd frame or a safetensors blob, got none of them: the file "
+                       "is stale or was overwritten (" + parsed.error().message() + ")");
+      slot = std::make_shared<const SafetensorsHeader>(std::move(*parsed));
+    }
+    header = slot;
+  }
+  for (const auto& entry : header->entries) {
+    if (entry.name != tensor.name || entry.shape != item.box.shape) continue;
+    dtype = entry.dtype;
+    Fragment f = item;
+    f.extent = {item.extent.file, entry.offset, entry.length};
+    return f;
+  }
+  return corrupt(at(file.path(), item.extent.offset) + ": the safetensors blob has no tensor of that name and shape");
+}
+
+Result<Extent> DcpReader::decode(const Extent& item, Index limit, const std::string& spool) {
+  const auto file = TRY(files_.open(catalog_.file_path(item.file)));
+  const std::lock_guard lock(mutex_);
+  if (!spool_) {
+    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
+    catalog_.files.push_back({std::string(kSpoolName), 0});
+    files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
+    spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
+  }
+  const Index begin = spooled_;
+  spooled_ = begin + TRY(zstd::decode(*file, item.offset, item.length, limit, *spool_, begin));
+  catalog_.files[spool_file_].size = spooled_;
+  return Extent{spool_file_, begin, spooled_ - begin};
+}
+
+Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
+  if (blob.extent.length > kMaxBlobBytes)
+    return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) +
+                       "; at most " + human_bytes(kMaxBlobBytes) + " are carried");
+  const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
+  std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
+  TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
+  if (!bytes.starts_with(zstd::kMagic)) return bytes;
+  return zstd::decode(as_bytes(bytes), kMaxBlobBytes, at(file->path(), blob.extent.offset));
+}
+
+std::string DcpReader::describe(const Blob& blob) {
+  auto file = files_.open(catalog_.file_path(blob.extent.file));
+  if (!file) return "";
+  auto head = magic(**file, blob.extent);
+  if (!head || *head != zip::kMagic) return "";
+  auto document = torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length);
+  return document ? pickle::print(document->root(), 2, 4) : "";
+}
+
+}  // namespace
+
+bool recognises(const std::string& path) {
+  if (!is_directory(path)) return false;
+  const auto entries = list_directory(path);
+  return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
+           return e.name == ".metadata" || e.name == ".metadata.tmp" || is_rank_local_metadata(e.name) ||
+                  (e.name.starts_with("__") && e.name.ends_with(".distcp"));
+         });
+}
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<DcpReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::dcp

@@ -1,0 +1,80 @@
+#include "formats/encoding/zstd_frame.h"
+
+#include <zstd.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace reshard::zstd {
+namespace {
+
+constexpr Index kInputPiece = Index{128} << 10;
+constexpr Index kOutputPiece = Index{1} << 20;
+constexpr int kWindowLogMax = 27;  // 128 MiB of window at most, whatever the frame asks for
+
+using Pull = std::function<Result<Bytes>()>;       // the next input; empty at its end
+using Push = std::function<Status(Bytes decoded)>;
+
+Status decode_stream(const Pull& pull, const Push& push, Index limit, const std::string& place) {
+  const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(), &ZSTD_freeDCtx);
+  ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLogMax);
+  std::vector<std::byte> buffer(static_cast<std::size_t>(kOutputPiece));
+  Index total = 0;
+  while (true) {
+    const Bytes piece = TRY(pull());
+    if (piece.empty()) return corrupt(place + ": zstd frame: expected more bytes, got the end of the item");
+    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
+    std::size_t left = 1;
+    bool full = true;  // the decoder may hold more output than fitted
+    while (in.pos < in.size || full) {
+      ZSTD_outBuffer out{buffer.data(), buffer.size(), 0};
+      left = ZSTD_decompressStream(context.get(), &out, &in);
+      if (ZSTD_isError(left)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(left));
+      total += static_cast<Index>(out.pos);
+      if (total > limit)
+        return corrupt(place + ": zstd frame: expected at most " + std::to_string(limit) + " bytes, got more");
+      TRY(push(Bytes(buffer).first(out.pos)));
+      full = out.pos == out.size;
+      if (left == 0) break;
+    }
+    if (left != 0) continue;
+    if (in.pos < in.size || !TRY(pull()).empty())
+      return corrupt(place + ": zstd frame: expected one frame, got bytes after it");
+    return {};
+  }
+}
+
+}  // namespace
+
+Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset) {
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(length, kInputPiece)));
+  Index taken = 0, written = 0;
+  const Pull pull = [&]() -> Result<Bytes> {
+    const MutableBytes piece = MutableBytes(buffer).first(static_cast<std::size_t>(std::min(length - taken, kInputPiece)));
+    TRY(file.read_at(offset + taken, piece));
+    taken += static_cast<Index>(piece.size());
+    return Bytes(piece);
+  };
+  const Push push = [&](Bytes decoded) -> Status {
+    TRY(out.write_at(out_offset + written, decoded));
+    written += static_cast<Index>(decoded.size());
+    return {};
+  };
+  TRY(decode_stream(pull, push, limit, at(file.path(), offset)));
+  return written;
+}
+
+Result<std::string> decode(Bytes frame, Index limit, const std::string& place) {
+  std::string out;
+  const Pull pull = [&]() -> Result<Bytes> { return std::exchange(frame, {}); };
+  const Push push = [&](Bytes decoded) -> Status {
+    out += as_string(decoded);
+    return {};
+  };
+  TRY(decode_stream(pull, push, limit, place));
+  return out;
+}
+
+}  // namespace reshard::zstd

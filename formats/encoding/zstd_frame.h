@@ -1,0 +1,21 @@
+// One zstd frame around a whole item, as DCP's stream.zstd/1 transform writes it: no content size, no checksum.
+// Written by: torch/distributed/checkpoint/_extension.py (ZStandard). Frame format: RFC 8878.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "lib/base/file.h"
+
+namespace reshard::zstd {
+
+inline constexpr std::string_view kMagic{"\x28\xb5\x2f\xfd", 4};
+
+// Decodes the frame in [offset, offset + length) of `file` into `out` from `out_offset` on, in pieces; the number of
+// bytes written. More than `limit` is a corrupt error: a frame can promise anything.
+Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset);
+
+// The same in memory. `place` names the frame in errors.
+Result<std::string> decode(Bytes frame, Index limit, const std::string& place);
+
+}  // namespace reshard::zstd

@@ -1,0 +1,37 @@
+#include "formats/registry.h"
+
+#include <array>
+
+#include "formats/dcp/dcp.h"
+#include "formats/safetensors/safetensors.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+// In the order in which a path is tried.
+constexpr std::array<const Format*, 2> kFormats = {&kDcpFormat, &kSafetensorsFormat};
+
+}  // namespace
+
+std::span<const Format* const> formats() { return kFormats; }
+
+Result<const Format*> find_format(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Format* f : kFormats) {
+    if (f->name == name) return f;
+    names.emplace_back(f->name);
+  }
+  return usage_error("'" + printable(name) + "' is not a format; there are " + join(names, ", "));
+}
+
+Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
+  if (!path_exists(path)) return io_error(path + ": not found");
+  for (const Format* f : kFormats)
+    if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
+  std::vector<std::string> titles;
+  for (const Format* f : kFormats) titles.emplace_back(f->title);
+  return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
+}
+
+}  // namespace reshard
