@@ -15,6 +15,13 @@ Fragment fragment(const Box& box, Extent extent = {}) {
   return f;
 }
 
+Blob blob(const std::string& name, const Extent& extent) {
+  Blob b;
+  b.name = name;
+  b.extent = extent;
+  return b;
+}
+
 TEST(FragmentList, GivesBackWhatWasAdded) {
   FragmentList list(2);
   const Fragment plain = fragment({{0, 0}, {2, 3}}, {1, 64, 24});
@@ -91,8 +98,8 @@ TEST(Catalog, FindsTensorsAlsoAfterSorting) {
     t.name = name;
     ASSERT_TRUE(c.add(t));
   }
-  c.blobs.push_back({"b10", {}, {}, false});
-  c.blobs.push_back({"b9", {}, {}, false});
+  c.blobs.push_back(blob("b10", {}));
+  c.blobs.push_back(blob("b9", {}));
   c.sort_by_name();
   std::vector<std::string> names;
   for (const Tensor& t : c.tensors()) names.push_back(t.name);

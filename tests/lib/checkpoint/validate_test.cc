@@ -30,6 +30,13 @@ std::string cover_message(const Dims& shape, const std::vector<Box>& boxes) {
   return s.error().message();
 }
 
+Blob blob(const std::string& name, const Extent& extent) {
+  Blob b;
+  b.name = name;
+  b.extent = extent;
+  return b;
+}
+
 // ---- check_cover: messages
 
 TEST(CheckCover, AcceptsShardsGridsAndScalars) {
@@ -278,7 +285,7 @@ TEST(Validate, NamesAFileThatIsCutShort) {
 
 TEST(Validate, ChecksTheFilesOfObjectsToo) {
   Catalog c = two_halves();
-  c.blobs.push_back({"train_state.step", {0, 990, 20}, {}, false});
+  c.blobs.push_back(blob("train_state.step", {0, 990, 20}));
   EXPECT_EQ(validate_message(c),
             "ckpt/__0_0.distcp@0x3de: object 'train_state.step': data end at byte 1,010, file has 1,000: the file is "
             "cut short or belongs to another save");
@@ -342,7 +349,7 @@ TEST(ExtentsDisjoint, TwoItemsMustNotClaimTheSameBytes) {
 
 TEST(ExtentsDisjoint, AnObjectCountsToo) {
   Catalog c = two_halves();
-  c.blobs.push_back({"step", {0, 70, 4}, {}, false});
+  c.blobs.push_back(blob("step", {0, 70, 4}));
   EXPECT_EQ(check_extents_disjoint(c).error().message(),
             "ckpt/__0_0.distcp@0x46: tensor 'w' [0:2, 0:2] and object 'step' claim the same bytes");
 }
