@@ -1,0 +1,35 @@
+#!/bin/bash
+# Installs the Debian or Ubuntu packages that are missing, and nothing when none is.
+#
+#   samples/setup.sh          what building needs
+#   samples/setup.sh tests    what the tests and the linters need as well
+set -u
+
+packages=(g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libzstd-dev libisal-dev zlib1g-dev)
+if [ "${1:-}" = tests ]; then
+  packages+=(libgtest-dev libgmock-dev python3 python3-venv clang clang-format clang-tidy libclang-rt-14-dev time)
+fi
+
+if ! command -v dpkg-query > /dev/null; then
+  echo "setup: this is not Debian or Ubuntu; the equivalents of these packages are needed: ${packages[*]}" >&2
+  exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$package" 2> /dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+if [ "$(id -u)" -eq 0 ]; then
+  as_root=()
+elif command -v sudo > /dev/null; then
+  as_root=(sudo)
+else
+  echo "setup: packages are missing, and installing them needs root or sudo: apt-get install ${missing[*]}" >&2
+  exit 1
+fi
+echo "setup: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+"${as_root[@]}" apt-get update -q > /dev/null || exit 1
+"${as_root[@]}" apt-get install -q -y --no-install-recommends "${missing[@]}" > /dev/null || exit 1

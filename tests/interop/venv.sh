@@ -1,0 +1,19 @@
+#!/bin/bash
+# Prints the path of a python that has torch, safetensors, transformers and numpy: the one of an environment outside the
+# checkout, made on the first call. RESHARD_VENV names another place for it, or one of your own.
+set -u
+
+venv=${RESHARD_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/reshard/interop-venv}
+python=$venv/bin/python
+has() { "$python" -c "import $1" > /dev/null 2>&1; }
+pip() { "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2; }
+
+if ! has "torch, safetensors, transformers, numpy"; then
+  echo "interop: making a python environment in $venv (once; some minutes)" >&2
+  mkdir -p "$(dirname "$venv")" && python3 -m venv "$venv" || exit 1
+  # The build without CUDA is a tenth of the size; where its index cannot be reached, the ordinary one does.
+  has torch || pip --retries 1 --timeout 20 --index-url https://download.pytorch.org/whl/cpu torch || pip torch || exit 1
+  pip numpy safetensors transformers || exit 1
+fi
+has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
+echo "$python"

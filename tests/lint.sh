@@ -1,0 +1,16 @@
+#!/bin/bash
+# The form (clang-format) of every source and what clang-tidy finds in the program. Needs a configured build/release.
+#
+#   tests/lint.sh [FILE.cc ...]    default: all of lib, formats and tools
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+
+status=0
+find lib formats tools tests -name '*.h' -o -name '*.cc' | xargs clang-format --dry-run -Werror || status=1
+
+[ -f build/release/compile_commands.json ] || cmake --preset release > /dev/null || exit 1
+files=("$@")
+[ ${#files[@]} -gt 0 ] || mapfile -t files < <(find lib formats tools -name '*.cc' | sort)
+# clang-tidy counts the warnings it suppressed on the error stream; those are of no interest.
+printf '%s\n' "${files[@]}" | xargs -P "${RESHARD_JOBS:-2}" -n 1 clang-tidy -p build/release --quiet 2> /dev/null || status=1
+exit $status

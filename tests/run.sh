@@ -1,0 +1,85 @@
+#!/bin/bash
+# Everything that must hold: builds the optimised and the sanitized configuration, runs the tests of both, the
+# interoperability tests against the newest PyTorch, and the linters. The last line counts it all.
+#
+# Needs nothing but a checkout; installs what is missing (samples/setup.sh). RESHARD_JOBS limits the processes.
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+
+jobs=${RESHARD_JOBS:-$(nproc)}
+logs=build/logs
+passed=0
+failed=0
+mkdir -p "$logs"
+
+# A step that is one check: fine or not.
+check() {
+  local name=$1
+  shift
+  printf '\n== %s\n' "$name"
+  if "$@"; then
+    passed=$((passed + 1))
+  else
+    echo "FAILED: $name"
+    failed=$((failed + 1))
+    return 1
+  fi
+}
+
+count() {
+  passed=$((passed + $1))
+  failed=$((failed + $2))
+}
+
+build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" | tail -n 30; }
+
+# Counts the tests of ctest's closing line, "97% tests passed, 3 tests failed out of 100".
+run_ctest() {
+  printf '\n== tests, %s\n' "$1"
+  ctest --preset "$1" -j "$jobs" --timeout 300 --progress > "$logs/ctest-$1.log" 2>&1
+  local status=$? line
+  line=$(grep -E 'tests passed, [0-9]+ tests? failed out of' "$logs/ctest-$1.log" | tail -n 1)
+  if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
+    count $((BASH_REMATCH[2] - BASH_REMATCH[1])) "${BASH_REMATCH[1]}"
+    echo "$line"
+  fi
+  [ $status -eq 0 ] && return
+  tail -n 200 "$logs/ctest-$1.log"
+  [[ $line =~ ^"100%" || -z $line ]] && count 0 1
+}
+
+# Counts the tests of the script's closing line, "interop: 20 passed, 1 failed, 2 skipped".
+run_interop() {
+  printf '\n== interoperability with PyTorch, safetensors and transformers\n'
+  local python line
+  if ! python=$(tests/interop/venv.sh); then
+    echo "FAILED: no python environment"
+    count 0 1
+    return
+  fi
+  RESHARD=$PWD/build/release/reshard "$python" -W ignore tests/interop/test_interop.py 2>&1 | tee "$logs/interop.log"
+  line=$(tail -n 1 "$logs/interop.log")
+  if [[ $line =~ ^interop:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
+    count "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+  else
+    count 0 1
+  fi
+}
+
+samples/setup.sh tests || check "packages" false
+if command -v ccache > /dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache
+fi
+for preset in release dev; do
+  check "build, $preset" build "$preset" && run_ctest "$preset"
+done
+if [ -x build/release/reshard ]; then
+  run_interop
+else
+  check "the reshard program" false
+fi
+check "lint" tests/lint.sh
+
+echo
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
