@@ -1,0 +1,24 @@
+// What a key of a training state_dict is about: the model, its optimizer, or something else.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace reshard {
+
+enum class StateKind { kModel, kOptimizer, kOther };
+
+// A flattened key taken apart around the parameter it belongs to:
+//   "layers.0.attention.wq.weight"                           the parameter itself
+//   "optimizer.state.layers.0.attention.wq.weight.exp_avg"   prefix "optimizer.state.", suffix ".exp_avg"
+//   "optimizer.param_groups.<parameter>.lr"                  likewise (torchtitan flattens both)
+//   "train_state.step"                                       kOther, no parameter
+struct StateKey {
+  StateKind kind = StateKind::kModel;
+  std::string prefix;
+  std::string parameter;  // empty where the key belongs to none
+  std::string suffix;
+};
+StateKey split_state_key(std::string_view key);
+
+}  // namespace reshard

@@ -1,0 +1,53 @@
+// The subcommands. Each lives in a file of its own that turns options into one call of the library and its result into
+// text; reshard.cc holds the table.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "lib/base/json.h"
+#include "lib/base/result.h"
+
+namespace reshard::tools {
+
+// What a subcommand does once its options are parsed; the value is the exit code.
+using Action = std::function<Result<int>()>;
+
+// Adds the subcommand's options to `app`. `action` is to be set by the subcommand's callback.
+void add_inspect(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
+void add_diff(CLI::App& app, Action& action);
+void add_synth(CLI::App& app, Action& action);
+
+// ---- what they share (terminal.cc)
+
+// Whether standard output shows colour and redraws lines: a terminal, and NO_COLOR is not set.
+bool fancy_stdout();
+bool stderr_is_terminal();
+
+// "conclusion first" lines: a left column of fixed width, then text.  plan      DCP tp=8 -> ...
+void print_row(std::string_view label, std::string_view text);
+
+// A progress bar with bytes/s and time left on a terminal; a plain line every ten seconds elsewhere; nothing if quiet.
+// Counts bytes from 0 to `total`. Thread-safe.
+class Progress {
+ public:
+  Progress(std::string label, Index total, bool quiet);
+  ~Progress();  // leaves the line
+  void update(Index done);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// The peak resident memory of this process so far, bytes.
+Index peak_memory();
+
+// Set when the user interrupts the program (Ctrl-C, SIGTERM).
+const std::atomic<bool>& interrupted();
+
+}  // namespace reshard::tools
