@@ -275,7 +275,9 @@ class Builder {
   bool number_unsigned(std::uint64_t value) { return add(value); }
   bool number_float(double value, const std::string& digits) {
     if (digits.find_first_not_of("-0123456789") != std::string::npos) return add(value);
-    return fail(reached() - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
+    // The lexer looks one byte past a number unless the text ends there.
+    const Index end = reached() - (digits.back() == text_[static_cast<std::size_t>(reached()) - 1] ? 0 : 1);
+    return fail(end - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
   }
   bool string(std::string& value) { return add(std::move(value)); }
   bool binary(nlohmann::json::binary_t&) { return fail(reached(), "binary value"); }

@@ -1,0 +1,40 @@
+// JSON from anywhere: reading ends, and what was read is written so that it reads back the same.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "lib/base/json.h"
+
+namespace {
+
+void require(bool fact) {
+  if (!fact) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace reshard;
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto json = parse_json(text, "input");
+  require(json || json.error().message().size() < 1000);
+
+  Json members = Json::object();
+  const auto keep = [&](const std::string& key, Json value) -> Status {
+    members.set(key, std::move(value));
+    return {};
+  };
+  const Status by_member = parse_json_members(text, "input", keep);
+  require(by_member.has_value() == (json && json->is_object()));
+  if (!json) return 0;
+
+  const std::string written = to_text(*json);
+  if (json->is_object()) require(to_text(members) == written);
+  require(is_utf8(written));
+  for (const int indent : {0, 2}) {
+    const auto again = parse_json(to_text(*json, indent), "written");
+    require(again && to_text(*again) == written);
+  }
+  return 0;
+}

@@ -1,0 +1,54 @@
+// Safetensors files from anywhere: the header is refused or describes exactly the bytes that are there, and the
+// checkpoint that a good file makes opens or is refused.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "formats/encoding/safetensors_header.h"
+#include "formats/safetensors/safetensors.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+using namespace reshard;
+
+void require(bool fact) {
+  if (!fact) std::abort();
+}
+
+void check(const SafetensorsHeader& header, Index size) {
+  Index end = header.data_start;
+  for (const SafetensorsEntry& entry : header.entries) {
+    require(entry.offset == end && entry.length == volume(entry.shape) * byte_size(entry.dtype));
+    end += entry.length;
+  }
+  require(end == header.end && end == size);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const TempDir directory;
+  static const File file = *File::create_anonymous(directory.path());
+  const Bytes bytes(reinterpret_cast<const std::byte*>(data), size);
+  const auto length = static_cast<Index>(size);
+  require(file.write_at(0, bytes).has_value());
+
+  const auto header = read_safetensors_header(file, 0, length, SafetensorsEnd::kExact);
+  const auto within = read_safetensors_header(file, 0, length, SafetensorsEnd::kWithin);
+  const auto alone = read_safetensors_header(file, 0, length, SafetensorsEnd::kUnchecked);
+  require(!header || within);
+  require(!within || alone);
+  if (!header) return 0;
+  check(*header, length);
+
+  std::vector<SafetensorsEntry> entries = header->entries;
+  const auto text = safetensors_header(entries, header->metadata, 8);
+  require(text && text->size() % 8 == 0);
+
+  const std::string path = directory.write("model.safetensors", as_string(bytes));
+  const auto reader = kSafetensorsFormat.open(path, OpenOptions{});
+  if (reader) require((*reader)->catalog().tensor_bytes() == header->end - header->data_start);
+  return 0;
+}
