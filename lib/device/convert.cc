@@ -27,16 +27,20 @@ struct Float16 {
 
 RESHARD_INLINE float widen(BFloat16 v) { return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16); }
 
-// The exponent is moved by a multiplication, which also puts denormals in their place; infinities and NaNs get theirs
-// afterwards.
+// A denormal m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14. Infinities and NaNs get their exponent afterwards.
 RESHARD_INLINE float widen(Float16 v) {
-  constexpr std::uint32_t kSpecial = 0x1f << 23;
-  const std::uint32_t sign = static_cast<std::uint32_t>(v.bits & 0x8000) << 16;
-  const std::uint32_t shifted = static_cast<std::uint32_t>(v.bits & 0x7fff) << 13;
-  const auto scaled = std::bit_cast<std::uint32_t>(std::bit_cast<float>(shifted) * 0x1p112f);
-  const std::uint32_t exponent = shifted >= kSpecial ? 0x7f800000 : 0;
-  const std::uint32_t quiet = shifted > kSpecial ? 1 << 22 : 0;
-  return std::bit_cast<float>(sign | scaled | exponent | quiet);
+  constexpr std::int32_t kSmallest = 1 << 23;  // below it, shifted is a denormal
+  constexpr std::int32_t kSpecial = 0x1f << 23;
+  constexpr std::int32_t kRebias = (127 - 15) << 23;
+  const std::int32_t sign = static_cast<std::int32_t>(static_cast<std::uint32_t>(v.bits & 0x8000) << 16);
+  const std::int32_t shifted = (v.bits & 0x7fff) << 13;
+  const std::int32_t denormal = (shifted - kSmallest) >> 31;  // all bits or none
+  const std::int32_t biased = shifted + kRebias + (denormal & kSmallest);
+  const std::int32_t minus = denormal & (kRebias + kSmallest);
+  const auto finite = std::bit_cast<std::int32_t>(std::bit_cast<float>(biased) - std::bit_cast<float>(minus));
+  const std::int32_t exponent = shifted >= kSpecial ? 0x7f800000 : 0;
+  const std::int32_t quiet = shifted > kSpecial ? 1 << 22 : 0;
+  return std::bit_cast<float>(sign | finite | exponent | quiet);
 }
 
 RESHARD_INLINE float widen(double v) { return static_cast<float>(v); }
@@ -52,18 +56,19 @@ RESHARD_INLINE void narrow(float v, BFloat16& out) {
 // what the last bit of a float is worth next to 2^(e+13). Denormals are counted as if e were -14. 65536 and more stop
 // at 65536, whose pattern would be that of infinity.
 RESHARD_INLINE void narrow(float v, Float16& out) {
-  constexpr std::uint32_t kSmallest = (127 - 14) << 23;  // 2^-14, the smallest that is not a denormal
-  constexpr std::uint32_t kTooLarge = (127 + 16) << 23;  // 2^16
-  constexpr std::uint32_t kInfinity = 0xff << 23;
-  const auto bits = std::bit_cast<std::uint32_t>(v);
-  const std::uint32_t sign = (bits >> 16) & 0x8000;
-  const std::uint32_t abs = bits & 0x7fffffff;
-  const std::uint32_t nan = abs > kInfinity ? 0x200 | ((abs >> 13) & 0x3ff) : 0;
-  const std::uint32_t clamped = std::min(abs, kTooLarge);
-  const std::uint32_t power = std::max(clamped & kInfinity, kSmallest);
-  const std::uint32_t next_to = power + (13 << 23);
-  const auto rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(clamped) + std::bit_cast<float>(next_to));
-  const std::uint32_t units = rounded - next_to;
+  constexpr std::int32_t kSmallest = (127 - 14) << 23;  // 2^-14, the smallest that is not a denormal
+  constexpr std::int32_t kTooLarge = (127 + 16) << 23;  // 2^16
+  constexpr std::int32_t kInfinity = 0xff << 23;
+  const auto bits = std::bit_cast<std::int32_t>(v);
+  const std::int32_t sign = (bits >> 16) & 0x8000;
+  const std::int32_t abs = bits & 0x7fffffff;
+  const std::int32_t nan = abs > kInfinity ? 0x200 | ((abs >> 13) & 0x3ff) : 0;
+  const std::int32_t clamped = abs < kTooLarge ? abs : kTooLarge;
+  const std::int32_t exponent = clamped & kInfinity;
+  const std::int32_t power = exponent > kSmallest ? exponent : kSmallest;
+  const std::int32_t next_to = power + (13 << 23);
+  const auto rounded = std::bit_cast<std::int32_t>(std::bit_cast<float>(clamped) + std::bit_cast<float>(next_to));
+  const std::int32_t units = rounded - next_to;
   out.bits = static_cast<std::uint16_t>(sign | (((power - kSmallest) >> 13) + units) | nan);
 }
 

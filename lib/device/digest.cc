@@ -10,8 +10,11 @@
 namespace reshard {
 namespace {
 
+// What a vector reads at once at most, in lanes.
+constexpr Index kMaxStep = 32;
+
 struct Weights {
-  alignas(64) std::int16_t of[kDigestWords][kDigestBlock];
+  alignas(64) std::int16_t of[kDigestWords][kDigestBlock + kMaxStep];  // a vector may begin at any weight
 };
 
 constexpr Weights make_weights() {
@@ -23,11 +26,20 @@ constexpr Weights make_weights() {
 
 constexpr Weights kWeights = make_weights();
 
-using Sums = std::array<std::uint32_t, kDigestWords>;
+// A stretch of lanes within one block.
+struct Stretch {
+  Index block = 0;
+  Index first = 0;  // place of its first lane in the block
+  Index lanes = 0;
+};
 
-// Adds to `sums` what `lanes` lanes within one block weigh, keys left out; `first` is the place of the first in the
-// block. kLaneBytes is 1 or 2, the bytes of a lane at `data`.
-using BlockSum = void (*)(const std::byte* data, Index first, Index lanes, Sums& sums);
+inline Stretch next_stretch(Index lane, Index left) {
+  const Index first = lane % kDigestBlock;
+  return {lane / kDigestBlock, first, std::min(kDigestBlock - first, left)};
+}
+
+// The digests of `lanes` lanes of kLaneBytes bytes (1 or 2) at `data`, the first of them lane number `lane` of the
+// tensor: one function for each instruction set.
 
 template <int kLaneBytes>
 inline std::int16_t read_lane(const std::byte* at) {
@@ -38,105 +50,120 @@ inline std::int16_t read_lane(const std::byte* at) {
 }
 
 template <int kLaneBytes>
-void block_portable(const std::byte* data, Index first, Index lanes, Sums& sums) {
-  for (int k = 0; k < kDigestWords; ++k) {
-    const std::int16_t* weights = kWeights.of[k] + first;
-    std::uint32_t sum = 0;
-    for (Index i = 0; i < lanes; ++i)
-      sum += static_cast<std::uint32_t>(read_lane<kLaneBytes>(data + i * kLaneBytes) * weights[i]);
-    sums[static_cast<std::size_t>(k)] += sum;
+Digest sum_portable(const std::byte* data, Index lane, Index lanes) {
+  Digest total;
+  while (lanes > 0) {
+    const Stretch s = next_stretch(lane, lanes);
+    for (int k = 0; k < kDigestWords; ++k) {
+      const std::int16_t* weights = kWeights.of[k] + s.first;
+      std::uint32_t sum = 0;
+      for (Index i = 0; i < s.lanes; ++i)
+        sum += static_cast<std::uint32_t>(read_lane<kLaneBytes>(data + i * kLaneBytes) * weights[i]);
+      total.words[static_cast<std::size_t>(k)] += sum * digest_key(k, s.block);
+    }
+    data += s.lanes * kLaneBytes;
+    lane += s.lanes;
+    lanes -= s.lanes;
   }
+  return total;
 }
 
 #if defined(__x86_64__)
 
 // Multiplying 16-bit lanes and adding neighbours into 32 bits is one instruction. Its sums wrap as the digest does.
 
-template <class Vector>
-void add_elements(const Vector& v, std::uint32_t& sum) {
-  std::uint32_t element[sizeof(Vector) / sizeof(std::uint32_t)];
-  std::memcpy(element, &v, sizeof(Vector));
-  for (std::uint32_t e : element) sum += e;
+#define RESHARD_AVX2 __attribute__((target("avx2")))
+#define RESHARD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx2")))
+
+// The sums of each vector's elements.
+RESHARD_AVX2 inline Digest add_across(const __m256i (&v)[kDigestWords]) {
+  const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
+  const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  Digest d;
+  std::memcpy(d.words.data(), &sums, sizeof(sums));
+  return d;
 }
 
 template <int kLaneBytes>
-__attribute__((target("avx2"))) void block_avx2(const std::byte* data, Index first, Index lanes, Sums& sums) {
+RESHARD_AVX2 Digest sum_avx2(const std::byte* data, Index lane, Index lanes) {
   constexpr Index kStep = 16;
-  __m256i acc[kDigestWords] = {};
-  Index i = 0;
-  for (; i + kStep <= lanes; i += kStep) {
-    __m256i x;
-    if constexpr (kLaneBytes == 2) {
-      x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 2 * i));
-    } else {
-      x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + i)));
+  __m256i total[kDigestWords] = {};
+  Digest ends;  // what is less than a step
+  while (lanes > 0) {
+    const Stretch s = next_stretch(lane, lanes);
+    __m256i sum[kDigestWords] = {};
+    Index i = 0;
+    for (; i + kStep <= s.lanes; i += kStep) {
+      __m256i x;
+      if constexpr (kLaneBytes == 2) {
+        x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + 2 * i));
+      } else {
+        x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(data + i)));
+      }
+      for (int k = 0; k < kDigestWords; ++k) {
+        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kWeights.of[k] + s.first + i));
+        sum[k] = _mm256_add_epi32(sum[k], _mm256_madd_epi16(x, w));
+      }
     }
     for (int k = 0; k < kDigestWords; ++k) {
-      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kWeights.of[k] + first + i));
-      acc[k] = _mm256_add_epi32(acc[k], _mm256_madd_epi16(x, w));
+      const __m256i key = _mm256_set1_epi32(static_cast<int>(digest_key(k, s.block)));
+      total[k] = _mm256_add_epi32(total[k], _mm256_mullo_epi32(sum[k], key));
     }
+    if (i < s.lanes) ends += sum_portable<kLaneBytes>(data + i * kLaneBytes, lane + i, s.lanes - i);
+    data += s.lanes * kLaneBytes;
+    lane += s.lanes;
+    lanes -= s.lanes;
   }
-  for (std::size_t k = 0; k < kDigestWords; ++k) add_elements(acc[k], sums[k]);
-  block_portable<kLaneBytes>(data + i * kLaneBytes, first + i, lanes - i, sums);
+  return ends += add_across(total);
 }
 
 template <int kLaneBytes>
-__attribute__((target("avx512f,avx512bw"))) void block_avx512(const std::byte* data, Index first, Index lanes,
-                                                              Sums& sums) {
-  constexpr Index kStep = 32;
-  __m512i acc[kDigestWords] = {};
-  Index i = 0;
-  for (; i + kStep <= lanes; i += kStep) {
-    __m512i x;
-    if constexpr (kLaneBytes == 2) {
-      x = _mm512_loadu_si512(data + 2 * i);
-    } else {
-      x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + i)));
+RESHARD_AVX512 Digest sum_avx512(const std::byte* data, Index lane, Index lanes) {
+  constexpr Index kStep = kMaxStep;
+  __m512i total[kDigestWords] = {};
+  while (lanes > 0) {
+    const Stretch s = next_stretch(lane, lanes);
+    __m512i sum[kDigestWords] = {};
+    for (Index i = 0; i < s.lanes; i += kStep) {
+      // Lanes past the end are not touched and read as 0.
+      const Index left = s.lanes - i;
+      const auto mask = static_cast<__mmask32>(left >= kStep ? ~0u : (1u << left) - 1);
+      __m512i x;
+      if constexpr (kLaneBytes == 2) {
+        x = left >= kStep ? _mm512_loadu_si512(data + 2 * i) : _mm512_maskz_loadu_epi16(mask, data + 2 * i);
+      } else {
+        x = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, data + i));
+      }
+      for (int k = 0; k < kDigestWords; ++k) {
+        const __m512i w = _mm512_loadu_si512(kWeights.of[k] + s.first + i);
+        sum[k] = _mm512_add_epi32(sum[k], _mm512_madd_epi16(x, w));
+      }
     }
     for (int k = 0; k < kDigestWords; ++k) {
-      const __m512i w = _mm512_loadu_si512(kWeights.of[k] + first + i);
-      acc[k] = _mm512_add_epi32(acc[k], _mm512_madd_epi16(x, w));
+      const __m512i key = _mm512_set1_epi32(static_cast<int>(digest_key(k, s.block)));
+      total[k] = _mm512_add_epi32(total[k], _mm512_mullo_epi32(sum[k], key));
     }
+    data += s.lanes * kLaneBytes;
+    lane += s.lanes;
+    lanes -= s.lanes;
   }
-  for (std::size_t k = 0; k < kDigestWords; ++k) add_elements(acc[k], sums[k]);
-  block_portable<kLaneBytes>(data + i * kLaneBytes, first + i, lanes - i, sums);
+  __m256i folded[kDigestWords];
+  for (int k = 0; k < kDigestWords; ++k) {
+    __m256i half[2];
+    std::memcpy(half, &total[k], sizeof(half));
+    folded[k] = _mm256_add_epi32(half[0], half[1]);
+  }
+  return add_across(folded);
 }
 
 #endif
 
-Digest sum_blocks(BlockSum narrow, BlockSum wide, Bytes run, Index first_element, Index element_bytes) {
-  Digest total;
-  const Index lane_bytes = element_bytes == 1 ? 1 : 2;
-  const BlockSum block_sum = element_bytes == 1 ? narrow : wide;
-  Index lane = first_element * digest_lanes(element_bytes);
-  Index left = static_cast<Index>(run.size()) / lane_bytes;
-  for (const std::byte* data = run.data(); left > 0;) {
-    const Index first = lane % kDigestBlock;
-    const Index lanes = std::min(kDigestBlock - first, left);
-    Sums sums{};
-    block_sum(data, first, lanes, sums);
-    for (std::size_t k = 0; k < sums.size(); ++k)
-      total.words[k] += sums[k] * digest_key(static_cast<int>(k), lane / kDigestBlock);
-    data += lanes * lane_bytes;
-    lane += lanes;
-    left -= lanes;
-  }
-  return total;
+template <auto kSumBytes, auto kSumPairs>
+Digest run_by(Bytes run, Index first_element, Index element_bytes) {
+  const auto bytes = static_cast<Index>(run.size());
+  if (element_bytes == 1) return kSumBytes(run.data(), first_element, bytes);
+  return kSumPairs(run.data(), first_element * digest_lanes(element_bytes), bytes / 2);
 }
-
-Digest run_portable(Bytes run, Index first_element, Index element_bytes) {
-  return sum_blocks(block_portable<1>, block_portable<2>, run, first_element, element_bytes);
-}
-
-#if defined(__x86_64__)
-Digest run_avx2(Bytes run, Index first_element, Index element_bytes) {
-  return sum_blocks(block_avx2<1>, block_avx2<2>, run, first_element, element_bytes);
-}
-
-Digest run_avx512(Bytes run, Index first_element, Index element_bytes) {
-  return sum_blocks(block_avx512<1>, block_avx512<2>, run, first_element, element_bytes);
-}
-#endif
 
 std::optional<std::uint32_t> hex_digit(char c) {
   if (c >= '0' && c <= '9') return static_cast<std::uint32_t>(c - '0');
@@ -165,10 +192,11 @@ std::optional<Digest> Digest::from_hex(std::string_view text) {
 }
 
 std::vector<DigestVariant> digest_variants() {
-  std::vector<DigestVariant> variants = {{"portable", run_portable}};
+  std::vector<DigestVariant> variants = {{"portable", run_by<sum_portable<1>, sum_portable<2>>}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) variants.push_back({"avx2", run_avx2});
-  if (__builtin_cpu_supports("avx512bw")) variants.push_back({"avx512", run_avx512});
+  if (__builtin_cpu_supports("avx2")) variants.push_back({"avx2", run_by<sum_avx2<1>, sum_avx2<2>>});
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    variants.push_back({"avx512", run_by<sum_avx512<1>, sum_avx512<2>>});
 #endif
   return variants;
 }
