@@ -1,5 +1,7 @@
 #include "formats/encoding/pickle.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -41,11 +43,11 @@ constexpr Handle small_int(Index v) { return handle(kSmallInt, static_cast<std::
 // Nodes begin with a cell whose low four bits are the kind and the others a count.
 //   Tuple            count, elements...
 //   List, Set, Dict  count, index of the cells with the elements (keys and values in turn)
-//   Object           0, callee, args, state
+//   Object           count of argument cells (0 or 1), callee, state, [args, unless they are ()]
 //   PersistentId     0, id
 constexpr std::uint32_t header(Kind kind, std::uint32_t count) { return count << 4 | static_cast<std::uint32_t>(kind); }
 constexpr std::uint32_t kMaxCount = (1u << 28) - 1;
-constexpr std::uint32_t kArgs = 2, kState = 3;  // cells of an Object
+constexpr std::uint32_t kState = 2, kArgs = 3;  // cells of an Object
 
 constexpr std::size_t kMaxGlobalName = 64 << 10;
 constexpr std::size_t kMaxAttached = 1 << 20;
@@ -54,53 +56,60 @@ constexpr std::size_t kMaxPrintedChars = 4000;
 // Room that a growing container of n cells has; a function of n, so that it need not be stored.
 constexpr std::uint32_t room(std::uint32_t n) { return n <= 8 ? n : std::bit_ceil(n); }
 
-// A growing array of cells. Blocks come from realloc, which on Linux grows large ones by moving their pages: no
-// moment at which old and new are both in memory, and pages not yet used take none.
+// An array of cells that is given its full room at once: reading n bytes cannot need more than a small multiple of n.
+// Room that is not used takes addresses, but no memory, and nothing is ever copied to grow.
 class Cells {
  public:
   Cells() = default;
   Cells(const Cells&) = delete;
   Cells& operator=(const Cells&) = delete;
-  ~Cells() { std::free(data_); }
-
-  std::uint32_t size() const { return size_; }
-  std::uint32_t* data() { return data_; }
-  std::uint32_t& operator[](std::uint32_t i) { return data_[i]; }
-  const std::uint32_t* at(std::uint32_t i) const { return data_ + i; }
-  std::uint32_t operator[](std::uint32_t i) const { return data_[i]; }
-
-  // Appends n cells, not initialised; false when there is no memory. n is at most 2^30, and so is the size.
-  bool extend(std::uint32_t n) {
-    if (n > capacity_ - size_ && !grow(n)) return false;
-    size_ += n;
-    return true;
-  }
-  bool push(std::uint32_t v) {
-    if (!extend(1)) return false;
-    data_[size_ - 1] = v;
-    return true;
-  }
-  void shrink(std::uint32_t to) { size_ = to; }
-  void release_unused() {
-    if (void* p = std::realloc(data_, std::max<std::size_t>(size_, 1) * sizeof(std::uint32_t))) {
-      data_ = static_cast<std::uint32_t*>(p);
-      capacity_ = size_;
+  ~Cells() {
+    if (is_mapped_) {
+      munmap(data_, bytes());
+    } else {
+      std::free(data_);
     }
   }
 
- private:
-  [[gnu::noinline]] bool grow(std::uint32_t n) {
-    std::uint32_t wanted = std::max({size_ + n, 2 * capacity_, 1024u});
-    void* p = std::realloc(data_, std::size_t{wanted} * sizeof(std::uint32_t));
-    if (p == nullptr) return false;
+  // False when there is no room to be had.
+  bool reserve(Index capacity) {
+    capacity_ = static_cast<std::uint32_t>(capacity);
+    if (bytes() < kMappedBytes) {
+      data_ = static_cast<std::uint32_t*>(std::malloc(std::max<std::size_t>(bytes(), 1)));
+      return data_ != nullptr;
+    }
+    void* p = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return false;
+    madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would cost as much as the reading
     data_ = static_cast<std::uint32_t*>(p);
-    capacity_ = wanted;
+    is_mapped_ = true;
     return true;
   }
+
+  std::uint32_t size() const { return size_; }
+  std::uint32_t capacity() const { return capacity_; }
+  std::uint32_t* data() { return data_; }
+  const std::uint32_t* data() const { return data_; }
+  std::uint32_t& operator[](std::uint32_t i) { return data_[i]; }
+  std::uint32_t operator[](std::uint32_t i) const { return data_[i]; }
+  std::uint32_t back() const { return data_[size_ - 1]; }
+  std::uint32_t& back() { return data_[size_ - 1]; }
+  bool empty() const { return size_ == 0; }
+
+  bool has_room(std::uint32_t n) const { return n <= capacity_ - size_; }
+  // Sets the size, up to the capacity; new cells are not initialised.
+  void resize(std::uint32_t n) { size_ = n; }
+  // There must be room.
+  void push(std::uint32_t v) { data_[size_++] = v; }
+
+ private:
+  static constexpr std::size_t kMappedBytes = 1 << 20;
+  std::size_t bytes() const { return std::size_t{capacity_} * sizeof(std::uint32_t); }
 
   std::uint32_t* data_ = nullptr;
   std::uint32_t size_ = 0;
   std::uint32_t capacity_ = 0;
+  bool is_mapped_ = false;
 };
 
 std::string_view opcode_name(unsigned char op) {
@@ -254,6 +263,7 @@ struct Leaf {
 struct Attached {
   Handle items = kNone;
   Handle state = kNone;
+  Handle keywords = kNone;
 };
 
 struct GlobalName {
@@ -337,11 +347,8 @@ class Machine {
       : tree_(tree), limits_(limits), raw_(tree.raw()), size_(tree.bytes.size()) {}
 
   Status run() {
-    while (step()) {
-      if (!stopped_) continue;
-      tree_.cells.release_unused();
-      return {};
-    }
+    if (!reserve()) return corrupt(tree_.path + ": pickle: no memory to read " + std::to_string(size_) + " bytes");
+    if (follow()) return {};
     const unsigned char op = op_at_ < size_ ? raw_[op_at_] : 0;
     std::string name(opcode_name(op));
     if (op_at_ == size_) name = "end of the pickle";
@@ -366,7 +373,80 @@ class Machine {
   [[gnu::cold]] bool fail_short(std::uint64_t wanted) {
     return fail("expected " + std::to_string(wanted) + " bytes, got " + std::to_string(size_ - pos_) + " to the end");
   }
-  [[gnu::cold]] bool fail_memory() { return fail("no memory for " + std::to_string(tree_.cells.size()) + " cells"); }
+
+  // Every opcode pushes and remembers one value at most. None takes more than 3 cells for each of its bytes: the worst
+  // is a list that is appended to one by one, just after it outgrew eight elements.
+  bool reserve() {
+    const Index n = static_cast<Index>(size_);
+    return stack_.reserve(std::min(limits_.stack, n)) && marks_.reserve(std::min(limits_.stack, n)) &&
+           memo_.reserve(std::min(limits_.memo, n)) && tree_.cells.reserve(std::min(limits_.cells, 3 * n + 16));
+  }
+
+  // Takes steps until STOP or a failure. The opcodes that are most of a large .metadata are done here, with position
+  // and top of the stack in registers, as long as nothing is unusual about them; what is unusual is left to step().
+  bool follow() {
+    const unsigned char* const end = raw_ + size_;
+    const unsigned char* p = raw_;
+    Handle* top = stack_.data();
+    Handle* const stack_end = top + stack_.capacity();
+    while (true) {
+      bool is_done = false;
+      if (end - p >= 3 && top != stack_end) {
+        switch (p[0]) {
+          case 'K':
+            *top++ = small_int(p[1]);
+            p += 2;
+            continue;
+          case 'M':
+            *top++ = small_int(p[1] | p[2] << 8);
+            p += 3;
+            continue;
+          case 'h':
+            if (p[1] >= memo_.size() || memo_[p[1]] == kUnset) break;
+            *top++ = memo_[p[1]];
+            p += 2;
+            continue;
+          case ')':
+            *top++ = kEmptyTuple;
+            p += 1;
+            continue;
+          case 0x85:
+          case 0x86: {
+            const std::uint32_t n = p[0] - 0x84u;
+            const std::uint32_t node = tree_.cells.size();
+            if (top - stack_.data() < static_cast<std::ptrdiff_t>(floor_ + n) || !tree_.cells.has_room(1 + n)) break;
+            tree_.cells.resize(node + 1 + n);
+            std::uint32_t* cells = tree_.cells.data() + node;
+            top -= n;
+            cells[0] = header(Kind::kTuple, n);
+            cells[1] = top[0];
+            if (n == 2) cells[2] = top[1];
+            *top++ = handle(kNode, node);
+            p += 1;
+            is_done = true;
+            break;
+          }
+          default:
+            break;
+        }
+      }
+      if (!is_done) {
+        pos_ = static_cast<std::size_t>(p - raw_);
+        stack_.resize(static_cast<std::uint32_t>(top - stack_.data()));
+        if (!step()) return false;
+        if (stopped_) return true;
+        p = raw_ + pos_;
+        top = stack_.data() + stack_.size();
+      }
+      // MEMOIZE follows nearly everything that makes a container.
+      if (p != end && *p == 0x94 && memo_used_ == memo_.size() && memo_.has_room(1) &&
+          top - stack_.data() > static_cast<std::ptrdiff_t>(floor_)) {
+        memo_.push(top[-1]);
+        ++memo_used_;
+        p += 1;
+      }
+    }
+  }
 
   bool step() {
     op_at_ = pos_;
@@ -464,18 +544,15 @@ class Machine {
         return persistent_id();
 
       case '(':
-        if (static_cast<Index>(marks_.size()) >= limits_.stack)
-          return fail("more than " + with_commas(limits_.stack) + " marks");
-        marks_.push_back(static_cast<std::uint32_t>(stack_.size()));
-        return true;
+        return push_mark();
       case '0':
-        if (!marks_.empty() && marks_.back() == stack_.size()) return drop_mark();
+        if (!marks_.empty() && floor_ == stack_.size()) return drop_mark();
         if (!depth_needed(1)) return false;
-        stack_.pop_back();
+        drop(1);
         return true;
       case '1':
         if (!mark_needed()) return false;
-        stack_.resize(marks_.back());
+        stack_.resize(floor_);
         return drop_mark();
       case '2':
         return depth_needed(1) && push(stack_.back());
@@ -502,28 +579,36 @@ class Machine {
   }
 
   bool push(Handle h) {
-    if (static_cast<Index>(stack_.size()) >= limits_.stack)
-      return fail("more than " + with_commas(limits_.stack) + " values on the stack");
-    stack_.push_back(h);
+    if (!stack_.has_room(1)) return fail("more than " + with_commas(limits_.stack) + " values on the stack");
+    stack_.push(h);
     return true;
   }
   // Values below the last mark belong to an unfinished container and are out of reach.
-  bool depth_needed(std::size_t n) {
-    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-    if (stack_.size() - floor >= n) return true;
-    return fail("expected " + std::to_string(n) + " values on the stack, got " + std::to_string(stack_.size() - floor));
+  bool depth_needed(std::uint32_t n) {
+    if (stack_.size() - floor_ >= n) return true;
+    return fail("expected " + std::to_string(n) + " values on the stack, got " +
+                std::to_string(stack_.size() - floor_));
   }
   Handle pop() {
     const Handle h = stack_.back();
-    stack_.pop_back();
+    drop(1);
     return h;
   }
+  void drop(std::uint32_t n) { stack_.resize(stack_.size() - n); }
+  Handle* last(std::uint32_t n) { return stack_.data() + (stack_.size() - n); }
   bool mark_needed() { return !marks_.empty() || fail("expected a mark on the stack, got none"); }
-  std::size_t above_mark() const { return stack_.size() - marks_.back(); }
-  bool drop_mark() {
-    marks_.pop_back();
+  bool push_mark() {
+    if (!marks_.has_room(1)) return fail("more than " + with_commas(limits_.stack) + " marks");
+    floor_ = stack_.size();
+    marks_.push(floor_);
     return true;
   }
+  bool drop_mark() {
+    marks_.resize(marks_.size() - 1);
+    floor_ = marks_.empty() ? 0 : marks_.back();
+    return true;
+  }
+  std::uint32_t above_mark() const { return stack_.size() - floor_; }
 
   bool binint() {
     if (!need(4)) return false;
@@ -552,14 +637,11 @@ class Machine {
   bool put(std::uint32_t i) {
     if (!depth_needed(1)) return false;
     // Writers number what they remember from 0 on, each with an opcode of its own.
-    if (i > op_at_ || i >= limits_.memo)
-      return fail("expected a memo index up to " + std::to_string(op_at_) + ", got " + std::to_string(i));
-    const std::uint32_t old_size = memo_.size();
-    if (i >= old_size) {
-      if (!memo_.extend(i + 1 - old_size)) return fail_memory();
-      for (std::uint32_t k = old_size; k < i; ++k) memo_[k] = kUnset;
-      memo_[i] = kUnset;
-    }
+    if (i >= memo_.capacity() || i > op_at_)
+      return fail("expected a memo index up to " +
+                  std::to_string(std::min<Index>(static_cast<Index>(op_at_), memo_.capacity())) + ", got " +
+                  std::to_string(i));
+    while (memo_.size() <= i) memo_.push(kUnset);
     if (memo_[i] == kUnset) ++memo_used_;
     memo_[i] = stack_.back();
     return true;
@@ -595,20 +677,19 @@ class Machine {
   // n cells at the end of the tree, at index node_.
   bool allocate(std::uint32_t n) {
     node_ = tree_.cells.size();
-    if (static_cast<Index>(node_) + n > limits_.cells)
-      return fail("more than " + with_commas(limits_.cells) + " cells");
-    return tree_.cells.extend(n) || fail_memory();
+    if (!tree_.cells.has_room(n)) return fail("more than " + with_commas(tree_.cells.capacity()) + " cells");
+    tree_.cells.resize(node_ + n);
+    return true;
   }
 
-  bool tuple_of_last(std::size_t n) {
+  bool tuple_of_last(std::uint32_t n) {
     if (!depth_needed(n)) return false;
     if (n == 0) return push(kEmptyTuple);
-    const std::uint32_t count = static_cast<std::uint32_t>(n);
-    if (!allocate(1 + count)) return false;
+    if (!allocate(1 + n)) return false;
     std::uint32_t* cells = tree_.cells.data() + node_;
-    cells[0] = header(Kind::kTuple, count);
-    std::memcpy(cells + 1, stack_.data() + stack_.size() - n, n * sizeof(Handle));
-    stack_.resize(stack_.size() - n);
+    cells[0] = header(Kind::kTuple, n);
+    std::memcpy(cells + 1, last(n), n * sizeof(Handle));
+    drop(n);
     return push(handle(kNode, node_));
   }
 
@@ -620,7 +701,7 @@ class Machine {
   }
 
   // Appends the n values on top of the stack to a container node, and pops them.
-  bool add_to(Handle node, std::size_t n) {
+  bool add_to(Handle node, std::uint32_t n) {
     const std::uint32_t at = payload_of(node);
     const Kind kind = tree_.node_kind(node);
     const std::uint32_t width = kind == Kind::kDict ? 2 : 1;
@@ -635,17 +716,17 @@ class Machine {
       if (old_count > 0) std::memcpy(cells + node_, cells + cells[at + 1], old_count * sizeof(Handle));
       cells[at + 1] = node_;
     }
-    if (n > 0)
-      std::memcpy(tree_.cells.data() + tree_.cells[at + 1] + old_count, stack_.data() + stack_.size() - n,
-                  n * sizeof(Handle));
+    std::uint32_t* const target = tree_.cells.data() + tree_.cells[at + 1] + old_count;
+    const Handle* const values = last(n);
+    for (std::uint32_t i = 0; i < n; ++i) target[i] = values[i];  // most often two or three: no call of memcpy
     tree_.cells[at] = header(kind, static_cast<std::uint32_t>(new_n) / width);
-    stack_.resize(stack_.size() - n);
+    drop(n);
     return true;
   }
 
   bool container_from_mark(Kind kind) {
     if (!mark_needed()) return false;
-    const std::size_t n = above_mark();
+    const std::uint32_t n = above_mark();
     if (!push_container(kind)) return false;
     const Handle node = pop();
     return add_to(node, n) && drop_mark() && push(node);
@@ -653,14 +734,14 @@ class Machine {
 
   bool add_from_mark(Kind kind) {
     if (!mark_needed()) return false;
-    const std::size_t n = above_mark();
+    const std::uint32_t n = above_mark();
     drop_mark();
     return depth_needed(n + 1) && add_last(kind, n);
   }
 
   // Adds the n values on top of the stack to what lies below them: a container of that kind, or an object.
-  bool add_last(Kind kind, std::size_t n) {
-    const Handle target = stack_[stack_.size() - n - 1];
+  bool add_last(Kind kind, std::uint32_t n) {
+    const Handle target = *last(n + 1);
     if (tag_of(target) == kNode) {
       if (tree_.node_kind(target) == kind) return add_to(target, n);
       if (tree_.node_kind(target) == Kind::kObject) {
@@ -735,27 +816,21 @@ class Machine {
       if (tree_.head(args) == header(Kind::kTuple, 1) && is_tuple(first)) return push(first);
     }
     if (callee == ordered_dict_ && args == kEmptyTuple) return push_container(Kind::kDict);
-    if (with_keywords && !append_keywords(args, keywords)) return false;
-    if (!allocate(4)) return false;
+    const std::uint32_t count = args == kEmptyTuple ? 0 : 1;
+    if (!allocate(3 + count)) return false;
+    const Handle object = handle(kNode, node_);
     std::uint32_t* cells = tree_.cells.data() + node_;
-    cells[0] = header(Kind::kObject, 0);
+    cells[0] = header(Kind::kObject, count);
     cells[1] = callee;
-    cells[kArgs] = args;
     cells[kState] = kNone;
-    return push(handle(kNode, node_));
-  }
-  // Replaces `args` by a tuple that has the keywords as its last element, unless there are none.
-  bool append_keywords(Handle& args, Handle keywords) {
-    if (!is_node(keywords, Kind::kDict)) return fail("expected a dict of keyword arguments");
-    if (tree_.head(keywords) >> 4 == 0) return true;
-    const std::uint32_t n = args == kEmptyTuple ? 0 : tree_.head(args) >> 4;
-    if (!allocate(n + 2)) return false;
-    std::uint32_t* cells = tree_.cells.data();
-    cells[node_] = header(Kind::kTuple, n + 1);
-    if (n > 0) std::memcpy(cells + node_ + 1, cells + payload_of(args) + 1, n * sizeof(Handle));
-    cells[node_ + 1 + n] = keywords;
-    args = handle(kNode, node_);
-    return true;
+    if (count > 0) cells[kArgs] = args;
+    if (keywords != kNone) {
+      if (!is_node(keywords, Kind::kDict)) return fail("expected a dict of keyword arguments");
+      Attached* extra = attached(object);
+      if (extra == nullptr) return false;
+      extra->keywords = keywords;
+    }
+    return push(object);
   }
 
   bool build() {
@@ -809,8 +884,9 @@ class Machine {
   bool unsupported_ = false;
   std::string problem_;
 
-  std::vector<Handle> stack_;
-  std::vector<std::uint32_t> marks_;  // heights of the stack
+  Cells stack_;
+  Cells marks_;              // heights of the stack
+  std::uint32_t floor_ = 0;  // the last of them, or 0
   Cells memo_;
   std::uint32_t memo_used_ = 0;
   std::unordered_map<std::string, std::uint32_t> global_index_;  // "module\nname"
@@ -988,12 +1064,20 @@ bool Value::is_global(std::string_view wanted_module, std::string_view wanted_na
 
 Value Value::callee() const { return kind() == Kind::kObject ? at(tree_->cell(payload_of(handle_) + 1)) : at(kNone); }
 
-Value Value::args() const { return kind() == Kind::kObject ? at(tree_->cell(payload_of(handle_) + kArgs)) : at(kNone); }
+Value Value::args() const {
+  if (kind() != Kind::kObject) return at(kNone);
+  return at(tree_->head(handle_) >> 4 == 0 ? kEmptyTuple : tree_->cell(payload_of(handle_) + kArgs));
+}
 
 Value Value::state() const {
   if (kind() == Kind::kObject) return at(tree_->cell(payload_of(handle_) + kState));
   const auto it = tree_->attached.find(handle_);
   return at(it == tree_->attached.end() ? kNone : it->second.state);
+}
+
+Value Value::keywords() const {
+  const auto it = tree_->attached.find(handle_);
+  return at(it == tree_->attached.end() ? kNone : it->second.keywords);
 }
 
 Value Value::items() const {
@@ -1052,6 +1136,7 @@ Result<Document> parse(std::string bytes, std::string_view path, const Limits& l
   tree->path = path;
   Limits capped = limits;
   capped.cells = std::min(limits.cells, Index{1} << 30);
+  capped.memo = std::min(limits.memo, Limits{}.bytes);
   capped.globals = std::min(limits.globals, Index{1} << 24);
   TRY(Machine(*tree, capped).run());
   return Document(std::move(tree));
@@ -1174,6 +1259,7 @@ class Printer {
     }
     print(v.callee(), depth + 1);
     elements(v.args(), depth, "(", ")");
+    if (!v.keywords().is_none()) wrapped(".keywords(", v.keywords(), depth);
     if (!v.items().is_none()) wrapped(".items(", v.items(), depth);
     if (!v.state().is_none()) wrapped(".state(", v.state(), depth);
   }

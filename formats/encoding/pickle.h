@@ -37,7 +37,7 @@ struct Limits {
   Index bytes = (Index{1} << 30) - 1;  // of the pickle; values have 30 bits for a position
   Index stack = Index{1} << 20;        // values on the stack at once
   Index memo = Index{1} << 28;         // remembered values
-  Index cells = Index{1} << 28;        // 4-byte cells of the tree
+  Index cells = Index{1} << 29;        // 4-byte cells of the tree
   Index globals = Index{1} << 16;      // distinct names
 };
 
@@ -94,7 +94,8 @@ class Value {
   // Of an object: what was called (usually a global), with which arguments, the state it was given after (None if
   // none), and what was appended to it (None, or a list or dict). Dicts, lists and sets may have a state as well.
   Value callee() const;
-  Value args() const;
+  Value args() const;      // a tuple
+  Value keywords() const;  // None, or a dict
   Value state() const;
   Value items() const;
   // Whether it is an object made by calling module.name, exactly.
