@@ -362,16 +362,30 @@ class Machine {
   }
 
  private:
-  [[gnu::cold]] bool fail(std::string problem) {
+  [[gnu::cold, gnu::noinline]] bool fail(std::string problem) {
     problem_ = std::move(problem);
     return false;
   }
-  [[gnu::cold]] bool refuse(std::string problem) {
+  [[gnu::cold, gnu::noinline]] bool refuse(std::string problem) {
     unsupported_ = true;
     return fail(std::move(problem));
   }
-  [[gnu::cold]] bool fail_short(std::uint64_t wanted) {
+  [[gnu::cold, gnu::noinline]] bool fail_short(std::uint64_t wanted) {
     return fail("expected " + std::to_string(wanted) + " bytes, got " + std::to_string(size_ - pos_) + " to the end");
+  }
+
+  [[gnu::cold, gnu::noinline]] bool fail_depth(std::uint32_t n) {
+    return fail("expected " + std::to_string(n) + " values on the stack, got " +
+                std::to_string(stack_.size() - floor_));
+  }
+  [[gnu::cold, gnu::noinline]] bool fail_stack() {
+    return fail("more than " + with_commas(limits_.stack) + " values on the stack");
+  }
+  [[gnu::cold, gnu::noinline]] bool fail_cells() {
+    return fail("more than " + with_commas(tree_.cells.capacity()) + " cells");
+  }
+  [[gnu::cold, gnu::noinline]] bool fail_memo(std::uint32_t i) {
+    return fail("expected a memo index that was put, got " + std::to_string(i));
   }
 
   // Every opcode pushes and remembers one value at most. None takes more than 3 cells for each of its bytes: the worst
@@ -578,17 +592,13 @@ class Machine {
     return v;
   }
 
-  bool push(Handle h) {
-    if (!stack_.has_room(1)) return fail("more than " + with_commas(limits_.stack) + " values on the stack");
+  [[gnu::always_inline]] bool push(Handle h) {
+    if (!stack_.has_room(1)) return fail_stack();
     stack_.push(h);
     return true;
   }
   // Values below the last mark belong to an unfinished container and are out of reach.
-  bool depth_needed(std::uint32_t n) {
-    if (stack_.size() - floor_ >= n) return true;
-    return fail("expected " + std::to_string(n) + " values on the stack, got " +
-                std::to_string(stack_.size() - floor_));
-  }
+  [[gnu::always_inline]] bool depth_needed(std::uint32_t n) { return stack_.size() - floor_ >= n || fail_depth(n); }
   Handle pop() {
     const Handle h = stack_.back();
     drop(1);
@@ -647,8 +657,7 @@ class Machine {
     return true;
   }
   bool get(std::uint32_t i) {
-    if (i >= memo_.size() || memo_[i] == kUnset)
-      return fail("expected a memo index that was put, got " + std::to_string(i));
+    if (i >= memo_.size() || memo_[i] == kUnset) return fail_memo(i);
     return push(memo_[i]);
   }
 
@@ -675,9 +684,9 @@ class Machine {
   }
 
   // n cells at the end of the tree, at index node_.
-  bool allocate(std::uint32_t n) {
+  [[gnu::always_inline]] bool allocate(std::uint32_t n) {
     node_ = tree_.cells.size();
-    if (!tree_.cells.has_room(n)) return fail("more than " + with_commas(tree_.cells.capacity()) + " cells");
+    if (!tree_.cells.has_room(n)) return fail_cells();
     tree_.cells.resize(node_ + n);
     return true;
   }
