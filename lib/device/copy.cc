@@ -1,13 +1,13 @@
 #include "lib/device/copy.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 namespace reshard {
 namespace {
-
-// Transposes go tile by tile, so that the lines that one side strides over stay in cache until all of each is used.
-constexpr Index kTile = 32;
 
 // Copies one unit; kUnit > 0 is its size known when this is compiled.
 template <Index kUnit>
@@ -20,17 +20,75 @@ void copy_line(const CopyLoop& line, Index unit, const std::byte* from, std::byt
   for (Index i = 0; i < line.extent; ++i) copy_unit<kUnit>(to + i * line.to, from + i * line.from, unit);
 }
 
-// Two loops of which `outer` has the smaller step in the source and `inner` the smaller one in the destination.
 template <Index kUnit>
-void copy_transposed(const CopyLoop& outer, const CopyLoop& inner, Index unit, const std::byte* from, std::byte* to) {
-  for (Index i = 0; i < outer.extent; i += kTile) {
-    const Index rows = std::min(kTile, outer.extent - i);
-    for (Index j = 0; j < inner.extent; j += kTile) {
-      const CopyLoop line{std::min(kTile, inner.extent - j), inner.from, inner.to};
-      for (Index r = i; r < i + rows; ++r)
-        copy_line<kUnit>(line, unit, from + r * outer.from + j * inner.from, to + r * outer.to + j * inner.to);
+struct Unsigned;
+template <>
+struct Unsigned<1> : std::type_identity<std::uint8_t> {};
+template <>
+struct Unsigned<2> : std::type_identity<std::uint16_t> {};
+template <>
+struct Unsigned<4> : std::type_identity<std::uint32_t> {};
+template <>
+struct Unsigned<8> : std::type_identity<std::uint64_t> {};
+
+// A square of units, as many on a side as 16 bytes hold, transposed in vector registers. `from_line` and `to_line` are
+// the bytes between its lines; the units of a line are neighbours on both sides.
+template <Index kUnit>
+struct Square {
+  static constexpr std::size_t kSide = 16 / kUnit;
+  typedef typename Unsigned<kUnit>::type Line __attribute__((vector_size(16)));
+
+  // a0 b0 a1 b1 ...; from the middle of both lines when kHigh.
+  template <bool kHigh, std::size_t... kAt>
+  static Line interleave(Line a, Line b, std::index_sequence<kAt...>) {
+    return __builtin_shufflevector(a, b, ((kAt % 2) * kSide + kAt / 2 + (kHigh ? kSide / 2 : 0))...);
+  }
+
+  static void transpose(const std::byte* from, Index from_line, std::byte* to, Index to_line) {
+    Line lines[kSide], shuffled[kSide];
+    for (std::size_t i = 0; i < kSide; ++i)
+      std::memcpy(&lines[i], from + static_cast<Index>(i) * from_line, sizeof(Line));
+    // Seen as one sequence of kSide * kSide units, each round moves unit i to 2 i modulo the length less one, which
+    // rotates the bits of its number by one; rotated by half of them, row and column have changed places.
+    for (std::size_t round = 1; round < kSide; round *= 2) {
+      for (std::size_t i = 0; i < kSide / 2; ++i) {
+        constexpr auto kAll = std::make_index_sequence<kSide>();
+        shuffled[2 * i] = interleave<false>(lines[i], lines[i + kSide / 2], kAll);
+        shuffled[2 * i + 1] = interleave<true>(lines[i], lines[i + kSide / 2], kAll);
+      }
+      std::copy(shuffled, shuffled + kSide, lines);
+    }
+    for (std::size_t i = 0; i < kSide; ++i) std::memcpy(to + static_cast<Index>(i) * to_line, &lines[i], sizeof(Line));
+  }
+};
+
+// Copies the tile of the first `rows` points of `outer` and `columns` of `inner`.
+template <Index kUnit>
+void copy_tile(const CopyLoop& outer, const CopyLoop& inner, Index rows, Index columns, Index unit,
+               const std::byte* from, std::byte* to) {
+  if constexpr (kUnit <= 8) {
+    constexpr Index kSide = Square<kUnit>::kSide;
+    if (outer.from == kUnit && inner.to == kUnit && rows % kSide == 0 && columns % kSide == 0) {
+      for (Index r = 0; r < rows; r += kSide)
+        for (Index c = 0; c < columns; c += kSide)
+          Square<kUnit>::transpose(from + r * kUnit + c * inner.from, inner.from, to + r * outer.to + c * kUnit,
+                                   outer.to);
+      return;
     }
   }
+  for (Index r = 0; r < rows; ++r)
+    copy_line<kUnit>({columns, inner.from, inner.to}, unit, from + r * outer.from, to + r * outer.to);
+}
+
+// Two loops of which `outer` has the smaller step in the source and `inner` the smaller one in the destination. They go
+// tile by tile, so that the lines that one side strides over stay in cache until all of each is used.
+template <Index kUnit>
+void copy_transposed(const CopyLoop& outer, const CopyLoop& inner, Index unit, const std::byte* from, std::byte* to) {
+  constexpr Index kTile = kUnit == 1 ? 64 : 32;
+  for (Index i = 0; i < outer.extent; i += kTile)
+    for (Index j = 0; j < inner.extent; j += kTile)
+      copy_tile<kUnit>(outer, inner, std::min(kTile, outer.extent - i), std::min(kTile, inner.extent - j), unit,
+                       from + i * outer.from + j * inner.from, to + i * outer.to + j * inner.to);
 }
 
 // Runs `body(from, to)` for each point of the loops of `outer`.
@@ -75,13 +133,15 @@ void copy_units(CopyShape shape, const std::byte* from, std::byte* to) {
   const Index unit = shape.unit;
   const int nearest = nearest_in_source(shape);
   const CopyLoop inner = take_loop(shape, shape.loops - 1);
-  if (kUnit > 0 && nearest < shape.loops) {
-    const CopyLoop outer = take_loop(shape, nearest);
-    for_each_point(shape, from, to,
-                   [&](const std::byte* f, std::byte* t) { copy_transposed<kUnit>(outer, inner, unit, f, t); });
-  } else {
-    for_each_point(shape, from, to, [&](const std::byte* f, std::byte* t) { copy_line<kUnit>(inner, unit, f, t); });
+  if constexpr (kUnit > 0 && kUnit <= 16) {
+    if (nearest < shape.loops) {
+      const CopyLoop outer = take_loop(shape, nearest);
+      for_each_point(shape, from, to,
+                     [&](const std::byte* f, std::byte* t) { copy_transposed<kUnit>(outer, inner, unit, f, t); });
+      return;
+    }
   }
+  for_each_point(shape, from, to, [&](const std::byte* f, std::byte* t) { copy_line<kUnit>(inner, unit, f, t); });
 }
 
 template <class T>
