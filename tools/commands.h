@@ -3,7 +3,9 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "lib/base/json.h"

@@ -122,17 +122,37 @@ struct Item {
 // Receives a slab after conversion. buffers.scratch is free to use; so is buffers.extra where nothing was converted.
 using Sink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
 
+// The largest slab that cannot be made smaller.
+Index largest_group(const std::vector<Item>& items, const Catalog& source) {
+  Index largest = 0;
+  for (const Item& item : items) {
+    const Tensor& t = source.tensors()[item.tensor];
+    largest = std::max(largest, Slabs(t.shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
+  }
+  return largest;
+}
+
+// What copying by a plan walks over, and the room it needs beside a slab.
+struct CopyItems {
+  std::vector<Item> items;
+  Index extra = 0;
+};
+CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& target) {
+  CopyItems out;
+  for (const PlannedTensor& p : plan.tensors) {
+    const Tensor &from = source.tensors()[p.from], &to = target.tensors()[p.to];
+    out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments)});
+    if (from.dtype != to.dtype) out.extra = std::max(out.extra, ratio(from.dtype, to.dtype));
+  }
+  return out;
+}
+
 // Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,
 // in bytes for each byte of a slab, that conversion or the sink need beside it.
 Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const Sink& sink) {
   const auto& tensors = source.catalog().tensors();
-  Index groups = 0;
-  for (const Item& item : items) {
-    const Tensor& t = tensors[item.tensor];
-    groups = std::max(groups, Slabs(t.shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
-  }
-  const MemoryPlan memory = TRY(plan_memory(options, groups, extra));
+  const MemoryPlan memory = TRY(plan_memory(options, largest_group(items, source.catalog()), extra));
   WorkList list;
   for (const Item& item : items) {
     const Tensor& t = tensors[item.tensor];
@@ -194,19 +214,21 @@ Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, I
   return plan;
 }
 
+Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
+                               const RunOptions& options) {
+  const CopyItems copy = copy_items(plan, source, target);
+  return plan_memory(options, largest_group(copy.items, source), copy.extra);
+}
+
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options) {
-  std::vector<Item> items;
+  CopyItems copy = copy_items(plan, source.catalog(), target);
   std::vector<FragmentIndex> index;
-  Index extra = 0;
-  for (const PlannedTensor& p : plan.tensors) {
-    const Tensor &from = source.catalog().tensors()[p.from], &to = target.tensors()[p.to];
-    items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group),
-                     std::max(source.columns(p.from), column_count(to.fragments))});
-    index.emplace_back(to.fragments);
-    if (from.dtype != to.dtype) extra = std::max(extra, ratio(from.dtype, to.dtype));
+  for (std::size_t i = 0; i < copy.items.size(); ++i) {
+    copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));
+    index.emplace_back(target.tensors()[plan.tensors[i].to].fragments);
   }
-  return walk(items, source, extra, options,
+  return walk(copy.items, source, copy.extra, options,
               [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
                 const Tensor& to = target.tensors()[plan.tensors[i].to];
                 return output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch);

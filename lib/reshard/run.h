@@ -33,6 +33,10 @@ struct MemoryPlan {
 // the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs.
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra);
 
+// The same for copy_tensors() with these arguments.
+Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
+                               const RunOptions& options);
+
 // What was seen of one planned tensor.
 struct TensorProof {
   Digest source;  // of the source's elements, in the source's dtype

@@ -1,0 +1,309 @@
+#include "lib/reshard/conversion.h"
+
+#include <algorithm>
+#include <array>
+
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+
+namespace reshard {
+namespace {
+
+// Files beside a model that its loaders want (transformers; sentencepiece).
+constexpr std::array<std::string_view, 13> kTokenizerFiles = {
+    "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json",      "vocab.json",     "vocab.txt",       "merges.txt",            "chat_template.jinja",
+    "chat_template.json",     "preprocessor_config.json", "original_config.json"};
+constexpr Index kMaxSideFile = Index{256} << 20;
+
+bool selects(const ConversionOptions& o, std::string_view name) {
+  return (o.include.empty() || any_glob_matches(o.include, name)) && !any_glob_matches(o.exclude, name);
+}
+
+// The original tensor names behind a view's: the plan works under canonical names, files are named by native ones.
+std::unordered_map<std::string, std::string> native_names(const Catalog& native, const Family* family) {
+  std::unordered_map<std::string, std::string> out;
+  for (const Tensor& t : native.tensors()) out.emplace(family ? canonical_key(*family, t.name) : t.name, t.name);
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Format& format,
+                                                        ConversionOptions options) {
+  if (!format.lay_out) return unsupported(std::string(format.title) + " can be read but not written");
+  std::unique_ptr<Conversion> c(new Conversion(source, format, std::move(options)));
+  TRY(c->choose_names());
+  TRY(c->select());
+  TRY(c->make_views());
+  TRY(c->lay_out());
+  return c;
+}
+
+Status Conversion::choose_names() {
+  if (options_.detect_family) {
+    if (const auto detected = detect_family(source_.catalog())) {
+      family_ = detected->family;
+      source_names_ = detected->names;
+    }
+  } else if (options_.family) {
+    family_ = options_.family;
+    const auto detected = detect_family(source_.catalog());
+    if (!detected || detected->family != family_)
+      return unsupported(source_.catalog().root + ": no tensor is named as in family " + std::string(family_->name));
+    source_names_ = detected->names;
+  }
+  if (!options_.config_path.empty() && family_) {
+    auto config = read_config(options_.config_path);
+    if (!config) return std::move(config).error();
+    if (config->model_type == family_->model_type)
+      config_ = std::move(*config);
+    else if (options_.detect_family)
+      family_ = nullptr;  // another model whose names look alike: what a config says wins over what names suggest
+    else
+      return usage_error(options_.config_path + ": expected model_type '" + std::string(family_->model_type) +
+                         "', got '" + printable(config->model_type) + "'");
+  }
+  if (!family_ || options_.keep_names) return {};
+  target_names_ = options_.names;
+  if (!target_names_ && format_.name == "hf") target_names_ = Names::kHf;
+  if (target_names_) hf_rows_ = !same_row_order(*source_names_, *target_names_);
+  return {};
+}
+
+Status Conversion::select() {
+  const bool model_only = format_.name == "hf";
+  LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  std::vector<std::size_t> chosen;
+  const auto& tensors = source_.catalog().tensors();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const StateKind kind = split_state_key(tensors[i].name).kind;
+    LeftOut* out = nullptr;
+    if (model_only && kind != StateKind::kModel) out = kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!out && !selects(options_, tensors[i].name)) {
+      out = &excluded;
+      complete_ = false;
+    }
+    if (!out) {
+      chosen.push_back(i);
+      continue;
+    }
+    ++out->tensors;
+    out->bytes += tensors[i].bytes();
+  }
+  for (const Blob& blob : source_.catalog().blobs) {
+    LeftOut* out = nullptr;
+    if (model_only) out = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!out && !selects(options_, blob.name)) out = &excluded;
+    if (!out) {
+      selected_.blobs.push_back(blob);
+      continue;
+    }
+    ++out->objects;
+    out->bytes += blob.extent.length;
+  }
+  for (LeftOut* out : {&optimizer, &other, &excluded})
+    if (out->tensors + out->objects > 0) left_out_.push_back(std::move(*out));
+  if (chosen.empty()) return usage_error(source_.catalog().root + ": no tensor is left to convert");
+
+  if (!options_.metadata_only) TRY(source_.locate(chosen, options_.run.threads, options_.spool));
+  selected_.root = source_.catalog().root;
+  selected_.files = source_.catalog().files;
+  for (const std::size_t i : chosen) TRY(selected_.add(tensors[i]));
+  // What metadata promised was checked when it was read; now the payloads' own headers have spoken.
+  if (!options_.metadata_only) TRY(validate(selected_));
+  return {};
+}
+
+Status Conversion::make_views() {
+  if (!renames()) {
+    source_view_ = selected_;
+    return {};
+  }
+  std::vector<std::string> dropped;
+  const ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, options_.keep_unknown};
+  source_view_ = TRY(canonical_view(selected_, view, &dropped));
+  if (!dropped.empty()) {
+    LeftOut out{"derived tensors (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0, 0};
+    for (const std::string& name : dropped) {
+      ++out.tensors;
+      out.bytes += selected_.tensors()[*selected_.find(name)].bytes();
+    }
+    left_out_.push_back(std::move(out));
+  }
+  for (const Tensor& t : source_view_.tensors()) TRY(check_cover(t));
+  if (config_) TRY(check_against_config(source_view_, *family_, *config_, complete_));
+  return {};
+}
+
+std::string Conversion::target_name(const std::string& canonical, const std::string& native) const {
+  if (!renames()) return native;
+  return rename_key(*family_, canonical, *target_names_);
+}
+
+Result<LayoutRequest> Conversion::layout_request() {
+  LayoutRequest request;
+  request.mesh = options_.mesh;
+  request.max_file_bytes = options_.max_file_bytes;
+  const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
+  const auto natives = native_names(selected_, renames() ? family_ : nullptr);
+  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings;
+  for (const Tensor& tensor : source_view_.tensors()) {
+    if (ties && tensor.name == "lm_head.weight") {
+      tied_head_dropped_ = natives.contains(tensor.name);
+      if (tied_head_dropped_) left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
+      continue;
+    }
+    const auto found = natives.find(tensor.name);
+    const std::string native = found == natives.end() ? tensor.name : found->second;
+    TargetTensor t;
+    t.name = target_name(tensor.name, native);
+    t.dtype = tensor.dtype;
+    t.shape = tensor.shape;
+    t.path = rename_path(tensor.path, native, t.name);
+    t.placement = placer.place(tensor);
+    const bool model = split_state_key(tensor.name).kind == StateKind::kModel;
+    if (options_.dtype && model && t.dtype != *options_.dtype && can_convert(t.dtype, *options_.dtype) &&
+        !any_glob_matches(options_.keep_dtype, native)) {
+      t.dtype = *options_.dtype;
+      ++converted_;
+    }
+    request.tensors.push_back(std::move(t));
+  }
+  for (const Blob& blob : selected_.blobs) {
+    TargetBlob b;
+    b.name = renames() ? rename_key(*family_, blob.name, *target_names_) : blob.name;
+    b.path = rename_path(blob.path, blob.name, b.name);
+    b.bytes = options_.metadata_only ? std::string(static_cast<std::size_t>(blob.extent.length), '\0')
+                                     : TRY(source_.blob_bytes(blob));
+    request.blobs.push_back(std::move(b));
+  }
+  return request;
+}
+
+Status Conversion::lay_out() {
+  target_ = TRY(format_.lay_out(TRY(layout_request())));
+  if (renames()) {
+    ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, true};
+    ModelConfig untied;  // the target holds what it holds: no head is added to it
+    if (config_) {
+      untied = *config_;
+      untied.tie_word_embeddings = false;
+      view.config = &untied;
+    }
+    target_view_ = TRY(canonical_view(target_->catalog(), view, nullptr));
+  } else {
+    target_view_ = target_->catalog();
+  }
+  plan_ = TRY(make_plan(source_view_, target_view_));
+  return {};
+}
+
+Index Conversion::disk_needed() const {
+  Index sum = 0;
+  for (const CatalogFile& f : target_->catalog().files) sum += f.size;
+  return sum;
+}
+
+Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
+
+Status Conversion::check_tied_head(TensorSource& source) {
+  if (!tied_head_dropped_) return {};
+  const auto head = source_view_.find("lm_head.weight"), embedding = source_view_.find("model.embed_tokens.weight");
+  if (!head || !embedding) return {};
+  const DType as = source_view_.tensors()[*embedding].dtype;
+  RunOptions quiet = options_.run;
+  quiet.progress = nullptr;
+  const auto proofs = TRY(digest_tensors({{*head, as}, {*embedding, as}}, source, quiet));
+  if (proofs[0].target == proofs[1].target) return {};
+  return corrupt(selected_.root + ": " + config_->path +
+                 " says tie_word_embeddings, but the stored head differs from the embedding: writing only one of them "
+                 "would lose the other. Set tie_word_embeddings to false to keep both");
+}
+
+Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool replace) {
+  FileSource source(source_view_, source_.files());
+  TRY(check_tied_head(source));
+  auto output = TRY(Output::create(destination, *target_, replace));
+  const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
+  Outcome outcome;
+  outcome.removed_leftover = output->removed_leftover();
+  outcome.checksums = source.checksums_checked();
+  outcome.files_copied = TRY(add_side_files(*output));
+  TRY(output->add_file("reshard_manifest.json", manifest(proofs)));
+  TRY(output->commit());
+  return outcome;
+}
+
+// config.json and the tokenizer, from beside the config or the source.
+Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
+  std::vector<std::string> copied;
+  std::string config_path = options_.config_path;
+  if (!config_path.empty()) {
+    std::string text = TRY(read_whole_file(config_path, kMaxSideFile));
+    if (converted_ > 0) {
+      Json json = TRY(parse_json(text, config_path));
+      json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
+      text = to_text(json, 2) + "\n";
+    }
+    TRY(output.add_file("config.json", text));
+    copied.emplace_back("config.json");
+  }
+  if (format_.name != "hf") return copied;
+  std::vector<std::string> places = {selected_.root, parent_path(selected_.root)};
+  if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
+  for (const std::string_view name : kTokenizerFiles) {
+    for (const std::string& place : places) {
+      const std::string path = path_join(place, name);
+      if (!path_exists(path)) continue;
+      TRY(output.add_file(std::string(name), TRY(read_whole_file(path, kMaxSideFile))));
+      copied.emplace_back(name);
+      break;
+    }
+  }
+  return copied;
+}
+
+std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
+  Json tensors = Json::object();
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+    const Tensor& from = source_view_.tensors()[plan_.tensors[i].from];
+    const Tensor& to = target_view_.tensors()[plan_.tensors[i].to];
+    Json shape = Json::array();
+    for (const Index extent : to.shape) shape.push_back(extent);
+    Json entry = Json::object();
+    entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
+    if (from.dtype != to.dtype)
+      entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
+    tensors.set(to.name, std::move(entry));
+  }
+  Json left_out = Json::array();
+  for (const LeftOut& l : left_out_)
+    left_out.push_back(
+        Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
+  Json globs = Json::object();
+  for (const auto& [key, list] : {std::pair("include", &options_.include), std::pair("exclude", &options_.exclude),
+                                  std::pair("keep_dtype", &options_.keep_dtype)}) {
+    Json items = Json::array();
+    for (const std::string& glob : *list) items.push_back(glob);
+    globs.set(key, std::move(items));
+  }
+  Json options = Json::object();
+  options.set("to", format_.name)
+      .set("mesh", options_.mesh.to_string())
+      .set("dtype", options_.dtype ? info(*options_.dtype).torch_name : "keep")
+      .set("names", target_names_ ? names_title(*target_names_) : "as in the source")
+      .set("filters", std::move(globs));
+  Json manifest = Json::object();
+  manifest.set("reshard", RESHARD_VERSION)
+      .set("source", options_.source_path)
+      .set("options", std::move(options))
+      .set("family", family_ && renames() ? Json(family_->name) : Json())
+      .set("hf_rows", hf_rows_)
+      .set("left_out", std::move(left_out))
+      .set("tensors", std::move(tensors));
+  return to_text(manifest, 1) + "\n";
+}
+
+}  // namespace reshard

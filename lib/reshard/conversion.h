@@ -1,0 +1,101 @@
+// One conversion, from an open checkpoint to a target format: decided completely first, then run.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/family/family.h"
+#include "lib/plan/plan.h"
+#include "lib/reshard/run.h"
+
+namespace reshard {
+
+struct ConversionOptions {
+  std::string source_path;            // as the user gave it, for the manifest
+  bool detect_family = true;          // false: `family` is what to use, null for none
+  const Family* family = nullptr;
+  std::optional<Names> names;         // the output's; nothing: the source's own
+  bool keep_names = false;            // keep the source's names whatever the format's habit is
+  std::string config_path;            // config.json, empty: none
+  Mesh mesh;
+  std::optional<DType> dtype;         // floating-point model tensors become this
+  std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
+  Index max_file_bytes = 5'000'000'000;
+  bool keep_unknown = false;
+  bool metadata_only = false;         // plan without looking into the data files
+  std::string spool = ".";            // where compressed items may be decoded to
+  RunOptions run;
+};
+
+// State of the source that the output does not get.
+struct LeftOut {
+  std::string what;   // "optimizer", "tied head"
+  Index tensors = 0;
+  Index objects = 0;
+  Index bytes = 0;
+};
+
+class Conversion {
+ public:
+  // Locates the tensors that take part, lays the target out and makes the plan. Refers to `source` and `format`.
+  static Result<std::unique_ptr<Conversion>> prepare(Reader& source, const Format& format, ConversionOptions options);
+
+  const ConversionOptions& options() const { return options_; }
+  const Family* family() const { return family_; }
+  const std::optional<ModelConfig>& config() const { return config_; }
+  std::optional<Names> source_names() const { return source_names_; }
+  std::optional<Names> target_names() const { return target_names_; }
+  const Target& target() const { return *target_; }
+  const Plan& plan() const { return plan_; }
+  const std::vector<LeftOut>& left_out() const { return left_out_; }
+  Index converted_tensors() const { return converted_; }  // that change their dtype
+  Index disk_needed() const;                              // bytes, of all files
+  Result<MemoryPlan> memory() const;
+
+  void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
+
+  // Writes the checkpoint. `destination` must not exist unless `replace`.
+  struct Outcome {
+    bool removed_leftover = false;
+    Index checksums = 0;  // of the source that were recorded and hold
+    std::vector<std::string> files_copied;
+  };
+  Result<Outcome> run(const std::string& destination, bool replace);
+
+ private:
+  Conversion(Reader& source, const Format& format, ConversionOptions options)
+      : source_(source), format_(format), options_(std::move(options)) {}
+
+  Status select();
+  Status choose_names();
+  Status make_views();
+  Status lay_out();
+  Result<LayoutRequest> layout_request();
+  std::string target_name(const std::string& canonical, const std::string& native) const;
+  Status check_tied_head(TensorSource& source);
+  std::string manifest(const std::vector<TensorProof>& proofs) const;
+  Result<std::vector<std::string>> add_side_files(Output& output) const;
+  bool renames() const { return family_ && target_names_.has_value(); }
+
+  Reader& source_;
+  const Format& format_;
+  ConversionOptions options_;
+  const Family* family_ = nullptr;
+  std::optional<ModelConfig> config_;
+  std::optional<Names> source_names_, target_names_;
+  bool hf_rows_ = false;
+  bool complete_ = true;           // no filter took tensors out
+  Catalog selected_;               // the source's tensors that take part, as they are named there
+  Catalog source_view_;            // the same as the plan sees them
+  std::unique_ptr<Target> target_;
+  Catalog target_view_;
+  Plan plan_;
+  std::vector<LeftOut> left_out_;
+  Index converted_ = 0;
+  bool tied_head_dropped_ = false;  // the source stores a head that the output shares with the embedding
+};
+
+}  // namespace reshard

@@ -1,0 +1,114 @@
+// reshard convert and reshard plan.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "lib/base/text.h"
+#include "tools/commands.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+Status check_destination(const ConvertOptions& options) {
+  std::error_code ignored;
+  if (std::filesystem::equivalent(options.source, options.destination, ignored))
+    return usage_error(options.destination + ": the destination is the source");
+  if (!options.force && path_exists(options.destination))
+    return usage_error(options.destination + ": the destination exists; --force replaces it");
+  if (const std::string parent = parent_path(options.destination); !is_directory(parent))
+    return io_error(parent + ": not found; the destination's directory must exist");
+  return {};
+}
+
+Status check_space(const Conversion& conversion, const std::string& destination) {
+  const Index free = TRY(free_space_for(destination));
+  if (free >= conversion.disk_needed()) return {};
+  return io_error(parent_path(destination) + ": the output needs " + human_bytes(conversion.disk_needed()) +
+                  ", the disk has " + human_bytes(free) + " free. Nothing was written");
+}
+
+Result<int> convert(const ConvertOptions& options) {
+  TRY(check_destination(options));
+  const auto start = std::chrono::steady_clock::now();
+  PreparedConversion prepared = TRY(prepare(options, false));
+  Conversion& conversion = *prepared.conversion;
+  const bool quiet = options.resources.quiet;
+  if (!quiet) print_plan(prepared, options);
+  TRY(conversion.memory());
+  TRY(check_space(conversion, options.destination));
+  if (options.dry_run) {
+    if (!quiet) print_row("dry run", "nothing was written");
+    return 0;
+  }
+  std::fflush(stdout);
+
+  Conversion::Outcome outcome;
+  {
+    Progress progress("writing", conversion.plan().bytes_read, quiet);
+    conversion.set_progress([&](Index done) { progress.update(done); });
+    outcome = TRY(conversion.run(options.destination, options.force));
+  }
+  if (quiet) return 0;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
+  if (outcome.removed_leftover) print_row("note", "removed " + options.destination + ".partial, left by a killed run");
+  print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) + "/s   peak memory " +
+                        human_bytes(peak_memory()));
+  const auto n = std::to_string(conversion.plan().tensors.size());
+  print_row("proof", n + " of " + n + " tensors: every element has one source" +
+                         (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"
+                                                : ", the source records no checksums") +
+                         ", digests in reshard_manifest.json");
+  print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
+  return 0;
+}
+
+Result<int> plan(const ConvertOptions& options, bool json) {
+  const PreparedConversion prepared = TRY(prepare(options, true));
+  if (json) {
+    std::printf("%s\n", to_text(plan_json(prepared, options), 2).c_str());
+    return 0;
+  }
+  print_plan(prepared, options);
+  const MemoryPlan memory = TRY(prepared.conversion->memory());
+  print_row("memory", human_bytes(memory.peak) + " at most, in slabs of up to " + human_bytes(memory.slab_bytes));
+  const auto& files = prepared.conversion->target().catalog().files;
+  constexpr std::size_t kShown = 8;
+  for (std::size_t i = 0; i < std::min(files.size(), kShown); ++i)
+    print_row(i == 0 ? "files" : "", files[i].path + "   " + human_bytes(files[i].size));
+  if (files.size() > kShown) print_row("", "and " + with_commas(static_cast<Index>(files.size() - kShown)) + " more");
+  return 0;
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ConvertOptions>();
+  options->add(app, true);
+  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  app.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  app.footer(
+      "Examples:\n"
+      "  reshard convert step-1000 model --to hf                        a Hugging Face model\n"
+      "  reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2  the same state, cut for other ranks\n"
+      "  reshard convert model out --to dcp --names torchtitan          a Hugging Face model for torchtitan\n"
+      "  reshard convert step-1000 model --to hf --dtype bfloat16 --keep-dtype '*norm*'\n"
+      "The destination appears when it is complete: until then everything is in DST.partial.");
+  app.callback([options, &action] { action = [options] { return convert(*options); }; });
+}
+
+void add_plan(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ConvertOptions>();
+  auto json = std::make_shared<bool>(false);
+  options->add(app, false);
+  app.add_flag("--json", *json, "Print the plan as JSON");
+  app.footer(
+      "Examples:\n"
+      "  reshard plan step-1000 --to dcp --mesh tp=4 --json\n"
+      "  reshard plan step-1000 /scratch/model --to hf      also says whether it fits there\n"
+      "Reads metadata only; the data files may be elsewhere.");
+  app.callback([options, json, &action] { action = [options, json] { return plan(*options, *json); }; });
+}
+
+}  // namespace reshard::tools

@@ -1,0 +1,181 @@
+#include "tools/job_options.h"
+
+#include <cstdlib>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+
+void ResourceOptions::add(CLI::App& app) {
+  app.add_option("--memory", memory, "Memory the whole process may take")->capture_default_str();
+  app.add_option("--threads", threads, "Worker threads (default: one a core)")->check(CLI::Range(1, 1024));
+  app.add_flag("--quiet,-q", quiet, "Print errors only");
+}
+
+Result<RunOptions> ResourceOptions::run_options() const {
+  RunOptions run;
+  run.memory = TRY(parse_bytes(memory));
+  run.threads = threads;
+  run.interrupt = &interrupted();
+  return run;
+}
+
+void ModelOptions::add(CLI::App& app) {
+  app.add_option("--family", family, "Model family: auto, none, or one of: llama")->capture_default_str();
+  app.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
+}
+
+Result<ModelOptions::Choice> ModelOptions::choice() const {
+  if (family == "auto") return Choice{true, nullptr};
+  if (family == "none") return Choice{false, nullptr};
+  std::vector<std::string> names = {"auto", "none"};
+  for (const Family* f : families()) {
+    if (f->name == family) return Choice{false, f};
+    names.emplace_back(f->name);
+  }
+  return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
+}
+
+void ConvertOptions::add(CLI::App& app, bool destination_required) {
+  app.add_option("SRC", source, "The checkpoint: a DCP directory, a directory of safetensors, a .safetensors file")
+      ->required();
+  app.add_option("DST", destination, "The directory to make")->required(destination_required);
+  app.add_option("--to", to, "Target format: hf (Hugging Face safetensors) or dcp (PyTorch DCP)")->required();
+  app.add_option("--names", names,
+                 "Output names: hf, torchtitan (until April 2026), torchtitan-2026, keep (default: hf for --to hf, "
+                 "keep for --to dcp)");
+  app.add_option("--mesh", mesh, "Target mesh for --to dcp, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
+  app.add_option("--dtype", dtype, "Floating-point model tensors become this: keep, float32, bfloat16, float16")
+      ->capture_default_str();
+  app.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
+  app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
+  app.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
+  app.add_option("--max-shard-size", max_shard_size, "Largest file of --to hf")->capture_default_str();
+  app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
+  model.add(app);
+  resources.add(app);
+}
+
+Result<ConversionOptions> ConvertOptions::conversion_options() const {
+  ConversionOptions o;
+  o.source_path = source;
+  const auto choice = TRY(model.choice());
+  o.detect_family = choice.detect;
+  o.family = choice.family;
+  if (names == "hf")
+    o.names = Names::kHf;
+  else if (names == "torchtitan")
+    o.names = Names::kTorchtitan;
+  else if (names == "torchtitan-2026")
+    o.names = Names::kTorchtitan2026;
+  else if (names == "keep")
+    o.keep_names = true;
+  else if (!names.empty())
+    return usage_error("'" + printable(names) + "' are no names; there are hf, torchtitan, torchtitan-2026, keep");
+  if (o.names && !choice.detect && !choice.family)
+    return usage_error("--names " + names + " needs a family; --family none keeps names");
+  o.config_path = find_config(source, model.config);
+  if (!mesh.empty()) {
+    if (to == "hf") return usage_error("--mesh is for --to dcp; a Hugging Face checkpoint is not cut by rank");
+    o.mesh = TRY(Mesh::parse(mesh));
+  }
+  if (dtype != "keep") {
+    o.dtype = dtype_from_torch(dtype);
+    if (!o.dtype || !is_floating(*o.dtype) || *o.dtype == DType::kFloat64)
+      return usage_error("'" + printable(dtype) + "' is no target dtype; there are keep, float32, bfloat16, float16");
+  }
+  o.keep_dtype = keep_dtype;
+  o.include = include;
+  o.exclude = exclude;
+  o.max_file_bytes = TRY(parse_bytes(max_shard_size));
+  if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
+  o.keep_unknown = keep_unknown;
+  o.spool = destination.empty() ? "." : parent_path(destination);
+  o.run = TRY(resources.run_options());
+  return o;
+}
+
+Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
+  ConversionOptions o = TRY(options.conversion_options());
+  o.metadata_only = metadata_only;
+  const Format* format = TRY(find_format(options.to));
+  PreparedConversion p;
+  p.source = TRY(open_checkpoint(options.source, {.files_too = !metadata_only}));
+  p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
+  return p;
+}
+
+Result<Index> free_space_for(const std::string& destination) {
+  return free_space(destination.empty() ? "." : parent_path(destination));
+}
+
+namespace {
+
+std::string family_text(const Conversion& c) {
+  if (!c.family()) return "names and rows as they are";
+  std::string text = std::string(c.family()->title) + ", ";
+  if (!c.target_names()) return text + std::string(names_title(*c.source_names()));
+  return text + std::string(names_title(*c.source_names())) + " -> " + std::string(names_title(*c.target_names()));
+}
+
+std::string left_out_text(const LeftOut& l) {
+  std::vector<std::string> parts;
+  if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
+  if (l.objects > 0) parts.push_back(with_commas(l.objects) + (l.objects == 1 ? " object" : " objects"));
+  parts.push_back(human_bytes(l.bytes));
+  return l.what + " (" + join(parts, ", ") + ")";
+}
+
+}  // namespace
+
+void print_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const Conversion& c = *prepared.conversion;
+  const auto format = find_format(options.to);
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
+                        (options.to == "dcp" ? " on " + c.options().mesh.to_string() : "") + "   " + family_text(c));
+  if (c.config())
+    print_row("", (c.config()->architecture.empty() ? c.config()->model_type : printable(c.config()->architecture)) +
+                      ", " + printable(c.config()->path));
+  const auto free = free_space_for(options.destination);
+  const auto files = static_cast<Index>(c.target().catalog().files.size());
+  print_row("", with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " +
+                    human_bytes(c.plan().bytes_read) + " in, " + human_bytes(c.disk_needed()) + " out in " +
+                    with_commas(files) + (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) +
+                    " moves" + (free ? "   disk free " + human_bytes(*free) : ""));
+  if (c.converted_tensors() > 0)
+    print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : prepared.source.reader->catalog().warnings) print_row("warning", warning);
+}
+
+Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const Conversion& c = *prepared.conversion;
+  Json left_out = Json::array();
+  for (const LeftOut& l : c.left_out())
+    left_out.push_back(
+        Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
+  Json files = Json::array();
+  for (const CatalogFile& f : c.target().catalog().files)
+    files.push_back(Json::object().set("path", f.path).set("bytes", f.size));
+  Json json = Json::object();
+  json.set("source", options.source)
+      .set("source_format", prepared.source.format->name)
+      .set("target_format", options.to)
+      .set("mesh", c.options().mesh.to_string())
+      .set("family", c.family() ? Json(c.family()->name) : Json())
+      .set("tensors", c.plan().tensors.size())
+      .set("moves", c.plan().moves)
+      .set("bytes_read", c.plan().bytes_read)
+      .set("bytes_written", c.disk_needed())
+      .set("converted_tensors", c.converted_tensors());
+  if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
+  if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
+  json.set("left_out", std::move(left_out)).set("files", std::move(files));
+  return json;
+}
+
+}  // namespace reshard::tools

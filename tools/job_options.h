@@ -1,0 +1,66 @@
+// Options that several subcommands share, and what they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/registry.h"
+#include "lib/base/json.h"
+#include "lib/reshard/comparison.h"
+#include "lib/reshard/conversion.h"
+
+namespace reshard::tools {
+
+// --memory, --threads, --quiet
+struct ResourceOptions {
+  std::string memory = "256MiB";
+  int threads = 0;
+  bool quiet = false;
+
+  void add(CLI::App& app);
+  Result<RunOptions> run_options() const;
+};
+
+// --family, --config
+struct ModelOptions {
+  std::string family = "auto";
+  std::string config;
+
+  void add(CLI::App& app);
+  // Whether the family is to be detected, and which it is otherwise (null for none).
+  struct Choice {
+    bool detect = true;
+    const Family* family = nullptr;
+  };
+  Result<Choice> choice() const;
+};
+
+// What convert and plan take.
+struct ConvertOptions {
+  std::string source, destination, to, names, mesh, dtype = "keep", max_shard_size = "5GB";
+  std::vector<std::string> keep_dtype, include, exclude;
+  bool keep_unknown = false, force = false, dry_run = false;
+  ModelOptions model;
+  ResourceOptions resources;
+
+  void add(CLI::App& app, bool destination_required);
+  Result<ConversionOptions> conversion_options() const;
+};
+
+// An open source and what is to be made of it.
+struct PreparedConversion {
+  OpenCheckpoint source;
+  std::unique_ptr<Conversion> conversion;
+};
+Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
+
+// The plan as people and programs read it.
+void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);
+Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
+
+// Bytes free where `destination` is to be made.
+Result<Index> free_space_for(const std::string& destination);
+
+}  // namespace reshard::tools

@@ -1,0 +1,104 @@
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+std::atomic<bool> interrupt_flag{false};
+
+bool no_color() {
+  const char* v = std::getenv("NO_COLOR");
+  return v != nullptr && *v != '\0';
+}
+
+}  // namespace
+
+bool fancy_stdout() { return ::isatty(STDOUT_FILENO) && !no_color(); }
+bool stderr_is_terminal() { return ::isatty(STDERR_FILENO); }
+
+void print_row(std::string_view label, std::string_view text) {
+  std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()), text.data());
+}
+
+Index peak_memory() {
+  struct rusage usage {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<Index>(usage.ru_maxrss) * 1024;
+}
+
+const std::atomic<bool>& interrupted() {
+  static const bool installed = [] {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupt_flag = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends the program at once
+    ::sigaction(SIGINT, &action, nullptr);
+    ::sigaction(SIGTERM, &action, nullptr);
+    return true;
+  }();
+  (void)installed;
+  return interrupt_flag;
+}
+
+struct Progress::State {
+  using Clock = std::chrono::steady_clock;
+  std::string label;
+  Index total = 0;
+  bool bar = false;
+  std::mutex mutex;
+  Clock::time_point start = Clock::now();
+  Clock::time_point last = start;
+  bool drawn = false;
+
+  void draw(Index done) const {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+    const double share = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
+    const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
+    const std::string text = human_bytes(done) + " of " + human_bytes(total) + "   " +
+                             human_bytes(static_cast<Index>(rate)) + "/s   " + human_seconds(left) + " left";
+    if (!bar) {
+      std::fprintf(stderr, "%-9s %3.0f %%   %s\n", label.c_str(), 100 * share, text.c_str());
+      return;
+    }
+    constexpr int kWidth = 24;
+    std::string blocks;
+    for (int i = 0; i < kWidth; ++i) blocks += i < share * kWidth ? "█" : "·";
+    std::fprintf(stderr, "\r%-9s %s %3.0f %%   %s\x1b[K", label.c_str(), blocks.c_str(), 100 * share, text.c_str());
+    std::fflush(stderr);
+  }
+};
+
+Progress::Progress(std::string label, Index total, bool quiet) {
+  if (quiet) return;
+  state_ = std::make_unique<State>();
+  state_->label = std::move(label);
+  state_->total = total;
+  state_->bar = stderr_is_terminal();
+}
+
+Progress::~Progress() {
+  if (state_ && state_->drawn && state_->bar) std::fprintf(stderr, "\r\x1b[K");
+}
+
+void Progress::update(Index done) {
+  if (!state_) return;
+  const auto now = State::Clock::now();
+  const std::unique_lock lock(state_->mutex, std::try_to_lock);
+  if (!lock) return;
+  const auto pause = state_->bar ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10'000);
+  if (now - state_->last < pause) return;
+  state_->last = now;
+  state_->drawn = true;
+  state_->draw(done);
+}
+
+}  // namespace reshard::tools
