@@ -1,0 +1,37 @@
+// Items from anywhere: a tensor that is found has all its elements inside the file.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "formats/encoding/torch_archive.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+using namespace reshard;
+
+void require(bool fact) {
+  if (!fact) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const TempDir directory;
+  static const File file = *File::create_anonymous(directory.path());
+  const auto length = static_cast<Index>(size);
+  require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
+  if (const auto object = torch_archive::read_object_item(file, 0, length)) (void)pickle::print(object->root());
+  const auto tensor = torch_archive::read_tensor_item(file, 0, length);
+  if (!tensor) return 0;
+  require(fits_inside(tensor->payload_offset, tensor->payload_length, length));
+  require(tensor->strides.rank() == tensor->shape.rank());
+  Index last = 0;
+  for (int d = 0; d < tensor->shape.rank(); ++d) {
+    if (tensor->shape[d] == 0) return 0;
+    last += (tensor->shape[d] - 1) * tensor->strides[d];
+  }
+  const Index width = byte_size(tensor->dtype);
+  require(fits_inside(tensor->start_bytes + last * width, width, tensor->payload_length));
+  return 0;
+}

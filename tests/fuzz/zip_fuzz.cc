@@ -1,0 +1,36 @@
+// Zip archives from anywhere: what opens has members that lie inside the file, apart from each other.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "formats/encoding/zip.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+
+using namespace reshard;
+
+void require(bool fact) {
+  if (!fact) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const TempDir directory;
+  static const File file = *File::create_anonymous(directory.path());
+  const auto length = static_cast<Index>(size);
+  require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
+  const auto archive = zip::Archive::open(file, 0, length);
+  if (!archive) return 0;
+  Index payloads = 0;
+  for (const zip::Entry& entry : archive->entries()) {
+    require(fits_inside(entry.offset, entry.size, length));
+    require(archive->find(entry.name) == &entry);
+    payloads += entry.size;
+    const auto bytes = archive->read(entry, length);
+    require(!bytes || static_cast<Index>(bytes->size()) == entry.size);
+  }
+  require(payloads <= length);
+  return 0;
+}
