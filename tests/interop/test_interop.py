@@ -1,0 +1,418 @@
+"""reshard against the libraries whose files it reads and writes: PyTorch, safetensors, transformers.
+
+    RESHARD=build/release/reshard python tests/interop/test_interop.py [-k PATTERN]
+
+The last line is `interop: N passed, N failed, N skipped`.
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from tests.interop import ranks
+from tests.interop.ranks import same_bits
+
+RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+SAMPLES = sorted(p for p in (ROOT / "samples/checkpoints").iterdir() if p.is_dir())
+MESHES = ["tp=4", "dp_shard=3", "tp=2,dp_shard=2", "dp_replicate=2,dp_shard=2,tp=2", "dp_shard=2,cp=2,tp=2",
+          "dp_shard=8", "pp=2,tp=2"]
+
+# The names of safetensors' element types for those of torch that have one.
+SAFETENSORS_NAMES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
+}
+
+
+def reshard(*arguments, code=0):
+    """Runs reshard; its output. Fails when the exit code is another."""
+    done = subprocess.run([RESHARD, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    if done.returncode != code:
+        raise AssertionError(f"reshard {' '.join(map(str, arguments))}: exit code {done.returncode}, expected {code}\n"
+                             f"{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def raw_safetensors(path):
+    """{name: (dtype, shape, bytes)} of a safetensors file, by the letter of the format."""
+    data = pathlib.Path(path).read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + n])
+    header.pop("__metadata__", None)
+    return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
+            for k, v in header.items()}
+
+
+def raw_tensor(t):
+    t = t.detach().contiguous()
+    data = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+    return SAFETENSORS_NAMES[str(t.dtype).removeprefix("torch.")], list(t.shape), data
+
+
+def load_all(directory):
+    """The whole nested state_dict of a DCP directory, as torch gives it back."""
+    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
+        dcp_to_torch_save(str(directory), file.name)
+        return torch.load(file.name, weights_only=False)
+
+
+def difference(a, b, path=""):
+    """Where two nested state_dicts differ first; None where nowhere."""
+    if type(a) is not type(b):
+        return f"{path}: {type(a)} and {type(b)}"
+    if isinstance(a, torch.Tensor):
+        return None if same_bits(a, b) else f"{path}: tensors differ"
+    if isinstance(a, dict):
+        if a.keys() != b.keys():
+            return f"{path}: keys {sorted(map(str, a.keys() ^ b.keys()))} on one side only"
+        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}") for k in a)), None)
+    if isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return f"{path}: lengths {len(a)} and {len(b)}"
+        return next(filter(None, (difference(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b)))), None)
+    return None if a == b else f"{path}: {a!r} and {b!r}"
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="reshard-interop-"))
+        self.addCleanup(shutil.rmtree, self.directory)
+
+    def out(self, name="out"):
+        return self.directory / name
+
+    def assert_same_tensors(self, got, wanted):
+        self.assertEqual(sorted(got), sorted(wanted))
+        for k, v in wanted.items():
+            self.assertTrue(same_bits(got[k], v), k)
+
+    def assert_holds(self, directory, state):
+        """That reshard reads a checkpoint directory as the tensors of `state`."""
+        reshard("convert", directory, self.out("read"), "--family", "none", "--to", "hf", "--quiet")
+        got = raw_safetensors(self.out("read") / "model.safetensors")
+        self.assertEqual(sorted(got), sorted(state))
+        for k, v in state.items():
+            self.assertEqual(got[k], raw_tensor(v), k)
+
+
+class ToHuggingFace(Case):
+    def check_equals_hf(self, sample):
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "hf")
+        self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(sample / "hf.safetensors"))
+
+    def check_transformers(self, sample):
+        from transformers import LlamaForCausalLM
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "hf")
+        reference = self.out("reference")
+        reference.mkdir()
+        shutil.copy(sample / "config.json", reference)
+        shutil.copy(sample / "hf.safetensors", reference / "model.safetensors")
+        ids = torch.tensor([[1, 5, 200, 17, 42, 9]])
+        logits = []
+        for directory in (self.out(), reference):
+            model, info = LlamaForCausalLM.from_pretrained(directory, local_files_only=True, output_loading_info=True)
+            for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info.get(key), key)
+            with torch.no_grad():
+                logits.append(model(ids).logits)
+        self.assertTrue(torch.isfinite(logits[0]).all())
+        self.assertTrue(torch.equal(*logits))
+
+    def test_files_cut_by_size_hold_the_same(self):
+        sample = ROOT / "samples/checkpoints/tp8"
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "hf", "--max-shard-size", "100kB")
+        index = json.loads((self.out() / "model.safetensors.index.json").read_text())
+        wanted = load_file(sample / "hf.safetensors")
+        self.assertEqual(sorted(index["weight_map"]), sorted(wanted))
+        self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in wanted.values()))
+        files = sorted(set(index["weight_map"].values()))
+        self.assertGreater(len(files), 3)
+        self.assertEqual(files, [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))])
+        self.assertEqual(files, sorted(p.name for p in self.out().glob("*.safetensors")))
+        got = {}
+        for name in files:
+            part = load_file(self.out() / name)
+            self.assertEqual({k for k, f in index["weight_map"].items() if f == name}, set(part))
+            got.update(part)
+        self.assert_same_tensors(got, wanted)
+        from transformers import LlamaForCausalLM
+        _, info = LlamaForCausalLM.from_pretrained(self.out(), local_files_only=True, output_loading_info=True)
+        self.assertFalse(info["missing_keys"])
+        self.assertFalse(info["unexpected_keys"])
+
+    def test_dtype_converts_as_torch_does(self):
+        sample = ROOT / "samples/checkpoints/fsdp2_tp2_optim"
+        for name in ("bfloat16", "float16"):
+            reshard("convert", sample / "checkpoint", self.out(name), "--to", "hf", "--dtype", name)
+            wanted = {k: v.to(getattr(torch, name)) for k, v in load_file(sample / "hf.safetensors").items()}
+            self.assert_same_tensors(load_file(self.out(name) / "model.safetensors"), wanted)
+
+
+for _sample in SAMPLES:
+    setattr(ToHuggingFace, f"test_{_sample.name}_equals_the_expected_tensors",
+            lambda self, s=_sample: self.check_equals_hf(s))
+for _name in ("tp8", "fsdp8", "fsdp2_tp2_optim"):
+    setattr(ToHuggingFace, f"test_{_name}_runs_in_transformers",
+            lambda self, s=ROOT / "samples/checkpoints" / _name: self.check_transformers(s))
+
+
+def placements_of(name, shape, mesh):
+    """torchtitan's placements of a Llama parameter on a mesh {axis: size}: (mesh sizes, placements, the axes' names)."""
+    fsdp = mesh.get("dp_shard", 1) * mesh.get("cp", 1)
+    tp = mesh.get("tp", 1)
+    cut = None
+    if tp > 1:
+        last = name.removesuffix(".weight").rsplit(".", 1)[-1]
+        cut = {"wo": 1, "w2": 1}.get(last, 0 if len(shape) == 2 else None)
+    sizes, placements = [mesh.get("dp_replicate", 1)], [Replicate()]
+    sizes += [fsdp, tp]
+    placements.append(_StridedShard(0, split_factor=tp) if cut == 0 else Shard(0))
+    placements.append(Replicate() if cut is None else Shard(cut))
+    return sizes, placements
+
+
+class ToDcp(Case):
+    def check_boxes(self, mesh_text):
+        """The boxes reshard writes, and the ranks it gives them to, are those of torch's own DTensors."""
+        sample = ROOT / "samples/checkpoints/tp8"
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "dcp", "--mesh", mesh_text)
+        mesh = {k: int(v) for k, v in (part.split("=") for part in mesh_text.split(","))}
+        pp = mesh.get("pp", 1)
+        metadata = dcp.FileSystemReader(str(self.out())).read_metadata()
+        self.assertEqual(sorted(metadata.state_dict_metadata), sorted(load_file(sample / "full.safetensors")))
+        for name, tensor in metadata.state_dict_metadata.items():
+            sizes, placements = placements_of(name, tensor.size, mesh)
+            owners = {}
+            for rank in range(sizes[0] * sizes[1] * sizes[2]):
+                coordinate = [rank // (sizes[1] * sizes[2]), rank // sizes[2] % sizes[1], rank % sizes[2]]
+                shape, offset = _compute_local_shape_and_global_offset(tensor.size, sizes, coordinate, placements)
+                if 0 not in shape:
+                    owners.setdefault((tuple(offset), tuple(shape)), []).append(rank)
+            got = {(tuple(c.offsets), tuple(c.sizes)) for c in tensor.chunks if 0 not in c.sizes}
+            self.assertEqual(got, set(owners), name)
+            for index, info in metadata.storage_data.items():
+                if index.fqn != name:
+                    continue
+                box = next((b for b in owners if b[0] == tuple(index.offset)), None)
+                if box is None:
+                    continue  # an empty box, whoever holds it
+                writer = int(info.relative_path.removeprefix("__").split("_")[0])
+                stage, within = divmod(writer, sizes[0] * sizes[1] * sizes[2])
+                self.assertEqual(within, owners[box][0], f"{name} {box}")
+                self.assertLess(stage, pp)
+
+    def test_torch_loads_it_into_every_placement(self):
+        cases = []
+        for name in ("tp8", "fsdp8", "fsdp4_tp2"):
+            sample = ROOT / "samples/checkpoints" / name
+            reshard("convert", sample / "checkpoint", self.out(name), "--to", "dcp", "--mesh", "tp=2,dp_shard=2")
+            cases.append((str(self.out(name)), str(sample / "full.safetensors"), "model." if name == "fsdp8" else ""))
+        for n in (1, 2, 4):
+            with self.subTest(ranks=n):
+                ranks.run(n, ranks.load_everywhere, cases)
+
+    def check_everything_survives(self, name, mesh):
+        sample = ROOT / "samples/checkpoints" / name
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "dcp", "--mesh", mesh)
+        before, after = load_all(sample / "checkpoint"), load_all(self.out())
+        self.assertIsNone(difference(before, after))
+        paths = [dcp.FileSystemReader(str(d)).read_metadata().planner_data for d in (sample / "checkpoint", self.out())]
+        self.assertEqual(paths[0], paths[1])
+
+    def test_optimizer_state_and_objects_survive(self):
+        self.check_everything_survives("fsdp2_tp2_optim", "dp_shard=3")
+
+    def test_optimizer_state_and_objects_survive_a_mesh_of_two_axes(self):
+        self.check_everything_survives("fsdp2_tp2_optim", "tp=2,dp_shard=2")
+
+    def test_a_prefix_and_train_state_survive(self):
+        self.check_everything_survives("fsdp8", "tp=4")
+
+    def test_there_and_back_is_the_identity(self):
+        sample = ROOT / "samples/checkpoints/fsdp2_tp2_optim"
+        reshard("convert", sample / "checkpoint", self.out("there"), "--to", "dcp", "--mesh", "tp=4")
+        reshard("convert", self.out("there"), self.out("back"), "--to", "dcp", "--mesh", "dp_shard=2")
+        self.assertIsNone(difference(load_all(sample / "checkpoint"), load_all(self.out("back"))))
+
+    def test_no_rank_mesh_means_one_file(self):
+        sample = ROOT / "samples/checkpoints/tp8"
+        reshard("convert", sample / "checkpoint", self.out(), "--to", "dcp")
+        self.assertIsNone(difference(load_all(self.out()), load_file(sample / "full.safetensors")))
+
+
+for _mesh in MESHES:
+    setattr(ToDcp, "test_boxes_are_torchs_on_" + _mesh.replace("=", "").replace(",", "_"),
+            lambda self, m=_mesh: self.check_boxes(m))
+
+
+class FromHuggingFace(Case):
+    def hugging_face_directory(self, sample):
+        directory = self.out("hf")
+        directory.mkdir()
+        shutil.copy(sample / "config.json", directory)
+        shutil.copy(sample / "hf.safetensors", directory / "model.safetensors")
+        return directory
+
+    def check_to_dcp(self, sample, mesh):
+        reshard("convert", self.hugging_face_directory(sample), self.out(), "--to", "dcp", "--names", "torchtitan",
+                "--mesh", mesh)
+        self.assertIsNone(difference(load_all(self.out()), load_file(sample / "full.safetensors")))
+
+    def test_it_becomes_torchtitans_checkpoint(self):
+        self.check_to_dcp(ROOT / "samples/checkpoints/tp8", "tp=2")
+
+    def test_grouped_query_heads_are_permuted_too(self):
+        self.check_to_dcp(ROOT / "samples/checkpoints/fsdp4_tp2", "tp=2,dp_shard=2")
+
+    def test_what_transformers_saves_is_read(self):
+        from transformers import LlamaConfig, LlamaForCausalLM
+        torch.manual_seed(1)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                             num_attention_heads=4, num_key_value_heads=2))
+        model.save_pretrained(self.out("saved"), max_shard_size="20kB")
+        self.assertGreater(len(list(self.out("saved").glob("*.safetensors"))), 1)
+        reshard("convert", self.out("saved"), self.out("dcp"), "--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2")
+        reshard("convert", self.out("dcp"), self.out("back"), "--to", "hf", "--config", self.out("saved") / "config.json")
+        got = load_file(self.out("back") / "model.safetensors")
+        self.assert_same_tensors(got, {k: v for k, v in model.state_dict().items()})
+
+
+def all_dtypes():
+    """A tensor of every type that torch saves and safetensors names."""
+    state = {}
+    for name in SAFETENSORS_NAMES:
+        dtype = getattr(torch, name, None)
+        if dtype is None:
+            continue
+        count = 24
+        size = torch.empty((), dtype=dtype).element_size()
+        bits = torch.arange(count * size, dtype=torch.uint8) * 37 + 5
+        if name == "bool":
+            bits %= 2
+        state[name] = bits.view(dtype).reshape(4, 6)
+    return state
+
+
+def odd_tensors():
+    """Shapes and strides that torch.save keeps as they are."""
+    base = torch.arange(120, dtype=torch.float32)
+    return {
+        "transposed": base.reshape(8, 15).t(), "channels_last": base.reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "sliced": base.reshape(10, 12)[1:7:2, 3:9], "every_third": base[::3], "expanded": base[:4].expand(3, 4),
+        "scalar": torch.tensor(7, dtype=torch.int64), "empty": torch.empty(0, 4), "empty_inside": torch.empty(3, 0, 2),
+        "permuted": base.reshape(4, 5, 6).permute(2, 0, 1), "parameter": torch.nn.Parameter(base.reshape(12, 10)),
+        "conjugate": torch.view_as_complex(base.reshape(60, 2)).conj(), "offset": base[17:50],
+    }
+
+
+class FromTorch(Case):
+    def save(self, state, **writer):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(str(self.out("ck")), **writer), no_dist=True)
+        return self.out("ck")
+
+    def state(self):
+        return {**odd_tensors(), **{f"type.{k}": v for k, v in all_dtypes().items()}}
+
+    def test_every_dtype(self):
+        self.assert_holds(self.save(all_dtypes()), all_dtypes())
+
+    def test_strides_views_scalars_and_empty_tensors(self):
+        self.assert_holds(self.save(odd_tensors()), {k: v.resolve_conj() for k, v in odd_tensors().items()})
+
+    def check_writer(self, **writer):
+        state = {k: v for k, v in self.state().items() if k != "conjugate"}
+        self.assert_holds(self.save(state, **writer), state)
+
+    def test_two_writer_threads(self):
+        self.check_writer(thread_count=2)
+
+    def test_a_file_an_item(self):
+        self.check_writer(single_file_per_rank=False)
+
+    def test_the_safetensors_serialization(self):
+        from torch.distributed.checkpoint.filesystem import SerializationFormat
+        # torch's own writer refuses or breaks the rest: it makes views contiguous by safetensors' rules only.
+        state = {f"type.{k}": v for k, v in all_dtypes().items() if k not in ("complex64", "float8_e8m0fnu")}
+        self.assert_holds(self.save(state, serialization_format=SerializationFormat.SAFETENSORS), state)
+
+    def test_the_zstd_stream_extension(self):
+        from torch.distributed.checkpoint._extension import ZStandard
+        if not ZStandard.is_available():
+            self.skipTest("needs the python package zstandard")
+        self.check_writer(_extensions=[ZStandard()])
+
+    def test_a_type_safetensors_has_no_word_for_is_refused_by_name(self):
+        directory = self.save({"wave": torch.ones(2, dtype=torch.complex128)})
+        message = reshard("convert", directory, self.out(), "--family", "none", "--to", "hf", "--quiet", code=4)
+        self.assertIn("wave", message)
+        self.assertIn("complex128", message)
+        reshard("convert", directory, self.out("dcp"), "--family", "none", "--to", "dcp", "--quiet")
+        self.assertIsNone(difference(load_all(self.out("dcp")), {"wave": torch.ones(2, dtype=torch.complex128)}))
+
+    def test_nested_state_survives(self):
+        state = {"model": {"w": torch.arange(6.0).reshape(2, 3)}, "step": 7, "rate": 0.25, "note": "hello\n",
+                 "optimizer": {"param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
+                               "state": {"0": {"exp_avg": torch.ones(3), "step": torch.tensor(3.0)}}},
+                 "list": [torch.zeros(2), {"deep": torch.ones(1)}], "none": None, "bytes": b"\x00\xff"}
+        directory = self.save(state)
+        reshard("convert", directory, self.out(), "--family", "none", "--to", "dcp", "--mesh", "dp_shard=2", "--quiet")
+        self.assertIsNone(difference(load_all(directory), load_all(self.out())))
+
+    def check_two_ranks(self, variant):
+        directory = str(self.out("ck"))
+        ranks.run(2, ranks.save_on_two_ranks, (directory, variant))
+        return directory
+
+    def test_two_ranks(self):
+        self.assert_holds(self.check_two_ranks("default"), ranks.sample_tensors())
+
+    def test_an_asynchronous_save(self):
+        self.assert_holds(self.check_two_ranks("async"), ranks.sample_tensors())
+
+    def test_a_save_without_collectives(self):
+        wanted = {k: v for k, v in ranks.sample_tensors().items() if k not in ("scalar", "whole")}
+        self.assert_holds(self.check_two_ranks("rank_local"), wanted)
+
+    def test_hugging_face_shards_of_ranks(self):
+        wanted = {k: v for k, v in ranks.sample_tensors().items() if v.dim()}
+        self.assert_holds(self.check_two_ranks("hf_sharded"), wanted)
+
+    def test_hugging_face_shards_consolidated(self):
+        wanted = {k: v for k, v in ranks.sample_tensors().items() if v.dim()}
+        self.assert_holds(self.check_two_ranks("hf_consolidated"), wanted)
+
+    def test_a_hugging_face_writer_of_one_rank(self):
+        state = {k: v.contiguous() for k, v in ranks.sample_tensors().items() if v.dim()}
+        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path=str(self.out("ck"))), no_dist=True)
+        self.assert_holds(self.out("ck"), state)
+
+
+def main():
+    program = unittest.main(exit=False, verbosity=2)
+    result = program.result
+    failed = len({str(test) for test, _ in result.failures + result.errors})
+    skipped = len(result.skipped)
+    sys.stderr.flush()
+    print(f"interop: {result.testsRun - failed - skipped} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
