@@ -185,7 +185,7 @@ class SafetensorsReader : public Reader {
 
   Status read_file(const std::string& name, SafetensorsEnd end);
   bool wanted(const std::string& key, const std::string& file, bool sharded);
-  Result<Piece> place(SafetensorsEntry entry, const Json* sharding) const;
+  Result<Piece> place(const SafetensorsEntry& entry, const Json* sharding) const;
   Status add(Piece piece);
   Status join(Tensor& tensor, const Piece& piece) const;
   Status check_shapes() const;
@@ -228,8 +228,8 @@ Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& pat
 }
 
 // Which tensor and which box of it an entry is.
-Result<SafetensorsReader::Piece> SafetensorsReader::place(SafetensorsEntry entry, const Json* sharding) const {
-  Piece piece{entry.name, Dims::filled(entry.shape.rank(), 0), std::move(entry)};
+Result<SafetensorsReader::Piece> SafetensorsReader::place(const SafetensorsEntry& entry, const Json* sharding) const {
+  Piece piece{entry.name, Dims::filled(entry.shape.rank(), 0), entry};
   if (sharding == nullptr) return piece;
   const auto offsets = TRY(sharding->get_array("saved_offsets"));
   const Dims& shape = piece.entry.shape;
@@ -302,8 +302,9 @@ Status SafetensorsReader::read_file(const std::string& name, SafetensorsEnd end)
     if (!wanted(entry.name, name, sharding.is_object())) continue;
     const Json* box = sharding.find(entry.name);
     placed += box != nullptr;
-    const std::string label = path + ": " + tensor_text(entry.name);
-    TRY(add(TRY(place(std::move(entry), box).context(label))));
+    auto piece = place(entry, box);
+    if (!piece) return std::move(piece).error().context(path + ": " + tensor_text(entry.name));
+    TRY(add(*std::move(piece)));
   }
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +

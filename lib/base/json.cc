@@ -107,7 +107,10 @@ const Json* Json::find(std::string_view key) const {
 
 template <class Get>
 auto Json::get(std::string_view key, std::string_view wanted, Get as) const -> decltype(as(*this)) {
-  if (const Json* value = find(key)) return as(*value).context(name_of(key));
+  if (const Json* value = find(key)) {
+    auto result = as(*value);
+    return result ? std::move(result) : std::move(result).context(name_of(key));  // most of the time no text is made
+  }
   const std::string_view got = is_object() ? "nothing" : "no object around it";
   return expected(wanted, got).context(name_of(key));
 }
