@@ -111,13 +111,13 @@ using Status = Result<void>;
 }  // namespace reshard
 
 // Yields the value of a Result, or returns its error from the enclosing function. A statement expression (gcc, clang,
-// nvcc) so that one macro serves `TRY(f());` and `auto x = TRY(f());`. Each use names its variable anew: a TRY may stand
-// in a lambda inside another.
+// nvcc) so that one macro serves `TRY(f());` and `auto x = TRY(f());`. Each use names its variable anew: a TRY may
+// stand in a lambda inside another.
 #define TRY(...) RESHARD_TRY_NUMBERED(__COUNTER__, __VA_ARGS__)
 #define RESHARD_TRY_NUMBERED(n, ...) RESHARD_TRY_NAMED(n, __VA_ARGS__)
-#define RESHARD_TRY_NAMED(n, ...)                                               \
-  __extension__({                                                               \
-    auto try_result_##n = (__VA_ARGS__);                                        \
+#define RESHARD_TRY_NAMED(n, ...)                                              \
+  __extension__({                                                              \
+    auto try_result_##n = (__VA_ARGS__);                                       \
     if (!try_result_##n.has_value()) return std::move(try_result_##n).error(); \
-    *std::move(try_result_##n);                                                 \
+    *std::move(try_result_##n);                                                \
   })

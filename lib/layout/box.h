@@ -72,10 +72,10 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-Box whole(const Dims& shape);                  // from the origin
+Box whole(const Dims& shape);  // from the origin
 Index volume(const Box& box);
-Box intersect(const Box& a, const Box& b);     // empty where they do not meet; the same rank is required
+Box intersect(const Box& a, const Box& b);  // empty where they do not meet; the same rank is required
 bool contains(const Box& outer, const Box& inner);
-std::string to_string(const Box& box);         // "[0:512, 0:2048]"
+std::string to_string(const Box& box);  // "[0:512, 0:2048]"
 
 }  // namespace reshard

@@ -10,9 +10,27 @@
 namespace reshard {
 
 enum class DType : std::uint8_t {
-  kBool, kUint8, kInt8, kUint16, kInt16, kUint32, kInt32, kUint64, kInt64,
-  kFloat8E4M3, kFloat8E5M2, kFloat8E4M3Fnuz, kFloat8E5M2Fnuz, kFloat8E8M0,
-  kFloat16, kBFloat16, kFloat32, kFloat64, kComplex32, kComplex64, kComplex128,
+  kBool,
+  kUint8,
+  kInt8,
+  kUint16,
+  kInt16,
+  kUint32,
+  kInt32,
+  kUint64,
+  kInt64,
+  kFloat8E4M3,
+  kFloat8E5M2,
+  kFloat8E4M3Fnuz,
+  kFloat8E5M2Fnuz,
+  kFloat8E8M0,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kComplex32,
+  kComplex64,
+  kComplex128,
 };
 
 struct DTypeInfo {

@@ -20,8 +20,9 @@ Result<Mesh> Mesh::parse(std::string_view text) {
     const std::string name = part.substr(0, equals);
     const auto known = std::find(kRankOrder.begin(), kRankOrder.end(), name);
     if (equals == std::string::npos || known == kRankOrder.end())
-      return usage_error("mesh '" + printable(text) + "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " +
-                         "tp, got '" + printable(part) + "'");
+      return usage_error("mesh '" + printable(text) +
+                         "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " + "tp, got '" +
+                         printable(part) + "'");
     Index size = 0;
     const char* end = part.data() + part.size();
     const auto parsed = std::from_chars(part.data() + equals + 1, end, size);
@@ -50,16 +51,16 @@ Index Mesh::ranks() const {
   return n;
 }
 
-Index Mesh::size(std::string_view name) const {
-  for (const MeshAxis& axis : axes_)
-    if (axis.name == name) return axis.size;
+Index Mesh::size(std::string_view axis) const {
+  for (const MeshAxis& a : axes_)
+    if (a.name == axis) return a.size;
   return 1;
 }
 
-Index Mesh::coordinate(Index rank, std::string_view name) const {
-  for (auto axis = axes_.rbegin(); axis != axes_.rend(); ++axis) {
-    if (axis->name == name) return rank % axis->size;
-    rank /= axis->size;
+Index Mesh::coordinate(Index rank, std::string_view axis) const {
+  for (auto a = axes_.rbegin(); a != axes_.rend(); ++a) {
+    if (a->name == axis) return rank % a->size;
+    rank /= a->size;
   }
   return 0;
 }
@@ -77,7 +78,8 @@ Interval chunk(Index size, Index n, Index k) {
 }
 
 std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {
-  if (placement.stage >= 0 && mesh.size("pp") > 1 && mesh.coordinate(rank, "pp") != placement.stage) return std::nullopt;
+  if (placement.stage >= 0 && mesh.size("pp") > 1 && mesh.coordinate(rank, "pp") != placement.stage)
+    return std::nullopt;
   Box box = whole(shape);
   for (const Split& s : placement.splits) {
     Index pieces = 1, mine = 0;
@@ -97,8 +99,7 @@ std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dim
 bool is_first_replica(const Mesh& mesh, const Placement& placement, Index rank) {
   for (const MeshAxis& axis : mesh.axes()) {
     if (axis.name == "pp" && placement.stage >= 0) continue;
-    const bool cut = std::any_of(placement.splits.begin(), placement.splits.end(),
-                                 [&](const Split& s) {
+    const bool cut = std::any_of(placement.splits.begin(), placement.splits.end(), [&](const Split& s) {
       return std::find(s.axes.begin(), s.axes.end(), axis.name) != s.axes.end();
     });
     if (!cut && mesh.coordinate(rank, axis.name) != 0) return false;

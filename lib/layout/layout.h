@@ -32,8 +32,8 @@ class Mesh {
   Mesh() = default;  // one rank
   explicit Mesh(std::vector<MeshAxis> axes) : axes_(std::move(axes)) {}
 
-  // "tp=4,dp_shard=2": axes in any order; they are put into the order of torchtitan's ranks, pp, dp_replicate, dp_shard,
-  // cp, tp (torchtitan/distributed/parallel_dims.py). At most a million ranks.
+  // "tp=4,dp_shard=2": axes in any order; they are put into the order of torchtitan's ranks, pp, dp_replicate,
+  // dp_shard, cp, tp (torchtitan/distributed/parallel_dims.py). At most a million ranks.
   static Result<Mesh> parse(std::string_view text);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
@@ -71,8 +71,8 @@ struct Interval {
 };
 Interval chunk(Index size, Index n, Index k);
 
-// The box of `shape` that `rank` owns; nothing when another pipeline stage holds the tensor. It may be empty. Its origin
-// is then at the end of the cut dimension, as torch >= 2.8 writes it.
+// The box of `shape` that `rank` owns; nothing when another pipeline stage holds the tensor. It may be empty. Its
+// origin is then at the end of the cut dimension, as torch >= 2.8 writes it.
 std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank);
 
 // Whether `rank` is the first of the ranks that own the same box: its coordinate is 0 along every axis that replicates
