@@ -214,7 +214,10 @@ class ViewBuilder {
   }
 
   Result<const ModelConfig*> need_config(const Tensor& tensor) const {
-    if (options_.config) return options_.config;
+    if (options_.config && options_.config->head_dim % 2 == 0) return options_.config;
+    if (options_.config)
+      return corrupt(options_.config->path + ": head_dim " + std::to_string(options_.config->head_dim) +
+                     " is odd; a rotary embedding needs pairs");
     return usage_error("tensor '" + printable(tensor.name) +
                        "': its rows are ordered by attention head, and no config.json says how many heads there are; "
                        "give one with --config");
