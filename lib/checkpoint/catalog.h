@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -52,6 +53,7 @@ class FragmentList {
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
   const Extent& extent(std::size_t i) const { return extents_[i]; }
+  std::span<const Index> corners() const { return corners_; }  // origin and shape of each box, one after the other
 
  private:
   // What few fragments have.
