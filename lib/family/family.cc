@@ -340,26 +340,31 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
   return out;
 }
 
-Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete) {
-  std::vector<std::string> missing;
+std::vector<std::pair<std::string, Dims>> parameters(const Family& family, const ModelConfig& config) {
+  std::vector<std::pair<std::string, Dims>> out;
   for (const NameRule& rule : family.rules) {
     if (rule.hf.empty() || rule.rows == Rows::kDropped) continue;
+    Dims shape;
+    for (const Size size : rule.shape)
+      if (size != Size::kNone) shape.push_back(expected_size(size, config));
     const Index layers = rule.place == NameRule::Place::kLayer ? config.num_hidden_layers : 1;
-    for (Index layer = 0; layer < layers; ++layer) {
-      const std::string name = format_name(rule, Names::kHf, layer);
-      const auto found = view.find(name);
-      if (!found) {
-        missing.push_back(name);
-        continue;
-      }
-      const Dims& shape = view.tensors()[*found].shape;
-      Dims expected;
-      for (const Size size : rule.shape)
-        if (size != Size::kNone) expected.push_back(expected_size(size, config));
-      if (shape != expected)
-        return corrupt("tensor '" + printable(name) + "': " + config.path + " says " + to_string(expected) + ", got " +
-                       to_string(shape));
+    for (Index layer = 0; layer < layers; ++layer) out.emplace_back(format_name(rule, Names::kHf, layer), shape);
+  }
+  return out;
+}
+
+Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete) {
+  std::vector<std::string> missing;
+  for (const auto& [name, expected] : parameters(family, config)) {
+    const auto found = view.find(name);
+    if (!found) {
+      missing.push_back(name);
+      continue;
     }
+    const Dims& shape = view.tensors()[*found].shape;
+    if (shape != expected)
+      return corrupt("tensor '" + printable(name) + "': " + config.path + " says " + to_string(expected) + ", got " +
+                     to_string(shape));
   }
   for (const Tensor& tensor : view.tensors()) {
     const StateKey key = split_state_key(tensor.name);

@@ -103,6 +103,9 @@ std::string canonical_key(const Family& family, std::string_view key);
 // A nested path whose elements held the flattened key `from`, for the key `to`.
 KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view to);
 
+// The parameters of the model a config describes: canonical names and shapes, layer by layer within each rule.
+std::vector<std::pair<std::string, Dims>> parameters(const Family& family, const ModelConfig& config);
+
 // That the canonical view is the model the config describes: every parameter there, in its shape. Names the first
 // tensors that are missing or differ. `complete` = false allows missing ones.
 Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete);
