@@ -119,9 +119,10 @@ class MetadataOnly : public Target {
  public:
   explicit MetadataOnly(const Target& whole) : whole_(whole) { catalog_.files = {whole.catalog().files.back()}; }
   bool wants_crcs() const override { return false; }
-  Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override {
+  Status seal(const PayloadCrc&, const EmitBytes& emit) const override {
     const auto last = static_cast<std::uint32_t>(whole_.catalog().files.size() - 1);
-    return whole_.seal(crc, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
+    const PayloadCrc no_payload = [](const Extent&) { return 0u; };
+    return whole_.seal(no_payload, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
       return file == last ? emit(0, offset, bytes) : Status();
     });
   }
