@@ -117,14 +117,23 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
   std::unordered_map<std::string_view, bool> used;
   for (CatalogFile& file : catalog_.files) {
     used.emplace(file.path, true);
-    if (const auto it = by_name.find(file.path); it != by_name.end() && !it->second->is_directory)
+    if (const auto it = by_name.find(file.path); it != by_name.end() && !it->second->is_directory) {
       file.size = it->second->size;
-    else if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)  // "sub/__0_0.distcp"
+      continue;
+    }
+    if (file.path.find('/') == std::string::npos) continue;
+    if (auto deep = File::open(path_join(catalog_.root, file.path)); deep)
       file.size = deep->size().has_value() ? *deep->size() : -1;
   }
-  for (const DirectoryEntry& e : entries)
-    if (!e.is_directory && e.name.ends_with(".distcp") && !used.contains(e.name) && e.size > 0)
+  std::vector<CatalogFile> idle;  // of ranks that had nothing to write; they tell how many ranks there were
+  for (const DirectoryEntry& e : entries) {
+    if (e.is_directory || !e.name.ends_with(".distcp") || used.contains(e.name)) continue;
+    if (e.size > 0)
       catalog_.stale_files.push_back(e.name);
+    else if (e.name.starts_with("__"))
+      idle.push_back({e.name, 0});
+  }
+  catalog_.files.insert(catalog_.files.end(), idle.begin(), idle.end());
 }
 
 Result<std::string> DcpReader::magic(const File& file, const Extent& item) const {

@@ -455,8 +455,9 @@ class Inference {
     if (replicas_ == 1) {
       if (group == 1) return;  // pipeline alone
       axis.confidence = Confidence::kLikely;
-      axis.evidence = "each box was written by the one rank that owns it, and no rank is left over; had only one " +
-                      std::string("replica saved, that would leave no trace");
+      axis.evidence =
+          "each box was written by the rank that owns it, no rank is left over; a save of one replica alone " +
+          std::string("would look the same");
     } else if (that_wrote.size() > 1) {
       axis.confidence = group > 1 || best_->misfits > 0 ? Confidence::kCertain : Confidence::kLikely;
       axis.evidence = group > 1 ? "one box is written now by rank r, now by rank r + " + with_commas(group) +
@@ -464,8 +465,8 @@ class Inference {
                                 : "every tensor is whole, and different ranks write different ones";
     } else {
       axis.confidence = Confidence::kLikely;
-      axis.evidence = "the ranks beyond the first " + with_commas(group) + (stages_ > 1 ? " of each stage" : "") +
-                      " wrote no tensor: they hold copies, and the lowest rank saved them";
+      axis.evidence = (stages_ > 1 ? "in each stage, ranks " : "ranks ") + span_text(group, group * replicas_ - 1) +
+                      " wrote no tensor: they hold copies, and the lowest ranks saved them";
     }
     if (best_->misfits > 0) axis.confidence = std::min(axis.confidence, Confidence::kLikely);
     out_.axes.push_back(std::move(axis));
@@ -642,7 +643,7 @@ class Inference {
       const auto product = checked_mul(cells, n);
       cells = product && *product <= stored ? *product : stored + 1;
     }
-    return cells == stored ? join(parts, ", ") : "irregular (" + of_n(stored, "box") + "es)";
+    return cells == stored ? join(parts, ", ") : "irregular (" + with_commas(stored) + " boxes)";
   }
 
   const Catalog& catalog_;
