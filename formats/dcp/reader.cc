@@ -60,7 +60,7 @@ Status DcpReader::open(const std::string& path, const OpenOptions& options) {
   catalog_.sort_by_name();
   TRY(validate(catalog_, options.files_too));
   // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
-  Status disjoint = check_extents_disjoint(catalog_);
+  Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
   if (!disjoint && !stored_as_safetensors()) return disjoint;
   return {};
 }

@@ -16,7 +16,10 @@ namespace reshard {
 // An open file. Owns its descriptor. read_at and write_at may be called from several threads at once.
 class File {
  public:
-  enum class Access { kRead, kReadWrite };
+  // kWriteDirect bypasses the page cache: offsets, lengths and addresses must be multiples of kDirectUnit. Not every
+  // file system offers it; open() then fails.
+  enum class Access { kRead, kReadWrite, kWriteDirect };
+  static constexpr Index kDirectUnit = 4096;
   // An existing file; refuses anything but a regular one.
   static Result<File> open(const std::string& path, Access access = Access::kRead);
   // Read-write and new: an existing file or link of that name is an error.

@@ -136,8 +136,9 @@ Status validate(const Catalog& catalog, bool files_too = true);
 // The cover check for one tensor: no holes, no overlaps. O(n log n) for boxes that form a grid, whatever cut them.
 Status check_cover(const Tensor& tensor);
 
-// Whether two fragments lie on some of the same bytes is asked for whole extents: a data block belongs to one item.
-// Tied tensors share their extents exactly; a partial overlap is corrupt.
-Status check_extents_disjoint(const Catalog& catalog);
+// That no two stored pieces claim the same bytes. With kTies, two tensors may lie on exactly the same extent (shared
+// storages of a torch.save file); a partial overlap never is right.
+enum class SharedExtents { kRefused, kTies };
+Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared);
 
 }  // namespace reshard

@@ -239,7 +239,7 @@ Status validate(const Catalog& catalog, bool files_too) {
   return {};
 }
 
-Status check_extents_disjoint(const Catalog& catalog) {
+Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
   struct Claim {
     Extent extent;
     const Tensor* tensor;  // null: a blob
@@ -262,7 +262,8 @@ Status check_extents_disjoint(const Catalog& catalog) {
   for (std::size_t i = 1; i < claims.size(); ++i) {
     const Claim &a = claims[i - 1], &b = claims[i];
     if (a.extent.file != b.extent.file || b.extent.offset - a.extent.offset >= a.extent.length) continue;
-    if (a.extent == b.extent && a.tensor && b.tensor && a.tensor != b.tensor) continue;  // tied
+    const bool tied = a.extent == b.extent && a.tensor && b.tensor && a.tensor != b.tensor;
+    if (tied && shared == SharedExtents::kTies) continue;
     return corrupt(at(catalog.file_path(b.extent.file), b.extent.offset) + ": " + name(a) + " and " + name(b) +
                    " claim the same bytes");
   }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -15,6 +16,7 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kMarker = ".reshard-partial";
+constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
 
 // Directories that --force may replace: nothing in them, or a checkpoint.
 Result<bool> may_replace(const std::string& path) {
@@ -123,8 +125,7 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
   CrcLedger* crcs = target_.wants_crcs() ? &crcs_ : nullptr;
   const Dims data_strides = row_major_strides(box.shape);
   for (const PieceGroup& group :
-       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()))) {
-    const auto file = TRY(files_.open(file_path(group.extent.file)));
+       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
     const auto place = [&](const Piece& p) {
       Index offset = 0;
       for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * data_strides[d];
@@ -133,6 +134,7 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
     Index held = 0;
     for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
     if (held != group.length()) {
+      const auto file = TRY(files_.open(file_path(group.extent.file)));
       for (const Piece& p : group.pieces)
         TRY(write_runs(*file, group, p, element_bytes, place(p), data_strides, scratch, crcs));
       continue;
@@ -141,17 +143,49 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
     const auto length = static_cast<std::size_t>(group.length());
     const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
                         is_one_run(first.box.shape, data_strides);
+    // Packed at the same distance from a page's start as in the file, so that whole pages can be written directly.
+    const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
+    const MutableBytes packed = scratch.subspan(shift, length);
     Bytes bytes(place(first), length);
     if (!direct) {
       for (const Piece& p : group.pieces)
-        copy_box(p.box.shape, element_bytes, place(p), data_strides, scratch.data() + (p.begin - group.begin),
+        copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin),
                  p.strides);
-      bytes = scratch.first(length);
+      bytes = packed;
     }
-    TRY(file->write_at(group.extent.offset + group.begin, bytes));
     if (crcs) crcs->add(group.extent, group.begin, group.length(), crc32(0, bytes));
+    TRY(put(group.extent.file, group.extent.offset + group.begin, bytes, scratch));
   }
   return {};
+}
+
+// Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
+Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scratch) {
+  constexpr Index kUnit = File::kDirectUnit;
+  const auto length = static_cast<Index>(bytes.size());
+  const Index head = std::min(length, ceil_div(offset, kUnit) * kUnit - offset);
+  const Index pages = (length - head) / kUnit * kUnit;
+  const auto buffered = TRY(files_.open(file_path(f)));
+  if (pages < kMinDirect || !direct_) return buffered->write_at(offset, bytes);
+
+  auto direct = direct_files_.open(file_path(f));
+  if (!direct) {
+    direct_ = false;
+    return buffered->write_at(offset, bytes);
+  }
+  Bytes middle = bytes.subspan(static_cast<std::size_t>(head), static_cast<std::size_t>(pages));
+  const Bytes tail = bytes.subspan(static_cast<std::size_t>(head + pages));
+  TRY(buffered->write_at(offset, bytes.first(static_cast<std::size_t>(head))));
+  TRY(buffered->write_at(offset + head + pages, tail));
+  if (reinterpret_cast<std::uintptr_t>(middle.data()) % kUnit != 0) {
+    // Moves the pages to the start of the scratch memory, which is aligned; they may lie in it already.
+    std::memmove(scratch.data(), middle.data(), middle.size());
+    middle = scratch.first(middle.size());
+  }
+  if ((*direct)->write_at(offset + head, middle)) return {};
+  // Whatever it was that the direct way did not like: the ordinary one decides.
+  direct_ = false;
+  return buffered->write_at(offset + head, middle);
 }
 
 Status Output::add_file(const std::string& name, std::string_view contents) {

@@ -6,6 +6,7 @@
 // destination recognises by its marker file, reports and removes.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +32,8 @@ class Output {
   bool removed_leftover() const { return removed_leftover_; }
 
   // Writes the elements of `box`, row-major in `data`, to where `fragments` (all of them, with their index) says. The
-  // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory. Thread-safe.
+  // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory: page-aligned, a page longer
+  // than `data`. Thread-safe.
   Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
                Bytes data, MutableBytes scratch);
 
@@ -45,6 +47,7 @@ class Output {
   Output(std::string destination, const Target& target, bool replace);
   Status prepare();
   Status clear_leftover();
+  Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
 
   std::string destination_;
@@ -55,6 +58,9 @@ class Output {
   bool made_work_ = false;
   int lock_ = -1;  // descriptor of the work directory, locked while this run lives
   FilePool files_{256, File::Access::kReadWrite};
+  // The same files past the page cache: large outputs are written at the disk's speed and need no long flush at the end.
+  FilePool direct_files_{256, File::Access::kWriteDirect};
+  std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;
 };
 

@@ -20,6 +20,8 @@ constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
 constexpr Index kProcess = Index{12} << 20;      // code, stacks, and what the allocator keeps
 
+int workers(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
+
 Index resident_bytes() {
   long pages = 0, resident = 0;
   if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
@@ -44,7 +46,7 @@ class Arena {
   }
   MutableBytes take(Index bytes) {
     const MutableBytes out(memory_ + used_, static_cast<std::size_t>(bytes));
-    used_ += static_cast<std::size_t>((bytes + 63) / 64 * 64);
+    used_ += static_cast<std::size_t>(ceil_div(bytes, File::kDirectUnit) * File::kDirectUnit);
     return out;
   }
 
@@ -159,12 +161,13 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
     list.add(Slabs(t.shape, byte_size(t.dtype), wanted_slab(item.columns, memory.slab_bytes), item.row_group));
   }
   const Index slab = std::max(kMinSlab, list.largest());
-  const int threads = static_cast<int>(std::clamp<Index>(list.total(), 1, thread_count(options.threads)));
+  const int threads = static_cast<int>(std::clamp<Index>(list.total(), 1, workers(options)));
   std::vector<Arena> arenas;
   std::vector<Buffers> buffers;
   for (int t = 0; t < threads; ++t) {
-    Arena arena = TRY(Arena::make((2 + extra) * slab + 256));
-    buffers.push_back({arena.take(slab), arena.take(slab), arena.take(extra * slab)});
+    Arena arena = TRY(Arena::make((2 + extra) * slab + 4 * File::kDirectUnit));
+    const MutableBytes in = arena.take(slab), scratch = arena.take(slab + File::kDirectUnit);
+    buffers.push_back({in, scratch, arena.take(extra * slab)});
     arenas.push_back(std::move(arena));
   }
 
@@ -202,12 +205,12 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra) {
   MemoryPlan plan;
   plan.now = resident_bytes();
-  const Index per_slab_byte = thread_count(options.threads) * (2 + extra);
+  const Index per_slab_byte = workers(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);
   const Index needed = plan.now + kProcess + per_slab_byte * smallest;
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
-                       human_bytes(needed) + " on " + std::to_string(thread_count(options.threads)) + " threads");
+                       human_bytes(needed) + " on " + std::to_string(workers(options)) + " threads");
   const Index room = (options.memory - plan.now - kProcess) / per_slab_byte;
   plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
   plan.peak = plan.now + kProcess + per_slab_byte * plan.slab_bytes;

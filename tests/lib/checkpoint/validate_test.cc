@@ -337,20 +337,20 @@ TEST(Validate, AReplicaRepeatsABoxOfTheCover) {
 
 TEST(ExtentsDisjoint, TwoItemsMustNotClaimTheSameBytes) {
   Catalog c = two_halves();
-  EXPECT_TRUE(check_extents_disjoint(c));
+  EXPECT_TRUE(check_extents_disjoint(c, SharedExtents::kTies));
   change(c, 1, [](Fragment& f) { f.extent.offset = 79; });
-  const Status s = check_extents_disjoint(c);
+  const Status s = check_extents_disjoint(c, SharedExtents::kTies);
   ASSERT_FALSE(s);
   EXPECT_EQ(s.error().message(),
             "ckpt/__0_0.distcp@0x4f: tensor 'w' [0:2, 0:2] and tensor 'w' [2:4, 0:2] claim the same bytes");
   change(c, 1, [](Fragment& f) { f.extent.offset = 64; });
-  EXPECT_FALSE(check_extents_disjoint(c)) << "two boxes of one tensor at one place";
+  EXPECT_FALSE(check_extents_disjoint(c, SharedExtents::kTies)) << "two boxes of one tensor at one place";
 }
 
 TEST(ExtentsDisjoint, AnObjectCountsToo) {
   Catalog c = two_halves();
   c.blobs.push_back(blob("step", {0, 70, 4}));
-  EXPECT_EQ(check_extents_disjoint(c).error().message(),
+  EXPECT_EQ(check_extents_disjoint(c, SharedExtents::kTies).error().message(),
             "ckpt/__0_0.distcp@0x46: tensor 'w' [0:2, 0:2] and object 'step' claim the same bytes");
 }
 
@@ -359,7 +359,7 @@ TEST(ExtentsDisjoint, TiedTensorsShareAnExtentExactly) {
   Tensor tied = c.tensors()[0];
   tied.name = "output.weight";
   ASSERT_TRUE(c.add(tied));
-  EXPECT_TRUE(check_extents_disjoint(c));
+  EXPECT_TRUE(check_extents_disjoint(c, SharedExtents::kTies));
 }
 
 }  // namespace
