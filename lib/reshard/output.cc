@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <cstring>
 
 #include "lib/base/text.h"
@@ -18,9 +19,11 @@ namespace {
 constexpr std::string_view kMarker = ".reshard-partial";
 constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
 
-// Directories that --force may replace: nothing in them, or a checkpoint.
+// Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would leave
+// the checkpoint itself where it is.
 Result<bool> may_replace(const std::string& path) {
-  if (!is_directory(path)) return false;
+  std::error_code ignored;
+  if (!is_directory(path) || std::filesystem::is_symlink(path, ignored)) return false;
   const auto entries = TRY(list_directory(path));
   return entries.empty() || std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& e) {
            return e.name == ".metadata" || e.name == "reshard_manifest.json" || e.name.ends_with(".safetensors") ||

@@ -1,0 +1,138 @@
+#include "lib/plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/layouts.h"
+
+namespace reshard {
+namespace {
+
+Tensor tensor_of(const std::string& name, const Dims& shape, const std::vector<Box>& boxes,
+                 DType dtype = DType::kFloat32) {
+  Tensor t;
+  t.name = name;
+  t.dtype = dtype;
+  t.shape = shape;
+  t.fragments = FragmentList(shape.rank());
+  for (const Box& box : boxes) {
+    Fragment f;
+    f.box = box;
+    f.strides = row_major_strides(box.shape);
+    t.fragments.add(f);
+  }
+  return t;
+}
+
+Catalog catalog_of(std::vector<Tensor> tensors) {
+  Catalog out;
+  for (Tensor& t : tensors) EXPECT_TRUE(out.add(std::move(t)));
+  return out;
+}
+
+// What the ranks of a mesh store.
+std::vector<Box> stored_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape) {
+  std::vector<Box> out;
+  for (Index rank = 0; rank < mesh.ranks(); ++rank)
+    if (is_first_replica(mesh, placement, rank))
+      if (const auto box = owned(mesh, placement, shape, rank)) out.push_back(*box);
+  return out;
+}
+
+TEST(Plan, CountsMovesAndBytes) {
+  const Catalog source =
+      catalog_of({tensor_of("a", {8, 4}, {{{0, 0}, {4, 4}}, {{4, 0}, {4, 4}}}), tensor_of("b", {3}, {{{0}, {3}}})});
+  const Catalog target = catalog_of({tensor_of("a", {8, 4}, {{{0, 0}, {8, 2}}, {{0, 2}, {8, 2}}}, DType::kBFloat16)});
+  const auto plan = make_plan(source, target);
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->moves, 4);
+  EXPECT_EQ(plan->bytes_read, 128);
+  EXPECT_EQ(plan->bytes_written, 64);
+  ASSERT_EQ(plan->tensors.size(), 1u);
+  EXPECT_EQ(plan->tensors[0].from, 0u);
+  EXPECT_EQ(plan->unused, std::vector<std::size_t>{1});
+}
+
+TEST(Plan, HoldsOnAnyTwoLayouts) {
+  Rng rng(31);
+  for (int n = 0; n < 500; ++n) {
+    const Dims shape = random_shape(rng);
+    const Mesh a = random_mesh(rng), b = random_mesh(rng);
+    const auto from = stored_boxes(a, random_placement(rng, a, shape), shape);
+    const auto to = stored_boxes(b, random_placement(rng, b, shape), shape);
+    Index moves = 0;
+    for (const Box& x : from)
+      for (const Box& y : to) moves += !intersect(x, y).empty();
+    const auto plan = make_plan(catalog_of({tensor_of("w", shape, from)}), catalog_of({tensor_of("w", shape, to)}));
+    ASSERT_TRUE(plan) << plan.error().message();
+    ASSERT_EQ(plan->moves, moves) << to_string(shape);
+  }
+}
+
+TEST(Plan, NamesTheTensorThatCannotBeMade) {
+  const Catalog source = catalog_of({tensor_of("w", {8}, {{{0}, {4}}, {{6}, {2}}})});
+  const auto message = [&](Tensor wanted) {
+    const auto plan = make_plan(source, catalog_of({std::move(wanted)}));
+    return plan ? "fine" : plan.error().message();
+  };
+  EXPECT_EQ(message(tensor_of("v", {8}, {{{0}, {8}}})), "plan: no source for tensor 'v'");
+  EXPECT_EQ(message(tensor_of("w", {9}, {{{0}, {9}}})), "tensor 'w': expected shape [9], got [8]");
+  EXPECT_EQ(message(tensor_of("w", {8}, {{{0}, {8}}})),
+            "plan: tensor 'w' [0:8]: expected 8 elements from the source, got 6");
+}
+
+// Which slabs hold each element, counted.
+void expect_exact_slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group) {
+  const Slabs slabs(shape, element_bytes, bytes, row_group);
+  std::vector<int> seen(static_cast<std::size_t>(volume(shape)));
+  const Dims strides = row_major_strides(shape);
+  Index next = 0, largest = 0;
+  for (Index k = 0; k < slabs.count(); ++k) {
+    const Box box = slabs.slab(k);
+    ASSERT_TRUE(contains(whole(shape), box)) << to_string(box);
+    ASSERT_FALSE(box.empty());
+    largest = std::max(largest, volume(box) * element_bytes);
+    Index first = 0;
+    for (int d = 0; d < shape.rank(); ++d) first += box.origin[d] * strides[d];
+    ASSERT_EQ(first, next) << "slabs follow each other in the row-major order";
+    next += volume(box);
+    if (row_group > 1) {
+      ASSERT_EQ(box.begin(0) % row_group, 0);
+      ASSERT_TRUE(box.end(0) % row_group == 0 || box.end(0) == shape[0]);
+    }
+  }
+  ASSERT_EQ(next, volume(shape));
+  ASSERT_EQ(largest, slabs.max_bytes());
+  if (row_group == 1) {
+    ASSERT_LE(largest, std::max(bytes, element_bytes));
+  }
+}
+
+TEST(Slabs, AreConsecutiveAndNoLargerThanAskedFor) {
+  Rng rng(32);
+  for (int n = 0; n < 2000; ++n) {
+    const Dims shape = random_shape(rng);
+    ASSERT_NO_FATAL_FAILURE(expect_exact_slabs(shape, Index{1} << below(rng, 5), 1 + below(rng, 5000), 1))
+        << to_string(shape);
+  }
+}
+
+TEST(Slabs, CutBetweenRowGroups) {
+  Rng rng(33);
+  for (int n = 0; n < 500; ++n) {
+    const Index group = 2 + below(rng, 16);
+    const Dims shape = {group * (1 + below(rng, 20)), 1 + below(rng, 30)};
+    ASSERT_NO_FATAL_FAILURE(expect_exact_slabs(shape, 2, 1 + below(rng, 3000), group)) << to_string(shape);
+  }
+}
+
+TEST(Slabs, OfAScalarAndOfNothing) {
+  EXPECT_EQ(Slabs({}, 4, 1 << 20, 1).count(), 1);
+  EXPECT_EQ(Slabs({}, 4, 1 << 20, 1).slab(0), Box{});
+  EXPECT_EQ(Slabs({}, 4, 1 << 20, 1).max_bytes(), 4);
+  EXPECT_EQ(Slabs({0, 5}, 4, 1 << 20, 1).count(), 0);
+  EXPECT_EQ(Slabs({5, 0}, 4, 1, 1).count(), 0);
+  EXPECT_EQ(Slabs({5, 0}, 4, 1, 1).max_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace reshard
