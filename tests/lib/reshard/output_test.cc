@@ -59,7 +59,7 @@ TestTarget small_target() {
 
 Status write_all(Output& output, const Target& target, std::string_view bytes) {
   const FragmentList& list = target.catalog().tensors()[0].fragments;
-  std::vector<std::byte> scratch(64);
+  std::vector<std::byte> scratch(File::kDirectUnit + 64);
   return output.write(list, FragmentIndex(list), {{0}, {static_cast<Index>(bytes.size())}}, 1, as_bytes(bytes),
                       scratch);
 }
@@ -357,7 +357,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
     ASSERT_TRUE(output) << output.error().message();
     const FragmentIndex index(placed.list);
     const Slabs slabs(shape, byte_size(dtype), 1 + below(rng, 3000), 1);
-    std::vector<std::byte> scratch(static_cast<std::size_t>(16 + below(rng, 500)));
+    std::vector<std::byte> scratch(static_cast<std::size_t>(File::kDirectUnit + 16 + below(rng, 500)));
     for (Index k = 0; k < slabs.count(); ++k) {
       const Box box = slabs.slab(k);
       std::vector<std::byte> data(static_cast<std::size_t>(volume(box) * byte_size(dtype)));

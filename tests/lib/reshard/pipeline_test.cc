@@ -78,7 +78,7 @@ Status write_in_crumbs(TensorSource& source, const Format& format, const LayoutR
                        const std::string& destination, Rng& rng) {
   const auto target = TRY(format.lay_out(request));
   auto output = TRY(Output::create(destination, *target, false));
-  std::vector<std::byte> slab, scratch(static_cast<std::size_t>(16 + below(rng, 3000)));
+  std::vector<std::byte> slab, scratch(static_cast<std::size_t>(File::kDirectUnit + 16 + below(rng, 3000)));
   for (const Tensor& to : target->catalog().tensors()) {
     const std::size_t from = *source.catalog().find(to.name);
     const FragmentIndex index(to.fragments);
