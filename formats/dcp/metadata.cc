@@ -20,14 +20,18 @@ constexpr std::string_view kOldPropertiesModule = "torch.distributed._shard.shar
 
 // Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
 // that somebody wrote a pickle to be executed, and the file is refused by that name.
-constexpr std::array<std::string_view, 9> kKnownPackages = {
-    "torch.", "collections.", "pathlib.", "megatron.core.", "numpy.", "builtins.getattr", "builtins.set",
-    "builtins.list", "builtins.dict"};
+constexpr std::array<std::string_view, 9> kKnownPackages = {"torch.",         "collections.",  "pathlib.",
+                                                            "megatron.core.", "numpy.",        "builtins.getattr",
+                                                            "builtins.set",   "builtins.list", "builtins.dict"};
 
 // The classes moved once (torch 1.13 had them under _shard); the old package name still occurs.
 bool is_checkpoint_class(const Value& v, std::string_view name) {
   return v.is_object(kMetadataModule, name) || v.is_object("torch.distributed._shard.checkpoint.metadata", name);
 }
+bool is_tensor_entry(const Value& v) { return is_checkpoint_class(v, "TensorStorageMetadata"); }
+bool is_bytes_entry(const Value& v) { return is_checkpoint_class(v, "BytesStorageMetadata"); }
+bool is_chunk(const Value& v) { return is_checkpoint_class(v, "ChunkStorageMetadata"); }
+bool is_metadata_index(const Value& v) { return is_checkpoint_class(v, "MetadataIndex"); }
 bool is_storage_info(const Value& v) {
   return v.is_object(kFilesystemModule, "_StorageInfo") ||
          v.is_object("torch.distributed._shard.checkpoint.filesystem", "_StorageInfo");
@@ -66,6 +70,40 @@ Result<DType> read_dtype(const Value& properties) {
 
 }  // namespace
 
+bool MetadataReader::ClassCheck::is(const Value& object, bool (*matches)(const Value& object)) {
+  const std::uint32_t callee = object.callee().identity();
+  if (callee_ == callee) return true;
+  if (!matches(object)) return false;
+  callee_ = callee;
+  return true;
+}
+
+Status MetadataReader::Fields::look_at(const Value& state) {
+  if (state.kind() != Kind::kDict) return state.mismatch(owner_, "a dict of fields");
+  state_ = state;
+  const std::size_t n = state.size();
+  bool is_known = !places_.empty() && n == keys_.size();
+  for (std::size_t i = 0; i < n && is_known; ++i) is_known = state.key(i).identity() == keys_[i];
+  if (is_known) return {};
+  keys_.clear();
+  for (std::size_t i = 0; i < n; ++i) keys_.push_back(state.key(i).identity());
+  places_.assign(names_.size(), std::nullopt);
+  for (std::size_t k = 0; k < names_.size(); ++k)
+    for (std::size_t i = 0; i < n; ++i)
+      if (state.key(i).as_string() == names_[k]) places_[k] = i;  // the last one counts, as in Python
+  return {};
+}
+
+std::optional<Value> MetadataReader::Fields::find(std::size_t name) const {
+  if (!places_[name]) return std::nullopt;
+  return state_->value(*places_[name]);
+}
+
+Result<Value> MetadataReader::Fields::get(std::size_t name) const {
+  if (auto v = find(name)) return *v;
+  return state_->mismatch(owner_, "a field '" + std::string(names_[name]) + "'");
+}
+
 Status MetadataReader::check_globals(const pickle::Document& document) const {
   for (const std::string& global : document.globals()) {
     const bool known = std::any_of(kKnownPackages.begin(), kKnownPackages.end(),
@@ -79,11 +117,11 @@ Status MetadataReader::check_globals(const pickle::Document& document) const {
 
 Status MetadataReader::add(const pickle::Document& document, const std::string& path) {
   path_ = path;
+  familiar_ = {};
   ++pickles_;
   TRY(check_globals(document));
   const Value root = document.root();
-  if (!is_checkpoint_class(root, "Metadata"))
-    return root.mismatch("root", "torch.distributed.checkpoint's Metadata");
+  if (!is_checkpoint_class(root, "Metadata")) return root.mismatch("root", "torch.distributed.checkpoint's Metadata");
   const Value state = root.state();
   if (state.kind() != Kind::kDict) return state.mismatch("Metadata", "a dict of fields");
 
@@ -108,7 +146,7 @@ Status MetadataReader::add(const pickle::Document& document, const std::string& 
 }
 
 Status MetadataReader::add_entry(std::string_view name, const Value& entry) {
-  if (is_checkpoint_class(entry, "BytesStorageMetadata")) {
+  if (familiar_.blob.is(entry, is_bytes_entry)) {
     if (tensor_index_.contains(std::string(name))) return corrupt("is a tensor and an object");
     const auto [it, is_new] = blob_index_.emplace(name, blobs_.size());
     if (is_new) {
@@ -117,7 +155,7 @@ Status MetadataReader::add_entry(std::string_view name, const Value& entry) {
     }
     return {};
   }
-  if (!is_checkpoint_class(entry, "TensorStorageMetadata"))
+  if (!familiar_.tensor.is(entry, is_tensor_entry))
     return entry.mismatch("state_dict_metadata", "TensorStorageMetadata or BytesStorageMetadata");
   if (blob_index_.contains(std::string(name))) return corrupt("is a tensor and an object");
   return add_tensor(name, entry.state());
@@ -128,8 +166,7 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
   const DType dtype = TRY(read_dtype(properties));
   const Dims shape = TRY(read_dims(TRY(field(state, "size", "TensorStorageMetadata")), "size"));
   const auto elements = checked_volume(shape);
-  if (!elements || !checked_mul(*elements, byte_size(dtype)))
-    return corrupt("size " + to_string(shape) + " overflows");
+  if (!elements || !checked_mul(*elements, byte_size(dtype))) return corrupt("size " + to_string(shape) + " overflows");
   const auto [it, is_new] = tensor_index_.emplace(name, tensors_.size());
   if (is_new) {
     tensors_.emplace_back();
@@ -148,27 +185,26 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
                    to_string(shape));
 
   const Value chunks = TRY(field(state, "chunks", "TensorStorageMetadata"));
-  if (chunks.kind() != Kind::kList)
-    return unsupported("no list of chunks: the metadata is older than torch 2.0");
+  if (chunks.kind() != Kind::kList) return unsupported("no list of chunks: the metadata is older than torch 2.0");
   pending.tensor.fragments.reserve(pending.tensor.fragments.size() + chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    if (!is_checkpoint_class(chunks[i], "ChunkStorageMetadata")) return chunks[i].mismatch("chunks", "ChunkStorageMetadata");
-    const Value chunk = chunks[i].state();
-    Fragment f;
-    f.box.origin = TRY(read_dims(TRY(field(chunk, "offsets", "ChunkStorageMetadata")), "offsets"));
-    f.box.shape = TRY(read_dims(TRY(field(chunk, "sizes", "ChunkStorageMetadata")), "sizes"));
-    if (f.box.origin.rank() != shape.rank() || f.box.shape.rank() != shape.rank() || !contains(whole(shape), f.box))
-      return corrupt("chunk " + std::to_string(i) + " at " + to_string(f.box.origin) + " of size " +
-                     to_string(f.box.shape) + " lies outside the tensor's size " + to_string(shape));
-    f.strides = row_major_strides(f.box.shape);
-    pending.tensor.fragments.add(f);
+    const Value chunk = chunks[i];
+    if (!familiar_.chunk.is(chunk, is_chunk)) return chunk.mismatch("chunks", "ChunkStorageMetadata");
+    TRY(familiar_.chunk_fields.look_at(chunk.state()));
+    Box box;
+    box.origin = TRY(read_dims(TRY(familiar_.chunk_fields.get(0)), "offsets"));
+    box.shape = TRY(read_dims(TRY(familiar_.chunk_fields.get(1)), "sizes"));
+    if (box.origin.rank() != shape.rank() || box.shape.rank() != shape.rank() || !contains(whole(shape), box))
+      return corrupt("chunk " + std::to_string(i) + " at " + to_string(box.origin) + " of size " +
+                     to_string(box.shape) + " lies outside the tensor's size " + to_string(shape));
+    pending.tensor.fragments.add(box, {});
     pending.stored.push_back(0);
   }
   return {};
 }
 
 Result<std::uint32_t> MetadataReader::file_index(std::string_view relative_path) {
-  if (const auto it = files_.find(std::string(relative_path)); it != files_.end()) return it->second;
+  if (const auto it = files_.find(relative_path); it != files_.end()) return it->second;
   if (!is_safe_relative_path(relative_path))
     return corrupt(path_ + ": relative_path '" + printable(relative_path) + "' leaves the checkpoint's directory");
   const auto index = static_cast<std::uint32_t>(catalog_.files.size());
@@ -182,25 +218,28 @@ Status MetadataReader::add_storage(const Value& storage) {
   std::unordered_map<std::uint32_t, std::size_t> by_identity;
   for (std::size_t i = 0; i < storage.size(); ++i) {
     const Value key = storage.key(i), info = storage.value(i);
-    if (!is_checkpoint_class(key, "MetadataIndex")) return key.mismatch("storage_data", "a MetadataIndex as key");
-    if (!is_storage_info(info)) return info.mismatch("storage_data", "_StorageInfo");
-    const Value fqn = TRY(field(key.state(), "fqn", "MetadataIndex"));
+    if (!familiar_.index.is(key, is_metadata_index)) return key.mismatch("storage_data", "a MetadataIndex as key");
+    if (!familiar_.info.is(info, is_storage_info)) return info.mismatch("storage_data", "_StorageInfo");
+    Fields &index_fields = familiar_.index_fields, &info_fields = familiar_.info_fields;
+    TRY(index_fields.look_at(key.state()));
+    TRY(info_fields.look_at(info.state()));
+    const Value fqn = TRY(index_fields.get(0));
     const auto name = fqn.as_string();
     if (!name) return fqn.mismatch("MetadataIndex.fqn", "a string");
-    const auto relative_path = TRY(field(info.state(), "relative_path", "_StorageInfo")).as_string();
-    const auto offset = TRY(field(info.state(), "offset", "_StorageInfo")).as_int();
-    const auto length = TRY(field(info.state(), "length", "_StorageInfo")).as_int();
+    const auto relative_path = TRY(info_fields.get(0)).as_string();
+    const auto offset = TRY(info_fields.get(1)).as_int();
+    const auto length = TRY(info_fields.get(2)).as_int();
     if (!relative_path || !offset || !length || *offset < 0 || *length < 0 || !checked_add(*offset, *length))
       return info.mismatch("_StorageInfo of '" + printable(*name) + "'", "a path, an offset and a length");
     const Extent extent{TRY(file_index(*relative_path)), *offset, *length};
-    const auto transforms = info.state().find("transform_descriptors");
+    const auto transforms = info_fields.find(3);
     const bool encoded = transforms && transforms->kind() == Kind::kList && transforms->size() > 0;
     transforms_ = transforms_ || encoded;
     if (encoded && (transforms->size() > 1 || (*transforms)[0].as_string() != "stream.zstd/1"))
       return unsupported(path_ + ": '" + printable(*name) + "' is stored through the transform " +
                          pickle::print(*transforms) + "; only stream.zstd/1 is known");
 
-    const auto at = key.state().find("offset");
+    const auto at = index_fields.find(2);
     if (!at || at->is_none()) {
       const auto blob = blob_index_.find(std::string(*name));
       if (blob == blob_index_.end()) {
@@ -222,7 +261,7 @@ Status MetadataReader::add_storage(const Value& storage) {
     }
     PendingTensor& pending = tensors_[known->second];
     std::optional<Index> hint;
-    if (const auto index = key.state().find("index")) hint = index->as_int();
+    if (const auto index = index_fields.find(1)) hint = index->as_int();
     if (hint) hint = checked_add(*hint, static_cast<Index>(first_fragment_[known->second]));
     const Dims origin = TRY(read_dims(*at, "MetadataIndex.offset"));
     TRY(place(pending, first_fragment_[known->second], origin, hint, extent).context(path_));
@@ -250,9 +289,7 @@ Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Di
   if (!found)
     return corrupt("storage_data has a chunk of '" + printable(pending.tensor.name) + "' at " + to_string(offset) +
                    " that is not among its chunks, or has it twice");
-  Fragment f = fragments.get(*found);
-  f.extent = extent;
-  fragments.set(*found, f);
+  fragments.set_extent(*found, extent);
   pending.stored[*found] = 1;
   return {};
 }
@@ -290,7 +327,8 @@ void MetadataReader::read_facts(const pickle::Document& document, const Value& s
     facts_.torch = "2.0 to 2.2";
   else if (state.find("version"))
     facts_.torch = "2.9 or later";
-  else if (transforms_ || (has_meta && storage_meta->state().kind() == Kind::kDict && storage_meta->state().find("modules")))
+  else if (transforms_ ||
+           (has_meta && storage_meta->state().kind() == Kind::kDict && storage_meta->state().find("modules")))
     facts_.torch = "2.7 or later";
   else if (has_meta)
     facts_.torch = "2.4 or later";
@@ -307,23 +345,31 @@ void MetadataReader::read_facts(const pickle::Document& document, const Value& s
     facts_.python = "3.8 to 3.12";
 }
 
+Status MetadataReader::sort_out(PendingTensor& pending) const {
+  Tensor& t = pending.tensor;
+  FragmentList once(t.shape.rank());
+  once.reserve(t.fragments.size());
+  std::set<std::pair<Dims, Dims>> seen;
+  for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+    const Fragment f = t.fragments.get(i);
+    if (!pending.stored[i]) {
+      if (f.box.empty()) continue;
+      return corrupt(path_ + ": tensor '" + printable(t.name) + "' " + to_string(f.box) +
+                     ": storage_data does not say where it lies");
+    }
+    const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;
+    (repeated ? t.replicas : once).add(f);
+  }
+  t.fragments = std::move(once);
+  return {};
+}
+
 Status MetadataReader::finish() {
   for (PendingTensor& pending : tensors_) {
     Tensor& t = pending.tensor;
-    FragmentList once(t.shape.rank());
-    once.reserve(t.fragments.size());
-    std::set<std::pair<Dims, Dims>> seen;  // ranks that save on their own repeat the boxes of replicated tensors
-    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
-      const Fragment f = t.fragments.get(i);
-      if (!pending.stored[i]) {
-        if (f.box.empty()) continue;
-        return corrupt(path_ + ": tensor '" + printable(t.name) + "' " + to_string(f.box) +
-                       ": storage_data does not say where it lies");
-      }
-      const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;
-      (repeated ? t.replicas : once).add(f);
-    }
-    t.fragments = std::move(once);
+    const bool is_plain =
+        pickles_ == 1 && std::all_of(pending.stored.begin(), pending.stored.end(), [](auto s) { return s != 0; });
+    if (!is_plain) TRY(sort_out(pending));
     TRY(catalog_.add(std::move(t)));
   }
   for (PendingBlob& b : blobs_) {

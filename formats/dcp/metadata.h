@@ -1,16 +1,18 @@
 // The `.metadata` pickle of a DCP directory.
 //
 //   Metadata
-//     state_dict_metadata   FQN -> TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)]) | BytesStorageMetadata
-//     planner_data          FQN -> path in the nested state_dict
-//     storage_data          MetadataIndex(fqn, offset, index) -> _StorageInfo(relative_path, offset, length)
-//     storage_meta, version (newer torch)
+//     state_dict_metadata   FQN -> TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)]) |
+//     BytesStorageMetadata planner_data          FQN -> path in the nested state_dict storage_data MetadataIndex(fqn,
+//     offset, index) -> _StorageInfo(relative_path, offset, length) storage_meta, version (newer torch)
 //
 // Written by: torch/distributed/checkpoint/metadata.py, filesystem.py (FileSystemWriter.finish).
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -41,12 +43,47 @@ class MetadataReader {
  private:
   struct PendingTensor {
     Tensor tensor;
-    std::vector<std::uint8_t> stored;  // whether storage_data has told where fragment i lies
+    std::vector<std::uint8_t> stored;            // whether storage_data has told where fragment i lies
     std::multimap<Dims, std::size_t> by_origin;  // of the pickle being read; made when a hint was wrong
   };
   struct PendingBlob {
     Blob blob;
     bool stored = false;
+  };
+  struct TextHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+
+  // A million objects of four classes: what is known of a class and of its field names is found once, and then
+  // recognised by identity, which in one pickle is that of the shared global or string.
+  class ClassCheck {
+   public:
+    bool is(const pickle::Value& object, bool (*matches)(const pickle::Value& object));
+
+   private:
+    std::optional<std::uint32_t> callee_;
+  };
+  class Fields {
+   public:
+    Fields(std::string_view owner, std::vector<std::string_view> names) : owner_(owner), names_(std::move(names)) {}
+    // Looks at an object's state; get and find, by number of the name, are about the last one looked at.
+    Status look_at(const pickle::Value& state);
+    std::optional<pickle::Value> find(std::size_t name) const;
+    Result<pickle::Value> get(std::size_t name) const;
+
+   private:
+    std::string_view owner_;
+    std::vector<std::string_view> names_;
+    std::optional<pickle::Value> state_;
+    std::vector<std::uint32_t> keys_;                 // identities, in the order they have in the states
+    std::vector<std::optional<std::size_t>> places_;  // of each name among them
+  };
+  struct Familiar {
+    ClassCheck tensor, blob, chunk, index, info;
+    Fields chunk_fields{"ChunkStorageMetadata", {"offsets", "sizes"}};
+    Fields index_fields{"MetadataIndex", {"fqn", "index", "offset"}};
+    Fields info_fields{"_StorageInfo", {"relative_path", "offset", "length", "transform_descriptors"}};
   };
 
   Status check_globals(const pickle::Document& document) const;
@@ -56,6 +93,9 @@ class MetadataReader {
   Status add_paths(const pickle::Value& paths);
   Status place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
                const Extent& extent);
+  // Leaves out empty boxes that are stored nowhere, and sets repeated ones aside: ranks that save on their own repeat
+  // the boxes of replicated tensors.
+  Status sort_out(PendingTensor& pending) const;
   Result<std::uint32_t> file_index(std::string_view relative_path);
   void read_facts(const pickle::Document& document, const pickle::Value& state);
 
@@ -69,7 +109,8 @@ class MetadataReader {
   std::vector<std::size_t> first_fragment_;  // of each tensor, in the pickle being read
   std::unordered_map<std::string, std::size_t> tensor_index_;
   std::unordered_map<std::string, std::size_t> blob_index_;
-  std::unordered_map<std::string, std::uint32_t> files_;
+  std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
+  Familiar familiar_;  // of the pickle being read
 };
 
 // One stored item, for writing metadata.

@@ -28,6 +28,22 @@ void FragmentList::add(const Fragment& f) {
   set(size() - 1, f);
 }
 
+void FragmentList::add(const Box& box, const Extent& extent) {
+  corners_.insert(corners_.end(), box.origin.begin(), box.origin.end());
+  corners_.insert(corners_.end(), box.shape.begin(), box.shape.end());
+  extents_.push_back(extent);
+  if (!crcs_.empty()) crcs_.push_back(kNoCrc);
+}
+
+std::uint64_t FragmentList::hash_of_boxes() const {
+  std::uint64_t h = 0x9e3779b97f4a7c15;
+  for (const Index n : corners_) {
+    h = (h ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
+    h ^= h >> 32;
+  }
+  return h;
+}
+
 void FragmentList::set(std::size_t i, const Fragment& f) {
   Index* corner = corners_.data() + i * width();
   corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);

@@ -48,12 +48,16 @@ class FragmentList {
   std::size_t size() const { return extents_.size(); }
   bool empty() const { return extents_.empty(); }
   void reserve(std::size_t n);
-  void add(const Fragment& fragment);             // of this list's rank
+  void add(const Fragment& fragment);              // of this list's rank
+  void add(const Box& box, const Extent& extent);  // its elements in row-major order, from the extent's first byte on
   void set(std::size_t i, const Fragment& fragment);
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
   const Extent& extent(std::size_t i) const { return extents_[i]; }
-  std::span<const Index> corners() const { return corners_; }  // origin and shape of each box, one after the other
+  void set_extent(std::size_t i, const Extent& extent) { extents_[i] = extent; }
+  // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
+  bool has_boxes_of(const FragmentList& other) const { return rank_ == other.rank_ && corners_ == other.corners_; }
+  std::uint64_t hash_of_boxes() const;
 
  private:
   // What few fragments have.
@@ -82,7 +86,7 @@ struct Tensor {
   FragmentList replicas;   // further copies of boxes in `fragments`
   KeyPath path;            // empty: {name}
   bool located = true;     // whether extents are payloads yet
-  Index row_group = 1;     // rows whose bytes interleave in the file (one attention head): work is best cut between groups
+  Index row_group = 1;  // rows whose bytes interleave in the file (one attention head): work is best cut between groups
 
   Index elements() const { return volume(shape); }
   Index bytes() const { return elements() * byte_size(dtype); }
@@ -96,8 +100,8 @@ struct Blob {
 };
 
 struct CatalogFile {
-  std::string path;   // relative to Catalog::root
-  Index size = -1;    // bytes; -1: it is missing
+  std::string path;  // relative to Catalog::root
+  Index size = -1;   // bytes; -1: it is missing
 };
 
 class Catalog {

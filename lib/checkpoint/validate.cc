@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <unordered_map>
 
 #include "lib/base/cursor.h"
 #include "lib/base/text.h"
@@ -104,7 +105,8 @@ class Grid {
 };
 
 // Boxes that form no grid: sweeps along the dimension with the most cuts, comparing each box with those still open.
-std::optional<std::pair<std::size_t, std::size_t>> find_overlap_by_sweep(const std::vector<Box>& boxes, const Dims& shape) {
+std::optional<std::pair<std::size_t, std::size_t>> find_overlap_by_sweep(const std::vector<Box>& boxes,
+                                                                         const Dims& shape) {
   int sweep = 0;
   std::size_t most = 0;
   for (int d = 0; d < shape.rank(); ++d)
@@ -172,6 +174,19 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
   return {};
 }
 
+// Remembers tensors whose boxes were found to cover them, so that the layers of a model are checked once.
+class CoversSeen {
+ public:
+  // Whether a tensor of this shape and these boxes was asked for before.
+  bool contains(const Tensor& tensor) {
+    const auto [it, is_new] = by_hash_.emplace(tensor.fragments.hash_of_boxes(), &tensor);
+    return !is_new && it->second->shape == tensor.shape && it->second->fragments.has_boxes_of(tensor.fragments);
+  }
+
+ private:
+  std::unordered_map<std::uint64_t, const Tensor*> by_hash_;
+};
+
 Status check_file_range(const Catalog& catalog, const Extent& e, const std::string& what) {
   const CatalogFile& file = catalog.files[e.file];
   const std::string path = catalog.file_path(e.file);
@@ -219,8 +234,9 @@ Status check_cover(const Tensor& tensor) {
 }
 
 Status validate(const Catalog& catalog, bool files_too) {
+  CoversSeen covers;
   for (const Tensor& tensor : catalog.tensors()) {
-    TRY(check_cover(tensor).context(catalog.root));
+    if (!covers.contains(tensor)) TRY(check_cover(tensor).context(catalog.root));
     TRY(check_replicas(tensor).context(catalog.root));
     if (!files_too) continue;
     for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
@@ -240,32 +256,53 @@ Status validate(const Catalog& catalog, bool files_too) {
 }
 
 Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
+  constexpr std::uint32_t kBlob = 0xffffffff;
   struct Claim {
-    Extent extent;
-    const Tensor* tensor;  // null: a blob
-    std::size_t i;         // fragment, or blob
+    Index offset = 0;
+    Index length = 0;
+    std::uint32_t tensor = kBlob;
+    std::uint32_t i = 0;  // fragment, or blob
   };
-  std::vector<Claim> claims;
-  for (const Tensor& tensor : catalog.tensors())
-    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
-      if (tensor.fragments.extent(i).length > 0) claims.push_back({tensor.fragments.extent(i), &tensor, i});
-  for (std::size_t i = 0; i < catalog.blobs.size(); ++i)
-    if (catalog.blobs[i].extent.length > 0) claims.push_back({catalog.blobs[i].extent, nullptr, i});
-  std::sort(claims.begin(), claims.end(), [](const Claim& a, const Claim& b) {
-    return std::tie(a.extent.file, a.extent.offset, a.extent.length, a.tensor) <
-           std::tie(b.extent.file, b.extent.offset, b.extent.length, b.tensor);
-  });
+  const auto each_claim = [&](auto visit) {
+    for (std::size_t t = 0; t < catalog.tensors().size(); ++t) {
+      const FragmentList& list = catalog.tensors()[t].fragments;
+      for (std::size_t i = 0; i < list.size(); ++i)
+        if (const Extent& e = list.extent(i); e.length > 0)
+          visit(e.file, Claim{e.offset, e.length, static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(i)});
+    }
+    for (std::size_t i = 0; i < catalog.blobs.size(); ++i)
+      if (const Extent& e = catalog.blobs[i].extent; e.length > 0)
+        visit(e.file, Claim{e.offset, e.length, kBlob, static_cast<std::uint32_t>(i)});
+  };
+  // By file first, without comparing: there are many files, and few claims in each.
+  std::vector<std::size_t> ends(catalog.files.size() + 1, 0);
+  each_claim([&](std::uint32_t file, const Claim&) { ++ends[file + 1]; });
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<Claim> claims(ends.back());
+  each_claim([&](std::uint32_t file, const Claim& claim) { claims[ends[file]++] = claim; });
+
   const auto name = [&](const Claim& c) {
-    return c.tensor ? name_of(*c.tensor, c.tensor->fragments.box(c.i))
-                    : "object '" + printable(catalog.blobs[c.i].name) + "'";
+    if (c.tensor == kBlob) return "object '" + printable(catalog.blobs[c.i].name) + "'";
+    const Tensor& t = catalog.tensors()[c.tensor];
+    return name_of(t, t.fragments.box(c.i));
   };
-  for (std::size_t i = 1; i < claims.size(); ++i) {
-    const Claim &a = claims[i - 1], &b = claims[i];
-    if (a.extent.file != b.extent.file || b.extent.offset - a.extent.offset >= a.extent.length) continue;
-    const bool tied = a.extent == b.extent && a.tensor && b.tensor && a.tensor != b.tensor;
-    if (tied && shared == SharedExtents::kTies) continue;
-    return corrupt(at(catalog.file_path(b.extent.file), b.extent.offset) + ": " + name(a) + " and " + name(b) +
-                   " claim the same bytes");
+  std::size_t begin = 0;
+  for (std::uint32_t file = 0; file < catalog.files.size(); ++file) {
+    const std::size_t end = ends[file];
+    std::sort(claims.begin() + static_cast<std::ptrdiff_t>(begin), claims.begin() + static_cast<std::ptrdiff_t>(end),
+              [](const Claim& a, const Claim& b) {
+                return std::tie(a.offset, a.length, a.tensor, a.i) < std::tie(b.offset, b.length, b.tensor, b.i);
+              });
+    for (std::size_t k = begin + 1; k < end; ++k) {
+      const Claim &a = claims[k - 1], &b = claims[k];
+      if (b.offset - a.offset >= a.length) continue;
+      const bool tied = a.offset == b.offset && a.length == b.length && a.tensor != kBlob && b.tensor != kBlob &&
+                        a.tensor != b.tensor;
+      if (tied && shared == SharedExtents::kTies) continue;
+      return corrupt(at(catalog.file_path(file), b.offset) + ": " + name(a) + " and " + name(b) +
+                     " claim the same bytes");
+    }
+    begin = end;
   }
   return {};
 }

@@ -125,19 +125,6 @@ struct Trial {
   auto badness() const { return std::pair(misfits, surprises); }
 };
 
-std::uint64_t hash_of(std::span<const Index> numbers) {
-  std::uint64_t h = 0x9e3779b97f4a7c15;
-  for (const Index n : numbers) {
-    h = (h ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
-    h ^= h >> 32;
-  }
-  return h;
-}
-
-bool same_numbers(std::span<const Index> a, std::span<const Index> b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end());
-}
-
 std::string leaf_name(std::string_view tensor) {
   for (const std::string_view suffix : {".weight", ".bias"})
     if (tensor.ends_with(suffix)) tensor.remove_suffix(suffix.size());
@@ -211,12 +198,11 @@ class Inference {
     pattern_of_.reserve(catalog_.tensors().size());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const Tensor& t = catalog_.tensors()[i];
-      const std::uint64_t hash = hash_of(t.fragments.corners()) ^ hash_of(t.shape.span());
-      const auto [it, is_new] = by_hash.emplace(hash, patterns_.size());
+      const auto [it, is_new] = by_hash.emplace(t.fragments.hash_of_boxes(), patterns_.size());
       if (!is_new) {
         Pattern& known = patterns_[it->second];
         const FragmentList& boxes = catalog_.tensors()[known.tensors[0]].fragments;
-        if (known.shape == t.shape && same_numbers(boxes.corners(), t.fragments.corners())) {
+        if (known.shape == t.shape && t.fragments.has_boxes_of(boxes)) {
           known.tensors.push_back(i);
           pattern_of_.push_back(it->second);
           continue;

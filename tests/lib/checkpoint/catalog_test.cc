@@ -42,6 +42,29 @@ TEST(FragmentList, GivesBackWhatWasAdded) {
   EXPECT_TRUE(FragmentList(3).empty());
 }
 
+TEST(FragmentList, AddsAPlainBoxAsTheFragmentItIs) {
+  FragmentList boxes(2), fragments(2);
+  Fragment with_crc = fragment({{0, 0}, {2, 3}}, {0, 0, 24});
+  with_crc.crc = 7;
+  for (FragmentList* list : {&boxes, &fragments}) list->add(with_crc);
+  boxes.add({{2, 0}, {2, 3}}, {1, 64, 24});
+  fragments.add(fragment({{2, 0}, {2, 3}}, {1, 64, 24}));
+  EXPECT_EQ(boxes.get(1), fragments.get(1));
+  boxes.set_extent(1, {2, 8, 24});
+  EXPECT_EQ(boxes.extent(1), (Extent{2, 8, 24}));
+}
+
+TEST(FragmentList, KnowsTheSameBoxesWhereverTheyLie) {
+  FragmentList a(1), b(1), other(1);
+  a.add({{0}, {4}}, {0, 0, 16});
+  b.add({{0}, {4}}, {5, 99, 16});
+  other.add({{0}, {5}}, {0, 0, 16});
+  EXPECT_TRUE(a.has_boxes_of(b));
+  EXPECT_EQ(a.hash_of_boxes(), b.hash_of_boxes());
+  EXPECT_FALSE(a.has_boxes_of(other));
+  EXPECT_FALSE(FragmentList(1).has_boxes_of(FragmentList(2)));
+}
+
 TEST(FragmentList, AgreesWithAVectorOfFragments) {
   std::mt19937 rng(5);
   const auto number = [&](unsigned n) { return static_cast<Index>(rng() % n); };
