@@ -175,7 +175,7 @@ std::optional<Mismatch> check_pattern(std::string_view name, DType dtype, const 
                                       Bytes data) {
   std::vector<std::byte> expected(data.size());
   fill_pattern(name, dtype, shape, box, expected);
-  if (std::memcmp(expected.data(), data.data(), data.size()) == 0) return std::nullopt;
+  if (std::equal(expected.begin(), expected.end(), data.begin())) return std::nullopt;
 
   const auto step = static_cast<std::size_t>(byte_size(dtype));
   Mismatch out;
