@@ -1,4 +1,5 @@
 // reshard: the command table and the exit codes.
+#include <csignal>
 #include <cstdio>
 
 #include "tools/commands.h"
@@ -51,6 +52,7 @@ int run(int argc, char** argv) {
 }  // namespace reshard::tools
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
   try {
     return reshard::tools::run(argc, argv);
   } catch (const std::bad_alloc&) {

@@ -84,6 +84,7 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
   findings.rows.emplace_back("bytes", source.checksums_checked() > 0
                                           ? count(source.checksums_checked(), "CRC-32 sum") + " recorded, all hold"
                                           : std::string("read to the end; the format records no checksums"));
+  for (const Blob& blob : reader.catalog().blobs) TRY(reader.blob_bytes(blob));  // checks them
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {
     const Tensor& t = view.tensors()[i];
     findings.tensors.push_back(Json::object()

@@ -155,7 +155,8 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
   for (FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
     for (std::size_t i = 0; i < list->size(); ++i) {
       const Fragment item = list->get(i);
-      if (item.box.empty()) continue;
+      // An empty shard's item says nothing; an empty tensor's has its shape.
+      if (item.box.empty() && (tensor.elements() > 0 || item.extent.length == 0)) continue;
       DType stored = tensor.dtype;
       const Fragment f = TRY(locate_item(tensor, item, stored, spool)
                                  .context("tensor '" + printable(tensor.name) + "' " + to_string(item.box)));
@@ -252,7 +253,11 @@ Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
   std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
   TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
-  if (!bytes.starts_with(zstd::kMagic)) return bytes;
+  if (!bytes.starts_with(zstd::kMagic)) {
+    TRY(torch_archive::check_item(*file, blob.extent.offset, blob.extent.length)
+            .context("object '" + printable(blob.name) + "'"));
+    return bytes;
+  }
   return zstd::decode(as_bytes(bytes), kMaxBlobBytes, at(file->path(), blob.extent.offset));
 }
 

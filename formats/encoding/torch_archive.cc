@@ -273,6 +273,13 @@ Result<pickle::Document> read_object_item(const File& file, Index offset, Index 
   return read_pickle(TRY(open_item(file, offset, length)), kMaxObjectPickleBytes);
 }
 
+Status check_item(const File& file, Index offset, Index length) {
+  const Item item = TRY(open_item(file, offset, length));
+  TRY(item.member("data.pkl"));
+  for (const zip::Entry& entry : item.archive.entries()) TRY(item.archive.read(entry, length));
+  return {};
+}
+
 ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset) {
   const zip::Builder::Around around = around_tensor(dtype, shape, file_offset, 0);
   return {static_cast<Index>(around.before.size()), volume(shape) * byte_size(dtype),

@@ -49,6 +49,9 @@ Result<StoredTensor> read_tensor_item(const File& file, Index offset, Index leng
 // Reads the pickle of any item.
 Result<pickle::Document> read_object_item(const File& file, Index offset, Index length);
 
+// Reads any item from end to end: that it is one whole archive, and that the checksums of its members hold.
+Status check_item(const File& file, Index offset, Index length);
+
 // The size of an item to be written: header, payload and trailer follow each other without gaps.
 struct ItemShape {
   Index header_bytes = 0;

@@ -115,7 +115,7 @@ Status File::allocate(Index length) const {
 }
 
 Status File::sync_data() const {
-  if (sys().fdatasync(fd_) != 0) return errno_error(path_, "cannot write to disk");
+  if (retry([&] { return sys().fdatasync(fd_); }) != 0) return errno_error(path_, "cannot write to disk");
   return {};
 }
 
@@ -221,7 +221,7 @@ Status sync_directory(const std::string& path) {
   const int fd = retry([&] { return sys().open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
   if (fd < 0) return errno_error(path, "cannot open");
   Status status;
-  if (sys().fsync(fd) != 0) status = errno_error(path, "cannot write to disk");
+  if (retry([&] { return sys().fsync(fd); }) != 0) status = errno_error(path, "cannot write to disk");
   sys().close(fd);
   return status;
 }

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <cstring>
+#include <filesystem>
 
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -19,8 +19,8 @@ namespace {
 constexpr std::string_view kMarker = ".reshard-partial";
 constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
 
-// Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would leave
-// the checkpoint itself where it is.
+// Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would
+// leave the checkpoint itself where it is.
 Result<bool> may_replace(const std::string& path) {
   std::error_code ignored;
   if (!is_directory(path) || std::filesystem::is_symlink(path, ignored)) return false;
@@ -66,6 +66,14 @@ Status write_runs(const File& file, const PieceGroup& group, const Piece& piece,
   }
 }
 
+// Removes a work directory, or the checkpoint that took its name. The marker goes last: a run that is killed meanwhile
+// leaves something that the next one knows.
+Status remove_work(const std::string& path) {
+  for (const DirectoryEntry& e : TRY(list_directory(path)))
+    if (!e.is_directory && e.name != kMarker) TRY(remove_file(path_join(path, e.name)));
+  return remove_tree(path);
+}
+
 }  // namespace
 
 Output::Output(std::string destination, const Target& target, bool replace)
@@ -75,7 +83,7 @@ Output::Output(std::string destination, const Target& target, bool replace)
 }
 
 Output::~Output() {
-  if (made_work_) (void)remove_tree(work_);
+  if (made_work_) (void)remove_work(work_);
   if (lock_ >= 0) ::close(lock_);
 }
 
@@ -109,19 +117,18 @@ Status Output::clear_leftover() {
   if (!path_exists(work_)) return {};
   const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return io_error(work_ + ": is in the way and is not a directory");
-  const bool ours = path_exists(path_join(work_, kMarker));
   const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
   ::close(fd);
+  // A run may have been killed before it made the marker; an empty directory is nobody's loss.
+  const bool ours = path_exists(path_join(work_, kMarker)) || TRY(list_directory(work_)).empty();
   if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
   if (!free) return usage_error(work_ + ": another reshard is writing there now");
-  TRY(remove_tree(work_));
+  TRY(remove_work(work_));
   removed_leftover_ = true;
   return {};
 }
 
-std::string Output::file_path(std::uint32_t file) const {
-  return path_join(work_, target_.catalog().files[file].path);
-}
+std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
 
 Status Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
                      Bytes data, MutableBytes scratch) {
@@ -217,16 +224,42 @@ Status Output::commit() {
     TRY(file->sync_data());
   }
   TRY(sync_directory(work_));
-  if (path_exists(destination_)) {
-    TRY(exchange_paths(work_, destination_));
-    TRY(remove_tree(work_));
+  return publish();
+}
+
+// Moves the finished directory to its name. When that cannot be made lasting it is taken back: after an error the
+// destination is what it was before.
+Status Output::publish() {
+  const std::string marker = path_join(destination_, kMarker);
+  const bool replaces = path_exists(destination_);
+  if (replaces) {
+    // The old checkpoint is about to become the work directory, and must be known as such if this run is killed.
+    if (!path_exists(marker)) TRY(File::create(marker));
+    if (Status swapped = exchange_paths(work_, destination_); !swapped) {
+      (void)remove_file(marker);
+      return swapped;
+    }
   } else {
     TRY(rename_no_replace(work_, destination_));
   }
-  made_work_ = false;
   // Only now: a leftover without its marker could not be told from somebody else's directory.
-  TRY(remove_file(path_join(destination_, kMarker)));
-  return sync_directory(parent_path(destination_));
+  Status lasting = remove_file(marker);
+  if (lasting) lasting = sync_directory(parent_path(destination_));
+  if (lasting) {
+    made_work_ = false;
+    if (!replaces) return {};
+    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
+                                      ", but the old one could not be removed");
+  }
+  const Status back = replaces ? exchange_paths(work_, destination_) : rename_no_replace(destination_, work_);
+  if (back) {
+    if (replaces) (void)remove_file(marker);
+    return lasting;
+  }
+  made_work_ = false;
+  return std::move(lasting).context(destination_ +
+                                    ": the output is complete, but may not survive a power cut, and "
+                                    "could not be taken back");
 }
 
 }  // namespace reshard

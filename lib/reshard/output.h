@@ -40,13 +40,15 @@ class Output {
   // Adds a file of its own to the directory.
   Status add_file(const std::string& name, std::string_view contents);
 
-  // Writes what surrounds the data, forces everything to disk, and moves the directory to its name.
+  // Writes what surrounds the data, forces everything to disk, and moves the directory to its name. After an error the
+  // destination is what it was before, unless the message says otherwise.
   Status commit();
 
  private:
   Output(std::string destination, const Target& target, bool replace);
   Status prepare();
   Status clear_leftover();
+  Status publish();
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
 
