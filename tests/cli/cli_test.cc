@@ -1,0 +1,717 @@
+// The program as its users meet it: what it makes of real checkpoints and of damaged ones, its exit codes, and what it
+// says. After an error nothing may be left under the destination's name, nor beside it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/registry.h"
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/sha256.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr const char* kSamples[] = {"tp8",       "fsdp8",           "fsdp16",  "hsdp2x4",
+                                    "fsdp4_tp2", "fsdp2_tp2_optim", "pp2_tp4", "single"};
+
+CommandResult reshard_cli(std::vector<std::string> args, std::vector<std::string> more = {}) {
+  args.insert(args.begin(), RESHARD_BINARY);
+  args.insert(args.end(), more.begin(), more.end());
+  return run_command(args);
+}
+
+CommandResult convert(const std::string& from, const std::string& to, std::vector<std::string> options) {
+  return reshard_cli({"convert", from, to}, std::move(options));
+}
+
+void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
+
+std::vector<std::string> leftovers(const std::string& destination) {
+  std::vector<std::string> out;
+  for (const std::string& path : {destination, destination + ".partial"})
+    if (fs::exists(fs::symlink_status(path))) out.push_back(path);
+  return out;
+}
+
+// Converts, and expects exit code and message, and nothing on the disk.
+void expect_failure(const std::string& from, const std::string& to, const std::vector<std::string>& options, int code,
+                    const testing::Matcher<std::string>& message) {
+  const CommandResult r = convert(from, to, options);
+  EXPECT_EQ(r.exit_code, code) << r.out << r.err;
+  EXPECT_THAT(r.err, testing::StartsWith("reshard: error: "));
+  EXPECT_THAT(r.err, message);
+  EXPECT_THAT(leftovers(to), testing::IsEmpty());
+}
+
+// A sample's copy to damage: `path`/checkpoint and `path`/config.json.
+struct Copy {
+  TempDir dir;
+  std::string root, checkpoint, out;
+  explicit Copy(const std::string& name) : root(dir / "ck"), checkpoint(root + "/checkpoint"), out(dir / "out") {
+    copy_sample(name, root);
+  }
+  std::string file(const std::string& name) const { return checkpoint + "/" + name; }
+};
+
+// ---- healthy conversions
+
+class Samples : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Cli, Samples, testing::ValuesIn(kSamples),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST_P(Samples, BecomeHuggingFaceModelsBitForBit) {
+  const TempDir dir;
+  const std::string name = GetParam();
+  expect_success(convert(sample(name) + "/checkpoint", dir / "hf", {"--to", "hf"}));
+  const TensorValues got = load_checkpoint(dir / "hf");
+  if (name != "fsdp2_tp2_optim") {
+    EXPECT_TRUE(got == load_checkpoint(sample(name) + "/hf.safetensors"));
+  } else {
+    // Its hf.safetensors is from before the training step that filled the optimizer. Back under the source's names and
+    // in its row order, the tensors have the digests that torch's own reader gave.
+    expect_success(convert(dir / "hf", dir / "back", {"--to", "hf", "--names", "torchtitan"}));
+    const Json expected = *parse_json(read_file(sample(name) + "/expected.json"), "expected.json");
+    const TensorValues back = load_checkpoint(dir / "back");
+    EXPECT_EQ(back.size(), got.size());
+    for (const auto& [key, value] : back) {
+      ASSERT_TRUE(expected.contains(key)) << key;
+      EXPECT_EQ(sha256_hex(value.bytes), *expected.find(key)->get_string("sha256")) << key;
+    }
+  }
+  const CommandResult verified = reshard_cli({"verify", sample(name) + "/checkpoint", "--against", dir / "hf"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  EXPECT_EQ(reshard_cli({"verify", dir / "hf"}).exit_code, 0);
+}
+
+TEST_P(Samples, SurviveEveryMeshAndTheWayBack) {
+  const TempDir dir;
+  const std::string source = sample(GetParam()) + "/checkpoint";
+  const TensorValues expected = load_checkpoint(source);
+  std::string previous = source;
+  int n = 0;
+  for (const char* mesh : {"tp=2", "dp_shard=3", "tp=2,dp_shard=4", "pp=2,tp=2", "dp_replicate=2,dp_shard=2,cp=2",
+                           "dp_shard=16", "dp_shard=1"}) {
+    // Each from the one before: A -> B -> C -> ... -> one rank.
+    const std::string out = dir / ("out" + std::to_string(n++));
+    expect_success(convert(previous, out, {"--to", "dcp", "--mesh", mesh}));
+    EXPECT_TRUE(load_checkpoint(out) == expected) << mesh;
+    const CommandResult verified = reshard_cli({"verify", source, "--against", out});
+    EXPECT_EQ(verified.exit_code, 0) << mesh << "\n" << verified.out << verified.err;
+    previous = out;
+  }
+}
+
+TEST_P(Samples, HaveTheDigestsThatTorchSaw) {
+  const std::string path = sample(GetParam()) + "/expected.json";
+  if (!fs::exists(path)) GTEST_SKIP() << "no digests were recorded for this sample";
+  const TempDir dir;
+  expect_success(
+      convert(sample(GetParam()) + "/checkpoint", dir / "out", {"--to", "dcp", "--mesh", "tp=2,dp_shard=2"}));
+  const Json expected = *parse_json(read_file(path), path);
+  const TensorValues got = load_checkpoint(dir / "out");
+  const auto members = expected.as_object();
+  for (const auto& member : *members)
+    if (member.value.contains("sha256")) {
+      ASSERT_TRUE(got.contains(member.key)) << member.key;
+      EXPECT_EQ(sha256_hex(got.at(member.key).bytes), *member.value.get_string("sha256")) << member.key;
+    }
+}
+
+TEST(Sha256, IsAsThePublishedExamplesSay) {
+  EXPECT_EQ(sha256_hex(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256_hex("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(Cli, HuggingFaceToTorchtitanAndBackIsTheIdentity) {
+  const TempDir dir;
+  for (const std::string names : {"torchtitan", "torchtitan-2026"}) {
+    for (const std::string name : {"tp8", "fsdp4_tp2"}) {
+      const std::string hf = sample(name) + "/hf.safetensors", tag = names + name;
+      expect_success(convert(hf, dir / (tag + "dcp"), {"--to", "dcp", "--names", names, "--mesh", "tp=2,dp_shard=2"}));
+      expect_success(
+          convert(dir / (tag + "dcp"), dir / (tag + "hf"), {"--to", "hf", "--config", sample(name) + "/config.json"}));
+      EXPECT_TRUE(load_checkpoint(dir / (tag + "hf")) == load_checkpoint(hf)) << tag;
+    }
+    EXPECT_TRUE(load_checkpoint(dir / "torchtitantp8dcp") == load_checkpoint(sample("tp8") + "/full.safetensors"));
+  }
+  const TensorValues renamed = load_checkpoint(dir / "torchtitan-2026tp8dcp");
+  EXPECT_TRUE(renamed.contains("layers.0.attention.qkv_linear.wq.weight"));
+  EXPECT_TRUE(renamed.contains("lm_head.weight"));
+}
+
+TEST(Cli, FusedProjectionsComeApart) {
+  // Heads: 8 for queries, 2 for keys and values, of 8 rows. A block of (4 queries, key, value) for each of the two.
+  const TempDir dir;
+  TensorValues values = load_checkpoint(sample("fsdp4_tp2") + "/full.safetensors");
+  constexpr std::size_t kHead = 8, kGroup = 4;
+  for (const std::string layer : {"layers.0.attention.", "layers.1.attention."}) {
+    const TensorValue q = values.at(layer + "wq.weight"), k = values.at(layer + "wk.weight"),
+                      v = values.at(layer + "wv.weight");
+    const std::size_t head_bytes = kHead * static_cast<std::size_t>(q.shape[1]) * 2;
+    TensorValue fused{q.dtype, {q.shape[0] + 2 * k.shape[0], q.shape[1]}, ""};
+    for (std::size_t kv = 0; kv < 2; ++kv)
+      fused.bytes += q.bytes.substr(kv * kGroup * head_bytes, kGroup * head_bytes) +
+                     k.bytes.substr(kv * head_bytes, head_bytes) + v.bytes.substr(kv * head_bytes, head_bytes);
+    for (const char* name : {"wq.weight", "wk.weight", "wv.weight"}) values.erase(layer + name);
+    values[layer + "qkv_linear.wqkv.weight"] = std::move(fused);
+  }
+  for (const Index ranks : {1, 3, 8}) {  // cuts at head borders, and anywhere
+    const std::string fused = dir / ("fused" + std::to_string(ranks)), hf = dir / ("hf" + std::to_string(ranks));
+    write_dcp(values, fused, Mesh({{"dp_shard", ranks}}));
+    expect_success(convert(fused, hf, {"--to", "hf", "--config", sample("fsdp4_tp2") + "/config.json"}));
+    EXPECT_TRUE(load_checkpoint(hf) == load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors")) << ranks;
+  }
+  expect_failure(dir / "fused1", dir / "none", {"--to", "hf"}, 2,
+                 AllOf(HasSubstr("wqkv.weight"), HasSubstr("--config")));
+}
+
+TEST(Cli, NamesOfWrappersAreLookedThrough) {
+  const TempDir dir;
+  const TensorValues plain = load_checkpoint(sample("tp8") + "/full.safetensors");
+  for (const std::string prefix : {"_orig_mod.", "model.", "model._orig_mod."}) {
+    TensorValues values;
+    for (const auto& [name, value] : plain) values[prefix + name] = value;
+    write_dcp(values, dir / (prefix + "dcp"), Mesh({{"dp_shard", 2}}));
+    expect_success(convert(dir / (prefix + "dcp"), dir / (prefix + "hf"),
+                           {"--to", "hf", "--config", sample("tp8") + "/config.json"}));
+    EXPECT_TRUE(load_checkpoint(dir / (prefix + "hf")) == load_checkpoint(sample("tp8") + "/hf.safetensors")) << prefix;
+  }
+}
+
+TEST(Cli, TiedEmbeddingsAreStoredOnce) {
+  const TempDir dir;
+  std::string config = read_file(sample("tp8") + "/config.json");
+  config.replace(config.find("\"tie_word_embeddings\": false"), 28, "\"tie_word_embeddings\": true ");
+  dir.write("config.json", config);
+  TensorValues values = load_checkpoint(sample("tp8") + "/full.safetensors");
+  write_dcp(values, dir / "differs", Mesh({{"dp_shard", 2}}));
+  expect_failure(
+      dir / "differs", dir / "hf", {"--to", "hf"}, 3,
+      AllOf(HasSubstr("tie_word_embeddings"), HasSubstr("differs from the embedding"), HasSubstr("config.json")));
+
+  values["output.weight"] = values["tok_embeddings.weight"];
+  write_dcp(values, dir / "tied", Mesh({{"dp_shard", 2}}));
+  const CommandResult r = convert(dir / "tied", dir / "hf", {"--to", "hf"});
+  expect_success(r);
+  EXPECT_THAT(r.out, HasSubstr("tied to the embedding"));
+  TensorValues hf = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  hf.erase("lm_head.weight");
+  EXPECT_TRUE(load_checkpoint(dir / "hf") == hf);
+  // A Hugging Face model without a head gives torchtitan one.
+  expect_success(convert(dir / "hf", dir / "back", {"--to", "dcp", "--names", "torchtitan", "--mesh", "tp=2"}));
+  EXPECT_TRUE(load_checkpoint(dir / "back") == values);
+}
+
+TEST(Cli, UnknownTensorsAreNamedUnlessKept) {
+  const TempDir dir;
+  TensorValues values = load_checkpoint(sample("tp8") + "/full.safetensors");
+  const TensorValue extra{DType::kFloat32, {2, 3}, std::string(24, 'x')};
+  values["layers.0.attention.gate.weight"] = values["vision.patch"] = extra;
+  write_dcp(values, dir / "ck", Mesh({{"dp_shard", 2}}));
+  const std::vector<std::string> options = {"--to", "hf", "--config", sample("tp8") + "/config.json"};
+  expect_failure(dir / "ck", dir / "hf", options, 4,
+                 AllOf(HasSubstr("2 tensors have names that family llama does not know"), HasSubstr("--keep-unknown"),
+                       HasSubstr("\n  layers.0.attention.gate.weight"), HasSubstr("\n  vision.patch")));
+  std::vector<std::string> keep = options;
+  keep.push_back("--keep-unknown");
+  expect_success(convert(dir / "ck", dir / "hf", keep));
+  TensorValues hf = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  hf["layers.0.attention.gate.weight"] = hf["vision.patch"] = extra;
+  EXPECT_TRUE(load_checkpoint(dir / "hf") == hf);
+}
+
+// ---- options
+
+TEST(Cli, FiltersAndDtypesActOnSourceNames) {
+  const TempDir dir;
+  const std::string source = sample("tp8") + "/checkpoint";
+  expect_success(convert(source, dir / "a", {"--to", "dcp", "--include", "layers.1.*", "--exclude", "*norm*"}));
+  const TensorValues all = load_checkpoint(source), some = load_checkpoint(dir / "a");
+  EXPECT_EQ(some.size(), 7u);
+  for (const auto& [name, value] : some) EXPECT_TRUE(value == all.at(name)) << name;
+  expect_failure(source, dir / "none", {"--to", "hf", "--include", "nothing*"}, 2, HasSubstr("no tensor is left"));
+
+  expect_success(convert(source, dir / "b", {"--to", "hf", "--dtype", "float32", "--keep-dtype", "*norm*"}));
+  const TensorValues hf = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  for (const auto& [name, value] : load_checkpoint(dir / "b")) {
+    const bool norm = name.find("norm") != std::string::npos;
+    ASSERT_EQ(value.dtype, norm ? DType::kBFloat16 : DType::kFloat32) << name;
+    std::string expected = hf.at(name).bytes;
+    if (!norm) {  // a bfloat16 is the upper half of a float32
+      std::string wide;
+      for (std::size_t i = 0; i < expected.size(); i += 2) wide += std::string(2, '\0') + expected.substr(i, 2);
+      expected = wide;
+    }
+    EXPECT_TRUE(value.bytes == expected) << name;
+  }
+  const Json config = *parse_json(read_file(dir / "b/config.json"), "config.json");
+  EXPECT_EQ(*config.get_string("torch_dtype"), "float32");
+  EXPECT_EQ(convert(source, dir / "c", {"--to", "hf", "--dtype", "int8"}).exit_code, 2);
+}
+
+TEST(Cli, LargeModelsAreCutIntoFilesWithAnIndex) {
+  const TempDir dir;
+  expect_success(convert(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--max-shard-size", "100kB"}));
+  const Json index = *parse_json(read_file(dir / "hf/model.safetensors.index.json"), "index");
+  std::map<std::string, Index> files;
+  const auto members = index.find("weight_map")->as_object();
+  for (const auto& member : *members) {
+    const std::string file(*member.value.as_string());
+    files[file] = static_cast<Index>(fs::file_size(dir / ("hf/" + file)));
+  }
+  EXPECT_GE(files.size(), 5u);
+  for (const auto& [name, size] : files) EXPECT_LT(size, 110'000) << name;
+  EXPECT_TRUE(load_checkpoint(dir / "hf") == load_checkpoint(sample("tp8") + "/hf.safetensors"));
+}
+
+TEST(Cli, ADryRunWritesNothing) {
+  const TempDir dir;
+  const CommandResult r = convert(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--dry-run"});
+  expect_success(r);
+  EXPECT_THAT(r.out, HasSubstr("nothing was written"));
+  EXPECT_TRUE(fs::is_empty(dir.path()));
+}
+
+TEST(Cli, ADestinationIsReplacedOnlyWhenAsked) {
+  const TempDir dir;
+  const std::string source = sample("tp8") + "/checkpoint", out = dir / "out";
+  expect_success(convert(source, out, {"--to", "dcp", "--mesh", "tp=2"}));
+  const auto before = all_files(out);
+  CommandResult r = convert(source, out, {"--to", "hf"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, AllOf(HasSubstr(out + ": the destination exists"), HasSubstr("--force")));
+  EXPECT_TRUE(all_files(out) == before);
+  expect_success(convert(source, out, {"--to", "hf", "--force"}));
+  EXPECT_TRUE(load_checkpoint(out) == load_checkpoint(sample("tp8") + "/hf.safetensors"));
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+  EXPECT_FALSE(fs::exists(out + "/.reshard-partial"));
+
+  dir.write("papers/thesis.tex", "mine");
+  r = convert(source, dir / "papers", {"--to", "hf", "--force"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, HasSubstr("neither a checkpoint nor empty"));
+  EXPECT_EQ(read_file(dir / "papers/thesis.tex"), "mine");
+}
+
+TEST(Cli, TheSourceIsNeverTheDestination) {
+  const Copy copy("single");
+  const auto before = all_files(copy.checkpoint);
+  fs::create_directory_symlink(copy.checkpoint, copy.dir / "link");
+  for (const std::string& destination : {copy.checkpoint, copy.dir / "link", copy.checkpoint + "/../checkpoint"}) {
+    const CommandResult r = convert(copy.checkpoint, destination, {"--to", "hf", "--force"});
+    EXPECT_EQ(r.exit_code, 2);
+    EXPECT_THAT(r.err, HasSubstr("the destination is the source"));
+  }
+  EXPECT_TRUE(all_files(copy.checkpoint) == before);
+}
+
+TEST(Cli, TooLittleMemorySaysHowMuchIsNeeded) {
+  const TempDir dir;
+  expect_failure(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--memory", "1MiB"}, 2,
+                 AllOf(HasSubstr("--memory 1.05 MB is too small"), HasSubstr("needs at least"), HasSubstr("threads")));
+}
+
+TEST(Cli, AConfigOfAnotherModelIsRefusedByTensor) {
+  const TempDir dir;
+  std::string config = read_file(sample("tp8") + "/config.json");
+  config.replace(config.find("\"intermediate_size\": 172"), 24, "\"intermediate_size\": 180");
+  dir.write("config.json", config);
+  expect_failure(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--config", dir / "config.json"}, 3,
+                 AllOf(HasSubstr("model.layers.0.mlp.gate_proj.weight"), HasSubstr("[180, 64]"), HasSubstr("[172, 64]"),
+                       HasSubstr(dir / "config.json")));
+  config = read_file(sample("tp8") + "/config.json");
+  config.replace(config.find("\"head_dim\": 8"), 13, "\"head_dim\": 4");
+  dir.write("config.json", config);
+  expect_failure(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--config", dir / "config.json"}, 3,
+                 AllOf(HasSubstr("wk.weight"), HasSubstr("num_key_value_heads 8 x head_dim 4"), HasSubstr("[64, 64]")));
+  config = read_file(sample("tp8") + "/config.json");
+  config.replace(config.find("\"num_hidden_layers\": 4"), 22, "\"num_hidden_layers\": 5");
+  dir.write("config.json", config);
+  expect_failure(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--config", dir / "config.json"}, 3,
+                 AllOf(HasSubstr("9 tensors"), HasSubstr("missing"), HasSubstr("model.layers.4.")));
+}
+
+TEST(Cli, TensorParallelismMustNotCutHeads) {
+  const TempDir dir;
+  const std::string source = sample("fsdp4_tp2") + "/checkpoint";
+  expect_failure(source, dir / "out", {"--to", "dcp", "--mesh", "tp=4"}, 2,
+                 AllOf(HasSubstr("tp=4 does not divide num_key_value_heads 2"), HasSubstr("tp=2 does"),
+                       HasSubstr("--family none")));
+  expect_success(convert(source, dir / "out", {"--to", "dcp", "--mesh", "tp=4", "--family", "none"}));
+  EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(source));
+}
+
+TEST(Cli, WrongUsageIsExitCode2) {
+  const TempDir dir;
+  const std::string source = sample("single") + "/checkpoint";
+  EXPECT_EQ(reshard_cli({}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"nonsense"}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
+  expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
+                 AllOf(HasSubstr("'gguf' is not a format"), HasSubstr("dcp"), HasSubstr("hf")));
+  expect_failure(source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2, HasSubstr("--mesh is for --to dcp"));
+  expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
+                 AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
+  expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));
+  expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2, HasSubstr("pp=5 is more stages"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2, HasSubstr("'bert' is not a family"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--names", "x"}, 2, HasSubstr("torchtitan-2026"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("lots"));
+  expect_failure(source, dir / "no/such/o", {"--to", "hf"}, 5, HasSubstr(dir / "no/such"));
+  expect_failure(dir / "missing", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "missing: not found"));
+  dir.write("notes/readme.txt", "hello");
+  expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4, HasSubstr("not a checkpoint that reshard knows"));
+}
+
+TEST(Cli, VerifyAndDiffTellDifferences) {
+  const TempDir dir;
+  TensorValues values = load_checkpoint(sample("tp8") + "/full.safetensors");
+  write_dcp(values, dir / "a", Mesh({{"dp_shard", 2}}));
+  values["layers.2.feed_forward.w1.weight"].bytes[100] ^= 1;
+  values.erase("norm.weight");
+  write_dcp(values, dir / "b", Mesh({{"dp_shard", 3}}));
+  const CommandResult verified = reshard_cli({"verify", dir / "a", "--against", dir / "b"});
+  EXPECT_EQ(verified.exit_code, 1);
+  EXPECT_THAT(verified.out, AllOf(HasSubstr("'model.layers.2.mlp.gate_proj.weight' differs"),
+                                  HasSubstr("'model.norm.weight' is only in"), HasSubstr("2 differences")));
+  const CommandResult diff = reshard_cli({"diff", dir / "a", dir / "b"});
+  EXPECT_EQ(diff.exit_code, 1);
+  EXPECT_THAT(diff.out, AllOf(HasSubstr("model.layers.2.mlp.gate_proj.weight"), HasSubstr("1 of 11,008 elements")));
+}
+
+// ---- damaged data files
+
+TEST(Cli, DamagedDataFilesAreNamed) {
+  const auto expect = [](auto damage, int code, const std::vector<std::string>& texts) {  // regular expressions
+    const Copy copy("tp8");
+    damage(copy);
+    std::vector<testing::Matcher<std::string>> matchers;
+    for (const std::string& t : texts) matchers.push_back(testing::ContainsRegex(t));
+    expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, code, testing::AllOfArray(matchers));
+    expect_failure(copy.checkpoint, copy.out, {"--to", "dcp", "--mesh", "tp=2"}, code, testing::AllOfArray(matchers));
+    const CommandResult r = reshard_cli({"verify", copy.checkpoint});
+    EXPECT_EQ(r.exit_code, code);
+    EXPECT_THAT(r.err, testing::AllOfArray(matchers));
+  };
+  const std::string file = "__3_0.distcp";
+  expect([&](const Copy& c) { fs::remove(c.file(file)); }, 5, {file, "missing"});
+  expect([&](const Copy& c) { fs::resize_file(c.file(file), 40'000); }, 3,
+         {file, "layers.1.attention_norm.weight", "file has 40,000", "cut short"});
+  expect([&](const Copy& c) { fs::resize_file(c.file(file), 0); }, 3, {file});
+  // Overwritten by something else of the same length.
+  expect([&](const Copy& c) { write_file(c.file(file), std::string(fs::file_size(c.file(file)), 'x')); }, 3,
+         {file, "stale"});
+  // Two ranks' files in each other's place: rank 7 holds fewer rows of the vocabulary. Sizes differ.
+  expect(
+      [&](const Copy& c) {
+        fs::rename(c.file("__0_0.distcp"), c.file("x"));
+        fs::rename(c.file("__7_0.distcp"), c.file("__0_0.distcp"));
+        fs::rename(c.file("x"), c.file("__7_0.distcp"));
+      },
+      3, {".distcp"});
+  // One bit of one element.
+  expect(
+      [&](const Copy& c) {
+        std::string bytes = read_file(c.file(file));
+        const std::string weight =
+            load_checkpoint(sample("tp8") + "/full.safetensors").at("layers.0.feed_forward.w1.weight").bytes;
+        const std::size_t at = bytes.find(weight.substr(3 * 22 * 64 * 2, 64));  // rank 3 holds rows 66 to 87
+        ASSERT_NE(at, std::string::npos);
+        bytes[at + 5] ^= 0x10;
+        write_file(c.file(file), bytes);
+      },
+      3,
+      {file, "layers.0.(feed_forward.w1|mlp.gate_proj).weight", "CRC-32 [0-9a-f]+, got",
+       "changed after they were saved"});
+}
+
+TEST(Cli, EqualSizedSwappedFilesCannotBeToldApart) {
+  // Where two ranks' files have the same sizes and shapes at the same places, no byte of the checkpoint says which rank
+  // wrote which: this is what no reader can see.
+  const Copy copy("tp8");
+  const std::string a = copy.file("__3_0.distcp"), b = copy.file("__4_0.distcp");
+  ASSERT_EQ(fs::file_size(a), fs::file_size(b));
+  const std::string bytes_a = read_file(a), bytes_b = read_file(b);
+  write_file(a, bytes_b);
+  write_file(b, bytes_a);
+  expect_success(convert(copy.checkpoint, copy.out, {"--to", "hf"}));
+  // It takes a second copy to find it.
+  EXPECT_EQ(reshard_cli({"verify", copy.out, "--against", sample("tp8") + "/hf.safetensors"}).exit_code, 1);
+}
+
+TEST(Cli, DamagedObjectsAreNotCarriedOn) {
+  const Copy copy("fsdp2_tp2_optim");
+  const OpenCheckpoint open = std::move(*open_checkpoint(copy.checkpoint));
+  const Blob blob = open.reader->catalog().blobs.front();
+  const std::string path = open.reader->catalog().file_path(blob.extent.file);
+  std::string bytes = read_file(path);
+  // A byte of its pickle.
+  const std::size_t at = bytes.find("\x80\x02", static_cast<std::size_t>(blob.extent.offset));
+  ASSERT_LT(at, static_cast<std::size_t>(blob.extent.offset + blob.extent.length));
+  bytes[at + 2] ^= 1;
+  write_file(path, bytes);
+  expect_failure(copy.checkpoint, copy.out, {"--to", "dcp", "--mesh", "tp=2"}, 3,
+                 AllOf(HasSubstr("object '" + blob.name + "'"), HasSubstr("data.pkl': crc: expected")));
+  EXPECT_EQ(reshard_cli({"verify", copy.checkpoint}).exit_code, 3);
+  // A Hugging Face model holds no such state.
+  expect_success(convert(copy.checkpoint, copy.out, {"--to", "hf"}));
+}
+
+TEST(Cli, StaleAndIdleFilesAreNotData) {
+  const Copy copy("tp8");
+  write_file(copy.file("__8_0.distcp"), read_file(copy.file("__7_0.distcp")));
+  write_file(copy.file("__9_0.distcp"), "");
+  expect_success(convert(copy.checkpoint, copy.out, {"--to", "hf"}));
+  EXPECT_TRUE(load_checkpoint(copy.out) == load_checkpoint(sample("tp8") + "/hf.safetensors"));
+}
+
+// ---- damaged metadata
+
+TEST(Cli, WithoutMetadataThereIsNoCheckpoint) {
+  const Copy copy("tp8");
+  const std::string metadata = read_file(copy.file(".metadata"));
+  fs::remove(copy.file(".metadata"));
+  expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, 3,
+                 AllOf(HasSubstr(".metadata is missing"), HasSubstr("did not finish")));
+  // Complete but not yet renamed: used, with a warning.
+  write_file(copy.file(".metadata.tmp"), metadata);
+  const CommandResult r = convert(copy.checkpoint, copy.out, {"--to", "hf"});
+  expect_success(r);
+  EXPECT_THAT(r.out, AllOf(HasSubstr("warning"), HasSubstr(".metadata.tmp is complete")));
+  EXPECT_TRUE(load_checkpoint(copy.out) == load_checkpoint(sample("tp8") + "/hf.safetensors"));
+  fs::remove_all(copy.out);
+  write_file(copy.file(".metadata.tmp"), metadata.substr(0, metadata.size() / 2));
+  expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, 3, HasSubstr(".metadata.tmp"));
+  fs::remove(copy.file(".metadata.tmp"));
+  fs::create_directory(copy.file(".metadata"));
+  expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, 5, HasSubstr("regular file"));
+}
+
+TEST(Cli, PicklesAreNeverExecuted) {
+  const Copy copy("tp8");
+  const std::string marker = copy.dir / "executed", command = "touch " + marker;
+  const std::string healthy = read_file(copy.file(".metadata"));
+  for (const std::string global : {"cposix\nsystem\n", "cos\nsystem\n"}) {
+    pickle::PickleWriter writer;
+    writer.text(command);
+    writer.tuple_of_last(1);
+    const std::string argument = std::move(writer).finish();
+    const std::string call = global + argument.substr(2, argument.size() - 3) + "R";
+    // As the whole pickle, and in front of a healthy one.
+    for (const std::string& bytes : {"\x80\x02" + call + ".", "\x80\x02" + call + "0" + healthy.substr(2)}) {
+      write_file(copy.file(".metadata"), bytes);
+      const std::string name = global[1] == 'p' ? "posix.system" : "os.system";
+      expect_failure(copy.checkpoint, copy.out, {"--to", "hf"}, 3,
+                     AllOf(HasSubstr(name), HasSubstr("nothing in it was executed")));
+      EXPECT_EQ(reshard_cli({"inspect", copy.checkpoint}).exit_code, 3);
+    }
+  }
+  EXPECT_FALSE(fs::exists(marker));
+}
+
+// Checkpoints of one float32 tensor "w" of [4, 4], of boxes and items that are given.
+class Crafted {
+ public:
+  struct Stored {
+    Box box;
+    std::string file = "__0_0.distcp";
+    Index offset = -1, length = -1;  // -1: where it is
+  };
+  Crafted() { fs::create_directory(path()); }
+  std::string path() const { return dir_ / "ck"; }
+  std::string out() const { return dir_ / "out"; }
+
+  void write(const Dims& shape, std::vector<Stored> stored) {
+    std::map<std::string, std::string> files;
+    std::vector<std::string> names;
+    dcp::WrittenEntry entry;
+    const TargetTensor tensor{"w", DType::kFloat32, shape, {"w"}, {}};
+    entry.tensor = &tensor;
+    entry.name = "w";
+    entry.path = {"w"};
+    for (const Stored& s : stored) {
+      if (std::find(names.begin(), names.end(), s.file) == names.end()) names.push_back(s.file);
+      dcp::WrittenItem item{s.box,
+                            static_cast<std::uint32_t>(std::find(names.begin(), names.end(), s.file) - names.begin()),
+                            s.offset, s.length};
+      if (s.length < 0) {
+        std::string& bytes = files[s.file];
+        item.offset = s.offset < 0 ? static_cast<Index>(bytes.size()) : s.offset;
+        const std::string payload(static_cast<std::size_t>(volume(s.box)) * 4, 'v');
+        const std::string made = dcp_item(DType::kFloat32, s.box.shape, static_cast<Index>(bytes.size()), payload);
+        bytes += made;
+        item.length = static_cast<Index>(made.size());
+      }
+      entry.items.push_back(item);
+    }
+    for (const auto& [name, bytes] : files)
+      if (name.find('/') == std::string::npos) write_file(path() + "/" + name, bytes);
+    write_file(path() + "/.metadata", dcp::write_metadata({entry}, names));
+  }
+  void expect(int code, const testing::Matcher<std::string>& message) const {
+    expect_failure(path(), out(), {"--to", "dcp"}, code, message);
+    EXPECT_EQ(reshard_cli({"verify", path()}).exit_code, code);
+  }
+
+ private:
+  TempDir dir_;
+};
+
+TEST(Cli, BoxesMustTileTheirTensor) {
+  Crafted ck;
+  ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {2, 4}}}});
+  expect_success(convert(ck.path(), ck.out(), {"--to", "dcp"}));
+  fs::remove_all(ck.out());
+  ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{1, 0}, {3, 4}}}});
+  ck.expect(3, HasSubstr("'w' [0:2, 0:4] overlaps [1:4, 0:4]"));
+  ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{3, 0}, {1, 4}}}});
+  ck.expect(3, HasSubstr("'w' [4, 4]: 4 of 16 elements are stored nowhere, the first of them in [2:3, 0:4]"));
+  ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {3, 4}}}});
+  ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("outside the tensor's size [4, 4]")));
+}
+
+TEST(Cli, TwoBoxesMustNotShareAnItem) {
+  Crafted ck;
+  const Index length = static_cast<Index>(dcp_item(DType::kFloat32, {2, 4}, 0, std::string(32, 'v')).size());
+  ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {2, 4}}, "__0_0.distcp", 0, length}});
+  ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
+}
+
+TEST(Cli, PathsStayInsideTheCheckpoint) {
+  for (const std::string bad : {"../secret.distcp", "/etc/passwd", "a/../../secret", "..", "a\\b", ""}) {
+    Crafted ck;
+    ck.write({4, 4}, {{{{0, 0}, {4, 4}}, bad, 0, 100}});
+    ck.expect(3, AllOf(HasSubstr("relative_path '"), HasSubstr("leaves the checkpoint's directory")));
+  }
+}
+
+TEST(Cli, AbsurdNumbersAreRefusedWithoutAllocating) {
+  constexpr Index kHuge = Index{1} << 62;
+  const auto expect = [](const Dims& shape, const Crafted::Stored& stored, const std::string& text) {
+    Crafted ck;
+    write_file(ck.path() + "/__0_0.distcp", std::string(100, 'x'));
+    ck.write(shape, {stored});
+    ck.expect(3, HasSubstr(text));
+  };
+  expect({kHuge, kHuge}, {{{0, 0}, {kHuge, kHuge}}, "__0_0.distcp", 0, 100}, "overflows");
+  expect({kHuge}, {{{0}, {kHuge}}, "__0_0.distcp", 0, 100}, "overflows");
+  expect({Index{1} << 60}, {{{0}, {Index{1} << 60}}, "__0_0.distcp", 0, 100}, "__0_0.distcp");
+  expect({4, 4}, {{{0, 0}, {4, 4}}, "__0_0.distcp", INT64_MAX - 10, 5}, "__0_0.distcp");
+  expect({4, 4}, {{{0, 0}, {4, 4}}, "__0_0.distcp", INT64_MAX - 10, 100}, "_StorageInfo");
+  expect({4, 4}, {{{0, 0}, {4, 4}}, "__0_0.distcp", 0, INT64_MAX}, "__0_0.distcp");
+}
+
+TEST(Cli, AZstdBombEndsAtTheLimit) {
+  // 512 MiB of zeros in a frame of a few dozen kilobytes, where 64 bytes are expected.
+  Crafted ck;
+  std::string frame;
+  ZSTD_CCtx* context = ZSTD_createCCtx();
+  ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, 1);
+  const std::string zeros(std::size_t{1} << 20, '\0');
+  std::string buffer(std::size_t{1} << 20, '\0');
+  for (int i = 0; i < 512; ++i) {
+    ZSTD_inBuffer in{zeros.data(), zeros.size(), 0};
+    for (bool more = true; more;) {
+      ZSTD_outBuffer out{buffer.data(), buffer.size(), 0};
+      const std::size_t left = ZSTD_compressStream2(context, &out, &in, i == 511 ? ZSTD_e_end : ZSTD_e_continue);
+      frame.append(buffer, 0, out.pos);
+      more = i == 511 ? left > 0 : in.pos < in.size;
+    }
+  }
+  ZSTD_freeCCtx(context);
+  ck.write({4, 4}, {{{{0, 0}, {4, 4}}, "__0_0.distcp", 0, static_cast<Index>(frame.size())}});
+  write_file(ck.path() + "/__0_0.distcp", frame);
+  const auto start = std::chrono::steady_clock::now();
+  ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+}
+
+TEST(Cli, RanksThatSavedOnTheirOwnAreJoined) {
+  // What __R.metadata of use_collectives=False holds: the rank's boxes, the whole tensors' sizes.
+  const TempDir dir;
+  const TensorValues values = load_checkpoint(sample("tp8") + "/full.safetensors");
+  write_dcp(values, dir / "ck", Mesh({{"dp_shard", 3}}));
+  const auto reader = std::move(open_checkpoint(dir / "ck")->reader);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    std::vector<TargetTensor> tensors;
+    std::vector<dcp::WrittenEntry> entries;
+    tensors.reserve(values.size());
+    for (const Tensor& t : reader->catalog().tensors()) {
+      dcp::WrittenEntry entry;
+      entry.name = t.name;
+      for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+        const Extent e = t.fragments.extent(i);
+        if (reader->catalog().files[e.file].path == "__" + std::to_string(rank) + "_0.distcp")
+          entry.items.push_back({t.fragments.box(i), e.file, e.offset, e.length});
+      }
+      if (entry.items.empty()) continue;
+      tensors.push_back({t.name, t.dtype, t.shape, {}, {}});
+      entry.tensor = &tensors.back();
+      entries.push_back(std::move(entry));
+    }
+    std::vector<std::string> names;
+    for (const CatalogFile& f : reader->catalog().files) names.push_back(f.path);
+    write_file(dir / ("ck/__" + std::to_string(rank) + ".metadata"), dcp::write_metadata(entries, names));
+  }
+  fs::remove(dir / "ck/.metadata");
+  EXPECT_TRUE(load_checkpoint(dir / "ck") == values);
+  expect_success(convert(dir / "ck", dir / "out", {"--to", "dcp", "--mesh", "tp=2"}));
+  EXPECT_TRUE(load_checkpoint(dir / "out") == values);
+  // One of them lost: a hole, named.
+  fs::remove(dir / "ck/__1.metadata");
+  expect_failure(dir / "ck", dir / "none", {"--to", "dcp"}, 3, AllOf(HasSubstr("tensor '"), HasSubstr("[")));
+}
+
+// ---- damaged safetensors
+
+TEST(Cli, DamagedHuggingFaceModelsAreRefused) {
+  const TempDir dir;
+  expect_success(convert(sample("tp8") + "/checkpoint", dir / "hf", {"--to", "hf", "--max-shard-size", "200kB"}));
+  const std::string index_path = dir / "hf/model.safetensors.index.json", index = read_file(index_path);
+  const std::string shard = "model-00001-of-00003.safetensors";
+  ASSERT_TRUE(fs::exists(dir / ("hf/" + shard)));
+  const std::vector<std::string> to = {"--to", "dcp", "--names", "torchtitan"};
+  for (const std::string bad : {"../outside.safetensors", "/etc/passwd"}) {
+    std::string changed = index;
+    changed.replace(changed.find(shard), shard.size(), bad);
+    write_file(index_path, changed);
+    expect_failure(dir / "hf", dir / "out", to, 3, AllOf(HasSubstr(bad), HasSubstr("index.json")));
+  }
+  std::string changed = index;
+  changed.replace(changed.find(shard), shard.size(), "model-00009-of-00003.safetensors");
+  write_file(index_path, changed);
+  expect_failure(dir / "hf", dir / "out", to, 5, HasSubstr("model-00009-of-00003.safetensors"));
+  write_file(index_path, index);
+  const std::string bytes = read_file(dir / ("hf/" + shard));
+  write_file(dir / ("hf/" + shard), bytes.substr(0, bytes.size() - 1));
+  expect_failure(dir / "hf", dir / "out", to, 3, HasSubstr(shard));
+  fs::remove(dir / ("hf/" + shard));
+  expect_failure(dir / "hf", dir / "out", to, 5, HasSubstr(shard));
+  // Safetensors has no checksums; the manifest does.
+  std::string flipped = bytes;
+  flipped[bytes.size() - 10] ^= 4;
+  write_file(dir / ("hf/" + shard), flipped);
+  const CommandResult r = reshard_cli({"verify", dir / "hf"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(r.out, HasSubstr("the digest differs from reshard_manifest.json"));
+}
+
+}  // namespace
+}  // namespace reshard

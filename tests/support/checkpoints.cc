@@ -1,0 +1,141 @@
+#include "tests/support/checkpoints.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <sstream>
+
+#include "formats/dcp/dcp.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/registry.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/reshard/run.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class T>
+T must(Result<T> r) {
+  if (!r) {
+    ADD_FAILURE() << r.error().message();
+    std::abort();
+  }
+  if constexpr (!std::is_void_v<T>) return *std::move(r);
+}
+
+class MemorySource : public TensorSource {
+ public:
+  explicit MemorySource(const TensorValues& values) : values_(values) {
+    for (const auto& [name, value] : values) {
+      Tensor t;
+      t.name = name;
+      t.dtype = value.dtype;
+      t.shape = value.shape;
+      t.fragments = FragmentList(value.shape.rank());
+      Fragment f;
+      f.box = whole(value.shape);
+      f.strides = row_major_strides(value.shape);
+      t.fragments.add(f);
+      must(catalog_.add(std::move(t)));
+    }
+  }
+  const Catalog& catalog() const override { return catalog_; }
+  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes) override {
+    const TensorValue& v = values_.at(catalog_.tensors()[tensor].name);
+    const Dims strides = row_major_strides(v.shape);
+    Index start = 0;
+    for (int d = 0; d < box.rank(); ++d) start += box.begin(d) * strides[d];
+    const auto bytes = as_bytes(v.bytes);
+    copy_box(box.shape, byte_size(v.dtype), bytes.data() + start * byte_size(v.dtype), strides, out.data(),
+             row_major_strides(box.shape));
+    return {};
+  }
+  Status finish(MutableBytes) override { return {}; }
+  Index columns(std::size_t) const override { return 1; }
+
+ private:
+  const TensorValues& values_;
+  Catalog catalog_;
+};
+
+}  // namespace
+
+TensorValues load_checkpoint(const std::string& path) {
+  const OpenCheckpoint open = must(open_checkpoint(path));
+  Catalog& catalog = open.reader->catalog();
+  std::vector<std::size_t> all(catalog.tensors().size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  must(open.reader->locate(all, 1, fs::temp_directory_path()));
+  FileSource source(catalog, open.reader->files());
+  std::vector<std::byte> scratch(std::size_t{1} << 20);
+  TensorValues out;
+  for (const std::size_t i : all) {
+    const Tensor& t = catalog.tensors()[i];
+    TensorValue value{t.dtype, t.shape, std::string(static_cast<std::size_t>(t.bytes()), '\0')};
+    const MutableBytes bytes(reinterpret_cast<std::byte*>(value.bytes.data()), value.bytes.size());
+    must(source.read(i, whole(t.shape), bytes, scratch));
+    out.emplace(t.name, std::move(value));
+  }
+  must(source.finish(scratch));
+  return out;
+}
+
+void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh& mesh) {
+  MemorySource source(tensors);
+  LayoutRequest request;
+  request.mesh = mesh;
+  for (const auto& [name, value] : tensors) {
+    TargetTensor t{name, value.dtype, value.shape, {}, {}};
+    if (value.shape.rank() > 0) t.placement.splits = {{{"dp_shard"}, 0}};
+    request.tensors.push_back(std::move(t));
+  }
+  const auto target = must(kDcpFormat.lay_out(std::move(request)));
+  const Plan plan = must(make_plan(source.catalog(), target->catalog()));
+  auto output = must(Output::create(path, *target, false));
+  RunOptions options;
+  options.threads = 1;
+  options.memory = Index{1} << 30;
+  must(copy_tensors(plan, source, target->catalog(), *output, options));
+  must(output->commit());
+}
+
+std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_view payload) {
+  const std::uint32_t crc = crc32(0, as_bytes(payload));
+  return torch_archive::item_header(dtype, shape, offset, crc) + std::string(payload) +
+         torch_archive::item_trailer(dtype, shape, offset, crc);
+}
+
+std::string sample(const std::string& name) { return std::string(RESHARD_SOURCE_DIR) + "/samples/checkpoints/" + name; }
+
+void copy_sample(const std::string& name, const std::string& into) {
+  fs::create_directories(into);
+  fs::copy(sample(name) + "/checkpoint", into + "/checkpoint", fs::copy_options::recursive);
+  fs::copy(sample(name) + "/config.json", into + "/config.json");
+}
+
+std::string read_file(const std::string& path) {
+  std::ostringstream out;
+  out << std::ifstream(path, std::ios::binary).rdbuf();
+  return out.str();
+}
+
+void write_file(const std::string& path, std::string_view bytes) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+std::map<std::string, std::string> all_files(const std::string& directory) {
+  std::map<std::string, std::string> out;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    if (entry.is_regular_file()) out[fs::relative(entry.path(), directory)] = read_file(entry.path());
+  return out;
+}
+
+}  // namespace reshard
