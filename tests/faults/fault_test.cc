@@ -1,0 +1,566 @@
+// What a conversion does when the operating system says no, falls short, or the process dies: every call of a scenario
+// fails in turn. After an error the destination is not there, its work directory is gone, and the next run gives the
+// same bytes as if nothing had happened.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "formats/dcp/dcp.h"
+#include "formats/registry.h"
+#include "lib/base/sys.h"
+#include "lib/reshard/conversion.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using Files = std::map<std::string, std::string>;
+
+// ---- a table of calls that can be told to fail
+
+enum class Call {
+  kOpen,
+  kClose,
+  kFstat,
+  kPread,
+  kPwrite,
+  kFallocate,
+  kFtruncate,
+  kFdatasync,
+  kFsync,
+  kMkdir,
+  kRename,
+  kUnlink,
+  kRmdir
+};
+constexpr const char* kCallNames[] = {"open",      "close", "fstat", "pread",  "pwrite", "fallocate", "ftruncate",
+                                      "fdatasync", "fsync", "mkdir", "rename", "unlink", "rmdir"};
+
+struct Fault {
+  std::int64_t nth = 0;  // the first call that fails, from 1; 0: none
+  bool sticky = false;   // so do all after it
+  int error = EIO;
+};
+
+Fault fault;
+std::int64_t calls_made = 0;
+std::vector<Call> failed;  // the calls that did
+// Makes the calls that may be interrupted be so, every time but the one after; and reads and writes fall short.
+bool nagging = false;
+SysCalls real;
+
+// Whether this call is to fail. Single-threaded.
+bool fails(Call call) {
+  ++calls_made;
+  const bool now = fault.nth > 0 && (fault.sticky ? calls_made >= fault.nth : calls_made == fault.nth);
+  if (!now) return false;
+  failed.push_back(call);
+  errno = fault.error;
+  return true;
+}
+
+bool interrupted_now() {
+  static bool next = false;
+  if (!nagging) return false;
+  next = !next;
+  errno = EINTR;
+  return next;
+}
+
+std::size_t shorter(std::size_t n) {
+  if (!nagging || n < 2) return n;
+  static std::mt19937 rng(7);
+  return n > 4096 ? n / 3 + rng() % 5 : 1 + rng() % (n - 1);
+}
+
+SysCalls faulty() {
+  SysCalls c;
+  c.open = [](const char* path, int flags, mode_t mode) {
+    return fails(Call::kOpen) || interrupted_now() ? -1 : real.open(path, flags, mode);
+  };
+  c.close = [](int fd) {  // a failed close has closed
+    const bool fail = fails(Call::kClose);
+    const int r = real.close(fd);
+    if (fail) errno = fault.error;
+    return fail ? -1 : r;
+  };
+  c.fstat = [](int fd, struct stat* out) { return fails(Call::kFstat) ? -1 : real.fstat(fd, out); };
+  c.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    return fails(Call::kPread) || interrupted_now() ? -1 : real.pread(fd, buffer, shorter(n), offset);
+  };
+  c.pwrite = [](int fd, const void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    return fails(Call::kPwrite) || interrupted_now() ? -1 : real.pwrite(fd, buffer, shorter(n), offset);
+  };
+  c.fallocate = [](int fd, int mode, off_t offset, off_t length) {
+    return fails(Call::kFallocate) || interrupted_now() ? -1 : real.fallocate(fd, mode, offset, length);
+  };
+  c.ftruncate = [](int fd, off_t length) {
+    return fails(Call::kFtruncate) || interrupted_now() ? -1 : real.ftruncate(fd, length);
+  };
+  // What a power cut leaves is not asked here: nothing is forced to disk.
+  c.fdatasync = [](int) { return fails(Call::kFdatasync) || interrupted_now() ? -1 : 0; };
+  c.fsync = [](int) { return fails(Call::kFsync) || interrupted_now() ? -1 : 0; };
+  c.mkdir = [](const char* path, mode_t mode) { return fails(Call::kMkdir) ? -1 : real.mkdir(path, mode); };
+  c.rename = [](const char* from, const char* to, unsigned flags) {
+    return fails(Call::kRename) ? -1 : real.rename(from, to, flags);
+  };
+  c.unlink = [](const char* path) { return fails(Call::kUnlink) ? -1 : real.unlink(path); };
+  c.rmdir = [](const char* path) { return fails(Call::kRmdir) ? -1 : real.rmdir(path); };
+  return c;
+}
+
+class FaultTest : public testing::Test {
+ protected:
+  FaultTest() {
+    real = sys();
+    arm({});
+    scoped_.emplace(faulty());
+  }
+  ~FaultTest() override {
+    scoped_.reset();
+    nagging = false;
+  }
+  static void arm(Fault f) {
+    fault = f;
+    calls_made = 0;
+    failed.clear();
+  }
+
+ private:
+  std::optional<ScopedSysCalls> scoped_;
+};
+
+// ---- scenarios
+
+struct Scenario {
+  std::string name, source, to, mesh;
+  bool replaces = false;  // a checkpoint that is there already
+};
+const Scenario kScenarios[] = {{"tp8 to hf", "tp8", "hf", "", false},
+                               {"fsdp4_tp2 to dcp tp=2", "fsdp4_tp2", "dcp", "tp=2", false},
+                               {"tp8 to hf, replacing", "tp8", "hf", "", true}};
+
+Status run_scenario(const Scenario& s, const std::string& destination) {
+  const bool is_path = s.source.starts_with("/");
+  OpenCheckpoint open = TRY(open_checkpoint(is_path ? s.source : sample(s.source) + "/checkpoint"));
+  ConversionOptions o;
+  o.source_path = s.source;
+  if (!is_path) o.config_path = sample(s.source) + "/config.json";
+  o.include = {"layers.0.*", "norm.weight"};  // every kind of call, and few enough to fail each of them
+  if (!s.mesh.empty()) o.mesh = TRY(Mesh::parse(s.mesh));
+  o.run.threads = 1;
+  o.run.memory = Index{1} << 30;
+  const auto conversion = TRY(Conversion::prepare(*open.reader, *TRY(find_format(s.to)), std::move(o)));
+  TRY(conversion->run(destination, s.replaces));
+  return {};
+}
+
+void make_old(const Scenario& s, const std::string& destination) {
+  fs::remove_all(destination);
+  if (!s.replaces) return;
+  fs::create_directory(destination);
+  write_file(destination + "/.metadata", "old");
+}
+
+TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
+  Index runs = 0, errors = 0, survived = 0;
+  std::map<std::string, Index> survivors;
+  // Pieces large enough to be written past the page cache, where the file system allows.
+  const TempDir large;
+  write_dcp({{"layers.0.a", {DType::kUint8, {1024, 640}, std::string(1024 * 640, 'a')}},
+             {"layers.0.b", {DType::kUint8, {400, 1000}, std::string(400 * 1000, 'b')}}},
+            large / "ck", Mesh({{"dp_shard", 2}}));
+  std::vector<Scenario> scenarios(std::begin(kScenarios), std::end(kScenarios));
+  scenarios.push_back({"large pieces to dcp", large / "ck", "dcp", "dp_shard=3", false});
+  for (const Scenario& s : scenarios) {
+    const TempDir dir;
+    const std::string out = dir / "out", work = dir / "out.partial";
+    make_old(s, out);
+    arm({});
+    const Status healthy = run_scenario(s, out);
+    ASSERT_TRUE(healthy) << healthy.error().message();
+    const Index total = calls_made;
+    const Files expected = all_files(out);
+    ASSERT_GT(total, 40);
+    for (const bool sticky : {false, true}) {
+      for (const int error : {EIO, ENOSPC, EMFILE}) {
+        for (Index n = 1; n <= total; ++n) {
+          make_old(s, out);
+          arm({n, sticky, error});
+          const Status status = run_scenario(s, out);
+          const std::vector<Call> hit = failed;
+          arm({});
+          ++runs;
+          std::string what = s.name + ", call " + std::to_string(n) + " of " + std::to_string(total) + ": " +
+                             (hit.empty() ? "none" : kCallNames[static_cast<int>(hit.front())]) +
+                             (sticky ? " and all after it fail with " : " fails with ") + std::strerror(error);
+          if (!status) what += "\n" + status.error().message();
+          SCOPED_TRACE(what);
+          if (status) {
+            ++survived;
+            ++survivors[kCallNames[static_cast<int>(hit.front())]];
+            ASSERT_EQ(all_files(out), expected);
+            ASSERT_FALSE(fs::exists(work));
+            continue;
+          }
+          ++errors;
+          ASSERT_EQ(status.error().code(), ErrorCode::kIo);
+          ASSERT_THAT(status.error().message(), testing::HasSubstr(std::strerror(error)));
+          ASSERT_THAT(status.error().message(), testing::HasSubstr("/"));
+          // Cleaning up takes calls that a sticky fault fails as well, and one fault may hit the cleaning itself.
+          // A replaced checkpoint is removed when the new one is in its place.
+          const bool says_complete = status.error().message().find("complete") != std::string::npos;
+          const bool cleaning =
+              sticky || hit.front() == Call::kUnlink || hit.front() == Call::kRmdir || (says_complete && s.replaces);
+          if (says_complete) {
+            ASSERT_TRUE(cleaning);
+            Files got = all_files(out);
+            got.erase(".reshard-partial");
+            ASSERT_EQ(got, expected);
+          } else if (s.replaces) {
+            Files got = all_files(out);
+            if (cleaning) got.erase(".reshard-partial");
+            ASSERT_EQ(got, (Files{{".metadata", "old"}}));
+          } else {
+            ASSERT_FALSE(fs::exists(out));
+          }
+          ASSERT_TRUE(cleaning || !fs::exists(work));
+          // And the next run is as good as any. Where nothing is left behind it is the first run again: some of those.
+          if (says_complete) {
+            fs::remove_all(out);
+            if (s.replaces) make_old(s, out);
+          }
+          if (!says_complete && !fs::exists(work) && n % 10 != 0) continue;
+          const Status again = run_scenario(s, out);
+          ASSERT_TRUE(again) << again.error().message();
+          ASSERT_EQ(all_files(out), expected);
+          ASSERT_FALSE(fs::exists(work));
+        }
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [call, count] : survivors) text += " " + call + " " + std::to_string(count);
+  std::printf("%lld runs: %lld errors, %lld went well without the call:%s\n", static_cast<long long>(runs),
+              static_cast<long long>(errors), static_cast<long long>(survived), text.c_str());
+  // Only these can be done without.
+  for (const auto& [call, count] : survivors)
+    EXPECT_THAT(call, testing::AnyOf("close", "open", "pwrite", "fstat", "unlink")) << count;
+}
+
+TEST_F(FaultTest, InterruptionsAndShortTransfersAreNoErrors) {
+  for (const Scenario& s : kScenarios) {
+    const TempDir dir;
+    make_old(s, dir / "expected");
+    make_old(s, dir / "out");
+    ASSERT_TRUE(run_scenario(s, dir / "expected"));
+    nagging = true;
+    const Status status = run_scenario(s, dir / "out");
+    nagging = false;
+    ASSERT_TRUE(status) << status.error().message();
+    EXPECT_EQ(all_files(dir / "out"), all_files(dir / "expected")) << s.name;
+  }
+}
+
+TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
+  const TempDir usual;
+  ASSERT_TRUE(run_scenario(kScenarios[1], usual / "out"));
+  const Files expected = all_files(usual / "out");
+  for (const int error : {EOPNOTSUPP, EINVAL, ENOSYS}) {
+    static int code;
+    code = error;
+    SysCalls calls = faulty();
+    calls.fallocate = [](int, int, off_t, off_t) { return errno = code, -1; };
+    const ScopedSysCalls scoped(calls);
+    const TempDir dir;
+    const Status status = run_scenario(kScenarios[1], dir / "out");
+    ASSERT_TRUE(status) << status.error().message();
+    EXPECT_TRUE(all_files(dir / "out") == expected);
+  }
+}
+
+// ---- the real thing
+
+// A checkpoint of 96 MiB, so that a conversion takes long enough to be killed.
+void write_large(const std::string& path) {
+  TensorValues values;
+  std::mt19937_64 rng(3);
+  for (int layer = 0; layer < 6; ++layer) {
+    TensorValue v{DType::kFloat32, {2048, 2048}, std::string(std::size_t{16} << 20, '\0')};
+    for (std::size_t i = 0; i < v.bytes.size(); i += 8) {
+      const std::uint64_t word = rng();
+      std::memcpy(v.bytes.data() + i, &word, 8);
+    }
+    values["layers." + std::to_string(layer) + ".w"] = std::move(v);
+  }
+  write_dcp(values, path, Mesh({{"dp_shard", 4}}));
+}
+
+TEST(Kill, LeavesNothingThatLooksFinished) {
+  const TempDir dir;
+  {
+    SysCalls calls = sys();
+    calls.fdatasync = calls.fsync = [](int) { return 0; };
+    const ScopedSysCalls scoped(calls);
+    write_large(dir / "ck");
+  }
+  const std::vector<std::string> argv = {RESHARD_BINARY, "convert", dir / "ck",  dir / "out",
+                                         "--to",         "dcp",     "--mesh",    "dp_shard=3",
+                                         "--threads",    "2",       "--include", "layers.[0-2].*"};
+  const auto run = [&] { return run_command(argv, 60); };
+  double whole_run = 0;
+  Files expected;
+  for (int n = 0; n < 3; ++n) {  // the first run is slower than those to be killed
+    fs::remove_all(dir / "out");
+    const auto start = std::chrono::steady_clock::now();
+    const CommandResult healthy = run();
+    ASSERT_EQ(healthy.exit_code, 0) << healthy.out << healthy.err;
+    whole_run = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    expected = all_files(dir / "out");
+  }
+  fs::remove_all(dir / "out");
+
+  std::mt19937 rng(11);
+  int killed = 0, leftovers = 0, finished = 0;
+  for (int n = 0; n < 30; ++n) {
+    const double seconds = whole_run * (0.02 + 0.98 * static_cast<double>(rng() % 1000) / 1000);
+    const CommandResult r = run_command(argv, seconds);
+    if (r.exit_code == 0) {
+      ++finished;
+      ASSERT_EQ(all_files(dir / "out"), expected);
+      fs::remove_all(dir / "out");
+      continue;
+    }
+    ASSERT_EQ(r.exit_code, 128 + SIGKILL) << r.err;
+    ++killed;
+    // Between the last rename and the end of the process everything is in place already.
+    if (fs::exists(dir / "out")) {
+      Files got = all_files(dir / "out");
+      got.erase(".reshard-partial");
+      ASSERT_EQ(got, expected);
+      fs::remove_all(dir / "out");
+      continue;
+    }
+    if (!fs::exists(dir / "out.partial")) continue;
+    ++leftovers;
+    if (n % 3 != 0) continue;  // the next killed run is to find it, too
+    const CommandResult next = run();
+    ASSERT_EQ(next.exit_code, 0) << next.out << next.err;
+    EXPECT_THAT(next.out, testing::HasSubstr("removed " + dir / "out.partial, left by a killed run"));
+    ASSERT_EQ(all_files(dir / "out"), expected);
+    ASSERT_FALSE(fs::exists(dir / "out.partial"));
+    fs::remove_all(dir / "out");
+  }
+  const CommandResult last = run();
+  ASSERT_EQ(last.exit_code, 0) << last.out << last.err;
+  EXPECT_EQ(all_files(dir / "out"), expected);
+  EXPECT_FALSE(fs::exists(dir / "out.partial"));
+  std::printf("%d killed, %d of them left a work directory, %d had finished\n", killed, leftovers, finished);
+  EXPECT_GE(leftovers, 5);
+}
+
+TEST(Interrupt, CleansUpBehindItself) {
+  const TempDir dir;
+  write_large(dir / "ck");
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::execl(RESHARD_BINARY, RESHARD_BINARY, "convert", (dir / "ck").c_str(), (dir / "out").c_str(), "--to", "dcp",
+            "--threads", "1", "-q", nullptr);
+    ::_exit(127);
+  }
+  while (!fs::exists(dir / "out.partial") && ::waitpid(pid, nullptr, WNOHANG) == 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ::kill(pid, SIGTERM);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) GTEST_SKIP() << "finished before the signal";
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ErrorCode::kIo));
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  EXPECT_FALSE(fs::exists(dir / "out.partial"));
+}
+
+// A full disk: a tmpfs of 1 MiB where mounting is allowed, else a limit on the size of files.
+TEST(FullDisk, IsSaidBeforeAnythingIsWritten) {
+  const TempDir dir;
+  const std::string disk = dir / "disk", source = sample("fsdp2_tp2_optim") + "/checkpoint";
+  fs::create_directory(disk);
+  if (::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0)
+    GTEST_SKIP() << "mounting is not allowed: " << std::strerror(errno);
+  const CommandResult r = run_command({RESHARD_BINARY, "convert", source, disk + "/out", "--to", "dcp"});
+  EXPECT_EQ(r.exit_code, 5);
+  EXPECT_THAT(r.err,
+              testing::AllOf(testing::HasSubstr("the output needs"), testing::HasSubstr("free. Nothing was written")));
+  EXPECT_TRUE(fs::is_empty(disk));
+  // The check passed, but then somebody else filled the disk.
+  {
+    OpenCheckpoint open = std::move(*open_checkpoint(source));
+    ConversionOptions o;
+    o.run.threads = 1;
+    o.run.memory = Index{1} << 30;
+    const auto conversion = Conversion::prepare(*open.reader, kDcpFormat, std::move(o));
+    ASSERT_TRUE(conversion) << conversion.error().message();
+    const auto outcome = (*conversion)->run(disk + "/out", false);
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code(), ErrorCode::kIo);
+    EXPECT_THAT(outcome.error().message(),
+                testing::AllOf(testing::HasSubstr("cannot reserve"), testing::HasSubstr("No space left")));
+    EXPECT_TRUE(fs::is_empty(disk));
+  }
+  ::umount2(disk.c_str(), MNT_DETACH);
+}
+
+TEST(FileSizeLimit, IsAnErrorAndNotADeath) {
+  const TempDir dir;
+  const std::string command =
+      "ulimit -f 64; exec " RESHARD_BINARY " convert " + sample("tp8") + "/checkpoint " + (dir / "out") + " --to hf";
+  const CommandResult r = run_command({"/bin/bash", "-c", command});
+  EXPECT_EQ(r.exit_code, 5) << r.out << r.err;
+  EXPECT_THAT(r.err, testing::HasSubstr("File too large"));
+  EXPECT_TRUE(fs::is_empty(dir.path()));
+}
+
+TEST(FewDescriptors, Suffice) {
+  // 16 source files and 16 outputs, with room for a dozen open ones.
+  const TempDir dir;
+  const std::string command = "ulimit -n 40; exec " RESHARD_BINARY " convert " + sample("fsdp16") + "/checkpoint " +
+                              (dir / "out") + " --to dcp --mesh dp_shard=4";
+  const CommandResult r = run_command({"/bin/bash", "-c", command});
+  EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+  const std::string few = "ulimit -n 12; exec " RESHARD_BINARY " convert " + sample("fsdp16") + "/checkpoint " +
+                          (dir / "out2") + " --to dcp --mesh dp_shard=4";
+  const CommandResult failed_run = run_command({"/bin/bash", "-c", few});
+  if (failed_run.exit_code != 0) {
+    EXPECT_EQ(failed_run.exit_code, 5);
+    EXPECT_THAT(failed_run.err, testing::HasSubstr("Too many open files"));
+    EXPECT_FALSE(fs::exists(dir / "out2"));
+  }
+}
+
+// ---- metadata: every byte changed, every length
+
+// What a located catalog says, and the parts of it that no reader could know to be wrong.
+struct Seen {
+  // What is recorded once: names of tensors and objects, their paths in the state_dict, shapes of empty tensors.
+  std::string names;
+  std::string contents;  // everything else
+};
+Seen seen(const Catalog& catalog) {
+  Seen out;
+  const auto number = [&](Index n) { out.contents += std::to_string(n) + " "; };
+  const auto extent = [&](const Extent& e) {
+    out.contents += catalog.files[e.file].path + " ";
+    number(e.offset);
+    number(e.length);
+  };
+  const auto path = [&](const KeyPath& keys) {
+    for (const auto& key : keys)
+      out.names += (key.index() == 0 ? "'" + std::get<0>(key) + "'" : std::to_string(std::get<1>(key))) + ".";
+    out.names += "\n";
+  };
+  // In the order of their places in the files, as names may have changed.
+  std::map<std::string, Seen> sorted;
+  for (const Tensor& t : catalog.tensors()) {
+    out = {};
+    out.names = t.name + " ";
+    path(t.path);
+    out.contents = std::string(info(t.dtype).torch_name);
+    // A tensor without elements has nothing in the files that its shape could contradict.
+    (t.elements() == 0 ? out.names : out.contents) += to_string(t.shape);
+    std::set<std::string> fragments;
+    for (const FragmentList* list : {&t.fragments, &t.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        const Fragment f = list->get(i);
+        if (f.box.empty()) continue;
+        const std::string before = std::exchange(out.contents, "");
+        out.contents = to_string(f.box) + to_string(f.strides) + (f.crc ? std::to_string(*f.crc) : "-");
+        extent(f.extent);
+        number(f.start);
+        fragments.insert(out.contents);
+        out.contents = before;
+      }
+    for (const std::string& f : fragments) out.contents += f + "\n";
+    sorted[out.contents + out.names] = out;
+  }
+  for (const Blob& b : catalog.blobs) {
+    out = {};
+    out.names = b.name + " ";
+    path(b.path);
+    extent(b.extent);
+    sorted[out.contents + out.names] = out;
+  }
+  Seen all;
+  for (const auto& [key, s] : sorted) {
+    all.names += s.names;
+    all.contents += s.contents + "\n";
+  }
+  return all;
+}
+
+// Opens a checkpoint and reads everything but the payloads of its tensors.
+Result<Seen> open_whole(const std::string& path, const std::string& spool) {
+  const auto reader = TRY(dcp::open(path, {}));
+  std::vector<std::size_t> all(reader->catalog().tensors().size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  TRY(reader->locate(all, 1, spool));
+  TRY(validate(reader->catalog()));
+  for (const Blob& blob : reader->catalog().blobs) TRY(reader->blob_bytes(blob));
+  return seen(reader->catalog());
+}
+
+TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
+  for (const std::string name : {"ck1", "ck2"}) {
+    const TempDir dir;
+    fs::copy(std::string(RESHARD_TEST_DATA) + "/dcp_small/" + name, dir / "ck", fs::copy_options::recursive);
+    const std::string path = dir / "ck/.metadata", healthy = read_file(path);
+    const auto expected = open_whole(dir / "ck", dir.path());
+    ASSERT_TRUE(expected) << expected.error().message();
+    int errors = 0, harmless = 0, names = 0;
+    const auto check = [&](const std::string& bytes, const std::string& what) {
+      fs::remove(path);  // to overwrite a file costs a flush on some file systems
+      write_file(path, bytes);
+      const auto got = open_whole(dir / "ck", dir.path());
+      if (!got) {
+        ++errors;
+        const ErrorCode code = got.error().code();
+        EXPECT_TRUE(code == ErrorCode::kCorrupt || code == ErrorCode::kUnsupported || code == ErrorCode::kIo)
+            << what << ": " << static_cast<int>(code) << " " << got.error().message();
+        EXPECT_THAT(got.error().message(), testing::HasSubstr(dir / "ck")) << what;
+        return;
+      }
+      EXPECT_TRUE(got->contents == expected->contents) << name << " " << what << "\n" << got->contents;
+      ++(got->names == expected->names ? harmless : names);
+    };
+    for (std::size_t i = 0; i < healthy.size(); ++i) {
+      for (const int flip : {0x01, 0x80, 0xff}) {
+        std::string bytes = healthy;
+        bytes[i] = static_cast<char>(bytes[i] ^ flip);
+        check(bytes, "byte " + std::to_string(i) + " ^ " + std::to_string(flip));
+      }
+    }
+    const int harmless_flips = harmless, name_flips = names;
+    for (std::size_t n = 0; n < healthy.size(); ++n) check(healthy.substr(0, n), "cut at " + std::to_string(n));
+    EXPECT_EQ(harmless, harmless_flips);  // a pickle ends where it ends
+    EXPECT_EQ(names, name_flips);
+    std::printf("%s: %d errors, %d harmless, %d other names\n", name.c_str(), errors, harmless, names);
+  }
+}
+
+}  // namespace
+}  // namespace reshard
