@@ -120,6 +120,13 @@ std::string family_text(const Conversion& c) {
   return text + std::string(names_title(*c.source_names())) + " -> " + std::string(names_title(*c.target_names()));
 }
 
+std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
+  std::vector<std::string> out = prepared.source.reader->catalog().warnings;
+  const auto& more = prepared.conversion->warnings();
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
 std::string left_out_text(const LeftOut& l) {
   std::vector<std::string> parts;
   if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
@@ -143,13 +150,13 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   print_row("", with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " +
                     human_bytes(c.plan().bytes_read) + " in, " + human_bytes(c.disk_needed()) + " out in " +
                     with_commas(files) + (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) +
-                    " moves" + (free ? "   disk free " + human_bytes(*free) : ""));
+                    " moves" + (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
   if (c.converted_tensors() > 0)
     print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
   std::vector<std::string> left_out;
   for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
-  for (const std::string& warning : prepared.source.reader->catalog().warnings) print_row("warning", warning);
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }
 
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
@@ -174,7 +181,9 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("converted_tensors", c.converted_tensors());
   if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
   if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
-  json.set("left_out", std::move(left_out)).set("files", std::move(files));
+  Json warnings = Json::array();
+  for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
+  json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));
   return json;
 }
 

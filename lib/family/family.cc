@@ -402,21 +402,23 @@ Index layer_number(std::string_view name) {
   return -1;
 }
 
-Status check_heads(const Mesh& mesh, const ModelConfig& config) {
+// What a user should know before cutting attention heads apart; empty where none is.
+std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
   const Index tp = mesh.size("tp");
   if (config.num_key_value_heads % tp == 0) return {};
   Index best = tp;
   while (config.num_key_value_heads % best != 0) --best;
-  return usage_error("tp=" + std::to_string(tp) + " does not divide num_key_value_heads " +
-                     std::to_string(config.num_key_value_heads) + " of " + config.path + "; tp=" + std::to_string(best) +
-                     " does. --family none cuts tensors anywhere, as torch would");
+  return "tp=" + std::to_string(tp) + " does not divide num_key_value_heads " +
+         std::to_string(config.num_key_value_heads) + " of " + config.path +
+         ": the checkpoint loads into any mesh, but the model does not run at that degree (tp=" + std::to_string(best) +
+         " would)";
 }
 
 }  // namespace
 
 Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source) {
-  if (family && config) TRY(check_heads(mesh, *config));
   Placer placer(mesh, family);
+  if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : source.tensors()) {
     const StateKey key = split_state_key(tensor.name);
     if (key.kind != StateKind::kModel) continue;

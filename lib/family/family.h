@@ -117,8 +117,10 @@ Status check_against_config(const Catalog& view, const Family& family, const Mod
 // Optimizer state follows its parameter.
 class Placer {
  public:
-  // A usage error where tensor parallelism would cut through attention heads of a known config.
+  // A usage error where there are more pipeline stages than parts of the model.
   static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source);
+  // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
+  const std::string& warning() const { return warning_; }
   Placement place(const Tensor& tensor) const;
 
  private:
@@ -129,6 +131,7 @@ class Placer {
   Mesh mesh_;
   const Family* family_;
   Index layers_ = 0;
+  std::string warning_;
   std::unordered_map<std::string, Dims> parameter_shapes_;
 };
 

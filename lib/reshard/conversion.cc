@@ -147,6 +147,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.mesh = options_.mesh;
   request.max_file_bytes = options_.max_file_bytes;
   const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
+  if (!placer.warning().empty()) warnings_.push_back(placer.warning());
   const auto natives = native_names(selected_, renames() ? family_ : nullptr);
   const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings;
   for (const Tensor& tensor : source_view_.tensors()) {

@@ -51,6 +51,7 @@ class Conversion {
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
   const std::vector<LeftOut>& left_out() const { return left_out_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }  // of the target; the source has its own
   Index converted_tensors() const { return converted_; }  // that change their dtype
   Index disk_needed() const;                              // bytes, of all files
   Result<MemoryPlan> memory() const;
@@ -94,6 +95,7 @@ class Conversion {
   Catalog target_view_;
   Plan plan_;
   std::vector<LeftOut> left_out_;
+  std::vector<std::string> warnings_;
   Index converted_ = 0;
   bool tied_head_dropped_ = false;  // the source stores a head that the output shares with the embedding
 };

@@ -347,14 +347,17 @@ TEST(Cli, AConfigOfAnotherModelIsRefusedByTensor) {
                  AllOf(HasSubstr("9 tensors"), HasSubstr("missing"), HasSubstr("model.layers.4.")));
 }
 
-TEST(Cli, TensorParallelismMustNotCutHeads) {
+TEST(Cli, TensorParallelismThatCutsHeadsIsWarnedOfAndExact) {
   const TempDir dir;
   const std::string source = sample("fsdp4_tp2") + "/checkpoint";
-  expect_failure(source, dir / "out", {"--to", "dcp", "--mesh", "tp=4"}, 2,
-                 AllOf(HasSubstr("tp=4 does not divide num_key_value_heads 2"), HasSubstr("tp=2 does"),
-                       HasSubstr("--family none")));
-  expect_success(convert(source, dir / "out", {"--to", "dcp", "--mesh", "tp=4", "--family", "none"}));
-  EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(source));
+  const CommandResult plan = reshard_cli({"plan", source, "--to", "dcp", "--mesh", "tp=4"});
+  EXPECT_EQ(plan.exit_code, 0);
+  EXPECT_THAT(plan.out, AllOf(HasSubstr("warning   tp=4 does not divide num_key_value_heads 2"),
+                                 HasSubstr("tp=2 would")));
+  for (const std::string family : {"auto", "none"}) {
+    expect_success(convert(source, dir / family, {"--to", "dcp", "--mesh", "tp=4", "--family", family}));
+    EXPECT_TRUE(load_checkpoint(dir / family) == load_checkpoint(source));
+  }
 }
 
 TEST(Cli, WrongUsageIsExitCode2) {

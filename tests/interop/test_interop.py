@@ -203,6 +203,12 @@ class ToDcp(Case):
             for rank in range(sizes[0] * sizes[1] * sizes[2]):
                 coordinate = [rank // (sizes[1] * sizes[2]), rank // sizes[2] % sizes[1], rank % sizes[2]]
                 shape, offset = _compute_local_shape_and_global_offset(tensor.size, sizes, coordinate, placements)
+                if isinstance(placements[1], _StridedShard) and tensor.size[0] % (sizes[1] * sizes[2]):
+                    # Here torch 2.15 contradicts itself: FSDP2 holds the chunks of each TP block's chunks, its
+                    # metadata is computed by another rule (docs/formats/dcp.md 5.3). What the ranks hold counts.
+                    rows = torch.arange(tensor.size[0]).chunk(sizes[2])[coordinate[2]].chunk(sizes[1])
+                    rows = rows[coordinate[1]] if coordinate[1] < len(rows) else rows[0][:0]
+                    shape, offset = [len(rows), *shape[1:]], [int(rows[0]) if len(rows) else 0, *offset[1:]]
                 if 0 not in shape:
                     owners.setdefault((tuple(offset), tuple(shape)), []).append(rank)
             got = {(tuple(c.offsets), tuple(c.sizes)) for c in tensor.chunks if 0 not in c.sizes}
@@ -334,7 +340,14 @@ class FromTorch(Case):
         self.assert_holds(self.save(all_dtypes()), all_dtypes())
 
     def test_strides_views_scalars_and_empty_tensors(self):
-        self.assert_holds(self.save(odd_tensors()), {k: v.resolve_conj() for k, v in odd_tensors().items()})
+        state = {k: v for k, v in odd_tensors().items() if k != "conjugate"}
+        self.assert_holds(self.save(state), state)
+
+    def test_an_unresolved_conjugate_is_refused_by_name(self):
+        directory = self.save({"conjugate": odd_tensors()["conjugate"]})
+        done = reshard("convert", directory, self.out("read"), "--family", "none", "--to", "hf", code=4)
+        self.assertIn("'conjugate'", done)
+        self.assertIn("resolve_conj", done)
 
     def check_writer(self, **writer):
         state = {k: v for k, v in self.state().items() if k != "conjugate"}

@@ -354,12 +354,13 @@ TEST(ExtentsDisjoint, AnObjectCountsToo) {
             "ckpt/__0_0.distcp@0x46: tensor 'w' [0:2, 0:2] and object 'step' claim the same bytes");
 }
 
-TEST(ExtentsDisjoint, TiedTensorsShareAnExtentExactly) {
+TEST(ExtentsDisjoint, TiedTensorsShareAnExtentExactlyWhereTiesAreAllowed) {
   Catalog c = two_halves();
   Tensor tied = c.tensors()[0];
   tied.name = "output.weight";
   ASSERT_TRUE(c.add(tied));
   EXPECT_TRUE(check_extents_disjoint(c, SharedExtents::kTies));
+  EXPECT_FALSE(check_extents_disjoint(c, SharedExtents::kRefused));
 }
 
 }  // namespace
