@@ -53,8 +53,8 @@ Result<int> convert(const ConvertOptions& options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
   if (outcome.removed_leftover) print_row("note", "removed " + options.destination + ".partial, left by a killed run");
-  print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) + "/s   peak memory " +
-                        human_bytes(peak_memory()));
+  print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
+                        "/s   peak memory " + human_bytes(peak_memory()));
   const auto n = std::to_string(conversion.plan().tensors.size());
   print_row("proof", n + " of " + n + " tensors: every element has one source" +
                          (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"

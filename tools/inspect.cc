@@ -8,7 +8,7 @@
 
 #include "formats/registry.h"
 #include "lib/base/text.h"
-#include "lib/family/state_key.h"
+#include "lib/checkpoint/state_key.h"
 #include "lib/verify/mesh_inference.h"
 #include "tools/commands.h"
 

@@ -10,7 +10,8 @@ namespace reshard::tools {
 
 void ResourceOptions::add(CLI::App& app) {
   app.add_option("--memory", memory, "Memory the whole process may take")->capture_default_str();
-  app.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")->check(CLI::Range(1, 1024));
+  app.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--quiet,-q", quiet, "Print errors only");
 }
 
@@ -147,12 +148,12 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                       ", " + printable(c.config()->path));
   const auto free = free_space_for(options.destination);
   const auto files = static_cast<Index>(c.target().catalog().files.size());
-  print_row("", with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " +
-                    human_bytes(c.plan().bytes_read) + " in, " + human_bytes(c.disk_needed()) + " out in " +
-                    with_commas(files) + (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) +
-                    " moves" + (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
-  if (c.converted_tensors() > 0)
-    print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
+  print_row("",
+            with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " + human_bytes(c.plan().bytes_read) +
+                " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
+                (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
+                (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
+  if (c.converted_tensors() > 0) print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
   std::vector<std::string> left_out;
   for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));

@@ -26,7 +26,8 @@ bool fancy_stdout() { return ::isatty(STDOUT_FILENO) && !no_color(); }
 bool stderr_is_terminal() { return ::isatty(STDERR_FILENO); }
 
 void print_row(std::string_view label, std::string_view text) {
-  std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()), text.data());
+  std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
+              text.data());
 }
 
 Index peak_memory() {

@@ -31,7 +31,9 @@ std::string temporary_directory() {
   return t != nullptr && *t != '\0' ? t : "/tmp";
 }
 
-std::string count(Index n, std::string_view noun) { return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s"); }
+std::string count(Index n, std::string_view noun) {
+  return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
+}
 
 Json shape_json(const Dims& shape) {
   Json out = Json::array();
@@ -48,7 +50,8 @@ Result<Catalog> manifest_view(const Json& manifest, const Catalog& native, const
     std::optional<ModelConfig> config;
     if (!config_path.empty()) config = TRY(read_config(config_path));
     if (config) config->tie_word_embeddings = false;  // what is not stored has no digest
-    return canonical_view(native, {family, config ? &*config : nullptr, TRY(manifest.get_bool("hf_rows")), true}, nullptr);
+    return canonical_view(native, {family, config ? &*config : nullptr, TRY(manifest.get_bool("hf_rows")), true},
+                          nullptr);
   }
   return unsupported("reshard_manifest.json names a family this version does not know");
 }
@@ -61,8 +64,8 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
   RunOptions run = TRY(options.resources.run_options());
   TRY(reader.locate(all, run.threads, temporary_directory()));
   TRY(validate(reader.catalog()));
-  findings.rows.emplace_back("cover", "every element of " + count(static_cast<Index>(all.size()), "tensor") +
-                                          " is stored exactly once");
+  findings.rows.emplace_back(
+      "cover", "every element of " + count(static_cast<Index>(all.size()), "tensor") + " is stored exactly once");
 
   Json manifest;
   const std::string manifest_path = path_join(options.path, "reshard_manifest.json");
@@ -110,8 +113,8 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
     if (!view.find(member.key))
       findings.differences.push_back("tensor '" + printable(member.key) + "' is in reshard_manifest.json only");
   if (findings.differences.size() == before)
-    findings.rows.emplace_back("manifest", count(static_cast<Index>(proofs.size()), "digest") +
-                                               " as reshard_manifest.json says");
+    findings.rows.emplace_back("manifest",
+                               count(static_cast<Index>(proofs.size()), "digest") + " as reshard_manifest.json says");
   return {};
 }
 
@@ -192,8 +195,9 @@ Status verify_against(const VerifyOptions& options, OpenCheckpoint& a, OpenCheck
   findings.rows.emplace_back("cover", "on both sides every element is stored exactly once");
   findings.rows.emplace_back("bytes", count(c->checksums_checked(), "CRC-32 sum") + " recorded, all hold");
   findings.rows.emplace_back(
-      "equal", with_commas(equal) + " of " + count(static_cast<Index>(digests.size()), "tensor") + ", digest for digest" +
-                   (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the other's dtype" : ""));
+      "equal",
+      with_commas(equal) + " of " + count(static_cast<Index>(digests.size()), "tensor") + ", digest for digest" +
+          (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the other's dtype" : ""));
   for (const std::string& text : c->not_compared()) findings.rows.emplace_back("not seen", text);
   return {};
 }
@@ -223,7 +227,8 @@ int report(const VerifyOptions& options, const OpenCheckpoint& open, const Findi
   for (std::size_t i = 0; i < std::min(findings.differences.size(), kShown); ++i)
     print_row("error", findings.differences[i]);
   if (findings.differences.size() > kShown)
-    print_row("", "and " + with_commas(static_cast<Index>(findings.differences.size() - kShown)) + " more (--json has all)");
+    print_row(
+        "", "and " + with_commas(static_cast<Index>(findings.differences.size() - kShown)) + " more (--json has all)");
   if (!options.resources.quiet || !good)
     print_row("result", good ? "good" : count(static_cast<Index>(findings.differences.size()), "difference"));
   return good ? 0 : 1;
@@ -288,7 +293,8 @@ Result<int> diff(const DiffOptions& options) {
       tensors.push_back(row.set("differs", differs));
     } else if (d.different > 0 || dtypes) {
       std::string text = printable(ta.name) + " " + to_string(ta.shape) + "   ";
-      if (dtypes) text += std::string(info(ta.dtype).short_name) + " / " + std::string(info(tb.dtype).short_name) + "   ";
+      if (dtypes)
+        text += std::string(info(ta.dtype).short_name) + " / " + std::string(info(tb.dtype).short_name) + "   ";
       text += with_commas(d.different) + " of " + with_commas(ta.elements()) + " elements";
       if (values && d.different > 0)
         text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
@@ -313,8 +319,9 @@ Result<int> diff(const DiffOptions& options) {
   print_row("result", with_commas(static_cast<Index>(distances.size()) - beyond) + " of " +
                           count(static_cast<Index>(distances.size()), "tensor") + " equal" +
                           (options.tolerance > 0 ? " within " + scientific(options.tolerance) : "") +
-                          (structural.empty() ? "" : ", " + count(static_cast<Index>(structural.size()), "tensor") +
-                                                         " missing or of another shape"));
+                          (structural.empty() ? ""
+                                              : ", " + count(static_cast<Index>(structural.size()), "tensor") +
+                                                    " missing or of another shape"));
   return good ? 0 : 1;
 }
 
@@ -329,7 +336,8 @@ void add_verify(CLI::App& app, Action& action) {
   options->resources.add(app);
   app.footer(
       "Examples:\n"
-      "  reshard verify step-1000                        cover, checksums, digests (and the manifest, if reshard wrote it)\n"
+      "  reshard verify step-1000                        cover, checksums, digests (and the manifest, if reshard wrote "
+      "it)\n"
       "  reshard verify step-1000 --against model        equal, although one is DCP and the other Hugging Face\n"
       "  reshard verify model --config config.json       every shape as the config says\n"
       "Exit code 1 when something differs, 3 when the bytes are damaged.");

@@ -95,7 +95,8 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
     how += ", " + std::to_string(names.size()) + " ranks saved on their own";
   }
   if (names.empty())
-    return corrupt(catalog_.root + ": .metadata is missing: the save did not finish, and without it nothing tells what " +
+    return corrupt(catalog_.root +
+                   ": .metadata is missing: the save did not finish, and without it nothing tells what " +
                    "the .distcp files hold");
   MetadataReader reader(catalog_);
   for (const std::string& name : names) {
@@ -212,11 +213,14 @@ Result<Fragment> DcpReader::locate_in_blob(const Tensor& tensor, const Fragment&
     const std::lock_guard lock(mutex_);
     auto& slot = headers_[{item.extent.file, item.extent.offset}];
     if (!slot) {
-      auto parsed = read_safetensors_header(file, item.extent.offset, size - item.extent.offset, SafetensorsEnd::kWithin);
+      auto parsed =
+          read_safetensors_header(file, item.extent.offset, size - item.extent.offset, SafetensorsEnd::kWithin);
       if (!parsed)
-        return corrupt(at(file.path(), item.extent.offset) +
-                       ": expected a torch.save archive, a zstd frame or a safetensors blob, got none of them: the file "
-                       "is stale or was overwritten (" + parsed.error().message() + ")");
+        return corrupt(
+            at(file.path(), item.extent.offset) +
+            ": expected a torch.save archive, a zstd frame or a safetensors blob, got none of them: the file "
+            "is stale or was overwritten (" +
+            parsed.error().message() + ")");
       slot = std::make_shared<const SafetensorsHeader>(std::move(*parsed));
     }
     header = slot;
@@ -248,8 +252,8 @@ Result<Extent> DcpReader::decode(const Extent& item, Index limit, const std::str
 
 Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
   if (blob.extent.length > kMaxBlobBytes)
-    return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) +
-                       "; at most " + human_bytes(kMaxBlobBytes) + " are carried");
+    return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) + "; at most " +
+                       human_bytes(kMaxBlobBytes) + " are carried");
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
   std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
   TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));

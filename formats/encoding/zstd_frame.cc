@@ -14,7 +14,7 @@ constexpr Index kInputPiece = Index{128} << 10;
 constexpr Index kOutputPiece = Index{1} << 20;
 constexpr int kWindowLogMax = 27;  // 128 MiB of window at most, whatever the frame asks for
 
-using Pull = std::function<Result<Bytes>()>;       // the next input; empty at its end
+using Pull = std::function<Result<Bytes>()>;  // the next input; empty at its end
 using Push = std::function<Status(Bytes decoded)>;
 
 Status decode_stream(const Pull& pull, const Push& push, Index limit, const std::string& place) {
@@ -52,7 +52,8 @@ Result<Index> decode(const File& file, Index offset, Index length, Index limit, 
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(length, kInputPiece)));
   Index taken = 0, written = 0;
   const Pull pull = [&]() -> Result<Bytes> {
-    const MutableBytes piece = MutableBytes(buffer).first(static_cast<std::size_t>(std::min(length - taken, kInputPiece)));
+    const MutableBytes piece =
+        MutableBytes(buffer).first(static_cast<std::size_t>(std::min(length - taken, kInputPiece)));
     TRY(file.read_at(offset + taken, piece));
     taken += static_cast<Index>(piece.size());
     return Bytes(piece);

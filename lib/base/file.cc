@@ -32,9 +32,7 @@ auto retry(Call call) {
 }  // namespace
 
 Result<File> File::open(const std::string& path, Access access) {
-  const int mode = access == Access::kRead        ? O_RDONLY
-                   : access == Access::kReadWrite ? O_RDWR
-                                                  : O_WRONLY | O_DIRECT;
+  const int mode = access == Access::kRead ? O_RDONLY : access == Access::kReadWrite ? O_RDWR : O_WRONLY | O_DIRECT;
   const int flags = mode | O_CLOEXEC | O_NONBLOCK;
   const int fd = retry([&] { return sys().open(path.c_str(), flags, 0); });
   if (fd < 0) return errno_error(path, "cannot open");

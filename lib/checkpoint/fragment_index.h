@@ -28,8 +28,8 @@ class FragmentIndex {
   std::size_t first_candidate(const Box& box) const;
 
   const FragmentList* fragments_;
-  std::vector<std::uint32_t> order_;   // by first row
-  std::vector<Index> furthest_row_;    // the furthest row that order_[0..k] reach: it only grows
+  std::vector<std::uint32_t> order_;  // by first row
+  std::vector<Index> furthest_row_;   // the furthest row that order_[0..k] reach: it only grows
 };
 
 }  // namespace reshard

@@ -11,7 +11,8 @@ constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 
 Result<Index> positive(const Json& json, std::string_view key) {
   const Index v = TRY(json.get_index(key));
-  if (v < 1 || v > kMaxSize) return corrupt(std::string(key) + ": expected a positive number, got " + std::to_string(v));
+  if (v < 1 || v > kMaxSize)
+    return corrupt(std::string(key) + ": expected a positive number, got " + std::to_string(v));
   return v;
 }
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "lib/base/result.h"
 #include "lib/base/checked.h"
+#include "lib/base/result.h"
 
 namespace reshard {
 

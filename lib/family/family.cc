@@ -36,7 +36,7 @@ std::optional<Index> match(std::string_view pattern, std::string_view name) {
 
 std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Names names) {
   for (const NameRule& rule : family.rules) {
-    const std::string_view pattern = names == Names::kHf            ? rule.hf
+    const std::string_view pattern = names == Names::kHf           ? rule.hf
                                      : names == Names::kTorchtitan ? rule.torchtitan
                                                                    : rule.torchtitan_2026;
     if (const auto layer = match(pattern, name)) return ParsedName{&rule, names, *layer};
@@ -187,10 +187,11 @@ class ViewBuilder {
     const ModelConfig* config = TRY(need_config(tensor));
     const bool query = rule.rows == Rows::kRotaryQuery;
     const Index heads = query ? config->num_attention_heads : config->num_key_value_heads;
-    TRY(check_rows(tensor, heads * config->head_dim, *config,
-                   product(query ? "num_attention_heads" : "num_key_value_heads", heads, "head_dim", config->head_dim)));
-    return out_.add(with_rows(tensor, std::move(name), tensor.shape[0], rotary_rows(heads, config->head_dim),
-                              config->head_dim));
+    TRY(check_rows(
+        tensor, heads * config->head_dim, *config,
+        product(query ? "num_attention_heads" : "num_key_value_heads", heads, "head_dim", config->head_dim)));
+    return out_.add(
+        with_rows(tensor, std::move(name), tensor.shape[0], rotary_rows(heads, config->head_dim), config->head_dim));
   }
 
   Status add_fused(const Tensor& tensor, const StateKey& key, Index layer) {
@@ -205,8 +206,8 @@ class ViewBuilder {
     const ModelConfig* config = TRY(need_config(tensor));
     const Index d = config->head_dim, heads = config->num_attention_heads, kv = config->num_key_value_heads;
     TRY(check_rows(tensor, (heads + 2 * kv) * d, *config,
-                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " + std::to_string(kv) +
-                       ") x head_dim " + std::to_string(d)));
+                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
+                       std::to_string(kv) + ") x head_dim " + std::to_string(d)));
     const FusedRows rows = fused_rows(*config, options_.hf_rows);
     TRY(out_.add(with_rows(tensor, name("q"), heads * d, rows.query, d)));
     TRY(out_.add(with_rows(tensor, name("k"), kv * d, rows.key, d)));
@@ -232,10 +233,12 @@ class ViewBuilder {
 
   Error unknown_error() const {
     std::string list;
-    for (std::size_t i = 0; i < std::min<std::size_t>(unknown_.size(), 20); ++i) list += "\n  " + printable(unknown_[i]);
+    for (std::size_t i = 0; i < std::min<std::size_t>(unknown_.size(), 20); ++i)
+      list += "\n  " + printable(unknown_[i]);
     if (unknown_.size() > 20) list += "\n  and " + std::to_string(unknown_.size() - 20) + " more";
     return unsupported(from_.root + ": " + std::to_string(unknown_.size()) + " tensors have names that family " +
-                       std::string(options_.family->name) + " does not know (--keep-unknown carries them as they are, " +
+                       std::string(options_.family->name) +
+                       " does not know (--keep-unknown carries them as they are, " +
                        "--exclude leaves them out):" + list);
   }
 
@@ -248,12 +251,18 @@ class ViewBuilder {
 
 Index expected_size(Size size, const ModelConfig& c) {
   switch (size) {
-    case Size::kNone: return -1;
-    case Size::kVocab: return c.vocab_size;
-    case Size::kHidden: return c.hidden_size;
-    case Size::kIntermediate: return c.intermediate_size;
-    case Size::kQuery: return c.num_attention_heads * c.head_dim;
-    case Size::kKeyValue: return c.num_key_value_heads * c.head_dim;
+    case Size::kNone:
+      return -1;
+    case Size::kVocab:
+      return c.vocab_size;
+    case Size::kHidden:
+      return c.hidden_size;
+    case Size::kIntermediate:
+      return c.intermediate_size;
+    case Size::kQuery:
+      return c.num_attention_heads * c.head_dim;
+    case Size::kKeyValue:
+      return c.num_key_value_heads * c.head_dim;
   }
   return -1;
 }
@@ -280,7 +289,7 @@ std::optional<ParsedName> parse_name(const Family& family, std::string_view para
 }
 
 std::string format_name(const NameRule& rule, Names names, Index layer) {
-  const std::string_view pattern = names == Names::kHf            ? rule.hf
+  const std::string_view pattern = names == Names::kHf           ? rule.hf
                                    : names == Names::kTorchtitan ? rule.torchtitan
                                                                  : rule.torchtitan_2026;
   return replace_first(std::string(pattern), "{}", std::to_string(layer));
@@ -334,7 +343,8 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
   std::string joined;
   for (const auto& part : out) {
     if (!joined.empty()) joined += '.';
-    joined += std::holds_alternative<std::string>(part) ? std::get<std::string>(part) : std::to_string(std::get<Index>(part));
+    joined +=
+        std::holds_alternative<std::string>(part) ? std::get<std::string>(part) : std::to_string(std::get<Index>(part));
   }
   if (joined != to) return {std::string(to)};
   return out;

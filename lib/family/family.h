@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/state_key.h"
 #include "lib/family/config.h"
-#include "lib/family/state_key.h"
 #include "lib/layout/layout.h"
 
 namespace reshard {
@@ -47,17 +47,17 @@ enum class Size { kNone, kVocab, kHidden, kIntermediate, kQuery, kKeyValue };
 
 // One parameter, or with "{}" the same one of every layer.
 struct NameRule {
-  std::string_view hf;           // empty: has no Hugging Face name of its own
-  std::string_view torchtitan;   // empty likewise
+  std::string_view hf;          // empty: has no Hugging Face name of its own
+  std::string_view torchtitan;  // empty likewise
   std::string_view torchtitan_2026;
   Rows rows = Rows::kPlain;
-  int tp_dim = -1;               // the dimension tensor parallelism cuts; -1: every rank holds all of it
+  int tp_dim = -1;  // the dimension tensor parallelism cuts; -1: every rank holds all of it
   Size shape[2] = {Size::kNone, Size::kNone};
   enum class Place { kFirst, kLayer, kLast } place = Place::kLayer;  // in a pipeline
 };
 
 struct Family {
-  std::string_view name;   // as in --family
+  std::string_view name;  // as in --family
   std::string_view title;
   std::string_view model_type;  // of config.json
   std::span<const NameRule> rules;
@@ -92,8 +92,8 @@ struct ViewOptions {
   bool keep_unknown = false;            // carry model tensors that no rule knows under their own names
 };
 // The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
-// part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all. `dropped`
-// receives the names of tensors left out as derived data.
+// part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.
+// `dropped` receives the names of tensors left out as derived data.
 Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
 
 // A canonical key under another convention's name: parameters, and optimizer keys around them. Unknown ones unchanged.

@@ -16,11 +16,11 @@ struct PlannedTensor {
 };
 
 struct Plan {
-  std::vector<PlannedTensor> tensors;    // in the order of the target's files
-  std::vector<std::size_t> unused;       // source tensors that no target tensor takes
-  Index moves = 0;                       // pairs of fragments that share elements
-  Index bytes_read = 0;                  // tensor data, each source byte once
-  Index bytes_written = 0;               // tensor data
+  std::vector<PlannedTensor> tensors;  // in the order of the target's files
+  std::vector<std::size_t> unused;     // source tensors that no target tensor takes
+  Index moves = 0;                     // pairs of fragments that share elements
+  Index bytes_read = 0;                // tensor data, each source byte once
+  Index bytes_written = 0;             // tensor data
 };
 
 // Both catalogs must be validated (their fragments cover their tensors exactly). Fails, naming the tensor, where a
@@ -39,7 +39,7 @@ class Slabs {
  private:
   Dims shape_;
   Index element_bytes_;
-  int cut_dim_ = 0;      // dimensions before it are taken one index at a time, those after it whole
+  int cut_dim_ = 0;  // dimensions before it are taken one index at a time, those after it whole
   Index cut_extent_ = 1;
   Index count_ = 1;
 };

@@ -185,19 +185,18 @@ Result<std::vector<Comparison::Distance>> Comparison::distances() {
   FileSource source_a(a_view_, a_.files()), source_b(b_view_, b_.files());
   std::vector<Sums> sums(pairs_.size());
   std::mutex mutex;
-  TRY(visit_pairs(requests, source_a, source_b, options_.run,
-                  [&](std::size_t i, const Box& box, Bytes a, Bytes b) {
-                    const DType ta = a_view_.tensors()[pairs_[i].a].dtype, tb = b_view_.tensors()[pairs_[i].b].dtype;
-                    Sums part;
-                    if (is_floating(ta) && is_floating(tb))
-                      part = compare_floats(ta, tb, a, b, volume(box));
-                    else if (ta == tb)
-                      part = compare_bytes(a, b, byte_size(ta));
-                    else
-                      part.different = volume(box);
-                    const std::lock_guard lock(mutex);
-                    sums[i].add(part);
-                  }));
+  TRY(visit_pairs(requests, source_a, source_b, options_.run, [&](std::size_t i, const Box& box, Bytes a, Bytes b) {
+    const DType ta = a_view_.tensors()[pairs_[i].a].dtype, tb = b_view_.tensors()[pairs_[i].b].dtype;
+    Sums part;
+    if (is_floating(ta) && is_floating(tb))
+      part = compare_floats(ta, tb, a, b, volume(box));
+    else if (ta == tb)
+      part = compare_bytes(a, b, byte_size(ta));
+    else
+      part.different = volume(box);
+    const std::lock_guard lock(mutex);
+    sums[i].add(part);
+  }));
   checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
   std::vector<Distance> out;
   for (const Sums& s : sums) {

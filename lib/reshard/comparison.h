@@ -14,9 +14,9 @@
 namespace reshard {
 
 struct ComparisonOptions {
-  bool detect_family = true;       // false: `family` is what to use, null for comparing names as they are
+  bool detect_family = true;  // false: `family` is what to use, null for comparing names as they are
   const Family* family = nullptr;
-  std::string config_path;         // empty: none
+  std::string config_path;  // empty: none
   std::string spool = "/tmp";
   RunOptions run;
 };
@@ -54,9 +54,9 @@ class Comparison {
 
   // How far apart the values are, in float64; for other types than floating point, how many elements differ.
   struct Distance {
-    Index different = 0;        // elements that are not equal (NaN equals NaN)
-    double max_abs = 0;         // max |a - b|
-    double relative_l2 = 0;     // |a - b| / |a|
+    Index different = 0;     // elements that are not equal (NaN equals NaN)
+    double max_abs = 0;      // max |a - b|
+    double relative_l2 = 0;  // |a - b| / |a|
   };
   Result<std::vector<Distance>> distances();
 

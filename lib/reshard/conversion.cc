@@ -11,10 +11,19 @@ namespace reshard {
 namespace {
 
 // Files beside a model that its loaders want (transformers; sentencepiece).
-constexpr std::array<std::string_view, 13> kTokenizerFiles = {
-    "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json",      "vocab.json",     "vocab.txt",       "merges.txt",            "chat_template.jinja",
-    "chat_template.json",     "preprocessor_config.json", "original_config.json"};
+constexpr std::array<std::string_view, 13> kTokenizerFiles = {"generation_config.json",
+                                                              "tokenizer.json",
+                                                              "tokenizer.model",
+                                                              "tokenizer_config.json",
+                                                              "special_tokens_map.json",
+                                                              "added_tokens.json",
+                                                              "vocab.json",
+                                                              "vocab.txt",
+                                                              "merges.txt",
+                                                              "chat_template.jinja",
+                                                              "chat_template.json",
+                                                              "preprocessor_config.json",
+                                                              "original_config.json"};
 constexpr Index kMaxSideFile = Index{256} << 20;
 
 bool selects(const ConversionOptions& o, std::string_view name) {

@@ -14,25 +14,25 @@
 namespace reshard {
 
 struct ConversionOptions {
-  std::string source_path;            // as the user gave it, for the manifest
-  bool detect_family = true;          // false: `family` is what to use, null for none
+  std::string source_path;    // as the user gave it, for the manifest
+  bool detect_family = true;  // false: `family` is what to use, null for none
   const Family* family = nullptr;
-  std::optional<Names> names;         // the output's; nothing: the source's own
-  bool keep_names = false;            // keep the source's names whatever the format's habit is
-  std::string config_path;            // config.json, empty: none
+  std::optional<Names> names;  // the output's; nothing: the source's own
+  bool keep_names = false;     // keep the source's names whatever the format's habit is
+  std::string config_path;     // config.json, empty: none
   Mesh mesh;
-  std::optional<DType> dtype;         // floating-point model tensors become this
+  std::optional<DType> dtype;                             // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   Index max_file_bytes = 5'000'000'000;
   bool keep_unknown = false;
-  bool metadata_only = false;         // plan without looking into the data files
-  std::string spool = ".";            // where compressed items may be decoded to
+  bool metadata_only = false;  // plan without looking into the data files
+  std::string spool = ".";     // where compressed items may be decoded to
   RunOptions run;
 };
 
 // State of the source that the output does not get.
 struct LeftOut {
-  std::string what;   // "optimizer", "tied head"
+  std::string what;  // "optimizer", "tied head"
   Index tensors = 0;
   Index objects = 0;
   Index bytes = 0;
@@ -52,8 +52,8 @@ class Conversion {
   const Plan& plan() const { return plan_; }
   const std::vector<LeftOut>& left_out() const { return left_out_; }
   const std::vector<std::string>& warnings() const { return warnings_; }  // of the target; the source has its own
-  Index converted_tensors() const { return converted_; }  // that change their dtype
-  Index disk_needed() const;                              // bytes, of all files
+  Index converted_tensors() const { return converted_; }                  // that change their dtype
+  Index disk_needed() const;                                              // bytes, of all files
   Result<MemoryPlan> memory() const;
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
@@ -88,9 +88,9 @@ class Conversion {
   std::optional<ModelConfig> config_;
   std::optional<Names> source_names_, target_names_;
   bool hf_rows_ = false;
-  bool complete_ = true;           // no filter took tensors out
-  Catalog selected_;               // the source's tensors that take part, as they are named there
-  Catalog source_view_;            // the same as the plan sees them
+  bool complete_ = true;  // no filter took tensors out
+  Catalog selected_;      // the source's tensors that take part, as they are named there
+  Catalog source_view_;   // the same as the plan sees them
   std::unique_ptr<Target> target_;
   Catalog target_view_;
   Plan plan_;

@@ -1,8 +1,8 @@
 // The output directory while it is being made.
 //
 // Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
-// finished directory is moved to its name in one step. Until then the destination does not exist (or is the old one), so
-// nothing half-written ever looks finished. A killed run leaves the work directory, which the next run to the same
+// finished directory is moved to its name in one step. Until then the destination does not exist (or is the old one),
+// so nothing half-written ever looks finished. A killed run leaves the work directory, which the next run to the same
 // destination recognises by its marker file, reports and removes.
 #pragma once
 
@@ -32,8 +32,8 @@ class Output {
   bool removed_leftover() const { return removed_leftover_; }
 
   // Writes the elements of `box`, row-major in `data`, to where `fragments` (all of them, with their index) says. The
-  // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory: page-aligned, a page longer
-  // than `data`. Thread-safe.
+  // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory: page-aligned, a page
+  // longer than `data`. Thread-safe.
   Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
                Bytes data, MutableBytes scratch);
 
@@ -60,7 +60,8 @@ class Output {
   bool made_work_ = false;
   int lock_ = -1;  // descriptor of the work directory, locked while this run lives
   FilePool files_{256, File::Access::kReadWrite};
-  // The same files past the page cache: large outputs are written at the disk's speed and need no long flush at the end.
+  // The same files past the page cache: large outputs are written at the disk's speed and need no long flush at the
+  // end.
   FilePool direct_files_{256, File::Access::kWriteDirect};
   std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;

@@ -12,11 +12,10 @@ struct Piece {
   std::size_t fragment = 0;
   Extent extent;
   bool big_endian = false;
-  Box box;        // global coordinates
-  Dims strides;   // elements, in the extent
+  Box box;          // global coordinates
+  Dims strides;     // elements, in the extent
   Index begin = 0;  // bytes from extent.offset to the first element
   Index end = 0;    // to the byte after the furthest element
-
 };
 
 // Pieces whose spans in one extent touch or overlap: what one read or write call can serve.

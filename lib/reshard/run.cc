@@ -35,7 +35,8 @@ Index resident_bytes() {
 class Arena {
  public:
   static Result<Arena> make(Index bytes) {
-    void* p = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return io_error("cannot get " + human_bytes(bytes) + " of memory");
     return Arena(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
   }

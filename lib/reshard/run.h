@@ -17,10 +17,10 @@
 namespace reshard {
 
 struct RunOptions {
-  Index memory = 256 << 20;                     // bytes for the whole process, catalogs included
-  int threads = 0;                              // 0: two for each core this process may use, as half of them wait
-  std::function<void(Index bytes)> progress;    // source bytes done so far; called from any thread
-  const std::atomic<bool>* interrupt = nullptr; // ends the run when set
+  Index memory = 256 << 20;                      // bytes for the whole process, catalogs included
+  int threads = 0;                               // 0: two for each core this process may use, as half of them wait
+  std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
+  const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
 };
 
 // The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.

@@ -47,8 +47,8 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
   if (got == *f.crc) return {};
   char text[64];
   std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *f.crc, got);
-  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": tensor '" + printable(tensor.name) +
-                 "' " + to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
+  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": tensor '" + printable(tensor.name) + "' " +
+                 to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
 }
 
 Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) {

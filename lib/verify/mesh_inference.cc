@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "lib/base/text.h"
-#include "lib/family/state_key.h"
+#include "lib/checkpoint/state_key.h"
 
 namespace reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "lib/family/state_key.h"
+#include "lib/checkpoint/state_key.h"
 
 #include <array>
 
@@ -17,7 +17,8 @@ StateKey split_state_key(std::string_view key) {
     const std::string_view rest = key.substr(prefix.size());
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) break;
-    return {StateKind::kOptimizer, std::string(prefix), std::string(rest.substr(0, dot)), std::string(rest.substr(dot))};
+    return {StateKind::kOptimizer, std::string(prefix), std::string(rest.substr(0, dot)),
+            std::string(rest.substr(dot))};
   }
   if (key == "optimizer" || key.starts_with("optimizer.") || key.starts_with("optim."))
     return {StateKind::kOptimizer, {}, {}, {}};
