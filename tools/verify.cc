@@ -141,8 +141,11 @@ Result<std::unique_ptr<Comparison>> compare(OpenCheckpoint& a, OpenCheckpoint& b
   const auto choice = TRY(model.choice());
   o.detect_family = choice.detect;
   o.family = choice.family;
-  o.config_path = find_config(path_a, model.config);
-  if (o.config_path.empty()) o.config_path = find_config(path_b, "");
+  o.config_a = find_config(path_a, model.config);
+  o.config_b = find_config(path_b, model.config);
+  // A converted checkpoint may have left its config behind.
+  if (o.config_a.empty()) o.config_a = o.config_b;
+  if (o.config_b.empty()) o.config_b = o.config_a;
   o.spool = temporary_directory();
   o.run = TRY(resources.run_options());
   return Comparison::prepare(*a.reader, *b.reader, std::move(o));
@@ -193,7 +196,9 @@ Status verify_against(const VerifyOptions& options, OpenCheckpoint& a, OpenCheck
   for (const std::string& name : TRY(c->differing_objects()))
     findings.differences.push_back("object '" + printable(name) + "' differs");
   findings.rows.emplace_back("cover", "on both sides every element is stored exactly once");
-  findings.rows.emplace_back("bytes", count(c->checksums_checked(), "CRC-32 sum") + " recorded, all hold");
+  findings.rows.emplace_back("bytes", c->checksums_checked() > 0
+                                          ? count(c->checksums_checked(), "CRC-32 sum") + " recorded, all hold"
+                                          : std::string("read to the end; the formats record no checksums"));
   findings.rows.emplace_back(
       "equal",
       with_commas(equal) + " of " + count(static_cast<Index>(digests.size()), "tensor") + ", digest for digest" +

@@ -100,16 +100,16 @@ Status Comparison::make_views() {
     b_view_ = b_.catalog();
     return {};
   }
-  std::optional<ModelConfig> config;
-  if (!options_.config_path.empty()) config = TRY(read_config(options_.config_path));
   const bool hf_rows = !same_row_order(in_a->names, in_b->names);
-  a_view_ = TRY(view_of(a_, family_, config ? &*config : nullptr, hf_rows));
-  b_view_ = TRY(view_of(b_, family_, config ? &*config : nullptr, hf_rows));
+  a_view_ = TRY(view_of(a_, options_.config_a, hf_rows));
+  b_view_ = TRY(view_of(b_, options_.config_b, hf_rows));
   return {};
 }
 
-Result<Catalog> Comparison::view_of(Reader& reader, const Family* family, const ModelConfig* config, bool hf_rows) {
-  return canonical_view(reader.catalog(), {family, config, hf_rows, true}, nullptr);
+Result<Catalog> Comparison::view_of(Reader& reader, const std::string& config_path, bool hf_rows) const {
+  std::optional<ModelConfig> config;
+  if (!config_path.empty()) config = TRY(read_config(config_path));
+  return canonical_view(reader.catalog(), {family_, config ? &*config : nullptr, hf_rows, true}, nullptr);
 }
 
 Status Comparison::match() {

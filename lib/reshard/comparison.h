@@ -16,7 +16,7 @@ namespace reshard {
 struct ComparisonOptions {
   bool detect_family = true;  // false: `family` is what to use, null for comparing names as they are
   const Family* family = nullptr;
-  std::string config_path;  // empty: none
+  std::string config_a, config_b;  // each checkpoint's config.json; empty: none
   std::string spool = "/tmp";
   RunOptions run;
 };
@@ -64,7 +64,7 @@ class Comparison {
   Comparison(Reader& a, Reader& b, ComparisonOptions options) : a_(a), b_(b), options_(std::move(options)) {}
   Status make_views();
   Status match();
-  Result<Catalog> view_of(Reader& reader, const Family* family, const ModelConfig* config, bool hf_rows);
+  Result<Catalog> view_of(Reader& reader, const std::string& config_path, bool hf_rows) const;
 
   Reader &a_, &b_;
   ComparisonOptions options_;
