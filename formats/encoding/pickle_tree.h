@@ -1,0 +1,179 @@
+// How a pickle's values lie in memory: 32-bit handles, and the cells that containers are made of. The machine
+// (pickle_machine.cc) fills a Tree, the accessors (pickle_value.cc) read it; nothing else includes this.
+//
+//   handle   30 bits of payload, 2 bits of tag: a cell's index, a small integer, a position in the pickle, a constant
+//   cells    (2, 3) as a tuple: header(kTuple, 2), small_int(2), small_int(3)
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "formats/encoding/pickle.h"
+#include "formats/encoding/pickle_opcodes.h"
+#include "lib/base/checked.h"
+
+namespace reshard::pickle::internal {
+
+// A value in 32 bits. The low two say what the other thirty are.
+using Handle = std::uint32_t;
+enum Tag : std::uint32_t {
+  kNode = 0,      // index of a cell: a container or an object
+  kSmallInt = 1,  // the number, signed
+  kLeaf = 2,      // position in the pickle of the opcode that pushed a string or a number
+  kConstant = 3,  // one of the below, or a global
+};
+constexpr Handle handle(Tag tag, std::uint32_t payload) { return payload << 2 | tag; }
+constexpr Tag tag_of(Handle h) { return static_cast<Tag>(h & 3); }
+constexpr std::uint32_t payload_of(Handle h) { return h >> 2; }
+
+constexpr Handle kNone = handle(kConstant, 0);
+constexpr Handle kTrue = handle(kConstant, 1);
+constexpr Handle kFalse = handle(kConstant, 2);
+constexpr Handle kEmptyTuple = handle(kConstant, 3);
+constexpr std::uint32_t kFirstGlobal = 4;  // payloads from here on are 4 + index of a global
+constexpr Handle kUnset = 0xFFFFFFFF;      // no value
+
+constexpr Index kSmallIntEnd = Index{1} << 29;
+constexpr bool is_small_int(Index v) { return v >= -kSmallIntEnd && v < kSmallIntEnd; }
+constexpr Handle small_int(Index v) { return handle(kSmallInt, static_cast<std::uint32_t>(v)); }
+
+// Nodes begin with a cell whose low four bits are the kind and the others a count.
+//   Tuple            count, elements...
+//   List, Set, Dict  count, index of the cells with the elements (keys and values in turn)
+//   Object           count of argument cells (0 or 1), callee, state, [args, unless they are ()]
+//   PersistentId     0, id
+constexpr std::uint32_t header(Kind kind, std::uint32_t count) { return count << 4 | static_cast<std::uint32_t>(kind); }
+constexpr std::uint32_t kMaxCount = (1u << 28) - 1;
+constexpr std::uint32_t kState = 2, kArgs = 3;  // cells of an Object
+
+// Room that a growing container of n cells has; a function of n, so that it need not be stored.
+constexpr std::uint32_t room(std::uint32_t n) { return n <= 8 ? n : std::bit_ceil(n); }
+
+// An array of cells that is given its full room at once: reading n bytes cannot need more than a small multiple of n.
+// Room that is not used takes addresses, but no memory, and nothing is ever copied to grow.
+class Cells {
+ public:
+  Cells() = default;
+  Cells(const Cells&) = delete;
+  Cells& operator=(const Cells&) = delete;
+  ~Cells() {
+    if (is_mapped_) {
+      munmap(data_, bytes());
+    } else {
+      std::free(data_);
+    }
+  }
+
+  // False when there is no room to be had.
+  bool reserve(Index capacity) {
+    capacity_ = static_cast<std::uint32_t>(capacity);
+    if (bytes() < kMappedBytes) {
+      data_ = static_cast<std::uint32_t*>(std::malloc(std::max<std::size_t>(bytes(), 1)));
+      return data_ != nullptr;
+    }
+    void* p = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return false;
+    madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would cost as much as the reading
+    data_ = static_cast<std::uint32_t*>(p);
+    is_mapped_ = true;
+    return true;
+  }
+
+  std::uint32_t size() const { return size_; }
+  std::uint32_t capacity() const { return capacity_; }
+  std::uint32_t* data() { return data_; }
+  const std::uint32_t* data() const { return data_; }
+  std::uint32_t& operator[](std::uint32_t i) { return data_[i]; }
+  std::uint32_t operator[](std::uint32_t i) const { return data_[i]; }
+  std::uint32_t back() const { return data_[size_ - 1]; }
+  std::uint32_t& back() { return data_[size_ - 1]; }
+  bool empty() const { return size_ == 0; }
+
+  bool has_room(std::uint32_t n) const { return n <= capacity_ - size_; }
+  // Sets the size, up to the capacity; new cells are not initialised.
+  void resize(std::uint32_t n) { size_ = n; }
+  // There must be room.
+  void push(std::uint32_t v) { data_[size_++] = v; }
+
+ private:
+  static constexpr std::size_t kMappedBytes = 1 << 20;
+  std::size_t bytes() const { return std::size_t{capacity_} * sizeof(std::uint32_t); }
+
+  std::uint32_t* data_ = nullptr;
+  std::uint32_t size_ = 0;
+  std::uint32_t capacity_ = 0;
+  bool is_mapped_ = false;
+};
+
+inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
+  std::uint64_t v = 0;
+  std::memcpy(&v, p, n);
+  return v;
+}
+
+// The two's complement number in n little-endian bytes, where it fits.
+inline std::optional<Index> decode_long(const unsigned char* p, std::size_t n) {
+  if (n == 0) return 0;
+  const unsigned char sign = p[n - 1] & 0x80 ? 0xff : 0;
+  while (n > 8 && p[n - 1] == sign) --n;
+  if (n > 8) return std::nullopt;
+  std::uint64_t v = little_endian(p, n);
+  if (n < 8 && sign != 0) v |= ~std::uint64_t{0} << (8 * n);
+  const Index out = static_cast<Index>(v);
+  // Eight bytes left of a longer number: their own sign must be that of the whole.
+  if (n == 8 && (out < 0) != (sign != 0)) return std::nullopt;
+  return out;
+}
+
+struct Attached {
+  Handle items = kNone;
+  Handle state = kNone;
+  Handle keywords = kNone;
+};
+
+struct GlobalName {
+  std::string module;
+  std::string name;
+};
+
+struct Tree {
+  std::string bytes;
+  std::string path;
+  Cells cells;
+  std::vector<GlobalName> globals;
+  std::unordered_map<Handle, Attached> attached;  // what few values have
+  Handle root = kNone;
+
+  const unsigned char* raw() const { return reinterpret_cast<const unsigned char*>(bytes.data()); }
+  std::uint32_t cell(std::uint32_t i) const { return cells[i]; }
+  std::uint32_t head(Handle node) const { return cells[payload_of(node)]; }
+  Kind node_kind(Handle node) const { return static_cast<Kind>(head(node) & 15); }
+};
+
+struct LeafBytes {
+  Kind kind;
+  const unsigned char* data;
+  std::size_t size;
+};
+
+// The payload of a leaf, whose bounds were checked when it was pushed.
+inline LeafBytes leaf_bytes(const Tree& tree, Handle h) {
+  const unsigned char* p = tree.raw() + payload_of(h);
+  const Leaf leaf = leaf_of(*p++);
+  if (leaf.length_width == 0) return {leaf.kind, p, leaf.fixed};
+  return {leaf.kind, p + leaf.length_width, static_cast<std::size_t>(little_endian(p, leaf.length_width))};
+}
+
+inline std::string_view text_of(const LeafBytes& leaf) { return {reinterpret_cast<const char*>(leaf.data), leaf.size}; }
+
+}  // namespace reshard::pickle::internal
