@@ -1,7 +1,5 @@
 #include "formats/encoding/zip.h"
 
-#include <isa-l/crc.h>
-
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
@@ -11,6 +9,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/text.h"
+#include "lib/device/crc32.h"
 
 namespace reshard::zip {
 namespace {
@@ -105,10 +104,6 @@ Result<Header> read_central(Cursor& c) {
 }
 
 }  // namespace
-
-std::uint32_t crc32(std::string_view bytes) {
-  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
-}
 
 // Where the central directory lies, from the archive's first byte.
 struct Archive::Directory {
@@ -335,8 +330,8 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
     return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
                        " bytes, got " + with_commas(entry.size));
   std::string out = TRY(bytes_at(entry.offset - base_, entry.size, member));
-  if (entry.crc && crc32(out) != *entry.crc)
-    return error(entry.offset - base_, member, "crc: " + expected(*entry.crc, crc32(out)));
+  const std::uint32_t crc = crc32(0, as_bytes(out));
+  if (entry.crc && crc != *entry.crc) return error(entry.offset - base_, member, "crc: " + expected(*entry.crc, crc));
   return out;
 }
 
@@ -385,7 +380,7 @@ void Builder::local_header(const Member& m, Index alignment) {
 }
 
 void Builder::add(std::string_view name, std::string_view payload) {
-  members_.push_back({std::string(name), position(), static_cast<Index>(payload.size()), crc32(payload)});
+  members_.push_back({std::string(name), position(), static_cast<Index>(payload.size()), crc32(0, as_bytes(payload))});
   local_header(members_.back(), 1);
   out_ += payload;
 }

@@ -102,6 +102,4 @@ class Builder {
   std::vector<Member> members_;
 };
 
-std::uint32_t crc32(std::string_view bytes);
-
 }  // namespace reshard::zip
