@@ -1,9 +1,14 @@
-// The `.metadata` pickle of a DCP directory.
+// Reads the `.metadata` pickle of a DCP directory (metadata_writer.h writes it).
 //
 //   Metadata
-//     state_dict_metadata   FQN -> TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)]) |
-//     BytesStorageMetadata planner_data          FQN -> path in the nested state_dict storage_data MetadataIndex(fqn,
-//     offset, index) -> _StorageInfo(relative_path, offset, length) storage_meta, version (newer torch)
+//     state_dict_metadata     FQN: TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)])
+//                             FQN: BytesStorageMetadata
+//
+//     planner_data            FQN: path in the nested state_dict
+//
+//     storage_data            MetadataIndex(fqn, offset, index): _StorageInfo(relative_path, offset, length)
+//
+//     storage_meta, version   of newer torch
 //
 // Written by: torch/distributed/checkpoint/metadata.py, filesystem.py (FileSystemWriter.finish).
 #pragma once
@@ -112,21 +117,5 @@ class MetadataReader {
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
   Familiar familiar_;  // of the pickle being read
 };
-
-// One stored item, for writing metadata.
-struct WrittenItem {
-  Box box;  // of a tensor; unused for a blob
-  std::uint32_t file = 0;
-  Index offset = 0;  // of the item in its file
-  Index length = 0;
-};
-struct WrittenEntry {
-  const TargetTensor* tensor = nullptr;  // null: a blob
-  std::string name;
-  KeyPath path;
-  std::vector<WrittenItem> items;
-};
-// A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
-std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
 
 }  // namespace reshard::dcp

@@ -1,5 +1,5 @@
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata.h"
+#include "formats/dcp/metadata_writer.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
 
