@@ -1,0 +1,110 @@
+// reshard diff: how far apart the tensors of two checkpoints are.
+#include <cstdio>
+
+#include "lib/base/text.h"
+#include "tools/commands.h"
+#include "tools/comparing.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+struct DiffOptions {
+  std::string a, b;
+  double tolerance = 0;
+  bool json = false;
+  ModelOptions model;
+  ResourceOptions resources;
+};
+
+std::string scientific(double v) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g", v);
+  return text;
+}
+
+Result<int> diff(const DiffOptions& options) {
+  OpenCheckpoint a = TRY(open_checkpoint(options.a)), b = TRY(open_checkpoint(options.b));
+  const auto c = TRY(compare(a, b, options.model, options.a, options.b, options.resources));
+  std::vector<Comparison::Distance> distances;
+  {
+    Progress progress("reading", c->bytes() / 2, options.resources.quiet || options.json);
+    c->set_progress([&](Index done) { progress.update(done); });
+    distances = TRY(c->distances());
+  }
+  const std::vector<std::string> structural = structural_differences(*c);
+  const std::vector<std::string> objects = TRY(c->differing_objects());
+  Index beyond = 0, same_type = 0;
+  Json tensors = Json::array();
+  for (std::size_t i = 0; i < distances.size(); ++i) {
+    const Tensor &ta = c->a().tensors()[c->pairs()[i].a], &tb = c->b().tensors()[c->pairs()[i].b];
+    const auto& d = distances[i];
+    const bool values = is_floating(ta.dtype) && is_floating(tb.dtype);
+    const bool differs = d.different > 0 && (!values || !(d.max_abs <= options.tolerance));
+    const bool dtypes = ta.dtype != tb.dtype;
+    beyond += differs ? 1 : 0;
+    same_type += dtypes ? 0 : 1;
+    if (options.json) {
+      Json row = Json::object();
+      row.set("name", ta.name)
+          .set("shape", shape_json(ta.shape))
+          .set("dtype_a", info(ta.dtype).torch_name)
+          .set("dtype_b", info(tb.dtype).torch_name)
+          .set("different_elements", d.different);
+      if (values) row.set("max_abs", d.max_abs).set("relative_l2", d.relative_l2);
+      tensors.push_back(row.set("differs", differs));
+    } else if (d.different > 0 || dtypes) {
+      std::string text = printable(ta.name) + " " + to_string(ta.shape) + "   ";
+      if (dtypes)
+        text += std::string(info(ta.dtype).short_name) + " / " + std::string(info(tb.dtype).short_name) + "   ";
+      text += with_commas(d.different) + " of " + with_commas(ta.elements()) + " elements";
+      if (values && d.different > 0)
+        text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
+      print_row(differs ? "differs" : "within", text);
+    }
+  }
+  const bool good = beyond == 0 && structural.empty() && objects.empty();
+  if (options.json) {
+    Json other = Json::array(), unseen = Json::array(), blobs = Json::array();
+    for (const std::string& s : structural) other.push_back(s);
+    for (const std::string& s : objects) blobs.push_back(s);
+    for (const std::string& s : c->not_compared()) unseen.push_back(s);
+    Json json = Json::object();
+    json.set("a", options.a).set("b", options.b).set("tolerance", options.tolerance).set("equal", good);
+    json.set("structure", std::move(other)).set("objects", std::move(blobs)).set("not_compared", std::move(unseen));
+    std::printf("%s\n", to_text(json.set("tensors", std::move(tensors)), 1).c_str());
+    return good ? 0 : 1;
+  }
+  for (const std::string& s : structural) print_row("differs", s);
+  for (const std::string& s : objects) print_row("differs", "object '" + printable(s) + "'");
+  for (const std::string& s : c->not_compared()) print_row("not seen", s);
+  print_row("result", with_commas(static_cast<Index>(distances.size()) - beyond) + " of " +
+                          count(static_cast<Index>(distances.size()), "tensor") + " equal" +
+                          (options.tolerance > 0 ? " within " + scientific(options.tolerance) : "") +
+                          (structural.empty() ? ""
+                                              : ", " + count(static_cast<Index>(structural.size()), "tensor") +
+                                                    " missing or of another shape"));
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, Action& action) {
+  auto options = std::make_shared<DiffOptions>();
+  app.add_option("A", options->a, "A checkpoint")->required();
+  app.add_option("B", options->b, "Another")->required();
+  app.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--json", options->json, "Print all tensors as JSON");
+  options->model.add(app);
+  options->resources.add(app);
+  app.footer(
+      "Examples:\n"
+      "  reshard diff step-1000 step-2000\n"
+      "  reshard diff step-1000 model-bf16 --tolerance 1e-2\n"
+      "Exit code 1 when something differs.");
+  app.callback([options, &action] { action = [options] { return diff(*options); }; });
+}
+
+}  // namespace reshard::tools
