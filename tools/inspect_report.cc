@@ -1,0 +1,460 @@
+#include "tools/inspect_report.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <map>
+#include <set>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr std::size_t kShownLines = 100;  // of folded tensors
+constexpr std::size_t kShownValue = 48;   // characters
+constexpr std::size_t kShownNotes = 8;
+constexpr std::size_t kScreenWidth = 120;
+constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
+
+std::string attribute(const Catalog& catalog, std::string_view name) {
+  for (const auto& [key, value] : catalog.attributes)
+    if (key == name) return printable(value);
+  return "";
+}
+
+// ---- folding: the tensors of homogeneous layers as one line
+
+struct Line {
+  std::string name, dtype, shape, placement;
+};
+
+std::string dims_of(const Tensor& t) { return to_string(t.shape); }
+
+// A name with its numbers taken out: "layers.{}.mlp.experts.{}.w1", {0, 7}.
+struct Numbered {
+  std::string pattern;
+  std::vector<Index> numbers;
+};
+
+Numbered take_numbers(const std::string& name, std::size_t at_most) {
+  Numbered out;
+  for (const std::string& part : split(name, '.')) {
+    if (!out.pattern.empty()) out.pattern += '.';
+    Index n = 0;
+    const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), n);
+    const bool is_number = !part.empty() && error == std::errc() && stop == part.data() + part.size() &&
+                           (part[0] != '0' || part.size() == 1) && part[0] != '-';
+    if (is_number && out.numbers.size() < at_most) {
+      out.pattern += '\x01';
+      out.numbers.push_back(n);
+    } else {
+      out.pattern += part;
+    }
+  }
+  return out;
+}
+
+std::string set_text(const std::set<Index>& numbers) {
+  if (numbers.size() == 1) return std::to_string(*numbers.begin());
+  std::vector<std::string> runs;
+  for (auto it = numbers.begin(); it != numbers.end();) {
+    const Index first = *it;
+    Index last = first;
+    for (++it; it != numbers.end() && *it == last + 1; ++it) last = *it;
+    runs.push_back(first == last ? std::to_string(first) : std::to_string(first) + ".." + std::to_string(last));
+  }
+  return "{" + join(runs, ",") + "}";
+}
+
+class Folder {
+ public:
+  explicit Folder(const Inspection& in) : in_(in) {}
+
+  std::vector<Line> fold(const std::vector<std::size_t>& tensors, std::size_t numbers = kMaxNumbers) const {
+    struct Group {
+      std::string pattern;
+      std::vector<std::set<Index>> numbers;
+      std::vector<std::size_t> members;
+    };
+    std::vector<Group> groups;
+    std::map<std::string, std::size_t> index;
+    for (const std::size_t i : tensors) {
+      const Tensor& t = in_.catalog().tensors()[i];
+      Numbered name = take_numbers(t.name, numbers);
+      const std::string key =
+          name.pattern + '\n' + std::string(info(t.dtype).short_name) + to_string(t.shape) + in_.mesh.placements[i];
+      const auto [it, is_new] = index.emplace(key, groups.size());
+      if (is_new) groups.push_back({std::move(name.pattern), std::vector<std::set<Index>>(name.numbers.size()), {}});
+      Group& group = groups[it->second];
+      group.members.push_back(i);
+      for (std::size_t k = 0; k < name.numbers.size(); ++k) group.numbers[k].insert(name.numbers[k]);
+    }
+    std::vector<Line> lines;
+    for (const Group& group : groups) {
+      std::size_t combinations = 1;
+      for (const auto& set : group.numbers) combinations *= set.size();
+      if (combinations == group.members.size()) {
+        lines.push_back(line(group.members[0], name_text(group.pattern, group.numbers)));
+      } else {  // not every combination of numbers is there: with fewer of them taken out, it comes out even
+        for (Line& l : fold(group.members, group.numbers.size() - 1)) lines.push_back(std::move(l));
+      }
+    }
+    return lines;
+  }
+
+  Line line(std::size_t i, std::string name) const {
+    const Tensor& t = in_.catalog().tensors()[i];
+    return {std::move(name), std::string(info(t.dtype).short_name), dims_of(t), in_.mesh.placements[i]};
+  }
+
+ private:
+  static constexpr std::size_t kMaxNumbers = 4;
+
+  static std::string name_text(const std::string& pattern, const std::vector<std::set<Index>>& numbers) {
+    std::string out;
+    std::size_t k = 0;
+    const std::vector<std::string> parts = split(pattern, '\x01');
+    for (const std::string& part : parts) {
+      out += printable(part);
+      if (k < numbers.size()) out += set_text(numbers[k++]);
+    }
+    return out;
+  }
+
+  const Inspection& in_;
+};
+
+// ---- as text
+
+std::string colored(std::string_view text, const char* code) {
+  if (!fancy_stdout()) return std::string(text);
+  return std::string("\x1b[") + code + "m" + std::string(text) + "\x1b[0m";
+}
+
+std::size_t width_of(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+std::string padded(std::string text, std::size_t width) {
+  const std::size_t n = width_of(text);
+  if (n < width) text.append(width - n, ' ');
+  return text;
+}
+
+// Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
+// `start` where that is not the indent.
+std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0) {
+  std::string out;
+  std::size_t at = std::max(indent, start);
+  bool is_first = true;
+  for (const std::string& word : split(text, ' ')) {
+    const std::size_t n = width_of(word);
+    if (!is_first && at + 1 + n > kScreenWidth) {
+      out += "\n" + std::string(indent, ' ');
+      at = indent;
+    } else if (!is_first) {
+      out += ' ';
+      ++at;
+    }
+    out += word;
+    at += n;
+    is_first = false;
+  }
+  return out;
+}
+
+constexpr std::size_t kLabel = 12, kAxis = 20, kCount = 16, kWhat = 32, kType = 18;
+
+void print_labelled(const std::string& label, const char* color, std::string_view text) {
+  std::printf("%s%s\n", colored(padded(label, kLabel), color).c_str(), in_column(text, kLabel).c_str());
+}
+
+void print_head(const Inspection& in) {
+  const Catalog& catalog = in.catalog();
+  std::string format = attribute(catalog, "format");
+  if (format.empty()) format = in.format->title;
+  std::string writer;
+  if (const std::string torch = attribute(catalog, "torch"); !torch.empty()) writer = "   written by torch " + torch;
+  if (const std::string python = attribute(catalog, "python"); !python.empty())
+    writer += (writer.empty() ? "   written by Python " : ", Python ") + python;
+  const auto stale = static_cast<Index>(catalog.stale_files.size());
+  const std::string text = format + ", " + completeness(in) + "   " + with_commas(in.files.count) +
+                           (in.files.count == 1 ? " file, " : " files, ") + human_bytes(in.files.bytes) + ", " +
+                           (stale == 0 ? "none" : with_commas(stale)) + " stale" + writer;
+  const std::string name = printable(in.path);
+  std::printf("%s   %s\n", colored(name, "1").c_str(), in_column(text, kLabel, width_of(name) + 3).c_str());
+}
+
+void print_mesh(const Inspection& in) {
+  std::string label = "mesh";
+  const auto row = [&](const std::string& axis, Confidence confidence, const std::string& evidence) {
+    const char* color = confidence == Confidence::kCertain ? "32" : confidence == Confidence::kLikely ? "33" : "2";
+    const bool is_unknown = confidence == Confidence::kUnknown;
+    const std::string word = is_unknown ? "" : std::string(confidence_name(confidence)) + ": ";
+    std::printf("%s%s%s\n", colored(padded(label, kLabel), "1").c_str(), colored(padded(axis, kAxis), color).c_str(),
+                in_column(word + evidence, kLabel + kAxis).c_str());
+    label.clear();
+  };
+  // What cuts or copies first, then what does not.
+  std::vector<InferredAxis> axes = in.mesh.axes;
+  std::stable_partition(axes.begin(), axes.end(), [](const InferredAxis& a) { return a.size > 1; });
+  for (const InferredAxis& axis : axes)
+    row(axis.name + (axis.size > 0 ? "=" + with_commas(axis.size) : " unknown"), axis.confidence, axis.evidence);
+  if (axes.empty() && in.mesh.ranks == 1) row("one rank", Confidence::kCertain, "one rank's files, nothing is cut");
+  for (std::size_t i = 1; i < in.mesh.hypotheses.size(); ++i)
+    row("or", Confidence::kLikely, in.mesh.hypotheses[i].to_string() + " fits as well");
+  for (const std::string& note : in.mesh.notes) {
+    print_labelled(label, "1", note);
+    label.clear();
+  }
+}
+
+// At most `shown` of them; the last one is then "...".
+std::string first_of(const std::vector<std::string>& names, std::size_t shown) {
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < std::min(names.size(), shown); ++i) out.push_back(printable(names[i]));
+  if (names.size() > shown) out.emplace_back("...");
+  return join(out, ", ");
+}
+
+std::string types_text(const KindFacts& facts) { return join({facts.dtypes.begin(), facts.dtypes.end()}, ", "); }
+
+void print_state(const Inspection& in) {
+  for (std::size_t k = 0; k < in.kinds.size(); ++k) {
+    const KindFacts& facts = in.kinds[k];
+    if (facts.tensors == 0) continue;
+    std::string what = first_of(facts.names, kShownObjects);
+    if (k == 0) what = with_commas(facts.elements) + " parameters";
+    std::string count = with_commas(facts.tensors) + (facts.tensors == 1 ? " tensor" : " tensors");
+    std::printf("%s%s%s%s%s\n", colored(padded(kKindNames[k], kLabel), "1").c_str(), padded(count, kCount).c_str(),
+                padded(what, kWhat - 2).append("  ").c_str(), padded(types_text(facts), kType - 2).append("  ").c_str(),
+                human_bytes(facts.bytes).c_str());
+  }
+  const auto objects = static_cast<Index>(in.catalog().blobs.size());
+  if (objects == 0) return;
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : in.objects) {
+    const bool is_long = value.size() > kShownValue;
+    const std::string shown = is_long ? value.substr(0, kShownValue) + "..." : value;
+    parts.push_back(printable(name) + (value.empty() ? "" : " = " + printable(shown)));
+  }
+  if (objects > static_cast<Index>(parts.size())) parts.emplace_back("...");
+  std::printf("%s%s%s\n", colored(padded("objects", kLabel), "1").c_str(), padded(with_commas(objects), kCount).c_str(),
+              in_column(join(parts, ", "), kLabel + kCount).c_str());
+}
+
+void print_remarks(const Inspection& in) {
+  const auto some = [](const std::string& label, const char* color, const std::vector<std::string>& all) {
+    for (std::size_t i = 0; i < std::min(all.size(), kShownNotes); ++i) print_labelled(label, color, all[i]);
+    if (all.size() > kShownNotes)
+      print_labelled("", color,
+                     "and " + with_commas(static_cast<Index>(all.size() - kShownNotes)) + " more; --json has all");
+  };
+  some("error", "31", problems(in));
+  std::vector<std::string> warnings;
+  for (const std::string& w : in.catalog().warnings) warnings.push_back(printable(w));
+  if (!in.catalog().stale_files.empty())
+    warnings.push_back("stale files, left by another save and not read: " +
+                       first_of(in.catalog().stale_files, kShownObjects));
+  some("warning", "33", warnings);
+}
+
+void print_lines(const std::vector<Line>& lines) {
+  std::size_t name = 0, dtype = 0, shape = 0;
+  for (const Line& l : lines) {
+    name = std::max(name, width_of(l.name));
+    dtype = std::max(dtype, width_of(l.dtype));
+    shape = std::max(shape, width_of(l.shape));
+  }
+  for (const Line& l : lines)
+    std::printf("%s  %s  %s  %s\n", padded(l.name, name).c_str(), padded(l.dtype, dtype).c_str(),
+                padded(l.shape, shape).c_str(), l.placement.c_str());
+}
+
+void print_shards(const Catalog& catalog, const Tensor& tensor) {
+  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Extent& e = list->extent(i);
+      std::printf("    %s  %s @ %s  %s bytes%s\n", padded(to_string(list->box(i)), 24).c_str(),
+                  printable(catalog.files[e.file].path).c_str(), with_commas(e.offset).c_str(),
+                  with_commas(e.length).c_str(), list == &tensor.replicas ? "  a further copy" : "");
+    }
+}
+
+std::vector<std::size_t> wanted_tensors(const Inspection& in, const ReportOptions& options) {
+  std::vector<std::size_t> out;
+  for (std::size_t i = 0; i < in.catalog().tensors().size(); ++i)
+    if (options.filters.empty() || any_glob_matches(options.filters, in.catalog().tensors()[i].name)) out.push_back(i);
+  return out;
+}
+
+void print_tensors(const Inspection& in, const ReportOptions& options) {
+  const Folder folder(in);
+  const auto& tensors = in.catalog().tensors();
+  std::vector<std::size_t> wanted = wanted_tensors(in, options);
+  if (!wanted.empty()) std::printf("\n");
+  if (options.shards) {
+    for (const std::size_t i : wanted) {
+      print_lines({folder.line(i, printable(tensors[i].name))});
+      print_shards(in.catalog(), tensors[i]);
+    }
+    return;
+  }
+  if (!options.filters.empty()) {
+    std::vector<Line> lines;
+    for (const std::size_t i : wanted) lines.push_back(folder.line(i, printable(tensors[i].name)));
+    return print_lines(lines);
+  }
+  const std::size_t all = wanted.size();
+  std::erase_if(wanted, [&](std::size_t i) { return split_state_key(tensors[i].name).kind == StateKind::kOptimizer; });
+  if (wanted.empty()) wanted = wanted_tensors(in, options);
+  std::vector<Line> lines = folder.fold(wanted);
+  const std::size_t folded = lines.size();
+  lines.resize(std::min(folded, kShownLines));
+  print_lines(lines);
+  if (lines.size() < folded)
+    std::printf("... %s more lines; --filter GLOB shows them\n",
+                with_commas(static_cast<Index>(folded - lines.size())).c_str());
+  if (wanted.size() < all)
+    std::printf("... and %s tensors of the optimizer; --filter 'optimizer.*' shows them\n",
+                with_commas(static_cast<Index>(all - wanted.size())).c_str());
+}
+
+// ---- as JSON
+
+// JSON is UTF-8; names from files need not be.
+std::string utf8(const std::string& text) {
+  if (is_utf8(text)) return text;
+  std::string out;
+  for (const char c : text) {
+    char hex[8];
+    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
+    out += static_cast<unsigned char>(c) < 0x80 ? std::string(1, c) : std::string(hex);
+  }
+  return out;
+}
+
+Json dims_json(const Dims& dims) {
+  Json out = Json::array();
+  for (const Index n : dims) out.push_back(n);
+  return out;
+}
+
+template <class Strings>
+Json strings_json(const Strings& strings) {
+  Json out = Json::array();
+  for (const auto& s : strings) out.push_back(utf8(std::string(s)));
+  return out;
+}
+
+Json files_json(const Inspection& in) {
+  Json short_files = Json::array();
+  for (const std::uint32_t f : in.files.cut_short) {
+    Json file = Json::object();
+    file.set("file", utf8(in.catalog().files[f].path));
+    file.set("bytes", in.catalog().files[f].size).set("expected", in.files.needed[f]);
+    short_files.push_back(std::move(file));
+  }
+  Json out = Json::object();
+  out.set("count", in.files.count).set("bytes", in.files.bytes).set("missing", in.files.missing);
+  out.set("cut_short", std::move(short_files)).set("stale", strings_json(in.catalog().stale_files));
+  return out;
+}
+
+Json mesh_json(const InferredMesh& mesh) {
+  Json axes = Json::array(), hypotheses = Json::array();
+  for (const InferredAxis& axis : mesh.axes) {
+    Json a = Json::object();
+    a.set("name", axis.name).set("size", axis.size > 0 ? Json(axis.size) : Json());
+    a.set("confidence", confidence_name(axis.confidence)).set("evidence", utf8(axis.evidence));
+    axes.push_back(std::move(a));
+  }
+  for (const Mesh& m : mesh.hypotheses) hypotheses.push_back(m.to_string());
+  Json out = Json::object();
+  out.set("ranks", mesh.ranks > 0 ? Json(mesh.ranks) : Json()).set("axes", std::move(axes));
+  out.set("hypotheses", std::move(hypotheses)).set("notes", strings_json(mesh.notes));
+  return out;
+}
+
+Json state_json(const Inspection& in) {
+  Json out = Json::object();
+  for (std::size_t k = 0; k < in.kinds.size(); ++k) {
+    const KindFacts& facts = in.kinds[k];
+    Json kind = Json::object();
+    kind.set("tensors", facts.tensors).set("elements", facts.elements).set("bytes", facts.bytes);
+    kind.set("dtypes", strings_json(facts.dtypes)).set("names", strings_json(facts.names));
+    out.set(kKindNames[k], std::move(kind));
+  }
+  return out;
+}
+
+Json objects_json(const Inspection& in) {
+  Json values = Json::array();
+  for (const auto& [name, value] : in.objects) {
+    Json object = Json::object();
+    object.set("name", utf8(name)).set("value", value.empty() ? Json() : Json(utf8(value)));
+    values.push_back(std::move(object));
+  }
+  Json out = Json::object();
+  out.set("count", in.catalog().blobs.size()).set("values", std::move(values));
+  return out;
+}
+
+Json shards_json(const Catalog& catalog, const Tensor& tensor) {
+  Json out = Json::array();
+  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Box box = list->box(i);
+      const Extent& e = list->extent(i);
+      Json shard = Json::object();
+      shard.set("origin", dims_json(box.origin)).set("shape", dims_json(box.shape));
+      shard.set("file", utf8(catalog.files[e.file].path)).set("offset", e.offset).set("bytes", e.length);
+      shard.set("copy", list == &tensor.replicas);
+      out.push_back(std::move(shard));
+    }
+  return out;
+}
+
+Json tensors_json(const Inspection& in, const ReportOptions& options) {
+  Json out = Json::array();
+  for (const std::size_t i : wanted_tensors(in, options)) {
+    const Tensor& t = in.catalog().tensors()[i];
+    Json tensor = Json::object();
+    tensor.set("name", utf8(t.name)).set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.name).kind)]);
+    tensor.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
+    tensor.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
+    if (options.shards) tensor.set("shards", shards_json(in.catalog(), t));
+    out.push_back(std::move(tensor));
+  }
+  return out;
+}
+
+}  // namespace
+
+void print_text(const Inspection& in, const ReportOptions& options) {
+  print_head(in);
+  print_mesh(in);
+  print_state(in);
+  print_remarks(in);
+  print_tensors(in, options);
+}
+
+Json to_json(const Inspection& in, const ReportOptions& options) {
+  Json format = Json::object();
+  format.set("name", in.format->name).set("title", in.format->title);
+  Json attributes = Json::object();
+  for (const auto& [key, value] : in.catalog().attributes) attributes.set(utf8(key), utf8(value));
+  Json out = Json::object();
+  out.set("path", utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
+  out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
+  out.set("state", state_json(in)).set("objects", objects_json(in)).set("problems", strings_json(problems(in)));
+  out.set("warnings", strings_json(in.catalog().warnings)).set("tensors", tensors_json(in, options));
+  return out;
+}
+
+}  // namespace reshard::tools

@@ -1,0 +1,125 @@
+#include "tools/inspection.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+
+namespace reshard::tools {
+namespace {
+
+FileFacts look_at_files(const Catalog& catalog) {
+  FileFacts facts;
+  facts.count = static_cast<Index>(catalog.files.size());
+  facts.needed.assign(catalog.files.size(), 0);
+  const auto need = [&](const Extent& e) {
+    Index& end = facts.needed[e.file];
+    end = std::max(end, checked_add(e.offset, e.length).value_or(INT64_MAX));
+  };
+  for (const Tensor& t : catalog.tensors())
+    for (const FragmentList* list : {&t.fragments, &t.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) need(list->extent(i));
+  for (const Blob& b : catalog.blobs) need(b.extent);
+  Index needed = 0;
+  for (std::size_t f = 0; f < catalog.files.size(); ++f) {
+    const Index size = catalog.files[f].size;
+    needed = checked_add(needed, facts.needed[f]).value_or(INT64_MAX);
+    if (size < 0) {
+      ++facts.missing;
+    } else if (size < facts.needed[f]) {
+      facts.cut_short.push_back(static_cast<std::uint32_t>(f));
+    }
+    facts.bytes += std::max<Index>(size, 0);
+  }
+  if (facts.metadata_only()) facts.bytes = needed;
+  return facts;
+}
+
+void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
+  ++facts.tensors;
+  facts.elements = checked_add(facts.elements, tensor.elements()).value_or(INT64_MAX);
+  facts.bytes = checked_add(facts.bytes, tensor.bytes()).value_or(INT64_MAX);
+  facts.dtypes.insert(info(tensor.dtype).torch_name);
+  if (key.kind == StateKind::kModel || facts.names.size() > kShownObjects) return;
+  std::string name = key.suffix.empty() ? tensor.name : key.suffix.substr(1);
+  if (std::find(facts.names.begin(), facts.names.end(), name) == facts.names.end())
+    facts.names.push_back(std::move(name));
+}
+
+// How telling an object is; the smaller, the more.
+int rank_of_object(const std::string& name) {
+  static constexpr std::array<std::string_view, 3> kFirst = {"train_state.", "lr_scheduler.", "dataloader.world_size"};
+  for (std::size_t i = 0; i < kFirst.size(); ++i)
+    if (name.starts_with(kFirst[i])) return static_cast<int>(i);
+  return split_state_key(name).kind == StateKind::kOptimizer ? 5 : name.starts_with("dataloader") ? 4 : 3;
+}
+
+void describe_objects(Inspection& in) {
+  std::vector<const Blob*> blobs;
+  for (const Blob& b : in.catalog().blobs) blobs.push_back(&b);
+  std::stable_sort(blobs.begin(), blobs.end(),
+                   [](const Blob* a, const Blob* b) { return rank_of_object(a->name) < rank_of_object(b->name); });
+  for (std::size_t i = 0; i < std::min(blobs.size(), kShownObjects); ++i)
+    in.objects.emplace_back(blobs[i]->name, in.reader->describe(*blobs[i]));
+}
+
+// The number of data-parallel ranks that torchtitan's data loader recorded.
+std::optional<Index> dataloader_ranks(Reader& reader) {
+  for (const Blob& blob : reader.catalog().blobs) {
+    if (blob.name != "dataloader.world_size" && blob.name != "dataloader.dp_world_size") continue;
+    const std::string text = reader.describe(blob);
+    Index n = 0;
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (error == std::errc() && stop == text.data() + text.size()) return n;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<Inspection> look_at(const std::string& path) {
+  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false}));
+  Inspection in;
+  in.path = path;
+  in.format = open.format;
+  in.reader = std::move(open.reader);
+  in.files = look_at_files(in.catalog());
+  in.mesh = infer_mesh(in.catalog(), dataloader_ranks(*in.reader));
+  for (const Tensor& t : in.catalog().tensors()) {
+    const StateKey key = split_state_key(t.name);
+    count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
+  }
+  describe_objects(in);
+  return in;
+}
+
+std::vector<std::string> problems(const Inspection& in) {
+  std::vector<std::string> out;
+  const auto& files = in.catalog().files;
+  if (in.files.missing > 0 && !in.files.metadata_only()) {
+    const auto gone = std::find_if(files.begin(), files.end(), [](const CatalogFile& f) { return f.size < 0; });
+    out.push_back("data files missing: " + with_commas(in.files.missing) + " of " + with_commas(in.files.count) +
+                  ", the first of them " + printable(gone->path));
+  }
+  for (const std::uint32_t f : in.files.cut_short)
+    out.push_back(printable(files[f].path) + ": has " + with_commas(files[f].size) + " bytes, the metadata needs " +
+                  with_commas(in.files.needed[f]) + ": the file is cut short or belongs to another save");
+  return out;
+}
+
+std::string completeness(const Inspection& in) {
+  if (in.files.metadata_only())
+    return with_commas(in.files.missing) + " of " + with_commas(in.files.count) +
+           " data files are missing: metadata only";
+  if (in.files.missing > 0)
+    return "incomplete: " + with_commas(in.files.missing) + " of " + with_commas(in.files.count) +
+           " data files missing";
+  if (!in.files.cut_short.empty())
+    return "damaged: " + with_commas(static_cast<Index>(in.files.cut_short.size())) + " of " +
+           with_commas(in.files.count) + " data files cut short";
+  return "complete";
+}
+
+}  // namespace reshard::tools

@@ -1,0 +1,61 @@
+// What there is to say about a checkpoint, gathered from its metadata. inspect_report.h turns it into text or JSON.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/registry.h"
+#include "lib/verify/mesh_inference.h"
+
+namespace reshard::tools {
+
+inline constexpr std::size_t kShownObjects = 4;  // and names of tensors of one kind
+
+struct FileFacts {
+  Index count = 0;
+  Index bytes = 0;  // of those that are there; of what they should have if none is
+  Index missing = 0;
+  std::vector<std::uint32_t> cut_short;
+  std::vector<Index> needed;  // bytes that each file must have at least
+
+  bool metadata_only() const { return missing == count && count > 0; }
+  bool is_complete() const { return missing == 0 && cut_short.empty(); }
+};
+
+struct KindFacts {
+  Index tensors = 0;
+  Index elements = 0;
+  Index bytes = 0;
+  std::set<std::string_view> dtypes;
+  std::vector<std::string> names;  // of optimizer state: exp_avg, ...; of other tensors: the first few
+};
+
+struct Inspection {
+  std::string path;  // as the user gave it
+  const Format* format = nullptr;
+  std::unique_ptr<Reader> reader;
+  FileFacts files;
+  InferredMesh mesh;
+  std::array<KindFacts, 3> kinds;                            // by StateKind
+  std::vector<std::pair<std::string, std::string>> objects;  // the most telling ones and their values
+
+  const Catalog& catalog() const { return reader->catalog(); }
+};
+
+// Opens the checkpoint and looks at its metadata and the sizes of its files.
+Result<Inspection> look_at(const std::string& path);
+
+// What is missing or cut short, as whole sentences, a file or a kind of problem each; empty for a complete checkpoint
+// and for metadata alone.
+std::vector<std::string> problems(const Inspection& in);
+
+// "complete", or what is missing or cut short, in one phrase.
+std::string completeness(const Inspection& in);
+
+}  // namespace reshard::tools
