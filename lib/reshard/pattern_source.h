@@ -20,7 +20,7 @@ class PatternSource : public TensorSource {
   explicit PatternSource(Catalog catalog);
 
   const Catalog& catalog() const override { return catalog_; }
-  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) override;
+  Status read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) override;
   Status finish(MutableBytes) override { return {}; }
   Index columns(std::size_t) const override { return 1; }
 

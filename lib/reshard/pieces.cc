@@ -80,16 +80,16 @@ std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentI
     return a.begin < b.begin;
   });
   std::vector<PieceGroup> groups;
-  for (Piece& p : pieces) {
+  for (const Piece& p : pieces) {
     if (!groups.empty()) {
       PieceGroup& g = groups.back();
       if (g.extent == p.extent && p.begin <= g.end && std::max(g.end, p.end) - g.begin <= max_span) {
         g.end = std::max(g.end, p.end);
-        g.pieces.push_back(std::move(p));
+        g.pieces.push_back(p);
         continue;
       }
     }
-    groups.push_back({p.extent, p.begin, p.end, {std::move(p)}});
+    groups.push_back({p.extent, p.begin, p.end, {p}});
   }
   return groups;
 }

@@ -37,7 +37,7 @@ class FileSource : public TensorSource {
   FileSource(const Catalog& catalog, FilePool& files);
 
   const Catalog& catalog() const override { return catalog_; }
-  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) override;
+  Status read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) override;
   Status finish(MutableBytes scratch) override;
   Index columns(std::size_t tensor) const override;
 
