@@ -34,7 +34,7 @@ Result<int> diff(const DiffOptions& options) {
   }
   const std::vector<std::string> structural = structural_differences(*c);
   const std::vector<std::string> objects = TRY(c->differing_objects());
-  Index beyond = 0, same_type = 0;
+  Index beyond = 0;
   Json tensors = Json::array();
   for (std::size_t i = 0; i < distances.size(); ++i) {
     const Tensor &ta = c->a().tensors()[c->pairs()[i].a], &tb = c->b().tensors()[c->pairs()[i].b];
@@ -43,7 +43,6 @@ Result<int> diff(const DiffOptions& options) {
     const bool differs = d.different > 0 && (!values || !(d.max_abs <= options.tolerance));
     const bool dtypes = ta.dtype != tb.dtype;
     beyond += differs ? 1 : 0;
-    same_type += dtypes ? 0 : 1;
     if (options.json) {
       Json row = Json::object();
       row.set("name", ta.name)

@@ -85,7 +85,7 @@ class Value {
   Value key(std::size_t i) const;         // of a dict
   Value value(std::size_t i) const;       // of a dict
   // The dict entry with this string as key, the last one if it was set twice, as in Python. Takes time in size().
-  std::optional<Value> find(std::string_view key) const;
+  std::optional<Value> find(std::string_view wanted) const;
 
   std::string_view module() const;  // of a global; empty otherwise
   std::string_view name() const;    // of a global; empty otherwise

@@ -109,7 +109,7 @@ class Machine {
           case 0x86: {
             const std::uint32_t n = p[0] - 0x84u;
             const std::uint32_t node = tree_.cells.size();
-            if (top - stack_.data() < static_cast<std::ptrdiff_t>(floor_ + n) || !tree_.cells.has_room(1 + n)) break;
+            if (top - stack_.data() < std::ptrdiff_t{floor_} + n || !tree_.cells.has_room(1 + n)) break;
             tree_.cells.resize(node + 1 + n);
             std::uint32_t* cells = tree_.cells.data() + node;
             top -= n;

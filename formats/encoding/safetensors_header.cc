@@ -146,7 +146,7 @@ Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_
 Result<SafetensorsHeader> parse_header(std::string_view text, const std::string& path, Index base) {
   SafetensorsHeader header;
   const std::string where = at(path, base);
-  const auto on_member = [&](const std::string& key, Json value) -> Status {
+  const auto on_member = [&](const std::string& key, const Json& value) -> Status {
     if (key == kMetadataKey) {
       header.metadata = TRY(parse_metadata(value).context(where + ": " + std::string(kMetadataKey)));
       return {};
