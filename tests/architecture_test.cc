@@ -79,7 +79,7 @@ const std::map<std::string, std::vector<std::string>>& allowed() {
       {"lib/transport", {"lib/base", "lib/device"}},
       {"lib/family", {"lib/base", "lib/layout", "lib/checkpoint"}},
       {"lib/plan", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device"}},
-      {"lib/verify", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device"}},
+      {"lib/verify", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/family"}},
       {"lib/reshard",
        {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/family", "lib/plan",
         "lib/verify"}},

@@ -1,0 +1,32 @@
+// What an audit has to say: one finding for each thing that is wrong, with the evidence and what to do about it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/checkpoint/catalog.h"
+
+namespace reshard {
+
+enum class Severity { kNote, kWarning, kError };
+std::string_view severity_name(Severity severity);  // "error"
+
+struct Finding {
+  Severity severity = Severity::kError;
+  std::string id;                    // stable, for programs: "vocabulary-shard"; docs/audit.md lists them all
+  std::vector<std::string> tensors;  // all that it is about, in natural order; empty: the checkpoint as a whole
+  std::string what;                  // one sentence without a full stop; does not begin with the tensor's name
+  std::vector<std::string> why;      // the arithmetic that shows it, a clause or sentence each
+  std::string lost;                  // what data are lost, a sentence; empty: none, or it cannot be told
+  std::string advice;                // what to do, sentences
+};
+
+// "errors first", then in the order they were found.
+void sort_by_severity(std::vector<Finding>& findings);
+
+// Names folded for people: "model.layers.{0..31}.self_attn.k_proj.weight". Numbers that fill a range become {a..b};
+// of what does not fold, the first few and "and 12 more".
+std::string folded(const std::vector<std::string>& names, std::size_t shown = 3);
+
+}  // namespace reshard
