@@ -85,9 +85,9 @@ void sort_by_severity(std::vector<Finding>& findings) {
 
 std::string folded(const std::vector<std::string>& names, std::size_t shown) {
   std::vector<std::string> list = names;
-  // The layer's number first, then the expert's: a number further to the right may stand behind a folded one.
+  // From the right: a folded number has dots of its own, which must not count for those still to be folded.
   constexpr std::size_t kDeepest = 10;
-  for (std::size_t component = 0; component < kDeepest; ++component) list = fold_component(list, component);
+  for (std::size_t component = kDeepest; component-- > 0;) list = fold_component(list, component);
   for (std::string& name : list) name = printable(name);
   if (list.size() <= shown) return join(list, ", ");
   const std::size_t left = list.size() - shown;
