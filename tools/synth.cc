@@ -55,42 +55,26 @@ Result<DType> find_dtype(const std::string& text) {
   return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16");
 }
 
-ModelConfig config_of(const Model& m) {
-  ModelConfig c;
-  c.path = "config.json";
-  c.model_type = "llama";
-  c.architecture = "LlamaForCausalLM";
-  c.vocab_size = m.vocab;
-  c.hidden_size = m.hidden;
-  c.intermediate_size = m.intermediate;
-  c.num_hidden_layers = m.layers;
-  c.num_attention_heads = m.heads;
-  c.num_key_value_heads = m.key_value_heads;
-  c.head_dim = m.hidden / m.heads;
-  return c;
-}
-
-std::string config_text(const ModelConfig& c, DType dtype) {
-  Json json = Json::object();
-  json.set("architectures", Json::array().push_back(c.architecture))
+Json config_json(const Model& m, DType dtype) {
+  return Json::object()
+      .set("architectures", Json::array().push_back("LlamaForCausalLM"))
       .set("attention_bias", false)
-      .set("head_dim", c.head_dim)
+      .set("head_dim", m.hidden / m.heads)
       .set("hidden_act", "silu")
-      .set("hidden_size", c.hidden_size)
+      .set("hidden_size", m.hidden)
       .set("initializer_range", 0.02)
-      .set("intermediate_size", c.intermediate_size)
+      .set("intermediate_size", m.intermediate)
       .set("max_position_embeddings", 8192)
       .set("mlp_bias", false)
-      .set("model_type", c.model_type)
-      .set("num_attention_heads", c.num_attention_heads)
-      .set("num_hidden_layers", c.num_hidden_layers)
-      .set("num_key_value_heads", c.num_key_value_heads)
+      .set("model_type", "llama")
+      .set("num_attention_heads", m.heads)
+      .set("num_hidden_layers", m.layers)
+      .set("num_key_value_heads", m.key_value_heads)
       .set("rms_norm_eps", 1e-05)
       .set("rope_theta", 500000.0)
-      .set("tie_word_embeddings", c.tie_word_embeddings)
+      .set("tie_word_embeddings", false)
       .set("torch_dtype", info(dtype).torch_name)
-      .set("vocab_size", c.vocab_size);
-  return to_text(json, 2) + "\n";
+      .set("vocab_size", m.vocab);
 }
 
 // The model under its canonical names, and Adam's state of each parameter if asked.
@@ -103,12 +87,12 @@ Result<Catalog> model_catalog(const ModelConfig& config, DType dtype, bool optim
     tensor.shape = shape;
     return catalog.add(std::move(tensor));
   };
-  for (const auto& [name, shape] : parameters(kLlamaFamily, config)) {
-    TRY(add(name, dtype, shape));
+  for (const Parameter& p : TRY(parameters(kLlamaFamily, config))) {
+    TRY(add(p.name, dtype, p.shape));
     if (!optimizer) continue;
     for (const std::string_view moment : {".exp_avg", ".exp_avg_sq"})
-      TRY(add("optimizer.state." + name + std::string(moment), DType::kFloat32, shape));
-    TRY(add("optimizer.state." + name + ".step", DType::kFloat32, {}));
+      TRY(add("optimizer.state." + p.name + std::string(moment), DType::kFloat32, p.shape));
+    TRY(add("optimizer.state." + p.name + ".step", DType::kFloat32, {}));
   }
   catalog.sort_by_name();
   return catalog;
@@ -145,7 +129,8 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const ModelConfig&
 Result<int> synth(const SynthOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const DType dtype = TRY(find_dtype(options.dtype));
-  const ModelConfig config = config_of(TRY(find_model(options)));
+  const Json config_file = config_json(TRY(find_model(options)), dtype);
+  const ModelConfig config = TRY(ModelConfig::parse(config_file, "config.json"));
   RunOptions run = TRY(options.resources.run_options());
   PatternSource source(TRY(model_catalog(config, dtype, options.optimizer)));
   const auto target = TRY(lay_out(source.catalog(), config, options));
@@ -170,7 +155,7 @@ Result<int> synth(const SynthOptions& options) {
     run.progress = [&](Index done) { progress.update(done); };
     TRY(copy_tensors(plan, source, view, *output, run));
   }
-  TRY(output->add_file("config.json", config_text(config, dtype)));
+  TRY(output->add_file("config.json", to_text(config_file, 2) + "\n"));
   TRY(output->commit());
   if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -34,7 +34,7 @@ Result<Catalog> manifest_view(const Json& manifest, const Catalog& native, const
     if (family->name != TRY(family_name->as_string())) continue;
     std::optional<ModelConfig> config;
     if (!config_path.empty()) config = TRY(read_config(config_path));
-    if (config) config->tie_word_embeddings = false;  // what is not stored has no digest
+    if (config) config->set("tie_word_embeddings", 0);  // what is not stored has no digest
     return canonical_view(native, {family, config ? &*config : nullptr, TRY(manifest.get_bool("hf_rows")), true},
                           nullptr);
   }

@@ -1,7 +1,9 @@
 #include "lib/family/config.h"
 
+#include <algorithm>
+
 #include "lib/base/file.h"
-#include "lib/base/json.h"
+#include "lib/family/family.h"
 
 namespace reshard {
 namespace {
@@ -9,48 +11,86 @@ namespace {
 constexpr Index kMaxConfigBytes = Index{16} << 20;
 constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 
-Result<Index> positive(const Json& json, std::string_view key) {
-  const Index v = TRY(json.get_index(key));
-  if (v < 1 || v > kMaxSize)
-    return corrupt(std::string(key) + ": expected a positive number, got " + std::to_string(v));
-  return v;
-}
-
-Result<Index> positive_or(const Json& json, std::string_view key, Index otherwise) {
-  const Json* member = json.find(key);
-  if (!member || member->is_null()) return otherwise;
-  return positive(json, key);
-}
-
-Result<ModelConfig> parse(const Json& json) {
-  ModelConfig c;
-  c.model_type = std::string(TRY(json.get_string("model_type")));
-  if (const Json* list = json.find("architectures"); list && list->is_array() && list->size() > 0)
-    if (const auto items = list->as_array(); items && (*items)[0].is_string())
-      c.architecture = std::string(TRY((*items)[0].as_string()));
-  c.vocab_size = TRY(positive(json, "vocab_size"));
-  c.hidden_size = TRY(positive(json, "hidden_size"));
-  c.intermediate_size = TRY(positive(json, "intermediate_size"));
-  c.num_hidden_layers = TRY(positive(json, "num_hidden_layers"));
-  c.num_attention_heads = TRY(positive(json, "num_attention_heads"));
-  c.num_key_value_heads = TRY(positive_or(json, "num_key_value_heads", c.num_attention_heads));
-  c.head_dim = TRY(positive_or(json, "head_dim", c.hidden_size / c.num_attention_heads));
-  if (c.head_dim < 1 || c.num_attention_heads % c.num_key_value_heads != 0)
-    return corrupt("num_attention_heads " + std::to_string(c.num_attention_heads) + " is not a multiple of " +
-                   "num_key_value_heads " + std::to_string(c.num_key_value_heads));
-  if (const Json* tie = json.find("tie_word_embeddings"); tie && !tie->is_null())
-    c.tie_word_embeddings = TRY(json.get_bool("tie_word_embeddings"));
-  return c;
-}
+// What models have in common, where their family says nothing else.
+constexpr ConfigDefault kCommonDefaults[] = {
+    {"num_key_value_heads", "num_attention_heads"},
+    {"head_dim", "hidden_size/num_attention_heads"},
+};
 
 }  // namespace
+
+Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
+  ModelConfig config;
+  config.path = std::move(path);
+  config.model_type = std::string(TRY(json.get_string("model_type")));
+  TRY(config.read(json));
+  if (const Json* text = json.find("text_config"); text && text->is_object()) TRY(config.read(*text));
+  TRY(config.derive());
+  TRY(config.check());
+  return config;
+}
+
+// Later readings win: a text_config describes the language model better than what is around it.
+Status ModelConfig::read(const Json& json) {
+  for (const Json::Member& member : TRY(json.as_object())) {
+    if (member.value.is_bool())
+      set(member.key, TRY(member.value.as_bool()) ? 1 : 0);
+    else if (member.value.is_integer())
+      if (const auto n = member.value.as_index()) set(member.key, *n);
+  }
+  if (const Json* list = json.find("architectures"); list && list->is_array() && list->size() > 0)
+    if (const auto items = list->as_array(); items && (*items)[0].is_string())
+      architecture = std::string(TRY((*items)[0].as_string()));
+  for (const std::string_view key : {"torch_dtype", "dtype"})
+    if (const Json* name = json.find(key); name && name->is_string()) dtype = std::string(TRY(name->as_string()));
+  if (const Json* list = json.find("mlp_only_layers"); list && list->is_array())
+    for (const Json& layer : TRY(list->as_array())) mlp_only_layers_.push_back(TRY(layer.as_index()));
+  return {};
+}
+
+Status ModelConfig::derive() {
+  const auto fill = [this](std::span<const ConfigDefault> defaults) -> Status {
+    for (const ConfigDefault& d : defaults)
+      if (!find(d.name)) set(d.name, TRY(evaluate(d.formula, numbers()).context(d.name)));
+    return {};
+  };
+  if (const Family* family = family_of_model_type(model_type)) TRY(fill(family->defaults));
+  for (const std::string_view name : {"hidden_size", "num_attention_heads"})
+    if (number(name) < 1) return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
+  return fill(kCommonDefaults);
+}
+
+Status ModelConfig::check() const {
+  for (const std::string_view name :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"})
+    if (number(name) < 1 || number(name) > kMaxSize)
+      return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
+  if (num_attention_heads() % num_key_value_heads() != 0)
+    return corrupt("num_attention_heads " + std::to_string(num_attention_heads()) + " is not a multiple of " +
+                   "num_key_value_heads " + std::to_string(num_key_value_heads()));
+  return {};
+}
+
+std::string ModelConfig::shown(std::string_view name) const {
+  const auto n = find(name);
+  return n ? std::to_string(*n) : "nothing";
+}
+
+std::optional<Index> ModelConfig::find(std::string_view name) const {
+  const auto found = numbers_.find(name);
+  return found == numbers_.end() ? std::nullopt : std::optional<Index>(found->second);
+}
+
+bool ModelConfig::is_sparse_layer(Index layer) const {
+  if (number("num_experts") < 1 || layer < number("first_k_dense_replace")) return false;
+  if (std::find(mlp_only_layers_.begin(), mlp_only_layers_.end(), layer) != mlp_only_layers_.end()) return false;
+  return (layer + 1) % std::max<Index>(1, find("decoder_sparse_step").value_or(1)) == 0;
+}
 
 Result<ModelConfig> read_config(const std::string& path) {
   const std::string text = TRY(read_whole_file(path, kMaxConfigBytes));
   const Json json = TRY(parse_json(text, path));
-  ModelConfig config = TRY(parse(json).context(path));
-  config.path = path;
-  return config;
+  return ModelConfig::parse(json, path).context(path);
 }
 
 std::string find_config(const std::string& checkpoint, const std::string& given) {

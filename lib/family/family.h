@@ -1,12 +1,6 @@
-// Model families: what the parameters of a model are called in each convention, how their rows are ordered there, and
-// how tensor parallelism cuts them. A family is a table; everything it does is a rewriting of catalogs that moves no
-// data:
-//
-//   canonical view   a catalog under Hugging Face names, its rows in Hugging Face order. The fragments are the same
-//                    bytes: a rotary permutation is a doubled row stride, a fused projection a cut at head borders.
-//
-// Source and target are both brought into the canonical view, and the plan is made there. The planner, the executor and
-// the verifier never hear of models.
+// Model families: what the parameters of a model are called in each convention, their shapes, how their rows are
+// ordered, and how tensor parallelism cuts them. A family is a table in a file of its own (llama.cc); what is done with
+// it stands beside: view.h brings checkpoints under common names, placement.h lays them out on a mesh.
 #pragma once
 
 #include <optional>
@@ -18,7 +12,6 @@
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/family/config.h"
-#include "lib/layout/layout.h"
 
 namespace reshard {
 
@@ -42,59 +35,78 @@ enum class Rows {
   kDropped,      // derived data that the other convention does not store
 };
 
-// A size a config gives.
-enum class Size { kNone, kVocab, kHidden, kIntermediate, kQuery, kKeyValue };
+// Which layers have a parameter.
+enum class Layers {
+  kAll,
+  kDense,   // whose feed-forward part is one network
+  kSparse,  // whose feed-forward part is experts (ModelConfig::is_sparse_layer)
+};
 
-// One parameter, or with "{}" the same one of every layer.
+// One parameter, or with "{}" the same one of every layer; a second "{}" stands for the expert.
 struct NameRule {
-  std::string_view hf;          // empty: has no Hugging Face name of its own
-  std::string_view torchtitan;  // empty likewise
-  std::string_view torchtitan_2026;
+  std::string_view hf;               // empty: has no Hugging Face name of its own
+  std::string_view torchtitan = {};  // empty likewise
+  std::string_view torchtitan_2026 = {};
+  std::string_view shape = {};  // formulas over the config, "vocab_size, hidden_size"; empty: derived data
   Rows rows = Rows::kPlain;
-  int tp_dim = -1;  // the dimension tensor parallelism cuts; -1: every rank holds all of it
-  Size shape[2] = {Size::kNone, Size::kNone};
+  int tp_dim = -1;              // the dimension tensor parallelism cuts; -1: every rank holds all of it
+  std::string_view heads = {};  // the member that counts what must not be cut apart along it: "num_key_value_heads"
+  Index sections = 1;           // equal parts fused along that dimension, each cut by itself
   enum class Place { kFirst, kLayer, kLast } place = Place::kLayer;  // in a pipeline
+  Layers layers = Layers::kAll;
+  std::string_view when = {};     // a member of the config that must not be 0; "!name": that must be 0 or absent
+  std::string_view tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
+  std::string_view dtype = {};    // where it is not the model's
+
+  std::string_view name(Names names) const;
+  bool is_per_expert() const;
+  // Whether its rows (dimension 0) are words.
+  bool is_vocabulary() const { return shape.starts_with("vocab_size,"); }
+};
+
+// A number that a config.json may leave out, and what it is then.
+struct ConfigDefault {
+  std::string_view name;
+  std::string_view formula;
 };
 
 struct Family {
-  std::string_view name;  // as in --family
-  std::string_view title;
-  std::string_view model_type;  // of config.json
+  std::string_view name;                          // as in --family
+  std::string_view title;                         // for people
+  std::span<const std::string_view> model_types;  // of config.json
+  std::span<const ConfigDefault> defaults;        // in this order
   std::span<const NameRule> rules;
+  std::string_view optional_prefix = {};  // that Hugging Face names may have before them: "transformer."
+
+  bool has_names(Names names) const;  // whether any rule is named so
 };
 
 extern const Family kLlamaFamily;
 
-// Every family there is.
+// Every family there is. Where names fit several, the first of them.
 std::span<const Family* const> families();
+const Family* family_of_model_type(std::string_view model_type);  // null where there is none
 
 // A parameter's name, understood.
 struct ParsedName {
   const NameRule* rule = nullptr;
   Names names = Names::kHf;
   Index layer = -1;
+  Index expert = -1;
 };
-// Looks past "_orig_mod." anywhere and a leading "model." of torchtitan's older checkpoints.
+// Looks past "_orig_mod." anywhere, a leading "model." of torchtitan's older checkpoints, and the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter);
-std::string format_name(const NameRule& rule, Names names, Index layer);
+std::string format_name(const NameRule& rule, Names names, Index layer, Index expert);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
+// The config's model_type decides where it has one that is known.
 struct Detected {
   const Family* family = nullptr;
   Names names = Names::kHf;
 };
-std::optional<Detected> detect_family(const Catalog& catalog);
-
-struct ViewOptions {
-  const Family* family = nullptr;
-  const ModelConfig* config = nullptr;  // may be null where `hf_rows` is false and nothing is fused
-  bool hf_rows = true;                  // false: both sides of the job are torchtitan's, rows stay as they are
-  bool keep_unknown = false;            // carry model tensors that no rule knows under their own names
-};
-// The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
-// part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.
-// `dropped` receives the names of tensors left out as derived data.
-Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
+std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr);
+// How a catalog names this family's parameters; nothing where it has none of them.
+std::optional<Names> detect_names(const Family& family, const Catalog& catalog);
 
 // A canonical key under another convention's name: parameters, and optimizer keys around them. Unknown ones unchanged.
 std::string rename_key(const Family& family, std::string_view canonical_key, Names names);
@@ -103,40 +115,18 @@ std::string canonical_key(const Family& family, std::string_view key);
 // A nested path whose elements held the flattened key `from`, for the key `to`.
 KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view to);
 
-// The parameters of the model a config describes: canonical names and shapes, layer by layer within each rule.
-std::vector<std::pair<std::string, Dims>> parameters(const Family& family, const ModelConfig& config);
-
-// That the canonical view is the model the config describes: every parameter there, in its shape. Names the first
-// tensors that are missing or differ. `complete` = false allows missing ones.
-Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete);
-
-// ---- placement
-
-// How tensors are to lie on a mesh: tensor parallelism by the family's rules (without a family, along the dimension the
-// source itself was cut), FSDP on dimension 0 of what is left, pipeline stages by layer as torchtitan deals them out.
-// Optimizer state follows its parameter.
-class Placer {
- public:
-  // A usage error where there are more pipeline stages than parts of the model.
-  static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source);
-  // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
-  const std::string& warning() const { return warning_; }
-  Placement place(const Tensor& tensor) const;
-
- private:
-  Placer(const Mesh& mesh, const Family* family) : mesh_(mesh), family_(family) {}
-  int tp_dim(const Tensor& tensor, std::string_view parameter) const;
-  Index stage(std::string_view parameter) const;
-
-  Mesh mesh_;
-  const Family* family_;
-  Index layers_ = 0;
-  std::string warning_;
-  std::unordered_map<std::string, Dims> parameter_shapes_;
+// A parameter that a model has by its config.
+struct Parameter {
+  std::string name;  // canonical
+  Dims shape;
+  const NameRule* rule = nullptr;
+  Index layer = -1;
+  Index expert = -1;
+  bool is_tied = false;  // shares its bytes with another, and need not be stored
 };
-
-// The stage of each layer when torchtitan deals `layers` out over `stages`, the embedding and the head counting as one
-// layer each (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
-Index stage_of_layer(Index layer, Index layers, Index stages);
+// All of them, layer by layer within each rule. Fails where the config lacks a number that a shape needs.
+Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
+// Their elements, tied ones counted once.
+Index count_elements(const std::vector<Parameter>& parameters);
 
 }  // namespace reshard

@@ -86,13 +86,16 @@ Result<std::unique_ptr<Comparison>> Comparison::prepare(Reader& a, Reader& b, Co
 }
 
 Status Comparison::make_views() {
-  const auto in_a = detect_family(a_.catalog()), in_b = detect_family(b_.catalog());
-  if (options_.detect_family)
-    family_ = in_a && in_b && in_a->family == in_b->family ? in_a->family : nullptr;
-  else
-    family_ = options_.family;
-  if (family_ && (!in_a || !in_b || in_a->family != family_ || in_b->family != family_))
-    return unsupported("not both checkpoints are named as in family " + std::string(family_->name));
+  for (auto [path, config] : {std::pair(&options_.config_a, &config_a_), std::pair(&options_.config_b, &config_b_)})
+    if (!path->empty()) *config = TRY(read_config(*path));
+  family_ = options_.detect_family ? common_family() : options_.family;
+  const auto names_a = family_ ? detect_names(*family_, a_.catalog()) : std::nullopt;
+  const auto names_b = family_ ? detect_names(*family_, b_.catalog()) : std::nullopt;
+  if (!names_a || !names_b) {
+    if (family_ && !options_.detect_family)
+      return unsupported("not both checkpoints are named as in family " + std::string(family_->name));
+    family_ = nullptr;
+  }
   for (Reader* reader : {&a_, &b_})
     TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
   if (!family_) {
@@ -100,16 +103,18 @@ Status Comparison::make_views() {
     b_view_ = b_.catalog();
     return {};
   }
-  const bool hf_rows = !same_row_order(in_a->names, in_b->names);
-  a_view_ = TRY(view_of(a_, options_.config_a, hf_rows));
-  b_view_ = TRY(view_of(b_, options_.config_b, hf_rows));
+  const bool hf_rows = !same_row_order(*names_a, *names_b);
+  a_view_ = TRY(canonical_view(a_.catalog(), {family_, config_a_ ? &*config_a_ : nullptr, hf_rows, true}, nullptr));
+  b_view_ = TRY(canonical_view(b_.catalog(), {family_, config_b_ ? &*config_b_ : nullptr, hf_rows, true}, nullptr));
   return {};
 }
 
-Result<Catalog> Comparison::view_of(Reader& reader, const std::string& config_path, bool hf_rows) const {
-  std::optional<ModelConfig> config;
-  if (!config_path.empty()) config = TRY(read_config(config_path));
-  return canonical_view(reader.catalog(), {family_, config ? &*config : nullptr, hf_rows, true}, nullptr);
+// What a config says of either, or what the names of both suggest.
+const Family* Comparison::common_family() const {
+  for (const auto* config : {&config_a_, &config_b_})
+    if (const Family* family = *config ? family_of_model_type((*config)->model_type) : nullptr) return family;
+  const auto in_a = detect_family(a_.catalog()), in_b = detect_family(b_.catalog());
+  return in_a && in_b && in_a->family == in_b->family ? in_a->family : nullptr;
 }
 
 Status Comparison::match() {

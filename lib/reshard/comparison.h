@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/family/family.h"
+#include "lib/family/view.h"
 #include "lib/reshard/run.h"
 
 namespace reshard {
@@ -64,11 +64,12 @@ class Comparison {
   Comparison(Reader& a, Reader& b, ComparisonOptions options) : a_(a), b_(b), options_(std::move(options)) {}
   Status make_views();
   Status match();
-  Result<Catalog> view_of(Reader& reader, const std::string& config_path, bool hf_rows) const;
+  const Family* common_family() const;
 
   Reader &a_, &b_;
   ComparisonOptions options_;
   const Family* family_ = nullptr;
+  std::optional<ModelConfig> config_a_, config_b_;
   Catalog a_view_, b_view_;
   std::vector<Pair> pairs_, reshaped_;
   std::vector<std::size_t> only_a_, only_b_;

@@ -37,6 +37,11 @@ std::unordered_map<std::string, std::string> native_names(const Catalog& native,
   return out;
 }
 
+bool is_tied_head(const Family& family, std::string_view canonical) {
+  const auto parsed = parse_name(family, canonical);
+  return parsed && !parsed->rule->tied_to.empty();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Format& format,
@@ -51,33 +56,42 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
 }
 
 Status Conversion::choose_names() {
-  if (options_.detect_family) {
-    if (const auto detected = detect_family(source_.catalog())) {
-      family_ = detected->family;
-      source_names_ = detected->names;
-    }
-  } else if (options_.family) {
-    family_ = options_.family;
-    const auto detected = detect_family(source_.catalog());
-    if (!detected || detected->family != family_)
-      return unsupported(source_.catalog().root + ": no tensor is named as in family " + std::string(family_->name));
-    source_names_ = detected->names;
-  }
-  if (!options_.config_path.empty() && family_) {
-    auto config = read_config(options_.config_path);
-    if (!config) return std::move(config).error();
-    if (config->model_type == family_->model_type)
-      config_ = std::move(*config);
-    else if (options_.detect_family)
-      family_ = nullptr;  // another model whose names look alike: what a config says wins over what names suggest
-    else
-      return usage_error(options_.config_path + ": expected model_type '" + std::string(family_->model_type) +
-                         "', got '" + printable(config->model_type) + "'");
-  }
+  if (!options_.config_path.empty() && (options_.detect_family || options_.family))
+    config_ = TRY(read_config(options_.config_path));
+  TRY(choose_family());
+  if (!family_) config_.reset();
   if (!family_ || options_.keep_names) return {};
   target_names_ = options_.names;
   if (!target_names_ && format_.name == "hf") target_names_ = Names::kHf;
-  if (target_names_) hf_rows_ = !same_row_order(*source_names_, *target_names_);
+  if (!target_names_) return {};
+  if (!family_->has_names(*target_names_))
+    return unsupported("family " + std::string(family_->name) + " has no " + std::string(names_title(*target_names_)) +
+                       "; --names keep leaves them as they are");
+  hf_rows_ = !same_row_order(*source_names_, *target_names_);
+  return {};
+}
+
+Status Conversion::choose_family() {
+  const Catalog& catalog = source_.catalog();
+  const Family* of_config = config_ ? family_of_model_type(config_->model_type) : nullptr;
+  if (options_.detect_family) {
+    // Another model whose names look alike: what a config says wins over what names suggest.
+    if (config_ && !of_config) return {};
+    if (const auto detected = detect_family(catalog, config_ ? &*config_ : nullptr);
+        detected && (!of_config || of_config == detected->family)) {
+      family_ = detected->family;
+      source_names_ = detected->names;
+    }
+    return {};
+  }
+  if (!options_.family) return {};
+  family_ = options_.family;
+  source_names_ = detect_names(*family_, catalog);
+  if (!source_names_)
+    return unsupported(catalog.root + ": no tensor is named as in family " + std::string(family_->name));
+  if (config_ && of_config != family_)
+    return usage_error(options_.config_path + ": expected a model of family " + std::string(family_->name) +
+                       ", got model_type '" + printable(config_->model_type) + "'");
   return {};
 }
 
@@ -147,7 +161,7 @@ Status Conversion::make_views() {
 }
 
 std::string Conversion::target_name(const std::string& canonical, const std::string& native) const {
-  if (!renames()) return native;
+  if (!renames() || (source_names_ == Names::kHf && target_names_ == Names::kHf)) return native;
   return rename_key(*family_, canonical, *target_names_);
 }
 
@@ -158,11 +172,11 @@ Result<LayoutRequest> Conversion::layout_request() {
   const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
   if (!placer.warning().empty()) warnings_.push_back(placer.warning());
   const auto natives = native_names(selected_, renames() ? family_ : nullptr);
-  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings;
+  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
   for (const Tensor& tensor : source_view_.tensors()) {
-    if (ties && tensor.name == "lm_head.weight") {
-      tied_head_dropped_ = natives.contains(tensor.name);
-      if (tied_head_dropped_) left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
+    if (ties && is_tied_head(*family_, tensor.name)) {
+      if (natives.contains(tensor.name)) dropped_head_ = tensor.name;
+      if (!dropped_head_.empty()) left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
       continue;
     }
     const auto found = natives.find(tensor.name);
@@ -199,7 +213,7 @@ Status Conversion::lay_out() {
     ModelConfig untied;  // the target holds what it holds: no head is added to it
     if (config_) {
       untied = *config_;
-      untied.tie_word_embeddings = false;
+      untied.set("tie_word_embeddings", 0);
       view.config = &untied;
     }
     target_view_ = TRY(canonical_view(target_->catalog(), view, nullptr));
@@ -219,8 +233,9 @@ Index Conversion::disk_needed() const {
 Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
 
 Status Conversion::check_tied_head(TensorSource& source) {
-  if (!tied_head_dropped_) return {};
-  const auto head = source_view_.find("lm_head.weight"), embedding = source_view_.find("model.embed_tokens.weight");
+  if (dropped_head_.empty()) return {};
+  const NameRule& rule = *parse_name(*family_, dropped_head_)->rule;
+  const auto head = source_view_.find(rule.hf), embedding = source_view_.find(rule.tied_to);
   if (!head || !embedding) return {};
   const DType as = source_view_.tensors()[*embedding].dtype;
   RunOptions quiet = options_.run;

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/family/family.h"
+#include "lib/family/placement.h"
+#include "lib/family/view.h"
 #include "lib/plan/plan.h"
 #include "lib/reshard/run.h"
 
@@ -72,6 +73,7 @@ class Conversion {
 
   Status select();
   Status choose_names();
+  Status choose_family();
   Status make_views();
   Status lay_out();
   Result<LayoutRequest> layout_request();
@@ -97,7 +99,7 @@ class Conversion {
   std::vector<LeftOut> left_out_;
   std::vector<std::string> warnings_;
   Index converted_ = 0;
-  bool tied_head_dropped_ = false;  // the source stores a head that the output shares with the embedding
+  std::string dropped_head_;  // canonical name of a head that the source stores and the output ties to the embedding
 };
 
 }  // namespace reshard

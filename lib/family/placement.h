@@ -1,0 +1,40 @@
+// How a model's tensors lie on a mesh.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "lib/family/family.h"
+#include "lib/layout/layout.h"
+
+namespace reshard {
+
+// How tensors are to lie on a mesh: tensor parallelism by the family's rules (without a family, along the dimension the
+// source itself was cut), FSDP on dimension 0 of what is left, pipeline stages by layer as torchtitan deals them out.
+// Optimizer state follows its parameter.
+class Placer {
+ public:
+  // A usage error where there are more pipeline stages than parts of the model.
+  static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source);
+  // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
+  const std::string& warning() const { return warning_; }
+  Placement place(const Tensor& tensor) const;
+
+ private:
+  Placer(const Mesh& mesh, const Family* family) : mesh_(mesh), family_(family) {}
+  int tp_dim(const Tensor& tensor, std::string_view parameter) const;
+  Index stage(std::string_view parameter) const;
+
+  Mesh mesh_;
+  const Family* family_;
+  Index layers_ = 0;
+  std::string warning_;
+  std::unordered_map<std::string, Dims> parameter_shapes_;
+};
+
+// The stage of each layer when torchtitan deals `layers` out over `stages`, the embedding and the head counting as one
+// layer each (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+Index stage_of_layer(Index layer, Index layers, Index stages);
+
+}  // namespace reshard
