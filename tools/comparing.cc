@@ -42,10 +42,6 @@ std::string temporary_directory() {
   return t != nullptr && *t != '\0' ? t : "/tmp";
 }
 
-std::string count(Index n, std::string_view noun) {
-  return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
-}
-
 Json shape_json(const Dims& shape) {
   Json out = Json::array();
   for (const Index extent : shape) out.push_back(extent);

@@ -22,9 +22,6 @@ Result<std::unique_ptr<Comparison>> compare(OpenCheckpoint& a, OpenCheckpoint& b
 // Tensors that cannot be compared element by element, as sentences.
 std::vector<std::string> structural_differences(const Comparison& c);
 
-// "1,024 tensors", "1 tensor"
-std::string count(Index n, std::string_view noun);
-
 Json shape_json(const Dims& shape);
 
 // $TMPDIR, or /tmp.

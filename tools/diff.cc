@@ -78,10 +78,10 @@ Result<int> diff(const DiffOptions& options) {
   for (const std::string& s : objects) print_row("differs", "object '" + printable(s) + "'");
   for (const std::string& s : c->not_compared()) print_row("not seen", s);
   print_row("result", with_commas(static_cast<Index>(distances.size()) - beyond) + " of " +
-                          count(static_cast<Index>(distances.size()), "tensor") + " equal" +
+                          count_of(static_cast<Index>(distances.size()), "tensor") + " equal" +
                           (options.tolerance > 0 ? " within " + scientific(options.tolerance) : "") +
                           (structural.empty() ? ""
-                                              : ", " + count(static_cast<Index>(structural.size()), "tensor") +
+                                              : ", " + count_of(static_cast<Index>(structural.size()), "tensor") +
                                                     " missing or of another shape"));
   return good ? 0 : 1;
 }

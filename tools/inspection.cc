@@ -13,15 +13,7 @@ namespace {
 FileFacts look_at_files(const Catalog& catalog) {
   FileFacts facts;
   facts.count = static_cast<Index>(catalog.files.size());
-  facts.needed.assign(catalog.files.size(), 0);
-  const auto need = [&](const Extent& e) {
-    Index& end = facts.needed[e.file];
-    end = std::max(end, checked_add(e.offset, e.length).value_or(INT64_MAX));
-  };
-  for (const Tensor& t : catalog.tensors())
-    for (const FragmentList* list : {&t.fragments, &t.replicas})
-      for (std::size_t i = 0; i < list->size(); ++i) need(list->extent(i));
-  for (const Blob& b : catalog.blobs) need(b.extent);
+  facts.needed = bytes_needed(catalog);
   Index needed = 0;
   for (std::size_t f = 0; f < catalog.files.size(); ++f) {
     const Index size = catalog.files[f].size;

@@ -50,7 +50,7 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
   TRY(reader.locate(all, run.threads, temporary_directory()));
   TRY(validate(reader.catalog()));
   findings.rows.emplace_back(
-      "cover", "every element of " + count(static_cast<Index>(all.size()), "tensor") + " is stored exactly once");
+      "cover", "every element of " + count_of(static_cast<Index>(all.size()), "tensor") + " is stored exactly once");
 
   Json manifest;
   const std::string manifest_path = path_join(options.path, "reshard_manifest.json");
@@ -70,7 +70,7 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
     proofs = TRY(digest_tensors(requests, source, run));
   }
   findings.rows.emplace_back("bytes", source.checksums_checked() > 0
-                                          ? count(source.checksums_checked(), "CRC-32 sum") + " recorded, all hold"
+                                          ? count_of(source.checksums_checked(), "CRC-32 sum") + " recorded, all hold"
                                           : std::string("read to the end; the format records no checksums"));
   for (const Blob& blob : reader.catalog().blobs) TRY(reader.blob_bytes(blob));  // checks them
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {
@@ -98,8 +98,8 @@ Status verify_alone(const VerifyOptions& options, OpenCheckpoint& open, Findings
     if (!view.find(member.key))
       findings.differences.push_back("tensor '" + printable(member.key) + "' is in reshard_manifest.json only");
   if (findings.differences.size() == before)
-    findings.rows.emplace_back("manifest",
-                               count(static_cast<Index>(proofs.size()), "digest") + " as reshard_manifest.json says");
+    findings.rows.emplace_back(
+        "manifest", count_of(static_cast<Index>(proofs.size()), "digest") + " as reshard_manifest.json says");
   return {};
 }
 
@@ -151,11 +151,11 @@ Status verify_against(const VerifyOptions& options, OpenCheckpoint& a, OpenCheck
     findings.differences.push_back("object '" + printable(name) + "' differs");
   findings.rows.emplace_back("cover", "on both sides every element is stored exactly once");
   findings.rows.emplace_back("bytes", c->checksums_checked() > 0
-                                          ? count(c->checksums_checked(), "CRC-32 sum") + " recorded, all hold"
+                                          ? count_of(c->checksums_checked(), "CRC-32 sum") + " recorded, all hold"
                                           : std::string("read to the end; the formats record no checksums"));
   findings.rows.emplace_back(
       "equal",
-      with_commas(equal) + " of " + count(static_cast<Index>(digests.size()), "tensor") + ", digest for digest" +
+      with_commas(equal) + " of " + count_of(static_cast<Index>(digests.size()), "tensor") + ", digest for digest" +
           (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the other's dtype" : ""));
   for (const std::string& text : c->not_compared()) findings.rows.emplace_back("not seen", text);
   return {};
@@ -189,7 +189,7 @@ int report(const VerifyOptions& options, const OpenCheckpoint& open, const Findi
     print_row(
         "", "and " + with_commas(static_cast<Index>(findings.differences.size() - kShown)) + " more (--json has all)");
   if (!options.resources.quiet || !good)
-    print_row("result", good ? "good" : count(static_cast<Index>(findings.differences.size()), "difference"));
+    print_row("result", good ? "good" : count_of(static_cast<Index>(findings.differences.size()), "difference"));
   return good ? 0 : 1;
 }
 

@@ -58,11 +58,11 @@ Status DcpReader::open(const std::string& path, const OpenOptions& options) {
   TRY(read_metadata(entries));
   look_at_files(entries);
   catalog_.sort_by_name();
-  TRY(validate(catalog_, options.files_too));
   // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
-  Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
-  if (!disjoint && !stored_as_safetensors()) return disjoint;
-  return {};
+  catalog_.shares_extents = stored_as_safetensors();
+  if (!options.validated) return {};
+  TRY(validate(catalog_, options.files_too));
+  return check_extents_disjoint(catalog_, SharedExtents::kRefused);
 }
 
 bool DcpReader::stored_as_safetensors() {

@@ -111,6 +111,7 @@ class Catalog {
   std::vector<Blob> blobs;
   std::vector<std::string> stale_files;                         // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;                            // whole sentences
+  bool shares_extents = false;  // before locate, several pieces may be recorded at the place of a blob that holds them
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 
   // Refuses a second tensor of the same name.
@@ -137,11 +138,23 @@ bool natural_less(std::string_view a, std::string_view b);
 // lies inside the extent. Errors name tensor, box and file. `files_too` = false leaves the files out: metadata alone.
 Status validate(const Catalog& catalog, bool files_too = true);
 
+// A tensor (its index) whose boxes do not cover it exactly once, or whose replicas are none, and what is wrong.
+struct CoverFault {
+  std::size_t tensor = 0;
+  Error error;
+};
+// All of them: what validate() says of the first.
+std::vector<CoverFault> cover_faults(const Catalog& catalog);
+
+// How many bytes each file must have at least.
+std::vector<Index> bytes_needed(const Catalog& catalog);
+
 // The cover check for one tensor: no holes, no overlaps. O(n log n) for boxes that form a grid, whatever cut them.
 Status check_cover(const Tensor& tensor);
 
 // That no two stored pieces claim the same bytes. With kTies, two tensors may lie on exactly the same extent (shared
-// storages of a torch.save file); a partial overlap never is right.
+// storages of a torch.save file); a partial overlap never is right. Nothing is checked where the catalog says that
+// pieces share extents.
 enum class SharedExtents { kRefused, kTies };
 Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared);
 

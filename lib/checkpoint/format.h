@@ -86,6 +86,7 @@ class Target {
 
 struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
+  bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
 };
 
 struct Format {

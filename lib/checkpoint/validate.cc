@@ -174,17 +174,22 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
   return {};
 }
 
-// Remembers tensors whose boxes were found to cover them, so that the layers of a model are checked once.
-class CoversSeen {
+// Cover and replicas of tensors, one after the other. The layers of a model have the same boxes: those found to cover
+// once are not looked at again.
+class CoverChecker {
  public:
-  // Whether a tensor of this shape and these boxes was asked for before.
-  bool contains(const Tensor& tensor) {
-    const auto [it, is_new] = by_hash_.emplace(tensor.fragments.hash_of_boxes(), &tensor);
-    return !is_new && it->second->shape == tensor.shape && it->second->fragments.has_boxes_of(tensor.fragments);
+  Status check(const Tensor& tensor) {
+    const std::uint64_t hash = tensor.fragments.hash_of_boxes();
+    const auto seen = good_.find(hash);
+    const bool is_known = seen != good_.end() && seen->second->shape == tensor.shape &&
+                          seen->second->fragments.has_boxes_of(tensor.fragments);
+    if (!is_known) TRY(check_cover(tensor));
+    good_.emplace(hash, &tensor);
+    return check_replicas(tensor);
   }
 
  private:
-  std::unordered_map<std::uint64_t, const Tensor*> by_hash_;
+  std::unordered_map<std::uint64_t, const Tensor*> good_;
 };
 
 Status check_file_range(const Catalog& catalog, const Extent& e, const std::string& what) {
@@ -233,11 +238,30 @@ Status check_cover(const Tensor& tensor) {
                  (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
 }
 
+std::vector<CoverFault> cover_faults(const Catalog& catalog) {
+  std::vector<CoverFault> out;
+  CoverChecker covers;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (Status covered = covers.check(catalog.tensors()[i]); !covered) out.push_back({i, std::move(covered).error()});
+  return out;
+}
+
+std::vector<Index> bytes_needed(const Catalog& catalog) {
+  std::vector<Index> needed(catalog.files.size(), 0);
+  const auto need = [&](const Extent& e) {
+    needed[e.file] = std::max(needed[e.file], checked_add(e.offset, e.length).value_or(INT64_MAX));
+  };
+  for (const Tensor& t : catalog.tensors())
+    for (const FragmentList* list : {&t.fragments, &t.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) need(list->extent(i));
+  for (const Blob& b : catalog.blobs) need(b.extent);
+  return needed;
+}
+
 Status validate(const Catalog& catalog, bool files_too) {
-  CoversSeen covers;
+  CoverChecker covers;
   for (const Tensor& tensor : catalog.tensors()) {
-    if (!covers.contains(tensor)) TRY(check_cover(tensor).context(catalog.root));
-    TRY(check_replicas(tensor).context(catalog.root));
+    TRY(covers.check(tensor).context(catalog.root));
     if (!files_too) continue;
     for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) {
@@ -256,6 +280,7 @@ Status validate(const Catalog& catalog, bool files_too) {
 }
 
 Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared) {
+  if (catalog.shares_extents) return {};
   constexpr std::uint32_t kBlob = 0xffffffff;
   struct Claim {
     Index offset = 0;

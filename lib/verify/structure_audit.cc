@@ -1,0 +1,182 @@
+#include "lib/verify/structure_audit.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kShownFiles = 5;
+constexpr std::size_t kMaxHeaders = 100'000;  // about a second; metadata of more pieces is believed
+
+std::string some(const std::vector<std::string>& names) {
+  std::vector<std::string> shown(names.begin(),
+                                 names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShownFiles)));
+  for (std::string& n : shown) n = printable(n);
+  return join(shown, ", ") + (names.size() > kShownFiles
+                                  ? " and " + with_commas(static_cast<Index>(names.size() - kShownFiles)) + " more"
+                                  : "");
+}
+
+class StructureAuditor {
+ public:
+  StructureAuditor(Reader& reader, int threads, const std::string& spool)
+      : reader_(reader), catalog_(reader.catalog()), threads_(threads), spool_(spool), needs_(bytes_needed(catalog_)) {}
+
+  StructureAudit run() {
+    check_covers();
+    check_files();
+    if (const Status shared = check_extents_disjoint(catalog_, SharedExtents::kRefused); !shared) {
+      Finding& f = add(Severity::kError, "shared-bytes");
+      f.what = shared.error().message();
+      f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
+    }
+    look_at_headers();
+    report_leftovers();
+    return std::move(out_);
+  }
+
+ private:
+  Finding& add(Severity severity, std::string id) {
+    out_.findings.push_back({severity, std::move(id), {}, "", {}, "", ""});
+    if (severity == Severity::kError) out_.is_readable = false;
+    return out_.findings.back();
+  }
+
+  void check_covers() {
+    std::vector<std::string> first_messages, names;
+    for (const auto& [tensor, error] : cover_faults(catalog_)) {
+      names.push_back(catalog_.tensors()[tensor].name);
+      if (first_messages.size() < kShownFiles) first_messages.push_back(error.message());
+    }
+    if (names.empty()) return;
+    Finding& f = add(Severity::kError, "cover");
+    f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
+    f.tensors = std::move(names);
+    f.why = std::move(first_messages);
+    f.advice =
+        "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy. "
+        "convert --allow cover leaves such tensors out and writes the others.";
+  }
+
+  void check_files() {
+    std::vector<std::string> missing;
+    for (std::size_t f = 0; f < catalog_.files.size(); ++f)
+      if (catalog_.files[f].size < 0) missing.push_back(catalog_.files[f].path);
+    if (!missing.empty() && missing.size() == catalog_.files.size()) {
+      out_.metadata_only = true;
+      return;
+    }
+    if (!missing.empty()) report_missing_files(missing);
+    report_short_files();
+  }
+
+  void report_missing_files(const std::vector<std::string>& missing) {
+    std::set<std::uint32_t> gone;
+    for (std::uint32_t f = 0; f < catalog_.files.size(); ++f)
+      if (catalog_.files[f].size < 0) gone.insert(f);
+    Finding& finding = add(Severity::kError, "file-missing");
+    finding.what = count_of(static_cast<Index>(missing.size()), "data file") + " of " +
+                   with_commas(static_cast<Index>(catalog_.files.size())) + (missing.size() == 1 ? " is" : " are") +
+                   " missing: " + some(missing);
+    Index bytes = 0;
+    finding.tensors = tensors_in(gone);
+    for (const std::uint32_t f : gone) bytes += needs_[f];
+    finding.lost = "At least " + human_bytes(bytes) + ", of " +
+                   count_of(static_cast<Index>(finding.tensors.size()), "tensor") + ".";
+    finding.advice =
+        "Copy the files from where the job wrote them; if they never were there, the save was interrupted or "
+        "ranks did not write.";
+  }
+
+  void report_short_files() {
+    std::set<std::uint32_t> cut;
+    std::vector<std::string> lines;
+    for (std::uint32_t f = 0; f < catalog_.files.size(); ++f) {
+      const CatalogFile& file = catalog_.files[f];
+      if (file.size < 0 || file.size >= needs_[f]) continue;
+      cut.insert(f);
+      if (lines.size() < kShownFiles)
+        lines.push_back(printable(file.path) + ": has " + with_commas(file.size) + " bytes, needs " +
+                        with_commas(needs_[f]));
+    }
+    if (cut.empty()) return;
+    Finding& f = add(Severity::kError, "file-short");
+    f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
+             " cut short: the disk was full, the copy or the save was interrupted, or it is of another save";
+    f.why = std::move(lines);
+    f.tensors = tensors_in(cut);
+  }
+
+  // Names of the tensors that have a piece in one of these files.
+  std::vector<std::string> tensors_in(const std::set<std::uint32_t>& files) const {
+    std::vector<std::string> names;
+    for (const Tensor& t : catalog_.tensors())
+      for (std::size_t i = 0; i < t.fragments.size(); ++i)
+        if (files.contains(t.fragments.extent(i).file)) {
+          names.push_back(t.name);
+          break;
+        }
+    return names;
+  }
+
+  // Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail.
+  void look_at_headers() {
+    if (!out_.is_readable || out_.metadata_only) return;
+    std::vector<std::size_t> all(catalog_.tensors().size());
+    std::iota(all.begin(), all.end(), std::size_t{0});
+    std::size_t pieces = 0;
+    for (const Tensor& t : catalog_.tensors()) pieces += t.fragments.size();
+    if (pieces > kMaxHeaders) return;
+    out_.headers_read = true;
+    if (reader_.locate(all, threads_, spool_)) return check_reach();
+    std::vector<std::string> names, messages;
+    for (const std::size_t i : all) {
+      const Status located = reader_.locate({i}, 1, spool_);
+      if (located) continue;
+      names.push_back(catalog_.tensors()[i].name);
+      if (messages.size() < kShownFiles) messages.push_back(located.error().message());
+    }
+    Finding& f = add(Severity::kError, "header");
+    f.what = "what is stored is not what the metadata " + std::string(names.size() == 1 ? "says of it" : "say of them");
+    f.tensors = std::move(names);
+    f.why = std::move(messages);
+    f.advice = "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  }
+
+  void check_reach() {
+    const Status valid = validate(catalog_);
+    if (!valid) add(Severity::kError, "header").what = valid.error().message();
+  }
+
+  void report_leftovers() {
+    for (const std::string& text : catalog_.warnings) add(Severity::kWarning, "reader").what = text;
+    if (catalog_.stale_files.empty()) return;
+    Finding& f = add(Severity::kWarning, "stale-files");
+    f.what = count_of(static_cast<Index>(catalog_.stale_files.size()), "file") + " in the directory " +
+             (catalog_.stale_files.size() == 1 ? "belongs" : "belong") +
+             " to no tensor or object: " + some(catalog_.stale_files);
+    f.why.emplace_back("left by an earlier save with more ranks or files, or by one that died");
+    f.advice =
+        "A loader that globs files instead of reading the index would mix them in. Remove them once the "
+        "checkpoint is known to be good.";
+  }
+
+  Reader& reader_;
+  const Catalog& catalog_;
+  int threads_;
+  const std::string& spool_;
+  std::vector<Index> needs_;
+  StructureAudit out_;
+};
+
+}  // namespace
+
+StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool) {
+  return StructureAuditor(reader, threads, spool).run();
+}
+
+}  // namespace reshard
