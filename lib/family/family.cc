@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "lib/base/text.h"
+#include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
@@ -391,26 +392,7 @@ Status check_against_config(const Catalog& view, const Family& family, const Mod
 
 // ---- placement
 
-Index stage_of_layer(Index layer, Index layers, Index stages) {
-  // Virtual layers: one for the embedding, one for the head.
-  const Index total = layers + 2, each = total / stages, extra = total % stages;
-  const Index at = layer + 1;
-  // The first `extra` stages take one more.
-  if (at < extra * (each + 1)) return at / (each + 1);
-  return std::min(stages - 1, extra + (at - extra * (each + 1)) / std::max<Index>(1, each));
-}
-
 namespace {
-
-// The number after the first dot that is followed by one: "layers.7.attention" -> 7. For models without a family.
-Index layer_number(std::string_view name) {
-  for (const std::string& part : split(name, '.')) {
-    Index n = 0;
-    const auto parsed = std::from_chars(part.data(), part.data() + part.size(), n);
-    if (parsed.ec == std::errc() && parsed.ptr == part.data() + part.size()) return n;
-  }
-  return -1;
-}
 
 // What a user should know before cutting attention heads apart; empty where none is.
 std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
@@ -427,6 +409,9 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 }  // namespace
 
 Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source) {
+  if (mesh.size("ep") > 1)
+    return unsupported("mesh " + mesh.to_string() +
+                       ": no family's rules say what ep cuts; a layout file can (--layout)");
   Placer placer(mesh, family);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : source.tensors()) {
@@ -435,10 +420,7 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
     placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
     placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
   }
-  const Index stages = mesh.size("pp");
-  if (stages > placer.layers_ + 2)
-    return usage_error("pp=" + std::to_string(stages) + " is more stages than the model has parts: " +
-                       std::to_string(placer.layers_) + " layers, the embedding and the head");
+  TRY(check_stages(StageRule::kTorchtitan, placer.layers_, mesh.size("pp")));
   return placer;
 }
 
@@ -478,7 +460,7 @@ Index Placer::stage(std::string_view parameter) const {
   bool first = layer < 0 && parameter.find("embed") != std::string_view::npos;
   if (const auto parsed = family_ ? parse_name(*family_, parameter) : std::nullopt)
     first = parsed->rule->place == NameRule::Place::kFirst;
-  if (layer >= 0) return stage_of_layer(layer, layers_, stages);
+  if (layer >= 0) return stage_of_layer(StageRule::kTorchtitan, layer, layers_, stages);
   return first ? 0 : stages - 1;
 }
 

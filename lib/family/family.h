@@ -135,8 +135,4 @@ class Placer {
   std::unordered_map<std::string, Dims> parameter_shapes_;
 };
 
-// The stage of each layer when torchtitan deals `layers` out over `stages`, the embedding and the head counting as one
-// layer each (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
-Index stage_of_layer(Index layer, Index layers, Index stages);
-
 }  // namespace reshard
