@@ -53,23 +53,27 @@ Status DcpTarget::add_tensor(const TargetTensor& wanted) {
   tensor.shape = wanted.shape;
   tensor.fragments = FragmentList(wanted.shape.rank());
   WrittenEntry entry{&wanted, wanted.name, wanted.path, {}};
-  const bool empty = tensor.elements() == 0;
-  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
-    if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
-    std::optional<Box> box = owned(request_.mesh, wanted.placement, wanted.shape, rank);
-    if (box && empty) box = whole(wanted.shape);  // an empty tensor is stored once, as itself
-    if (!box || (box->empty() && !empty)) continue;
+  const auto add_item = [&](Index rank, const Box& box) {
     const auto file = static_cast<std::uint32_t>(rank);
-    const auto shape = torch_archive::item_shape(wanted.dtype, box->shape, catalog_.files[file].size);
+    const auto shape = torch_archive::item_shape(wanted.dtype, box.shape, catalog_.files[file].size);
     WrittenItem item = append(file, shape.total());
-    item.box = *box;
+    item.box = box;
     Fragment f;
-    f.box = *box;
-    f.strides = row_major_strides(box->shape);
+    f.box = box;
+    f.strides = row_major_strides(box.shape);
     f.extent = {file, item.offset + shape.header_bytes, shape.payload_bytes};
     tensor.fragments.add(f);
     entry.items.push_back(item);
-    if (empty) break;
+  };
+  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
+    if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
+    const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
+    if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
+      add_item(rank, whole(wanted.shape));
+      break;
+    }
+    for (const LocalBox& owned : boxes)
+      if (!owned.box.empty()) add_item(rank, owned.box);
   }
   if (entry.items.empty())
     return internal_error("tensor '" + printable(wanted.name) + "': no rank of the mesh holds it");

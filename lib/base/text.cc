@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 
 namespace reshard {
 
@@ -75,29 +76,85 @@ Result<Index> parse_bytes(std::string_view text) {
   return bad;
 }
 
+namespace {
+
+// The digits at the front of `text` as a number, and how many they are; nothing unless it is written the usual way.
+struct Number {
+  Index value = 0;
+  std::size_t digits = 0;
+};
+std::optional<Number> leading_number(std::string_view text) {
+  constexpr std::size_t kMaxDigits = 18;
+  Number n;
+  while (n.digits < text.size() && text[n.digits] >= '0' && text[n.digits] <= '9') {
+    if (++n.digits > kMaxDigits) return std::nullopt;
+    n.value = n.value * 10 + (text[n.digits - 1] - '0');
+  }
+  if (n.digits == 0 || (n.digits > 1 && text[0] == '0')) return std::nullopt;
+  return n;
+}
+
+// Whether "0..15,20" contains `value`; nothing when it is no list of ranges.
+std::optional<bool> ranges_contain(std::string_view list, Index value) {
+  bool contains = false;
+  while (true) {
+    const auto first = leading_number(list);
+    if (!first) return std::nullopt;
+    list.remove_prefix(first->digits);
+    Index last = first->value;
+    if (list.starts_with("..")) {
+      list.remove_prefix(2);
+      const auto end = leading_number(list);
+      if (!end) return std::nullopt;
+      list.remove_prefix(end->digits);
+      last = end->value;
+    }
+    contains = contains || (first->value <= value && value <= last);
+    if (list.empty()) return contains;
+    if (list[0] != ',') return std::nullopt;
+    list.remove_prefix(1);
+  }
+}
+
+// How much of a pattern and of a name one element of the pattern takes.
+struct Step {
+  std::size_t pattern = 1;
+  std::size_t name = 0;  // 0: it does not match
+};
+
+// The element of `pattern` at p, not a '*', held against `name` at n.
+Step match_element(std::string_view pattern, std::size_t p, std::string_view name, std::size_t n) {
+  const char open = pattern[p];
+  const std::size_t close = open == '[' || open == '{' ? pattern.find(open == '[' ? ']' : '}', p + 1) : pattern.npos;
+  if (close != pattern.npos) {
+    const std::string_view inside = pattern.substr(p + 1, close - p - 1);
+    if (open == '[') return {close + 1 - p, inside.find(name[n]) != inside.npos ? std::size_t{1} : std::size_t{0}};
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    const auto number = n > 0 && is_digit(name[n - 1]) ? std::nullopt : leading_number(name.substr(n));
+    if (const auto contains = ranges_contain(inside, number ? number->value : 0))
+      return {close + 1 - p, number && *contains ? number->digits : 0};
+  }
+  return {1, open == '?' || open == name[n] ? std::size_t{1} : std::size_t{0}};
+}
+
+}  // namespace
+
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0, n = 0;
   std::size_t star = std::string_view::npos, star_name = 0;  // where to take up again after the last '*'
   while (n < name.size()) {
-    bool matched = false;
-    std::size_t next = p + 1;
+    Step step;
     if (p < pattern.size()) {
-      const std::size_t close = pattern[p] == '[' ? pattern.find(']', p + 1) : std::string_view::npos;
       if (pattern[p] == '*') {
         star = p++;
         star_name = n;
         continue;
       }
-      if (close != std::string_view::npos) {
-        matched = pattern.substr(p + 1, close - p - 1).find(name[n]) != std::string_view::npos;
-        next = close + 1;
-      } else {
-        matched = pattern[p] == '?' || pattern[p] == name[n];
-      }
+      step = match_element(pattern, p, name, n);
     }
-    if (matched) {
-      p = next;
-      ++n;
+    if (step.name > 0) {
+      p += step.pattern;
+      n += step.name;
     } else if (star != std::string_view::npos) {
       p = star + 1;
       n = ++star_name;
@@ -107,6 +164,17 @@ bool glob_match(std::string_view pattern, std::string_view name) {
   }
   while (p < pattern.size() && pattern[p] == '*') ++p;
   return p == pattern.size();
+}
+
+std::string glob_escaped(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    if (c == '*' || c == '?' || c == '[' || c == '{')
+      out += {'[', c, ']'};
+    else
+      out += c;
+  }
+  return out;
 }
 
 bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view name) {

@@ -16,8 +16,11 @@ std::string human_bytes(Index n);                  // decimal units, three digit
 std::string human_seconds(double s);               // "0.4 s", "1 m 20 s"
 Result<Index> parse_bytes(std::string_view text);  // "5GB", "256MiB", "1000"; the units are SI or IEC, case as written
 
-// Shell-style match of a whole name: * any run, ? one character, [abc] one of. No special treatment of '.' or '/'.
+// Shell-style match of a whole name: * any run, ? one character, [abc] one of, {0..15,20} a whole number in one of the
+// ranges (up to 18 digits, none of them a leading zero), as folded names have it. No special treatment of '.' or '/'.
 bool glob_match(std::string_view pattern, std::string_view name);
+// The pattern that matches `name` alone.
+std::string glob_escaped(std::string_view name);
 bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view name);
 
 // Control bytes as \xNN, so that a hostile name cannot steer the terminal.

@@ -2,32 +2,13 @@
 #include "lib/family/placement.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "lib/base/text.h"
+#include "lib/layout/stages.h"
 
 namespace reshard {
 
-Index stage_of_layer(Index layer, Index layers, Index stages) {
-  // Virtual layers: one for the embedding, one for the head.
-  const Index total = layers + 2, each = total / stages, extra = total % stages;
-  const Index at = layer + 1;
-  // The first `extra` stages take one more.
-  if (at < extra * (each + 1)) return at / (each + 1);
-  return std::min(stages - 1, extra + (at - extra * (each + 1)) / std::max<Index>(1, each));
-}
-
 namespace {
-
-// The number after the first dot that is followed by one: "layers.7.attention" -> 7. For models without a family.
-Index layer_number(std::string_view name) {
-  for (const std::string& part : split(name, '.')) {
-    Index n = 0;
-    const auto parsed = std::from_chars(part.data(), part.data() + part.size(), n);
-    if (parsed.ec == std::errc() && parsed.ptr == part.data() + part.size()) return n;
-  }
-  return -1;
-}
 
 // What a user should know before cutting attention heads apart; empty where none is.
 std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
@@ -44,6 +25,9 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 }  // namespace
 
 Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source) {
+  if (mesh.size("ep") > 1)
+    return unsupported("mesh " + mesh.to_string() +
+                       ": no family's rules say what ep cuts; a layout file can (--layout)");
   Placer placer(mesh, family);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : source.tensors()) {
@@ -52,10 +36,8 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
     placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
     placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
   }
-  const Index stages = mesh.size("pp");
-  if (stages > placer.layers_ + 2)
-    return usage_error("pp=" + std::to_string(stages) + " is more stages than the model has parts: " +
-                       std::to_string(placer.layers_) + " layers, the embedding and the head");
+  if (config) placer.layers_ = std::max(placer.layers_, config->num_hidden_layers());
+  TRY(check_stages(StageRule::kTorchtitan, placer.layers_, mesh.size("pp")));
   return placer;
 }
 
@@ -69,23 +51,29 @@ Placement Placer::place(const Tensor& tensor) const {
     if (shape == parameter_shapes_.end() || shape->second != tensor.shape) return placement;
   }
   if (tensor.shape.rank() == 0) return placement;
-  if (const int dim = tp_dim(tensor, key.parameter); dim >= 0) placement.splits.push_back({{"tp"}, dim});
+  if (const Split cut = tp_split(tensor, key.parameter); cut.dim >= 0) placement.splits.push_back(cut);
   placement.splits.push_back({{"dp_shard", "cp"}, 0});
   return placement;
 }
 
-int Placer::tp_dim(const Tensor& tensor, std::string_view parameter) const {
+// Its dim is -1 where tensor parallelism leaves the tensor whole.
+Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
+  Split cut{{"tp"}, -1};
   if (family_) {
-    if (const auto parsed = parse_name(*family_, parameter)) return parsed->rule->tp_dim;
-    return -1;
+    const auto parsed = parse_name(*family_, parameter);
+    if (!parsed || parsed->rule->tp_dim >= tensor.shape.rank()) return cut;
+    cut.dim = parsed->rule->tp_dim;
+    cut.groups = parsed->rule->sections;
+    return cut;
   }
-  if (tensor.shape.rank() < 2) return -1;
-  for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
+  if (tensor.shape.rank() < 2) return cut;
+  cut.dim = 0;
+  for (std::size_t i = 0; i < tensor.fragments.size() && cut.dim == 0; ++i) {
     const Box box = tensor.fragments.box(i);
-    for (int d = 1; d < box.rank(); ++d)
-      if (!box.empty() && box.shape[d] < tensor.shape[d]) return d;
+    for (int d = box.rank() - 1; d > 0; --d)
+      if (!box.empty() && box.shape[d] < tensor.shape[d]) cut.dim = d;
   }
-  return 0;
+  return cut;
 }
 
 Index Placer::stage(std::string_view parameter) const {
@@ -95,7 +83,7 @@ Index Placer::stage(std::string_view parameter) const {
   bool first = layer < 0 && parameter.find("embed") != std::string_view::npos;
   if (const auto parsed = family_ ? parse_name(*family_, parameter) : std::nullopt)
     first = parsed->rule->place == NameRule::Place::kFirst;
-  if (layer >= 0) return stage_of_layer(layer, layers_, stages);
+  if (layer >= 0) return stage_of_layer(StageRule::kTorchtitan, layer, layers_, stages);
   return first ? 0 : stages - 1;
 }
 

@@ -23,7 +23,7 @@ class Placer {
 
  private:
   Placer(const Mesh& mesh, const Family* family) : mesh_(mesh), family_(family) {}
-  int tp_dim(const Tensor& tensor, std::string_view parameter) const;
+  Split tp_split(const Tensor& tensor, std::string_view parameter) const;
   Index stage(std::string_view parameter) const;
 
   Mesh mesh_;
@@ -32,9 +32,5 @@ class Placer {
   std::string warning_;
   std::unordered_map<std::string, Dims> parameter_shapes_;
 };
-
-// The stage of each layer when torchtitan deals `layers` out over `stages`, the embedding and the head counting as one
-// layer each (torchtitan/distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
-Index stage_of_layer(Index layer, Index layers, Index stages);
 
 }  // namespace reshard

@@ -1,35 +1,89 @@
 #include "lib/layout/layout.h"
 
-#include <array>
 #include <charconv>
+#include <numeric>
 
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::array<std::string_view, 5> kRankOrder = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
-constexpr Index kMaxRanks = 1'000'000;
+// What a rank holds of one dimension: intervals of it, in the order of the local tensor.
+using Runs = std::vector<Interval>;
+
+Index length(const Runs& runs) {
+  return std::accumulate(runs.begin(), runs.end(), Index{0}, [](Index n, Interval i) { return n + i.end - i.begin; });
+}
+
+// Appends the part [wanted.begin, wanted.end) of the local dimension that `runs` make up.
+void take(const Runs& runs, Interval wanted, Runs& out) {
+  Index start = 0;  // of the run, in the local dimension
+  for (const Interval& run : runs) {
+    const Index size = run.end - run.begin;
+    const Index begin = std::max<Index>(wanted.begin - start, 0), end = std::min(wanted.end - start, size);
+    start += size;
+    if (begin >= end) continue;
+    const Interval part{run.begin + begin, run.begin + end};
+    if (!out.empty() && out.back().end == part.begin)
+      out.back().end = part.end;
+    else
+      out.push_back(part);
+  }
+}
+
+// The k-th of n pieces of each of the sections.
+Runs cut(const Runs& runs, Index groups, Index n, Index k) {
+  Runs out;
+  const Index size = length(runs);
+  for (Index g = 0; g < groups; ++g) {
+    const Interval section = chunk(size, groups, g);
+    const Interval piece = chunk(section.end - section.begin, n, k);
+    take(runs, {section.begin + piece.begin, section.begin + piece.end}, out);
+  }
+  return out;
+}
+
+// Every combination of the dimensions' runs, the last dimension's the fastest.
+std::vector<LocalBox> combine(const std::vector<Runs>& dims) {
+  std::vector<LocalBox> boxes(1);
+  for (const Runs& runs : dims) {
+    std::vector<LocalBox> longer;
+    longer.reserve(boxes.size() * runs.size());
+    for (const LocalBox& outer : boxes) {
+      Index at = 0;
+      for (const Interval& run : runs) {
+        LocalBox b = outer;
+        b.box.origin.push_back(run.begin);
+        b.box.shape.push_back(run.end - run.begin);
+        b.at.push_back(at);
+        at += run.end - run.begin;
+        longer.push_back(b);
+      }
+    }
+    boxes = std::move(longer);
+  }
+  return boxes;
+}
 
 }  // namespace
 
 Result<Mesh> Mesh::parse(std::string_view text) {
-  std::array<Index, kRankOrder.size()> sizes{};
+  std::array<Index, kMeshAxes.size()> sizes{};
   for (const std::string& part : split(text, ',')) {
     const std::size_t equals = part.find('=');
     const std::string name = part.substr(0, equals);
-    const auto known = std::find(kRankOrder.begin(), kRankOrder.end(), name);
-    if (equals == std::string::npos || known == kRankOrder.end())
+    const auto known = std::find(kMeshAxes.begin(), kMeshAxes.end(), name);
+    if (equals == std::string::npos || known == kMeshAxes.end())
       return usage_error("mesh '" + printable(text) +
-                         "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " + "tp, got '" +
+                         "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " + "tp, ep, got '" +
                          printable(part) + "'");
     Index size = 0;
     const char* end = part.data() + part.size();
     const auto parsed = std::from_chars(part.data() + equals + 1, end, size);
-    if (parsed.ec != std::errc() || parsed.ptr != end || size < 1 || size > kMaxRanks)
-      return usage_error("mesh axis '" + name + "': expected a size from 1 to " + with_commas(kMaxRanks) + ", got '" +
-                         printable(part.substr(equals + 1)) + "'");
-    Index& slot = sizes[static_cast<std::size_t>(known - kRankOrder.begin())];
+    if (parsed.ec != std::errc() || parsed.ptr != end || size < 1 || size > kMaxMeshRanks)
+      return usage_error("mesh axis '" + name + "': expected a size from 1 to " + with_commas(kMaxMeshRanks) +
+                         ", got '" + printable(part.substr(equals + 1)) + "'");
+    Index& slot = sizes[static_cast<std::size_t>(known - kMeshAxes.begin())];
     if (slot != 0) return usage_error("mesh axis '" + name + "' is given twice");
     slot = size;
   }
@@ -37,10 +91,10 @@ Result<Mesh> Mesh::parse(std::string_view text) {
   Index ranks = 1;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] <= 1) continue;
-    axes.push_back({std::string(kRankOrder[i]), sizes[i]});
-    ranks = checked_mul(ranks, sizes[i]).value_or(kMaxRanks + 1);
-    if (ranks > kMaxRanks)
-      return usage_error("mesh '" + printable(text) + "': expected at most " + with_commas(kMaxRanks) + " ranks");
+    axes.push_back({std::string(kMeshAxes[i]), sizes[i]});
+    ranks = checked_mul(ranks, sizes[i]).value_or(kMaxMeshRanks + 1);
+    if (ranks > kMaxMeshRanks)
+      return usage_error("mesh '" + printable(text) + "': expected at most " + with_commas(kMaxMeshRanks) + " ranks");
   }
   return Mesh(std::move(axes));
 }
@@ -77,23 +131,30 @@ Interval chunk(Index size, Index n, Index k) {
   return {border(k), border(k + 1)};
 }
 
-std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {
-  if (placement.stage >= 0 && mesh.size("pp") > 1 && mesh.coordinate(rank, "pp") != placement.stage)
-    return std::nullopt;
-  Box box = whole(shape);
+std::vector<LocalBox> owned_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {
+  if (placement.stage >= 0 && mesh.size("pp") > 1 && mesh.coordinate(rank, "pp") != placement.stage) return {};
+  std::vector<Runs> dims;
+  for (const Index extent : shape) dims.push_back({{0, extent}});
   for (const Split& s : placement.splits) {
     Index pieces = 1, mine = 0;
     for (const std::string& axis : s.axes) {
       pieces *= mesh.size(axis);
       mine = mine * mesh.size(axis) + mesh.coordinate(rank, axis);
     }
-    const Interval piece = chunk(box.shape[s.dim], pieces, mine);
-    box.origin[s.dim] += piece.begin;
-    box.shape[s.dim] = piece.end - piece.begin;
+    Runs& runs = dims[static_cast<std::size_t>(s.dim)];
+    runs = cut(runs, s.groups, pieces, mine);
   }
-  for (int d = 0; d < shape.rank(); ++d)
-    if (box.shape[d] == 0) box.origin[d] = shape[d];
-  return box;
+  for (int d = 0; d < shape.rank(); ++d) {
+    Runs& runs = dims[static_cast<std::size_t>(d)];
+    if (length(runs) == 0) runs = {{shape[d], shape[d]}};
+  }
+  return combine(dims);
+}
+
+std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {
+  const std::vector<LocalBox> boxes = owned_boxes(mesh, placement, shape, rank);
+  if (boxes.empty()) return std::nullopt;
+  return boxes[0].box;
 }
 
 bool is_first_replica(const Mesh& mesh, const Placement& placement, Index rank) {

@@ -9,8 +9,13 @@
 // cuts for TP first and shards each rank's piece afterwards, so on the mesh (dp_shard, tp) a column-parallel weight is
 // {tp: 0}, {dp_shard: 0} in that order, and rank (i, j) owns the i-th part of the j-th TP block.
 // (torch/distributed/tensor/placement_types.py, Shard and _StridedShard)
+//
+// A fused tensor is cut section by section: GPT-2's c_attn is q, k and v side by side, and each rank takes its part of
+// all three. Its local tensor is then those parts joined, several boxes of the whole; a later split cuts that local
+// tensor and not each box.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,8 +25,12 @@
 
 namespace reshard {
 
+// Every axis there is, in the order of torchtitan's ranks (torchtitan/distributed/parallel_dims.py).
+inline constexpr std::array<std::string_view, 6> kMeshAxes = {"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"};
+inline constexpr Index kMaxMeshRanks = 1'000'000;
+
 struct MeshAxis {
-  std::string name;  // pp, dp_replicate, dp_shard, cp, tp
+  std::string name;  // one of kMeshAxes
   Index size = 1;
 
   friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
@@ -32,8 +41,7 @@ class Mesh {
   Mesh() = default;  // one rank
   explicit Mesh(std::vector<MeshAxis> axes) : axes_(std::move(axes)) {}
 
-  // "tp=4,dp_shard=2": axes in any order; they are put into the order of torchtitan's ranks, pp, dp_replicate,
-  // dp_shard, cp, tp (torchtitan/distributed/parallel_dims.py). At most a million ranks.
+  // "tp=4,dp_shard=2": axes in any order; they are put into that of kMeshAxes. At most kMaxMeshRanks.
   static Result<Mesh> parse(std::string_view text);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
@@ -48,10 +56,12 @@ class Mesh {
 };
 
 // Cuts dimension `dim` along one mesh axis, or along several as if they were one (FSDP shards over dp_shard and cp
-// together), the first the slowest.
+// together), the first the slowest. What is left of the dimension consists of `groups` equal sections, and each rank
+// takes its piece of every one. (Where they cannot be equal, they are torch.chunk's.)
 struct Split {
   std::vector<std::string> axes;
   int dim = 0;
+  Index groups = 1;
 
   friend bool operator==(const Split&, const Split&) = default;
 };
@@ -71,12 +81,25 @@ struct Interval {
 };
 Interval chunk(Index size, Index n, Index k);
 
-// The box of `shape` that `rank` owns; nothing when another pipeline stage holds the tensor. It may be empty. Its
-// origin is then at the end of the cut dimension, as torch >= 2.8 writes it.
+// A box of the whole tensor, and where it stands in the local tensor of the rank that owns it.
+struct LocalBox {
+  Box box;
+  Dims at;  // the origin in the local tensor
+
+  friend bool operator==(const LocalBox&, const LocalBox&) = default;
+};
+
+// What `rank` owns of a tensor of this shape: boxes that tile its local tensor, in row-major order of their places
+// there. No box when another pipeline stage holds the tensor. When no element is left for the rank the boxes are empty,
+// their origins at the end of the cut dimension, as torch >= 2.8 writes it.
+std::vector<LocalBox> owned_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank);
+
+// The same for placements without interleaved splits, which give a rank one box; nothing when another pipeline stage
+// holds the tensor.
 std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank);
 
-// Whether `rank` is the first of the ranks that own the same box: its coordinate is 0 along every axis that replicates
-// the tensor. The one that writes it.
+// Whether `rank` is the first of the ranks that own the same boxes: its coordinate is 0 along every axis that
+// replicates the tensor. The one that writes it.
 bool is_first_replica(const Mesh& mesh, const Placement& placement, Index rank);
 
 }  // namespace reshard

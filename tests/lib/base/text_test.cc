@@ -89,6 +89,37 @@ TEST(Text, GlobTakesDotsAndSlashesLikeAnyOther) {
   EXPECT_FALSE(any_glob_matches({}, "yz"));
 }
 
+TEST(Text, GlobKnowsTheNumbersOfFoldedNames) {
+  EXPECT_TRUE(glob_match("layers.{0..15}.wq", "layers.0.wq"));
+  EXPECT_TRUE(glob_match("layers.{0..15}.wq", "layers.15.wq"));
+  EXPECT_FALSE(glob_match("layers.{0..15}.wq", "layers.16.wq"));
+  EXPECT_FALSE(glob_match("layers.{0..15}.wq", "layers.01.wq")) << "not how names are numbered";
+  EXPECT_FALSE(glob_match("layers.{0..15}.wq", "layers..wq"));
+  EXPECT_TRUE(glob_match("*.{1,3,5..7}.*", "model.layers.6.w{1}"));
+  EXPECT_FALSE(glob_match("*.{1,3,5..7}.*", "model.layers.4.w"));
+  EXPECT_FALSE(glob_match("*{5}", "layers.15")) << "a number is taken whole";
+  EXPECT_TRUE(glob_match("experts.{0..7}.w{1..3}", "experts.7.w2"));
+  EXPECT_TRUE(glob_match("{0..999999999999999999}", "999999999999999999"));
+  EXPECT_FALSE(glob_match("{0..999999999999999999}", "1000000000000000000"));
+}
+
+TEST(Text, BracesThatHoldNoNumbersAreOrdinaryCharacters) {
+  EXPECT_TRUE(glob_match("a{b}", "a{b}"));
+  EXPECT_TRUE(glob_match("{0..}", "{0..}"));
+  EXPECT_TRUE(glob_match("{", "{"));
+  EXPECT_TRUE(glob_match("{}", "{}"));
+  EXPECT_FALSE(glob_match("{1}", "{1}"));
+}
+
+TEST(Text, AnEscapedNameMatchesItselfAlone) {
+  for (const std::string name : {"layers.0.wq", "a*b", "what?", "x[0]", "{1..3}", "[", "]", "a[*]{?"}) {
+    EXPECT_TRUE(glob_match(glob_escaped(name), name)) << name;
+    EXPECT_FALSE(glob_match(glob_escaped(name), name + "x")) << name;
+  }
+  EXPECT_FALSE(glob_match(glob_escaped("a*b"), "axb"));
+  EXPECT_FALSE(glob_match(glob_escaped("{1..3}"), "2"));
+}
+
 TEST(Text, GlobWithManyStarsIsFast) {
   std::string pattern;
   for (int i = 0; i < 1000; ++i) pattern += "a*";

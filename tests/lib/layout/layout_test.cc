@@ -28,6 +28,7 @@ TEST(Mesh, ParsePutsAxesIntoTheOrderOfRanks) {
   EXPECT_EQ(mesh.size("tp"), 4);
   EXPECT_EQ(mesh.size("cp"), 1);
   EXPECT_EQ(mesh.to_string(), "pp=3, dp_shard=2, tp=4");
+  EXPECT_EQ(Mesh::parse("ep=2,tp=2,cp=2")->to_string(), "cp=2, tp=2, ep=2");
 }
 
 TEST(Mesh, AxesOfOneRankVanish) {
@@ -37,12 +38,13 @@ TEST(Mesh, AxesOfOneRankVanish) {
 }
 
 TEST(Mesh, ParseSaysWhatIsWrong) {
-  EXPECT_EQ(parse_error(""), "mesh '': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got ''");
-  EXPECT_EQ(parse_error("tp=2,ep=4"),
-            "mesh 'tp=2,ep=4': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got 'ep=4'");
-  EXPECT_EQ(parse_error("tp"), "mesh 'tp': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got 'tp'");
+  EXPECT_EQ(parse_error(""), "mesh '': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, ep, got ''");
+  EXPECT_EQ(parse_error("tp=2,xp=4"),
+            "mesh 'tp=2,xp=4': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, ep, got 'xp=4'");
+  EXPECT_EQ(parse_error("tp"),
+            "mesh 'tp': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, ep, got 'tp'");
   EXPECT_EQ(parse_error("tp=2,"),
-            "mesh 'tp=2,': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got ''");
+            "mesh 'tp=2,': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, ep, got ''");
   EXPECT_EQ(parse_error("tp=0"), "mesh axis 'tp': expected a size from 1 to 1,000,000, got '0'");
   EXPECT_EQ(parse_error("tp=-2"), "mesh axis 'tp': expected a size from 1 to 1,000,000, got '-2'");
   EXPECT_EQ(parse_error("tp="), "mesh axis 'tp': expected a size from 1 to 1,000,000, got ''");
@@ -55,7 +57,7 @@ TEST(Mesh, ParseSaysWhatIsWrong) {
   EXPECT_EQ(parse_error("pp=1000000,dp_replicate=1000000,dp_shard=1000000,cp=1000000"),
             "mesh 'pp=1000000,dp_replicate=1000000,dp_shard=1000000,cp=1000000': expected at most 1,000,000 ranks");
   EXPECT_EQ(parse_error("\x1b[2J=3"),
-            "mesh '\\x1b[2J=3': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, got '\\x1b[2J=3'");
+            "mesh '\\x1b[2J=3': expected axis=size with axes pp, dp_replicate, dp_shard, cp, tp, ep, got '\\x1b[2J=3'");
 }
 
 TEST(Mesh, TheLastAxisIsTheFastest) {
@@ -283,6 +285,135 @@ TEST(Owned, AgreesWithTorchChunkDoneToRealArrays) {
   }
   EXPECT_GT(cuts, 20'000);
   EXPECT_GT(empties, 1000);
+}
+
+// ---- owned_boxes: interleaved sections, whose local tensors are several boxes joined
+
+std::vector<LocalBox> boxes_of(std::string_view mesh, const std::vector<Split>& splits, const Dims& shape, Index rank) {
+  return owned_boxes(mesh_of(mesh), {splits}, shape, rank);
+}
+
+TEST(OwnedBoxes, InterleavedSectionsGiveEachRankItsPartOfEveryOne) {
+  // GPT-2's c_attn of a hidden size of 8 over tp=2: rank 0 holds columns 0-3, 8-11, 16-19 (q, k and v), rank 1 the
+  // rest.
+  const std::vector<Split> c_attn = {{{"tp"}, 1, 3}};
+  EXPECT_EQ(
+      boxes_of("tp=2", c_attn, {8, 24}, 0),
+      (std::vector<LocalBox>{{{{0, 0}, {8, 4}}, {0, 0}}, {{{0, 8}, {8, 4}}, {0, 4}}, {{{0, 16}, {8, 4}}, {0, 8}}}));
+  EXPECT_EQ(
+      boxes_of("tp=2", c_attn, {8, 24}, 1),
+      (std::vector<LocalBox>{{{{0, 4}, {8, 4}}, {0, 0}}, {{{0, 12}, {8, 4}}, {0, 4}}, {{{0, 20}, {8, 4}}, {0, 8}}}));
+}
+
+TEST(OwnedBoxes, ALaterSplitCutsTheLocalTensorNotEachBox) {
+  // Gate and up of 8 rows each over tp=2: rank 0 holds rows 0-3 and 8-11. FSDP over 2 then gives it the first four of
+  // these eight rows, not the first half of each box.
+  const std::vector<Split> fc1 = {{{"tp"}, 0, 2}, {{"dp_shard"}, 0}};
+  EXPECT_EQ(boxes_of("dp_shard=2,tp=2", fc1, {16}, 0), (std::vector<LocalBox>{{{{0}, {4}}, {0}}}));
+  EXPECT_EQ(boxes_of("dp_shard=2,tp=2", fc1, {16}, 2), (std::vector<LocalBox>{{{{8}, {4}}, {0}}}));
+  // Over 3, the pieces straddle the seam.
+  EXPECT_EQ(boxes_of("dp_shard=3,tp=2", fc1, {16}, 2), (std::vector<LocalBox>{{{{3}, {1}}, {0}}, {{{8}, {2}}, {1}}}));
+}
+
+TEST(OwnedBoxes, SectionsThatMeetAgainAreOneBox) {
+  EXPECT_EQ(boxes_of("dp_shard=2", {{{"tp"}, 0, 3}}, {12, 2}, 1), (std::vector<LocalBox>{{whole({12, 2}), {0, 0}}}));
+}
+
+TEST(OwnedBoxes, ARankWithoutElementsHasEmptyBoxesAtTheEnd) {
+  EXPECT_EQ(boxes_of("tp=4", {{{"tp"}, 1, 2}}, {3, 6}, 3), (std::vector<LocalBox>{{{{0, 6}, {3, 0}}, {0, 0}}}));
+  EXPECT_EQ(boxes_of("dp_shard=4,tp=2", {{{"tp"}, 1, 2}, {{"dp_shard"}, 0}}, {2, 8}, 7),
+            (std::vector<LocalBox>{{{{2, 2}, {0, 2}}, {0, 0}}, {{{2, 6}, {0, 2}}, {0, 2}}}));
+  EXPECT_TRUE(owned_boxes(mesh_of("pp=2"), {{}, 1}, {4}, 0).empty()) << "another stage holds it";
+}
+
+// The elements at these positions of one dimension, in this order.
+LocalArray select(const LocalArray& t, int dim, const std::vector<Index>& positions) {
+  LocalArray out{t.shape, {}};
+  out.shape[dim] = static_cast<Index>(positions.size());
+  Index outer = 1, inner = 1;
+  for (int d = 0; d < t.shape.rank(); ++d) (d < dim ? outer : inner) *= d == dim ? 1 : t.shape[d];
+  for (Index o = 0; o < outer; ++o)
+    for (const Index p : positions)
+      for (Index i = 0; i < inner; ++i)
+        out.elements.push_back(t.elements[static_cast<std::size_t>((o * t.shape[dim] + p) * inner + i)]);
+  return out;
+}
+
+// What one split leaves of a local tensor, position by position.
+LocalArray split_by_hand(const LocalArray& t, const Split& split, Index n, Index k) {
+  const auto pieces_of = [](Index size, Index parts) { return std::max<Index>(1, (size + parts - 1) / parts); };
+  const Index size = t.shape[split.dim], section = pieces_of(size, split.groups);
+  std::vector<Index> positions;
+  for (Index begin = 0; begin < size; begin += section) {
+    const Index rows = std::min(section, size - begin), piece = pieces_of(rows, n);
+    for (Index i = 0; i < rows; ++i)
+      if (i / piece == k) positions.push_back(begin + i);
+  }
+  return select(t, split.dim, positions);
+}
+
+// The local tensor that the boxes describe: which element of the whole stands at each of its places.
+LocalArray local_array_of(const std::vector<LocalBox>& boxes, const Dims& shape) {
+  LocalArray local{Dims::filled(shape.rank(), 0), {}};
+  for (const LocalBox& b : boxes)
+    for (int d = 0; d < shape.rank(); ++d) local.shape[d] = std::max(local.shape[d], b.at[d] + b.box.shape[d]);
+  local.elements.assign(static_cast<std::size_t>(volume(local.shape)), -1);
+  for (const LocalBox& b : boxes) {
+    const std::vector<Index> from = elements_of(b.box, shape), to = elements_of({b.at, b.box.shape}, local.shape);
+    for (std::size_t i = 0; i < from.size(); ++i) local.elements[static_cast<std::size_t>(to[i])] = from[i];
+  }
+  return local;
+}
+
+TEST(OwnedBoxes, AgreeWithSectionsCutByHandInTheirOrder) {
+  std::mt19937 rng(20261121);
+  int several = 0, straddling = 0;
+  for (int i = 0; i < 6000; ++i) {
+    RandomCase c = random_case(rng);
+    bool is_fused = false;
+    for (Split& split : c.placement.splits) {
+      if (rng() % 2 == 0) split.groups = static_cast<Index>(2 + rng() % 4);
+      is_fused = is_fused || split.groups > 1;
+    }
+    LocalArray full{c.shape, std::vector<Index>(static_cast<std::size_t>(volume(c.shape)))};
+    std::iota(full.elements.begin(), full.elements.end(), 0);
+    const auto ranks = coordinates_of_ranks(c.mesh);
+    for (std::size_t r = rng() % (1 + ranks.size() / 6); r < ranks.size(); r += 1 + ranks.size() / 6) {
+      LocalArray by_hand = full;
+      for (const Split& split : c.placement.splits) {
+        Index n = 1, k = 0;
+        for (const std::string& axis : split.axes) {
+          n *= c.mesh.size(axis);
+          k = k * c.mesh.size(axis) + ranks[r].at(axis);
+        }
+        by_hand = split_by_hand(by_hand, split, n, k);
+      }
+      const auto boxes = owned_boxes(c.mesh, c.placement, c.shape, static_cast<Index>(r));
+      const LocalArray local = local_array_of(boxes, c.shape);
+      ASSERT_EQ(local.shape, by_hand.shape) << c.mesh.to_string() << " " << to_string(c.shape) << " rank " << r;
+      ASSERT_EQ(local.elements, by_hand.elements) << c.mesh.to_string() << " " << to_string(c.shape) << " rank " << r;
+      several += boxes.size() > 1;
+      straddling += boxes.size() > 1 && is_fused && c.placement.splits.size() > 1;
+    }
+  }
+  EXPECT_GT(several, 5'000);
+  EXPECT_GT(straddling, 2'000);
+}
+
+TEST(OwnedBoxes, FirstReplicasHoldEachElementOfAFusedTensorOnce) {
+  std::mt19937 rng(8);
+  for (int i = 0; i < 2000; ++i) {
+    RandomCase c = random_case(rng);
+    if (volume(c.shape) > 500) continue;
+    for (Split& split : c.placement.splits) split.groups = static_cast<Index>(1 + rng() % 4);
+    std::vector<int> holders(static_cast<std::size_t>(volume(c.shape)));
+    for (Index r = 0; r < c.mesh.ranks(); ++r) {
+      if (!is_first_replica(c.mesh, c.placement, r)) continue;
+      for (const LocalBox& b : owned_boxes(c.mesh, c.placement, c.shape, r))
+        for (const Index e : elements_of(b.box, c.shape)) ++holders[static_cast<std::size_t>(e)];
+    }
+    for (const int n : holders) ASSERT_EQ(n, 1) << c.mesh.to_string() << " " << to_string(c.shape);
+  }
 }
 
 TEST(Owned, FirstReplicasHoldEachElementOnce) {

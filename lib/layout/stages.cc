@@ -1,0 +1,70 @@
+#include "lib/layout/stages.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::array<std::pair<StageRule, std::string_view>, 3> kRuleNames = {{
+    {StageRule::kTorchtitan, "torchtitan"},
+    {StageRule::kColossalai, "colossalai"},
+    {StageRule::kEven, "even"},
+}};
+
+// `each` layers to every stage, and one more to `extra` stages from `first_extra` on.
+Index stage_where_some_have_one_more(Index layer, Index each, Index extra, Index first_extra, Index stages) {
+  const Index before = first_extra * each, through = before + extra * (each + 1);
+  if (layer < before) return layer / each;
+  if (layer < through) return first_extra + (layer - before) / (each + 1);
+  return std::min(stages - 1, first_extra + extra + (layer - through) / std::max<Index>(1, each));
+}
+
+}  // namespace
+
+std::string_view stage_rule_name(StageRule rule) {
+  for (const auto& [value, name] : kRuleNames)
+    if (value == rule) return name;
+  return "";
+}
+
+std::optional<StageRule> stage_rule_from_name(std::string_view name) {
+  for (const auto& [value, known] : kRuleNames)
+    if (known == name) return value;
+  return std::nullopt;
+}
+
+Status check_stages(StageRule rule, Index layers, Index stages) {
+  const bool counts_ends = rule == StageRule::kTorchtitan;
+  if (stages > layers + (counts_ends ? 2 : 0))
+    return usage_error("pp=" + std::to_string(stages) + " is more stages than the model has parts: " +
+                       std::to_string(layers) + " layers" + (counts_ends ? ", the embedding and the head" : ""));
+  if (rule == StageRule::kEven && layers % stages != 0)
+    return usage_error("pp=" + std::to_string(stages) + " does not divide " + std::to_string(layers) +
+                       " layers, and rule 'even' gives every stage as many");
+  return {};
+}
+
+Index stage_of_layer(StageRule rule, Index layer, Index layers, Index stages) {
+  if (rule == StageRule::kTorchtitan) {
+    const Index total = layers + 2;
+    return stage_where_some_have_one_more(layer + 1, total / stages, total % stages, 0, stages);
+  }
+  const Index extra = layers % stages;
+  return stage_where_some_have_one_more(layer, layers / stages, extra, stages / 2 - extra / 2, stages);
+}
+
+Index layer_number(std::string_view name) {
+  for (const std::string& part : split(name, '.')) {
+    Index n = 0;
+    const auto parsed = std::from_chars(part.data(), part.data() + part.size(), n);
+    if (parsed.ec == std::errc() && parsed.ptr == part.data() + part.size() && n >= 0 && n < kMaxLayers) return n;
+  }
+  return -1;
+}
+
+}  // namespace reshard
