@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/reshard/pattern_source.h"
 #include "tools/commands.h"
@@ -10,6 +11,8 @@
 
 namespace reshard::tools {
 namespace {
+
+constexpr Index kMaxConfigBytes = Index{16} << 20;
 
 struct Model {
   std::string_view name;
@@ -26,9 +29,10 @@ constexpr std::array<Model, 5> kModels = {{
 }};
 
 struct SynthOptions {
-  std::string destination, model, mesh, names = "torchtitan", dtype = "bfloat16";
+  std::string destination, model, config, to = "dcp", mesh, names, dtype = "bfloat16";
+  std::vector<std::string> shapes, without;
   Index layers = 0;
-  bool optimizer = false, metadata_only = false, force = false;
+  bool optimizer = false, metadata_only = false, headers_only = false, force = false;
   ResourceOptions resources;
 };
 
@@ -42,7 +46,8 @@ Result<Model> find_model(const SynthOptions& options) {
   return usage_error("'" + printable(options.model) + "' is not a model; there are " + join(names, ", "));
 }
 
-Result<Names> find_names(const std::string& text) {
+Result<Names> find_names(const SynthOptions& options) {
+  const std::string text = !options.names.empty() ? options.names : options.to == "hf" ? "hf" : "torchtitan";
   if (text == "hf") return Names::kHf;
   if (text == "torchtitan") return Names::kTorchtitan;
   if (text == "torchtitan-2026") return Names::kTorchtitan2026;
@@ -77,23 +82,76 @@ Json config_json(const Model& m, DType dtype) {
       .set("vocab_size", m.vocab);
 }
 
-// The model under its canonical names, and Adam's state of each parameter if asked.
-Result<Catalog> model_catalog(const ModelConfig& config, DType dtype, bool optimizer) {
+// What is to be made: a model, as its config.json describes it.
+struct Subject {
+  Json config_file;
+  ModelConfig config;
+  const Family* family = nullptr;
+  DType dtype = DType::kBFloat16;
+};
+
+Result<Subject> find_subject(const SynthOptions& options) {
+  Subject s;
+  s.dtype = TRY(find_dtype(options.dtype));
+  if (options.config.empty() == options.model.empty()) return usage_error("expected one of --model and --config");
+  if (options.config.empty()) {
+    s.config_file = config_json(TRY(find_model(options)), s.dtype);
+  } else {
+    s.config_file = TRY(parse_json(TRY(read_whole_file(options.config, kMaxConfigBytes)), options.config));
+    if (options.layers > 0) s.config_file.set("num_hidden_layers", options.layers);
+  }
+  s.config = TRY(ModelConfig::parse(s.config_file, "config.json"));
+  s.family = family_of_model_type(s.config.model_type);
+  if (!s.family)
+    return unsupported(options.config + ": model_type '" + printable(s.config.model_type) + "' is of no family known");
+  return s;
+}
+
+// "model.embed_tokens.weight=16064x8192"
+Result<std::pair<std::string, Dims>> parse_shape(const std::string& text) {
+  const std::size_t equals = text.rfind('=');
+  const auto bad = [&] { return usage_error("--shape '" + printable(text) + "': expected NAME=16064x8192"); };
+  if (equals == std::string::npos || equals == 0) return bad();
+  Dims shape;
+  for (const std::string& part : split(std::string_view(text).substr(equals + 1), 'x')) {
+    const auto n = parse_bytes(part);
+    if (!n || *n < 1 || shape.rank() == kMaxRank) return bad();
+    shape.push_back(*n);
+  }
+  if (!checked_volume(shape)) return bad();
+  return std::pair(text.substr(0, equals), shape);
+}
+
+// The model under its canonical names, and Adam's state of each parameter if asked; with the faults that were asked
+// for.
+Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& options) {
+  std::vector<std::pair<std::string, Dims>> reshaped;
+  for (const std::string& text : options.shapes) reshaped.push_back(TRY(parse_shape(text)));
+  std::vector<bool> used(reshaped.size());
   Catalog catalog;
-  const auto add = [&](std::string name, DType type, const Dims& shape) {
+  const auto add = [&](std::string name, DType type, Dims shape) -> Status {
+    if (any_glob_matches(options.without, name)) return {};
+    for (std::size_t i = 0; i < reshaped.size(); ++i)
+      if (glob_match(reshaped[i].first, name)) {
+        shape = reshaped[i].second;
+        used[i] = true;
+      }
     Tensor tensor;
     tensor.name = std::move(name);
     tensor.dtype = type;
     tensor.shape = shape;
     return catalog.add(std::move(tensor));
   };
-  for (const Parameter& p : TRY(parameters(kLlamaFamily, config))) {
-    TRY(add(p.name, dtype, p.shape));
-    if (!optimizer) continue;
+  for (const Parameter& p : TRY(parameters(*subject.family, subject.config))) {
+    if (p.is_tied) continue;
+    TRY(add(p.name, subject.dtype, p.shape));
+    if (!options.optimizer) continue;
     for (const std::string_view moment : {".exp_avg", ".exp_avg_sq"})
       TRY(add("optimizer.state." + p.name + std::string(moment), DType::kFloat32, p.shape));
     TRY(add("optimizer.state." + p.name + ".step", DType::kFloat32, {}));
   }
+  for (std::size_t i = 0; i < used.size(); ++i)
+    if (!used[i]) return usage_error("--shape: the model has no tensor '" + printable(reshaped[i].first) + "'");
   catalog.sort_by_name();
   return catalog;
 }
@@ -115,47 +173,65 @@ class MetadataOnly : public Target {
   const Target& whole_;
 };
 
-Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const ModelConfig& config, const SynthOptions& options) {
+// A target whose tensor data are not written.
+class HeadersOnly : public Target {
+ public:
+  explicit HeadersOnly(const Target& whole) : whole_(whole) { catalog_ = whole.catalog(); }
+  bool wants_crcs() const override { return false; }
+  Status seal(const PayloadCrc&, const EmitBytes& emit) const override {
+    return whole_.seal([](const Extent&) { return 0u; }, emit);
+  }
+
+ private:
+  const Target& whole_;
+};
+
+Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& subject, const SynthOptions& options) {
   LayoutRequest request;
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
-  const Names names = TRY(find_names(options.names));
-  const Placer placer = TRY(Placer::make(request.mesh, &kLlamaFamily, &config, model));
+  const Names names = TRY(find_names(options));
+  if (!subject.family->has_names(names))
+    return unsupported("family " + std::string(subject.family->name) + " has no " + std::string(names_title(names)));
+  const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, model));
   for (const Tensor& t : model.tensors())
-    request.tensors.push_back({rename_key(kLlamaFamily, t.name, names), t.dtype, t.shape, {}, placer.place(t)});
-  const Format* format = TRY(find_format("dcp"));
+    request.tensors.push_back({rename_key(*subject.family, t.name, names), t.dtype, t.shape, {}, placer.place(t)});
+  const Format* format = TRY(find_format(options.to));
   return format->lay_out(std::move(request));
 }
 
 Result<int> synth(const SynthOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const DType dtype = TRY(find_dtype(options.dtype));
-  const Json config_file = config_json(TRY(find_model(options)), dtype);
-  const ModelConfig config = TRY(ModelConfig::parse(config_file, "config.json"));
+  const Subject subject = TRY(find_subject(options));
   RunOptions run = TRY(options.resources.run_options());
-  PatternSource source(TRY(model_catalog(config, dtype, options.optimizer)));
-  const auto target = TRY(lay_out(source.catalog(), config, options));
+  PatternSource source(TRY(model_catalog(subject, options)));
+  const auto target = TRY(lay_out(source.catalog(), subject, options));
   const bool quiet = options.resources.quiet;
   Index fragments = 0;
   for (const Tensor& t : target->catalog().tensors()) fragments += static_cast<Index>(t.fragments.size());
   if (!quiet) {
-    print_row("model", options.model + "   " + with_commas(static_cast<Index>(source.catalog().tensors().size())) +
-                           " tensors, " + human_bytes(source.catalog().tensor_bytes()) + " in " +
-                           with_commas(fragments) + " shards");
+    print_row("model", (options.model.empty() ? options.config : options.model) + "   " +
+                           count_of(static_cast<Index>(source.catalog().tensors().size()), "tensor") + ", " +
+                           human_bytes(source.catalog().tensor_bytes()) + " in " + count_of(fragments, "shard"));
     std::fflush(stdout);
   }
 
   const MetadataOnly metadata(*target);
-  const Target& written = options.metadata_only ? static_cast<const Target&>(metadata) : *target;
-  auto output = TRY(Output::create(options.destination, written, options.force));
-  if (!options.metadata_only) {
+  const HeadersOnly headers(*target);
+  const Target& written = options.metadata_only  ? static_cast<const Target&>(metadata)
+                          : options.headers_only ? static_cast<const Target&>(headers)
+                                                 : *target;
+  auto output = TRY(Output::create(options.destination, written, options.force,
+                                   options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
+  if (!options.metadata_only && !options.headers_only) {
     // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
-    const Catalog view = TRY(canonical_view(target->catalog(), {&kLlamaFamily, &config, true, false}, nullptr));
+    const Catalog view =
+        TRY(canonical_view(target->catalog(), {subject.family, &subject.config, true, false}, nullptr));
     const Plan plan = TRY(make_plan(source.catalog(), view));
     Progress progress("writing", plan.bytes_written, quiet);
     run.progress = [&](Index done) { progress.update(done); };
     TRY(copy_tensors(plan, source, view, *output, run));
   }
-  TRY(output->add_file("config.json", to_text(config_file, 2) + "\n"));
+  TRY(output->add_file("config.json", to_text(subject.config_file, 2) + "\n"));
   TRY(output->commit());
   if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -169,17 +245,22 @@ Result<int> synth(const SynthOptions& options) {
 void add_synth(CLI::App& app, Action& action) {
   auto options = std::make_shared<SynthOptions>();
   app.add_option("DST", options->destination, "The directory to make")->required();
-  app.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b")
-      ->required();
+  app.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
+  app.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
+  app.add_option("--to", options->to, "dcp or hf")->capture_default_str()->check(CLI::IsMember({"dcp", "hf"}));
   app.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
-  app.add_option("--names", options->names, "Tensor names: torchtitan (until April 2026), torchtitan-2026, hf")
-      ->capture_default_str();
+  app.add_option("--names", options->names,
+                 "Tensor names: torchtitan (until April 2026), torchtitan-2026, hf (default with --to hf)");
   app.add_option("--dtype", options->dtype, "Of the model's tensors: float32, bfloat16, float16")
       ->capture_default_str();
   app.add_option("--layers", options->layers, "Layers, instead of the model's own number")
       ->check(CLI::Range(1, 10'000));
   app.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");
   app.add_flag("--metadata-only", options->metadata_only, "Write .metadata and config.json, no data files");
+  app.add_flag("--headers-only", options->headers_only,
+               "Write files of full length whose tensor data are holes: they take no room");
+  app.add_option("--shape", options->shapes, "Give a tensor another shape than the model has: NAME=16064x8192");
+  app.add_option("--without", options->without, "Leave out tensors whose Hugging Face name matches this glob");
   app.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
   options->resources.add(app);
   app.footer(
@@ -187,6 +268,7 @@ void add_synth(CLI::App& app, Action& action) {
       "  reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2       1 MB in four files\n"
       "  reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer      18 GB, as a training run leaves it\n"
       "  reshard synth big --model llama3-405b --mesh pp=16,dp_shard=128,tp=8 --metadata-only\n"
+      "  reshard synth bad --model llama3-70b --to hf --headers-only --shape model.embed_tokens.weight=16064x8192\n"
       "Values are made up, and the same for every mesh and naming: reshard verify one --against another holds.");
   app.callback([options, &action] { action = [options] { return synth(*options); }; });
 }

@@ -108,6 +108,10 @@ Status File::allocate(Index length) const {
   if (length > 0 && retry([&] { return sys().fallocate(fd_, 0, 0, length); }) == 0) return {};
   if (length > 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
     return errno_error(path_, "cannot reserve " + std::to_string(length) + " bytes");
+  return set_length(length);
+}
+
+Status File::set_length(Index length) const {
   if (retry([&] { return sys().ftruncate(fd_, length); }) != 0) return errno_error(path_, "cannot set the length");
   return {};
 }

@@ -41,6 +41,7 @@ class File {
   // Sets the length and reserves the blocks, so that a full disk shows now and not halfway. Falls back to a sparse
   // file where the file system cannot reserve.
   Status allocate(Index length) const;
+  Status set_length(Index length) const;  // without reserving: what is not written is a hole and reads as zeros
   Status sync_data() const;  // an error here is final: the kernel has dropped the pages
   Status close();            // reports what a destructor could not
 

@@ -109,8 +109,8 @@ class Catalog {
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
   std::vector<Blob> blobs;
-  std::vector<std::string> stale_files;                         // in the directory, but belonging to no tensor or blob
-  std::vector<std::string> warnings;                            // whole sentences
+  std::vector<std::string> stale_files;  // in the directory, but belonging to no tensor or blob
+  std::vector<std::string> warnings;     // whole sentences
   bool shares_extents = false;  // before locate, several pieces may be recorded at the place of a blob that holds them
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 

@@ -87,13 +87,14 @@ Output::~Output() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-Result<std::unique_ptr<Output>> Output::create(const std::string& destination, const Target& target, bool replace) {
+Result<std::unique_ptr<Output>> Output::create(const std::string& destination, const Target& target, bool replace,
+                                               Space space) {
   std::unique_ptr<Output> out(new Output(destination, target, replace));
-  TRY(out->prepare());
+  TRY(out->prepare(space));
   return out;
 }
 
-Status Output::prepare() {
+Status Output::prepare(Space space) {
   if (path_exists(destination_)) {
     if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
     if (!TRY(may_replace(destination_)))
@@ -107,7 +108,7 @@ Status Output::prepare() {
   TRY(File::create(path_join(work_, kMarker)));
   for (const CatalogFile& f : target_.catalog().files) {
     File file = TRY(File::create(path_join(work_, f.path)));
-    TRY(file.allocate(f.size));
+    TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
     TRY(file.close());
   }
   return {};

@@ -20,9 +20,13 @@ namespace reshard {
 
 class Output {
  public:
+  // Whether the files' blocks are reserved at once, or only their lengths set (for headers without data).
+  enum class Space { kReserved, kSparse };
+
   // Makes the work directory and all of the target's files at their full length. `replace` allows an existing
   // destination, if it is a checkpoint or empty; without it that is a usage error. Refers to `target`.
-  static Result<std::unique_ptr<Output>> create(const std::string& destination, const Target& target, bool replace);
+  static Result<std::unique_ptr<Output>> create(const std::string& destination, const Target& target, bool replace,
+                                                Space space = Space::kReserved);
   // Removes the work directory, unless committed.
   ~Output();
   Output(const Output&) = delete;
@@ -46,7 +50,7 @@ class Output {
 
  private:
   Output(std::string destination, const Target& target, bool replace);
-  Status prepare();
+  Status prepare(Space space);
   Status clear_leftover();
   Status publish();
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
