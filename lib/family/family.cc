@@ -194,7 +194,7 @@ class ParameterList {
   }
 
   void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
-    Parameter p{format_name(rule, Names::kHf, layer, expert), shape, &rule, layer, expert};
+    Parameter p{format_name(rule, Names::kHf, layer, expert), shape, &rule, layer, expert, false, false, {}};
     p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
     p.dtype = rule.dtype.empty() ? config_.dtype : std::string(rule.dtype);
     if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
@@ -355,7 +355,7 @@ Result<std::vector<Parameter>> prediction_parameters(const Family& family, const
 Index count_elements(const std::vector<Parameter>& parameters) {
   Index sum = 0;
   for (const Parameter& p : parameters)
-    if (!p.is_tied) sum += volume(p.shape);
+    if (!p.is_tied && !p.is_scale) sum += volume(p.shape);
   return sum;
 }
 

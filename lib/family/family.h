@@ -140,7 +140,7 @@ struct Parameter {
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
 // What a checkpoint may hold besides: the layers that predict further tokens. Mostly empty.
 Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config);
-// Their elements, tied ones counted once.
+// Their elements, tied ones counted once and scales not at all: what people mean by a model's size.
 Index count_elements(const std::vector<Parameter>& parameters);
 
 }  // namespace reshard
