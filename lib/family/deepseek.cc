@@ -6,8 +6,6 @@
 namespace reshard {
 namespace {
 
-using namespace rules;
-
 constexpr auto kLatentAttention = std::to_array<NameRule>({
     {.hf = "model.layers.{}.self_attn.q_proj.weight",
      .shape = "num_attention_heads*qk_nope_head_dim + num_attention_heads*qk_rope_head_dim, hidden_size",
@@ -89,7 +87,8 @@ constexpr auto kPrediction = std::to_array<NameRule>({
      .layers = Layers::kPrediction},
 });
 
-constexpr auto kRules = join(kEnds, kNorms, kLatentAttention, kMlp, kExperts, kSharedExperts, kPrediction);
+constexpr auto kRules = rules::join(rules::kEnds, rules::kNorms, kLatentAttention, rules::kMlp, rules::kExperts,
+                                    kSharedExperts, kPrediction);
 
 constexpr std::string_view kModelTypes[] = {"deepseek_v3"};
 constexpr ConfigDefault kDefaults[] = {

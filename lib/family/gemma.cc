@@ -5,14 +5,13 @@
 namespace reshard {
 namespace {
 
-using namespace rules;
-
 constexpr auto kFeedForwardNorms = std::to_array<NameRule>({
     {.hf = "model.layers.{}.pre_feedforward_layernorm.weight", .shape = "hidden_size"},
     {.hf = "model.layers.{}.post_feedforward_layernorm.weight", .shape = "hidden_size"},
 });
-constexpr auto kGemma2Rules = join(kEnds, kNorms, kFeedForwardNorms, kAttention, kAttentionBiases, kMlp);
-constexpr auto kGemma3Rules = join(kGemma2Rules, kQueryKeyNorms);
+constexpr auto kGemma2Rules = rules::join(rules::kEnds, rules::kNorms, kFeedForwardNorms, rules::kAttention,
+                                          rules::kAttentionBiases, rules::kMlp);
+constexpr auto kGemma3Rules = rules::join(kGemma2Rules, rules::kQueryKeyNorms);
 
 constexpr std::string_view kGemma2Types[] = {"gemma2"};
 constexpr std::string_view kGemma3Types[] = {"gemma3", "gemma3_text"};

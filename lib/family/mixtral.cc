@@ -5,29 +5,27 @@
 namespace reshard {
 namespace {
 
-using namespace rules;
-
-constexpr auto kRules = join(kEnds, kNorms, kAttention,
-                             std::to_array<NameRule>({
-                                 {.hf = "model.layers.{}.block_sparse_moe.gate.weight",
-                                  .shape = "num_experts, hidden_size",
-                                  .layers = Layers::kSparse},
-                                 {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
-                                  .shape = "intermediate_size, hidden_size",
-                                  .tp_dim = 0,
-                                  .layers = Layers::kSparse,
-                                  .quantized = true},
-                                 {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
-                                  .shape = "hidden_size, intermediate_size",
-                                  .tp_dim = 1,
-                                  .layers = Layers::kSparse,
-                                  .quantized = true},
-                                 {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
-                                  .shape = "intermediate_size, hidden_size",
-                                  .tp_dim = 0,
-                                  .layers = Layers::kSparse,
-                                  .quantized = true},
-                             }));
+constexpr auto kRules = rules::join(rules::kEnds, rules::kNorms, rules::kAttention,
+                                    std::to_array<NameRule>({
+                                        {.hf = "model.layers.{}.block_sparse_moe.gate.weight",
+                                         .shape = "num_experts, hidden_size",
+                                         .layers = Layers::kSparse},
+                                        {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
+                                         .shape = "intermediate_size, hidden_size",
+                                         .tp_dim = 0,
+                                         .layers = Layers::kSparse,
+                                         .quantized = true},
+                                        {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight",
+                                         .shape = "hidden_size, intermediate_size",
+                                         .tp_dim = 1,
+                                         .layers = Layers::kSparse,
+                                         .quantized = true},
+                                        {.hf = "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
+                                         .shape = "intermediate_size, hidden_size",
+                                         .tp_dim = 0,
+                                         .layers = Layers::kSparse,
+                                         .quantized = true},
+                                    }));
 
 constexpr std::string_view kModelTypes[] = {"mixtral"};
 constexpr ConfigDefault kDefaults[] = {

@@ -4,11 +4,11 @@
 namespace reshard {
 namespace {
 
-using namespace rules;
-
-constexpr auto kQwen2Rules = join(kEnds, kNorms, kAttention, qkv_biases(""), kMlp);
-constexpr auto kQwen3Rules = join(kEnds, kNorms, kAttention, kAttentionBiases, kQueryKeyNorms, kMlp);
-constexpr auto kQwen3MoeRules = join(kQwen3Rules, kExperts);
+constexpr auto kQwen2Rules =
+    rules::join(rules::kEnds, rules::kNorms, rules::kAttention, rules::qkv_biases(""), rules::kMlp);
+constexpr auto kQwen3Rules = rules::join(rules::kEnds, rules::kNorms, rules::kAttention, rules::kAttentionBiases,
+                                         rules::kQueryKeyNorms, rules::kMlp);
+constexpr auto kQwen3MoeRules = rules::join(kQwen3Rules, rules::kExperts);
 
 constexpr std::string_view kQwen2Types[] = {"qwen2"};
 constexpr std::string_view kQwen3Types[] = {"qwen3"};
