@@ -10,15 +10,6 @@
 
 namespace reshard::tools {
 
-// One thing that was looked for. The findings that belong to it have its id, or that and more: "vocabulary-shard"
-// belongs to "vocabulary" unless there is a check "vocabulary-shard".
-struct CheckRun {
-  std::string id;
-  std::string title;    // what holds where it found nothing: "every rank holds whole attention heads"
-  Index looked_at = 0;  // tensors, degrees, ...: whatever it is about
-  std::string skipped;  // why it was not made, a clause; empty where it was
-};
-
 // What an audit has to say, and how it came to it.
 struct AuditReport {
   std::string title;              // "reshard check llama.json": the test suite's name
