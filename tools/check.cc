@@ -14,8 +14,9 @@ namespace reshard::tools {
 namespace {
 
 constexpr std::size_t kShownStages = 8;  // kinds of stages
-constexpr std::size_t kNumber = 18;      // columns of a number in the tables
-constexpr std::size_t kWhose = 44;       // and of what it is of
+constexpr std::size_t kWhose = 42;       // columns of what a line of the table is of
+constexpr std::size_t kElements = 18;    // of a number of parameters
+constexpr std::size_t kBytes = 12;       // of a size
 
 struct CheckOptions {
   std::string mesh, dtype, grad_dtype = "float32";
@@ -81,9 +82,14 @@ bool took_dp_as_shard(const CheckOptions& options) {
   return std::any_of(parts.begin(), parts.end(), [](const std::string& p) { return p.starts_with("dp="); });
 }
 
+bool has_experts(const Checked& c) {
+  return std::any_of(c.result.parameters.begin(), c.result.parameters.end(),
+                     [](const Parameter& p) { return p.expert >= 0; });
+}
+
 std::string experts_text(const Degrees& degrees) {
   const auto sharding = expert_sharding(degrees);
-  if (!sharding) return "ep is no factor of the ranks";
+  if (!sharding) return "ep is no factor of the ranks: it has to divide dp_shard x cp";
   return "ep is no factor of the ranks: it lives inside dp_shard x cp" +
          std::string(sharding->is_cut_by_tp ? "" : " x tp, and experts are not cut by tp") + ", with " +
          count_of(sharding->shards, "FSDP shard") + " of each expert";
@@ -100,13 +106,13 @@ std::string stage_text(const StageMemory& stage) {
   return join(parts, ", ");
 }
 
-std::string right_aligned(const std::string& text) {
-  return std::string(kNumber - std::min(kNumber, width_of(text)), ' ') + text;
-}
-
+// The first number counts parameters, the others are sizes.
 void print_numbers(std::string_view label, const std::string& whose, const std::vector<std::string>& numbers) {
   std::string line = padded(whose, kWhose);
-  for (const std::string& n : numbers) line += right_aligned(n);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const std::size_t width = i == 0 ? kElements : kBytes;
+    line += std::string(width - std::min(width, width_of(numbers[i])), ' ') + numbers[i];
+  }
   print_row(label, line);
 }
 
@@ -206,13 +212,13 @@ void print_facts(const Checked& c) {
   const Degrees& degrees = c.request.degrees;
   print_row("mesh", to_string(degrees) + "   " + count_of(degrees.mesh.ranks(), "rank") +
                         (took_dp_as_shard(c.options) ? ", dp taken as dp_shard" : ""));
-  if (degrees.ep > 1) print_row("", experts_text(degrees));
+  if (degrees.ep > 1 && has_experts(c)) print_row("", experts_text(degrees));
   std::vector<std::string> padded_rows;
   for (const VocabularyPadding& p : c.result.paddings)
     if (p.rows != c.config.vocab_size())
       padded_rows.push_back(std::string(p.framework) + " pads it to " + with_commas(p.rows));
   if (!padded_rows.empty())
-    print_row("vocabulary", with_commas(c.config.vocab_size()) + " rows; " + join(padded_rows, ", "));
+    print_row("vocab", with_commas(c.config.vocab_size()) + " rows; " + join(padded_rows, ", "));
 }
 
 AuditReport report_of(const Checked& c, double seconds) {

@@ -407,25 +407,24 @@ class Audit {
   // ---- FSDP
 
   void check_shards() {
-    const Index shards = degrees().shards();
     Finding f;
     f.severity = Severity::kNote;
     f.id = "shards-empty";
-    Index looked_at = 0, least = 0;
+    Index looked_at = 0;
+    std::set<std::string> reasons;
     for (const RuleTensors& t : rules_) {
       looked_at += static_cast<Index>(t.names.size());
       const Index rows = rows_to_shard(t), pieces = shards_of(*t.rule);
       if (rows >= pieces) continue;
-      if (f.tensors.empty() || rows < least) least = rows;
+      reasons.insert(count_of(rows, "row") + " for " + with_commas(pieces) + " shards: " +
+                     count_of(pieces - rows, "rank") + (pieces - rows == 1 ? " holds" : " hold") + " nothing of it");
       append(f.tensors, t.names);
     }
     begin("shards", "FSDP leaves no rank without a part of any tensor", looked_at);
     if (f.tensors.empty()) return;
-    f.what = "FSDP leaves ranks without a part of them";
-    f.why = {"dp_shard " + std::to_string(size(kDpShard)) + " x cp " + std::to_string(size("cp")) + " = " +
-             std::to_string(shards) + " shards of dimension 0, which has no more than " + with_commas(least) +
-             " rows of the smallest of them: the other ranks hold nothing of it"};
-    f.advice = "Harmless, but for the balance of memory; such ranks write empty boxes or none.";
+    f.what = "FSDP leaves ranks without a part";
+    f.why.assign(reasons.begin(), reasons.end());
+    f.advice = "Harmless, but for the balance of memory. Such ranks save empty boxes, or none.";
     find(std::move(f));
   }
 
