@@ -14,6 +14,7 @@ namespace reshard::tools {
 namespace {
 
 constexpr std::size_t kShownStages = 8;  // kinds of stages
+constexpr std::size_t kIndent = 10;      // of what print_row prints
 constexpr std::size_t kWhose = 42;       // columns of what a line of the table is of
 constexpr std::size_t kElements = 18;    // of a number of parameters
 constexpr std::size_t kBytes = 12;       // of a size
@@ -160,6 +161,16 @@ const StageMemory& with_smallest(const Stages& stages) {
   });
 }
 
+// What the table counts, and how.
+std::string assumptions_text(const Checked& c) {
+  const Index shards = c.request.degrees.shards();
+  return "Weights " + dtype_text(c) + ", gradients " + std::string(info(c.request.memory.gradients).torch_name) +
+         ", Adam in float32 (two moments, and a master copy of what is not float32), " +
+         (shards > 1 ? "all sharded by FSDP over dp_shard x cp = " + with_commas(shards) : "nothing sharded by FSDP") +
+         ". Left out: activations, buffers of communication" +
+         (c.config.num_prediction_layers() > 0 ? ", layers that predict further tokens" : "") + ".";
+}
+
 void print_memory(const Checked& c) {
   const Stages& stages = c.result.stages;
   if (stages.empty()) return;
@@ -170,15 +181,13 @@ void print_memory(const Checked& c) {
     return std::string(which) + ": rank " + with_commas(rank) +
            (stages.size() > 1 ? ", stage " + std::to_string(stage.stage) : "");
   };
-  print_numbers("", whose("largest", most, most.largest.rank), numbers_of(most.largest));
-  print_numbers("", whose("smallest", least, least.smallest.rank), numbers_of(least.smallest));
-  print_row(
-      "", in_column(
-              "Weights " + dtype_text(c) + ", gradients " + std::string(info(c.request.memory.gradients).torch_name) +
-                  ", Adam in float32 (two moments, and a master copy of what is not float32), all sharded "
-                  "by FSDP over dp_shard x cp = " +
-                  with_commas(c.request.degrees.shards()) + ". Activations and buffers of communication are left out.",
-              10));
+  if (most.largest.total() == least.smallest.total()) {
+    print_numbers("", "every rank", numbers_of(most.largest));
+  } else {
+    print_numbers("", whose("largest", most, most.largest.rank), numbers_of(most.largest));
+    print_numbers("", whose("smallest", least, least.smallest.rank), numbers_of(least.smallest));
+  }
+  print_row("", in_column(assumptions_text(c), kIndent));
 }
 
 // ---- the report
@@ -210,9 +219,10 @@ void print_facts(const Checked& c) {
                          count_of(c.config.num_hidden_layers(), "layer") + ", " +
                          count_of(c.result.elements, "parameter"));
   const Degrees& degrees = c.request.degrees;
-  print_row("mesh", to_string(degrees) + "   " + count_of(degrees.mesh.ranks(), "rank") +
+  print_row("mesh", to_string(degrees) +
+                        (degrees.mesh.ranks() > 1 ? "   " + count_of(degrees.mesh.ranks(), "rank") : "") +
                         (took_dp_as_shard(c.options) ? ", dp taken as dp_shard" : ""));
-  if (degrees.ep > 1 && has_experts(c)) print_row("", experts_text(degrees));
+  if (degrees.ep > 1 && has_experts(c)) print_row("", in_column(experts_text(degrees), kIndent));
   std::vector<std::string> padded_rows;
   for (const VocabularyPadding& p : c.result.paddings)
     if (p.rows != c.config.vocab_size())

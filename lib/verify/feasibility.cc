@@ -74,6 +74,7 @@ class Audit {
 
   Result<Feasibility> run() {
     out_.parameters = TRY(parameters(family_, config_));
+    TRY(check_countable(out_.parameters).context(config_.path));
     out_.elements = count_elements(out_.parameters);
     rules_ = by_rule(out_.parameters);
     check_world();
@@ -86,8 +87,7 @@ class Audit {
     check_sequence();
     const bool can_be_placed = size("pp") <= config_.num_hidden_layers() + 2 && expert_sharding(degrees());
     if (can_be_placed)
-      out_.stages = TRY(
-          stage_memory(out_.parameters, config_.num_hidden_layers(), degrees(), request_.memory).context(config_.path));
+      out_.stages = stage_memory(out_.parameters, config_.num_hidden_layers(), degrees(), request_.memory);
     return std::move(out_);
   }
 
@@ -242,10 +242,12 @@ class Audit {
   std::string replication_text(const std::vector<const RuleTensors*>& tensors, Index copies) const {
     std::vector<std::string> grown;
     for (const RuleTensors* t : tensors) {
+      const auto elements = checked_mul(volume(t->shape), copies);
+      if (!elements) return {};
       Dims shape = t->shape;
       shape[t->rule->tp_dim] *= copies;
       grown.push_back(short_name(*t) + " grows from " + with_commas(volume(t->shape)) + " to " +
-                      with_commas(volume(t->shape) * copies) + " elements, " + to_string(shape));
+                      with_commas(*elements) + " elements, " + to_string(shape));
     }
     return "With each head on " + std::to_string(copies) + " ranks " + degree_text("tp", size("tp")) +
            " works, too: " + join(grown, "; ") + ", in every layer.";
@@ -451,7 +453,8 @@ class Audit {
       return;
     }
     const Index n = *request_.sequence, pieces = cp > 1 ? 2 * cp : 1;
-    const auto find_uneven = [&](Severity severity, const char* id, Index unit, std::string product, std::string why) {
+    const auto find_uneven = [&](Severity severity, const char* id, Index unit, const std::string& product,
+                                 std::string why) {
       Finding f;
       f.severity = severity;
       f.id = id;

@@ -84,16 +84,12 @@ class Counter {
 };
 
 // The tensors of each stage, those that are alike together.
-Result<std::vector<std::vector<Alike>>> by_stage(const std::vector<Parameter>& parameters, Index layers, Index stages,
-                                                 const MemoryOptions& options) {
+std::vector<std::vector<Alike>> by_stage(const std::vector<Parameter>& parameters, Index layers, Index stages,
+                                         const MemoryOptions& options) {
   // An expert's number is no part of it: the experts of a layer are counted, and dealt out later.
   using Key = std::tuple<Index, const NameRule*, bool, DType>;
   std::map<Key, Alike> groups;
-  Index elements = 0;
   for (const Parameter& p : parameters) {
-    const auto sum = checked_add(elements, volume(p.shape));
-    if (!sum || *sum > kMaxElements) return unsupported("the model has more than 2^56 parameters");
-    elements = *sum;
     const Index stage = stage_of(p, layers, stages);
     if ((p.is_tied && stage == 0) || (p.is_scale && options.weights)) continue;
     const DType dtype = weight_dtype(p, options);
@@ -116,6 +112,16 @@ std::optional<ExpertSharding> expert_sharding(const Degrees& degrees) {
   return std::nullopt;
 }
 
+Status check_countable(const std::vector<Parameter>& parameters) {
+  Index elements = 0;
+  for (const Parameter& p : parameters) {
+    const auto sum = checked_add(elements, volume(p.shape));
+    if (!sum || *sum > kMaxElements) return unsupported("the model has more than 2^56 parameters");
+    elements = *sum;
+  }
+  return {};
+}
+
 DType weight_dtype(const Parameter& parameter, const MemoryOptions& options) {
   if (options.weights) return *options.weights;
   return dtype_from_torch(parameter.dtype).value_or(DType::kFloat32);
@@ -131,10 +137,10 @@ Index local_extent(Index size, Index sections, Index pieces, Index k) {
   return sum;
 }
 
-Result<std::vector<StageMemory>> stage_memory(const std::vector<Parameter>& parameters, Index layers,
-                                              const Degrees& degrees, const MemoryOptions& options) {
+std::vector<StageMemory> stage_memory(const std::vector<Parameter>& parameters, Index layers, const Degrees& degrees,
+                                      const MemoryOptions& options) {
   const Index stages = degrees.mesh.size("pp"), tp = degrees.mesh.size("tp"), shards = degrees.shards();
-  const auto tensors = TRY(by_stage(parameters, layers, stages, options));
+  const auto tensors = by_stage(parameters, layers, stages, options);
   const Counter counter(degrees, options);
   std::vector<StageMemory> out(static_cast<std::size_t>(stages));
   for (Index s = 0; s < stages; ++s) {

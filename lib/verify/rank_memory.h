@@ -52,12 +52,15 @@ struct MemoryOptions {
   DType gradients = DType::kFloat32;
 };
 
+// Refuses a model of more elements than the sums here can count, 2^56.
+Status check_countable(const std::vector<Parameter>& parameters);
+
 // Every stage's ranks, when tensor parallelism cuts as the family's rules say, FSDP cuts dimension 0 of what is left
 // (both as torch.chunk does, so that the last ranks may have less), and layers are dealt out as torchtitan does it. A
-// tied head is counted where it is on another stage than the embedding, which needs a copy then. Fails where the model
-// is too large to be counted. There must be no more stages than layers + 2, and an expert_sharding.
-Result<std::vector<StageMemory>> stage_memory(const std::vector<Parameter>& parameters, Index layers,
-                                              const Degrees& degrees, const MemoryOptions& options);
+// tied head is counted where it is on another stage than the embedding, which needs a copy then. The model
+// must be countable, and there must be no more stages than layers + 2, and an expert_sharding.
+std::vector<StageMemory> stage_memory(const std::vector<Parameter>& parameters, Index layers, const Degrees& degrees,
+                                      const MemoryOptions& options);
 
 // Of its own, or the options'. What has no known dtype is float32, as transformers takes it.
 DType weight_dtype(const Parameter& parameter, const MemoryOptions& options);

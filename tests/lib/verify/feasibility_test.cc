@@ -109,7 +109,7 @@ TEST(Feasibility, AnUnevenVocabularyIsAWarningWithEveryFrameworksPadding) {
 
 TEST(Feasibility, TheFeedForwardPartHasToDivide) {
   const Feasibility f = check("llama-2-7b", "tp=64");  // 32 heads, intermediate 11,008 = 64 x 172
-  EXPECT_THAT(ids(f), ElementsAre("heads-exceeded"));
+  EXPECT_THAT(ids(f), ElementsAre("heads-exceeded", "heads-exceeded"));
   const Feasibility g = check("mixtral-8x7b-v0.1", "tp=3");  // 14,336 = 3 x 4,778 + 2
   EXPECT_THAT(ids(g), ElementsAre("heads-uneven", "heads-uneven", "tp-uneven", "vocabulary-uneven"));
   EXPECT_EQ(g.findings[2].what, "tp=3 does not divide intermediate_size 14,336");
@@ -133,7 +133,7 @@ TEST(Feasibility, AWorldThatNoDegreeFitsGetsItsNeighbours) {
   const Feasibility f = check("llama-3.1-8b", "tp=8,pp=2", 1000);
   ASSERT_THAT(ids(f), ElementsAre("world-size"));
   EXPECT_THAT(f.findings[0].advice, HasSubstr("992 with dp_shard=62, and 1,008 with dp_shard=63"));
-  EXPECT_THAT(check("llama-3.1-8b", "tp=8", 4).findings[0].advice, HasSubstr("ranks for the other degrees: 8 with"));
+  EXPECT_THAT(check("llama-3.1-8b", "tp=8", 3).findings[0].advice, HasSubstr("ranks for the other degrees: 8 with"));
 }
 
 TEST(Feasibility, StagesNeedLayers) {
@@ -190,7 +190,7 @@ TEST(RankMemory, OneRankHoldsTheWholeModel) {
     const Feasibility f = check(model, "tp=1");
     ASSERT_EQ(f.stages.size(), 1u);
     const RankMemory& m = f.stages[0].largest;
-    const Index width = std::string(model) == "gpt2" ? 4 : 2;
+    const Index width = byte_size(weight_dtype(f.parameters[0], {}));
     EXPECT_EQ(m.parameters, f.elements) << model;
     EXPECT_EQ(m.weights, width * f.elements) << model;
     EXPECT_EQ(m.gradients, 4 * f.elements) << model;
@@ -269,7 +269,7 @@ TEST(RankMemory, IsTheSumOfTheBoxesThatRanksOwn) {
     const Index stages = mesh.size("pp");
     if (stages > layers + 2) continue;
     const auto table = *parameters(family_of(config), config);
-    const auto memory = *stage_memory(table, layers, {mesh, 1}, {});
+    const auto memory = stage_memory(table, layers, {mesh, 1}, {});
     std::vector<Index> most(static_cast<std::size_t>(stages)), least(most.size(), INT64_MAX);
     for (Index rank = 0; rank < mesh.ranks(); ++rank) {
       Index held = 0;
