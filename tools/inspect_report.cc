@@ -17,7 +17,6 @@ namespace {
 constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
 constexpr std::size_t kShownNotes = 8;
-constexpr std::size_t kScreenWidth = 120;
 constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
 
 std::string attribute(const Catalog& catalog, std::string_view name) {
@@ -129,44 +128,6 @@ class Folder {
 };
 
 // ---- as text
-
-std::string colored(std::string_view text, const char* code) {
-  if (!fancy_stdout()) return std::string(text);
-  return std::string("\x1b[") + code + "m" + std::string(text) + "\x1b[0m";
-}
-
-std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
-std::string padded(std::string text, std::size_t width) {
-  const std::size_t n = width_of(text);
-  if (n < width) text.append(width - n, ' ');
-  return text;
-}
-
-// Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
-// `start` where that is not the indent.
-std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0) {
-  std::string out;
-  std::size_t at = std::max(indent, start);
-  bool is_first = true;
-  for (const std::string& word : split(text, ' ')) {
-    const std::size_t n = width_of(word);
-    if (!is_first && at + 1 + n > kScreenWidth) {
-      out += "\n" + std::string(indent, ' ');
-      at = indent;
-    } else if (!is_first) {
-      out += ' ';
-      ++at;
-    }
-    out += word;
-    at += n;
-    is_first = false;
-  }
-  return out;
-}
 
 constexpr std::size_t kLabel = 12, kAxis = 20, kCount = 16, kWhat = 32, kType = 18;
 
@@ -327,18 +288,6 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
 
 // ---- as JSON
 
-// JSON is UTF-8; names from files need not be.
-std::string utf8(const std::string& text) {
-  if (is_utf8(text)) return text;
-  std::string out;
-  for (const char c : text) {
-    char hex[8];
-    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
-    out += static_cast<unsigned char>(c) < 0x80 ? std::string(1, c) : std::string(hex);
-  }
-  return out;
-}
-
 Json dims_json(const Dims& dims) {
   Json out = Json::array();
   for (const Index n : dims) out.push_back(n);
@@ -348,7 +297,7 @@ Json dims_json(const Dims& dims) {
 template <class Strings>
 Json strings_json(const Strings& strings) {
   Json out = Json::array();
-  for (const auto& s : strings) out.push_back(utf8(std::string(s)));
+  for (const auto& s : strings) out.push_back(valid_utf8(std::string(s)));
   return out;
 }
 
@@ -356,7 +305,7 @@ Json files_json(const Inspection& in) {
   Json short_files = Json::array();
   for (const std::uint32_t f : in.files.cut_short) {
     Json file = Json::object();
-    file.set("file", utf8(in.catalog().files[f].path));
+    file.set("file", valid_utf8(in.catalog().files[f].path));
     file.set("bytes", in.catalog().files[f].size).set("expected", in.files.needed[f]);
     short_files.push_back(std::move(file));
   }
@@ -371,7 +320,7 @@ Json mesh_json(const InferredMesh& mesh) {
   for (const InferredAxis& axis : mesh.axes) {
     Json a = Json::object();
     a.set("name", axis.name).set("size", axis.size > 0 ? Json(axis.size) : Json());
-    a.set("confidence", confidence_name(axis.confidence)).set("evidence", utf8(axis.evidence));
+    a.set("confidence", confidence_name(axis.confidence)).set("evidence", valid_utf8(axis.evidence));
     axes.push_back(std::move(a));
   }
   for (const Mesh& m : mesh.hypotheses) hypotheses.push_back(m.to_string());
@@ -397,7 +346,7 @@ Json objects_json(const Inspection& in) {
   Json values = Json::array();
   for (const auto& [name, value] : in.objects) {
     Json object = Json::object();
-    object.set("name", utf8(name)).set("value", value.empty() ? Json() : Json(utf8(value)));
+    object.set("name", valid_utf8(name)).set("value", value.empty() ? Json() : Json(valid_utf8(value)));
     values.push_back(std::move(object));
   }
   Json out = Json::object();
@@ -413,7 +362,7 @@ Json shards_json(const Catalog& catalog, const Tensor& tensor) {
       const Extent& e = list->extent(i);
       Json shard = Json::object();
       shard.set("origin", dims_json(box.origin)).set("shape", dims_json(box.shape));
-      shard.set("file", utf8(catalog.files[e.file].path)).set("offset", e.offset).set("bytes", e.length);
+      shard.set("file", valid_utf8(catalog.files[e.file].path)).set("offset", e.offset).set("bytes", e.length);
       shard.set("copy", list == &tensor.replicas);
       out.push_back(std::move(shard));
     }
@@ -425,7 +374,8 @@ Json tensors_json(const Inspection& in, const ReportOptions& options) {
   for (const std::size_t i : wanted_tensors(in, options)) {
     const Tensor& t = in.catalog().tensors()[i];
     Json tensor = Json::object();
-    tensor.set("name", utf8(t.name)).set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.name).kind)]);
+    tensor.set("name", valid_utf8(t.name))
+        .set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.name).kind)]);
     tensor.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
     tensor.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
     if (options.shards) tensor.set("shards", shards_json(in.catalog(), t));
@@ -448,9 +398,9 @@ Json to_json(const Inspection& in, const ReportOptions& options) {
   Json format = Json::object();
   format.set("name", in.format->name).set("title", in.format->title);
   Json attributes = Json::object();
-  for (const auto& [key, value] : in.catalog().attributes) attributes.set(utf8(key), utf8(value));
+  for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
   Json out = Json::object();
-  out.set("path", utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
+  out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
   out.set("state", state_json(in)).set("objects", objects_json(in)).set("problems", strings_json(problems(in)));
   out.set("warnings", strings_json(in.catalog().warnings)).set("tensors", tensors_json(in, options));

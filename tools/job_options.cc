@@ -23,8 +23,18 @@ Result<RunOptions> ResourceOptions::run_options() const {
   return run;
 }
 
+namespace {
+
+std::string family_names() {
+  std::vector<std::string> names;
+  for (const Family* f : families()) names.emplace_back(f->name);
+  return join(names, ", ");
+}
+
+}  // namespace
+
 void ModelOptions::add(CLI::App& app) {
-  app.add_option("--family", family, "Model family: auto, none, or one of: llama")->capture_default_str();
+  app.add_option("--family", family, "Model family: auto, none, or one of: " + family_names())->capture_default_str();
   app.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
 }
 

@@ -19,6 +19,7 @@ constexpr Command kCommands[] = {
     {"plan", "Show what convert would do, without doing it", add_plan},
     {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify},
     {"diff", "Compare two checkpoints tensor by tensor", add_diff},
+    {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check},
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth},
 };
 
@@ -32,7 +33,7 @@ int run(int argc, char** argv) {
       "  reshard convert step-1000 model --to hf\n"
       "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
       "  reshard verify step-1000 --against model\n"
-      "Exit codes: 0 fine, 1 a difference was found, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O.");
+      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O.");
   Action action;
   for (const Command& command : kCommands) command.add(*app.add_subcommand(command.name, command.summary), action);
   try {

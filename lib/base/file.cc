@@ -136,6 +136,21 @@ Result<std::string> read_whole_file(const std::string& path, Index limit) {
   return out;
 }
 
+Status replace_file(const std::string& path, std::string_view text) {
+  const std::string temporary = path + ".partial-" + std::to_string(::getpid());
+  const auto put = [&]() -> Status {
+    File file = TRY(File::create(temporary));
+    TRY(file.write_at(0, {reinterpret_cast<const std::byte*>(text.data()), text.size()}));
+    TRY(file.sync_data());
+    TRY(file.close());
+    if (sys().rename(temporary.c_str(), path.c_str(), 0) != 0) return errno_error(path, "cannot replace");
+    return sync_directory(parent_path(path));
+  };
+  Status status = put();
+  if (!status) sys().unlink(temporary.c_str());
+  return status;
+}
+
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
   DIR* dir = ::opendir(path.c_str());
   if (dir == nullptr) return errno_error(path, "cannot list");

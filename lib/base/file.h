@@ -53,6 +53,9 @@ class File {
 
 // Reads a whole file that must not be longer than `limit` bytes.
 Result<std::string> read_whole_file(const std::string& path, Index limit);
+// Makes a file of this text, or replaces the one of that name: readers see the old text or all of the new one. On an
+// error the old one is as it was.
+Status replace_file(const std::string& path, std::string_view text);
 
 struct DirectoryEntry {
   std::string name;

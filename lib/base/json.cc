@@ -515,4 +515,15 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string valid_utf8(std::string_view text) {
+  if (is_utf8(text)) return std::string(text);
+  std::string out;
+  for (const char c : text) {
+    char hex[8];
+    std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(c));
+    out += static_cast<unsigned char>(c) < 0x80 ? std::string(1, c) : std::string(hex);
+  }
+  return out;
+}
+
 }  // namespace reshard

@@ -138,5 +138,8 @@ void append_json_string(std::string& out, std::string_view text);
 
 // Whether the bytes are well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text);
+// JSON is UTF-8, and names from files need not be: the text itself where it is, otherwise with its bytes above 0x7f as
+// \xNN.
+std::string valid_utf8(std::string_view text);
 
 }  // namespace reshard

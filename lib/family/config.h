@@ -22,6 +22,7 @@ class ModelConfig {
   std::string model_type;    // "llama"
   std::string architecture;  // "LlamaForCausalLM"; may be empty
   std::string dtype;         // "bfloat16", of torch_dtype or dtype; may be empty
+  std::string quantization;  // "fp8", the quant_method of a quantized model; mostly empty
 
   // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
   std::optional<Index> find(std::string_view name) const;
@@ -40,17 +41,26 @@ class ModelConfig {
   Index head_dim() const { return number("head_dim"); }
   bool tie_word_embeddings() const { return number("tie_word_embeddings") != 0; }
 
+  // Layers that follow those, which predict further tokens and need not be stored.
+  Index num_prediction_layers() const { return number("num_nextn_predict_layers"); }
+  // Whether matrices are float8 in blocks of weight_block_rows x weight_block_columns elements, each with a scale.
+  bool has_fp8_blocks() const;
+  // Whether a quantized model leaves this parameter as it was.
+  bool is_left_unquantized(std::string_view parameter) const;
+
   // Whether the feed-forward part of a layer is experts: those from first_k_dense_replace on, every
   // decoder_sparse_step-th, but for mlp_only_layers.
   bool is_sparse_layer(Index layer) const;
 
  private:
   Status read(const Json& json);
+  Status read_quantization(const Json& json);
   Status derive();
   Status check() const;
   std::string shown(std::string_view name) const;  // the number, or "nothing"
 
-  std::map<std::string, Index, std::less<>> numbers_;
+  std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file
+  std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
 };
 

@@ -3,15 +3,20 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::array<const Family*, 1> kFamilies = {&kLlamaFamily};
+constexpr std::array<const Family*, 10> kFamilies = {
+    &kLlamaFamily,   &kMistralFamily,    &kQwen2Family,  &kQwen3Family,  &kQwen3MoeFamily,
+    &kMixtralFamily, &kDeepseekV3Family, &kGemma2Family, &kGemma3Family, &kGpt2Family,
+};
 constexpr std::array kAllNames = {Names::kHf, Names::kTorchtitan, Names::kTorchtitan2026};
 constexpr std::string_view kHole = "{}";
+constexpr std::string_view kScale = "_scale_inv";
 
 // ---- names
 
@@ -57,7 +62,11 @@ std::optional<ParsedName> parse_as(const Family& family, std::string_view name, 
     if (pattern.empty() || (name.front() != pattern.front() && pattern.front() != '{')) continue;
     if (const auto n = match(pattern, name)) return ParsedName{&rule, names, n->layer, n->expert};
   }
-  return std::nullopt;
+  if (names != Names::kHf || !name.ends_with(kScale)) return std::nullopt;
+  auto matrix = parse_as(family, name.substr(0, name.size() - kScale.size()), names);
+  if (!matrix || !matrix->rule->quantized || matrix->is_scale) return std::nullopt;
+  matrix->is_scale = true;
+  return matrix;
 }
 
 std::string replace_first(std::string text, std::string_view from, std::string_view to) {
@@ -65,13 +74,44 @@ std::string replace_first(std::string text, std::string_view from, std::string_v
   return text;
 }
 
-std::array<Index, kAllNames.size()> count_names(const Family& family, const Catalog& catalog) {
-  std::array<Index, kAllNames.size()> counts{};
-  for (const Tensor& tensor : catalog.tensors()) {
-    const StateKey key = split_state_key(tensor.name);
-    if (key.kind != StateKind::kModel) continue;
-    if (const auto parsed = parse_name(family, key.parameter)) ++counts[static_cast<std::size_t>(parsed->names)];
+// Names that differ in nothing but the numbers of layers and experts, which all parse alike.
+struct Alike {
+  std::string example;
+  Index count = 0;
+};
+using NameCounts = std::map<std::string, Alike, std::less<>>;
+
+// The name with a hole for each of its parts that is a number.
+std::string pattern_of(std::string_view name) {
+  std::string out;
+  while (true) {
+    const std::size_t end = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, end);
+    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    out += is_number ? kHole : part;
+    if (end == name.size()) return out;
+    out += '.';
+    name.remove_prefix(end + 1);
   }
+}
+
+// The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
+NameCounts model_names(const Catalog& catalog) {
+  NameCounts out;
+  for (const Tensor& tensor : catalog.tensors()) {
+    StateKey key = split_state_key(tensor.name);
+    if (key.kind != StateKind::kModel) continue;
+    Alike& alike = out[pattern_of(key.parameter)];
+    if (alike.count++ == 0) alike.example = std::move(key.parameter);
+  }
+  return out;
+}
+
+std::array<Index, kAllNames.size()> count_names(const Family& family, const NameCounts& names) {
+  std::array<Index, kAllNames.size()> counts{};
+  for (const auto& [pattern, alike] : names)
+    if (const auto parsed = parse_name(family, alike.example))
+      counts[static_cast<std::size_t>(parsed->names)] += alike.count;
   return counts;
 }
 
@@ -87,12 +127,23 @@ std::optional<Names> most_frequent(const std::array<Index, kAllNames.size()>& co
 
 bool holds(std::string_view condition, const ModelConfig& config) {
   if (condition.empty()) return true;
-  if (condition.front() == '!') return config.number(condition.substr(1)) == 0;
-  return config.number(condition) != 0;
+  const bool negated = condition.front() == '!';
+  const auto n = evaluate(condition.substr(negated ? 1 : 0),
+                          [&](std::string_view name) { return std::optional<Index>(config.number(name)); });
+  return n && (*n != 0) != negated;
 }
 
 bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
-  if (rule.layers == Layers::kAll || layer < 0) return true;
+  if (rule.place != NameRule::Place::kLayer) return true;
+  switch (rule.layers) {
+    case Layers::kAll:
+      return true;
+    case Layers::kPrediction:
+      return layer >= config.num_hidden_layers();
+    case Layers::kDense:
+    case Layers::kSparse:
+      break;
+  }
   return config.is_sparse_layer(layer) == (rule.layers == Layers::kSparse);
 }
 
@@ -105,6 +156,74 @@ Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config) {
   }
   if (!checked_volume(shape)) return corrupt(config.path + ": " + std::string(rule.hf) + ": the shape overflows");
   return shape;
+}
+
+// ---- the parameters of a model
+
+// Adds those of a range of layers, or of none: of the model itself.
+class ParameterList {
+ public:
+  ParameterList(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
+
+  Status add_layers(Index begin, Index end) {
+    for (const NameRule& rule : family_.rules)
+      if (rule.place == NameRule::Place::kLayer) TRY(add(rule, begin, end));
+    return {};
+  }
+  Status add_all() {
+    for (const NameRule& rule : family_.rules)
+      TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
+    return {};
+  }
+  std::vector<Parameter> take() { return std::move(out_); }
+
+ private:
+  Status add(const NameRule& rule, Index begin, Index end) {
+    if (rule.hf.empty() || rule.shape.empty() || !holds(rule.when, config_)) return {};
+    const Index experts = rule.is_per_expert() ? config_.number("num_experts") : 1;
+    const auto count = checked_mul(end - begin, experts);
+    if (!count || *count > kMaxParameters - static_cast<Index>(out_.size()))
+      return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors");
+    std::optional<Dims> shape;
+    for (Index layer = begin; layer < end; ++layer) {
+      if (!has_layer(rule, config_, layer)) continue;
+      if (!shape) shape = TRY(expected_shape(rule, config_));
+      for (Index expert = 0; expert < experts; ++expert) add(rule, *shape, layer, rule.is_per_expert() ? expert : -1);
+    }
+    return {};
+  }
+
+  void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
+    Parameter p{format_name(rule, Names::kHf, layer, expert), shape, &rule, layer, expert, false, false, {}};
+    p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
+    p.dtype = rule.dtype.empty() ? config_.dtype : std::string(rule.dtype);
+    if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
+      out_.push_back(std::move(p));
+      return;
+    }
+    Parameter scale = p;
+    p.dtype = "float8_e4m3fn";
+    scale.name = scale_name(p.name);
+    scale.shape = {ceil_div(shape[0], config_.number("weight_block_rows")),
+                   ceil_div(shape[1], config_.number("weight_block_columns"))};
+    scale.is_scale = true;
+    scale.dtype = "float32";
+    out_.push_back(std::move(p));
+    out_.push_back(std::move(scale));
+  }
+
+  static constexpr Index kMaxParameters = 4'000'000;
+  const Family& family_;
+  const ModelConfig& config_;
+  std::vector<Parameter> out_;
+};
+
+Status check_quantization(const Family& family, const ModelConfig& config) {
+  const bool known = config.has_fp8_blocks() && std::any_of(family.rules.begin(), family.rules.end(),
+                                                            [](const NameRule& rule) { return rule.quantized; });
+  if (config.quantization.empty() || known) return {};
+  return unsupported(config.path + ": a model of family " + std::string(family.name) + " quantized with " +
+                     printable(config.quantization) + ", whose tensors are not known");
 }
 
 }  // namespace
@@ -160,17 +279,26 @@ std::string format_name(const NameRule& rule, Names names, Index layer, Index ex
   return out;
 }
 
+std::string format_name(const ParsedName& name, Names names) {
+  std::string out = format_name(*name.rule, names, name.layer, name.expert);
+  if (!name.is_scale) return out;
+  return names == Names::kHf ? scale_name(out) : std::string();
+}
+
+std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
+
 std::optional<Names> detect_names(const Family& family, const Catalog& catalog) {
-  return most_frequent(count_names(family, catalog));
+  return most_frequent(count_names(family, model_names(catalog)));
 }
 
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
+  const NameCounts names = model_names(catalog);
   if (const Family* family = config ? family_of_model_type(config->model_type) : nullptr)
-    if (const auto names = detect_names(*family, catalog)) return Detected{family, *names};
+    if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
   std::optional<Detected> best;
   Index most = 0;
   for (const Family* family : kFamilies) {
-    const auto counts = count_names(*family, catalog);
+    const auto counts = count_names(*family, names);
     const Index sum = counts[0] + counts[1] + counts[2];
     if (sum <= most) continue;
     most = sum;
@@ -184,7 +312,7 @@ std::string rename_key(const Family& family, std::string_view key, Names names) 
   if (parts.parameter.empty()) return std::string(key);
   const auto parsed = parse_name(family, parts.parameter);
   if (!parsed || parsed->rule->rows == Rows::kFusedQkv || parsed->rule->rows == Rows::kDropped) return std::string(key);
-  const std::string name = format_name(*parsed->rule, names, parsed->layer, parsed->expert);
+  const std::string name = format_name(*parsed, names);
   return name.empty() ? std::string(key) : parts.prefix + name + parts.suffix;
 }
 
@@ -208,35 +336,26 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
 }
 
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config) {
-  constexpr Index kMaxParameters = 4'000'000;
-  std::vector<Parameter> out;
-  for (const NameRule& rule : family.rules) {
-    if (rule.hf.empty() || rule.shape.empty() || !holds(rule.when, config)) continue;
-    const bool has_layers = rule.place == NameRule::Place::kLayer;
-    const Index layers = has_layers ? config.num_hidden_layers() : 1;
-    const Index experts = rule.is_per_expert() ? config.number("num_experts") : 1;
-    const auto count = checked_mul(layers, experts);
-    if (!count || *count > kMaxParameters - static_cast<Index>(out.size()))
-      return corrupt(config.path + ": describes more than " + with_commas(kMaxParameters) + " tensors");
-    std::optional<Dims> shape;
-    for (Index layer = 0; layer < layers; ++layer) {
-      if (has_layers && !has_layer(rule, config, layer)) continue;
-      if (!shape) shape = TRY(expected_shape(rule, config));
-      for (Index expert = 0; expert < experts; ++expert) {
-        Parameter p{"", *shape, &rule, has_layers ? layer : -1, rule.is_per_expert() ? expert : -1, false};
-        p.name = format_name(rule, Names::kHf, p.layer, p.expert);
-        p.is_tied = !rule.tied_to.empty() && config.tie_word_embeddings();
-        out.push_back(std::move(p));
-      }
-    }
-  }
-  return out;
+  TRY(check_quantization(family, config));
+  ParameterList list(family, config);
+  TRY(list.add_all());
+  return list.take();
+}
+
+Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config) {
+  TRY(check_quantization(family, config));
+  ParameterList list(family, config);
+  const Index begin = config.num_hidden_layers();
+  const auto end = checked_add(begin, std::max<Index>(0, config.num_prediction_layers()));
+  if (!end) return corrupt(config.path + ": num_nextn_predict_layers overflows");
+  TRY(list.add_layers(begin, *end));
+  return list.take();
 }
 
 Index count_elements(const std::vector<Parameter>& parameters) {
   Index sum = 0;
   for (const Parameter& p : parameters)
-    if (!p.is_tied) sum += volume(p.shape);
+    if (!p.is_tied && !p.is_scale) sum += volume(p.shape);
   return sum;
 }
 

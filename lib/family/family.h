@@ -38,8 +38,9 @@ enum class Rows {
 // Which layers have a parameter.
 enum class Layers {
   kAll,
-  kDense,   // whose feed-forward part is one network
-  kSparse,  // whose feed-forward part is experts (ModelConfig::is_sparse_layer)
+  kDense,       // whose feed-forward part is one network
+  kSparse,      // whose feed-forward part is experts (ModelConfig::is_sparse_layer)
+  kPrediction,  // after the last, that predict further tokens (ModelConfig::num_prediction_layers)
 };
 
 // One parameter, or with "{}" the same one of every layer; a second "{}" stands for the expert.
@@ -54,9 +55,10 @@ struct NameRule {
   Index sections = 1;           // equal parts fused along that dimension, each cut by itself
   enum class Place { kFirst, kLayer, kLast } place = Place::kLayer;  // in a pipeline
   Layers layers = Layers::kAll;
-  std::string_view when = {};     // a member of the config that must not be 0; "!name": that must be 0 or absent
+  std::string_view when = {};     // a formula that must not be 0, absent members being 0; "!name": that must be 0
   std::string_view tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
   std::string_view dtype = {};    // where it is not the model's
+  bool quantized = false;         // a matrix that FP8 models hold in blocks, scaled by a second tensor: scale_name()
 
   std::string_view name(Names names) const;
   bool is_per_expert() const;
@@ -64,7 +66,8 @@ struct NameRule {
   bool is_vocabulary() const { return shape.starts_with("vocab_size,"); }
 };
 
-// A number that a config.json may leave out, and what it is then.
+// A number that a config.json may leave out, and what it is then. What the file says is null stays without a value, and
+// so does what cannot be computed.
 struct ConfigDefault {
   std::string_view name;
   std::string_view formula;
@@ -81,7 +84,8 @@ struct Family {
   bool has_names(Names names) const;  // whether any rule is named so
 };
 
-extern const Family kLlamaFamily;
+extern const Family kLlamaFamily, kMistralFamily, kQwen2Family, kQwen3Family, kQwen3MoeFamily, kMixtralFamily,
+    kDeepseekV3Family, kGemma2Family, kGemma3Family, kGpt2Family;
 
 // Every family there is. Where names fit several, the first of them.
 std::span<const Family* const> families();
@@ -93,10 +97,15 @@ struct ParsedName {
   Names names = Names::kHf;
   Index layer = -1;
   Index expert = -1;
+  bool is_scale = false;  // of the matrix that the rule is about
 };
 // Looks past "_orig_mod." anywhere, a leading "model." of torchtitan's older checkpoints, and the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter);
 std::string format_name(const NameRule& rule, Names names, Index layer, Index expert);
+// The same name in another convention; empty where that has none.
+std::string format_name(const ParsedName& name, Names names);
+// What holds the scales of an FP8 matrix: "x.weight" -> "x.weight_scale_inv".
+std::string scale_name(std::string_view matrix);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
 // The config's model_type decides where it has one that is known.
@@ -122,11 +131,16 @@ struct Parameter {
   const NameRule* rule = nullptr;
   Index layer = -1;
   Index expert = -1;
-  bool is_tied = false;  // shares its bytes with another, and need not be stored
+  bool is_tied = false;   // shares its bytes with another, and need not be stored
+  bool is_scale = false;  // holds the scales of an FP8 matrix, one for each block; the rule is the matrix's
+  std::string dtype;      // "bfloat16": the rule's, a quantized model's, or the config's; may be empty
 };
-// All of them, layer by layer within each rule. Fails where the config lacks a number that a shape needs.
+// All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
+// lacks a number that a shape needs, and for models quantized in a way that is not known.
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
-// Their elements, tied ones counted once.
+// What a checkpoint may hold besides: the layers that predict further tokens. Mostly empty.
+Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config);
+// Their elements, tied ones counted once and scales not at all: what people mean by a model's size.
 Index count_elements(const std::vector<Parameter>& parameters);
 
 }  // namespace reshard

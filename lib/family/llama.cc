@@ -100,11 +100,13 @@ constexpr NameRule kRules[] = {
     {.hf = "model.layers.{}.self_attn.rotary_emb.inv_freq", .torchtitan = "freqs_cis", .rows = kDropped},
 };
 
-constexpr std::string_view kModelTypes[] = {"llama"};
-constexpr ConfigDefault kDefaults[] = {{"tie_word_embeddings", "0"}};
+constexpr std::string_view kLlamaTypes[] = {"llama"};
+constexpr std::string_view kMistralTypes[] = {"mistral"};
+constexpr ConfigDefault kMistralDefaults[] = {{"num_key_value_heads", "8"}};
 
 }  // namespace
 
-const Family kLlamaFamily = {"llama", "Llama", kModelTypes, kDefaults, kRules};
+const Family kLlamaFamily = {"llama", "Llama", kLlamaTypes, {}, kRules};
+const Family kMistralFamily = {"mistral", "Mistral", kMistralTypes, kMistralDefaults, kRules};
 
 }  // namespace reshard

@@ -143,7 +143,7 @@ class ViewBuilder {
       return {};
     }
     if (rule.rows == Rows::kFusedQkv) return add_fused(tensor, key, parsed->layer);
-    std::string name = key.prefix + format_name(rule, Names::kHf, parsed->layer, parsed->expert) + key.suffix;
+    std::string name = key.prefix + format_name(*parsed, Names::kHf) + key.suffix;
     const bool rotary = rule.rows == Rows::kRotaryQuery || rule.rows == Rows::kRotaryKey;
     if (!rotary || !options_.hf_rows || parsed->names == Names::kHf || tensor.shape.rank() == 0)
       return out_.add(renamed(tensor, std::move(name)));
@@ -224,22 +224,25 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
 
 Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete) {
   std::vector<std::string> missing;
-  for (const auto& [name, expected, rule, layer, expert, is_tied] : TRY(parameters(family, config))) {
-    const auto found = view.find(name);
-    if (!found) {
-      if (!is_tied) missing.push_back(name);
-      continue;
-    }
-    const Dims& shape = view.tensors()[*found].shape;
-    if (shape != expected)
-      return corrupt("tensor '" + printable(name) + "': " + config.path + " says " + to_string(expected) + ", got " +
-                     to_string(shape));
+  const auto check_shape = [&](const Parameter& expected) -> Status {
+    const Dims& shape = view.tensors()[*view.find(expected.name)].shape;
+    if (shape == expected.shape) return {};
+    return corrupt("tensor '" + printable(expected.name) + "': " + config.path + " says " + to_string(expected.shape) +
+                   ", got " + to_string(shape));
+  };
+  for (const Parameter& p : TRY(parameters(family, config))) {
+    if (view.find(p.name))
+      TRY(check_shape(p));
+    else if (!p.is_tied)
+      missing.push_back(p.name);
   }
+  for (const Parameter& p : TRY(prediction_parameters(family, config)))
+    if (view.find(p.name)) TRY(check_shape(p));
   for (const Tensor& tensor : view.tensors()) {
     const StateKey key = split_state_key(tensor.name);
     if (key.kind != StateKind::kModel) continue;
     const auto parsed = parse_name(family, key.parameter);
-    if (parsed && parsed->layer >= config.num_hidden_layers())
+    if (parsed && parsed->layer >= config.num_hidden_layers() + config.num_prediction_layers())
       return corrupt("tensor '" + printable(tensor.name) + "': " + config.path + " says num_hidden_layers " +
                      std::to_string(config.num_hidden_layers()));
   }

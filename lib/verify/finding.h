@@ -22,6 +22,15 @@ struct Finding {
   std::string advice;                // what to do, sentences
 };
 
+// One thing that an audit looked for. The findings that belong to it have its id, or that and more: "vocabulary-shard"
+// belongs to "vocabulary" unless there is a check "vocabulary-shard".
+struct CheckRun {
+  std::string id;
+  std::string title;    // what holds where it found nothing: "every rank holds whole attention heads"
+  Index looked_at = 0;  // tensors, degrees, ...: whatever it is about
+  std::string skipped;  // why it was not made, a clause; empty where it was
+};
+
 // "errors first", then in the order they were found.
 void sort_by_severity(std::vector<Finding>& findings);
 

@@ -417,6 +417,133 @@ class FromTorch(Case):
         self.assert_holds(self.out("ck"), state)
 
 
+# Tiny models of each family, in the variants that change which parameters there are: (model_type, members of the config).
+_TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_EXPERTS = {**_TINY, "num_key_value_heads": 2, "num_experts": 3, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+_LATENT = {**_TINY, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2,
+           "topk_group": 1, "num_experts_per_tok": 2, "kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4,
+           "qk_nope_head_dim": 6, "v_head_dim": 5, "first_k_dense_replace": 1}
+TINY_MODELS = {
+    "llama": ("llama", _TINY),
+    "llama_grouped_biased_tied": ("llama", {**_TINY, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True,
+                                            "tie_word_embeddings": True}),
+    "mistral": ("mistral", {**_TINY, "num_key_value_heads": 2}),
+    "mistral_wide_heads": ("mistral", {**_TINY, "num_key_value_heads": 1, "head_dim": 24}),
+    "qwen2": ("qwen2", {**_TINY, "num_key_value_heads": 2}),
+    "qwen2_tied": ("qwen2", {**_TINY, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {**_TINY, "num_key_value_heads": 2, "head_dim": 8}),
+    "qwen3_default_head_dim_biased_tied": ("qwen3", {**_TINY, "num_key_value_heads": 2, "attention_bias": True,
+                                                     "tie_word_embeddings": True}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS),
+    "qwen3_moe_some_dense": ("qwen3_moe", {**_EXPERTS, "num_hidden_layers": 5, "mlp_only_layers": [1],
+                                           "decoder_sparse_step": 2, "head_dim": 12, "attention_bias": True}),
+    "mixtral": ("mixtral", {**_TINY, "num_key_value_heads": 2, "num_local_experts": 3}),
+    "mixtral_tied": ("mixtral", {**_TINY, "num_key_value_heads": 4, "num_local_experts": 2, "head_dim": 16,
+                                 "tie_word_embeddings": True}),
+    "deepseek_v3": ("deepseek_v3", _LATENT),
+    "deepseek_v3_one_query_matrix": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "n_shared_experts": 2,
+                                                     "attention_bias": True}),
+    "deepseek_v3_biased_no_dense_layer": ("deepseek_v3", {**_LATENT, "attention_bias": True,
+                                                          "first_k_dense_replace": 0}),
+    "gemma2": ("gemma2", {**_TINY, "num_key_value_heads": 2, "head_dim": 8}),
+    "gemma2_untied_biased": ("gemma2", {**_TINY, "num_key_value_heads": 4, "tie_word_embeddings": False,
+                                        "attention_bias": True}),
+    "gemma3_text": ("gemma3_text", {**_TINY, "num_key_value_heads": 1, "head_dim": 8}),
+    "gemma3_text_untied_biased": ("gemma3_text", {**_TINY, "num_key_value_heads": 2, "tie_word_embeddings": False,
+                                                  "attention_bias": True}),
+    "gemma3": ("gemma3", {"text_config": {**_TINY, "num_key_value_heads": 2},
+                          "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+                                            "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+                          "mm_tokens_per_image": 4}),
+    "gpt2": ("gpt2", {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 20}),
+    "gpt2_untied_narrow": ("gpt2", {"vocab_size": 96, "n_embd": 32, "n_head": 2, "n_layer": 1, "n_inner": 40,
+                                    "tie_word_embeddings": False}),
+}
+# What published models hold besides their language model.
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_PREFIXES = ("transformer.", "language_model.")
+
+
+class Families(Case):
+    """What a config.json says a model consists of, against the models that transformers makes of it."""
+
+    def build(self, model_type, members):
+        import transformers
+        config = transformers.AutoConfig.for_model(model_type, **members)
+        if model_type == "gemma3":
+            return transformers.Gemma3ForConditionalGeneration(config)
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+    def table(self, config):
+        """Our {name: shape} of what must be stored, and the same of tied tensors."""
+        tensors = json.loads(reshard("check", "--config", config, "--json"))["tensors"]
+        stored, tied = ({t["name"]: t["shape"] for t in tensors if t["tied"] == kind} for kind in (False, True))
+        return stored, tied
+
+    def canonical(self, name):
+        return next((name[len(p):] for p in _PREFIXES if name.startswith(p)), name)
+
+    def check_saved(self, model_type, members):
+        torch.manual_seed(3)
+        saved = self.out("saved")
+        self.build(model_type, members).save_pretrained(saved)
+        tensors = raw_safetensors(saved / "model.safetensors")
+        shapes = {self.canonical(k): v[1] for k, v in tensors.items() if not k.startswith(_OTHER_PARTS)}
+        stored, tied = self.table(saved / "config.json")
+        self.assertEqual(stored, shapes)
+        self.assertFalse(set(tied) & set(shapes))
+
+        # A conversion keeps every name and byte, and reshard finds the family by itself.
+        others = [f"--exclude={p}*" for p in _OTHER_PARTS] if model_type == "gemma3" else []
+        reshard("convert", saved, self.out(), "--to", "hf", "--names", "hf", *others)
+        self.assertEqual(raw_safetensors(self.out() / "model.safetensors"),
+                         {k: v for k, v in tensors.items() if not k.startswith(_OTHER_PARTS)})
+        reshard("convert", saved, self.out("dcp"), "--to", "dcp", "--mesh", "tp=2,dp_shard=2", *others)
+        reshard("convert", self.out("dcp"), self.out("back"), "--to", "hf", "--config", saved / "config.json")
+        self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
+                         raw_safetensors(self.out() / "model.safetensors"))
+
+    def check_published(self, config):
+        """Names and shapes of a model of real size: transformers' on torch's meta device, experts taken apart."""
+        members = json.loads(config.read_text())
+        for name in ("quantization_config", "torch_dtype"):
+            members.pop(name, None)
+        with torch.device("meta"):
+            model = self.build(members.pop("model_type"), members)
+        wanted = {}
+        for name, tensor in model.state_dict().items():
+            name = name.replace("model.language_model.", "model.").removeprefix("transformer.")
+            if name.startswith(_OTHER_PARTS):
+                continue
+            wanted.update(unstacked(name, list(tensor.shape), members))
+        stored, tied = self.table(config)
+        stored = {k: v for k, v in stored.items() if not k.endswith("_scale_inv")}
+        self.assertEqual(stored | tied, wanted)
+
+
+def unstacked(name, shape, members):
+    """A tensor of transformers 5 in memory as the files name it: gate_up_proj of all experts is two matrices each."""
+    mixtral = "num_local_experts" in members
+    if mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    words = {"gate_up_proj": ("w1", "w3") if mixtral else ("gate_proj", "up_proj"),
+             "down_proj": ("w2",) if mixtral else ("down_proj",)}
+    head, _, last = name.rpartition(".experts.")
+    if last not in words:
+        return {name: shape}
+    experts, rows, columns = shape
+    return {f"{head}.experts.{i}.{word}.weight": [rows // len(words[last]), columns]
+            for i in range(experts) for word in words[last]}
+
+
+for _name, _model in TINY_MODELS.items():
+    setattr(Families, f"test_{_name}_saved_by_transformers",
+            lambda self, m=_model: self.check_saved(*m))
+for _config in sorted((ROOT / "tests/data/configs").glob("*.json")):
+    setattr(Families, "test_" + _config.stem.replace("-", "_").replace(".", "_") + "_as_published",
+            lambda self, c=_config: self.check_published(c))
+
+
 def main():
     program = unittest.main(exit=False, verbosity=2)
     result = program.result

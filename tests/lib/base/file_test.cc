@@ -258,6 +258,28 @@ TEST(ReadWholeFile, RefusesAFileAboveTheLimit) {
 
 // ---- directories and names
 
+TEST(ReplaceFile, MakesAndReplacesAndLeavesNothingBeside) {
+  const TempDir dir;
+  ASSERT_TRUE(replace_file(dir / "f", "one"));
+  ASSERT_TRUE(replace_file(dir / "f", "two, longer"));
+  EXPECT_EQ(get(dir / "f"), "two, longer");
+  EXPECT_EQ(list_directory(dir.path())->size(), 1u);
+}
+
+TEST(ReplaceFile, AnErrorLeavesTheOldOneAsItWas) {
+  const TempDir dir;
+  put(dir / "f", "old");
+  SysCalls broken = sys();
+  broken.rename = [](const char*, const char*, unsigned) {
+    errno = EIO;
+    return -1;
+  };
+  const ScopedSysCalls scope(broken);
+  EXPECT_EQ(message_of(replace_file(dir / "f", "new")), dir / "f: cannot replace: Input/output error");
+  EXPECT_EQ(get(dir / "f"), "old");
+  EXPECT_EQ(list_directory(dir.path())->size(), 1u);
+}
+
 TEST(Directory, ListingIsSortedAndFollowsLinks) {
   const TempDir dir;
   put(dir / "b", "12345");

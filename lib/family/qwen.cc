@@ -1,0 +1,32 @@
+// Qwen 2 (and 2.5), Qwen 3, and Qwen 3 with experts. transformers/models/{qwen2,qwen3,qwen3_moe}.
+#include "lib/family/rules.h"
+
+namespace reshard {
+namespace {
+
+constexpr auto kQwen2Rules =
+    rules::join(rules::kEnds, rules::kNorms, rules::kAttention, rules::qkv_biases(""), rules::kMlp);
+constexpr auto kQwen3Rules = rules::join(rules::kEnds, rules::kNorms, rules::kAttention, rules::kAttentionBiases,
+                                         rules::kQueryKeyNorms, rules::kMlp);
+constexpr auto kQwen3MoeRules = rules::join(kQwen3Rules, rules::kExperts);
+
+constexpr std::string_view kQwen2Types[] = {"qwen2"};
+constexpr std::string_view kQwen3Types[] = {"qwen3"};
+constexpr std::string_view kQwen3MoeTypes[] = {"qwen3_moe"};
+
+constexpr ConfigDefault kQwen2Defaults[] = {{"num_key_value_heads", "32"}};
+constexpr ConfigDefault kQwen3Defaults[] = {{"num_key_value_heads", "32"}, {"head_dim", "128"}};
+constexpr ConfigDefault kQwen3MoeDefaults[] = {
+    {"num_key_value_heads", "4"},
+    {"num_experts", "num_local_experts"},
+    {"num_experts", "128"},
+    {"moe_intermediate_size", "768"},
+};
+
+}  // namespace
+
+const Family kQwen2Family = {"qwen2", "Qwen 2", kQwen2Types, kQwen2Defaults, kQwen2Rules};
+const Family kQwen3Family = {"qwen3", "Qwen 3", kQwen3Types, kQwen3Defaults, kQwen3Rules};
+const Family kQwen3MoeFamily = {"qwen3_moe", "Qwen 3 MoE", kQwen3MoeTypes, kQwen3MoeDefaults, kQwen3MoeRules};
+
+}  // namespace reshard

@@ -1,0 +1,353 @@
+// reshard check.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+
+#include "lib/base/text.h"
+#include "lib/verify/feasibility.h"
+#include "tools/commands.h"
+#include "tools/findings_report.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr std::size_t kShownStages = 8;  // kinds of stages
+constexpr std::size_t kIndent = 10;      // of what print_row prints
+constexpr std::size_t kWhose = 42;       // columns of what a line of the table is of
+constexpr std::size_t kElements = 18;    // of a number of parameters
+constexpr std::size_t kBytes = 12;       // of a size
+
+struct CheckOptions {
+  std::string mesh, dtype, grad_dtype = "float32";
+  Index world = 0, sequence = 0;
+  bool tensors = false;
+  ModelOptions model;
+  FindingsOptions findings;
+};
+
+// A feasibility and what it was asked of.
+struct Checked {
+  const CheckOptions& options;
+  const Family& family;
+  const ModelConfig& config;
+  FeasibilityRequest request;
+  Feasibility result;
+};
+
+Result<DType> find_dtype(const std::string& text) {
+  const auto dtype = dtype_from_torch(text);
+  if (dtype && is_floating(*dtype)) return *dtype;
+  return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16, ...");
+}
+
+Result<const Family*> find_family(const CheckOptions& options, const ModelConfig& config) {
+  const auto choice = TRY(options.model.choice());
+  const Family* family = choice.detect ? family_of_model_type(config.model_type) : choice.family;
+  if (family != nullptr) return family;
+  if (!choice.detect) return usage_error("--family none: check needs the table of a family's tensors");
+  std::vector<std::string> names;
+  for (const Family* f : families()) names.emplace_back(f->name);
+  return unsupported(config.path + ": model_type '" + printable(config.model_type) + "' belongs to no known family (" +
+                     join(names, ", ") + "); --family chooses one");
+}
+
+Result<FeasibilityRequest> request_of(const CheckOptions& options) {
+  FeasibilityRequest request;
+  request.degrees = TRY(parse_degrees(options.mesh));
+  if (options.world > 0) request.world = options.world;
+  if (options.sequence > 0) request.sequence = options.sequence;
+  if (!options.dtype.empty()) request.memory.weights = TRY(find_dtype(options.dtype));
+  request.memory.gradients = TRY(find_dtype(options.grad_dtype));
+  return request;
+}
+
+// ---- words
+
+// "bfloat16", or several; what the config does not say is said to be a choice.
+std::string dtype_text(const Checked& c) {
+  std::vector<std::string> names;
+  for (const Parameter& p : c.result.parameters) {
+    if (p.is_scale) continue;
+    const std::string name(info(weight_dtype(p, c.request.memory)).torch_name);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  const bool is_assumed = !c.request.memory.weights && !dtype_from_torch(c.config.dtype);
+  return join(names, ", ") + (is_assumed ? " (the config names none)" : "");
+}
+
+// Whether the user wrote `dp` and got dp_shard.
+bool took_dp_as_shard(const CheckOptions& options) {
+  const std::vector<std::string> parts = split(options.mesh, ',');
+  return std::any_of(parts.begin(), parts.end(), [](const std::string& p) { return p.starts_with("dp="); });
+}
+
+bool has_experts(const Checked& c) {
+  return std::any_of(c.result.parameters.begin(), c.result.parameters.end(),
+                     [](const Parameter& p) { return p.expert >= 0; });
+}
+
+std::string experts_text(const Degrees& degrees) {
+  const auto sharding = expert_sharding(degrees);
+  if (!sharding) return "ep is no factor of the ranks: it has to divide dp_shard x cp";
+  return "ep is no factor of the ranks: it lives inside dp_shard x cp" +
+         std::string(sharding->is_cut_by_tp ? "" : " x tp, and experts are not cut by tp") + ", with " +
+         count_of(sharding->shards, "FSDP shard") + " of each expert";
+}
+
+std::string stage_text(const StageMemory& stage) {
+  std::vector<std::string> parts;
+  if (stage.has_first) parts.emplace_back("embedding");
+  if (stage.layers > 0)
+    parts.push_back(stage.layers == 1 ? "layer " + std::to_string(stage.first_layer)
+                                      : "layers " + std::to_string(stage.first_layer) + ".." +
+                                            std::to_string(stage.first_layer + stage.layers - 1));
+  if (stage.has_last) parts.emplace_back("head");
+  return join(parts, ", ");
+}
+
+// The first number counts parameters, the others are sizes.
+void print_numbers(std::string_view label, const std::string& whose, const std::vector<std::string>& numbers) {
+  std::string line = padded(whose, kWhose);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    const std::size_t width = i == 0 ? kElements : kBytes;
+    line += std::string(width - std::min(width, width_of(numbers[i])), ' ') + numbers[i];
+  }
+  print_row(label, line);
+}
+
+std::vector<std::string> numbers_of(const RankMemory& m) {
+  return {with_commas(m.parameters), human_bytes(m.weights), human_bytes(m.gradients), human_bytes(m.optimizer),
+          human_bytes(m.total())};
+}
+
+// ---- the table of memory
+
+using Stages = std::vector<StageMemory>;
+
+bool are_alike(const StageMemory& a, const StageMemory& b) {
+  const auto facts = [](const StageMemory& s) {
+    return std::array{Index{s.has_first}, Index{s.has_last}, s.layers, s.largest.parameters, s.largest.total()};
+  };
+  return facts(a) == facts(b);
+}
+
+void print_stages(const Stages& stages) {
+  std::size_t shown = 0;
+  for (std::size_t i = 0; i < stages.size();) {
+    std::size_t j = i;
+    while (j + 1 < stages.size() && are_alike(stages[i], stages[j + 1])) ++j;
+    if (shown++ == kShownStages) {
+      print_row("", "... " + count_of(static_cast<Index>(stages.size() - i), "more stage") + " (--json has all)");
+      return;
+    }
+    const std::string whose = i == j ? "stage " + std::to_string(i) + ": " + stage_text(stages[i])
+                                     : "stages " + std::to_string(i) + ".." + std::to_string(j) + ": " +
+                                           count_of(stages[i].layers, "layer") + " each";
+    print_numbers("", whose, numbers_of(stages[i].largest));
+    i = j + 1;
+  }
+}
+
+const StageMemory& with_largest(const Stages& stages) {
+  return *std::max_element(stages.begin(), stages.end(), [](const StageMemory& a, const StageMemory& b) {
+    return a.largest.total() < b.largest.total();
+  });
+}
+const StageMemory& with_smallest(const Stages& stages) {
+  return *std::min_element(stages.begin(), stages.end(), [](const StageMemory& a, const StageMemory& b) {
+    return a.smallest.total() < b.smallest.total();
+  });
+}
+
+// What the table counts, and how.
+std::string assumptions_text(const Checked& c) {
+  const Index shards = c.request.degrees.shards();
+  return "Weights " + dtype_text(c) + ", gradients " + std::string(info(c.request.memory.gradients).torch_name) +
+         ", Adam in float32 (two moments, and a master copy of what is not float32), " +
+         (shards > 1 ? "all sharded by FSDP over dp_shard x cp = " + with_commas(shards) : "nothing sharded by FSDP") +
+         ". Left out: activations, buffers of communication" +
+         (c.config.num_prediction_layers() > 0 ? ", layers that predict further tokens" : "") + ".";
+}
+
+void print_memory(const Checked& c) {
+  const Stages& stages = c.result.stages;
+  if (stages.empty()) return;
+  print_numbers("memory", "of a rank", {"parameters", "weights", "gradients", "optimizer", "total"});
+  if (stages.size() > 1) print_stages(stages);
+  const StageMemory &most = with_largest(stages), &least = with_smallest(stages);
+  const auto whose = [&](const char* which, const StageMemory& stage, Index rank) {
+    return std::string(which) + ": rank " + with_commas(rank) +
+           (stages.size() > 1 ? ", stage " + std::to_string(stage.stage) : "");
+  };
+  if (most.largest.total() == least.smallest.total()) {
+    print_numbers("", "every rank", numbers_of(most.largest));
+  } else {
+    print_numbers("", whose("largest", most, most.largest.rank), numbers_of(most.largest));
+    print_numbers("", whose("smallest", least, least.smallest.rank), numbers_of(least.smallest));
+  }
+  print_row("", in_column(assumptions_text(c), kIndent));
+}
+
+// ---- the report
+
+void print_tensors(const Checked& c) {
+  for (std::size_t i = 0; i < c.result.parameters.size();) {
+    const Parameter& first = c.result.parameters[i];
+    std::vector<std::string> names;
+    Index elements = 0;
+    std::size_t j = i;
+    // A matrix and its scales take turns.
+    for (; j < c.result.parameters.size() && c.result.parameters[j].rule == first.rule; ++j) {
+      if (c.result.parameters[j].is_scale) continue;
+      names.push_back(c.result.parameters[j].name);
+      elements += volume(c.result.parameters[j].shape);
+    }
+    std::printf("%s  %s  %s  %s, %s\n", padded(folded(names), 52).c_str(),
+                padded(std::string(info(weight_dtype(first, c.request.memory)).short_name), 5).c_str(),
+                padded(to_string(first.shape), 16).c_str(),
+                count_of(static_cast<Index>(names.size()), "tensor").c_str(),
+                first.is_tied ? "tied: not stored" : count_of(elements, "parameter").c_str());
+    i = j;
+  }
+  std::printf("\n");
+}
+
+void print_facts(const Checked& c) {
+  print_row("check", c.config.path + "   " + std::string(c.family.title) + ", " +
+                         count_of(c.config.num_hidden_layers(), "layer") + ", " +
+                         count_of(c.result.elements, "parameter"));
+  const Degrees& degrees = c.request.degrees;
+  print_row("mesh", to_string(degrees) +
+                        (degrees.mesh.ranks() > 1 ? "   " + count_of(degrees.mesh.ranks(), "rank") : "") +
+                        (took_dp_as_shard(c.options) ? ", dp taken as dp_shard" : ""));
+  if (degrees.ep > 1 && has_experts(c)) print_row("", in_column(experts_text(degrees), kIndent));
+  std::vector<std::string> padded_rows;
+  for (const VocabularyPadding& p : c.result.paddings)
+    if (p.rows != c.config.vocab_size())
+      padded_rows.push_back(std::string(p.framework) + " pads it to " + with_commas(p.rows));
+  if (!padded_rows.empty())
+    print_row("vocab", with_commas(c.config.vocab_size()) + " rows; " + join(padded_rows, ", "));
+}
+
+AuditReport report_of(const Checked& c, double seconds) {
+  AuditReport report;
+  report.title = "reshard check " + c.config.path;
+  report.findings = c.result.findings;
+  report.checks = c.result.checks;
+  report.looked_at = count_of(static_cast<Index>(c.result.parameters.size()), "tensor") + " of the config looked at";
+  report.seconds = seconds;
+  return report;
+}
+
+void print_text(const Checked& c, const AuditReport& report) {
+  if (c.options.tensors) print_tensors(c);
+  print_facts(c);
+  print_findings(report);
+  print_memory(c);
+  print_summary(report);
+}
+
+Json to_json(const RankMemory& m) {
+  return Json::object()
+      .set("rank", m.rank)
+      .set("parameters", m.parameters)
+      .set("weights", m.weights)
+      .set("gradients", m.gradients)
+      .set("optimizer", m.optimizer)
+      .set("total", m.total());
+}
+
+Json ranks_json(const Stages& stages) {
+  if (stages.empty()) return {};
+  Json list = Json::array();
+  for (const StageMemory& s : stages)
+    list.push_back(Json::object()
+                       .set("stage", s.stage)
+                       .set("first_layer", s.first_layer)
+                       .set("layers", s.layers)
+                       .set("largest", to_json(s.largest))
+                       .set("smallest", to_json(s.smallest)));
+  return Json::object()
+      .set("largest", to_json(with_largest(stages).largest))
+      .set("smallest", to_json(with_smallest(stages).smallest))
+      .set("stages", std::move(list));
+}
+
+Json tensors_json(const Checked& c) {
+  Json out = Json::array();
+  for (const Parameter& p : c.result.parameters) {
+    if (p.is_scale && c.request.memory.weights) continue;
+    Json shape = Json::array();
+    for (const Index n : p.shape) shape.push_back(n);
+    out.push_back(Json::object()
+                      .set("name", p.name)
+                      .set("shape", std::move(shape))
+                      .set("dtype", info(weight_dtype(p, c.request.memory)).torch_name)
+                      .set("tied", p.is_tied));
+  }
+  return out;
+}
+
+void print_json(const Checked& c, const AuditReport& report, Severity threshold) {
+  const auto number_or_null = [](const std::optional<Index>& n) { return n ? Json(*n) : Json(); };
+  const Degrees& degrees = c.request.degrees;
+  Json mesh = Json::object();
+  for (const std::string_view axis : kMeshAxes) mesh.set(axis, degrees.size(axis));
+  Json paddings = Json::array();
+  for (const VocabularyPadding& p : c.result.paddings)
+    paddings.push_back(Json::object().set("framework", p.framework).set("multiple", p.multiple).set("rows", p.rows));
+  Json out = Json::object();
+  out.set("config", valid_utf8(c.config.path)).set("family", c.family.name).set("mesh", std::move(mesh));
+  out.set("dp_taken_as", took_dp_as_shard(c.options) ? Json("dp_shard") : Json());
+  out.set("mesh_ranks", degrees.mesh.ranks()).set("world", number_or_null(c.request.world));
+  out.set("sequence", number_or_null(c.request.sequence)).set("parameters", c.result.elements);
+  out.set("padded_vocabulary", std::move(paddings)).set("ranks", ranks_json(c.result.stages));
+  add_findings(out, report, threshold);
+  if (c.options.tensors) out.set("tensors", tensors_json(c));
+  std::printf("%s\n", to_text(out, 1).c_str());
+}
+
+Result<int> check(const CheckOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const Severity threshold = TRY(options.findings.threshold());
+  FeasibilityRequest request = TRY(request_of(options));
+  const ModelConfig config = TRY(read_config(options.model.config));
+  const Family* family = TRY(find_family(options, config));
+  Feasibility result = TRY(check_feasibility(*family, config, request));
+  const Checked checked{options, *family, config, std::move(request), std::move(result)};
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const AuditReport report = report_of(checked, seconds);
+  if (options.findings.json)
+    print_json(checked, report, threshold);
+  else
+    print_text(checked, report);
+  return conclude(report, options.findings);
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Action& action) {
+  auto options = std::make_shared<CheckOptions>();
+  options->model.add(app);
+  app.get_option("--config")->required()->description("The model's config.json");
+  app.add_option("--mesh", options->mesh, "Degrees of parallelism: pp, dp_replicate, dp_shard (or dp), cp, tp, ep")
+      ->required();
+  app.add_option("--world", options->world, "The number of ranks there are, to hold the degrees against")
+      ->check(CLI::Range(Index{1}, kMaxMeshRanks));
+  app.add_option("--sequence", options->sequence, "Tokens of a sequence, to hold against cp")
+      ->check(CLI::Range(Index{1}, Index{1} << 40));
+  app.add_option("--dtype", options->dtype, "Of the weights in memory (default: the config's)");
+  app.add_option("--grad-dtype", options->grad_dtype, "Of the gradients")->capture_default_str();
+  app.add_flag("--tensors", options->tensors, "List the model's tensors");
+  options->findings.add(app);
+  app.footer(
+      "Examples:\n"
+      "  reshard check --config config.json --mesh tp=16 --world 16\n"
+      "  reshard check --config config.json --mesh pp=16,cp=16,dp=8,tp=8 --world 16384 --sequence 131072\n"
+      "No checkpoint is needed. Exit code 1 when there is something to say, 0 when there is not.");
+  app.callback([options, &action] { action = [options] { return check(*options); }; });
+}
+
+}  // namespace reshard::tools

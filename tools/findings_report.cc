@@ -1,0 +1,259 @@
+#include "tools/findings_report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr std::size_t kLabel = 10;  // columns of the label and the space behind it, as print_row has them
+constexpr std::array kSeverities = {Severity::kError, Severity::kWarning, Severity::kNote};
+
+// ---- words
+
+Index count_of_severity(const std::vector<Finding>& findings, Severity severity) {
+  return std::count_if(findings.begin(), findings.end(), [&](const Finding& f) { return f.severity == severity; });
+}
+
+// "1 error, 0 warnings, 1 note"
+std::string counts_text(const std::vector<Finding>& findings) {
+  std::vector<std::string> parts;
+  for (const Severity s : kSeverities) parts.push_back(count_of(count_of_severity(findings, s), severity_name(s)));
+  return join(parts, ", ");
+}
+
+std::string elapsed_text(double seconds) {
+  if (seconds >= 1) return human_seconds(seconds);
+  return std::to_string(std::max(1L, std::lround(seconds * 1000))) + " ms";
+}
+
+const char* color_of(Severity severity) {
+  switch (severity) {
+    case Severity::kError:
+      return "1;31";
+    case Severity::kWarning:
+      return "33";
+    case Severity::kNote:
+      break;
+  }
+  return "36";
+}
+
+// The sentence a finding begins with.
+std::string headline(const Finding& finding) {
+  return (finding.tensors.empty() ? "" : folded(finding.tensors) + ": ") + printable(finding.what);
+}
+
+// Everything it has to say after that, in the order in which people ask.
+std::vector<std::string> details(const Finding& finding) {
+  std::vector<std::string> out;
+  for (const std::string& line : finding.why) out.push_back(printable(line));
+  for (const std::string& text : {finding.lost, finding.advice})
+    if (!text.empty()) out.push_back(printable(text));
+  return out;
+}
+
+std::vector<Finding> errors_first(std::vector<Finding> findings) {
+  sort_by_severity(findings);
+  return findings;
+}
+
+bool fails(const Finding& finding, Severity threshold) { return finding.severity >= threshold; }
+
+int exit_code(const std::vector<Finding>& findings, Severity threshold) {
+  return std::any_of(findings.begin(), findings.end(), [&](const Finding& f) { return fails(f, threshold); }) ? 1 : 0;
+}
+
+// ---- checks and the findings that belong to them
+
+bool belongs_to(const Finding& finding, const CheckRun& check) {
+  return finding.id.starts_with(check.id) &&
+         (finding.id.size() == check.id.size() || finding.id[check.id.size()] == '-');
+}
+
+// The check with the longest id that fits; null where there is none.
+const CheckRun* check_of(const Finding& finding, const std::vector<CheckRun>& checks) {
+  const CheckRun* best = nullptr;
+  for (const CheckRun& check : checks)
+    if (belongs_to(finding, check) && (best == nullptr || check.id.size() > best->id.size())) best = &check;
+  return best;
+}
+
+// A check and what it found.
+struct Case {
+  CheckRun check;
+  std::vector<const Finding*> findings;
+};
+
+std::vector<Case> cases_of(const AuditReport& report) {
+  std::vector<Case> cases;
+  for (const CheckRun& check : report.checks) cases.push_back({check, {}});
+  for (const Finding& finding : report.findings) {
+    const CheckRun* check = check_of(finding, report.checks);
+    const std::string& id = check ? check->id : finding.id;
+    auto found = std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.check.id == id; });
+    if (found == cases.end()) found = cases.insert(cases.end(), Case{CheckRun{id, id, 1, {}}, {}});
+    found->findings.push_back(&finding);
+  }
+  return cases;
+}
+
+// ---- XML
+
+// Without what XML 1.0 forbids: control bytes, bytes that are not UTF-8, U+FFFE and U+FFFF.
+std::string xml_escaped(std::string_view text) {
+  std::string out;
+  const std::string clean = valid_utf8(printable(text));
+  for (std::size_t i = 0; i < clean.size(); ++i) {
+    const std::string_view rest = std::string_view(clean).substr(i);
+    if (rest.starts_with("\xef\xbf\xbe") || rest.starts_with("\xef\xbf\xbf")) {
+      out += rest[2] == '\xbe' ? "\\ufffe" : "\\uffff";
+      i += 2;
+      continue;
+    }
+    switch (rest.front()) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += rest.front();
+    }
+  }
+  return out;
+}
+
+// The element of a case that tells of some of its findings; nothing where there are none.
+std::string xml_element(const char* name, const char* attributes, const std::vector<const Finding*>& findings) {
+  if (findings.empty()) return {};
+  std::string out = std::string("    <") + name;
+  if (*attributes != '\0') {
+    const std::string more =
+        findings.size() > 1 ? " (and " + with_commas(static_cast<Index>(findings.size()) - 1) + " more)" : "";
+    out += std::string(" ") + attributes + " message=\"" + xml_escaped(headline(*findings[0]) + more) + "\"";
+  }
+  out += ">";
+  for (const Finding* f : findings) {
+    out += xml_escaped(std::string(severity_name(f->severity)) + ": " + headline(*f)) + "\n";
+    for (const std::string& line : details(*f)) out += "  " + xml_escaped(line) + "\n";
+  }
+  return out + "</" + name + ">\n";
+}
+
+bool has_failed(const Case& c, Severity threshold) {
+  return std::any_of(c.findings.begin(), c.findings.end(), [&](const Finding* f) { return fails(*f, threshold); });
+}
+
+std::string xml_case(const Case& c, Severity threshold) {
+  std::vector<const Finding*> failures, output;
+  for (const Finding* f : c.findings) (fails(*f, threshold) ? failures : output).push_back(f);
+  std::string out = "  <testcase classname=\"" + xml_escaped(c.check.id) + "\" name=\"" + xml_escaped(c.check.title) +
+                    "\" assertions=\"" + std::to_string(c.check.looked_at) + "\">\n";
+  if (!c.check.skipped.empty()) out += "    <skipped message=\"" + xml_escaped(c.check.skipped) + "\"/>\n";
+  const std::string type = failures.empty() ? "" : "type=\"" + std::string(severity_name(failures[0]->severity)) + "\"";
+  out += xml_element("failure", type.c_str(), failures);
+  out += xml_element("system-out", "", output);
+  return out + "  </testcase>\n";
+}
+
+}  // namespace
+
+void FindingsOptions::add(CLI::App& app) {
+  app.add_flag("--json", json, "Print the result as JSON");
+  app.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers");
+  app.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note")
+      ->capture_default_str();
+}
+
+Result<Severity> FindingsOptions::threshold() const {
+  for (const Severity s : kSeverities)
+    if (severity_name(s) == fail_on) return s;
+  return usage_error("--fail-on: expected error, warning or note, got '" + printable(fail_on) + "'");
+}
+
+void print_findings(const AuditReport& report, std::size_t shown) {
+  const std::vector<Finding> findings = errors_first(report.findings);
+  const std::size_t n = std::min(shown, findings.size());
+  const std::string indent(kLabel, ' ');
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::string label = padded(std::string(severity_name(findings[i].severity)), kLabel);
+    std::printf("%s%s\n", colored(label, color_of(findings[i].severity)).c_str(),
+                in_column(headline(findings[i]), kLabel).c_str());
+    for (const std::string& line : details(findings[i]))
+      std::printf("%s%s\n", indent.c_str(), in_column(line, kLabel).c_str());
+  }
+  if (n < findings.size())
+    print_row("...", "and " + counts_text({findings.begin() + static_cast<std::ptrdiff_t>(n), findings.end()}) +
+                         " more (--json has all)");
+}
+
+void print_summary(const AuditReport& report) {
+  std::printf("%s   %s in %s%s\n", counts_text(report.findings).c_str(), printable(report.looked_at).c_str(),
+              elapsed_text(report.seconds).c_str(), report.how.empty() ? "" : (", " + report.how).c_str());
+}
+
+void add_findings(Json& object, const AuditReport& report, Severity threshold) {
+  const auto strings = [](const std::vector<std::string>& list) {
+    Json out = Json::array();
+    for (const std::string& s : list) out.push_back(valid_utf8(s));
+    return out;
+  };
+  Json findings = Json::array();
+  for (const Finding& f : errors_first(report.findings))
+    findings.push_back(Json::object()
+                           .set("severity", severity_name(f.severity))
+                           .set("id", f.id)
+                           .set("tensors", strings(f.tensors))
+                           .set("what", valid_utf8(f.what))
+                           .set("why", strings(f.why))
+                           .set("lost", valid_utf8(f.lost))
+                           .set("advice", valid_utf8(f.advice)));
+  Json checks = Json::array();
+  for (const Case& c : cases_of(report)) {
+    Json check = Json::object();
+    check.set("id", c.check.id).set("title", valid_utf8(c.check.title)).set("looked_at", c.check.looked_at);
+    check.set("findings", c.findings.size());
+    check.set("skipped", c.check.skipped.empty() ? Json() : Json(valid_utf8(c.check.skipped)));
+    checks.push_back(std::move(check));
+  }
+  object.set("ok", exit_code(report.findings, threshold) == 0).set("findings", std::move(findings));
+  object.set("checks", std::move(checks)).set("seconds", report.seconds);
+}
+
+std::string junit_text(const AuditReport& report, Severity threshold) {
+  const std::vector<Case> cases = cases_of(report);
+  const auto failed =
+      std::count_if(cases.begin(), cases.end(), [&](const Case& c) { return has_failed(c, threshold); });
+  const auto skipped =
+      std::count_if(cases.begin(), cases.end(), [](const Case& c) { return !c.check.skipped.empty(); });
+  char time[32];
+  std::snprintf(time, sizeof time, "%.3f", report.seconds);
+  const std::string totals = "tests=\"" + std::to_string(cases.size()) + "\" failures=\"" + std::to_string(failed) +
+                             "\" errors=\"0\" skipped=\"" + std::to_string(skipped) + "\" time=\"" + time + "\"";
+  std::string out = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites " + totals + ">\n<testsuite name=\"" +
+                    xml_escaped(report.title) + "\" " + totals + ">\n";
+  for (const Case& c : cases) out += xml_case(c, threshold);
+  return out + "</testsuite>\n</testsuites>\n";
+}
+
+Result<int> conclude(const AuditReport& report, const FindingsOptions& options) {
+  const Severity threshold = TRY(options.threshold());
+  if (!options.junit.empty()) TRY(replace_file(options.junit, junit_text(report, threshold)));
+  return exit_code(report.findings, threshold);
+}
+
+}  // namespace reshard::tools
