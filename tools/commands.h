@@ -22,6 +22,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
+void add_layout(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);
 
 // ---- what they share (terminal.cc)
@@ -32,6 +33,16 @@ bool stderr_is_terminal();
 
 // "conclusion first" lines: a left column of fixed width, then text.  plan      DCP tp=8 -> ...
 void print_row(std::string_view label, std::string_view text);
+
+inline constexpr std::size_t kScreenWidth = 120;
+// The text in a colour (of an SGR sequence, "32") where standard output shows any.
+std::string colored(std::string_view text, const char* code);
+// Columns that UTF-8 text takes, and text filled up with spaces to so many.
+std::size_t width_of(std::string_view text);
+std::string padded(std::string text, std::size_t width);
+// Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
+// `start` where that is not the indent.
+std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);
 
 // A progress bar with bytes/s and time left on a terminal; a plain line every ten seconds elsewhere; nothing if quiet.
 // Counts bytes from 0 to `total`. Thread-safe.

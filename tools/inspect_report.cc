@@ -17,7 +17,6 @@ namespace {
 constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
 constexpr std::size_t kShownNotes = 8;
-constexpr std::size_t kScreenWidth = 120;
 constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
 
 std::string attribute(const Catalog& catalog, std::string_view name) {
@@ -129,44 +128,6 @@ class Folder {
 };
 
 // ---- as text
-
-std::string colored(std::string_view text, const char* code) {
-  if (!fancy_stdout()) return std::string(text);
-  return std::string("\x1b[") + code + "m" + std::string(text) + "\x1b[0m";
-}
-
-std::size_t width_of(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
-std::string padded(std::string text, std::size_t width) {
-  const std::size_t n = width_of(text);
-  if (n < width) text.append(width - n, ' ');
-  return text;
-}
-
-// Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
-// `start` where that is not the indent.
-std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0) {
-  std::string out;
-  std::size_t at = std::max(indent, start);
-  bool is_first = true;
-  for (const std::string& word : split(text, ' ')) {
-    const std::size_t n = width_of(word);
-    if (!is_first && at + 1 + n > kScreenWidth) {
-      out += "\n" + std::string(indent, ' ');
-      at = indent;
-    } else if (!is_first) {
-      out += ' ';
-      ++at;
-    }
-    out += word;
-    at += n;
-    is_first = false;
-  }
-  return out;
-}
 
 constexpr std::size_t kLabel = 12, kAxis = 20, kCount = 16, kWhat = 32, kType = 18;
 

@@ -19,6 +19,7 @@ constexpr Command kCommands[] = {
     {"plan", "Show what convert would do, without doing it", add_plan},
     {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify},
     {"diff", "Compare two checkpoints tensor by tensor", add_diff},
+    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout},
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth},
 };
 

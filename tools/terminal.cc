@@ -25,6 +25,42 @@ bool no_color() {
 bool fancy_stdout() { return ::isatty(STDOUT_FILENO) && !no_color(); }
 bool stderr_is_terminal() { return ::isatty(STDERR_FILENO); }
 
+std::string colored(std::string_view text, const char* code) {
+  if (!fancy_stdout()) return std::string(text);
+  return std::string("\x1b[") + code + "m" + std::string(text) + "\x1b[0m";
+}
+
+std::size_t width_of(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+std::string padded(std::string text, std::size_t width) {
+  const std::size_t n = width_of(text);
+  if (n < width) text.append(width - n, ' ');
+  return text;
+}
+
+std::string in_column(std::string_view text, std::size_t indent, std::size_t start) {
+  std::string out;
+  std::size_t at = std::max(indent, start);
+  bool is_first = true;
+  for (const std::string& word : split(text, ' ')) {
+    const std::size_t n = width_of(word);
+    if (!is_first && at + 1 + n > kScreenWidth) {
+      out += "\n" + std::string(indent, ' ');
+      at = indent;
+    } else if (!is_first) {
+      out += ' ';
+      ++at;
+    }
+    out += word;
+    at += n;
+    is_first = false;
+  }
+  return out;
+}
+
 void print_row(std::string_view label, std::string_view text) {
   std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
               text.data());

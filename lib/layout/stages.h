@@ -4,6 +4,7 @@
 #include <optional>
 #include <string_view>
 
+#include "lib/base/checked.h"
 #include "lib/base/result.h"
 
 namespace reshard {
