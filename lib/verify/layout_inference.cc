@@ -138,17 +138,18 @@ class Writer {
 
   void explain(bool is_whole, Index tensors, Index boxes) {
     const std::string about = "tensors[" + std::to_string(out_.tensors.size()) + "]";
-    const std::string count = of_n(tensors, "tensor", "tensors") + ", " + of_n(boxes, "box", "boxes");
-    const bool writers_known = inferred_.ranks > 0;
+    const std::string count = of_n(tensors, "tensor", "tensors");
     if (is_whole) {
-      add_evidence(about, out_.mesh->ranks() == 1 ? Confidence::kCertain : Confidence::kLikely,
-                   count + (out_.mesh->ranks() == 1 ? "" : "; stored in one piece, so every rank has all of it"));
+      const bool is_certain = inferred_.ranks == 1;
+      add_evidence(about, is_certain ? Confidence::kCertain : Confidence::kLikely,
+                   count + (is_certain ? "" : ", stored in one piece: every rank has all of it"));
       return;
     }
+    const bool writers_known = inferred_.ranks > 0;
     const bool is_certain = writers_known && inferred_.hypotheses.size() == 1;
     add_evidence(about, is_certain ? Confidence::kCertain : Confidence::kLikely,
-                 count + (writers_known ? ", each where its writer's coordinates put it"
-                                        : ", as these cuts make them; the file names do not tell who wrote them"));
+                 count + ", " + of_n(boxes, "box", "boxes") +
+                     (writers_known ? ", each written by an owner" : "; the file names do not tell the writers"));
   }
 
   void describe_vocabulary() {

@@ -176,7 +176,11 @@ TEST(LayoutDescriptor, WhatIsWrittenReadsBackEqual) {
   for (int i = 0; i < 500; ++i) {
     LayoutDescriptor d;
     d.name = "n" + std::to_string(i);
-    if (below(rng, 3) != 0) d.mesh = random_mesh(rng);
+    if (below(rng, 3) != 0) {
+      std::vector<MeshAxis> axes = random_mesh(rng).axes();
+      std::erase_if(axes, [](const MeshAxis& a) { return a.size == 1; });  // they say nothing, and are not kept
+      d.mesh = Mesh(std::move(axes));
+    }
     for (Index r = below(rng, 4); r >= 0; --r) {
       TensorRule rule{{"p" + std::to_string(r), "\"\\*{0..3}\xc3\xa9"}, {}};
       for (Split& s : random_placement(rng, d.mesh.value_or(Mesh()), {4, 4}).splits)
@@ -186,7 +190,7 @@ TEST(LayoutDescriptor, WhatIsWrittenReadsBackEqual) {
     }
     if (below(rng, 2) != 0) d.vocabulary = Vocabulary{{"v"}, 1 + below(rng, 99), {}, 100, Padding::kInitialised};
     if (below(rng, 3) == 0) d.pipeline = Pipeline{StageRule::kEven, {"f"}, {"l"}, {}};
-    ASSERT_EQ(must_parse(to_text(d.to_json(), static_cast<int>(below(rng, 3)))), d);
+    ASSERT_EQ(must_parse(to_text(d.to_json(), static_cast<int>(below(rng, 3)))), d) << to_text(d.to_json());
   }
 }
 

@@ -68,13 +68,13 @@ void expect_boxes_of(const Catalog& catalog, const LayoutDescriptor& layout) {
   }
 }
 
-class Samples : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(LayoutInference, Samples,
+class SampleLayouts : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(LayoutInference, SampleLayouts,
                          testing::Values("tp8", "fsdp8", "fsdp16", "hsdp2x4", "fsdp4_tp2", "fsdp2_tp2_optim", "pp2_tp4",
                                          "single"),
                          [](const auto& param) { return std::string(param.param); });
 
-TEST_P(Samples, ReadBackGiveEveryRankTheBoxesItWrote) {
+TEST_P(SampleLayouts, ReadBackGiveEveryRankTheBoxesItWrote) {
   const auto open = open_checkpoint(sample(GetParam()) + "/checkpoint", {.files_too = false});
   ASSERT_TRUE(open.has_value()) << open.error().message();
   const Catalog& catalog = open->reader->catalog();
@@ -85,7 +85,7 @@ TEST_P(Samples, ReadBackGiveEveryRankTheBoxesItWrote) {
   EXPECT_EQ(layouts[0].stored_as, std::string(GetParam()) == "single" ? StoredAs::kWhole : StoredAs::kShards);
 }
 
-TEST_P(Samples, HaveEvidenceForEachLine) {
+TEST_P(SampleLayouts, HaveEvidenceForEachLine) {
   const auto open = open_checkpoint(sample(GetParam()) + "/checkpoint", {.files_too = false});
   const auto layouts = layouts_of(open->reader->catalog());
   std::vector<std::string> about;
