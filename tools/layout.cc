@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
 #include "lib/verify/layout_inference.h"
 #include "tools/commands.h"
 #include "tools/inspection.h"
@@ -42,11 +43,20 @@ void print_line(const std::string& label, const std::string& subject, const Layo
   std::printf("%s%s\n", colored(padded(label, kLabel), "1").c_str(), in_column(subject, kLabel).c_str());
 }
 
+// The patterns of parameters, and how many there are of their optimizer state.
 std::string names_text(const std::vector<std::string>& patterns) {
   std::vector<std::string> shown;
-  for (std::size_t i = 0; i < std::min(patterns.size(), kShownPatterns); ++i) shown.push_back(printable(patterns[i]));
-  if (patterns.size() > kShownPatterns)
-    shown.push_back("and " + with_commas(static_cast<Index>(patterns.size() - kShownPatterns)) + " more patterns");
+  std::size_t optimizer = 0, more = 0;
+  for (const std::string& p : patterns) {
+    if (split_state_key(p).kind == StateKind::kOptimizer)
+      ++optimizer;
+    else if (shown.size() < kShownPatterns)
+      shown.push_back(printable(p));
+    else
+      ++more;
+  }
+  if (more > 0) shown.push_back(with_commas(static_cast<Index>(more)) + " more patterns");
+  if (optimizer > 0) shown.push_back(with_commas(static_cast<Index>(optimizer)) + " patterns of optimizer state");
   return join(shown, ", ");
 }
 

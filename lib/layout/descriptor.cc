@@ -10,9 +10,8 @@ namespace reshard {
 namespace {
 
 constexpr Index kVersion = 1;
-constexpr std::size_t kMaxPatterns = 4096;
-constexpr std::size_t kMaxPatternLength = 16384;
-constexpr Index kMaxGroups = 64;  // of all splits of a tensor together: each rank has as many boxes
+constexpr Index kMaxPatternBytes = 262'144;  // of all patterns together: each tensor's name is held against them
+constexpr Index kMaxGroups = 64;             // of all splits of a tensor together: each rank has as many boxes
 constexpr Index kMaxRows = Index{1} << 40;
 constexpr Index kMaxDivisor = Index{1} << 20;
 
@@ -92,11 +91,10 @@ class DescriptorReader {
 
   Result<std::string> pattern(const Json& json) {
     const std::string_view text = TRY(json.as_string());
-    if (text.empty() || text.size() > kMaxPatternLength)
-      return corrupt("expected a pattern of 1 to " + with_commas(kMaxPatternLength) + " bytes, got " +
-                     with_commas(static_cast<Index>(text.size())));
-    if (++patterns_ > kMaxPatterns)
-      return unsupported("expected at most " + with_commas(kMaxPatterns) + " patterns in all");
+    if (text.empty()) return corrupt("expected a pattern, got an empty string");
+    pattern_bytes_ += static_cast<Index>(text.size());
+    if (pattern_bytes_ > kMaxPatternBytes)
+      return unsupported("expected at most " + with_commas(kMaxPatternBytes) + " bytes of patterns in all");
     return std::string(text);
   }
 
@@ -238,7 +236,7 @@ class DescriptorReader {
   }
 
   LayoutDescriptor& out_;
-  std::size_t patterns_ = 0;
+  Index pattern_bytes_ = 0;
 };
 
 // What the parts of a descriptor say about each other, as far as the mesh is known.
