@@ -165,7 +165,7 @@ Result<int> show_checkpoint(const LayoutOptions& options) {
   print_layout(layout);
   for (std::size_t h = 0; h < layouts.size(); ++h)
     if (h + 1 != options.hypothesis)
-      print_row("or", "   " + layouts[h].mesh->to_string() + " fits as well: --hypothesis " + std::to_string(h + 1));
+      print_line("or", layouts[h].mesh->to_string() + " fits as well: --hypothesis " + std::to_string(h + 1), nullptr);
   return 0;
 }
 

@@ -133,6 +133,20 @@ TEST(CliLayout, SaysInOneScreenWhatACheckpointImplies) {
   EXPECT_THAT(r.out, testing::Not(HasSubstr(" \n"))) << "no trailing spaces";
 }
 
+TEST(CliLayout, ListsEveryLayoutThatFits) {
+  const TempDir dir;
+  write_dcp({{"a.weight", {DType::kUint8, {2, 8}, std::string(16, 'x')}}}, dir / "in", *Mesh::parse("dp_shard=4"));
+  std::set<std::string> meshes;
+  for (const char* h : {"1", "2"}) {
+    const CommandResult r = reshard_cli({"layout", dir / "in", "--hypothesis", h, "--json"});
+    expect_success(r);
+    meshes.insert(LayoutDescriptor::parse(r.out, "l.json")->mesh->to_string());
+  }
+  EXPECT_EQ(meshes, (std::set<std::string>{"dp_shard=4", "dp_replicate=2, dp_shard=2"}));
+  EXPECT_THAT(reshard_cli({"layout", dir / "in"}).out, HasSubstr("\nor          "));
+  EXPECT_THAT(reshard_cli({"layout", dir / "in"}).out, HasSubstr(" fits as well: --hypothesis 2\n"));
+}
+
 TEST(CliLayout, PrintsTheBuiltInOnes) {
   const CommandResult r = reshard_cli({"layout", "--builtin", "megatron-llama", "--mesh", "tp=2", "--json"});
   expect_success(r);
