@@ -23,6 +23,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
+void add_layout(CLI::App& app, Action& action);
 void add_synth(CLI::App& app, Action& action);
 
 // ---- what they share (terminal.cc)

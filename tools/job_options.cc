@@ -49,6 +49,27 @@ Result<ModelOptions::Choice> ModelOptions::choice() const {
   return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
 }
 
+std::string builtin_layout_names() {
+  std::vector<std::string> names;
+  for (const BuiltinLayout& layout : builtin_layouts()) names.emplace_back(layout.name);
+  return join(names, ", ");
+}
+
+Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh) {
+  constexpr Index kMaxLayoutFile = Index{16} << 20;
+  LayoutDescriptor layout;
+  if (const BuiltinLayout* builtin = find_builtin_layout(name_or_file)) {
+    layout = TRY(LayoutDescriptor::parse(builtin->text, name_or_file));
+  } else {
+    if (!path_exists(name_or_file))
+      return io_error(printable(name_or_file) + ": not found, and no built-in layout; there are " +
+                      builtin_layout_names());
+    layout = TRY(LayoutDescriptor::parse(TRY(read_whole_file(name_or_file, kMaxLayoutFile)), printable(name_or_file)));
+  }
+  if (mesh.empty()) return layout;
+  return layout.with_mesh(TRY(Mesh::parse(mesh)));
+}
+
 void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("SRC", source, "The checkpoint: a DCP directory, a directory of safetensors, a .safetensors file")
       ->required();
@@ -58,6 +79,8 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
                  "Output names: hf, torchtitan (until April 2026), torchtitan-2026, keep (default: hf for --to hf, "
                  "keep for --to dcp)");
   app.add_option("--mesh", mesh, "Target mesh for --to dcp, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
+  app.add_option("--layout", layout,
+                 "Target layout for --to dcp: a file (reshard layout prints them) or one of " + builtin_layout_names());
   app.add_option("--dtype", dtype, "Floating-point model tensors become this: keep, float32, bfloat16, float16")
       ->capture_default_str();
   app.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
@@ -88,8 +111,15 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.names && !choice.detect && !choice.family)
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
-  if (!mesh.empty()) {
-    if (to == "hf") return usage_error("--mesh is for --to dcp; a Hugging Face checkpoint is not cut by rank");
+  if (to == "hf" && !(mesh.empty() && layout.empty()))
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") +
+                       " is for --to dcp; a Hugging Face checkpoint is not cut by rank");
+  if (!layout.empty()) {
+    o.layout = TRY(load_layout(layout, mesh));
+    if (!o.layout->mesh)
+      return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; give it one (--mesh)");
+    o.mesh = *o.layout->mesh;
+  } else if (!mesh.empty()) {
     o.mesh = TRY(Mesh::parse(mesh));
   }
   if (dtype != "keep") {
@@ -152,7 +182,9 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   const Conversion& c = *prepared.conversion;
   const auto format = find_format(options.to);
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
-                        (options.to == "dcp" ? " on " + c.options().mesh.to_string() : "") + "   " + family_text(c));
+                        (options.to == "dcp" ? " on " + c.options().mesh.to_string() : "") +
+                        (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
+                        "   " + family_text(c));
   if (c.config())
     print_row("", (c.config()->architecture.empty() ? c.config()->model_type : printable(c.config()->architecture)) +
                       ", " + printable(c.config()->path));
@@ -184,6 +216,7 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("source_format", prepared.source.format->name)
       .set("target_format", options.to)
       .set("mesh", c.options().mesh.to_string())
+      .set("layout", c.options().layout ? Json(c.options().layout->name) : Json())
       .set("family", c.family() ? Json(c.family()->name) : Json())
       .set("tensors", c.plan().tensors.size())
       .set("moves", c.plan().moves)

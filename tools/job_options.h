@@ -8,6 +8,7 @@
 
 #include "formats/registry.h"
 #include "lib/base/json.h"
+#include "lib/layout/descriptor.h"
 #include "lib/reshard/comparison.h"
 #include "lib/reshard/conversion.h"
 
@@ -37,9 +38,14 @@ struct ModelOptions {
   Result<Choice> choice() const;
 };
 
+// A layout by the name of a built-in or from a file, on the mesh that `mesh` gives where it is not empty: a usage error
+// when the layout has one. Its mesh is absent where neither has.
+Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh);
+std::string builtin_layout_names();  // "colossalai-llama, hf, ..."
+
 // What convert and plan take.
 struct ConvertOptions {
-  std::string source, destination, to, names, mesh, dtype = "keep", max_shard_size = "5GB";
+  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size = "5GB";
   std::vector<std::string> keep_dtype, include, exclude;
   bool keep_unknown = false, force = false, dry_run = false;
   ModelOptions model;

@@ -20,6 +20,7 @@ constexpr Command kCommands[] = {
     {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify},
     {"diff", "Compare two checkpoints tensor by tensor", add_diff},
     {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check},
+    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout},
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth},
 };
 

@@ -131,6 +131,7 @@ Step match_element(std::string_view pattern, std::size_t p, std::string_view nam
     if (open == '[') return {close + 1 - p, inside.find(name[n]) != inside.npos ? std::size_t{1} : std::size_t{0}};
     const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
     const auto number = n > 0 && is_digit(name[n - 1]) ? std::nullopt : leading_number(name.substr(n));
+    if (!number && name[n] != open) return {};
     if (const auto contains = ranges_contain(inside, number ? number->value : 0))
       return {close + 1 - p, number && *contains ? number->digits : 0};
   }

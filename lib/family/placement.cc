@@ -26,8 +26,7 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 
 Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source) {
   if (mesh.size("ep") > 1)
-    return unsupported("mesh " + mesh.to_string() +
-                       ": no family's rules say what ep cuts; a layout file can (--layout)");
+    return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
   Placer placer(mesh, family);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : source.tensors()) {

@@ -131,6 +131,15 @@ Interval chunk(Index size, Index n, Index k) {
   return {border(k), border(k + 1)};
 }
 
+std::string to_string(const std::vector<Split>& splits) {
+  std::vector<std::string> parts;
+  for (const Split& s : splits)
+    parts.push_back("dim " + std::to_string(s.dim) +
+                    (s.groups > 1 ? " in " + std::to_string(s.groups) + " sections" : "") + " by " +
+                    join(s.axes, " x "));
+  return parts.empty() ? "whole" : join(parts, ", then ");
+}
+
 std::vector<LocalBox> owned_boxes(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank) {
   if (placement.stage >= 0 && mesh.size("pp") > 1 && mesh.coordinate(rank, "pp") != placement.stage) return {};
   std::vector<Runs> dims;

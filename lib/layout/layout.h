@@ -51,6 +51,8 @@ class Mesh {
   Index coordinate(Index rank, std::string_view axis) const;
   std::string to_string() const;  // "dp_shard=2, tp=4"; "one rank"
 
+  friend bool operator==(const Mesh&, const Mesh&) = default;
+
  private:
   std::vector<MeshAxis> axes_;
 };
@@ -65,6 +67,9 @@ struct Split {
 
   friend bool operator==(const Split&, const Split&) = default;
 };
+
+// "dim 0 by tp, then dim 0 by dp_shard x cp"; with sections "dim 1 in 3 sections by tp"; "whole" where nothing cuts.
+std::string to_string(const std::vector<Split>& splits);
 
 // How one tensor lies on a mesh.
 struct Placement {

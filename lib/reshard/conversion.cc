@@ -169,10 +169,9 @@ Result<LayoutRequest> Conversion::layout_request() {
   LayoutRequest request;
   request.mesh = options_.mesh;
   request.max_file_bytes = options_.max_file_bytes;
-  const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
-  if (!placer.warning().empty()) warnings_.push_back(placer.warning());
   const auto natives = native_names(selected_, renames() ? family_ : nullptr);
   const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
+  std::vector<const Tensor*> sources;  // of each tensor of the request
   for (const Tensor& tensor : source_view_.tensors()) {
     if (ties && is_tied_head(*family_, tensor.name)) {
       if (natives.contains(tensor.name)) dropped_head_ = tensor.name;
@@ -186,7 +185,6 @@ Result<LayoutRequest> Conversion::layout_request() {
     t.dtype = tensor.dtype;
     t.shape = tensor.shape;
     t.path = rename_path(tensor.path, native, t.name);
-    t.placement = placer.place(tensor);
     const bool model = split_state_key(tensor.name).kind == StateKind::kModel;
     if (options_.dtype && model && t.dtype != *options_.dtype && can_convert(t.dtype, *options_.dtype) &&
         !any_glob_matches(options_.keep_dtype, native)) {
@@ -194,7 +192,9 @@ Result<LayoutRequest> Conversion::layout_request() {
       ++converted_;
     }
     request.tensors.push_back(std::move(t));
+    sources.push_back(&tensor);
   }
+  TRY(place(request.tensors, sources));
   for (const Blob& blob : selected_.blobs) {
     TargetBlob b;
     b.name = renames() ? rename_key(*family_, blob.name, *target_names_) : blob.name;
@@ -204,6 +204,19 @@ Result<LayoutRequest> Conversion::layout_request() {
     request.blobs.push_back(std::move(b));
   }
   return request;
+}
+
+Status Conversion::place(std::vector<TargetTensor>& tensors, const std::vector<const Tensor*>& sources) {
+  if (options_.layout) {
+    Index layers = 0;
+    for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
+    for (TargetTensor& t : tensors) t.placement = TRY(options_.layout->place_in_files(t.name, t.shape, layers));
+    return {};
+  }
+  const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
+  if (!placer.warning().empty()) warnings_.push_back(placer.warning());
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(*sources[i]);
+  return {};
 }
 
 Status Conversion::lay_out() {
@@ -317,6 +330,7 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
   Json options = Json::object();
   options.set("to", format_.name)
       .set("mesh", options_.mesh.to_string())
+      .set("layout", options_.layout ? Json(options_.layout->name) : Json())
       .set("dtype", options_.dtype ? info(*options_.dtype).torch_name : "keep")
       .set("names", target_names_ ? names_title(*target_names_) : "as in the source")
       .set("filters", std::move(globs));

@@ -9,6 +9,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/family/placement.h"
 #include "lib/family/view.h"
+#include "lib/layout/descriptor.h"
 #include "lib/plan/plan.h"
 #include "lib/reshard/run.h"
 
@@ -22,7 +23,8 @@ struct ConversionOptions {
   bool keep_names = false;     // keep the source's names whatever the format's habit is
   std::string config_path;     // config.json, empty: none
   Mesh mesh;
-  std::optional<DType> dtype;                             // floating-point model tensors become this
+  std::optional<LayoutDescriptor> layout;  // how the output lies on `mesh`, which is its; nothing: as Placer has it
+  std::optional<DType> dtype;              // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   Index max_file_bytes = 5'000'000'000;
   bool keep_unknown = false;
@@ -77,6 +79,8 @@ class Conversion {
   Status make_views();
   Status lay_out();
   Result<LayoutRequest> layout_request();
+  // Gives each tensor of the target its placement; `sources` are those of the source's view they come from.
+  Status place(std::vector<TargetTensor>& tensors, const std::vector<const Tensor*>& sources);
   std::string target_name(const std::string& canonical, const std::string& native) const;
   Status check_tied_head(TensorSource& source);
   std::string manifest(const std::vector<TensorProof>& proofs) const;

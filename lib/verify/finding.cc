@@ -28,6 +28,7 @@ std::optional<Cut> cut_at(std::string_view name, std::size_t component) {
   const auto parsed = std::from_chars(name.data() + begin, name.data() + end, cut.number);
   if (begin == end || parsed.ec != std::errc() || parsed.ptr != name.data() + end || cut.number < 0)
     return std::nullopt;
+  if (name[begin] == '0' && end - begin > 1) return std::nullopt;  // "007" would come back as "7"
   cut.head = name.substr(0, begin);
   cut.tail = name.substr(end);
   return cut;
@@ -83,11 +84,16 @@ void sort_by_severity(std::vector<Finding>& findings) {
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
 }
 
-std::string folded(const std::vector<std::string>& names, std::size_t shown) {
+std::vector<std::string> fold_names(const std::vector<std::string>& names) {
   std::vector<std::string> list = names;
   // From the right: a folded number has dots of its own, which must not count for those still to be folded.
   constexpr std::size_t kDeepest = 10;
   for (std::size_t component = kDeepest; component-- > 0;) list = fold_component(list, component);
+  return list;
+}
+
+std::string folded(const std::vector<std::string>& names, std::size_t shown) {
+  std::vector<std::string> list = fold_names(names);
   for (std::string& name : list) name = printable(name);
   if (list.size() <= shown) return join(list, ", ");
   const std::size_t left = list.size() - shown;

@@ -261,7 +261,7 @@ class Inference {
       try_writers(trial);
       if (best_ && trial.badness() > best_->badness()) continue;
       if (best_ && trial.badness() == best_->badness()) {
-        rivals_.push_back(trial.axes);
+        if (rivals_.size() < kMaxHypotheses) rivals_.push_back(std::move(trial));
         continue;
       }
       rivals_.clear();
@@ -272,6 +272,7 @@ class Inference {
   void explain_nothing(Index ranks) {
     if (ranks == 1 && out_.ranks == 1) {
       out_.hypotheses.emplace_back();
+      out_.placed.push_back({{Placement()}, std::vector<std::int32_t>(catalog_.tensors().size(), 0)});
     } else {
       out_.notes.emplace_back("Every tensor is whole, and nothing tells how many ranks there were.");
     }
@@ -570,17 +571,59 @@ class Inference {
   }
 
   void list_hypotheses() {
-    const auto add = [&](const Axes& axes, Index pp, Index replicate, Index shard, Index cp) {
+    const auto add = [&](const Trial& trial, Index pp, Index replicate, Index shard, Index cp) {
+      if (out_.hypotheses.size() >= kMaxHypotheses) return;
       std::vector<MeshAxis> out;
       const std::array<MeshAxis, 5> all = {
-          {{"pp", pp}, {"dp_replicate", replicate}, {"dp_shard", shard}, {"cp", cp}, {"tp", axes.tp}}};
+          {{"pp", pp}, {"dp_replicate", replicate}, {"dp_shard", shard}, {"cp", cp}, {"tp", trial.axes.tp}}};
       for (const MeshAxis& axis : all)
         if (axis.size > 1) out.push_back(axis);
-      if (out_.hypotheses.size() < kMaxHypotheses) out_.hypotheses.emplace_back(std::move(out));
+      out_.hypotheses.emplace_back(std::move(out));
+      out_.placed.push_back(placements_of(trial, pp));
     };
     const bool has_shard = best_->axes.fsdp > 1;
-    add(best_->axes, stages_, replicas_, has_shard ? shard_size_ : 1, has_shard ? cp_size_ : 1);
-    for (const Axes& axes : rivals_) add(axes, 1, std::max<Index>(out_.ranks, 1) / (axes.fsdp * axes.tp), axes.fsdp, 1);
+    add(*best_, stages_, replicas_, has_shard ? shard_size_ : 1, has_shard ? std::max<Index>(cp_size_, 1) : 1);
+    for (const Trial& t : rivals_)
+      add(t, 1, std::max<Index>(out_.ranks, 1) / (t.axes.fsdp * t.axes.tp), t.axes.fsdp, 1);
+  }
+
+  TensorPlacements placements_of(const Trial& trial, Index stages) const {
+    TensorPlacements out;
+    std::map<std::pair<const Way*, Index>, std::int32_t> known;
+    for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
+      const Way* way = trial.way_of[i];
+      if (!way && !patterns_[pattern_of_[i]].is_whole) {
+        out.of_tensor.push_back(-1);
+        continue;
+      }
+      const Index stage = stages > 1 ? stage_of_writers(catalog_.tensors()[i]) : -1;
+      const auto [it, is_new] = known.emplace(std::pair(way, stage), static_cast<std::int32_t>(known.size()));
+      if (is_new) out.placements.push_back(placement_of(way, stage));
+      out.of_tensor.push_back(it->second);
+    }
+    return out;
+  }
+
+  static Placement placement_of(const Way* way, Index stage) {
+    Placement placement;
+    placement.stage = stage;
+    if (way)
+      for (const Cut& c : way->cuts)
+        placement.splits.push_back(c.by_tp ? Split{{"tp"}, c.dim} : Split{{"dp_shard", "cp"}, c.dim});
+    return placement;
+  }
+
+  // The stage whose ranks wrote all of a tensor; -1 when there is none.
+  Index stage_of_writers(const Tensor& tensor) const {
+    const Index ranks_a_stage = out_.ranks / stages_;
+    Index stage = -1;
+    for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        const Index its = writer_[list->extent(i).file] / ranks_a_stage;
+        if (stage >= 0 && its != stage) return -1;
+        stage = its;
+      }
+    return stage;
   }
 
   // ---- single tensors
@@ -640,8 +683,8 @@ class Inference {
   std::vector<Pattern> patterns_;
   std::vector<std::size_t> pattern_of_;  // of each tensor
   std::optional<Trial> best_;
-  std::vector<Axes> rivals_;  // fit as well
-  Index blocks_ = 1;          // groups of fsdp x tp ranks
+  std::vector<Trial> rivals_;  // fit as well
+  Index blocks_ = 1;           // groups of fsdp x tp ranks
   std::vector<char> block_wrote_;
   std::map<Index, BlockRange> layers_;
   Index stages_ = 1;

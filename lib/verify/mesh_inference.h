@@ -14,6 +14,7 @@
 // What leaves no trace is said to be unknown.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,11 +35,22 @@ struct InferredAxis {
   std::string evidence;  // a clause: "wo, w2 cut in 8 on dim 1; wq, wk in 8 on dim 0; norm whole"
 };
 
+// How each tensor of a catalog lies on a mesh.
+struct TensorPlacements {
+  std::vector<Placement> placements;    // distinct ones
+  std::vector<std::int32_t> of_tensor;  // which of them a tensor has; -1: the mesh does not explain its boxes
+
+  const Placement* find(std::size_t tensor) const {  // null likewise
+    return of_tensor[tensor] < 0 ? nullptr : &placements[static_cast<std::size_t>(of_tensor[tensor])];
+  }
+};
+
 struct InferredMesh {
-  Index ranks = 0;                      // that took part in the save; 0: the file names do not tell
-  std::vector<InferredAxis> axes;       // those there is something to say about; others have size 1
-  std::vector<Mesh> hypotheses;         // every mesh that fits as well as the first, which is what the axes say
-  std::vector<std::string> notes;       // whole sentences
+  Index ranks = 0;                       // that took part in the save; 0: the file names do not tell
+  std::vector<InferredAxis> axes;        // those there is something to say about; others have size 1
+  std::vector<Mesh> hypotheses;          // every mesh that fits as well as the first, which is what the axes say
+  std::vector<TensorPlacements> placed;  // the tensors on each of the hypotheses
+  std::vector<std::string> notes;        // whole sentences
   std::vector<std::string> placements;  // of each tensor of the catalog: "whole", "shard(0) x 8", "irregular (5 boxes)"
 
   const InferredAxis* find(std::string_view axis) const;

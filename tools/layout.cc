@@ -1,0 +1,199 @@
+// reshard layout: the layout that a checkpoint implies, for people or as the file that convert and verify take.
+#include <cstdio>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/verify/layout_inference.h"
+#include "tools/commands.h"
+#include "tools/inspection.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr std::size_t kLabel = 12, kSubject = 40;
+constexpr std::size_t kShownPatterns = 12;
+
+struct LayoutOptions {
+  std::string path, builtin, mesh;
+  std::size_t hypothesis = 1;
+  bool json = false;
+};
+
+const char* color_of(const std::string& confidence) {
+  return confidence == "certain" ? "32" : confidence == "likely" ? "33" : "2";
+}
+
+const LayoutEvidence* evidence_for(const LayoutDescriptor& layout, std::string_view about) {
+  for (const LayoutEvidence& e : layout.evidence)
+    if (e.about == about) return &e;
+  return nullptr;
+}
+
+// A line with a subject on the left and text on the right; a label where a section begins.
+void print_line(const std::string& label, const std::string& subject, const char* color, std::string_view text) {
+  const std::size_t indent = kLabel + kSubject, start = std::max(indent, kLabel + width_of(subject) + 1);
+  std::printf("%s%s%s\n", colored(padded(label, kLabel), "1").c_str(),
+              colored(padded(subject, start - kLabel), color).c_str(), in_column(text, indent, start).c_str());
+}
+
+void print_line(const std::string& label, const std::string& subject, const LayoutEvidence* evidence) {
+  if (evidence)
+    return print_line(label, subject, color_of(evidence->confidence), evidence->confidence + ": " + evidence->because);
+  std::printf("%s%s\n", colored(padded(label, kLabel), "1").c_str(), in_column(subject, kLabel).c_str());
+}
+
+// The patterns of parameters, and how many there are of their optimizer state.
+std::string names_text(const std::vector<std::string>& patterns) {
+  std::vector<std::string> shown;
+  std::size_t optimizer = 0, more = 0;
+  for (const std::string& p : patterns) {
+    if (split_state_key(p).kind == StateKind::kOptimizer)
+      ++optimizer;
+    else if (shown.size() < kShownPatterns)
+      shown.push_back(printable(p));
+    else
+      ++more;
+  }
+  if (more > 0) shown.push_back(with_commas(static_cast<Index>(more)) + " more patterns");
+  if (optimizer > 0) shown.push_back(with_commas(static_cast<Index>(optimizer)) + " patterns of optimizer state");
+  return join(shown, ", ");
+}
+
+void print_names(const std::vector<std::string>& patterns) {
+  const std::string space(kLabel + 2, ' ');
+  std::printf("%s%s\n", space.c_str(), in_column(names_text(patterns), space.size()).c_str());
+}
+
+void print_mesh(const LayoutDescriptor& layout) {
+  std::string label = "mesh";
+  for (const LayoutEvidence& e : layout.evidence) {
+    if (e.about == "vocabulary" || e.about.starts_with("tensors[")) continue;
+    print_line(label, e.about, &e);
+    label.clear();
+  }
+  if (!label.empty()) print_line(label, layout.mesh ? layout.mesh->to_string() : "to be given with --mesh", nullptr);
+}
+
+void print_tensors(const LayoutDescriptor& layout) {
+  std::string label = "tensors";
+  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+    print_line(label, to_string(layout.tensors[i].splits), evidence_for(layout, "tensors[" + std::to_string(i) + "]"));
+    print_names(layout.tensors[i].names);
+    label.clear();
+  }
+}
+
+std::string vocabulary_text(const Vocabulary& v) {
+  std::vector<std::string> parts;
+  if (v.size) parts.push_back(with_commas(*v.size) + " true rows");
+  if (v.padded_size) parts.push_back(with_commas(*v.padded_size) + " rows");
+  if (v.divisible_by) parts.push_back("a multiple of " + with_commas(*v.divisible_by) + " x tp");
+  if (v.padding != Padding::kUnknown) parts.push_back("padding " + std::string(padding_name(v.padding)));
+  return parts.empty() ? "rows as they are" : join(parts, ", ");
+}
+
+void print_pipeline(const Pipeline& pipeline) {
+  if (pipeline.rule) {
+    print_line("pipeline", "layers by rule " + std::string(stage_rule_name(*pipeline.rule)), nullptr);
+    print_line("", "  first stage: " + names_text(pipeline.first), nullptr);
+    print_line("", "  last stage: " + names_text(pipeline.last), nullptr);
+    return;
+  }
+  constexpr std::size_t kShownStages = 16;
+  for (std::size_t s = 0; s < std::min(pipeline.stages.size(), kShownStages); ++s)
+    print_line(s == 0 ? "pipeline" : "", "stage " + std::to_string(s) + ": " + names_text(pipeline.stages[s]), nullptr);
+  if (pipeline.stages.size() > kShownStages)
+    print_line("", "and " + with_commas(static_cast<Index>(pipeline.stages.size() - kShownStages)) + " more stages",
+               nullptr);
+}
+
+void print_layout(const LayoutDescriptor& layout) {
+  print_mesh(layout);
+  print_tensors(layout);
+  if (layout.vocabulary) {
+    print_line("vocabulary", vocabulary_text(*layout.vocabulary), evidence_for(layout, "vocabulary"));
+    print_names(layout.vocabulary->tensors);
+  }
+  if (layout.pipeline) print_pipeline(*layout.pipeline);
+  if (layout.kv_heads && layout.kv_heads->replication > 1)
+    print_line("kv heads", "each held by " + with_commas(layout.kv_heads->replication) + " ranks", nullptr);
+  for (const std::string& note : layout.notes)
+    std::printf("%s%s\n", colored(padded("note", kLabel), "1").c_str(), in_column(note, kLabel).c_str());
+}
+
+std::string files_text(const LayoutDescriptor& layout) {
+  return layout.stored_as == StoredAs::kWhole ? "files hold whole tensors" : "files hold the ranks' shards";
+}
+
+void print_json(const LayoutDescriptor& layout) { std::printf("%s\n", to_text(layout.to_json(), 2).c_str()); }
+
+Result<int> show_builtin(const LayoutOptions& options) {
+  if (!find_builtin_layout(options.builtin))
+    return usage_error("'" + printable(options.builtin) + "' is no built-in layout; there are " +
+                       builtin_layout_names());
+  const LayoutDescriptor layout = TRY(load_layout(options.builtin, options.mesh));
+  if (options.json) {
+    print_json(layout);
+  } else {
+    std::printf("%s   %s\n", colored(layout.name, "1").c_str(), files_text(layout).c_str());
+    std::printf("%s\n", in_column(layout.description, 0).c_str());
+    print_layout(layout);
+  }
+  return 0;
+}
+
+std::string name_for(const std::string& path) {
+  const std::string name = printable(base_name(path));
+  return is_utf8(name) && !name.empty() ? name : "checkpoint";
+}
+
+Result<int> show_checkpoint(const LayoutOptions& options) {
+  const Inspection in = TRY(look_at(options.path));
+  const auto layouts = TRY(infer_layouts(in.catalog(), in.mesh, name_for(options.path)));
+  if (options.hypothesis > layouts.size())
+    return usage_error("--hypothesis " + std::to_string(options.hypothesis) + ": expected at most " +
+                       std::to_string(layouts.size()) + ", the layouts that fit " + printable(options.path));
+  const LayoutDescriptor& layout = layouts[options.hypothesis - 1];
+  if (options.json) {
+    print_json(layout);
+    return 0;
+  }
+  const std::string path = printable(options.path);
+  std::printf("%s   %s   %s, %s\n", colored(path, "1").c_str(), std::string(in.format->title).c_str(),
+              layout.mesh->to_string().c_str(), files_text(layout).c_str());
+  print_layout(layout);
+  for (std::size_t h = 0; h < layouts.size(); ++h)
+    if (h + 1 != options.hypothesis)
+      print_line("or", layouts[h].mesh->to_string() + " fits as well: --hypothesis " + std::to_string(h + 1), nullptr);
+  return 0;
+}
+
+Result<int> layout(const LayoutOptions& options) {
+  if (options.path.empty() == options.builtin.empty()) return usage_error("expected either PATH or --builtin NAME");
+  if (!options.builtin.empty()) return show_builtin(options);
+  if (!options.mesh.empty()) return usage_error("--mesh is for --builtin; the checkpoint's mesh is read off its boxes");
+  return show_checkpoint(options);
+}
+
+}  // namespace
+
+void add_layout(CLI::App& app, Action& action) {
+  auto options = std::make_shared<LayoutOptions>();
+  app.add_option("PATH", options->path, "The checkpoint: a directory or a file");
+  app.add_option("--hypothesis", options->hypothesis, "Which of the layouts that fit, from 1 on")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--builtin", options->builtin, "A layout that comes with the program: " + builtin_layout_names());
+  app.add_option("--mesh", options->mesh, "Mesh for --builtin, e.g. tp=4,dp_shard=2");
+  app.add_flag("--json", options->json, "The layout as a file; docs/layout.md describes it");
+  app.footer(
+      "Only the metadata is read.\n"
+      "Examples:\n"
+      "  reshard layout step-1000\n"
+      "  reshard layout step-1000 --json > l.json; reshard convert other out --to dcp --layout l.json\n"
+      "  reshard layout --builtin torchtitan-llama --mesh tp=4,dp_shard=2 --json");
+  app.callback([options, &action] { action = [options] { return layout(*options); }; });
+}
+
+}  // namespace reshard::tools
