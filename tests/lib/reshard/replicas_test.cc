@@ -28,7 +28,7 @@ RunOptions ample() {
 }
 
 // A DCP directory of two tensors of float32, [4, 6] "w" in two boxes and [3] "b", of which every rank of a replica
-// group has written its own copy to its own file.
+// group has written its own copy to its own file, with metadata of its own: torch saves so without collectives.
 class ReplicatedCheckpoint {
  public:
   explicit ReplicatedCheckpoint(int replicas) : replicas_(replicas) {
@@ -70,12 +70,15 @@ class ReplicatedCheckpoint {
       items_[i].offset = items_[like].offset;
     }
     const TargetTensor w{"w", DType::kFloat32, {4, 6}, {"w"}, {}}, b{"b", DType::kFloat32, {3}, {"b"}, {}};
-    dcp::WrittenEntry entry_w{&w, "w", {"w"}, {}}, entry_b{&b, "b", {"b"}, {}};
-    for (const Item& it : items_)
-      (it.tensor == "w" ? entry_w : entry_b)
-          .items.push_back({it.box, static_cast<std::uint32_t>(it.replica), it.offset, it.length});
+    for (std::size_t r = 0; r < files.size(); ++r) {
+      dcp::WrittenEntry entry_w{&w, "w", {"w"}, {}}, entry_b{&b, "b", {"b"}, {}};
+      for (std::size_t i = r * kItems; i < (r + 1) * kItems; ++i)
+        (items_[i].tensor == "w" ? entry_w : entry_b)
+            .items.push_back(
+                {items_[i].box, static_cast<std::uint32_t>(items_[i].replica), items_[i].offset, items_[i].length});
+      dir_.write("ck/__" + std::to_string(r) + ".metadata", dcp::write_metadata({entry_w, entry_b}, names));
+    }
     for (std::size_t r = 0; r < files.size(); ++r) dir_.write("ck/" + names[r], files[r]);
-    dir_.write("ck/.metadata", dcp::write_metadata({entry_w, entry_b}, names));
     return dir_ / "ck";
   }
 
@@ -89,6 +92,7 @@ class ReplicatedCheckpoint {
     items_.push_back({tensor, box, replica, 0, 0, std::move(values)});
   }
 
+  static constexpr std::size_t kItems = 3;  // of a replica
   int replicas_;
   TempDir dir_;
   std::vector<Item> items_;
