@@ -138,11 +138,13 @@ class Judge {
   void look_at(const Tensor& tensor, const TensorHealth& h) {
     const StateKind state = split_state_key(tensor.name).kind;
     if (state == StateKind::kOther || h.elements == 0) return;
-    const bool finite = h.nans + h.infs == 0;
-    if (!finite) add_non_finite(state == StateKind::kModel ? kNonFiniteWeights : kNonFiniteOptimizer, tensor, h);
-    if (state != StateKind::kModel) return;
-    add_range(tensor, h);
     const std::vector<std::string> words = words_of(tensor.name);
+    const bool finite = h.nans + h.infs == 0;
+    const bool mask = h.nans == 0 && is_derived(words);  // minus infinity is what masks are made of
+    if (!finite && !mask)
+      add_non_finite(state == StateKind::kModel ? kNonFiniteWeights : kNonFiniteOptimizer, tensor, h);
+    if (state != StateKind::kModel) return;
+    if (!is_derived(words)) add_range(tensor, h);
     if (!is_weight(tensor, words)) return;
     if (h.zeros == h.elements) {
       add(kZeroWeights, tensor, static_cast<double>(h.elements), with_commas(h.elements) + " elements");

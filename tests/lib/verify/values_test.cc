@@ -86,6 +86,7 @@ TEST(Values, OrdinaryTensorsGiveNoFinding) {
                   .zero("layers.0.wq.lora_B.weight", {64, 16})
                   .constant("rotary_emb.cos_cached", {64, 64})
                   .zero("model.layers.0.mlp.experts.0.qzeros", {64, 64}, DType::kInt32)
+                  .add("attn.causal_mask", DType::kBFloat16, {64, 64}, [](TensorHealth& h) { h.infs = 2016; })
                   .zero("scalar", {}, DType::kFloat32)
                   .zero("empty.weight", {0, 64})
                   .ids(),
@@ -198,6 +199,7 @@ TEST(Values, LargeMagnitudesAreNotes) {
   EXPECT_THAT(Judged().add("a.weight", DType::kBFloat16, {64, 64}, of(20000)).ids(), ElementsAre("large-values"));
   EXPECT_THAT(Judged().add("a.weight", DType::kBFloat16, {64, 64}, of(9999)).ids(), IsEmpty());
   EXPECT_THAT(Judged().add("a.weight", DType::kFloat8E5M2, {64, 64}, of(57344)).ids(), IsEmpty());
+  EXPECT_THAT(Judged().add("attn.causal_mask", DType::kFloat16, {64, 64}, of(65504)).ids(), IsEmpty());
   EXPECT_THAT(Judged().add("step", DType::kInt64, {}, of(1e9)).ids(), IsEmpty());
   EXPECT_THAT(Judged().add("optimizer.state.a.weight.exp_avg", DType::kFloat32, {64, 64}, of(1e9)).ids(), IsEmpty());
 }
