@@ -42,8 +42,8 @@ class File {
   // file where the file system cannot reserve.
   Status allocate(Index length) const;
   Status set_length(Index length) const;  // without reserving: what is not written is a hole and reads as zeros
-  Status sync_data() const;  // an error here is final: the kernel has dropped the pages
-  Status close();            // reports what a destructor could not
+  Status sync_data() const;               // an error here is final: the kernel has dropped the pages
+  Status close();                         // reports what a destructor could not
 
  private:
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}

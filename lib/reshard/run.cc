@@ -20,8 +20,6 @@ constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
 constexpr Index kProcess = Index{12} << 20;      // code, stacks, and what the allocator keeps
 
-int workers(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
-
 Index resident_bytes() {
   long pages = 0, resident = 0;
   if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
@@ -61,14 +59,15 @@ class Arena {
 // One tensor's share of a walk.
 struct Work {
   Slabs slabs;
+  Dims origin;      // of the part that is walked over
   Index first = 0;  // number of its first slab in the whole walk
 };
 
 // Hands out the slabs of many tensors in order.
 class WorkList {
  public:
-  void add(Slabs slabs) {
-    work_.push_back({slabs, total_});
+  void add(Slabs slabs, const Dims& origin) {
+    work_.push_back({slabs, origin, total_});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());
   }
@@ -79,7 +78,9 @@ class WorkList {
   std::pair<std::size_t, Box> get(Index k) const {
     auto it = std::upper_bound(work_.begin(), work_.end(), k, [](Index n, const Work& w) { return n < w.first; });
     --it;
-    return {static_cast<std::size_t>(it - work_.begin()), it->slabs.slab(k - it->first)};
+    Box box = it->slabs.slab(k - it->first);
+    for (int d = 0; d < box.rank(); ++d) box.origin[d] += it->origin[d];
+    return {static_cast<std::size_t>(it - work_.begin()), box};
   }
 
  private:
@@ -121,7 +122,10 @@ struct Item {
   DType as = DType::kFloat32;  // what its elements are converted to
   Index row_group = 1;
   Index columns = 1;
+  std::optional<Box> part = std::nullopt;  // nothing: all of the tensor
 };
+Box part_of(const Item& item, const Tensor& tensor) { return item.part ? *item.part : whole(tensor.shape); }
+
 // Receives a slab after conversion. buffers.scratch is free to use; so is buffers.extra where nothing was converted.
 using Sink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
 
@@ -130,7 +134,8 @@ Index largest_group(const std::vector<Item>& items, const Catalog& source) {
   Index largest = 0;
   for (const Item& item : items) {
     const Tensor& t = source.tensors()[item.tensor];
-    largest = std::max(largest, Slabs(t.shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
+    const Dims shape = part_of(item, t).shape;
+    largest = std::max(largest, Slabs(shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
   }
   return largest;
 }
@@ -159,10 +164,12 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
   WorkList list;
   for (const Item& item : items) {
     const Tensor& t = tensors[item.tensor];
-    list.add(Slabs(t.shape, byte_size(t.dtype), wanted_slab(item.columns, memory.slab_bytes), item.row_group));
+    const Box part = part_of(item, t);
+    const Index wanted = wanted_slab(item.columns, memory.slab_bytes);
+    list.add(Slabs(part.shape, byte_size(t.dtype), wanted, item.row_group), part.origin);
   }
   const Index slab = std::max(kMinSlab, list.largest());
-  const int threads = static_cast<int>(std::clamp<Index>(list.total(), 1, workers(options)));
+  const int threads = static_cast<int>(std::clamp<Index>(list.total(), 1, worker_count(options)));
   std::vector<Arena> arenas;
   std::vector<Buffers> buffers;
   for (int t = 0; t < threads; ++t) {
@@ -203,15 +210,17 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
 
 }  // namespace
 
+int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
+
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra) {
   MemoryPlan plan;
   plan.now = resident_bytes();
-  const Index per_slab_byte = workers(options) * (2 + extra);
+  const Index per_slab_byte = worker_count(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);
   const Index needed = plan.now + kProcess + per_slab_byte * smallest;
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
-                       human_bytes(needed) + " on " + std::to_string(workers(options)) + " threads");
+                       human_bytes(needed) + " on " + std::to_string(worker_count(options)) + " threads");
   const Index room = (options.memory - plan.now - kProcess) / per_slab_byte;
   plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
   plan.peak = plan.now + kProcess + per_slab_byte * plan.slab_bytes;
@@ -240,7 +249,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
 }
 
 Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
-                                                const RunOptions& options) {
+                                                const RunOptions& options, const BoxVisit& visit) {
   std::vector<Item> items;
   Index extra = 0;
   for (const DigestRequest& r : requests) {
@@ -248,7 +257,12 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
     items.push_back({r.tensor, r.as, t.row_group, source.columns(r.tensor)});
     if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
   }
-  return walk(items, source, extra, options, nullptr);
+  if (!visit) return walk(items, source, extra, options, nullptr);
+  return walk(items, source, extra, options,
+              [&](std::size_t i, const Box& box, Bytes elements, const Buffers&) -> Status {
+                visit(i, box, elements);
+                return {};
+              });
 }
 
 Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,
@@ -257,7 +271,8 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
   Index extra = 1;
   for (const PairRequest& r : requests) {
     const Tensor &ta = a.catalog().tensors()[r.a], &tb = b.catalog().tensors()[r.b];
-    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), std::max(a.columns(r.a), b.columns(r.b))});
+    const Index columns = r.box ? 1 : std::max(a.columns(r.a), b.columns(r.b));
+    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns, r.box});
     extra = std::max(extra, ratio(ta.dtype, tb.dtype));
   }
   TRY(walk(items, a, extra, options,
@@ -268,7 +283,8 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
              visit(i, box, elements, other);
              return {};
            }));
-  return {};
+  std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
+  return b.finish(scratch);
 }
 
 }  // namespace reshard

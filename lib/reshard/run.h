@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "lib/device/digest.h"
@@ -22,6 +23,9 @@ struct RunOptions {
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
 };
+
+// How many threads a run takes.
+int worker_count(const RunOptions& options);
 
 // The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.
 struct MemoryPlan {
@@ -49,18 +53,22 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
                                               Output& output, const RunOptions& options);
 
 // Reads tensors without writing anything. `as` gives the dtype each is converted to before its target digest is taken.
+// `visit`, if given, is called with (request number, box, elements) while the box's elements, converted, are in cache;
+// from several threads.
 struct DigestRequest {
   std::size_t tensor = 0;
   DType as = DType::kFloat32;
 };
+using BoxVisit = std::function<void(std::size_t request, const Box& box, Bytes elements)>;
 Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
-                                                const RunOptions& options);
+                                                const RunOptions& options, const BoxVisit& visit = nullptr);
 
 // The same walk over two sources at once: calls visit(request number, box, a, b) with the elements of both, each in its
 // own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads.
 struct PairRequest {
   std::size_t a = 0;
   std::size_t b = 0;
+  std::optional<Box> box = std::nullopt;  // the part of the two that is wanted; nothing: all of it
 };
 using PairVisit = std::function<void(std::size_t request, const Box& box, Bytes a, Bytes b)>;
 Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,

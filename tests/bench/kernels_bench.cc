@@ -12,6 +12,7 @@
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/device/digest.h"
+#include "lib/device/health.h"
 
 namespace reshard {
 namespace {
@@ -79,6 +80,30 @@ void bench_digest(Bench& bench) {
   bench.report("crc32", [&] { sink = sink + crc32(0, bench.input()); });
 }
 
+// On finite values: the usual case. The best variant, and row by row, as it is used.
+void bench_health(Bench& bench) {
+  constexpr DType kTypes[] = {DType::kFloat8E4M3, DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64};
+  for (DType dtype : kTypes) {
+    std::vector<std::byte> finite(bench.from(), bench.from() + bench.bytes());
+    const auto width = static_cast<std::size_t>(byte_size(dtype));
+    for (std::size_t i = width - 1; i < finite.size(); i += width) finite[i] &= std::byte{0xbb};
+    for (const HealthVariant& variant : health_variants()) {
+      volatile Index sink = 0;
+      bench.report("health, " + std::string(info(dtype).short_name) + ", " + std::string(variant.name),
+                   [&] { sink = sink + variant.scan(dtype, finite).zeros; });
+    }
+    for (Index row : {64, 512, 4096}) {
+      const Dims shape = {bench.bytes() / byte_size(dtype) / row, row};
+      volatile Index sink = 0;
+      bench.report("health, " + std::string(info(dtype).short_name) + ", rows of " + std::to_string(row), [&] {
+        HealthScan scan(dtype, shape);
+        scan.add(whole(shape), finite);
+        sink = sink + scan.health().zeros;
+      });
+    }
+  }
+}
+
 void bench_convert(Bench& bench) {
   constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64};
   for (const ConvertVariant& variant : convert_variants())
@@ -116,6 +141,7 @@ int main() {
   for (Index bytes : {Index{1} << 18, Index{1} << 26}) {
     Bench bench(bytes);
     bench_digest(bench);
+    bench_health(bench);
     bench_convert(bench);
     bench_copy(bench);
   }

@@ -365,5 +365,28 @@ TEST_F(Pipeline, ComparesTwoSourcesBoxByBox) {
   EXPECT_EQ(elements, expected);
 }
 
+TEST_F(Pipeline, ComparesPartsOfTwoSources) {
+  const LayoutRequest request = megabytes();
+  PatternSource a(catalog_of(request.tensors)), b(catalog_of(request.tensors));
+  std::vector<PairRequest> pairs;
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    Box box = whole(request.tensors[i].shape);
+    for (int d = 0; d < box.rank(); ++d) {
+      box.origin[d] = box.shape[d] / 3;
+      box.shape[d] -= box.origin[d];
+    }
+    pairs.push_back({i, i, box});
+  }
+  std::vector<std::atomic<Index>> elements(pairs.size());
+  ASSERT_OK(visit_pairs(pairs, a, b, ample(2), [&](std::size_t i, const Box& box, Bytes in_a, Bytes in_b) {
+    const Tensor& t = a.catalog().tensors()[i];
+    EXPECT_TRUE(contains(*pairs[i].box, box));
+    EXPECT_TRUE(std::equal(in_a.begin(), in_a.end(), in_b.begin(), in_b.end()));
+    EXPECT_FALSE(check_pattern(t.name, t.dtype, t.shape, box, in_a));
+    elements[i] += volume(box);
+  }));
+  for (std::size_t i = 0; i < pairs.size(); ++i) EXPECT_EQ(elements[i], volume(*pairs[i].box));
+}
+
 }  // namespace
 }  // namespace reshard
