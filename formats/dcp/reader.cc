@@ -59,10 +59,11 @@ Status DcpReader::open(const std::string& path, const OpenOptions& options) {
   look_at_files(entries);
   catalog_.sort_by_name();
   // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
-  catalog_.shares_extents = stored_as_safetensors();
+  const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
+  catalog_.shares_extents = !disjoint && stored_as_safetensors();
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
-  return check_extents_disjoint(catalog_, SharedExtents::kRefused);
+  return catalog_.shares_extents ? Status() : disjoint;
 }
 
 bool DcpReader::stored_as_safetensors() {

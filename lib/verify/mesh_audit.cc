@@ -178,7 +178,10 @@ class MeshAuditor {
     const Tensor& t = catalog_.tensors()[i];
     if (t.elements() == 0) return;
     auto placed = declared_.place(t);
-    if (!placed) return;
+    if (!placed) {
+      ++out_.not_placed;
+      return;
+    }
     ++out_.tensors;
     out_.pieces += static_cast<Index>(t.fragments.size());
     placements_.emplace(i, *placed);
@@ -226,7 +229,7 @@ class MeshAuditor {
           explain_not_sharded(list, f);
           break;
         case Cause::kNotParallel:
-          f.id = "not-tensor-parallel";
+          f.id = "layout-not-tensor-parallel";
           f.what =
               "not cut by tensor parallelism, which the declared tp=" + std::to_string(mesh_.size("tp")) + " would";
           f.why.push_back("every tp rank held all of dim " + std::to_string(tp_dim(list[0].declared)) + ": " +
@@ -234,7 +237,7 @@ class MeshAuditor {
           f.advice = "Look at the parallelize plan: a module whose name matches no entry stays replicated, silently.";
           break;
         case Cause::kOtherDim:
-          f.id = "wrong-dimension";
+          f.id = "layout-wrong-dimension";
           f.what = "cut on dim " + std::to_string(tp_dim(list[0].found)) + " where its role needs dim " +
                    std::to_string(tp_dim(list[0].declared));
           f.why.push_back(tp_dim(list[0].declared) == 0
@@ -245,7 +248,7 @@ class MeshAuditor {
               "costs a collective for each layer, or computes something else.";
           break;
         case Cause::kOrder:
-          f.id = "split-order";
+          f.id = "layout-order";
           f.what = "FSDP cut before tensor parallelism, where tensor parallelism cuts first";
           f.why.push_back("declared: dim 0 in " + with_commas(mesh_.size("tp")) +
                           " tp blocks, each in FSDP's pieces (torch's _StridedShard); found: FSDP's pieces, each cut "
@@ -255,7 +258,7 @@ class MeshAuditor {
               "other's rows.";
           break;
         case Cause::kJoinedPlainly:
-          f.id = "fused-plain";
+          f.id = "layout-fused-plain";
           f.what = "a fused tensor was cut as if it were one, so that ranks hold parts of different sections";
           f.why.push_back("declared: " + count_of(groups(list[0].declared), "section") + ", each cut in " +
                           std::to_string(mesh_.size("tp")) + "; found: the whole cut in " +
@@ -266,7 +269,7 @@ class MeshAuditor {
           f.advice = "Compare a slice with the running model before using it.";
           break;
         case Cause::kGathered:
-          f.id = "gathered";
+          f.id = "layout-gathered";
           f.what = "stored whole by one rank, where the declared mesh cuts it";
           f.why.push_back("the whole tensor was gathered, or never distributed");
           break;
@@ -295,7 +298,7 @@ class MeshAuditor {
 
   void explain_not_replicated(const std::vector<Unlike>& list, Finding& f) {
     const Index replicas = mesh_.size("dp_replicate"), shards = fsdp_ranks(), all = replicas * shards;
-    f.id = "not-replicated";
+    f.id = "layout-not-replicated";
     f.what = "declared HSDP, " + with_commas(replicas) + " replicas x " + with_commas(shards) +
              " shards; found plain FSDP over " + with_commas(all);
     f.why.push_back(
@@ -330,7 +333,7 @@ class MeshAuditor {
 
   void explain_not_sharded(const std::vector<Unlike>& list, Finding& f) const {
     const Index shards = fsdp_ranks();
-    f.id = "not-sharded";
+    f.id = "layout-not-sharded";
     f.what = "not cut by FSDP, which the declared dp_shard=" + with_commas(mesh_.size("dp_shard")) + " would";
     f.why.push_back("found " + grid_text(boxes_of(catalog_.tensors()[list[0].tensor]), shape_of(list[0])) +
                     "; every FSDP rank held all of it, " + with_commas(shards) + " times the declared memory");
@@ -342,7 +345,7 @@ class MeshAuditor {
 
   void explain_other(const std::vector<Unlike>& list, Finding& f) {
     const Tensor& t = catalog_.tensors()[list[0].tensor];
-    f.id = "layout";
+    f.id = "layout-other";
     f.what = "cut otherwise than " + declared_.title + " would";
     f.why.push_back("'" + printable(t.name) + "' " + to_string(t.shape) + ": found " + grid_text(boxes_of(t), t.shape) +
                     ", declared " + grid_text(boxes_on_mesh(Placement{list[0].declared.splits, -1}, t.shape), t.shape));
@@ -366,7 +369,7 @@ class MeshAuditor {
       }
     }
     if (silent.empty()) return;
-    Finding& f = add(Severity::kError, "silent-ranks");
+    Finding& f = add(Severity::kError, "ranks-silent");
     f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
              (silent.size() == 1 ? "it holds" : "they hold") + " pieces of their own: " + rank_list(silent);
     f.why.push_back("what these ranks own by the declared mesh is in no file");
@@ -411,7 +414,7 @@ class MeshAuditor {
   void check_writers() {
     std::string first;
     if (!out_.writers_compared || observed_.ranks > mesh_.ranks() || writers_fit(mesh_, &first)) return;
-    Finding& f = add(Severity::kError, "rank-order");
+    Finding& f = add(Severity::kError, "ranks-order");
     f.what = "pieces were written by ranks that do not hold them on the declared mesh";
     f.why.push_back(first);
     std::vector<MeshAxis> axes = mesh_.axes();

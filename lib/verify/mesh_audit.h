@@ -25,6 +25,7 @@ struct MeshAudit {
   std::vector<Finding> findings;
   Index tensors = 0;  // whose boxes were compared
   Index pieces = 0;
+  Index not_placed = 0;           // tensors of which the layout says nothing
   bool writers_compared = false;  // whether file names tell who wrote what
 };
 

@@ -106,6 +106,8 @@ class ModelAuditor {
 
   Result<ModelAudit> run() {
     expected_ = TRY(parameters(family_, config_));
+    required_ = expected_.size();
+    for (Parameter& p : TRY(prediction_parameters(family_, config_))) expected_.push_back(std::move(p));
     for (const Parameter& p : expected_) by_name_.emplace(p.name, &p);
     look_at_names();
     compare_shapes();
@@ -144,13 +146,13 @@ class ModelAuditor {
         look_at_fused(tensor, *parsed);
         continue;
       }
-      const std::string name = format_name(*parsed->rule, Names::kHf, parsed->layer, parsed->expert);
+      const std::string name = canonical_key(family_, key.parameter);
       const auto [it, is_new] = found_.emplace(name, &tensor);
       if (!is_new) report_duplicate(name, *it->second, tensor);
       if (!by_name_.contains(name)) extra_.emplace_back(*parsed, &tensor);
     }
     if (unknown.empty()) return;
-    Finding& f = add(Severity::kWarning, "unknown-name");
+    Finding& f = add(Severity::kWarning, "name-unknown");
     f.what = count_of(static_cast<Index>(unknown.size()), "tensor") + " whose name family " +
              std::string(family_.name) + " does not know";
     f.tensors = std::move(unknown);
@@ -169,7 +171,7 @@ class ModelAuditor {
   }
 
   void report_duplicate(const std::string& name, const Tensor& a, const Tensor& b) {
-    Finding& f = add(Severity::kError, "duplicate-name");
+    Finding& f = add(Severity::kError, "name-duplicate");
     f.tensors = {a.name, b.name};
     f.what = "both are " + name;
     f.why.push_back(a.shape == b.shape
@@ -185,7 +187,7 @@ class ModelAuditor {
     for (const std::string_view p : {"q", "k", "v"})
       fused_.insert("model.layers." + std::to_string(parsed.layer) + ".self_attn." + std::string(p) + "_proj.weight");
     if (tensor.shape == Dims{rows, config_.hidden_size()}) return;
-    Finding& f = add(Severity::kError, "shape");
+    Finding& f = add(Severity::kError, "shape-other");
     f.tensors = {tensor.name};
     f.what = to_string(tensor.shape) + " where " + to_string(Dims{rows, config_.hidden_size()}) + " is due";
     f.why.push_back("(num_attention_heads " + with_commas(config_.num_attention_heads()) +
@@ -198,7 +200,8 @@ class ModelAuditor {
   void compare_shapes() {
     for (const Parameter& p : expected_) {
       const auto found = found_.find(p.name);
-      if (!p.is_tied) {
+      const bool is_required = static_cast<std::size_t>(&p - expected_.data()) < required_;
+      if (!p.is_tied && is_required) {
         ++out_.expected_tensors;
         out_.expected_elements += volume(p.shape);
       }
@@ -206,7 +209,7 @@ class ModelAuditor {
         if (fused_.contains(p.name)) continue;
         if (p.is_tied)
           out_.head_is_tied = true;
-        else
+        else if (is_required)
           missing_.push_back(&p);
         continue;
       }
@@ -257,7 +260,7 @@ class ModelAuditor {
   }
 
   void report_rank_part(Index t, const std::vector<Mismatch>& list, bool consistent) {
-    Finding& f = add(Severity::kError, "tensor-parallel-part");
+    Finding& f = add(Severity::kError, "shape-part");
     for (const Mismatch& m : list) f.tensors.push_back(m.tensor->name);
     f.what = (list.size() == 1 ? "is" : "are") + std::string(" one of ") + std::to_string(t) + " tensor-parallel parts";
     f.why = lines_by_rule(list);
@@ -283,7 +286,9 @@ class ModelAuditor {
     const Mismatch& m = list[0];
     const NameRule& rule = *m.parameter->rule;
     const bool is_norm = m.parameter->shape.rank() == 1 && rule.tp_dim < 0;
-    Finding& f = add(Severity::kError, is_norm ? "norm-cut" : rule.tp_dim < 0 ? "cut-by-mistake" : "wrong-dimension");
+    Finding& f = add(Severity::kError, is_norm           ? "shape-norm-cut"
+                                       : rule.tp_dim < 0 ? "shape-cut"
+                                                         : "shape-wrong-dimension");
     for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
     f.what = shapes_text(m);
     f.why.push_back(formula_text(rule, m.dim, config_) + "; " + with_commas(m.tensor->shape[m.dim]) + " is 1/" +
@@ -311,7 +316,7 @@ class ModelAuditor {
         continue;
       }
       const Mismatch& m = list[0];
-      Finding& f = add(Severity::kError, "shape");
+      Finding& f = add(Severity::kError, "shape-other");
       for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
       f.what = shapes_text(m);
       explain_shape(m, f);
@@ -322,7 +327,7 @@ class ModelAuditor {
   void explain_shape(const Mismatch& m, Finding& f) const {
     const NameRule& rule = *m.parameter->rule;
     if (m.difference == Difference::kTransposed) {
-      f.id = "transposed";
+      f.id = "shape-transposed";
       f.why.push_back(
           "the two dimensions are exchanged: a Conv1D weight [in, out] saved as a Linear weight [out, in], or "
           "the other way round");
@@ -330,7 +335,7 @@ class ModelAuditor {
       return;
     }
     if (m.difference == Difference::kReplicated) {
-      f.id = "kv-heads-replicated";
+      f.id = "shape-kv-heads";
       f.why.push_back(formula_text(rule, 0, config_) + " = " + with_commas(m.parameter->shape[0]) + "; " +
                       with_commas(m.tensor->shape[0]) + " is " + std::to_string(m.times) +
                       " times that: key-value heads were replicated for a tensor-parallel degree above " +
@@ -347,7 +352,7 @@ class ModelAuditor {
   void report_concatenated() {
     if (concatenated_.empty()) return;
     const Index experts = config_.number("num_experts"), ep = concatenated_[0].times;
-    Finding& f = add(Severity::kError, "experts-concatenated");
+    Finding& f = add(Severity::kError, "shape-experts-concatenated");
     for (const Mismatch& m : concatenated_) f.tensors.push_back(m.tensor->name);
     f.what = "hold " + std::to_string(ep) + " experts each, one below the other";
     f.why = lines_by_rule(concatenated_);
@@ -370,7 +375,7 @@ class ModelAuditor {
     std::map<const NameRule*, std::vector<const Parameter*>> by_rule;
     for (const Parameter* p : missing_) by_rule[p->rule].push_back(p);
     for (const auto& [rule, list] : by_rule) {
-      Finding& f = add(Severity::kError, rule->is_per_expert() ? "experts-missing" : "tensor-missing");
+      Finding& f = add(Severity::kError, rule->is_per_expert() ? "missing-experts" : "missing-tensors");
       Index bytes = 0;
       for (const Parameter* p : list) {
         f.tensors.push_back(p->name);
@@ -398,7 +403,7 @@ class ModelAuditor {
       return p->rule->is_vocabulary() && p->rule->place == NameRule::Place::kLast;
     });
     if (head == missing_.end()) return;
-    Finding& f = add(other_head_.empty() ? Severity::kError : Severity::kNote, "head-missing");
+    Finding& f = add(other_head_.empty() ? Severity::kError : Severity::kNote, "missing-head");
     f.tensors = {(*head)->name};
     if (other_head_.empty()) {
       f.what = "is missing, and " + config_.path + " does not tie it to the embedding";
@@ -416,14 +421,14 @@ class ModelAuditor {
   void report_missing_layers() {
     std::map<Index, Index> due, gone;
     for (const Parameter& p : expected_)
-      if (p.layer >= 0) ++due[p.layer];
+      if (p.layer >= 0 && p.layer < config_.num_hidden_layers()) ++due[p.layer];
     for (const Parameter* p : missing_)
       if (p->layer >= 0) ++gone[p->layer];
     std::set<Index> layers;
     for (const auto& [layer, n] : gone)
       if (n == due[layer]) layers.insert(layer);
     if (layers.empty()) return;
-    Finding& f = add(Severity::kError, "layers-missing");
+    Finding& f = add(Severity::kError, "missing-layers");
     Index bytes = 0;
     for (const Parameter* p : missing_)
       if (layers.contains(p->layer)) {
@@ -450,13 +455,13 @@ class ModelAuditor {
     std::vector<std::string> beyond, unexpected;
     Index deepest = 0;
     for (const auto& [parsed, tensor] : extra_) {
-      const bool is_beyond = parsed.layer >= config_.num_hidden_layers() + config_.number("num_nextn_predict_layers");
+      const bool is_beyond = parsed.layer >= config_.num_hidden_layers() + config_.num_prediction_layers();
       if (is_beyond) deepest = std::max(deepest, parsed.layer);
       if (is_beyond || parsed.layer < config_.num_hidden_layers())
         (is_beyond ? beyond : unexpected).push_back(tensor->name);
     }
     if (!beyond.empty()) {
-      Finding& f = add(Severity::kError, "layers-extra");
+      Finding& f = add(Severity::kError, "extra-layers");
       f.tensors = std::move(beyond);
       f.what = "belong to layers that the model has not";
       f.why.push_back(config_.path + " says num_hidden_layers = " + with_commas(config_.num_hidden_layers()) +
@@ -464,7 +469,7 @@ class ModelAuditor {
       f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
     }
     if (unexpected.empty()) return;
-    Finding& f = add(Severity::kWarning, "tensor-extra");
+    Finding& f = add(Severity::kWarning, "extra-tensors");
     f.what =
         unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
     f.tensors = std::move(unexpected);
@@ -480,13 +485,12 @@ class ModelAuditor {
     Index compared = 0;
     for (const Parameter& p : expected_) {
       const auto found = found_.find(p.name);
-      if (found == found_.end() || p.rule->rows == Rows::kDropped) continue;
+      if (found == found_.end() || p.dtype.empty()) continue;
       const std::string_view stored = info(found->second->dtype).torch_name;
       ++compared;
-      if (stored != (p.rule->dtype.empty() ? std::string_view(config_.dtype) : p.rule->dtype))
-        by_dtype[stored].push_back(found->second->name);
+      if (stored != p.dtype) by_dtype[stored].push_back(found->second->name);
     }
-    if (config_.dtype.empty() || by_dtype.empty()) return;
+    if (by_dtype.empty()) return;
     // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
     if (by_dtype.size() == 1 && by_dtype.begin()->first == "float32" &&
         static_cast<Index>(by_dtype.begin()->second.size()) == compared) {
@@ -564,7 +568,8 @@ class ModelAuditor {
   const ModelConfig& config_;
   ModelAudit out_;
 
-  std::vector<Parameter> expected_;
+  std::vector<Parameter> expected_;  // what the config describes, then what it allows
+  std::size_t required_ = 0;         // how many of them must be there
   std::unordered_map<std::string, const Parameter*> by_name_;
   std::unordered_map<std::string, const Tensor*> found_;  // by canonical name
   std::set<std::string> fused_;                           // canonical names that a fused projection holds
