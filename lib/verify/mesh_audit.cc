@@ -278,6 +278,11 @@ class MeshAuditor {
           break;
       }
       if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
+      // Where most tensors lie so it is the run that is told of, not a list of names.
+      if (2 * static_cast<Index>(list.size()) <= out_.tensors) continue;
+      f.why.insert(f.why.begin(),
+                   with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
+      f.tensors.clear();
     }
   }
 
