@@ -259,7 +259,8 @@ class MeshAuditor {
                           std::to_string(mesh_.size("tp")) + "; found: the whole cut in " +
                           std::to_string(mesh_.size("tp")));
           f.lost =
-              "Nothing, if the ranks really held these columns; if they held a part of each section and were joined "
+              "No data are lost if the ranks really held these columns; if they held a part of each section and were "
+              "joined "
               "plainly, shape and size are right and the order is wrong.";
           f.advice = "Compare a slice with the running model before using it.";
           break;

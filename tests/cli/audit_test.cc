@@ -227,8 +227,8 @@ INSTANTIATE_TEST_SUITE_P(
         Golden{"vocabulary_padded_initialised",
                [](const Workshop& w) {
                  TensorValues values = padded(257);
-                 TensorValue& t = value(values, "tok_embeddings.weight");
-                 t.bytes.replace(257 * 128, 127 * 128, t.bytes.substr(0, 127 * 128));
+                 TensorValue& embedding = value(values, "tok_embeddings.weight");
+                 embedding.bytes.replace(257 * 128, 127 * 128, embedding.bytes.substr(0, 127 * 128));
                  w.save(values);
                },
                {"--config", "config.json", "--values", "--limit", "3"}}),
@@ -570,8 +570,8 @@ TEST(Audit, JsonHoldsWhatTheTextShows) {
   EXPECT_EQ(to_text(*findings[0].find("tensors")), "[\"model.embed_tokens.weight\"]");
   EXPECT_THAT(std::string(*findings[0].get_string("lost")), HasSubstr("112,192 rows"));
   std::map<std::string, Index> looked_at;
-  for (const Json& check : *json.get_array("checks"))
-    looked_at[std::string(*check.get_string("id"))] = *check.get_index("looked_at");
+  const auto checks = *json.get_array("checks");
+  for (const Json& check : checks) looked_at[std::string(*check.get_string("id"))] = *check.get_index("looked_at");
   EXPECT_EQ(looked_at.at("cover"), 723);
   EXPECT_EQ(looked_at.at("shape"), 723);
   EXPECT_EQ(looked_at.at("bytes"), 0);  // skipped

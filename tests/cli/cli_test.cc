@@ -579,6 +579,13 @@ class Crafted {
     expect_failure(path(), out(), {"--to", "dcp"}, code, message);
     EXPECT_EQ(reshard_cli({"verify", path()}).exit_code, code);
   }
+  // What verify can open all the same is a finding to it.
+  void expect_finding(const testing::Matcher<std::string>& message) const {
+    expect_failure(path(), out(), {"--to", "dcp"}, 3, message);
+    const CommandResult r = reshard_cli({"verify", path()});
+    EXPECT_EQ(r.exit_code, 1) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("\nerror     "));
+  }
 
  private:
   TempDir dir_;
@@ -590,9 +597,9 @@ TEST(Cli, BoxesMustTileTheirTensor) {
   expect_success(convert(ck.path(), ck.out(), {"--to", "dcp"}));
   fs::remove_all(ck.out());
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{1, 0}, {3, 4}}}});
-  ck.expect(3, HasSubstr("'w' [0:2, 0:4] overlaps [1:4, 0:4]"));
+  ck.expect_finding(HasSubstr("'w' [0:2, 0:4] overlaps [1:4, 0:4]"));
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{3, 0}, {1, 4}}}});
-  ck.expect(3, HasSubstr("'w' [4, 4]: 4 of 16 elements are stored nowhere, the first of them in [2:3, 0:4]"));
+  ck.expect_finding(HasSubstr("'w' [4, 4]: 4 of 16 elements are stored nowhere, the first of them in [2:3, 0:4]"));
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {3, 4}}}});
   ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("outside the tensor's size [4, 4]")));
 }
@@ -601,7 +608,7 @@ TEST(Cli, TwoBoxesMustNotShareAnItem) {
   Crafted ck;
   const Index length = static_cast<Index>(dcp_item(DType::kFloat32, {2, 4}, 0, std::string(32, 'v')).size());
   ck.write({4, 4}, {{{{0, 0}, {2, 4}}}, {{{2, 0}, {2, 4}}, "__0_0.distcp", 0, length}});
-  ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
+  ck.expect_finding(AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
 }
 
 TEST(Cli, PathsStayInsideTheCheckpoint) {
@@ -618,7 +625,10 @@ TEST(Cli, AbsurdNumbersAreRefusedWithoutAllocating) {
     Crafted ck;
     write_file(ck.path() + "/__0_0.distcp", std::string(100, 'x'));
     ck.write(shape, {stored});
-    ck.expect(3, HasSubstr(text));
+    if (text == "__0_0.distcp")  // possible numbers, but for the file's length
+      ck.expect_finding(HasSubstr(text));
+    else
+      ck.expect(3, HasSubstr(text));
   };
   expect({kHuge, kHuge}, {{{0, 0}, {kHuge, kHuge}}, "__0_0.distcp", 0, 100}, "overflows");
   expect({kHuge}, {{{0}, {kHuge}}, "__0_0.distcp", 0, 100}, "overflows");
@@ -649,7 +659,7 @@ TEST(Cli, AZstdBombEndsAtTheLimit) {
   ck.write({4, 4}, {{{{0, 0}, {4, 4}}, "__0_0.distcp", 0, static_cast<Index>(frame.size())}});
   write_file(ck.path() + "/__0_0.distcp", frame);
   const auto start = std::chrono::steady_clock::now();
-  ck.expect(3, AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
+  ck.expect_finding(AllOf(HasSubstr("'w'"), HasSubstr("__0_0.distcp")));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
