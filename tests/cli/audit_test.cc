@@ -714,20 +714,5 @@ TEST(Audit, TheCatalogueShowsWhatIsPrinted) {
   EXPECT_GE(shown, 8);
 }
 
-TEST(Audit, TheCatalogueShowsWhatIsPrinted) {
-  std::set<std::string> printed;
-  for (const auto& [name, text] : all_files(RESHARD_SOURCE_DIR "/tests/cli/golden")) printed.insert(text);
-  const std::string page = without_times(read_file(RESHARD_SOURCE_DIR "/docs/audit.md")), fence = "\n```\n";
-  Index shown = 0;
-  for (std::size_t at = 0; (at = page.find(fence, at)) != std::string::npos; ++at) {
-    const std::size_t begin = at + fence.size(), end = page.find(fence, begin);
-    const std::string block = page.substr(begin, end - begin) + "\n";
-    if (!block.starts_with("verify    ") && !block.starts_with("check     ")) continue;
-    EXPECT_EQ(printed.count(block), 1u) << block;
-    ++shown;
-  }
-  EXPECT_GE(shown, 8);
-}
-
 }  // namespace
 }  // namespace reshard
