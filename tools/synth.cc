@@ -224,8 +224,9 @@ Result<int> synth(const SynthOptions& options) {
                                    options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {
     // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
-    const Catalog view =
-        TRY(canonical_view(target->catalog(), {subject.family, &subject.config, true, false}, nullptr));
+    ModelConfig untied = subject.config;
+    untied.set("tie_word_embeddings", 0);  // a head that is not stored is not to be made either
+    const Catalog view = TRY(canonical_view(target->catalog(), {subject.family, &untied, true, false}, nullptr));
     const Plan plan = TRY(make_plan(source.catalog(), view));
     Progress progress("writing", plan.bytes_written, quiet);
     run.progress = [&](Index done) { progress.update(done); };

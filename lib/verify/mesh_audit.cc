@@ -188,7 +188,9 @@ class MeshAuditor {
     Placement shape_only = *placed;
     shape_only.stage = -1;  // which stage holds it makes no difference to its boxes
     const auto [verdict, is_like] = verdict_of(t, shape_only);
-    if (!is_like) unlike_[verdict.cause].push_back({i, *placed, verdict.placement});
+    // Column-parallel and row-parallel tensors are told of apart.
+    const int dim = verdict.cause == Cause::kOtherDim ? tp_dim(*placed) : -1;
+    if (!is_like) unlike_[{verdict.cause, dim}].push_back({i, *placed, verdict.placement});
   }
 
   // Tensors of a model's layers share shape, boxes and placement: each kind is looked at once.
@@ -218,10 +220,10 @@ class MeshAuditor {
   };
 
   void report_unlike() {
-    for (const auto& [cause, list] : unlike_) {
+    for (const auto& [kind, list] : unlike_) {
       Finding& f = add(Severity::kError, "layout");
       for (const Unlike& u : list) f.tensors.push_back(catalog_.tensors()[u.tensor].name);
-      switch (cause) {
+      switch (kind.first) {
         case Cause::kNotReplicated:
           explain_not_replicated(list, f);
           break;
@@ -232,8 +234,8 @@ class MeshAuditor {
           f.id = "layout-not-tensor-parallel";
           f.what =
               "not cut by tensor parallelism, which the declared tp=" + std::to_string(mesh_.size("tp")) + " would";
-          f.why.push_back("every tp rank held all of dim " + std::to_string(tp_dim(list[0].declared)) + ": " +
-                          with_commas(mesh_.size("tp")) + " times the declared memory for these tensors");
+          f.why.push_back("every tp rank held all of " + std::string(list.size() == 1 ? "it" : "them") + ": " +
+                          with_commas(mesh_.size("tp")) + " times the declared memory");
           f.advice = "Look at the parallelize plan: a module whose name matches no entry stays replicated, silently.";
           break;
         case Cause::kOtherDim:
@@ -248,14 +250,7 @@ class MeshAuditor {
               "costs a collective for each layer, or computes something else.";
           break;
         case Cause::kOrder:
-          f.id = "layout-order";
-          f.what = "FSDP cut before tensor parallelism, where tensor parallelism cuts first";
-          f.why.push_back("declared: dim 0 in " + with_commas(mesh_.size("tp")) +
-                          " tp blocks, each in FSDP's pieces (torch's _StridedShard); found: FSDP's pieces, each cut "
-                          "by tp");
-          f.advice =
-              "The global tensor is whole; a loader that assumes the declared order would give ranks each "
-              "other's rows.";
+          explain_order(f);
           break;
         case Cause::kJoinedPlainly:
           f.id = "layout-fused-plain";
@@ -284,6 +279,17 @@ class MeshAuditor {
                    with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
       f.tensors.clear();
     }
+  }
+
+  void explain_order(Finding& f) const {
+    f.id = "layout-order";
+    f.what = "FSDP cut before tensor parallelism, where tensor parallelism cuts first";
+    f.why.push_back("declared: dim 0 in " + with_commas(mesh_.size("tp")) +
+                    " tp blocks, each in FSDP's pieces (torch's _StridedShard); found: FSDP's pieces, each cut "
+                    "by tp");
+    f.advice =
+        "The global tensor is whole; a loader that assumes the declared order would give ranks each "
+        "other's rows.";
   }
 
   static Index groups(const Placement& p) {
@@ -376,9 +382,10 @@ class MeshAuditor {
     if (silent.empty()) return;
     Finding& f = add(Severity::kError, "ranks-silent");
     f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
-             (silent.size() == 1 ? "it holds" : "they hold") + " pieces of their own: " + rank_list(silent);
-    f.why.push_back("what these ranks own by the declared mesh is in no file");
-    f.advice = "The ranks died during the save, or their files were not copied.";
+             (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
+             " own: " + rank_list(silent);
+    f.why.emplace_back("what they own by the declared mesh is in no file");
+    f.advice = "They died during the save, or their files were not copied.";
   }
 
   static std::string rank_list(const std::set<Index>& ranks) {
@@ -396,12 +403,13 @@ class MeshAuditor {
     return false;
   }
 
-  // Whether every piece was written by a rank that holds it on `mesh`.
-  bool writers_fit(const Mesh& mesh, std::string* first) const {
+  // Whether every piece was written by a rank that holds it on `mesh`, with the cuts in reverse if `fsdp_first`.
+  bool writers_fit(const Mesh& mesh, bool fsdp_first, std::string* first) const {
     for (const auto& [i, placed] : placements_) {
       const Tensor& t = catalog_.tensors()[i];
       Placement p = placed;
       if (!declared_.stages_are_exact) p.stage = -1;
+      if (fsdp_first) std::reverse(p.splits.begin(), p.splits.end());
       if (p.splits.empty() && p.stage < 0) continue;
       for (std::size_t k = 0; k < t.fragments.size(); ++k) {
         const Box box = t.fragments.box(k);
@@ -418,16 +426,17 @@ class MeshAuditor {
 
   void check_writers() {
     std::string first;
-    if (!out_.writers_compared || observed_.ranks > mesh_.ranks() || writers_fit(mesh_, &first)) return;
+    if (!out_.writers_compared || observed_.ranks > mesh_.ranks() || writers_fit(mesh_, false, &first)) return;
     Finding& f = add(Severity::kError, "ranks-order");
     f.what = "pieces were written by ranks that do not hold them on the declared mesh";
     f.why.push_back(first);
+    if (writers_fit(mesh_, true, nullptr)) return explain_order(f);
     std::vector<MeshAxis> axes = mesh_.axes();
     std::erase_if(axes, [](const MeshAxis& a) { return a.size == 1; });
     std::sort(axes.begin(), axes.end(), [](const MeshAxis& a, const MeshAxis& b) { return a.name < b.name; });
     do {
       const Mesh other(axes);
-      if (!writers_fit(other, nullptr)) continue;
+      if (!writers_fit(other, false, nullptr)) continue;
       f.why.push_back("ranks numbered over (" + other.to_string() +
                       "), the last axis fastest, explain every writer; declared (" + mesh_.to_string() + ")");
       f.advice =
@@ -488,7 +497,7 @@ class MeshAuditor {
   std::vector<Index> writer_;  // of each file; -1: its name does not tell
   std::map<std::size_t, Placement> placements_;
   std::unordered_map<std::uint64_t, std::vector<Known>> known_;
-  std::map<Cause, std::vector<Unlike>> unlike_;
+  std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // and the dimension that was declared
 };
 
 }  // namespace

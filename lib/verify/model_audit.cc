@@ -79,7 +79,7 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
   std::vector<std::string> lines;
   for (const auto& [rule, m] : first) {
     if (lines.size() == kShownLines) {
-      lines.push_back("and " + std::to_string(first.size() - kShownLines) + " kinds of tensors more");
+      lines.push_back("and " + count_of(static_cast<Index>(first.size() - kShownLines), "other kind") + " of tensor");
       break;
     }
     lines.push_back(leaf(rule->hf) + ": " + shapes_text(*m) +
@@ -272,12 +272,11 @@ class ModelAuditor {
                         ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
                               " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
                         : with_commas(static_cast<Index>(list.size())) + " of " + with_commas(cut) +
-                              " tensors that tensor parallelism cuts are such parts, the others are whole");
+                              " tensors that tensor parallelism cuts, the others are whole");
     Index lost = 0;
     for (const Mismatch& m : list)
       lost += (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
-    f.lost = "Here " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts are missing (" + human_bytes(lost) +
-             ").";
+    f.lost = "Not here: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" + human_bytes(lost) + ").";
     f.advice = "If every rank wrote its own file, join the " + std::to_string(t) +
                " files in rank order. If only rank 0 wrote, save again with the tensors gathered.";
   }
@@ -303,7 +302,7 @@ class ModelAuditor {
                       std::to_string(rule.tp_dim) + ": column and row were confused");
     const Index lost = (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
     f.lost = human_bytes(lost * static_cast<Index>(list.size())) + " are not here.";
-    f.advice = "Look for the other " + std::to_string(m.times - 1) + " parts; save again with the tensors gathered.";
+    f.advice = "Look for the other " + count_of(m.times - 1, "part") + "; save again with the tensors gathered.";
   }
 
   void report_other_shapes() {
@@ -343,9 +342,10 @@ class ModelAuditor {
       f.advice = "No data are lost: keep one copy of each head, after a check that the copies agree.";
       return;
     }
-    for (int d = 0; d < m.parameter->shape.rank(); ++d)
-      f.why.push_back("dim " + std::to_string(d) + ": " + formula_text(rule, d, config_) + " = " +
-                      with_commas(m.parameter->shape[d]));
+    for (int d = 0; d < m.parameter->shape.rank(); ++d) {
+      const std::string formula = formula_text(rule, d, config_), result = with_commas(m.parameter->shape[d]);
+      f.why.push_back("dim " + std::to_string(d) + ": " + formula + (formula.ends_with(result) ? "" : " = " + result));
+    }
     f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
   }
 

@@ -1,15 +1,11 @@
-// reshard check as its users meet it: what it prints, to the letter (golden/*.txt; RESHARD_UPDATE_GOLDEN=1 rewrites
-// them), its exit codes, JSON and JUnit.
+// reshard check as its users meet it: what it prints, to the letter (tests/support/golden.h), its exit codes, JSON and
+// JUnit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <regex>
-#include <sstream>
-
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "tests/support/golden.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
@@ -27,26 +23,9 @@ CommandResult check(const std::string& config, std::vector<std::string> options)
   return run_command(args);
 }
 
-// Without what differs from run to run and from place to place.
-std::string stable(std::string text) {
-  text = std::regex_replace(text, std::regex(R"( in \d+(\.\d)? m?s)"), " in TIME");
-  text = std::regex_replace(text, std::regex(R"re(time="[0-9.]+")re"), "time=\"TIME\"");
-  for (std::size_t at; (at = text.find(kConfigs)) != std::string::npos;) text.erase(at, kConfigs.size());
-  return text;
-}
+std::string stable(std::string text) { return without(without_times(std::move(text)), kConfigs); }
 
 std::string text_of(const std::string& path) { return read_whole_file(path, 1 << 20).value(); }
-
-void expect_golden(const std::string& name, const std::string& got) {
-  const std::string path = RESHARD_SOURCE_DIR "/tests/cli/golden/" + name;
-  const char* update = std::getenv("RESHARD_UPDATE_GOLDEN");
-  if (update != nullptr && *update != '\0') {
-    ASSERT_TRUE(replace_file(path, got));
-    return;
-  }
-  ASSERT_TRUE(path_exists(path)) << path << ": run with RESHARD_UPDATE_GOLDEN=1 to make it";
-  EXPECT_EQ(got, text_of(path)) << "run with RESHARD_UPDATE_GOLDEN=1 if this is as it should be";
-}
 
 struct Golden {
   const char* name;
@@ -176,14 +155,6 @@ TEST(Check, WhatMakesNoSenseIsSaid) {
   const CommandResult r = check(gpt2, {"--mesh", "tp=1", "--junit", dir / "none/out.xml"});
   EXPECT_EQ(r.exit_code, 5);
   EXPECT_THAT(r.err, HasSubstr("cannot create"));
-}
-
-TEST(Check, SamplesShowWhatTheyPromise) {
-  for (const char* name : {"tp16-on-8-kv-heads", "world-size", "llama3-405b-memory"}) {
-    const CommandResult r = run_command({RESHARD_SOURCE_DIR "/samples/audit/" + std::string(name) + ".sh"}, 60,
-                                        {"RESHARD=" RESHARD_BINARY});
-    EXPECT_EQ(r.exit_code, 0) << name << "\n" << r.out << r.err;
-  }
 }
 
 }  // namespace

@@ -1,0 +1,703 @@
+// reshard verify as its users meet it: for each thing that goes wrong, what it says to the letter
+// (tests/support/golden.h). Checkpoints of real models are files of full length without data (synth --headers-only);
+// small ones are damaged copies of the samples.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "formats/dcp/metadata_writer.h"
+#include "formats/registry.h"
+#include "lib/base/file.h"
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/golden.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+const std::string kConfigs = RESHARD_TEST_DATA "/configs/";
+using Options = std::vector<std::string>;
+
+// A directory in which commands run, so that they print short paths that are the same everywhere.
+class Workshop {
+ public:
+  const std::string& path() const { return dir_.path(); }
+  std::string operator/(const std::string& name) const { return dir_ / name; }
+  std::string write(const std::string& name, std::string_view bytes) const { return dir_.write(name, bytes); }
+
+  CommandResult run(const Options& options) const {
+    Options args = {"/usr/bin/env", "-C", dir_.path(), RESHARD_BINARY};
+    args.insert(args.end(), options.begin(), options.end());
+    return run_command(args);
+  }
+  void must(const Options& options) const {
+    const CommandResult r = run(options);
+    if (r.exit_code != 0) ADD_FAILURE() << r.out << r.err;
+  }
+
+  // "ck", files of a model's shapes without its data; "config.json" is the model's own config.
+  void model(const std::string& config, Options options = {}) const {
+    write("config.json", read_file(kConfigs + config + ".json"));
+    options.insert(options.begin(), {"synth", "ck", "--config", "config.json", "--to", "hf", "--headers-only", "-q"});
+    must(options);
+  }
+  // "ck", metadata of a training checkpoint without its data files.
+  void metadata(const std::string& config, Options options) const {
+    write("config.json", read_file(kConfigs + config + ".json"));
+    options.insert(options.begin(), {"synth", "ck", "--config", "config.json", "--metadata-only", "-q"});
+    must(options);
+  }
+  // "ck" and "config.json", a copy of a sample.
+  void copy(const std::string& name) const {
+    copy_sample(name, path());
+    fs::rename(*this / "checkpoint", *this / "ck");
+  }
+  // "ck", tensors in torchtitan's names as `ranks` ranks of FSDP save them, beside the sample's config.
+  void save(const TensorValues& values, Index ranks = 2) const {
+    write("config.json", read_file(sample("tp8") + "/config.json"));
+    write_dcp(values, *this / "ck", Mesh({{"dp_shard", ranks}}));
+  }
+  // "ck", a sample cut again as `layout` has it.
+  void lay_out(const std::string& name, const std::string& layout) const {
+    write("config.json", read_file(sample(name) + "/config.json"));
+    write("layout.json", layout);
+    must({"convert", sample(name) + "/checkpoint", "ck", "--to", "dcp", "--layout", "layout.json", "-q"});
+    fs::remove(*this / "ck/reshard_manifest.json");
+  }
+
+ private:
+  TempDir dir_;
+};
+
+TensorValues tp8() { return load_checkpoint(sample("tp8") + "/full.safetensors"); }
+
+TensorValue& value(TensorValues& values, const std::string& name) { return values.at(name); }
+
+// Fills some rows of a bfloat16 matrix with one value, given as its two bytes.
+void fill_rows(TensorValue& tensor, Index begin, Index end, std::uint16_t bits) {
+  const Index row = tensor.shape[1] * 2;
+  for (Index at = begin * row; at < end * row; at += 2) std::memcpy(tensor.bytes.data() + at, &bits, 2);
+}
+
+// A checkpoint of a vocabulary of 257 words with 384 rows (3 x 128): `head` rows for the head.
+TensorValues padded(Index head) {
+  TensorValues values = tp8();
+  for (const auto& [name, rows] : {std::pair("tok_embeddings.weight", Index{384}), std::pair("output.weight", head)}) {
+    TensorValue& t = value(values, name);
+    t.shape[0] = rows;
+    t.bytes.resize(static_cast<std::size_t>(rows * t.shape[1] * 2), '\0');
+  }
+  return values;
+}
+
+// The pieces of one file, taken out of the metadata: its rank died before it wrote.
+void silence(const Workshop& w, const std::string& file) {
+  const auto open = open_checkpoint(w / "ck");
+  const Catalog& catalog = open->reader->catalog();
+  std::vector<std::string> names;
+  for (const CatalogFile& f : catalog.files) names.push_back(f.path);
+  std::vector<TargetTensor> tensors(catalog.tensors().size());
+  std::vector<dcp::WrittenEntry> entries;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = catalog.tensors()[i];
+    tensors[i] = {t.name, t.dtype, t.shape, {}, {}};
+    dcp::WrittenEntry entry{&tensors[i], t.name, {}, {}};
+    for (std::size_t k = 0; k < t.fragments.size(); ++k) {
+      const Extent e = t.fragments.extent(k);
+      if (names[e.file] != file) entry.items.push_back({t.fragments.box(k), e.file, e.offset, e.length});
+    }
+    entries.push_back(std::move(entry));
+  }
+  write_file(w / "ck/.metadata", dcp::write_metadata(entries, names));
+  fs::remove(w / ("ck/" + file));
+}
+
+// torchtitan's rules for Llama on dp_shard x tp; `wo`, `w1` and the order of the two cuts as given.
+std::string llama_layout(const std::string& mesh, const std::string& rules) {
+  return R"({"reshard_layout": 1, "name": "as-it-ran", "files": "shards", "mesh": )" + mesh + R"(, "tensors": [)" +
+         rules + "]}";
+}
+constexpr const char* kTp8 = R"([{"axis": "tp", "size": 8}])";
+constexpr const char* kFsdp4Tp2 = R"([{"axis": "dp_shard", "size": 4}, {"axis": "tp", "size": 2}])";
+constexpr const char* kNorms = R"({"names": ["*norm.weight"], "splits": [{"axes": ["dp_shard"], "dim": 0}]})";
+
+std::string tp_on(const std::string& names, int dim) {
+  return R"({"names": [)" + names + R"(], "splits": [{"axes": ["tp"], "dim": )" + std::to_string(dim) + "}]}";
+}
+std::string tp_then_fsdp(const std::string& names, int dim) {
+  return R"({"names": [)" + names + R"(], "splits": [{"axes": ["tp"], "dim": )" + std::to_string(dim) +
+         R"(}, {"axes": ["dp_shard"], "dim": 0}]})";
+}
+std::string fsdp_then_tp(const std::string& names) {
+  return R"({"names": [)" + names + R"(], "splits": [{"axes": ["dp_shard"], "dim": 0}, {"axes": ["tp"], "dim": 0}]})";
+}
+
+struct Golden {
+  const char* name;
+  std::function<void(const Workshop&)> prepare;
+  Options options;
+  int exit_code = 1;
+};
+
+void PrintTo(const Golden& g, std::ostream* out) { *out << g.name; }
+
+class AuditGolden : public testing::TestWithParam<Golden> {};
+
+TEST_P(AuditGolden, SaysThis) {
+  const Golden& g = GetParam();
+  const Workshop w;
+  g.prepare(w);
+  Options options = {"verify", "ck", "--threads", "1"};
+  options.insert(options.end(), g.options.begin(), g.options.end());
+  const CommandResult r = w.run(options);
+  EXPECT_EQ(r.exit_code, g.exit_code) << r.err;
+  EXPECT_EQ(r.err, "");
+  expect_golden(std::string("audit_") + g.name + ".txt", without_times(r.out));
+}
+
+std::string title(const testing::TestParamInfo<Golden>& param) { return param.param.name; }
+
+const Options kConfig = {"--config", "config.json"};
+
+// 1, 2: the vocabulary.
+INSTANTIATE_TEST_SUITE_P(
+    Vocabulary, AuditGolden,
+    testing::Values(
+        Golden{"vocabulary_70b",
+               [](const Workshop& w) {
+                 w.model("llama-3.1-70b",
+                         {"--shape", "model.embed_tokens.weight=16064x8192", "--shape", "lm_head.weight=16064x8192"});
+               },
+               kConfig},
+        Golden{"vocabulary_405b",  // one of the two only
+               [](const Workshop& w) {
+                 w.model("llama-3.1-405b", {"--shape", "model.embed_tokens.weight=16064x16384"});
+               },
+               kConfig},
+        Golden{"vocabulary_exact",
+               [](const Workshop& w) {
+                 w.model("llama-3.1-8b", {"--shape", "model.embed_tokens.weight=32064x4096"});
+               },
+               kConfig},
+        Golden{"vocabulary_several",
+               [](const Workshop& w) {
+                 w.model("gpt2", {"--dtype", "float32", "--shape", "wte.weight=25152x768"});
+               },
+               kConfig},
+        Golden{"vocabulary_gpt2",
+               [](const Workshop& w) {
+                 w.model("gpt2", {"--dtype", "float32", "--shape", "wte.weight=12608x768"});
+               },
+               kConfig},
+        Golden{"vocabulary_unexplained",
+               [](const Workshop& w) {
+                 w.model("llama-3.1-8b", {"--shape", "model.embed_tokens.weight=100003x4096"});
+               },
+               kConfig},
+        Golden{"vocabulary_padded_70b",
+               [](const Workshop& w) {
+                 w.model("llama-3.1-70b", {"--shape", "model.embed_tokens.weight=128512x8192"});
+               },
+               kConfig},
+        Golden{"vocabulary_padded_both",
+               [](const Workshop& w) {
+                 w.model("llama-2-7b", {"--dtype", "float16", "--shape", "model.embed_tokens.weight=32256x4096",
+                                        "--shape", "lm_head.weight=32256x4096"});
+               },
+               kConfig},
+        Golden{"vocabulary_padded_resized",
+               [](const Workshop& w) {
+                 w.model("llama-2-7b", {"--dtype", "float16", "--shape", "model.embed_tokens.weight=32003x4096"});
+               },
+               kConfig},
+        Golden{"vocabulary_padded_zero",
+               [](const Workshop& w) { w.save(padded(384)); },
+               {"--config", "config.json", "--values", "--limit", "3"}},
+        Golden{"vocabulary_padded_initialised",
+               [](const Workshop& w) {
+                 TensorValues values = padded(257);
+                 TensorValue& t = value(values, "tok_embeddings.weight");
+                 t.bytes.replace(257 * 128, 127 * 128, t.bytes.substr(0, 127 * 128));
+                 w.save(values);
+               },
+               {"--config", "config.json", "--values", "--limit", "3"}}),
+    title);
+
+// 3: shards, fused tensors, experts, norms.
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, AuditGolden,
+    testing::Values(Golden{"parts_of_tp4",
+                           [](const Workshop& w) {
+                             w.model(
+                                 "llama-3.1-8b",
+                                 {"--shape", "*.q_proj.weight=1024x4096", "--shape", "*.[kv]_proj.weight=256x4096",
+                                  "--shape", "*.o_proj.weight=4096x1024", "--shape", "*.gate_proj.weight=3584x4096",
+                                  "--shape", "*.up_proj.weight=3584x4096", "--shape", "*.down_proj.weight=4096x3584"});
+                           },
+                           kConfig},
+                    Golden{"parts_one",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--shape", "model.layers.5.mlp.down_proj.weight=4096x7168"});
+                           },
+                           kConfig},
+                    Golden{"parts_inconsistent",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--shape", "*.q_proj.weight=1024x4096", "--shape",
+                                                      "*.gate_proj.weight=7168x4096"});
+                           },
+                           kConfig},
+                    Golden{"norms_cut",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-70b", {"--shape", "*.input_layernorm.weight=1024"});
+                           },
+                           kConfig},
+                    Golden{"wrong_dimension",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--shape", "*.o_proj.weight=1024x4096"});
+                           },
+                           kConfig},
+                    Golden{"kv_heads_repeated",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--shape", "*.[kv]_proj.weight=2048x4096"});
+                           },
+                           kConfig},
+                    Golden{"transposed",
+                           [](const Workshop& w) {
+                             w.model("gpt2", {"--dtype", "float32", "--shape", "h.*.mlp.c_fc.weight=3072x768"});
+                           },
+                           kConfig},
+                    Golden{"other_config",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--shape", "*.gate_proj.weight=14000x4000"});
+                           },
+                           kConfig},
+                    Golden{"experts_concatenated",
+                           [](const Workshop& w) {
+                             w.model("mixtral-8x7b-v0.1",
+                                     {"--shape", "*.experts.*.w[13].weight=57344x4096", "--shape",
+                                      "*.experts.*.w2.weight=16384x14336", "--without", "*.experts.{2..7}.*"});
+                           },
+                           kConfig},
+                    Golden{"experts_missing",
+                           [](const Workshop& w) {
+                             w.model("mixtral-8x7b-v0.1", {"--without", "*.experts.{4..7}.*"});
+                           },
+                           kConfig},
+                    Golden{"fused_plain",
+                           [](const Workshop& w) {
+                             w.write("config.json", R"({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2,
+                   "n_positions": 32, "n_ctx": 32, "vocab_size": 128, "torch_dtype": "bfloat16"})");
+                             w.must({"synth", "whole", "--config", "config.json", "--names", "hf", "-q"});
+                             const std::string layout = llama_layout(
+                                 R"([{"axis": "tp", "size": 4}])",
+                                 tp_on(R"("*c_attn.weight", "*c_fc.weight")", 1) + "," +
+                                     tp_on(R"("*c_attn.bias", "*c_fc.bias", "*c_proj.weight", "*wte.weight")", 0) +
+                                     R"(, {"names": ["*"], "splits": []})");
+                             w.write("layout.json", layout);
+                             w.must({"convert", "whole", "ck", "--to", "dcp", "--layout", "layout.json", "-q"});
+                           },
+                           {"--config", "config.json", "--mesh", "tp=4"}}),
+    title);
+
+// 4, 6: the layout that ran is not the one that was asked for.
+INSTANTIATE_TEST_SUITE_P(
+    Layout, AuditGolden,
+    testing::Values(
+        Golden{"hsdp_was_fsdp", [](const Workshop& w) { w.copy("fsdp16"); }, {"--mesh", "dp_replicate=2,dp_shard=8"}},
+        Golden{"hsdp_was_fsdp_405b",
+               [](const Workshop& w) {
+                 w.metadata("llama-3.1-405b", {"--mesh", "dp_shard=16,tp=8"});
+               },
+               {"--mesh", "dp_replicate=2,dp_shard=8,tp=8"}},
+        Golden{
+            "hsdp_is_hsdp", [](const Workshop& w) { w.copy("hsdp2x4"); }, {"--mesh", "dp_replicate=2,dp_shard=4"}, 0},
+        Golden{"world_size_missing_degree", [](const Workshop& w) { w.copy("fsdp16"); }, {"--mesh", "dp_shard=8"}},
+        Golden{"world_size_other", [](const Workshop& w) { w.copy("fsdp16"); }, {"--mesh", "dp_shard=3,tp=2"}},
+        Golden{"not_sharded", [](const Workshop& w) { w.copy("tp8"); }, {"--mesh", "dp_shard=2,tp=8"}},
+        Golden{"not_tensor_parallel", [](const Workshop& w) { w.copy("fsdp8"); }, {"--mesh", "dp_shard=8,tp=2"}},
+        Golden{"gathered", [](const Workshop& w) { w.copy("single"); }, {"--mesh", "dp_shard=4,tp=2"}},
+        Golden{"stage_missing", [](const Workshop& w) { w.copy("tp8"); }, {"--mesh", "pp=2,tp=8"}},
+        Golden{"stage_not_copied",
+               [](const Workshop& w) {
+                 w.copy("pp2_tp4");
+                 for (const char* rank : {"4", "5", "6", "7"})
+                   fs::remove(w / ("ck/__" + std::string(rank) + "_0.distcp"));
+               },
+               {"--mesh", "pp=2,tp=4"}},
+        Golden{"rank_silent",
+               [](const Workshop& w) {
+                 w.copy("tp8");
+                 silence(w, "__3_0.distcp");
+               },
+               {"--mesh", "tp=8"}},
+        Golden{"fsdp_before_tp",
+               [](const Workshop& w) {
+                 w.lay_out("fsdp4_tp2", llama_layout(kFsdp4Tp2, std::string(kNorms) + "," +
+                                                                    tp_then_fsdp(R"("*wo.weight", "*w2.weight")", 1) +
+                                                                    "," + fsdp_then_tp(R"("*")")));
+               },
+               {"--mesh", "dp_shard=4,tp=2"}},
+        Golden{"ranks_in_other_order",
+               [](const Workshop& w) {
+                 w.lay_out("fsdp4_tp2",
+                           llama_layout(R"([{"axis": "tp", "size": 2}, {"axis": "dp_shard", "size": 4}])",
+                                        std::string(kNorms) + "," + tp_then_fsdp(R"("*wo.weight", "*w2.weight")", 1) +
+                                            "," + tp_then_fsdp(R"("*")", 0)));
+               },
+               {"--mesh", "dp_shard=4,tp=2"}},
+        Golden{"row_for_column",
+               [](const Workshop& w) {
+                 w.lay_out("tp8", llama_layout(kTp8, tp_on(R"("*wo.weight", "*w[qkv].weight")", 0) + "," +
+                                                         tp_on(R"("*w2.weight", "*w1.weight")", 1) +
+                                                         R"(, {"names": ["*norm.weight"], "splits": []},)" +
+                                                         tp_on(R"("*")", 0)));
+               },
+               {"--mesh", "tp=8"}},
+        Golden{"layout_file",
+               [](const Workshop& w) { w.copy("fsdp4_tp2"); },
+               {"--layout", "torchtitan-llama", "--mesh", "dp_shard=4,tp=2"},
+               0},
+        Golden{"no_trace_in_hf", [](const Workshop& w) { w.model("llama-3.1-8b"); }, {"--mesh", "dp_shard=4,tp=2"}}),
+    title);
+
+// 7: which tensors and files there are.
+INSTANTIATE_TEST_SUITE_P(
+    Contents, AuditGolden,
+    testing::Values(Golden{"healthy_8b", [](const Workshop& w) { w.model("llama-3.1-8b"); }, kConfig, 0},
+                    Golden{"tied", [](const Workshop& w) { w.model("qwen2.5-0.5b"); }, kConfig, 0},
+                    Golden{"tied_differs",
+                           [](const Workshop& w) {
+                             w.save(tp8());
+                             std::string config = read_file(w / "config.json");
+                             config.replace(config.find("\"tie_word_embeddings\": false"), 28,
+                                            "\"tie_word_embeddings\": true ");
+                             w.write("config.json", config);
+                           },
+                           {}},
+                    Golden{"head_missing",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--without", "lm_head*"});
+                           },
+                           kConfig},
+                    Golden{"head_of_a_reward_model",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             values.erase("output.weight");
+                             values["value_head.weight"] = {DType::kBFloat16, {1, 64}, std::string(128, 'v')};
+                             w.save(values);
+                           },
+                           kConfig},
+                    Golden{"layers_missing",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-405b", {"--without", "model.layers.{63..125}.*"});
+                           },
+                           kConfig},
+                    Golden{"tensors_missing",
+                           [](const Workshop& w) {
+                             w.model("qwen2-7b", {"--without", "model.layers.{3,7}.self_attn.q_proj.bias"});
+                           },
+                           kConfig},
+                    Golden{"layers_extra",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--layers", "34"});
+                           },
+                           kConfig},
+                    Golden{"dtype",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--dtype", "float16"});
+                           },
+                           kConfig},
+                    Golden{"training_in_float32",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--dtype", "float32"});
+                           },
+                           kConfig, 0},
+                    Golden{"names_twice",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             for (const char* name : {"layers.1.attention.wq.weight", "norm.weight"})
+                               values["_orig_mod." + std::string(name)] = values.at(name);
+                             value(values, "_orig_mod.norm.weight").shape = {32};
+                             value(values, "_orig_mod.norm.weight").bytes.resize(64);
+                             w.save(values);
+                           },
+                           kConfig},
+                    Golden{"names_unknown",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             values["layers.0.attention.gate.weight"] =
+                                 values["vision.patch"] = {DType::kBFloat16, {2, 2}, std::string(8, 'v')};
+                             w.save(values);
+                           },
+                           kConfig},
+                    Golden{"optimizer_shape",
+                           [](const Workshop& w) {
+                             w.metadata(
+                                 "llama-3.1-8b",
+                                 {"--mesh", "dp_shard=8", "--optimizer", "--shape",
+                                  "optimizer.state.model.embed_tokens.weight.exp_avg*=128512x4096", "--without",
+                                  "optimizer.state.model.layers.31.*.exp_avg_sq", "--without", "lm_head.weight"});
+                           },
+                           kConfig},
+                    Golden{"file_stale",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             w.write("ck/__8_0.distcp", "of the save before, with 16 ranks");
+                             w.write("ck/__9_0.distcp", "and another");
+                           },
+                           kConfig},
+                    Golden{"file_missing",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             fs::remove(w / "ck/__3_0.distcp");
+                           },
+                           {}},
+                    Golden{"file_cut",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             fs::resize_file(w / "ck/__3_0.distcp", 40'000);
+                           },
+                           {}},
+                    Golden{"files_exchanged",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             fs::rename(w / "ck/__0_0.distcp", w / "x");
+                             fs::rename(w / "ck/__7_0.distcp", w / "ck/__0_0.distcp");
+                             fs::rename(w / "x", w / "ck/__7_0.distcp");
+                           },
+                           {}},
+                    Golden{"save_interrupted",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             fs::rename(w / "ck/.metadata", w / "ck/.metadata.tmp");
+                           },
+                           {}},
+                    Golden{"byte_flipped",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             std::string bytes = read_file(w / "ck/__3_0.distcp");
+                             const std::string weight = tp8().at("layers.0.feed_forward.w1.weight").bytes;
+                             bytes[bytes.find(weight.substr(3 * 22 * 64 * 2, 64)) + 5] ^=
+                                 0x10;  // rank 3 holds rows 66 to 87
+                             write_file(w / "ck/__3_0.distcp", bytes);
+                           },
+                           {}},
+                    Golden{"against_equal",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             w.must({"convert", "ck", "other", "--to", "hf", "-q"});
+                           },
+                           {"--against", "other"},
+                           0},
+                    Golden{"against_differs",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             TensorValues values = tp8();
+                             value(values, "layers.2.feed_forward.w1.weight").bytes[100] ^= 1;
+                             value(values, "layers.3.feed_forward.w1.weight").bytes[100] ^= 1;
+                             values.erase("norm.weight");
+                             write_dcp(values, w / "other", Mesh({{"dp_shard", 3}}));
+                           },
+                           {"--against", "other"}},
+                    Golden{"replicas", [](const Workshop& w) { w.copy("hsdp2x4"); }, {"--replicas"}, 0}),
+    title);
+
+// 8: values.
+INSTANTIATE_TEST_SUITE_P(
+    Values, AuditGolden,
+    testing::Values(Golden{"values_healthy", [](const Workshop& w) { w.copy("tp8"); }, {"--values", "--limit", "4"}, 0},
+                    Golden{"values_not_finite",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             fill_rows(value(values, "layers.1.attention.wq.weight"), 17, 18, 0x7fc0);
+                             fill_rows(value(values, "layers.3.feed_forward.w2.weight"), 5, 7, 0x7f80);
+                             w.save(values);
+                           },
+                           {"--values", "--limit", "4"}},
+                    Golden{"values_zero",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             fill_rows(value(values, "layers.2.feed_forward.w3.weight"), 44, 66,
+                                       0);  // what rank 2 of 8 held
+                             fill_rows(value(values, "layers.0.attention.wv.weight"), 0, 64, 0);
+                             fill_rows(value(values, "tok_embeddings.weight"), 250, 257, 0);
+                             w.save(values);
+                           },
+                           {"--values", "--limit", "4"}},
+                    Golden{"values_constant",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             fill_rows(value(values, "layers.1.attention.wo.weight"), 0, 64, 0x3f80);
+                             fill_rows(value(values, "layers.2.attention.wo.weight"), 8, 12, 0x3f80);
+                             fill_rows(value(values, "layers.3.attention.wo.weight"), 1, 2, 0x47c3);  // 99,840
+                             w.save(values);
+                           },
+                           {"--values", "--limit", "4"}}),
+    title);
+
+// ---- for programs
+
+TEST(Audit, JsonHoldsWhatTheTextShows) {
+  const Workshop w;
+  w.model("llama-3.1-70b", {"--shape", "model.embed_tokens.weight=16064x8192"});
+  const CommandResult r = w.run({"verify", "ck", "--config", "config.json", "--json"});
+  EXPECT_EQ(r.exit_code, 1) << r.err;
+  const Json json = *parse_json(r.out, "out");
+  EXPECT_EQ(*json.get_string("path"), "ck");
+  EXPECT_EQ(*json.get_string("format"), "hf");
+  EXPECT_EQ(*json.get_string("config"), "config.json");
+  EXPECT_EQ(*json.get_string("family"), "llama");
+  EXPECT_EQ(json.find("against"), nullptr);
+  EXPECT_FALSE(*json.get_bool("ok"));
+  EXPECT_THAT(std::string(*json.find("facts")->get_string("config")), HasSubstr("70,553,706,496 parameters"));
+  EXPECT_NE(json.find("seconds"), nullptr);
+  EXPECT_EQ(json.get_array("tensors")->size(), 0u);  // no data were read
+  const auto findings = *json.get_array("findings");
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(*findings[0].get_string("id"), "vocabulary-shard");
+  EXPECT_EQ(*findings[0].get_string("severity"), "error");
+  EXPECT_EQ(to_text(*findings[0].find("tensors")), "[\"model.embed_tokens.weight\"]");
+  EXPECT_THAT(std::string(*findings[0].get_string("lost")), HasSubstr("112,192 rows"));
+  std::map<std::string, Index> looked_at;
+  for (const Json& check : *json.get_array("checks"))
+    looked_at[std::string(*check.get_string("id"))] = *check.get_index("looked_at");
+  EXPECT_EQ(looked_at.at("cover"), 723);
+  EXPECT_EQ(looked_at.at("shape"), 723);
+  EXPECT_EQ(looked_at.at("bytes"), 0);  // skipped
+}
+
+TEST(Audit, JsonNamesWhatWasReadAndCompared) {
+  const Workshop w;
+  w.copy("tp8");
+  const Json values = *parse_json(w.run({"verify", "ck", "--values", "--json"}).out, "out");
+  EXPECT_TRUE(*values.get_bool("ok"));
+  const auto tensors = *values.get_array("tensors");
+  ASSERT_EQ(tensors.size(), 39u);
+  for (const char* member : {"name", "dtype", "shape", "digest", "absmax", "nan", "inf", "zeros"})
+    EXPECT_NE(tensors[0].find(member), nullptr) << member;
+  w.must({"convert", "ck", "other", "--to", "hf", "-q"});
+  const Json against = *parse_json(w.run({"verify", "ck", "--against", "other", "--json"}).out, "out");
+  EXPECT_EQ(*against.get_string("against"), "other");
+  const auto pairs = *against.get_array("tensors");
+  ASSERT_EQ(pairs.size(), 39u);
+  for (const char* member : {"against_dtype", "against_digest", "equal"})
+    EXPECT_NE(pairs[0].find(member), nullptr) << member;
+}
+
+TEST(Audit, JunitHasACaseForEachCheck) {
+  const Workshop w;
+  w.copy("fsdp16");
+  EXPECT_EQ(w.run({"verify", "ck", "--mesh", "dp_replicate=2,dp_shard=8", "--junit", "bad.xml"}).exit_code, 1);
+  expect_golden("audit_junit_bad.xml", without_times(read_file(w / "bad.xml")));
+  EXPECT_EQ(w.run({"verify", "ck", "--mesh", "dp_shard=16", "--junit", "good.xml"}).exit_code, 0);
+  expect_golden("audit_junit_good.xml", without_times(read_file(w / "good.xml")));
+}
+
+TEST(Audit, FailOnDecidesTheExitCode) {
+  const Workshop w;
+  w.model("llama-3.1-8b", {"--dtype", "float16"});  // a warning
+  const auto code = [&](const std::string& fail_on) {
+    return w.run({"verify", "ck", "--config", "config.json", "--fail-on", fail_on}).exit_code;
+  };
+  EXPECT_EQ(code("note"), 1);
+  EXPECT_EQ(code("warning"), 1);
+  EXPECT_EQ(code("error"), 0);
+  EXPECT_EQ(code("anything"), 2);
+}
+
+TEST(Audit, WhatMakesNoSenseIsSaid) {
+  const Workshop w;
+  w.copy("tp8");
+  const auto expect = [&](Options options, int code, const std::string& message) {
+    options.insert(options.begin(), "verify");
+    const CommandResult r = w.run(options);
+    EXPECT_EQ(r.exit_code, code) << r.out;
+    EXPECT_EQ(r.out, "");
+    EXPECT_THAT(r.err, HasSubstr(message));
+  };
+  expect({"absent"}, 5, "absent: not found");
+  expect({"ck", "--config", "absent.json"}, 5, "absent.json");
+  expect({"ck", "--config", kConfigs + "gpt2.json"}, 4, "no tensor is named as a parameter of the model");
+  expect({"ck", "--mesh", "xp=2"}, 2, "xp");
+  expect({"ck", "--layout", "torchtitan-llama"}, 2, "has no mesh of its own");
+  expect({"ck", "--layout", "nowhere.json"}, 5, "no built-in layout");
+  expect({"ck", "--against", "absent"}, 5, "absent: not found");
+  w.must({"convert", "ck", "model", "--to", "hf", "--max-shard-size", "200kB", "-q"});
+  fs::remove(w / "model/model-00002-of-00003.safetensors");  // and with it the shapes it would tell
+  expect({"model"}, 5, "model/model-00002-of-00003.safetensors: file is missing; it holds");
+  fs::remove(w / "ck/.metadata");
+  expect({"ck"}, 3, ".metadata is missing");
+}
+
+TEST(Audit, AMeshThatWroteASampleIsConfirmed) {
+  for (const auto& [name, mesh] :
+       {std::pair("tp8", "tp=8"), std::pair("fsdp8", "dp_shard=8"), std::pair("fsdp16", "dp_shard=16"),
+        std::pair("hsdp2x4", "dp_replicate=2,dp_shard=4"), std::pair("fsdp4_tp2", "dp_shard=4,tp=2"),
+        std::pair("fsdp2_tp2_optim", "dp_shard=2,tp=2"), std::pair("pp2_tp4", "pp=2,tp=4"),
+        std::pair("single", "dp_shard=1")}) {
+    const CommandResult r = run_command({RESHARD_BINARY, "verify", sample(name) + "/checkpoint", "--mesh", mesh});
+    EXPECT_EQ(r.exit_code, 0) << name << "\n" << r.out << r.err;
+  }
+}
+
+TEST(Audit, ModelsAreCleanAsTheyAreMade) {
+  for (const char* config : {"mistral-7b-v0.1", "mixtral-8x7b-v0.1", "qwen3-8b", "gemma-3-1b", "gemma-2-9b"}) {
+    const Workshop w;
+    const Json file = *parse_json(read_file(kConfigs + config + ".json"), config);
+    w.model(config, {"--dtype", std::string(*file.get_string("torch_dtype"))});
+    const CommandResult r = w.run({"verify", "ck", "--config", "config.json"});
+    EXPECT_EQ(r.exit_code, 0) << config << "\n" << r.out << r.err;
+  }
+}
+
+// ---- what is shown elsewhere
+
+TEST(Audit, SamplesShowWhatTheyPromise) {
+  Index scripts = 0;
+  for (const auto& entry : fs::directory_iterator(RESHARD_SOURCE_DIR "/samples/audit")) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() != ".sh" || name == "lib.sh") continue;
+    ++scripts;
+    const CommandResult r = run_command({entry.path().string()}, 60, {"RESHARD=" RESHARD_BINARY});
+    EXPECT_EQ(r.exit_code, 0) << name << "\n" << r.out << r.err;
+    EXPECT_THAT(read_file(RESHARD_SOURCE_DIR "/samples/audit/README.md"), HasSubstr("`" + name + "`"));
+  }
+  EXPECT_GE(scripts, 6);
+}
+
+// Names of findings are string literals beside a severity or an `id`; those with a hyphen are nothing else.
+std::set<std::string> finding_ids() {
+  const std::string root = RESHARD_SOURCE_DIR "/";
+  std::vector<std::string> files = {root + "lib/reshard/replicas.cc", root + "tools/verify.cc"};
+  for (const auto& entry : fs::directory_iterator(root + "lib/verify"))
+    if (entry.path().extension() == ".cc") files.push_back(entry.path().string());
+  std::set<std::string> ids;
+  const std::regex compound(R"re("([a-z]+(-[a-z]+)+)")re"), beside(R"re(Severity::k\w+, "([a-z]+)")re");
+  for (const std::string& file : files) {
+    const std::string text = read_file(file);
+    for (const std::regex& pattern : {compound, beside})
+      for (std::sregex_iterator it(text.begin(), text.end(), pattern), end; it != end; ++it) ids.insert((*it)[1]);
+  }
+  return ids;
+}
+
+TEST(Audit, EveryFindingIsInTheCatalogue) {
+  const std::string page = read_file(RESHARD_SOURCE_DIR "/docs/audit.md");
+  const std::set<std::string> ids = finding_ids();
+  EXPECT_GE(ids.size(), 60u);
+  for (const std::string& id : ids) EXPECT_THAT(page, HasSubstr("`" + id + "`"));
+}
+
+}  // namespace
+}  // namespace reshard
