@@ -319,7 +319,7 @@ TEST_P(Mutation, NoDamageOfASafetensorsFileIsMissed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Samples, Mutation, testing::ValuesIn(kFixtures),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& p) { return p.param.name; });
 
 }  // namespace
 }  // namespace reshard
