@@ -87,6 +87,10 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
   app.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
   app.add_option("--max-shard-size", max_shard_size, "Largest file of --to hf")->capture_default_str();
+  app.add_option("--allow", allow,
+                 "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
+                 "(write tensors that are not as the config says)")
+      ->check(CLI::IsMember({"cover", "config"}));
   app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   model.add(app);
   resources.add(app);
@@ -133,17 +137,43 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.max_file_bytes = TRY(parse_bytes(max_shard_size));
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
   o.keep_unknown = keep_unknown;
+  o.allow.cover = std::find(allow.begin(), allow.end(), "cover") != allow.end();
+  o.allow.config = std::find(allow.begin(), allow.end(), "config") != allow.end();
   o.spool = destination.empty() ? "." : parent_path(destination);
   o.run = TRY(resources.run_options());
   return o;
 }
+
+namespace {
+
+// The error, and what --allow cover would make of the rest.
+Error with_way_out(const Error& error, const std::string& path) {
+  const auto open = open_checkpoint(path, {.files_too = false, .validated = false});
+  if (!open) return error;
+  const Catalog& catalog = open->reader->catalog();
+  const auto faulty = static_cast<Index>(tensor_faults(catalog, true).size());
+  const auto all = static_cast<Index>(catalog.tensors().size());
+  if (faulty == 0 || faulty == all) return error;
+  return {error.code(), error.message() + "; --allow cover would leave out " + count_of(faulty, "tensor") +
+                            " with faults and write the other " + with_commas(all - faulty)};
+}
+
+// With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
+Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults) {
+  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults});
+  if (open) return open;
+  if (allow_faults) return open_checkpoint(path, {.files_too = false, .validated = false});
+  return with_way_out(open.error(), path);
+}
+
+}  // namespace
 
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
   ConversionOptions o = TRY(options.conversion_options());
   o.metadata_only = metadata_only;
   const Format* format = TRY(find_format(options.to));
   PreparedConversion p;
-  p.source = TRY(open_checkpoint(options.source, {.files_too = !metadata_only}));
+  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover));
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;
 }

@@ -46,7 +46,7 @@ std::string builtin_layout_names();  // "colossalai-llama, hf, ..."
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size = "5GB";
-  std::vector<std::string> keep_dtype, include, exclude;
+  std::vector<std::string> keep_dtype, include, exclude, allow;
   bool keep_unknown = false, force = false, dry_run = false;
   ModelOptions model;
   ResourceOptions resources;

@@ -29,7 +29,7 @@ constexpr std::array<Model, 5> kModels = {{
 }};
 
 struct SynthOptions {
-  std::string destination, model, config, to = "dcp", mesh, names, dtype = "bfloat16";
+  std::string destination, model, config, to = "dcp", mesh, names, dtype;
   std::vector<std::string> shapes, without;
   Index layers = 0;
   bool optimizer = false, metadata_only = false, headers_only = false, force = false;
@@ -92,7 +92,7 @@ struct Subject {
 
 Result<Subject> find_subject(const SynthOptions& options) {
   Subject s;
-  s.dtype = TRY(find_dtype(options.dtype));
+  s.dtype = TRY(find_dtype(options.dtype.empty() ? "bfloat16" : options.dtype));
   if (options.config.empty() == options.model.empty()) return usage_error("expected one of --model and --config");
   if (options.config.empty()) {
     s.config_file = config_json(TRY(find_model(options)), s.dtype);
@@ -102,6 +102,8 @@ Result<Subject> find_subject(const SynthOptions& options) {
   }
   s.config = TRY(ModelConfig::parse(s.config_file, "config.json"));
   s.family = family_of_model_type(s.config.model_type);
+  // A config without --dtype is taken at its word.
+  if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
   if (!s.family)
     return unsupported(options.config + ": model_type '" + printable(s.config.model_type) + "' is of no family known");
   return s;
@@ -144,7 +146,9 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
   };
   for (const Parameter& p : TRY(parameters(*subject.family, subject.config))) {
     if (p.is_tied) continue;
-    TRY(add(p.name, subject.dtype, p.shape));
+    // Some parameters have a dtype of their own whatever the model's is.
+    const bool is_own = p.dtype != subject.config.dtype;
+    TRY(add(p.name, is_own ? dtype_from_torch(p.dtype).value_or(subject.dtype) : subject.dtype, p.shape));
     if (!options.optimizer) continue;
     for (const std::string_view moment : {".exp_avg", ".exp_avg_sq"})
       TRY(add("optimizer.state." + p.name + std::string(moment), DType::kFloat32, p.shape));
@@ -252,8 +256,8 @@ void add_synth(CLI::App& app, Action& action) {
   app.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   app.add_option("--names", options->names,
                  "Tensor names: torchtitan (until April 2026), torchtitan-2026, hf (default with --to hf)");
-  app.add_option("--dtype", options->dtype, "Of the model's tensors: float32, bfloat16, float16")
-      ->capture_default_str();
+  app.add_option("--dtype", options->dtype,
+                 "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   app.add_option("--layers", options->layers, "Layers, instead of the model's own number")
       ->check(CLI::Range(1, 10'000));
   app.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");

@@ -58,21 +58,25 @@ void write_tensor(pickle::PickleWriter& w, const WrittenEntry& entry) {
     write_size(w, entry.tensor->shape);
     w.shared_text("chunks");
     w.empty_list();
-    w.mark();
-    for (const WrittenItem& item : entry.items)
+    pickle::ElementRuns chunks(w, &pickle::PickleWriter::append_items);
+    for (const WrittenItem& item : entry.items) {
+      chunks.next();
       write_object(w, kMetadataModule, "ChunkStorageMetadata", [&] {
         w.shared_text("offsets");
         write_size(w, item.box.origin);
         w.shared_text("sizes");
         write_size(w, item.box.shape);
       });
-    w.append_items();
+    }
+    chunks.end();
   });
 }
 
-void write_storage(pickle::PickleWriter& w, const WrittenEntry& entry, const std::vector<std::string>& files) {
+void write_storage(pickle::PickleWriter& w, pickle::ElementRuns& runs, const WrittenEntry& entry,
+                   const std::vector<std::string>& files) {
   for (std::size_t i = 0; i < entry.items.size(); ++i) {
     const WrittenItem& item = entry.items[i];
+    runs.next();
     write_object(w, kMetadataModule, "MetadataIndex", [&] {
       w.shared_text("fqn");
       w.shared_text(entry.name);
@@ -112,8 +116,9 @@ std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::
   write_object(w, kMetadataModule, "Metadata", [&] {
     w.shared_text("state_dict_metadata");
     w.empty_dict();
-    w.mark();
+    pickle::ElementRuns metadata(w, &pickle::PickleWriter::set_items);
     for (const WrittenEntry& entry : entries) {
+      metadata.next();
       w.shared_text(entry.name);
       if (entry.tensor) {
         write_tensor(w, entry);
@@ -123,20 +128,21 @@ std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::
         w.new_object();
       }
     }
-    w.set_items();
+    metadata.end();
     w.shared_text("planner_data");
     w.empty_dict();
-    w.mark();
+    pickle::ElementRuns paths(w, &pickle::PickleWriter::set_items);
     for (const WrittenEntry& entry : entries) {
+      paths.next();
       w.shared_text(entry.name);
       write_path(w, entry);
     }
-    w.set_items();
+    paths.end();
     w.shared_text("storage_data");
     w.empty_dict();
-    w.mark();
-    for (const WrittenEntry& entry : entries) write_storage(w, entry, files);
-    w.set_items();
+    pickle::ElementRuns storage(w, &pickle::PickleWriter::set_items);
+    for (const WrittenEntry& entry : entries) write_storage(w, storage, entry, files);
+    storage.end();
   });
   return std::move(w).finish();
 }

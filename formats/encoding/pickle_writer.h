@@ -64,4 +64,26 @@ class PickleWriter {
   std::unordered_map<std::string, std::uint32_t> shared_;
 };
 
+// The elements of a large list or dict, put in by runs of a thousand as Python's own pickler does (Lib/pickle.py,
+// _BATCHSIZE), so that a reader's stack stays small. next() comes before each element, end() after the last.
+class ElementRuns {
+ public:
+  // `close` is &PickleWriter::append_items or &PickleWriter::set_items; the empty container is on the stack.
+  ElementRuns(PickleWriter& w, void (PickleWriter::*close)()) : w_(w), close_(close) {}
+  void next() {
+    if (in_run_ == kRun) end();
+    if (in_run_++ == 0) w_.mark();
+  }
+  void end() {
+    if (in_run_ > 0) (w_.*close_)();
+    in_run_ = 0;
+  }
+
+ private:
+  static constexpr int kRun = 1000;
+  PickleWriter& w_;
+  void (PickleWriter::*close_)();
+  int in_run_ = 0;
+};
+
 }  // namespace reshard::pickle

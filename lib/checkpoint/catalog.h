@@ -138,13 +138,13 @@ bool natural_less(std::string_view a, std::string_view b);
 // lies inside the extent. Errors name tensor, box and file. `files_too` = false leaves the files out: metadata alone.
 Status validate(const Catalog& catalog, bool files_too = true);
 
-// A tensor (its index) whose boxes do not cover it exactly once, or whose replicas are none, and what is wrong.
-struct CoverFault {
+// A tensor (its index) that validate() would refuse, and why.
+struct TensorFault {
   std::size_t tensor = 0;
   Error error;
 };
 // All of them: what validate() says of the first.
-std::vector<CoverFault> cover_faults(const Catalog& catalog);
+std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too);
 
 // How many bytes each file must have at least.
 std::vector<Index> bytes_needed(const Catalog& catalog);

@@ -202,6 +202,20 @@ Status check_file_range(const Catalog& catalog, const Extent& e, const std::stri
                  ", file has " + with_commas(file.size) + ": the file is cut short or belongs to another save");
 }
 
+// That every stored element of a tensor lies in a file that is there.
+Status check_places(const Catalog& catalog, const Tensor& tensor) {
+  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Box box = list->box(i);
+      if (box.empty()) continue;
+      const Extent& e = list->extent(i);
+      if (catalog.files[e.file].size < 0 || !fits_inside(e.offset, e.length, catalog.files[e.file].size))
+        return check_file_range(catalog, e, name_of(tensor, box));
+      if (tensor.located) TRY(check_reach(catalog, tensor, list->get(i)));
+    }
+  return {};
+}
+
 }  // namespace
 
 Status check_cover(const Tensor& tensor) {
@@ -238,11 +252,15 @@ Status check_cover(const Tensor& tensor) {
                  (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
 }
 
-std::vector<CoverFault> cover_faults(const Catalog& catalog) {
-  std::vector<CoverFault> out;
+std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too) {
+  std::vector<TensorFault> out;
   CoverChecker covers;
-  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
-    if (Status covered = covers.check(catalog.tensors()[i]); !covered) out.push_back({i, std::move(covered).error()});
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const Tensor& tensor = catalog.tensors()[i];
+    Status good = covers.check(tensor);
+    if (good && files_too) good = check_places(catalog, tensor);
+    if (!good) out.push_back({i, std::move(good).error()});
+  }
   return out;
 }
 
@@ -262,16 +280,7 @@ Status validate(const Catalog& catalog, bool files_too) {
   CoverChecker covers;
   for (const Tensor& tensor : catalog.tensors()) {
     TRY(covers.check(tensor).context(catalog.root));
-    if (!files_too) continue;
-    for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
-      for (std::size_t i = 0; i < list->size(); ++i) {
-        const Box box = list->box(i);
-        if (box.empty()) continue;
-        const Extent& e = list->extent(i);
-        if (catalog.files[e.file].size < 0 || !fits_inside(e.offset, e.length, catalog.files[e.file].size))
-          return check_file_range(catalog, e, name_of(tensor, box));
-        if (tensor.located) TRY(check_reach(catalog, tensor, list->get(i)));
-      }
+    if (files_too) TRY(check_places(catalog, tensor));
   }
   if (!files_too) return {};
   for (const Blob& blob : catalog.blobs)

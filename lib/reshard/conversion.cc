@@ -49,6 +49,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   if (!format.lay_out) return unsupported(std::string(format.title) + " can be read but not written");
   std::unique_ptr<Conversion> c(new Conversion(source, format, std::move(options)));
   TRY(c->choose_names());
+  TRY(c->leave_out_faulty());
   TRY(c->select());
   TRY(c->make_views());
   TRY(c->lay_out());
@@ -95,12 +96,32 @@ Status Conversion::choose_family() {
   return {};
 }
 
+Status Conversion::leave_out_faulty() {
+  const auto& tensors = source_.catalog().tensors();
+  is_faulty_.assign(tensors.size(), false);
+  if (!options_.allow.cover) return {};
+  LeftOut out{"not stored exactly once (--allow cover)", 0, 0, 0, {}};
+  for (const auto& [tensor, error] : tensor_faults(source_.catalog(), !options_.metadata_only)) {
+    is_faulty_[tensor] = true;
+    ++out.tensors;
+    out.bytes += tensors[tensor].bytes();
+    out.names.push_back(tensors[tensor].name);
+  }
+  if (out.tensors == 0) return {};
+  complete_ = false;
+  warnings_.push_back(count_of(out.tensors, "tensor") +
+                      " not stored exactly once left out; reshard_manifest.json names them");
+  left_out_.push_back(std::move(out));
+  return {};
+}
+
 Status Conversion::select() {
   const bool model_only = format_.name == "hf";
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
   std::vector<std::size_t> chosen;
   const auto& tensors = source_.catalog().tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_faulty_[i]) continue;
     const StateKind kind = split_state_key(tensors[i].name).kind;
     LeftOut* out = nullptr;
     if (model_only && kind != StateKind::kModel) out = kind == StateKind::kOptimizer ? &optimizer : &other;
@@ -156,13 +177,38 @@ Status Conversion::make_views() {
     left_out_.push_back(std::move(out));
   }
   for (const Tensor& t : source_view_.tensors()) TRY(check_cover(t));
-  if (config_) TRY(check_against_config(source_view_, *family_, *config_, complete_));
+  return check_config();
+}
+
+Status Conversion::check_config() {
+  if (!config_) return {};
+  const Status fits = check_against_config(source_view_, *family_, *config_, complete_);
+  if (fits) return {};
+  const Error& error = fits.error();
+  if (!options_.allow.config)
+    return Error(error.code(), error.message() + "; reshard verify explains it, --allow config writes what is there");
+  warnings_.push_back(error.message());
   return {};
 }
 
 std::string Conversion::target_name(const std::string& canonical, const std::string& native) const {
   if (!renames() || (source_names_ == Names::kHf && target_names_ == Names::kHf)) return native;
   return rename_key(*family_, canonical, *target_names_);
+}
+
+// Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
+Result<DType> Conversion::target_dtype(const Tensor& tensor, const std::string& native) const {
+  const DType as = options_.dtype.value_or(tensor.dtype);
+  if (as == tensor.dtype || split_state_key(tensor.name).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
+      any_glob_matches(options_.keep_dtype, native))
+    return tensor.dtype;
+  const auto parsed = family_ ? parse_name(*family_, tensor.name) : std::nullopt;
+  if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return tensor.dtype;
+  if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
+    return unsupported("tensor '" + printable(native) + "' is " + std::string(info(tensor.dtype).torch_name) +
+                       " with scales in a tensor of its own, which --dtype does not apply; --keep-dtype '" +
+                       printable(native) + "' leaves it as it is");
+  return as;
 }
 
 Result<LayoutRequest> Conversion::layout_request() {
@@ -182,15 +228,10 @@ Result<LayoutRequest> Conversion::layout_request() {
     const std::string native = found == natives.end() ? tensor.name : found->second;
     TargetTensor t;
     t.name = target_name(tensor.name, native);
-    t.dtype = tensor.dtype;
+    t.dtype = TRY(target_dtype(tensor, native));
+    if (t.dtype != tensor.dtype) ++converted_;
     t.shape = tensor.shape;
     t.path = rename_path(tensor.path, native, t.name);
-    const bool model = split_state_key(tensor.name).kind == StateKind::kModel;
-    if (options_.dtype && model && t.dtype != *options_.dtype && can_convert(t.dtype, *options_.dtype) &&
-        !any_glob_matches(options_.keep_dtype, native)) {
-      t.dtype = *options_.dtype;
-      ++converted_;
-    }
     request.tensors.push_back(std::move(t));
     sources.push_back(&tensor);
   }
@@ -317,9 +358,14 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
     tensors.set(to.name, std::move(entry));
   }
   Json left_out = Json::array();
-  for (const LeftOut& l : left_out_)
-    left_out.push_back(
-        Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
+  for (const LeftOut& l : left_out_) {
+    Json entry = Json::object();
+    entry.set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes);
+    Json names = Json::array();
+    for (const std::string& name : l.names) names.push_back(name);
+    if (!l.names.empty()) entry.set("names", std::move(names));
+    left_out.push_back(std::move(entry));
+  }
   Json globs = Json::object();
   for (const auto& [key, list] : {std::pair("include", &options_.include), std::pair("exclude", &options_.exclude),
                                   std::pair("keep_dtype", &options_.keep_dtype)}) {

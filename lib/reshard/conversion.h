@@ -15,6 +15,12 @@
 
 namespace reshard {
 
+// Faults of the source that the user lets through.
+struct Allowed {
+  bool cover = false;   // tensors that are not stored exactly once, or whose files are damaged, are left out
+  bool config = false;  // tensors that are not as the config says are written as they are
+};
+
 struct ConversionOptions {
   std::string source_path;    // as the user gave it, for the manifest
   bool detect_family = true;  // false: `family` is what to use, null for none
@@ -28,6 +34,7 @@ struct ConversionOptions {
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   Index max_file_bytes = 5'000'000'000;
   bool keep_unknown = false;
+  Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
   std::string spool = ".";     // where compressed items may be decoded to
   RunOptions run;
@@ -39,6 +46,7 @@ struct LeftOut {
   Index tensors = 0;
   Index objects = 0;
   Index bytes = 0;
+  std::vector<std::string> names = {};  // where the user should know each
 };
 
 class Conversion {
@@ -76,7 +84,10 @@ class Conversion {
   Status select();
   Status choose_names();
   Status choose_family();
+  Status leave_out_faulty();
   Status make_views();
+  Status check_config();
+  Result<DType> target_dtype(const Tensor& tensor, const std::string& native) const;
   Status lay_out();
   Result<LayoutRequest> layout_request();
   // Gives each tensor of the target its placement; `sources` are those of the source's view they come from.
@@ -94,9 +105,10 @@ class Conversion {
   std::optional<ModelConfig> config_;
   std::optional<Names> source_names_, target_names_;
   bool hf_rows_ = false;
-  bool complete_ = true;  // no filter took tensors out
-  Catalog selected_;      // the source's tensors that take part, as they are named there
-  Catalog source_view_;   // the same as the plan sees them
+  std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out
+  bool complete_ = true;         // no filter took tensors out
+  Catalog selected_;             // the source's tensors that take part, as they are named there
+  Catalog source_view_;          // the same as the plan sees them
   std::unique_ptr<Target> target_;
   Catalog target_view_;
   Plan plan_;

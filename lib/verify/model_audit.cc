@@ -372,23 +372,34 @@ class ModelAuditor {
   void report_missing() {
     report_missing_head();
     report_missing_layers();
-    std::map<const NameRule*, std::vector<const Parameter*>> by_rule;
-    for (const Parameter* p : missing_) by_rule[p->rule].push_back(p);
-    for (const auto& [rule, list] : by_rule) {
-      Finding& f = add(Severity::kError, rule->is_per_expert() ? "missing-experts" : "missing-tensors");
-      Index bytes = 0;
-      for (const Parameter* p : list) {
-        f.tensors.push_back(p->name);
-        bytes += volume(p->shape) * byte_size(model_dtype());
-      }
-      f.what = list.size() == 1 ? "is missing" : "are missing";
-      f.why.push_back(config_.path + " describes " + (list.size() == 1 ? "it" : "them") + " with shape " +
-                      to_string(list[0]->shape));
-      if (!rule->when.empty()) f.why.push_back("because of " + std::string(rule->when));
-      if (rule->is_per_expert()) add_expert_ranges(list, f);
-      f.lost = with_commas(static_cast<Index>(list.size())) + (list.size() == 1 ? " tensor, " : " tensors, ") +
-               human_bytes(bytes) + ", not in any file.";
+    std::vector<const Parameter*> experts, others;
+    for (const Parameter* p : missing_) (p->rule->is_per_expert() ? experts : others).push_back(p);
+    report_missing_tensors(experts, "missing-experts");
+    report_missing_tensors(others, "missing-tensors");
+  }
+
+  void report_missing_tensors(const std::vector<const Parameter*>& list, std::string id) {
+    if (list.empty()) return;
+    Finding& f = add(Severity::kError, std::move(id));
+    std::map<const NameRule*, Index> by_rule;
+    Index bytes = 0;
+    for (const Parameter* p : list) {
+      f.tensors.push_back(p->name);
+      bytes += volume(p->shape) * byte_size(model_dtype());
+      ++by_rule[p->rule];
     }
+    f.what = std::string(list.size() == 1 ? "is" : "are") + " missing, and " + config_.path + " describes " +
+             (list.size() == 1 ? "it" : "them");
+    for (const auto& [rule, n] : by_rule) {
+      if (f.why.size() == kShownLines) {
+        f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownLines), "kind") + " more");
+        break;
+      }
+      f.why.push_back(leaf(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
+                      std::string(rule->when));
+    }
+    if (list[0]->rule->is_per_expert()) add_expert_ranges(list, f);
+    f.lost = count_of(static_cast<Index>(list.size()), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
   }
 
   void add_expert_ranges(const std::vector<const Parameter*>& list, Finding& f) const {

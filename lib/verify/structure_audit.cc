@@ -48,7 +48,7 @@ class StructureAuditor {
 
   void check_covers() {
     std::vector<std::string> first_messages, names;
-    for (const auto& [tensor, error] : cover_faults(catalog_)) {
+    for (const auto& [tensor, error] : tensor_faults(catalog_, false)) {
       names.push_back(catalog_.tensors()[tensor].name);
       if (first_messages.size() < kShownFiles) first_messages.push_back(error.message());
     }
