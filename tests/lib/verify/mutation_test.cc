@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <numeric>
+#include <set>
 
 #include "formats/encoding/torch_archive.h"
 #include "formats/registry.h"
@@ -160,7 +160,14 @@ Result<bool> differs(const std::string& path, const std::string& other, const st
   if (!c->only_a().empty() || !c->only_b().empty() || !c->reshaped().empty()) return true;
   for (const auto& d : TRY(c->digests()))
     if (d.a != d.b) return true;
-  return !TRY(c->differing_objects()).empty();
+  if (!TRY(c->differing_objects()).empty()) return true;
+  // Objects that only one has are not compared by --against: here their names are, where both have any.
+  const auto names = [](const OpenCheckpoint& open) {
+    std::set<std::string> out;
+    for (const Blob& blob : open.reader->catalog().blobs) out.insert(blob.name);
+    return out;
+  };
+  return !names(a).empty() && !names(b).empty() && names(a) != names(b);
 }
 
 // ---- a broken copy, and its repair
