@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <numeric>
@@ -194,7 +195,11 @@ class DcpDamager {
     to.length = from.length;
   }
   // Of the run or the optimizer as a whole: belongs to no parameter.
-  static bool is_other_state(const std::string& name) { return split_state_key(name).parameter.empty(); }
+  bool is_other_state(const std::string& name) const {
+    const std::string parameter = split_state_key(name).parameter;
+    return std::none_of(healthy_.entries.begin(), healthy_.entries.end(),
+                        [&](const Entry& e) { return !e.is_blob && e.tensor.name == parameter; });
+  }
 
   void drop() {
     edit("drop a box", 12, [&](Metadata& m, Damage& d) {
