@@ -133,7 +133,8 @@ class Verification {
 
   void check_structure() {
     StructureAudit audit = audit_structure(*open_.reader, run_.threads, temporary_directory());
-    is_readable_ = audit.is_readable && !audit.metadata_only;
+    metadata_only_ = audit.metadata_only;
+    is_readable_ = audit.is_readable && !metadata_only_;
     const auto tensors = static_cast<Index>(catalog().tensors().size());
     const auto files = static_cast<Index>(catalog().files.size());
     Index pieces = 0;
@@ -153,6 +154,8 @@ class Verification {
     else
       skipped("header", "what is stored is what the metadata say", "the headers around the pieces were not read");
     checked("stale-files", "every file belongs to the checkpoint", files);
+    checked("unclaimed-bytes", "every byte of a data file belongs to a tensor or object", files);
+    checked("key-path", "names and paths in the state_dict agree", tensors);
     checked("reader", "nothing is odd about the files", files);
     const bool covers =
         std::none_of(audit.findings.begin(), audit.findings.end(), [](const Finding& f) { return f.id == "cover"; });
@@ -274,6 +277,8 @@ class Verification {
               "only metadata were asked about; --bytes reads all");
       return {};
     }
+    if (metadata_only_ && (options_.bytes || options_.values || options_.replicas))
+      add(Severity::kError, "file-missing", "no data file is here: there is nothing to read");
     if (!is_readable_) {
       skipped("bytes", "checksums hold and digests are as recorded", "the data cannot be read as the metadata say");
       return {};
@@ -527,7 +532,7 @@ class Verification {
   std::string refusal_;  // why the reader would not have it, where it was opened all the same
   std::optional<ModelConfig> config_;
   const Family* family_ = nullptr;
-  bool is_readable_ = true, read_bytes_ = false;
+  bool metadata_only_ = false, is_readable_ = true, read_bytes_ = false;
   Index checksums_ = 0;
   std::vector<TensorProof> proofs_;
   std::vector<ValueRow> values_;

@@ -34,6 +34,8 @@ class StructureAuditor {
       f.what = shared.error().message();
       f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
     }
+    check_unclaimed();
+    check_key_paths();
     look_at_headers();
     report_leftovers();
     return std::move(out_);
@@ -121,6 +123,62 @@ class StructureAuditor {
           break;
         }
     return names;
+  }
+
+  // Writers of items put them one behind the other: what lies between them was recorded once. Of tensors that are
+  // located from the start, only payloads are known and not what is around them.
+  void check_unclaimed() {
+    if (catalog_.shares_extents) return;
+    std::vector<std::vector<std::pair<Index, Index>>> claimed(catalog_.files.size());
+    const auto claim = [&](const Extent& e) { claimed[e.file].emplace_back(e.offset, e.offset + e.length); };
+    for (const Tensor& t : catalog_.tensors()) {
+      if (t.located) return;
+      for (const FragmentList* list : {&t.fragments, &t.replicas})
+        for (std::size_t i = 0; i < list->size(); ++i) claim(list->extent(i));
+    }
+    for (const Blob& b : catalog_.blobs) claim(b.extent);
+    Index bytes = 0;
+    std::vector<std::string> lines;
+    for (std::size_t f = 0; f < claimed.size(); ++f) {
+      std::sort(claimed[f].begin(), claimed[f].end());
+      claimed[f].emplace_back(catalog_.files[f].size, catalog_.files[f].size);
+      Index end = 0;
+      for (const auto& [begin, next] : claimed[f]) {
+        if (begin > end) {
+          bytes += begin - end;
+          if (lines.size() < kShownFiles)
+            lines.push_back(printable(catalog_.files[f].path) + ": " + with_commas(begin - end) + " bytes at " +
+                            with_commas(end));
+        }
+        end = std::max(end, next);
+      }
+    }
+    if (bytes == 0) return;
+    Finding& f = add(Severity::kWarning, "unclaimed-bytes");
+    f.what = human_bytes(bytes) + " in the data files belong to no tensor or object";
+    f.why = std::move(lines);
+    f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
+  }
+
+  // A key is its path in the nested state_dict, joined by dots.
+  void check_key_paths() {
+    std::vector<std::string> wrong;
+    bool has_paths = false;
+    const auto look_at = [&](const std::string& name, const KeyPath& path) {
+      std::vector<std::string> parts;
+      for (const auto& part : path)
+        parts.push_back(std::holds_alternative<Index>(part) ? std::to_string(std::get<Index>(part))
+                                                            : std::get<std::string>(part));
+      has_paths = has_paths || !path.empty();
+      if (join(parts, ".") != name) wrong.push_back(name);
+    };
+    for (const Tensor& t : catalog_.tensors()) look_at(t.name, t.path);
+    for (const Blob& b : catalog_.blobs) look_at(b.name, b.path);
+    if (!has_paths || wrong.empty()) return;
+    Finding& f = add(Severity::kWarning, "key-path");
+    f.what = "the path in the nested state_dict is not the name's";
+    f.tensors = std::move(wrong);
+    f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
   }
 
   // Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <numeric>
@@ -193,7 +194,12 @@ class DcpDamager {
     to.offset = from.offset;
     to.length = from.length;
   }
-  static bool is_other_state(const std::string& name) { return split_state_key(name).kind == StateKind::kOther; }
+  // Of the run or the optimizer as a whole: belongs to no parameter.
+  bool is_other_state(const std::string& name) const {
+    const std::string parameter = split_state_key(name).parameter;
+    return std::none_of(healthy_.entries.begin(), healthy_.entries.end(),
+                        [&](const Entry& e) { return !e.is_blob && e.tensor.name == parameter; });
+  }
 
   void drop() {
     edit("drop a box", 12, [&](Metadata& m, Damage& d) {
@@ -324,18 +330,27 @@ class DcpDamager {
       m.rename(e, in_other_layer(d.what));
       return m.entries[e].tensor.name != d.what;
     });
+    // Of layers 0 and 1: names and paths change places.
+    const auto exchange_names = [](Metadata& m, std::size_t e) {
+      const std::string other = in_other_layer(m.entries[e].tensor.name);
+      if (other == m.entries[e].tensor.name) return false;
+      for (Entry& x : m.entries)
+        if (x.tensor.name == other) {
+          std::swap(x.tensor.name, m.entries[e].tensor.name);
+          std::swap(x.tensor.path, m.entries[e].tensor.path);
+          return true;
+        }
+      return false;
+    };
     edit("exchange a name between two layers", 6, [&](Metadata& m, Damage& d) {
       const std::size_t e = some_entry();
       d.what = m.entries[e].tensor.name;
-      const std::string other = in_other_layer(d.what);
-      for (std::size_t k = 0; k < m.entries.size(); ++k)
-        if (k != e && m.entries[k].tensor.name == other) m.rename(k, d.what);
-      m.rename(e, other);
       d.undetectable = kItemsHaveNoNames;  // layers of a Llama are of equal shapes
-      return other != d.what;
+      return exchange_names(m, e);
     });
     edit("exchange all names of two layers", 1, [&](Metadata& m, Damage& d) {
-      for (std::size_t e = 0; e < m.entries.size(); ++e) m.rename(e, in_other_layer(m.entries[e].tensor.name));
+      for (std::size_t e = 0; e < m.entries.size(); ++e)
+        if (healthy_.entries[e].tensor.name.find("layers.0.") != std::string::npos) exchange_names(m, e);
       d.what = "0 and 1";
       d.undetectable = kItemsHaveNoNames;
       return true;

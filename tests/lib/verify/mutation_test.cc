@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <numeric>
+#include <set>
 
 #include "formats/encoding/torch_archive.h"
 #include "formats/registry.h"
@@ -86,6 +86,8 @@ Result<std::vector<Finding>> audit_headers(const Question& q, OpenCheckpoint& op
   StructureAudit structure = audit_structure(*open.reader, 1, "/tmp");
   std::vector<Finding> out = std::move(structure.findings);
   is_readable = structure.is_readable && !structure.metadata_only && refusal.empty();
+  if (structure.metadata_only)
+    out.push_back({Severity::kError, "file-missing", {}, "no data file is here", {}, "", ""});
   if (!refusal.empty()) out.push_back({Severity::kError, "reader", {}, refusal, {}, "", ""});
   const auto add = [&](std::vector<Finding> more) { out.insert(out.end(), more.begin(), more.end()); };
   add(TRY(audit_model(catalog, *family, config)).findings);
@@ -99,10 +101,18 @@ Result<std::vector<Finding>> audit_headers(const Question& q, OpenCheckpoint& op
   return out;
 }
 
-// A value of the checkpoint, and its place in the nested state_dict.
+// A key's place in the nested state_dict.
+std::string said(const std::string& name, const KeyPath& path) {
+  if (path.empty()) return " at '" + name + "'";
+  std::string out = " at";
+  for (const auto& part : path)
+    out += std::holds_alternative<Index>(part) ? " " + std::to_string(std::get<Index>(part))
+                                               : " '" + std::get<std::string>(part) + "'";
+  return out;
+}
+
 std::string said(const Tensor& t, const TensorProof& proof) {
-  return std::string(info(t.dtype).torch_name) + to_string(t.shape) + proof.source.hex() + " at " +
-         std::to_string(t.path.size());
+  return std::string(info(t.dtype).torch_name) + to_string(t.shape) + proof.source.hex() + said(t.name, t.path);
 }
 
 Result<std::vector<Finding>> audit_data(const OpenCheckpoint& open, std::map<std::string, std::string>& state) {
@@ -122,7 +132,7 @@ Result<std::vector<Finding>> audit_data(const OpenCheckpoint& open, std::map<std
     TRY(reader.blob_bytes(blob));
     const auto file = TRY(reader.files().open(catalog.file_path(blob.extent.file)));
     const auto object = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
-    state[blob.name] = pickle::print(object.root(), 100, 10'000) + " at " + std::to_string(blob.path.size());
+    state[blob.name] = pickle::print(object.root(), 100, 10'000) + said(blob.name, blob.path);
   }
   return TRY(compare_replicas(catalog, reader.files(), one_thread())).findings;
 }
@@ -150,7 +160,14 @@ Result<bool> differs(const std::string& path, const std::string& other, const st
   if (!c->only_a().empty() || !c->only_b().empty() || !c->reshaped().empty()) return true;
   for (const auto& d : TRY(c->digests()))
     if (d.a != d.b) return true;
-  return !TRY(c->differing_objects()).empty();
+  if (!TRY(c->differing_objects()).empty()) return true;
+  // Objects that only one has are not compared by --against: here their names are, where both have any.
+  const auto names = [](const OpenCheckpoint& open) {
+    std::set<std::string> out;
+    for (const Blob& blob : open.reader->catalog().blobs) out.insert(blob.name);
+    return out;
+  };
+  return !names(a).empty() && !names(b).empty() && names(a) != names(b);
 }
 
 // ---- a broken copy, and its repair
@@ -318,8 +335,7 @@ TEST_P(Mutation, NoDamageOfASafetensorsFileIsMissed) {
   finish(GetParam().name + " (safetensors)", run(e, copy, damage_safetensors(file, kSeed), false));
 }
 
-INSTANTIATE_TEST_SUITE_P(Samples, Mutation, testing::ValuesIn(kFixtures),
-                         [](const auto& p) { return p.param.name; });
+INSTANTIATE_TEST_SUITE_P(Samples, Mutation, testing::ValuesIn(kFixtures), [](const auto& p) { return p.param.name; });
 
 }  // namespace
 }  // namespace reshard
