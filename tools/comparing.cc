@@ -34,6 +34,7 @@ std::vector<std::string> structural_differences(const Comparison& c) {
     out.push_back("tensor '" + printable(c.a().tensors()[p.a].name) + "': shape " +
                   to_string(c.a().tensors()[p.a].shape) + " in " + c.a().root + ", " +
                   to_string(c.b().tensors()[p.b].shape) + " in " + c.b().root);
+  for (std::string& text : c.objects_of_one()) out.push_back(std::move(text));
   return out;
 }
 

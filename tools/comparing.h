@@ -19,7 +19,7 @@ Result<std::unique_ptr<Comparison>> compare(OpenCheckpoint& a, OpenCheckpoint& b
                                             const std::string& path_a, const std::string& path_b,
                                             const ResourceOptions& resources);
 
-// Tensors that cannot be compared element by element, as sentences.
+// Tensors that cannot be compared element by element, and objects that only one side has, as sentences.
 std::vector<std::string> structural_differences(const Comparison& c);
 
 Json shape_json(const Dims& shape);

@@ -171,6 +171,25 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   return out;
 }
 
+std::vector<std::string> Comparison::objects_of_one() const {
+  std::vector<std::string> out;
+  const auto key = [&](const Blob& blob) { return family_ ? canonical_key(*family_, blob.name) : blob.name; };
+  const auto look = [&](const Catalog& mine, const Catalog& others) {
+    std::set<std::string> names;
+    std::set<StateKind> kinds;  // that the other has anything of
+    for (const Blob& blob : others.blobs) {
+      names.insert(key(blob));
+      kinds.insert(split_state_key(blob.name).kind);
+    }
+    for (const Blob& blob : mine.blobs)
+      if (kinds.contains(split_state_key(blob.name).kind) && !names.contains(key(blob)))
+        out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
+  };
+  look(a_.catalog(), b_.catalog());
+  look(b_.catalog(), a_.catalog());
+  return out;
+}
+
 Result<std::vector<std::string>> Comparison::differing_objects() {
   std::vector<std::string> out;
   std::unordered_map<std::string, const Blob*> in_b;

@@ -49,6 +49,8 @@ class Comparison {
   Result<std::vector<Digests>> digests();
   Index checksums_checked() const { return checksums_; }
 
+  // Objects that only one side has although the other has some of their kind, as sentences.
+  std::vector<std::string> objects_of_one() const;
   // Names of objects that are in both and differ in bytes.
   Result<std::vector<std::string>> differing_objects();
 
