@@ -476,7 +476,7 @@ class Families(Case):
 
     def table(self, config):
         """Our {name: shape} of what must be stored, and the same of tied tensors."""
-        tensors = json.loads(reshard("check", "--config", config, "--json"))["tensors"]
+        tensors = json.loads(reshard("check", "--config", config, "--mesh", "dp_shard=1", "--tensors", "--json"))["tensors"]
         stored, tied = ({t["name"]: t["shape"] for t in tensors if t["tied"] == kind} for kind in (False, True))
         return stored, tied
 
