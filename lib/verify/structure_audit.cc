@@ -66,8 +66,8 @@ class StructureAuditor {
 
   void check_files() {
     std::vector<std::string> missing;
-    for (std::size_t f = 0; f < catalog_.files.size(); ++f)
-      if (catalog_.files[f].size < 0) missing.push_back(catalog_.files[f].path);
+    for (const CatalogFile& file : catalog_.files)
+      if (file.size < 0) missing.push_back(file.path);
     if (!missing.empty() && missing.size() == catalog_.files.size()) {
       out_.metadata_only = true;
       return;
