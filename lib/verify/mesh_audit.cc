@@ -280,6 +280,9 @@ class MeshAuditor {
                    with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
       f.tensors.clear();
     }
+    // Not before: a finding that is being filled must not move.
+    for (const auto& [key, list] : unlike_)
+      if (key.first == Cause::kOther) add_silent_ranks(list);
   }
 
   void explain_order(Finding& f) const {
@@ -362,7 +365,6 @@ class MeshAuditor {
     f.why.push_back("'" + printable(t.name) + "' " + to_string(t.shape) + ": found " + grid_text(boxes_of(t), t.shape) +
                     ", declared " + grid_text(boxes_on_mesh(Placement{list[0].declared.splits, -1}, t.shape), t.shape));
     f.why.push_back(found_text());
-    add_silent_ranks(list);
   }
 
   // Ranks whose every box is missing, and who wrote nothing.
