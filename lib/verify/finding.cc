@@ -84,6 +84,17 @@ void sort_by_severity(std::vector<Finding>& findings) {
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
 }
 
+bool FindingList::has_errors() const {
+  return std::any_of(list_.begin(), list_.end(), [](const Finding& f) { return f.severity == Severity::kError; });
+}
+
+std::vector<Finding> FindingList::take() {
+  std::vector<Finding> out(std::move_iterator(list_.begin()), std::move_iterator(list_.end()));
+  list_.clear();
+  sort_by_severity(out);
+  return out;
+}
+
 std::vector<std::string> fold_names(const std::vector<std::string>& names) {
   std::vector<std::string> list = names;
   // From the right: a folded number has dots of its own, which must not count for those still to be folded.

@@ -1,6 +1,7 @@
 // What an audit has to say: one finding for each thing that is wrong, with the evidence and what to do about it.
 #pragma once
 
+#include <deque>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,18 @@ struct CheckRun {
 
 // "errors first", then in the order they were found.
 void sort_by_severity(std::vector<Finding>& findings);
+
+// The findings of an audit while it is made. A reference that add() gives stays good while others are added.
+class FindingList {
+ public:
+  Finding& add(Severity severity, std::string id) { return add({severity, std::move(id), {}, "", {}, "", ""}); }
+  Finding& add(Finding finding) { return list_.emplace_back(std::move(finding)); }
+  bool has_errors() const;
+  std::vector<Finding> take();  // by severity
+
+ private:
+  std::deque<Finding> list_;
+};
 
 // Names folded: "model.layers.{0..31}.self_attn.k_proj.weight". Components that are numbers become ranges where every
 // combination of them is there; the patterns (glob_match) match these names and no others of their kind.

@@ -121,16 +121,11 @@ class MeshAuditor {
       check_stages();
       check_writers();
     }
-    sort_by_severity(out_.findings);
+    out_.findings = findings_.take();
     return std::move(out_);
   }
 
  private:
-  Finding& add(Severity severity, std::string id) {
-    out_.findings.push_back({severity, std::move(id), {}, "", {}, "", ""});
-    return out_.findings.back();
-  }
-
   // ---- how many ranks
 
   void check_world() {
@@ -140,7 +135,7 @@ class MeshAuditor {
     std::vector<std::string> factors;
     for (const MeshAxis& a : mesh_.axes()) factors.push_back(a.name + "=" + std::to_string(a.size));
     const std::string product = join(factors, " x ") + " = " + count_of(ranks, "rank");
-    Finding& f = add(Severity::kError, "world-size");
+    Finding& f = findings_.add(Severity::kError, "world-size");
     f.what = "the declared degrees multiply to " + with_commas(ranks) + ", the files are of " + count_of(seen, "rank");
     f.why.push_back(product + "; the highest file number is " + with_commas(seen - 1));
     f.why.push_back(found_text());
@@ -221,7 +216,7 @@ class MeshAuditor {
 
   void report_unlike() {
     for (const auto& [kind, list] : unlike_) {
-      Finding& f = add(Severity::kError, "layout");
+      Finding& f = findings_.add(Severity::kError, "layout");
       for (const Unlike& u : list) f.tensors.push_back(catalog_.tensors()[u.tensor].name);
       switch (kind.first) {
         case Cause::kNotReplicated:
@@ -271,6 +266,7 @@ class MeshAuditor {
           break;
         case Cause::kOther:
           explain_other(list, f);
+          add_silent_ranks(list);
           break;
       }
       if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
@@ -280,9 +276,6 @@ class MeshAuditor {
                    with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
       f.tensors.clear();
     }
-    // Not before: a finding that is being filled must not move.
-    for (const auto& [key, list] : unlike_)
-      if (key.first == Cause::kOther) add_silent_ranks(list);
   }
 
   void explain_order(Finding& f) const {
@@ -383,7 +376,7 @@ class MeshAuditor {
       }
     }
     if (silent.empty()) return;
-    Finding& f = add(Severity::kError, "ranks-silent");
+    Finding& f = findings_.add(Severity::kError, "ranks-silent");
     f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
              (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
              " own: " + rank_list(silent);
@@ -430,7 +423,7 @@ class MeshAuditor {
   void check_writers() {
     std::string first;
     if (!out_.writers_compared || observed_.ranks > mesh_.ranks() || writers_fit(mesh_, false, &first)) return;
-    Finding& f = add(Severity::kError, "ranks-order");
+    Finding& f = findings_.add(Severity::kError, "ranks-order");
     f.what = "pieces were written by ranks that do not hold them on the declared mesh";
     f.why.push_back(first);
     if (writers_fit(mesh_, true, nullptr)) return explain_order(f);
@@ -478,7 +471,7 @@ class MeshAuditor {
     for (const auto& [layer, of] : stages_of_layer)
       if (of.size() > 1) torn.push_back(std::to_string(layer));
     if (!absent.empty()) {
-      Finding& f = add(Severity::kError, "stages-missing");
+      Finding& f = findings_.add(Severity::kError, "stages-missing");
       f.what = "no tensor was written by pipeline stage " + join(absent, ", ") + " of " + with_commas(stages);
       f.why.push_back("a stage is " + with_commas(mesh_.ranks() / stages) + " ranks; stage " + absent[0] +
                       " is ranks " + with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
@@ -487,7 +480,7 @@ class MeshAuditor {
           "With the layers complete, the job ran without these stages; with layers missing, the stage was not saved.";
     }
     if (torn.empty()) return;
-    Finding& f = add(Severity::kError, "stages-torn");
+    Finding& f = findings_.add(Severity::kError, "stages-torn");
     f.what = "layers written by several pipeline stages: " + join(torn, ", ");
     f.why.push_back("a layer belongs to one stage; " + found_text());
   }
@@ -497,6 +490,7 @@ class MeshAuditor {
   const Mesh& mesh_;
   const InferredMesh& observed_;
   MeshAudit out_;
+  FindingList findings_;
   std::vector<Index> writer_;  // of each file; -1: its name does not tell
   std::map<std::size_t, Placement> placements_;
   std::unordered_map<std::uint64_t, std::vector<Known>> known_;

@@ -147,10 +147,6 @@ std::string span_text(Index first, Index last) {
   return first == last ? with_commas(first) : with_commas(first) + " to " + with_commas(last);
 }
 
-std::string of_n(Index n, std::string_view noun) {
-  return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
-}
-
 class Inference {
  public:
   Inference(const Catalog& catalog, std::optional<Index> dataloader_ranks)
@@ -189,8 +185,8 @@ class Inference {
     seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
     out_.ranks = seen.back() + 1;
     if (const Index absent = out_.ranks - static_cast<Index>(seen.size()); absent > 0)
-      out_.notes.push_back("The highest file number is " + with_commas(seen.back()) + ", but " + of_n(absent, "rank") +
-                           " below it " + (absent == 1 ? "has" : "have") + " no file.");
+      out_.notes.push_back("The highest file number is " + with_commas(seen.back()) + ", but " +
+                           count_of(absent, "rank") + " below it " + (absent == 1 ? "has" : "have") + " no file.");
   }
 
   void find_patterns() {
@@ -521,12 +517,12 @@ class Inference {
     const Index dp = *dataloader_ranks_, sharing = fsdp * replicas_;
     const std::string said = "dataloader.world_size = " + with_commas(dp);
     if (dp <= 0 || sharing % dp != 0 || fsdp % (sharing / dp) != 0) {
-      out_.notes.push_back(said + " does not fit " + of_n(sharing, "data-parallel rank") + ".");
+      out_.notes.push_back(said + " does not fit " + count_of(sharing, "data-parallel rank") + ".");
       return cp;
     }
     cp.size = sharing / dp;
     cp.confidence = std::min(cut_confidence(), Confidence::kLikely);
-    cp.evidence = said + " is dp_replicate x dp_shard, and " + of_n(sharing, "rank") + " share the parameters";
+    cp.evidence = said + " is dp_replicate x dp_shard, and " + count_of(sharing, "rank") + " share the parameters";
     return cp;
   }
 
@@ -562,12 +558,12 @@ class Inference {
       if (names.size() < kShownNames) names.push_back("'" + printable(t.name) + "'");
     }
     if (odd > 0)
-      out_.notes.push_back(of_n(odd, "cut tensor") + (odd == 1 ? " lies" : " lie") +
+      out_.notes.push_back(count_of(odd, "cut tensor") + (odd == 1 ? " lies" : " lie") +
                            " otherwise than this mesh would have it: " + join(names, ", ") +
                            (odd > static_cast<Index>(names.size()) ? ", ..." : "") + ".");
     if (experts > 0)
-      out_.notes.push_back(of_n(experts, "tensor") + " of three or more dimensions " + (experts == 1 ? "is" : "are") +
-                           " cut otherwise: experts on a mesh of their own (ep).");
+      out_.notes.push_back(count_of(experts, "tensor") + " of three or more dimensions " +
+                           (experts == 1 ? "is" : "are") + " cut otherwise: experts on a mesh of their own (ep).");
   }
 
   void list_hypotheses() {

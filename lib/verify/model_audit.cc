@@ -118,16 +118,11 @@ class ModelAuditor {
     report_extra();
     report_dtypes();
     look_at_optimizer();
-    sort_by_severity(out_.findings);
+    out_.findings = findings_.take();
     return std::move(out_);
   }
 
  private:
-  Finding& add(Severity severity, std::string id) {
-    out_.findings.push_back({severity, std::move(id), {}, "", {}, "", ""});
-    return out_.findings.back();
-  }
-
   // ---- names
 
   void look_at_names() {
@@ -152,7 +147,7 @@ class ModelAuditor {
       if (!by_name_.contains(name)) extra_.emplace_back(*parsed, &tensor);
     }
     if (unknown.empty()) return;
-    Finding& f = add(Severity::kWarning, "name-unknown");
+    Finding& f = findings_.add(Severity::kWarning, "name-unknown");
     f.what = count_of(static_cast<Index>(unknown.size()), "tensor") + " whose name family " +
              std::string(family_.name) + " does not know";
     f.tensors = std::move(unknown);
@@ -171,7 +166,7 @@ class ModelAuditor {
   }
 
   void report_duplicate(const std::string& name, const Tensor& a, const Tensor& b) {
-    Finding& f = add(Severity::kError, "name-duplicate");
+    Finding& f = findings_.add(Severity::kError, "name-duplicate");
     f.tensors = {a.name, b.name};
     f.what = "both are " + name;
     f.why.push_back(a.shape == b.shape
@@ -187,7 +182,7 @@ class ModelAuditor {
     for (const std::string_view p : {"q", "k", "v"})
       fused_.insert("model.layers." + std::to_string(parsed.layer) + ".self_attn." + std::string(p) + "_proj.weight");
     if (tensor.shape == Dims{rows, config_.hidden_size()}) return;
-    Finding& f = add(Severity::kError, "shape-other");
+    Finding& f = findings_.add(Severity::kError, "shape-other");
     f.tensors = {tensor.name};
     f.what = to_string(tensor.shape) + " where " + to_string(Dims{rows, config_.hidden_size()}) + " is due";
     f.why.push_back("(num_attention_heads " + with_commas(config_.num_attention_heads()) +
@@ -240,7 +235,7 @@ class ModelAuditor {
     VocabularyContext context{config_.path, config_.vocab_size(), config_.num_attention_heads(), false};
     context.optimizer_missing =
         base_name(catalog_.root) == "modeling" && !path_exists(path_join(parent_path(catalog_.root), "optimizer"));
-    for (Finding& f : audit_vocabulary(tensors, context)) out_.findings.push_back(std::move(f));
+    for (Finding& f : audit_vocabulary(tensors, context)) findings_.add(std::move(f));
     std::erase_if(mismatches_, has_other_vocabulary);
   }
 
@@ -260,7 +255,7 @@ class ModelAuditor {
   }
 
   void report_rank_part(Index t, const std::vector<Mismatch>& list, bool consistent) {
-    Finding& f = add(Severity::kError, "shape-part");
+    Finding& f = findings_.add(Severity::kError, "shape-part");
     for (const Mismatch& m : list) f.tensors.push_back(m.tensor->name);
     f.what = (list.size() == 1 ? "is" : "are") + std::string(" one of ") + std::to_string(t) + " tensor-parallel parts";
     f.why = lines_by_rule(list);
@@ -285,9 +280,9 @@ class ModelAuditor {
     const Mismatch& m = list[0];
     const NameRule& rule = *m.parameter->rule;
     const bool is_norm = m.parameter->shape.rank() == 1 && rule.tp_dim < 0;
-    Finding& f = add(Severity::kError, is_norm           ? "shape-norm-cut"
-                                       : rule.tp_dim < 0 ? "shape-cut"
-                                                         : "shape-wrong-dimension");
+    Finding& f = findings_.add(Severity::kError, is_norm           ? "shape-norm-cut"
+                                                 : rule.tp_dim < 0 ? "shape-cut"
+                                                                   : "shape-wrong-dimension");
     for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
     f.what = shapes_text(m);
     f.why.push_back(formula_text(rule, m.dim, config_) + "; " + with_commas(m.tensor->shape[m.dim]) + " is 1/" +
@@ -315,7 +310,7 @@ class ModelAuditor {
         continue;
       }
       const Mismatch& m = list[0];
-      Finding& f = add(Severity::kError, "shape-other");
+      Finding& f = findings_.add(Severity::kError, "shape-other");
       for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
       f.what = shapes_text(m);
       explain_shape(m, f);
@@ -352,7 +347,7 @@ class ModelAuditor {
   void report_concatenated() {
     if (concatenated_.empty()) return;
     const Index experts = config_.number("num_experts"), ep = concatenated_[0].times;
-    Finding& f = add(Severity::kError, "shape-experts-concatenated");
+    Finding& f = findings_.add(Severity::kError, "shape-experts-concatenated");
     for (const Mismatch& m : concatenated_) f.tensors.push_back(m.tensor->name);
     f.what = "hold " + std::to_string(ep) + " experts each, one below the other";
     f.why = lines_by_rule(concatenated_);
@@ -380,7 +375,7 @@ class ModelAuditor {
 
   void report_missing_tensors(const std::vector<const Parameter*>& list, std::string id) {
     if (list.empty()) return;
-    Finding& f = add(Severity::kError, std::move(id));
+    Finding& f = findings_.add(Severity::kError, std::move(id));
     std::map<const NameRule*, Index> by_rule;
     Index bytes = 0;
     for (const Parameter* p : list) {
@@ -414,7 +409,7 @@ class ModelAuditor {
       return p->rule->is_vocabulary() && p->rule->place == NameRule::Place::kLast;
     });
     if (head == missing_.end()) return;
-    Finding& f = add(other_head_.empty() ? Severity::kError : Severity::kNote, "missing-head");
+    Finding& f = findings_.add(other_head_.empty() ? Severity::kError : Severity::kNote, "missing-head");
     f.tensors = {(*head)->name};
     if (other_head_.empty()) {
       f.what = "is missing, and " + config_.path + " does not tie it to the embedding";
@@ -439,7 +434,7 @@ class ModelAuditor {
     for (const auto& [layer, n] : gone)
       if (n == due[layer]) layers.insert(layer);
     if (layers.empty()) return;
-    Finding& f = add(Severity::kError, "missing-layers");
+    Finding& f = findings_.add(Severity::kError, "missing-layers");
     Index bytes = 0;
     for (const Parameter* p : missing_)
       if (layers.contains(p->layer)) {
@@ -472,7 +467,7 @@ class ModelAuditor {
         (is_beyond ? beyond : unexpected).push_back(tensor->name);
     }
     if (!beyond.empty()) {
-      Finding& f = add(Severity::kError, "extra-layers");
+      Finding& f = findings_.add(Severity::kError, "extra-layers");
       f.tensors = std::move(beyond);
       f.what = "belong to layers that the model has not";
       f.why.push_back(config_.path + " says num_hidden_layers = " + with_commas(config_.num_hidden_layers()) +
@@ -480,7 +475,7 @@ class ModelAuditor {
       f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
     }
     if (unexpected.empty()) return;
-    Finding& f = add(Severity::kWarning, "extra-tensors");
+    Finding& f = findings_.add(Severity::kWarning, "extra-tensors");
     f.what =
         unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
     f.tensors = std::move(unexpected);
@@ -509,7 +504,7 @@ class ModelAuditor {
       return;
     }
     for (auto& [stored, names] : by_dtype) {
-      Finding& f = add(Severity::kWarning, "dtype");
+      Finding& f = findings_.add(Severity::kWarning, "dtype");
       f.what = (names.size() == 1 ? "is " : "are ") + std::string(stored) + " where " + config_.path + " says " +
                config_.dtype;
       f.why.push_back(with_commas(static_cast<Index>(names.size())) + " of " + with_commas(compared) + " tensors");
@@ -543,7 +538,7 @@ class ModelAuditor {
     }
     if (first_wrong) report_optimizer_shapes(*first_wrong, std::move(wrong), model);
     if (!orphans.empty()) {
-      Finding& f = add(Severity::kWarning, "optimizer-orphan");
+      Finding& f = findings_.add(Severity::kWarning, "optimizer-orphan");
       f.what = "belong to parameters that are not here";
       f.tensors = std::move(orphans);
     }
@@ -553,7 +548,7 @@ class ModelAuditor {
   void report_optimizer_shapes(const Tensor& first, std::vector<std::string> names,
                                const std::unordered_map<std::string_view, const Tensor*>& model) {
     const StateKey key = split_state_key(first.name);
-    Finding& f = add(Severity::kError, "optimizer-shape");
+    Finding& f = findings_.add(Severity::kError, "optimizer-shape");
     f.tensors = std::move(names);
     f.what = to_string(first.shape) + " where the parameter has " + to_string(model.find(key.parameter)->second->shape);
     f.why.push_back("optimizer state of " + key.parameter + " has its parameter's shape, element by element");
@@ -568,7 +563,7 @@ class ModelAuditor {
       for (const std::string& name : all)
         if (!names.contains(name)) absent.push_back(name + state);
     if (absent.empty()) return;
-    Finding& f = add(Severity::kWarning, "optimizer-missing");
+    Finding& f = findings_.add(Severity::kWarning, "optimizer-missing");
     f.what = "optimizer state is missing, which other parameters have";
     f.tensors = std::move(absent);
     f.advice = "The optimizer starts these moments at zero when it resumes.";
@@ -578,6 +573,7 @@ class ModelAuditor {
   const Family& family_;
   const ModelConfig& config_;
   ModelAudit out_;
+  FindingList findings_;
 
   std::vector<Parameter> expected_;  // what the config describes, then what it allows
   std::size_t required_ = 0;         // how many of them must be there

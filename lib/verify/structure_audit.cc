@@ -30,7 +30,7 @@ class StructureAuditor {
     check_covers();
     check_files();
     if (const Status shared = check_extents_disjoint(catalog_, SharedExtents::kRefused); !shared) {
-      Finding& f = add(Severity::kError, "shared-bytes");
+      Finding& f = findings_.add(Severity::kError, "shared-bytes");
       f.what = shared.error().message();
       f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
     }
@@ -38,16 +38,12 @@ class StructureAuditor {
     check_key_paths();
     look_at_headers();
     report_leftovers();
+    out_.is_readable = !findings_.has_errors();
+    out_.findings = findings_.take();
     return std::move(out_);
   }
 
  private:
-  Finding& add(Severity severity, std::string id) {
-    out_.findings.push_back({severity, std::move(id), {}, "", {}, "", ""});
-    if (severity == Severity::kError) out_.is_readable = false;
-    return out_.findings.back();
-  }
-
   void check_covers() {
     std::vector<std::string> first_messages, names;
     for (const auto& [tensor, error] : tensor_faults(catalog_, false)) {
@@ -55,7 +51,7 @@ class StructureAuditor {
       if (first_messages.size() < kShownFiles) first_messages.push_back(error.message());
     }
     if (names.empty()) return;
-    Finding& f = add(Severity::kError, "cover");
+    Finding& f = findings_.add(Severity::kError, "cover");
     f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
     f.tensors = std::move(names);
     f.why = std::move(first_messages);
@@ -80,7 +76,7 @@ class StructureAuditor {
     std::set<std::uint32_t> gone;
     for (std::uint32_t f = 0; f < catalog_.files.size(); ++f)
       if (catalog_.files[f].size < 0) gone.insert(f);
-    Finding& finding = add(Severity::kError, "file-missing");
+    Finding& finding = findings_.add(Severity::kError, "file-missing");
     finding.what = count_of(static_cast<Index>(missing.size()), "data file") + " of " +
                    with_commas(static_cast<Index>(catalog_.files.size())) + (missing.size() == 1 ? " is" : " are") +
                    " missing: " + some(missing);
@@ -106,7 +102,7 @@ class StructureAuditor {
                         with_commas(needs_[f]));
     }
     if (cut.empty()) return;
-    Finding& f = add(Severity::kError, "file-short");
+    Finding& f = findings_.add(Severity::kError, "file-short");
     f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
              " cut short: the disk was full, the copy or the save was interrupted, or it is of another save";
     f.why = std::move(lines);
@@ -154,7 +150,7 @@ class StructureAuditor {
       }
     }
     if (bytes == 0) return;
-    Finding& f = add(Severity::kWarning, "unclaimed-bytes");
+    Finding& f = findings_.add(Severity::kWarning, "unclaimed-bytes");
     f.what = human_bytes(bytes) + " in the data files belong to no tensor or object";
     f.why = std::move(lines);
     f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
@@ -175,7 +171,7 @@ class StructureAuditor {
     for (const Tensor& t : catalog_.tensors()) look_at(t.name, t.path);
     for (const Blob& b : catalog_.blobs) look_at(b.name, b.path);
     if (!has_paths || wrong.empty()) return;
-    Finding& f = add(Severity::kWarning, "key-path");
+    Finding& f = findings_.add(Severity::kWarning, "key-path");
     f.what = "the path in the nested state_dict is not the name's";
     f.tensors = std::move(wrong);
     f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
@@ -183,7 +179,7 @@ class StructureAuditor {
 
   // Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail.
   void look_at_headers() {
-    if (!out_.is_readable || out_.metadata_only) return;
+    if (findings_.has_errors() || out_.metadata_only) return;
     std::vector<std::size_t> all(catalog_.tensors().size());
     std::iota(all.begin(), all.end(), std::size_t{0});
     std::size_t pieces = 0;
@@ -198,7 +194,7 @@ class StructureAuditor {
       names.push_back(catalog_.tensors()[i].name);
       if (messages.size() < kShownFiles) messages.push_back(located.error().message());
     }
-    Finding& f = add(Severity::kError, "header");
+    Finding& f = findings_.add(Severity::kError, "header");
     f.what = "what is stored is not what the metadata " + std::string(names.size() == 1 ? "says of it" : "say of them");
     f.tensors = std::move(names);
     f.why = std::move(messages);
@@ -207,13 +203,13 @@ class StructureAuditor {
 
   void check_reach() {
     const Status valid = validate(catalog_);
-    if (!valid) add(Severity::kError, "header").what = valid.error().message();
+    if (!valid) findings_.add(Severity::kError, "header").what = valid.error().message();
   }
 
   void report_leftovers() {
-    for (const std::string& text : catalog_.warnings) add(Severity::kWarning, "reader").what = text;
+    for (const std::string& text : catalog_.warnings) findings_.add(Severity::kWarning, "reader").what = text;
     if (catalog_.stale_files.empty()) return;
-    Finding& f = add(Severity::kWarning, "stale-files");
+    Finding& f = findings_.add(Severity::kWarning, "stale-files");
     f.what = count_of(static_cast<Index>(catalog_.stale_files.size()), "file") + " in the directory " +
              (catalog_.stale_files.size() == 1 ? "belongs" : "belong") +
              " to no tensor or object: " + some(catalog_.stale_files);
@@ -229,6 +225,7 @@ class StructureAuditor {
   const std::string& spool_;
   std::vector<Index> needs_;
   StructureAudit out_;
+  FindingList findings_;
 };
 
 }  // namespace
