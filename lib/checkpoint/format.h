@@ -7,13 +7,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lib/base/file.h"
 #include "lib/checkpoint/catalog.h"
-#include "lib/layout/layout.h"
+#include "lib/layout/descriptor.h"
 
 namespace reshard {
 
@@ -31,7 +32,7 @@ class Reader {
   // they are. `spool` is a directory for what has to be decoded to be read at random; it must have room for it.
   virtual Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) = 0;
 
-  // The stored bytes of a blob, any transform undone: what the same format's writer would store.
+  // The value of a blob as a torch.save archive without storages, which is how blobs go from format to format.
   virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
 
   // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
@@ -58,11 +59,16 @@ struct TargetBlob {
   std::string bytes;  // as Reader::blob_bytes gave them
 };
 
+// What holds the tensors in formats that keep them in files of either kind.
+enum class Container { kSafetensors, kTorchSave };
+
 struct LayoutRequest {
   std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
   std::vector<TargetBlob> blobs;
   Mesh mesh;
-  Index max_file_bytes = 5'000'000'000;  // for formats that cut files by size
+  std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
+  Index max_file_bytes = 5'000'000'000;    // for formats that cut files by size
+  Container container = Container::kSafetensors;
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -87,6 +93,7 @@ class Target {
 struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
   bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
+  const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
 };
 
 struct Format {
