@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "formats/encoding/pickle_writer.h"
-#include "formats/encoding/zip.h"
 #include "lib/base/text.h"
 
 namespace reshard::torch_archive {
@@ -175,11 +174,10 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
   return {};
 }
 
-// data.pkl of an item of ours: what torch.save writes for a contiguous tensor.
-std::string tensor_pickle(DType dtype, const Dims& shape) {
+// Pushes what torch.save writes for a contiguous tensor that is all of storage `key`.
+void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std::string_view key) {
   const DTypeInfo& type = info(dtype);
   const bool typed = !type.storage_class.empty();
-  pickle::PickleWriter w;
   w.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
   w.mark();
   w.mark();
@@ -189,7 +187,7 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
   } else {
     w.global("torch.storage", "UntypedStorage");
   }
-  w.text("0");
+  w.text(key);
   w.text("cpu");
   w.integer(typed ? volume(shape) : volume(shape) * type.bytes);
   w.tuple_from_mark();
@@ -204,6 +202,26 @@ std::string tensor_pickle(DType dtype, const Dims& shape) {
   if (!typed) w.global("torch", type.torch_name);
   w.tuple_from_mark();
   w.reduce();
+}
+
+// data.pkl of an item of ours.
+std::string tensor_pickle(DType dtype, const Dims& shape) {
+  pickle::PickleWriter w;
+  append_tensor(w, dtype, shape, "0");
+  return std::move(w).finish();
+}
+
+// data.pkl of a file of ours: a dict of tensors, storage i being that of the i-th.
+std::string dict_pickle(std::span<const NamedTensor> tensors) {
+  pickle::PickleWriter w;
+  w.empty_dict();
+  pickle::ElementRuns entries(w, &pickle::PickleWriter::set_items);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    entries.next();
+    w.text(tensors[i].name);
+    append_tensor(w, tensors[i].dtype, tensors[i].shape, std::to_string(i));
+  }
+  entries.end();
   return std::move(w).finish();
 }
 
@@ -283,7 +301,7 @@ Status check_item(const File& file, Index offset, Index length) {
 ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset) {
   const zip::Builder::Around around = around_tensor(dtype, shape, file_offset, 0);
   return {static_cast<Index>(around.before.size()), volume(shape) * byte_size(dtype),
-          static_cast<Index>(around.after.size())};
+          static_cast<Index>(around.after.front().size())};
 }
 
 std::string item_header(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
@@ -291,7 +309,16 @@ std::string item_header(DType dtype, const Dims& shape, Index file_offset, std::
 }
 
 std::string item_trailer(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
-  return around_tensor(dtype, shape, file_offset, crc).after;
+  return around_tensor(dtype, shape, file_offset, crc).after.front();
+}
+
+zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors) {
+  zip::Builder builder(0);
+  add_common_members(builder, dict_pickle(tensors));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    builder.add_hole(std::string(kPrefix) + "data/" + std::to_string(i),
+                     volume(tensors[i].shape) * byte_size(tensors[i].dtype), tensors[i].crc, kAlignment);
+  return std::move(builder).finish();
 }
 
 std::string object_item(std::string_view pickle_bytes) {

@@ -13,10 +13,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "formats/encoding/pickle.h"
+#include "formats/encoding/zip.h"
 #include "lib/base/file.h"
 #include "lib/base/result.h"
 #include "lib/layout/box.h"
@@ -67,6 +69,19 @@ ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset);
 // The bytes around its payload; `crc` is the payload's CRC-32.
 std::string item_header(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
 std::string item_trailer(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
+
+// A tensor of a file of many.
+struct NamedTensor {
+  std::string_view name;  // UTF-8
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::uint32_t crc = 0;  // CRC-32 of its payload
+};
+
+// The bytes around the payloads of a file that torch.load gives as a dict of these tensors, in this order, each
+// row-major and aligned to kAlignment. Their number and lengths do not depend on the checksums. The file must stay
+// below 2^63 bytes.
+zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors);
 
 // A whole item around a pickle that refers to no tensors.
 std::string object_item(std::string_view pickle_bytes);

@@ -28,6 +28,7 @@ const Format kSafetensorsFormat = {
     .recognises = recognises,
     .open = open_safetensors,
     .lay_out = lay_out_safetensors,
+    .model_only = true,
 };
 
 }  // namespace reshard

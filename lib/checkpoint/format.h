@@ -103,6 +103,13 @@ struct Format {
   bool (*recognises)(const std::string& path);
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
+
+  // What a conversion to it is, unless the user says otherwise.
+  bool model_only = false;   // a model's tensors under Hugging Face names, with the files its loaders want beside them
+  bool takes_mesh = false;   // its files follow the ranks of a mesh
+  bool local_files = false;  // and each is what one rank holds, even where the layout says that files are whole
+  StageRule stage_rule = StageRule::kTorchtitan;  // how layers are dealt out to pipeline stages
+  Index max_file_bytes = 5'000'000'000;
 };
 
 }  // namespace reshard

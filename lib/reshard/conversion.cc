@@ -63,7 +63,7 @@ Status Conversion::choose_names() {
   if (!family_) config_.reset();
   if (!family_ || options_.keep_names) return {};
   target_names_ = options_.names;
-  if (!target_names_ && format_.name == "hf") target_names_ = Names::kHf;
+  if (!target_names_ && format_.model_only) target_names_ = Names::kHf;
   if (!target_names_) return {};
   if (!family_->has_names(*target_names_))
     return unsupported("family " + std::string(family_->name) + " has no " + std::string(names_title(*target_names_)) +
@@ -116,7 +116,7 @@ Status Conversion::leave_out_faulty() {
 }
 
 Status Conversion::select() {
-  const bool model_only = format_.name == "hf";
+  const bool model_only = format_.model_only;
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
   std::vector<std::size_t> chosen;
   const auto& tensors = source_.catalog().tensors();
@@ -214,7 +214,9 @@ Result<DType> Conversion::target_dtype(const Tensor& tensor, const std::string& 
 Result<LayoutRequest> Conversion::layout_request() {
   LayoutRequest request;
   request.mesh = options_.mesh;
+  request.layout = options_.layout;
   request.max_file_bytes = options_.max_file_bytes;
+  request.container = options_.container;
   const auto natives = native_names(selected_, renames() ? family_ : nullptr);
   const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
   std::vector<const Tensor*> sources;  // of each tensor of the request
@@ -251,10 +253,13 @@ Status Conversion::place(std::vector<TargetTensor>& tensors, const std::vector<c
   if (options_.layout) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
-    for (TargetTensor& t : tensors) t.placement = TRY(options_.layout->place_in_files(t.name, t.shape, layers));
+    for (TargetTensor& t : tensors)
+      t.placement = TRY(format_.local_files ? options_.layout->place(t.name, t.shape, layers)
+                                            : options_.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
-  const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_));
+  const Placer placer =
+      TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_, format_.stage_rule));
   if (!placer.warning().empty()) warnings_.push_back(placer.warning());
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(*sources[i]);
   return {};
@@ -329,7 +334,7 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     TRY(output.add_file("config.json", text));
     copied.emplace_back("config.json");
   }
-  if (format_.name != "hf") return copied;
+  if (!format_.model_only) return copied;
   std::vector<std::string> places = {selected_.root, parent_path(selected_.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
   for (const std::string_view name : kTokenizerFiles) {

@@ -33,6 +33,7 @@ struct ConversionOptions {
   std::optional<DType> dtype;              // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   Index max_file_bytes = 5'000'000'000;
+  Container container = Container::kSafetensors;
   bool keep_unknown = false;
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
