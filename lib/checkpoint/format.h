@@ -62,6 +62,12 @@ struct TargetBlob {
 // What holds the tensors in formats that keep them in files of either kind.
 enum class Container { kSafetensors, kTorchSave };
 
+// How many attention heads a model has; a head is never cut.
+struct HeadCounts {
+  Index query = 0;
+  Index key_value = 0;
+};
+
 struct LayoutRequest {
   std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
   std::vector<TargetBlob> blobs;
@@ -69,6 +75,7 @@ struct LayoutRequest {
   std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
   Index max_file_bytes = 5'000'000'000;    // for formats that cut files by size
   Container container = Container::kSafetensors;
+  std::optional<HeadCounts> heads;  // where a config says so
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.

@@ -217,6 +217,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.layout = options_.layout;
   request.max_file_bytes = options_.max_file_bytes;
   request.container = options_.container;
+  if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
   const auto natives = native_names(selected_, renames() ? family_ : nullptr);
   const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
   std::vector<const Tensor*> sources;  // of each tensor of the request
