@@ -1,23 +1,15 @@
-// What torch.save writes: a zip of a pickle and of the bytes of the tensors in it.
-//
-//   archive/data.pkl     a pickle (protocol 2); a tensor in it is a call that names its bytes, and how they lie:
-//                          torch._utils._rebuild_tensor_v2(('storage', torch.FloatStorage, '0', 'cpu', 6), 0, (2, 3),
-//                          ...)
-//   archive/byteorder    "little" or "big"; absent: little
-//   archive/data/0       the bytes of storage '0'
-//   archive/version      "3\n"
-//
-// torch.distributed.checkpoint stores every tensor chunk as such an archive of one tensor (an item), and every other
-// value as one without storages. Written by: torch/serialization.py, torch/_utils.py.
+// Items: the small torch.save archives (formats/encoding/torch_file.h draws one) that stand one after the other in the
+// files of torch.distributed.checkpoint. Every chunk of a tensor is one with a single storage, every other value one
+// without storages.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "formats/encoding/pickle.h"
+#include "formats/encoding/stored_tensor.h"
 #include "formats/encoding/zip.h"
 #include "lib/base/file.h"
 #include "lib/base/result.h"
@@ -27,22 +19,7 @@
 namespace reshard::torch_archive {
 
 inline constexpr Index kMaxTensorPickleBytes = Index{16} << 20;
-inline constexpr Index kMaxObjectPickleBytes = Index{256} << 20;
 inline constexpr Index kAlignment = 64;  // of payloads we write, in the file
-
-// Where the elements of the one tensor of an item lie. Element x is at
-//   payload_offset + start_bytes + byte_size(dtype) * sum(x[d] * strides[d]),
-// inside the payload for every x.
-struct StoredTensor {
-  DType dtype = DType::kFloat32;
-  Dims shape;
-  Dims strides;                      // elements, not negative
-  Index start_bytes = 0;             // from the payload's first byte
-  Index payload_offset = 0;          // in the file
-  Index payload_length = 0;          // bytes; may be more than the tensor needs
-  std::optional<std::uint32_t> crc;  // CRC-32 of the payload, where recorded
-  bool big_endian = false;
-};
 
 // Reads the description of the tensor in the item at [offset, offset + length) of the file; not its payload.
 // Quantized, sparse, conjugated and such tensors are unsupported errors that say so.

@@ -108,6 +108,7 @@ struct Format {
   std::string_view title;  // for people
   // Whether the directory or file looks like this format. Reads names, and magic bytes at most.
   bool (*recognises)(const std::string& path);
+  // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
 
