@@ -115,6 +115,12 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
 
 namespace reshard {
 
-const Format kDcpFormat = {"dcp", "PyTorch DCP", dcp::recognises, dcp::open, dcp::lay_out};
+const Format kDcpFormat = {
+    .name = "dcp",
+    .title = "PyTorch DCP",
+    .recognises = dcp::recognises,
+    .open = dcp::open,
+    .lay_out = dcp::lay_out,
+};
 
 }  // namespace reshard

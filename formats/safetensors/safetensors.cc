@@ -28,6 +28,8 @@ const Format kSafetensorsFormat = {
     .recognises = recognises,
     .open = open_safetensors,
     .lay_out = lay_out_safetensors,
+    .model_only = true,
+    .hf_names = true,
 };
 
 }  // namespace reshard

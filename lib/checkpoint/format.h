@@ -103,6 +103,8 @@ struct Format {
   bool (*recognises)(const std::string& path);
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
+  bool model_only = false;  // holds parameters, no optimizer and no training state
+  bool hf_names = false;    // its loaders expect Hugging Face names
 };
 
 }  // namespace reshard
