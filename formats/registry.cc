@@ -23,6 +23,7 @@ constexpr Format kBinFormat = {
     .open = nullptr,
     .lay_out = lay_out_torch,
     .model_only = true,
+    .hf_names = true,
 };
 constexpr Format kColossalaiTarget = {
     .name = "colossalai",
@@ -31,6 +32,7 @@ constexpr Format kColossalaiTarget = {
     .open = nullptr,
     .lay_out = lay_out_colossalai,
     .model_only = true,
+    .hf_names = true,
     .takes_mesh = true,
     .stage_rule = StageRule::kColossalai,
     .max_file_bytes = Index{1} << 30,

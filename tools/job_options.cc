@@ -4,6 +4,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/family/family_file.h"
 #include "tools/commands.h"
 
 namespace reshard::tools {
@@ -35,10 +36,15 @@ std::string family_names() {
 
 void ModelOptions::add(CLI::App& app) {
   app.add_option("--family", family, "Model family: auto, none, or one of: " + family_names())->capture_default_str();
+  app.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
   app.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
 }
 
 Result<ModelOptions::Choice> ModelOptions::choice() const {
+  if (!family_file.empty()) {
+    if (family != "auto") return usage_error("--family and --family-file: give one of them");
+    return Choice{false, TRY(load_family(family_file))};
+  }
   if (family == "auto") return Choice{true, nullptr};
   if (family == "none") return Choice{false, nullptr};
   std::vector<std::string> names = {"auto", "none"};
@@ -107,8 +113,8 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("DST", destination, "The directory to make")->required(destination_required);
   app.add_option("--to", to, "Target format: " + target_names())->required();
   app.add_option("--names", names,
-                 "Output names: hf, torchtitan (until April 2026), torchtitan-2026, keep (default: keep for --to dcp, "
-                 "hf for models)");
+                 "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
+                 "(default: keep for --to dcp and hdf5, hf otherwise)");
   app.add_option("--mesh", mesh,
                  "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   app.add_option("--layout", layout,
@@ -128,10 +134,29 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
                  "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
                  "(write tensors that are not as the config says)")
       ->check(CLI::IsMember({"cover", "config"}));
+  app.add_option("--repair", repair,
+                 "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
+                 "--donor), experts (split matrices that hold the rows of several experts)")
+      ->check(CLI::IsMember({"vocab", "experts"}));
+  app.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
+  app.add_option("--vocab-divisible-by", vocab_divisible_by,
+                 "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
+      ->check(CLI::Range(Index{1}, Index{1} << 20));
+  app.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
+      ->check(CLI::IsMember({"zero", "repeat-last", "mean"}));
   app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   source_layout.add(app);
   model.add(app);
   resources.add(app);
+}
+
+Status ConvertOptions::read_names(ConversionOptions& o) const {
+  if (names.empty()) return {};
+  o.keep_names = names == "keep";
+  o.names = find_names(names);
+  if (o.names || o.keep_names) return {};
+  return usage_error("'" + printable(names) +
+                     "' are no names; there are hf, torchtitan, torchtitan-2026, megatron, colossalai, keep");
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {
@@ -140,16 +165,7 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   const auto choice = TRY(model.choice());
   o.detect_family = choice.detect;
   o.family = choice.family;
-  if (names == "hf")
-    o.names = Names::kHf;
-  else if (names == "torchtitan")
-    o.names = Names::kTorchtitan;
-  else if (names == "torchtitan-2026")
-    o.names = Names::kTorchtitan2026;
-  else if (names == "keep")
-    o.keep_names = true;
-  else if (!names.empty())
-    return usage_error("'" + printable(names) + "' are no names; there are hf, torchtitan, torchtitan-2026, keep");
+  TRY(read_names(o));
   if (o.names && !choice.detect && !choice.family)
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
@@ -177,6 +193,11 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
   o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
   o.keep_unknown = keep_unknown;
+  o.repairs.vocabulary = std::find(repair.begin(), repair.end(), "vocab") != repair.end();
+  o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
+  if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor is for --repair vocab");
+  o.vocab_divisible_by = vocab_divisible_by;
+  if (!vocab_padding.empty()) o.vocab_padding = vocabulary_fill(vocab_padding);
   o.allow.cover = std::find(allow.begin(), allow.end(), "cover") != allow.end();
   o.allow.config = std::find(allow.begin(), allow.end(), "config") != allow.end();
   o.spool = destination.empty() ? "." : parent_path(destination);
@@ -216,6 +237,10 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   PreparedConversion p;
   const auto layout = TRY(options.source_layout.load());
   p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover, layout ? &*layout : nullptr));
+  if (!options.donor.empty()) {
+    p.donor = TRY(open_checkpoint(options.donor));
+    o.donor = p.donor->reader.get();
+  }
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;
 }

@@ -24,9 +24,10 @@ struct ResourceOptions {
   Result<RunOptions> run_options() const;
 };
 
-// --family, --config
+// --family, --family-file, --config
 struct ModelOptions {
   std::string family = "auto";
+  std::string family_file;
   std::string config;
 
   void add(CLI::App& app);
@@ -56,7 +57,9 @@ struct SourceOptions {
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::vector<std::string> keep_dtype, include, exclude, allow;
+  std::string vocab_padding, donor;
+  Index vocab_divisible_by = 0;
+  std::vector<std::string> keep_dtype, include, exclude, allow, repair;
   bool keep_unknown = false, force = false, dry_run = false;
   SourceOptions source_layout;
   ModelOptions model;
@@ -64,11 +67,15 @@ struct ConvertOptions {
 
   void add(CLI::App& app, bool destination_required);
   Result<ConversionOptions> conversion_options() const;
+
+ private:
+  Status read_names(ConversionOptions& o) const;
 };
 
 // An open source and what is to be made of it.
 struct PreparedConversion {
   OpenCheckpoint source;
+  std::optional<OpenCheckpoint> donor;
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);

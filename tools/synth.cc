@@ -2,9 +2,11 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <numeric>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/family/packing.h"
 #include "lib/reshard/pattern_source.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
@@ -46,12 +48,10 @@ Result<Model> find_model(const SynthOptions& options) {
   return usage_error("'" + printable(options.model) + "' is not a model; there are " + join(names, ", "));
 }
 
-Result<Names> find_names(const SynthOptions& options) {
+Result<Names> names_of(const SynthOptions& options) {
   const std::string text = !options.names.empty() ? options.names : options.to == "hf" ? "hf" : "torchtitan";
-  if (text == "hf") return Names::kHf;
-  if (text == "torchtitan") return Names::kTorchtitan;
-  if (text == "torchtitan-2026") return Names::kTorchtitan2026;
-  return usage_error("'" + printable(text) + "' are no names; there are hf, torchtitan, torchtitan-2026");
+  if (const auto names = find_names(text)) return *names;
+  return usage_error("'" + printable(text) + "' are no names; there are hf, torchtitan, torchtitan-2026, megatron");
 }
 
 Result<DType> find_dtype(const std::string& text) {
@@ -190,15 +190,33 @@ class HeadersOnly : public Target {
   const Target& whole_;
 };
 
+// The model's tensors as a convention stores them.
+Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Names names) {
+  std::vector<std::size_t> all(model.tensors().size());
+  std::iota(all.begin(), all.end(), 0);
+  Catalog out;
+  for (const PackedGroup& group : TRY(pack(family, names, model, all))) {
+    std::vector<Dims> shapes;
+    for (const std::size_t part : group.parts) shapes.push_back(model.tensors()[part].shape);
+    Tensor t;
+    t.name = group.name;
+    t.dtype = model.tensors()[group.parts[0]].dtype;
+    t.shape = shapes[0];
+    if (group.stored && shapes[0].rank() > 0) t.shape = TRY(packed_shape(*group.stored, shapes));
+    TRY(out.add(std::move(t)));
+  }
+  return out;
+}
+
 Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& subject, const SynthOptions& options) {
   LayoutRequest request;
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
-  const Names names = TRY(find_names(options));
+  const Names names = TRY(names_of(options));
   if (!subject.family->has_names(names))
     return unsupported("family " + std::string(subject.family->name) + " has no " + std::string(names_title(names)));
-  const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, model));
-  for (const Tensor& t : model.tensors())
-    request.tensors.push_back({rename_key(*subject.family, t.name, names), t.dtype, t.shape, {}, placer.place(t)});
+  const Catalog stored = TRY(stored_catalog(model, *subject.family, names));
+  const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, stored));
+  for (const Tensor& t : stored.tensors()) request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(t)});
   const Format* format = TRY(find_format(options.to));
   return format->lay_out(std::move(request));
 }
@@ -230,7 +248,7 @@ Result<int> synth(const SynthOptions& options) {
     // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
     ModelConfig untied = subject.config;
     untied.set("tie_word_embeddings", 0);  // a head that is not stored is not to be made either
-    const Catalog view = TRY(canonical_view(target->catalog(), {subject.family, &untied, true, false}, nullptr));
+    const Catalog view = TRY(canonical_view(target->catalog(), {subject.family, &untied, true, false, true}, nullptr));
     const Plan plan = TRY(make_plan(source.catalog(), view));
     Progress progress("writing", plan.bytes_written, quiet);
     run.progress = [&](Index done) { progress.update(done); };
@@ -255,7 +273,7 @@ void add_synth(CLI::App& app, Action& action) {
   app.add_option("--to", options->to, "dcp or hf")->capture_default_str()->check(CLI::IsMember({"dcp", "hf"}));
   app.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   app.add_option("--names", options->names,
-                 "Tensor names: torchtitan (until April 2026), torchtitan-2026, hf (default with --to hf)");
+                 "Tensor names: torchtitan (until April 2026), torchtitan-2026, megatron, hf (default with --to hf)");
   app.add_option("--dtype", options->dtype,
                  "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   app.add_option("--layers", options->layers, "Layers, instead of the model's own number")

@@ -12,6 +12,7 @@ const Format kRanksFormat = {
     .open = open_ranks,
     .lay_out = lay_out_ranks,
     .model_only = true,
+    .hf_names = true,
     .takes_mesh = true,
     .local_files = true,
 };

@@ -110,6 +110,9 @@ class VllmLayout {
       return unsupported(
           "vLLM names the files of sharded_state by tensor-parallel rank alone: expected a mesh of tp, got " +
           request_.mesh.to_string());
+    if (request_.layout)
+      return usage_error("--to vllm cuts tensors as vLLM does: expected --mesh tp=N and no layout, got '" +
+                         printable(request_.layout->name) + "'");
     if (request_.container != Container::kSafetensors)
       return unsupported("vLLM's sharded_state is safetensors: --shard-format bin is for other formats");
     if (!request_.blobs.empty())
@@ -260,6 +263,7 @@ const Format kVllmFormat = {
     .open = nullptr,
     .lay_out = lay_out_vllm,
     .model_only = true,
+    .hf_names = true,
     .takes_mesh = true,
 };
 

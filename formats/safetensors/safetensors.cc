@@ -29,6 +29,7 @@ const Format kSafetensorsFormat = {
     .open = open_safetensors,
     .lay_out = lay_out_safetensors,
     .model_only = true,
+    .hf_names = true,
 };
 
 }  // namespace reshard

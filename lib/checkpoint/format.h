@@ -113,7 +113,8 @@ struct Format {
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
 
   // What a conversion to it is, unless the user says otherwise.
-  bool model_only = false;   // a model's tensors under Hugging Face names, with the files its loaders want beside them
+  bool model_only = false;   // holds parameters, no optimizer and no training state
+  bool hf_names = false;     // its loaders expect Hugging Face names, and the tokenizer's files beside the model
   bool takes_mesh = false;   // its files follow the ranks of a mesh
   bool local_files = false;  // and each is what one rank holds, even where the layout says that files are whole
   StageRule stage_rule = StageRule::kTorchtitan;  // how layers are dealt out to pipeline stages

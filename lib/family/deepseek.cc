@@ -1,7 +1,7 @@
 // DeepSeek-V3 and R1: latent attention, where queries, keys and values come out of narrow projections; experts beside
 // shared ones; layers after the last that predict a second token; matrices in FP8 as published.
 // transformers/models/deepseek_v3, torchtitan/models/deepseek_v3 for tensor parallelism of the attention.
-#include "lib/family/rules.h"
+#include "lib/family/namings.h"
 
 namespace reshard {
 namespace {
@@ -90,6 +90,27 @@ constexpr auto kPrediction = std::to_array<NameRule>({
 constexpr auto kRules = rules::join(rules::kEnds, rules::kNorms, kLatentAttention, rules::kMlp, rules::kExperts,
                                     kSharedExperts, kPrediction);
 
+constexpr auto kTitanLatent = std::to_array<StoredRule>({
+    {"layers.{}.attention.wq.weight", Form::kSame, {"model.layers.{}.self_attn.q_proj.weight"}},
+    {"layers.{}.attention.wq_a.weight", Form::kSame, {"model.layers.{}.self_attn.q_a_proj.weight"}},
+    {"layers.{}.attention.q_norm.weight", Form::kSame, {"model.layers.{}.self_attn.q_a_layernorm.weight"}},
+    {"layers.{}.attention.wq_b.weight", Form::kSame, {"model.layers.{}.self_attn.q_b_proj.weight"}},
+    {"layers.{}.attention.wkv_a.weight", Form::kSame, {"model.layers.{}.self_attn.kv_a_proj_with_mqa.weight"}},
+    {"layers.{}.attention.kv_norm.weight", Form::kSame, {"model.layers.{}.self_attn.kv_a_layernorm.weight"}},
+    {"layers.{}.attention.wkv_b.weight", Form::kSame, {"model.layers.{}.self_attn.kv_b_proj.weight"}},
+    {"layers.{}.moe.shared_experts.w1.weight", Form::kSame, {"model.layers.{}.mlp.shared_experts.gate_proj.weight"}},
+    {"layers.{}.moe.shared_experts.w2.weight", Form::kSame, {"model.layers.{}.mlp.shared_experts.down_proj.weight"}},
+    {"layers.{}.moe.shared_experts.w3.weight", Form::kSame, {"model.layers.{}.mlp.shared_experts.up_proj.weight"}},
+});
+constexpr std::string_view kBias = "model.layers.{}.mlp.gate.e_score_correction_bias";
+constexpr auto kTitan =
+    rules::join(rules::kTitanCommon, rules::kTitanHead, rules::kTitanRouter, rules::kTitanExperts, kTitanLatent,
+                std::to_array<StoredRule>({{"layers.{}.moe.expert_bias", Form::kSame, {kBias}}}));
+constexpr auto kTitan2026 =
+    rules::join(rules::kTitanCommon, rules::kTitanHead2026, rules::kTitanRouter, rules::kTitanExperts2026, kTitanLatent,
+                std::to_array<StoredRule>({{"layers.{}.moe.expert_bias_E", Form::kSame, {kBias}}}));
+constexpr Naming kNamings[] = {{Names::kTorchtitan, kTitan}, {Names::kTorchtitan2026, kTitan2026}};
+
 constexpr std::string_view kModelTypes[] = {"deepseek_v3"};
 constexpr ConfigDefault kDefaults[] = {
     {"num_experts", "n_routed_experts"},
@@ -109,6 +130,6 @@ constexpr ConfigDefault kDefaults[] = {
 
 }  // namespace
 
-const Family kDeepseekV3Family = {"deepseek_v3", "DeepSeek-V3", kModelTypes, kDefaults, kRules};
+const Family kDeepseekV3Family = {"deepseek_v3", "DeepSeek-V3", kModelTypes, kDefaults, kRules, {}, kNamings};
 
 }  // namespace reshard

@@ -4,19 +4,23 @@
 #include <array>
 #include <charconv>
 #include <map>
+#include <numeric>
 
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::array<const Family*, 10> kFamilies = {
-    &kLlamaFamily,   &kMistralFamily,    &kQwen2Family,  &kQwen3Family,  &kQwen3MoeFamily,
-    &kMixtralFamily, &kDeepseekV3Family, &kGemma2Family, &kGemma3Family, &kGpt2Family,
-};
-constexpr std::array kAllNames = {Names::kHf, Names::kTorchtitan, Names::kTorchtitan2026};
+std::vector<const Family*>& table() {
+  static std::vector<const Family*> families = {
+      &kLlamaFamily,   &kMistralFamily,    &kQwen2Family,  &kQwen3Family,  &kQwen3MoeFamily,
+      &kMixtralFamily, &kDeepseekV3Family, &kGemma2Family, &kGemma3Family, &kGpt2Family,
+  };
+  return families;
+}
 constexpr std::string_view kHole = "{}";
 constexpr std::string_view kScale = "_scale_inv";
+constexpr NameRule kDerived = {.hf = "", .rows = Rows::kDropped};  // of names that stand for no parameter
 
 // ---- names
 
@@ -56,17 +60,44 @@ std::optional<Numbers> match(std::string_view pattern, std::string_view name) {
   return pattern == name ? std::optional<Numbers>(numbers) : std::nullopt;
 }
 
-std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Names names) {
+const NameRule* rule_of(const Family& family, std::string_view hf) {
+  const auto rule =
+      std::find_if(family.rules.begin(), family.rules.end(), [&](const NameRule& r) { return r.hf == hf; });
+  return rule == family.rules.end() ? nullptr : &*rule;
+}
+
+bool may_match(std::string_view pattern, std::string_view name) {
+  return !pattern.empty() && (name.front() == pattern.front() || pattern.front() == '{');
+}
+
+std::span<const StoredRule> stored_rules(const Family& family, Names names) {
+  for (const Naming& naming : family.namings)
+    if (naming.names == names) return naming.rules;
+  return {};
+}
+
+std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) {
   for (const NameRule& rule : family.rules) {
-    const std::string_view pattern = rule.name(names);
-    if (pattern.empty() || (name.front() != pattern.front() && pattern.front() != '{')) continue;
-    if (const auto n = match(pattern, name)) return ParsedName{&rule, names, n->layer, n->expert};
+    if (!may_match(rule.hf, name)) continue;
+    if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Names::kHf, n->layer, n->expert};
   }
-  if (names != Names::kHf || !name.ends_with(kScale)) return std::nullopt;
-  auto matrix = parse_as(family, name.substr(0, name.size() - kScale.size()), names);
+  if (!name.ends_with(kScale)) return std::nullopt;
+  auto matrix = parse_hf(family, name.substr(0, name.size() - kScale.size()));
   if (!matrix || !matrix->rule->quantized || matrix->is_scale) return std::nullopt;
   matrix->is_scale = true;
   return matrix;
+}
+
+std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Names names) {
+  if (names == Names::kHf) return parse_hf(family, name);
+  for (const StoredRule& stored : stored_rules(family, names)) {
+    if (!may_match(stored.stored, name)) continue;
+    const auto n = match(stored.stored, name);
+    if (!n) continue;
+    const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
+    if (rule) return ParsedName{rule, &stored, names, n->layer, n->expert};
+  }
+  return std::nullopt;
 }
 
 std::string replace_first(std::string text, std::string_view from, std::string_view to) {
@@ -117,8 +148,9 @@ std::array<Index, kAllNames.size()> count_names(const Family& family, const Name
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
 std::optional<Names> most_frequent(const std::array<Index, kAllNames.size()>& counts) {
-  const auto [hf, old, newer] = counts;
-  if (hf + old + newer == 0) return std::nullopt;
+  const auto [hf, old, newer, megatron] = counts;
+  if (hf + old + newer + megatron == 0) return std::nullopt;
+  if (megatron > std::max(hf, old + newer)) return Names::kMegatron;
   if (hf > old + newer) return Names::kHf;
   return newer > 0 ? Names::kTorchtitan2026 : Names::kTorchtitan;
 }
@@ -194,7 +226,7 @@ class ParameterList {
   }
 
   void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
-    Parameter p{format_name(rule, Names::kHf, layer, expert), shape, &rule, layer, expert, false, false, {}};
+    Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
     p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
     p.dtype = rule.dtype.empty() ? config_.dtype : std::string(rule.dtype);
     if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
@@ -228,32 +260,50 @@ Status check_quantization(const Family& family, const ModelConfig& config) {
 
 }  // namespace
 
-std::string_view names_title(Names names) { return names == Names::kHf ? "Hugging Face names" : "torchtitan names"; }
-
-std::string_view NameRule::name(Names names) const {
+std::string_view names_title(Names names) {
   switch (names) {
     case Names::kHf:
-      return hf;
-    case Names::kTorchtitan:
-      return torchtitan;
-    case Names::kTorchtitan2026:
-      break;
+      return "Hugging Face names";
+    case Names::kMegatron:
+      return "Megatron core names";
+    default:
+      return "torchtitan names";
   }
-  return torchtitan_2026;
+}
+
+std::string_view names_option(Names names) {
+  static constexpr std::array<std::string_view, kAllNames.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
+                                                                              "megatron"};
+  return kOptions[static_cast<std::size_t>(names)];
+}
+
+std::optional<Names> find_names(std::string_view option) {
+  if (option == "colossalai") return Names::kHf;
+  for (const Names names : kAllNames)
+    if (option == names_option(names)) return names;
+  return std::nullopt;
+}
+
+std::size_t StoredRule::part_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(parts.begin(), parts.end(), [](std::string_view part) { return !part.empty(); }));
 }
 
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
 
-bool Family::has_names(Names names) const {
-  return std::any_of(rules.begin(), rules.end(), [&](const NameRule& r) { return !r.name(names).empty(); });
+bool Family::has_names(Names names) const { return names == Names::kHf || !stored_rules(*this, names).empty(); }
+
+bool Family::knows_model_type(std::string_view model_type) const {
+  return std::find(model_types.begin(), model_types.end(), model_type) != model_types.end();
 }
 
-std::span<const Family* const> families() { return kFamilies; }
+std::span<const Family* const> families() { return table(); }
+
+void add_family(const Family& family) { table().insert(table().begin(), &family); }
 
 const Family* family_of_model_type(std::string_view model_type) {
-  for (const Family* family : kFamilies)
-    if (std::find(family->model_types.begin(), family->model_types.end(), model_type) != family->model_types.end())
-      return family;
+  for (const Family* family : families())
+    if (family->knows_model_type(model_type)) return family;
   return nullptr;
 }
 
@@ -272,17 +322,50 @@ std::optional<ParsedName> parse_name(const Family& family, std::string_view para
   return without(family.optional_prefix, std::span(kAllNames).first(1));
 }
 
-std::string format_name(const NameRule& rule, Names names, Index layer, Index expert) {
-  std::string out(rule.name(names));
+std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
+  std::string out(pattern);
   for (const Index number : {layer, expert})
     if (number >= 0) out = replace_first(std::move(out), kHole, std::to_string(number));
   return out;
 }
 
-std::string format_name(const ParsedName& name, Names names) {
-  std::string out = format_name(*name.rule, names, name.layer, name.expert);
-  if (!name.is_scale) return out;
-  return names == Names::kHf ? scale_name(out) : std::string();
+std::string canonical_name(const ParsedName& name) {
+  const std::string out = format_pattern(name.rule->hf, name.layer, name.expert);
+  return name.is_scale ? scale_name(out) : out;
+}
+
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Names names) {
+  for (const StoredRule& stored : stored_rules(family, names))
+    if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
+  return nullptr;
+}
+
+TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
+  const NameRule& rule = *name.rule;
+  TensorParallelCut cut{rule.tp_dim, rule.heads, rule.sections};
+  if (!name.is_packed() || cut.dim < 0) return cut;
+  switch (name.stored->form) {
+    case Form::kQkvByGroup:
+      cut.heads = "num_key_value_heads";
+      break;
+    case Form::kSections:
+      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->part_count());
+      break;
+    case Form::kStacked:
+      ++cut.dim;
+      break;
+    case Form::kTransposed:
+    case Form::kTransposedQkv: {
+      const bool is_matrix = split(rule.shape, ',').size() == 2;
+      if (is_matrix) cut.dim = 1 - cut.dim;
+      if (name.stored->form == Form::kTransposedQkv) cut.sections = 1;  // each head's rows are together
+      break;
+    }
+    case Form::kSame:
+    case Form::kDropped:
+      break;
+  }
+  return cut;
 }
 
 std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
@@ -297,9 +380,9 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
     if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
   std::optional<Detected> best;
   Index most = 0;
-  for (const Family* family : kFamilies) {
+  for (const Family* family : families()) {
     const auto counts = count_names(*family, names);
-    const Index sum = counts[0] + counts[1] + counts[2];
+    const Index sum = std::accumulate(counts.begin(), counts.end(), Index{0});
     if (sum <= most) continue;
     most = sum;
     best = Detected{family, *most_frequent(counts)};
@@ -309,11 +392,12 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
 
 std::string rename_key(const Family& family, std::string_view key, Names names) {
   const StateKey parts = split_state_key(key);
-  if (parts.parameter.empty()) return std::string(key);
-  const auto parsed = parse_name(family, parts.parameter);
-  if (!parsed || parsed->rule->rows == Rows::kFusedQkv || parsed->rule->rows == Rows::kDropped) return std::string(key);
-  const std::string name = format_name(*parsed, names);
-  return name.empty() ? std::string(key) : parts.prefix + name + parts.suffix;
+  const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
+  if (!parsed || parsed->rule->rows == Rows::kDropped || parsed->is_packed()) return std::string(key);
+  if (names == Names::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
+  const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, names);
+  if (!stored) return std::string(key);
+  return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + parts.suffix;
 }
 
 std::string canonical_key(const Family& family, std::string_view key) { return rename_key(family, key, Names::kHf); }

@@ -39,6 +39,32 @@ constexpr auto kRules = std::to_array<NameRule>({
     {.hf = "h.{}.attn.masked_bias", .rows = Rows::kDropped},  // likewise
 });
 
+// Megatron's matrices are [out, in], and the rows of its query, key and value stand together head by head.
+constexpr auto kMegatron = std::to_array<StoredRule>({
+    {"embedding.word_embeddings.weight", Form::kSame, {"wte.weight"}},
+    {"embedding.position_embeddings.weight", Form::kSame, {"wpe.weight"}},
+    {"decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight", Form::kSame, {"h.{}.ln_1.weight"}},
+    {"decoder.layers.{}.self_attention.linear_qkv.layer_norm_bias", Form::kSame, {"h.{}.ln_1.bias"}},
+    {"decoder.layers.{}.input_layernorm.weight", Form::kSame, {"h.{}.ln_1.weight"}},
+    {"decoder.layers.{}.input_layernorm.bias", Form::kSame, {"h.{}.ln_1.bias"}},
+    {"decoder.layers.{}.self_attention.linear_qkv.weight", Form::kTransposedQkv, {"h.{}.attn.c_attn.weight"}},
+    {"decoder.layers.{}.self_attention.linear_qkv.bias", Form::kTransposedQkv, {"h.{}.attn.c_attn.bias"}},
+    {"decoder.layers.{}.self_attention.linear_proj.weight", Form::kTransposed, {"h.{}.attn.c_proj.weight"}},
+    {"decoder.layers.{}.self_attention.linear_proj.bias", Form::kSame, {"h.{}.attn.c_proj.bias"}},
+    {"decoder.layers.{}.mlp.linear_fc1.layer_norm_weight", Form::kSame, {"h.{}.ln_2.weight"}},
+    {"decoder.layers.{}.mlp.linear_fc1.layer_norm_bias", Form::kSame, {"h.{}.ln_2.bias"}},
+    {"decoder.layers.{}.pre_mlp_layernorm.weight", Form::kSame, {"h.{}.ln_2.weight"}},
+    {"decoder.layers.{}.pre_mlp_layernorm.bias", Form::kSame, {"h.{}.ln_2.bias"}},
+    {"decoder.layers.{}.mlp.linear_fc1.weight", Form::kTransposed, {"h.{}.mlp.c_fc.weight"}},
+    {"decoder.layers.{}.mlp.linear_fc1.bias", Form::kSame, {"h.{}.mlp.c_fc.bias"}},
+    {"decoder.layers.{}.mlp.linear_fc2.weight", Form::kTransposed, {"h.{}.mlp.c_proj.weight"}},
+    {"decoder.layers.{}.mlp.linear_fc2.bias", Form::kSame, {"h.{}.mlp.c_proj.bias"}},
+    {"decoder.final_layernorm.weight", Form::kSame, {"ln_f.weight"}},
+    {"decoder.final_layernorm.bias", Form::kSame, {"ln_f.bias"}},
+    {"output_layer.weight", Form::kSame, {"lm_head.weight"}},
+});
+constexpr Naming kNamings[] = {{Names::kMegatron, kMegatron}};
+
 constexpr std::string_view kModelTypes[] = {"gpt2"};
 constexpr ConfigDefault kDefaults[] = {
     {"hidden_size", "n_embd"},
@@ -53,6 +79,6 @@ constexpr ConfigDefault kDefaults[] = {
 
 }  // namespace
 
-const Family kGpt2Family = {"gpt2", "GPT-2", kModelTypes, kDefaults, kRules, "transformer."};
+const Family kGpt2Family = {"gpt2", "GPT-2", kModelTypes, kDefaults, kRules, "transformer.", kNamings};
 
 }  // namespace reshard

@@ -23,13 +23,13 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 
 }  // namespace
 
-Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source,
+Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
                             StageRule stages) {
   if (mesh.size("ep") > 1)
     return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
   Placer placer(mesh, family, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
-  for (const Tensor& tensor : source.tensors()) {
+  for (const Tensor& tensor : model.tensors()) {
     const StateKey key = split_state_key(tensor.name);
     if (key.kind != StateKind::kModel) continue;
     placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
@@ -60,9 +60,10 @@ Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
   Split cut{{"tp"}, -1};
   if (family_) {
     const auto parsed = parse_name(*family_, parameter);
-    if (!parsed || parsed->rule->tp_dim >= tensor.shape.rank()) return cut;
-    cut.dim = parsed->rule->tp_dim;
-    cut.groups = parsed->rule->sections;
+    const TensorParallelCut by_rule = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
+    if (by_rule.dim >= tensor.shape.rank()) return cut;
+    cut.dim = by_rule.dim;
+    cut.groups = by_rule.sections;
     return cut;
   }
   if (tensor.shape.rank() < 2) return cut;

@@ -16,8 +16,9 @@ namespace reshard {
 // Optimizer state follows its parameter.
 class Placer {
  public:
-  // A usage error where there are more pipeline stages than parts of the model.
-  static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& source,
+  // `model` holds the tensors that are to be placed, under the names of any convention; of their fragments only those
+  // of a model without a family are looked at. A usage error where there are more pipeline stages than layers.
+  static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
                              StageRule stages = StageRule::kTorchtitan);
   // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
   const std::string& warning() const { return warning_; }

@@ -10,9 +10,9 @@
 namespace reshard::rules {
 
 // One table of several parts.
-template <std::size_t... N>
-constexpr auto join(const std::array<NameRule, N>&... parts) {
-  std::array<NameRule, (N + ...)> out{};
+template <class Rule, std::size_t... N>
+constexpr auto join(const std::array<Rule, N>&... parts) {
+  std::array<Rule, (N + ...)> out{};
   auto at = out.begin();
   ((at = std::copy(parts.begin(), parts.end(), at)), ...);
   return out;

@@ -4,105 +4,10 @@
 #include <algorithm>
 
 #include "lib/base/text.h"
+#include "lib/family/packing.h"
 
 namespace reshard {
 namespace {
-
-// ---- rows
-
-// `count` canonical rows from `canonical` on are the stored rows `stored`, `stored` + step, ...
-struct RowSegment {
-  Index canonical = 0;
-  Index stored = 0;
-  Index count = 0;
-  Index step = 1;
-};
-
-// Canonical row n*D + t*(D/2) + j of head n is stored row base + 2j + t (t = 0, 1).
-void add_rotary_head(std::vector<RowSegment>& out, Index canonical, Index stored, Index head_dim) {
-  out.push_back({canonical, stored, head_dim / 2, 2});
-  out.push_back({canonical + head_dim / 2, stored + 1, head_dim / 2, 2});
-}
-
-std::vector<RowSegment> rotary_rows(Index heads, Index head_dim) {
-  std::vector<RowSegment> out;
-  for (Index n = 0; n < heads; ++n) add_rotary_head(out, n * head_dim, n * head_dim, head_dim);
-  return out;
-}
-
-// Row of wqkv: ((kv * R + s) * D + i) with R = g + 2 blocks a key-value head: g query heads, the key, the value.
-struct FusedRows {
-  std::vector<RowSegment> query, key, value;
-};
-FusedRows fused_rows(const ModelConfig& c, bool hf_rows) {
-  const Index d = c.head_dim(), group = c.num_attention_heads() / c.num_key_value_heads(), blocks = group + 2;
-  FusedRows out;
-  const auto add = [&](std::vector<RowSegment>& rows, Index head, Index block, bool rotary) {
-    if (rotary)
-      add_rotary_head(rows, head * d, block * d, d);
-    else
-      rows.push_back({head * d, block * d, d, 1});
-  };
-  for (Index kv = 0; kv < c.num_key_value_heads(); ++kv) {
-    for (Index s = 0; s < group; ++s) add(out.query, kv * group + s, kv * blocks + s, hf_rows);
-    add(out.key, kv, kv * blocks + group, hf_rows);
-    add(out.value, kv, kv * blocks + group + 1, false);
-  }
-  return out;
-}
-
-// The fragments of a tensor whose rows are renumbered. `rows` ascends in its stored rows, within one head.
-FragmentList map_rows(const FragmentList& in, const std::vector<RowSegment>& rows, int rank, Index element_bytes) {
-  FragmentList out(rank);
-  // No segment reaches further than this from its first stored row.
-  Index reach = 0;
-  for (const RowSegment& s : rows) reach = std::max(reach, s.count * s.step);
-  for (std::size_t i = 0; i < in.size(); ++i) {
-    const Fragment f = in.get(i);
-    if (f.box.empty()) continue;
-    const Index begin = f.box.begin(0), end = f.box.end(0);
-    auto s = std::lower_bound(rows.begin(), rows.end(), begin - reach,
-                              [](const RowSegment& row, Index stored) { return row.stored < stored; });
-    for (; s != rows.end() && s->stored < end; ++s) {
-      const Index first = begin <= s->stored ? 0 : ceil_div(begin - s->stored, s->step);
-      const Index last = std::min(s->count, ceil_div(end - s->stored, s->step));
-      if (first >= last) continue;
-      Fragment part = f;
-      part.box.origin[0] = s->canonical + first;
-      part.box.shape[0] = last - first;
-      part.start += (s->stored + first * s->step - begin) * f.strides[0] * element_bytes;
-      part.strides[0] *= s->step;
-      out.add(part);
-    }
-  }
-  return out;
-}
-
-Status check_rows(const Tensor& tensor, Index expected, const ModelConfig& config, std::string_view arithmetic) {
-  if (tensor.shape.rank() > 0 && tensor.shape[0] == expected) return {};
-  return corrupt("tensor '" + printable(tensor.name) + "': " + config.path + " says " + std::to_string(expected) +
-                 " rows (" + std::string(arithmetic) + "), got shape " + to_string(tensor.shape));
-}
-
-std::string product(std::string_view a, Index x, std::string_view b, Index y) {
-  return std::string(a) + " " + std::to_string(x) + " x " + std::string(b) + " " + std::to_string(y);
-}
-
-// A tensor of its own over the part of `from` that the rows select.
-Tensor with_rows(const Tensor& from, std::string name, Index row_count, const std::vector<RowSegment>& rows,
-                 Index row_group) {
-  Tensor out;
-  out.name = std::move(name);
-  out.dtype = from.dtype;
-  out.shape = from.shape;
-  out.shape[0] = row_count;
-  out.fragments = map_rows(from.fragments, rows, from.shape.rank(), byte_size(from.dtype));
-  out.replicas = map_rows(from.replicas, rows, from.shape.rank(), byte_size(from.dtype));
-  out.path = from.path;
-  out.located = from.located;
-  out.row_group = row_group;
-  return out;
-}
 
 Tensor renamed(const Tensor& from, std::string name) {
   Tensor out = from;
@@ -137,54 +42,63 @@ class ViewBuilder {
       if (key.kind == StateKind::kModel && !options_.keep_unknown) unknown_.push_back(tensor.name);
       return out_.add(tensor);
     }
-    const NameRule& rule = *parsed->rule;
-    if (rule.rows == Rows::kDropped) {
+    if (parsed->rule->rows == Rows::kDropped) {
       if (dropped_) dropped_->push_back(tensor.name);
       return {};
     }
-    if (rule.rows == Rows::kFusedQkv) return add_fused(tensor, key, parsed->layer);
-    std::string name = key.prefix + format_name(*parsed, Names::kHf) + key.suffix;
+    if (parsed->is_packed()) return add_parts(tensor, key, *parsed);
+    std::string name = key.prefix + canonical_name(*parsed) + key.suffix;
+    const NameRule& rule = *parsed->rule;
     const bool rotary = rule.rows == Rows::kRotaryQuery || rule.rows == Rows::kRotaryKey;
-    if (!rotary || !options_.hf_rows || parsed->names == Names::kHf || tensor.shape.rank() == 0)
+    if (!rotary || !options_.hf_rows || !has_rotary_pairs(parsed->names) || tensor.shape.rank() == 0)
       return out_.add(renamed(tensor, std::move(name)));
-
-    const ModelConfig* config = TRY(need_config(tensor));
-    const bool query = rule.rows == Rows::kRotaryQuery;
-    const Index heads = query ? config->num_attention_heads() : config->num_key_value_heads();
-    TRY(check_rows(
-        tensor, heads * config->head_dim(), *config,
-        product(query ? "num_attention_heads" : "num_key_value_heads", heads, "head_dim", config->head_dim())));
-    return out_.add(with_rows(tensor, std::move(name), tensor.shape[0], rotary_rows(heads, config->head_dim()),
-                              config->head_dim()));
+    return out_.add(TRY(with_halves(tensor, std::move(name), *TRY(need_pairs(tensor)), rule.rows)));
   }
 
-  Status add_fused(const Tensor& tensor, const StateKey& key, Index layer) {
-    const auto name = [&](std::string_view projection) {
-      return key.prefix + "model.layers." + std::to_string(layer) + ".self_attn." + std::string(projection) +
-             "_proj.weight" + key.suffix;
-    };
-    if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all three
-      for (const std::string_view p : {"q", "k", "v"}) TRY(out_.add(renamed(tensor, name(p))));
+  Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
+    const bool paired = parsed.rule->rows == Rows::kRotaryQuery && has_rotary_pairs(parsed.names) && options_.hf_rows;
+    if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; written it is the first one's
+      std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
+      if (options_.is_target) names.resize(1);
+      for (const std::string& name : names) TRY(out_.add(renamed(tensor, key.prefix + name + key.suffix)));
       return {};
     }
-    const ModelConfig* config = TRY(need_config(tensor));
-    const Index d = config->head_dim(), heads = config->num_attention_heads(), kv = config->num_key_value_heads();
-    TRY(check_rows(tensor, (heads + 2 * kv) * d, *config,
-                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
-                       std::to_string(kv) + ") x head_dim " + std::to_string(d)));
-    const FusedRows rows = fused_rows(*config, options_.hf_rows);
-    TRY(out_.add(with_rows(tensor, name("q"), heads * d, rows.query, d)));
-    TRY(out_.add(with_rows(tensor, name("k"), kv * d, rows.key, d)));
-    return out_.add(with_rows(tensor, name("v"), kv * d, rows.value, d));
+    if (paired) TRY(need_pairs(tensor));
+    for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, paired, what(tensor))))
+      TRY(out_.add(unpack(tensor, part, key.prefix + part.name + key.suffix)));
+    return {};
   }
 
-  Result<const ModelConfig*> need_config(const Tensor& tensor) const {
+  // How many experts the parameter of an optimizer's number has.
+  Result<Index> experts_of(const Tensor& tensor, const StateKey& key) const {
+    const auto parameter = from_.find(key.parameter);
+    if (parameter && from_.tensors()[*parameter].shape.rank() > 0) return from_.tensors()[*parameter].shape[0];
+    if (const Index n = options_.config ? options_.config->number("num_experts") : 0; n > 0) return n;
+    return usage_error(what(tensor) +
+                       ": counts for the experts of a tensor that is not there, and no config.json says " +
+                       "how many they are; give one with --config");
+  }
+
+  static std::string what(const Tensor& tensor) { return "tensor '" + printable(tensor.name) + "'"; }
+
+  // The tensor with the rows of each head in halves.
+  static Result<Tensor> with_halves(const Tensor& tensor, std::string name, const ModelConfig& config, Rows rows) {
+    const bool query = rows == Rows::kRotaryQuery;
+    const Index heads = query ? config.num_attention_heads() : config.num_key_value_heads(), d = config.head_dim();
+    if (tensor.shape[0] != heads * d)
+      return corrupt(what(tensor) + ": " + config.path + " says " + std::to_string(heads * d) + " rows (" +
+                     (query ? "num_attention_heads " : "num_key_value_heads ") + std::to_string(heads) +
+                     " x head_dim " + std::to_string(d) + "), got shape " + to_string(tensor.shape));
+    return unpack(tensor, {{}, tensor.shape, -1, rotary_rows(heads, d), false, d}, std::move(name));
+  }
+
+  Result<const ModelConfig*> need_pairs(const Tensor& tensor) const {
     if (options_.config && options_.config->head_dim() % 2 == 0) return options_.config;
     if (options_.config)
       return corrupt(options_.config->path + ": head_dim " + std::to_string(options_.config->head_dim()) +
                      " is odd; a rotary embedding needs pairs");
-    return usage_error("tensor '" + printable(tensor.name) +
-                       "': its rows are ordered by attention head, and no config.json says how many heads there are; "
+    return usage_error(what(tensor) +
+                       ": its rows are ordered by attention head, and no config.json says how many heads there are; "
                        "give one with --config");
   }
 

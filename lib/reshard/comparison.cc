@@ -9,6 +9,7 @@
 
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
+#include "lib/family/packing.h"
 #include "lib/reshard/tensor_source.h"
 
 namespace reshard {
@@ -171,19 +172,27 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   return out;
 }
 
+std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob& blob) const {
+  if (!family_) return {blob.name};
+  const auto& config = config_a_ ? config_a_ : config_b_;
+  return canonical_keys(*family_, catalog, config ? &*config : nullptr, blob.name);
+}
+
 std::vector<std::string> Comparison::objects_of_one() const {
   std::vector<std::string> out;
-  const auto key = [&](const Blob& blob) { return family_ ? canonical_key(*family_, blob.name) : blob.name; };
   const auto look = [&](const Catalog& mine, const Catalog& others) {
     std::set<std::string> names;
     std::set<StateKind> kinds;  // that the other has anything of
     for (const Blob& blob : others.blobs) {
-      names.insert(key(blob));
+      for (std::string& key : keys_of(others, blob)) names.insert(std::move(key));
       kinds.insert(split_state_key(blob.name).kind);
     }
-    for (const Blob& blob : mine.blobs)
-      if (kinds.contains(split_state_key(blob.name).kind) && !names.contains(key(blob)))
+    for (const Blob& blob : mine.blobs) {
+      if (!kinds.contains(split_state_key(blob.name).kind)) continue;
+      const auto keys = keys_of(mine, blob);
+      if (!std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return names.contains(key); }))
         out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
+    }
   };
   look(a_.catalog(), b_.catalog());
   look(b_.catalog(), a_.catalog());
@@ -193,12 +202,16 @@ std::vector<std::string> Comparison::objects_of_one() const {
 Result<std::vector<std::string>> Comparison::differing_objects() {
   std::vector<std::string> out;
   std::unordered_map<std::string, const Blob*> in_b;
-  const auto key = [&](const Blob& blob) { return family_ ? canonical_key(*family_, blob.name) : blob.name; };
-  for (const Blob& blob : b_.catalog().blobs) in_b.emplace(key(blob), &blob);
+  for (const Blob& blob : b_.catalog().blobs)
+    for (std::string& key : keys_of(b_.catalog(), blob)) in_b.emplace(std::move(key), &blob);
   for (const Blob& blob : a_.catalog().blobs) {
-    const auto other = in_b.find(key(blob));
-    if (other == in_b.end()) continue;
-    if (TRY(a_.blob_bytes(blob)) != TRY(b_.blob_bytes(*other->second))) out.push_back(blob.name);
+    bool differs = false;
+    for (const std::string& key : keys_of(a_.catalog(), blob)) {
+      const auto other = in_b.find(key);
+      if (other == in_b.end() || differs) continue;
+      differs = TRY(a_.blob_bytes(blob)) != TRY(b_.blob_bytes(*other->second));
+    }
+    if (differs) out.push_back(blob.name);
   }
   return out;
 }

@@ -67,6 +67,8 @@ class Comparison {
   Status make_views();
   Status match();
   const Family* common_family() const;
+  // The canonical keys of an object: several where it is named after a packed tensor.
+  std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 
   Reader &a_, &b_;
   ComparisonOptions options_;

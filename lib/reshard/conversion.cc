@@ -6,6 +6,8 @@
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
+#include "lib/family/packing.h"
+#include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
@@ -28,13 +30,6 @@ constexpr Index kMaxSideFile = Index{256} << 20;
 
 bool selects(const ConversionOptions& o, std::string_view name) {
   return (o.include.empty() || any_glob_matches(o.include, name)) && !any_glob_matches(o.exclude, name);
-}
-
-// The original tensor names behind a view's: the plan works under canonical names, files are named by native ones.
-std::unordered_map<std::string, std::string> native_names(const Catalog& native, const Family* family) {
-  std::unordered_map<std::string, std::string> out;
-  for (const Tensor& t : native.tensors()) out.emplace(family ? canonical_key(*family, t.name) : t.name, t.name);
-  return out;
 }
 
 bool is_tied_head(const Family& family, std::string_view canonical) {
@@ -63,7 +58,7 @@ Status Conversion::choose_names() {
   if (!family_) config_.reset();
   if (!family_ || options_.keep_names) return {};
   target_names_ = options_.names;
-  if (!target_names_ && format_.model_only) target_names_ = Names::kHf;
+  if (!target_names_ && format_.hf_names) target_names_ = Names::kHf;
   if (!target_names_) return {};
   if (!family_->has_names(*target_names_))
     return unsupported("family " + std::string(family_->name) + " has no " + std::string(names_title(*target_names_)) +
@@ -90,7 +85,7 @@ Status Conversion::choose_family() {
   source_names_ = detect_names(*family_, catalog);
   if (!source_names_)
     return unsupported(catalog.root + ": no tensor is named as in family " + std::string(family_->name));
-  if (config_ && of_config != family_)
+  if (config_ && !family_->model_types.empty() && !family_->knows_model_type(config_->model_type))
     return usage_error(options_.config_path + ": expected a model of family " + std::string(family_->name) +
                        ", got model_type '" + printable(config_->model_type) + "'");
   return {};
@@ -161,6 +156,8 @@ Status Conversion::select() {
 }
 
 Status Conversion::make_views() {
+  for (const Tensor& t : selected_.tensors())
+    natives_.emplace(renames() ? canonical_key(*family_, t.name) : t.name, t.name);
   if (!renames()) {
     source_view_ = selected_;
     return {};
@@ -176,8 +173,29 @@ Status Conversion::make_views() {
     }
     left_out_.push_back(std::move(out));
   }
+  TRY(fit());
   for (const Tensor& t : source_view_.tensors()) TRY(check_cover(t));
   return check_config();
+}
+
+Status Conversion::fit() {
+  if (!config_) {
+    if (options_.repairs.vocabulary || options_.repairs.experts)
+      return usage_error("--repair needs to know what the model should be; give its config.json with --config");
+    return {};
+  }
+  FitOptions fit{family_,        &*config_,   options_.repairs, options_.donor, options_.metadata_only,
+                 options_.spool, options_.run};
+  fit.run.progress = nullptr;
+  auto fitted = fit_to_config(source_view_, source_.files(), fit);
+  if (!fitted) {
+    if (!options_.allow.config) return std::move(fitted).error();
+    warnings_.push_back(fitted.error().message());
+    return {};
+  }
+  for (std::string& note : fitted->notes) warnings_.push_back(std::move(note));
+  repairs_ = std::move(fitted->repairs);
+  return {};
 }
 
 Status Conversion::check_config() {
@@ -191,8 +209,10 @@ Status Conversion::check_config() {
   return {};
 }
 
-std::string Conversion::target_name(const std::string& canonical, const std::string& native) const {
-  if (!renames() || (source_names_ == Names::kHf && target_names_ == Names::kHf)) return native;
+std::string Conversion::target_name(const std::string& canonical) const {
+  const auto native = natives_.find(canonical);
+  if (!renames() || (source_names_ == Names::kHf && target_names_ == Names::kHf))
+    return native == natives_.end() ? canonical : native->second;
   return rename_key(*family_, canonical, *target_names_);
 }
 
@@ -200,7 +220,7 @@ std::string Conversion::target_name(const std::string& canonical, const std::str
 Result<DType> Conversion::target_dtype(const Tensor& tensor, const std::string& native) const {
   const DType as = options_.dtype.value_or(tensor.dtype);
   if (as == tensor.dtype || split_state_key(tensor.name).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
-      any_glob_matches(options_.keep_dtype, native))
+      any_glob_matches(options_.keep_dtype, native) || any_glob_matches(options_.keep_dtype, tensor.name))
     return tensor.dtype;
   const auto parsed = family_ ? parse_name(*family_, tensor.name) : std::nullopt;
   if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return tensor.dtype;
@@ -218,39 +238,174 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.max_file_bytes = options_.max_file_bytes;
   request.container = options_.container;
   if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
-  const auto natives = native_names(selected_, renames() ? family_ : nullptr);
-  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
-  std::vector<const Tensor*> sources;  // of each tensor of the request
-  for (const Tensor& tensor : source_view_.tensors()) {
-    if (ties && is_tied_head(*family_, tensor.name)) {
-      if (natives.contains(tensor.name)) dropped_head_ = tensor.name;
-      if (!dropped_head_.empty()) left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
-      continue;
-    }
-    const auto found = natives.find(tensor.name);
-    const std::string native = found == natives.end() ? tensor.name : found->second;
-    TargetTensor t;
-    t.name = target_name(tensor.name, native);
-    t.dtype = TRY(target_dtype(tensor, native));
-    if (t.dtype != tensor.dtype) ++converted_;
-    t.shape = tensor.shape;
-    t.path = rename_path(tensor.path, native, t.name);
-    request.tensors.push_back(std::move(t));
-    sources.push_back(&tensor);
-  }
-  TRY(place(request.tensors, sources));
-  for (const Blob& blob : selected_.blobs) {
-    TargetBlob b;
-    b.name = renames() ? rename_key(*family_, blob.name, *target_names_) : blob.name;
-    b.path = rename_path(blob.path, blob.name, b.name);
-    b.bytes = options_.metadata_only ? std::string(static_cast<std::size_t>(blob.extent.length), '\0')
-                                     : TRY(source_.blob_bytes(blob));
-    request.blobs.push_back(std::move(b));
-  }
+  TRY(pad_vocabulary());
+  TRY(repeat_heads());
+  request.tensors = TRY(target_tensors());
+  TRY(place(request.tensors));
+  request.blobs = TRY(target_blobs());
   return request;
 }
 
-Status Conversion::place(std::vector<TargetTensor>& tensors, const std::vector<const Tensor*>& sources) {
+// The tensors of the output, in the order of the source's view.
+Result<std::vector<TargetTensor>> Conversion::target_tensors() {
+  std::vector<std::size_t> taken;
+  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
+  for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
+    const Tensor& tensor = source_view_.tensors()[i];
+    if (!ties || !is_tied_head(*family_, tensor.name)) {
+      taken.push_back(i);
+      continue;
+    }
+    if (!natives_.contains(tensor.name)) continue;
+    left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
+    if (const auto embedding = source_view_.find(parse_name(*family_, tensor.name)->rule->tied_to))
+      equal_tensors_.push_back({*embedding, i,
+                                config_->path + " says tie_word_embeddings, but the stored head differs from the " +
+                                    "embedding: writing only one of them would lose the other. Set " +
+                                    "tie_word_embeddings to false to keep both"});
+  }
+  std::vector<PackedGroup> groups;
+  if (renames() && target_names_ != Names::kHf)
+    groups = TRY(pack(*family_, *target_names_, source_view_, taken));
+  else
+    for (const std::size_t i : taken) groups.push_back({target_name(source_view_.tensors()[i].name), nullptr, {i}});
+  std::vector<TargetTensor> out;
+  for (const PackedGroup& group : groups) {
+    std::vector<Dims> shapes;
+    std::optional<DType> dtype;
+    TargetTensor t;
+    t.name = group.name;
+    for (const std::size_t part : group.parts) {
+      const Tensor& tensor = source_view_.tensors()[part];
+      const auto native = natives_.find(tensor.name);
+      const DType as = TRY(target_dtype(tensor, native == natives_.end() ? tensor.name : native->second));
+      if (dtype && *dtype != as)
+        return unsupported("tensor '" + printable(group.name) + "' of the output is made of tensors of " +
+                           std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
+      dtype = as;
+      if (as != tensor.dtype) ++converted_;
+      shapes.push_back(tensor.shape);
+      if (shapes.size() > 1 && tensor.shape.rank() == 0)
+        equal_tensors_.push_back({group.parts[0], part,
+                                  "tensor '" + printable(tensor.name) + "' differs from '" +
+                                      printable(source_view_.tensors()[group.parts[0]].name) + "', and the output's '" +
+                                      printable(group.name) + "' stands for both"});
+    }
+    const Tensor& first = source_view_.tensors()[group.parts[0]];
+    t.dtype = *dtype;
+    t.shape = first.shape;
+    if (group.stored && first.shape.rank() > 0) {
+      auto shape = packed_shape(*group.stored, shapes);
+      if (!shape) return std::move(shape).error().context("tensor '" + printable(group.name) + "'");
+      t.shape = *shape;
+    }
+    const auto native = natives_.find(first.name);
+    t.path = rename_path(first.path, native == natives_.end() ? first.name : native->second, t.name);
+    out.push_back(std::move(t));
+  }
+  return out;
+}
+
+// Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
+// become one their objects must be equal.
+Result<std::vector<TargetBlob>> Conversion::target_blobs() {
+  std::vector<TargetBlob> out;
+  std::unordered_map<std::string, std::size_t> by_name;
+  for (const Blob& blob : selected_.blobs) {
+    const std::string bytes = options_.metadata_only ? std::string(static_cast<std::size_t>(blob.extent.length), '\0')
+                                                     : TRY(source_.blob_bytes(blob));
+    std::vector<std::string> names = {blob.name};
+    if (renames()) names = canonical_keys(*family_, selected_, config_ ? &*config_ : nullptr, blob.name);
+    for (const std::string& canonical : names) {
+      TargetBlob b{renames() ? rename_key(*family_, canonical, *target_names_) : canonical, {}, bytes};
+      b.path = rename_path(blob.path, blob.name, b.name);
+      const auto [there, is_new] = by_name.emplace(b.name, out.size());
+      if (is_new)
+        out.push_back(std::move(b));
+      else if (out[there->second].bytes != bytes && !options_.metadata_only)
+        return unsupported("object '" + printable(blob.name) + "' differs from another that becomes '" +
+                           printable(b.name) + "' of the output too");
+    }
+  }
+  return out;
+}
+
+// Gives the vocabulary the rows that the target framework has.
+Status Conversion::pad_vocabulary() {
+  const auto* vocabulary = options_.layout && options_.layout->vocabulary ? &*options_.layout->vocabulary : nullptr;
+  const bool by_layout = vocabulary && (vocabulary->divisible_by || vocabulary->padded_size);
+  if (!by_layout && options_.vocab_divisible_by == 0) {
+    if (options_.vocab_padding)
+      return usage_error(
+          "--vocab-padding says what rows beyond the vocabulary hold, and nothing says how many there "
+          "are to be; --vocab-divisible-by or a layout does");
+    return {};
+  }
+  auto padding = options_.vocab_padding;
+  if (!padding && by_layout && vocabulary->padding == Padding::kZero) padding = VocabularyFill::kZero;
+  std::vector<std::string> padded;
+  Index rows = 0;
+  FitOptions fit;
+  fit.metadata_only = options_.metadata_only;
+  fit.spool = options_.spool;
+  for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
+    const Tensor& t = source_view_.tensors()[i];
+    const StateKey key = split_state_key(t.name);
+    if (key.parameter.empty() || t.shape.rank() == 0) continue;
+    const auto parsed = family_ ? parse_name(*family_, key.parameter) : std::nullopt;
+    if (by_layout ? !any_glob_matches(vocabulary->tensors, target_name(t.name))
+                  : !parsed || !parsed->rule->is_vocabulary())
+      continue;
+    const auto unit = checked_mul(options_.vocab_divisible_by, options_.mesh.size("tp"));
+    const auto multiple = unit ? checked_round_up(t.shape[0], *unit) : std::nullopt;
+    if (!by_layout && !multiple) return usage_error("--vocab-divisible-by: the product with tp is out of range");
+    const Index wanted = by_layout ? TRY(options_.layout->padded_rows(t.shape[0])) : *multiple;
+    if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
+    if (!padding)
+      return usage_error("tensor '" + printable(target_name(t.name)) + "' has " + with_commas(t.shape[0]) +
+                         " rows, the target's vocabulary " + with_commas(wanted) +
+                         "; --vocab-padding zero, repeat-last or mean says what the others are to be");
+    rows = wanted - t.shape[0];
+    padded.push_back(target_name(t.name));
+    TRY(pad_rows(source_view_, i, wanted, *padding, source_.files(), fit));
+  }
+  if (padded.empty()) return {};
+  warnings_.push_back(with_commas(rows) + " rows (" + std::string(vocabulary_fill_name(*padding)) +
+                      ") are added to the vocabulary of " + printable(padded.front()) +
+                      (padded.size() > 1 ? " and " + count_of(std::ssize(padded) - 1, "other") : "") + ".");
+  Json names = Json::array();
+  for (const std::string& name : padded) names.push_back(name);
+  Json record = Json::object();
+  record.set("what", "vocabulary padded")
+      .set("padding", vocabulary_fill_name(*padding))
+      .set("rows", rows)
+      .set("tensors", std::move(names));
+  repairs_.push_back(std::move(record));
+  return {};
+}
+
+// Gives every tensor-parallel rank the key-value head it computes with, where several share one.
+Status Conversion::repeat_heads() {
+  if (!options_.layout || !options_.layout->kv_heads || options_.layout->kv_heads->replication == 1) return {};
+  const KvHeads& heads = *options_.layout->kv_heads;
+  const Index kv = config_ ? config_->num_key_value_heads() : 0;
+  if (kv == 0)
+    return usage_error("layout '" + printable(options_.layout->name) +
+                       "' repeats key-value heads, and no config.json " +
+                       "says how many there are; give one with --config");
+  for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
+    Tensor& t = source_view_.tensor(i);
+    if (t.shape.rank() == 0 || !any_glob_matches(heads.tensors, target_name(t.name))) continue;
+    const auto parsed = parse_name(*family_, split_state_key(t.name).parameter);
+    if (!parsed || parsed->rule->heads != "num_key_value_heads" || t.shape[0] % kv != 0)
+      return unsupported("tensor '" + printable(t.name) + "' " + to_string(t.shape) + ": the layout repeats its " +
+                         "key-value heads, and it is not made of " + with_commas(kv));
+    repeat_blocks(t, t.shape[0] / kv, heads.replication);
+  }
+  return {};
+}
+
+Status Conversion::place(std::vector<TargetTensor>& tensors) {
   if (options_.layout) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
@@ -259,17 +414,26 @@ Status Conversion::place(std::vector<TargetTensor>& tensors, const std::vector<c
                                             : options_.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
+  Catalog model;
+  for (const TargetTensor& t : tensors) {
+    Tensor tensor;
+    tensor.name = t.name;
+    tensor.shape = t.shape;
+    if (const auto from = source_view_.find(t.name); from && !family_)
+      tensor.fragments = source_view_.tensors()[*from].fragments;
+    TRY(model.add(std::move(tensor)));
+  }
   const Placer placer =
-      TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, source_view_, format_.stage_rule));
+      TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, model, format_.stage_rule));
   if (!placer.warning().empty()) warnings_.push_back(placer.warning());
-  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(*sources[i]);
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(model.tensors()[i]);
   return {};
 }
 
 Status Conversion::lay_out() {
   target_ = TRY(format_.lay_out(TRY(layout_request())));
   if (renames()) {
-    ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, true};
+    ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, true, true};
     ModelConfig untied;  // the target holds what it holds: no head is added to it
     if (config_) {
       untied = *config_;
@@ -292,24 +456,26 @@ Index Conversion::disk_needed() const {
 
 Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
 
-Status Conversion::check_tied_head(TensorSource& source) {
-  if (dropped_head_.empty()) return {};
-  const NameRule& rule = *parse_name(*family_, dropped_head_)->rule;
-  const auto head = source_view_.find(rule.hf), embedding = source_view_.find(rule.tied_to);
-  if (!head || !embedding) return {};
-  const DType as = source_view_.tensors()[*embedding].dtype;
+Status Conversion::check_equal_tensors(TensorSource& source) {
+  if (equal_tensors_.empty()) return {};
+  std::vector<DigestRequest> requests;
+  for (const EqualTensors& e : equal_tensors_) {
+    const DType as = source_view_.tensors()[e.kept].dtype;
+    requests.push_back({e.kept, as});
+    requests.push_back({e.left_out, as});
+  }
   RunOptions quiet = options_.run;
   quiet.progress = nullptr;
-  const auto proofs = TRY(digest_tensors({{*head, as}, {*embedding, as}}, source, quiet));
-  if (proofs[0].target == proofs[1].target) return {};
-  return corrupt(selected_.root + ": " + config_->path +
-                 " says tie_word_embeddings, but the stored head differs from the embedding: writing only one of them "
-                 "would lose the other. Set tie_word_embeddings to false to keep both");
+  const auto proofs = TRY(digest_tensors(requests, source, quiet));
+  for (std::size_t i = 0; i < equal_tensors_.size(); ++i)
+    if (proofs[2 * i].target != proofs[2 * i + 1].target)
+      return corrupt(selected_.root + ": " + equal_tensors_[i].otherwise);
+  return {};
 }
 
 Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool replace) {
   FileSource source(source_view_, source_.files());
-  TRY(check_tied_head(source));
+  TRY(check_equal_tensors(source));
   auto output = TRY(Output::create(destination, *target_, replace));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
   Outcome outcome;
@@ -393,6 +559,7 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
       .set("family", family_ && renames() ? Json(family_->name) : Json())
       .set("hf_rows", hf_rows_)
       .set("left_out", std::move(left_out))
+      .set("repairs", repairs_)
       .set("tensors", std::move(tensors));
   return to_text(manifest, 1) + "\n";
 }

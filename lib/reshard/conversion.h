@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "lib/checkpoint/format.h"
@@ -11,6 +12,7 @@
 #include "lib/family/view.h"
 #include "lib/layout/descriptor.h"
 #include "lib/plan/plan.h"
+#include "lib/reshard/fit.h"
 #include "lib/reshard/run.h"
 
 namespace reshard {
@@ -32,6 +34,13 @@ struct ConversionOptions {
   std::optional<LayoutDescriptor> layout;  // how the output lies on `mesh`, which is its; nothing: as Placer has it
   std::optional<DType> dtype;              // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
+  Repairs repairs;
+  Reader* donor = nullptr;  // of rows that the source lost; null: none
+  // What rows that pad a vocabulary become; nothing: as the layout says. The vocabulary is padded where the layout says
+  // so, or to a multiple of `vocab_divisible_by` x tp; 0: not.
+  std::optional<VocabularyFill> vocab_padding;
+  Index vocab_divisible_by = 0;
+  Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
   Container container = Container::kSafetensors;
   bool keep_unknown = false;
@@ -87,14 +96,19 @@ class Conversion {
   Status choose_family();
   Status leave_out_faulty();
   Status make_views();
+  Status fit();
   Status check_config();
   Result<DType> target_dtype(const Tensor& tensor, const std::string& native) const;
   Status lay_out();
   Result<LayoutRequest> layout_request();
-  // Gives each tensor of the target its placement; `sources` are those of the source's view they come from.
-  Status place(std::vector<TargetTensor>& tensors, const std::vector<const Tensor*>& sources);
-  std::string target_name(const std::string& canonical, const std::string& native) const;
-  Status check_tied_head(TensorSource& source);
+  Status pad_vocabulary();
+  Status repeat_heads();
+  Result<std::vector<TargetTensor>> target_tensors();
+  Result<std::vector<TargetBlob>> target_blobs();
+  // Gives each tensor of the target its placement.
+  Status place(std::vector<TargetTensor>& tensors);
+  std::string target_name(const std::string& canonical) const;
+  Status check_equal_tensors(TensorSource& source);
   std::string manifest(const std::vector<TensorProof>& proofs) const;
   Result<std::vector<std::string>> add_side_files(Output& output) const;
   bool renames() const { return family_ && target_names_.has_value(); }
@@ -116,7 +130,15 @@ class Conversion {
   std::vector<LeftOut> left_out_;
   std::vector<std::string> warnings_;
   Index converted_ = 0;
-  std::string dropped_head_;  // canonical name of a head that the source stores and the output ties to the embedding
+  // Tensors of the source's view of which the output has one for both, so that they must be equal: a head tied to the
+  // embedding, the step of parameters that become one.
+  struct EqualTensors {
+    std::size_t kept = 0, left_out = 0;
+    std::string otherwise;  // what it means when they are not, a sentence
+  };
+  std::vector<EqualTensors> equal_tensors_;
+  std::unordered_map<std::string, std::string> natives_;  // the source's own names, by canonical ones
+  Json repairs_ = Json::array();
 };
 
 }  // namespace reshard

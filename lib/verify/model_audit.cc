@@ -7,6 +7,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/family/packing.h"
 #include "lib/verify/vocabulary.h"
 
 namespace reshard {
@@ -137,8 +138,8 @@ class ModelAuditor {
       }
       ++out_.looked_at;
       if (parsed->rule->rows == Rows::kDropped) continue;
-      if (parsed->rule->rows == Rows::kFusedQkv) {
-        look_at_fused(tensor, *parsed);
+      if (parsed->is_packed()) {
+        look_at_packed(tensor, *parsed);
         continue;
       }
       const std::string name = canonical_key(family_, key.parameter);
@@ -175,19 +176,29 @@ class ModelAuditor {
     f.advice = "Find out which of them the training run updated; --exclude leaves the other out of a conversion.";
   }
 
-  // A fused projection stands for q, k and v.
-  void look_at_fused(const Tensor& tensor, const ParsedName& parsed) {
-    const Index heads = config_.num_attention_heads() + 2 * config_.num_key_value_heads();
-    const Index rows = heads * config_.head_dim();
-    for (const std::string_view p : {"q", "k", "v"})
-      fused_.insert("model.layers." + std::to_string(parsed.layer) + ".self_attn." + std::string(p) + "_proj.weight");
-    if (tensor.shape == Dims{rows, config_.hidden_size()}) return;
+  // A packed tensor stands for its parts.
+  void look_at_packed(const Tensor& tensor, const ParsedName& parsed) {
+    std::vector<Dims> shapes;
+    std::vector<std::string> due;
+    for (const std::string& part : part_names(parsed, config_.number("num_experts"))) {
+      packed_.insert(part);
+      const auto expected = by_name_.find(part);
+      if (expected == by_name_.end()) continue;
+      shapes.push_back(expected->second->shape);
+      if (due.size() < 3) due.push_back(part + " " + to_string(shapes.back()));
+    }
+    if (shapes.empty()) {
+      extra_.emplace_back(parsed, &tensor);
+      return;
+    }
+    const auto shape = packed_shape(*parsed.stored, shapes);
+    if (!shape || tensor.shape == *shape) return;
     Finding& f = findings_.add(Severity::kError, "shape-other");
     f.tensors = {tensor.name};
-    f.what = to_string(tensor.shape) + " where " + to_string(Dims{rows, config_.hidden_size()}) + " is due";
-    f.why.push_back("(num_attention_heads " + with_commas(config_.num_attention_heads()) +
-                    " + 2 x num_key_value_heads " + with_commas(config_.num_key_value_heads()) + ") x head_dim " +
-                    with_commas(config_.head_dim()) + " = " + with_commas(rows));
+    f.what = to_string(tensor.shape) + " where " + to_string(*shape) + " is due";
+    f.why.push_back(
+        "it is made of " + join(due, ", ") +
+        (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
   }
 
   // ---- shapes
@@ -201,7 +212,7 @@ class ModelAuditor {
         out_.expected_elements += volume(p.shape);
       }
       if (found == found_.end()) {
-        if (fused_.contains(p.name)) continue;
+        if (packed_.contains(p.name)) continue;
         if (p.is_tied)
           out_.head_is_tied = true;
         else if (is_required)
@@ -579,7 +590,7 @@ class ModelAuditor {
   std::size_t required_ = 0;         // how many of them must be there
   std::unordered_map<std::string, const Parameter*> by_name_;
   std::unordered_map<std::string, const Tensor*> found_;  // by canonical name
-  std::set<std::string> fused_;                           // canonical names that a fused projection holds
+  std::set<std::string> packed_;                          // canonical names that a fused projection holds
   std::vector<std::pair<ParsedName, const Tensor*>> extra_;
   std::vector<Mismatch> mismatches_, concatenated_;
   std::vector<const Parameter*> missing_;

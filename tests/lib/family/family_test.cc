@@ -73,7 +73,7 @@ TEST(Family, EveryParameterParsesBackToItsRule) {
       EXPECT_EQ(parsed->layer, p.layer) << p.name;
       EXPECT_EQ(parsed->expert, p.expert) << p.name;
       EXPECT_EQ(parsed->is_scale, p.is_scale) << p.name;
-      EXPECT_EQ(format_name(*parsed, Names::kHf), p.name);
+      EXPECT_EQ(canonical_name(*parsed), p.name);
     }
   }
 }
@@ -133,10 +133,10 @@ TEST(Family, NothingIsDetectedWhereNoNameIsKnown) {
 TEST(Family, APrefixIsLookedPast) {
   const auto gpt2 = parse_name(kGpt2Family, "transformer.h.3.attn.c_attn.weight");
   ASSERT_TRUE(gpt2);
-  EXPECT_EQ(format_name(*gpt2, Names::kHf), "h.3.attn.c_attn.weight");
+  EXPECT_EQ(canonical_name(*gpt2), "h.3.attn.c_attn.weight");
   const auto gemma = parse_name(kGemma3Family, "language_model.model.layers.0.self_attn.q_norm.weight");
   ASSERT_TRUE(gemma);
-  EXPECT_EQ(format_name(*gemma, Names::kHf), "model.layers.0.self_attn.q_norm.weight");
+  EXPECT_EQ(canonical_name(*gemma), "model.layers.0.self_attn.q_norm.weight");
   EXPECT_FALSE(parse_name(kGemma2Family, "language_model.model.norm.weight"));
   EXPECT_EQ(detect_family(catalog_of(table(published("gpt2")), "transformer."))->family, &kGpt2Family);
 }
