@@ -32,11 +32,12 @@ std::vector<Split> splits_on(const Mesh& mesh, const Placement& placement) {
 // What the family's table says of one of the ranks' tensors.
 struct Known {
   std::string canonical;
-  const NameRule* rule = nullptr;
+  TensorParallelCut cut;
+  bool is_vocabulary = false;
   Index stage = 0;   // the first that holds it
   Index stages = 1;  // how many do
 
-  bool is_cut(const Dims& shape) const { return rule->tp_dim >= 0 && rule->tp_dim < shape.rank(); }
+  bool is_cut(const Dims& shape) const { return cut.dim >= 0 && cut.dim < shape.rank(); }
 };
 
 class RankLayoutInference {
@@ -99,7 +100,8 @@ class RankLayoutInference {
       const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
       if (!parsed || parsed->is_scale)
         return refusal(name_of(i) + " is none whose cut family " + std::string(family_->name) + " knows");
-      Known known{canonical_key(*family_, tensors_[i].name), parsed->rule, -1, 0};
+      Known known{canonical_key(*family_, tensors_[i].name), tensor_parallel_cut(*parsed),
+                  parsed->rule->is_vocabulary(), -1, 0};
       for (Index stage = 0; stage < ranks_ / per_stage_; ++stage) {
         if (!shape(i, stage * per_stage_)) continue;
         if (known.stages++ == 0) known.stage = stage;
@@ -135,18 +137,27 @@ class RankLayoutInference {
       if (wanted == expected.end()) continue;  // not in the config: an optimizer's state, say
       Dims got = *shape(i, first_rank(i));
       if (joined && is_cut(i)) {
-        const int d = known_[i].rule->tp_dim;
+        const int d = known_[i].cut.dim;
         for (Index r = first_rank(i) + 1; r < first_rank(i) + per_stage_; ++r)
           if (const auto& part = shape(i, r); part && part->rank() == got.rank())
             got[d] = checked_add(got[d], (*part)[d]).value_or(INT64_MAX);
       }
-      Dims fitting = wanted->second;
-      if (known_[i].rule->is_vocabulary() && got.rank() > 0 && fitting.rank() > 0)
-        fitting[0] = std::max(fitting[0], got[0]);  // padding
-      if (got != fitting)
+      if (got != fitting(i, got, wanted->second))
         return name_of(i) + " would be " + to_string(got) + ", " + config_->path + " says " + to_string(wanted->second);
     }
     return "";
+  }
+
+  // The shape that a tensor may have instead of the config's: more rows of a vocabulary, which are padding, and
+  // key-value heads as often as ranks hold them.
+  Dims fitting(std::size_t i, const Dims& got, Dims wanted) const {
+    const Known& known = known_[i];
+    if (got.rank() == 0 || wanted.rank() != got.rank()) return wanted;
+    if (known.is_vocabulary) wanted[0] = std::max(wanted[0], got[0]);
+    const Index heads = config_->num_key_value_heads();
+    if (known.cut.heads == "num_key_value_heads" && heads > 0 && per_stage_ > heads && is_cut(i) && got != wanted)
+      wanted[known.cut.dim] = checked_mul(wanted[known.cut.dim], per_stage_ / heads).value_or(INT64_MAX);
+    return wanted;
   }
 
   Result<LayoutDescriptor> infer_from_config() {
@@ -200,7 +211,7 @@ class RankLayoutInference {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       Placement p;
       if (stages > 1 && known_[i].stages == 1) p.stage = known_[i].stage;
-      if (within == "tp" && is_cut(i)) p.splits.push_back({{"tp"}, known_[i].rule->tp_dim, known_[i].rule->sections});
+      if (within == "tp" && is_cut(i)) p.splits.push_back({{"tp"}, known_[i].cut.dim, known_[i].cut.sections});
       placements.push_back({tensors_[i].name, std::move(p)});
     }
     LayoutDescriptor layout = TRY(describe_placements(Mesh(std::move(axes)), placements, "inferred").context(where_));

@@ -6,6 +6,8 @@
 #include <filesystem>
 
 #include "formats/encoding/tensor_file.h"
+#include "formats/encoding/tensor_file_layout.h"
+#include "formats/ranks/local_files.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
@@ -215,6 +217,47 @@ TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {
   EXPECT_EQ(catalog.tensors()[*catalog.find("c_attn")].shape, (Dims{2, 12}));
   EXPECT_EQ(catalog.tensors()[*catalog.find("c_attn")].fragments.size(), 6u);
   EXPECT_EQ(catalog.tensors()[*catalog.find("ln")].replicas.size(), 1u);
+}
+
+// Whatever shapes the files claim, under whatever layout: an error, or a catalog that holds what it says.
+TEST(Ranks, AnyShapesUnderAnyLayoutAreRefusedOrHold) {
+  Rng rng(31);
+  int joined = 0;
+  for (int round = 0; round < 400; ++round) {
+    const TempDir dir;
+    const Mesh mesh = random_mesh(rng);
+    const Dims base = random_shape(rng);
+    LayoutDescriptor layout;
+    layout.name = "random";
+    layout.mesh = mesh;
+    Placement p = random_placement(rng, mesh, base);
+    if (!p.splits.empty() && below(rng, 3) == 0) p.splits[0].groups = 1 + below(rng, 4);
+    layout.tensors.push_back({{"w"}, p.splits});
+    if (!LayoutDescriptor::parse(to_text(layout.to_json()), "l")) continue;
+    for (Index rank = 0; rank < mesh.ranks(); ++rank) {
+      Dims shape = base;
+      const auto boxes = owned_boxes(mesh, {p.splits, -1}, base, rank);
+      shape = local_shape(boxes);
+      if (below(rng, 8) == 0 && shape.rank() > 0) shape[static_cast<int>(below(rng, shape.rank()))] += 1;
+      if (below(rng, 20) == 0) shape.push_back(1 + below(rng, 3));
+      std::vector<FileTensor> tensors = {{.name = "x", .dtype = DType::kUint8, .shape = {}}};
+      layout.tensors.push_back({{"x"}, {}});
+      if (below(rng, 30) != 0) tensors.push_back({.name = "w", .dtype = DType::kUint8, .shape = shape});
+      const auto file = TensorFileLayout::make(TensorFileKind::kSafetensors, tensors);
+      ASSERT_TRUE(file);
+      std::string bytes(static_cast<std::size_t>(file->size()), '\0');
+      ASSERT_TRUE(file->seal(nullptr, [&](Index offset, Bytes text) -> Status {
+        bytes.replace(static_cast<std::size_t>(offset), text.size(), as_string(text));
+        return {};
+      }));
+      dir.write("d/rank" + std::to_string(rank) + ".safetensors", bytes);
+    }
+    const auto open = kRanksFormat.open(dir / "d", {.layout = &layout});
+    if (!open) continue;
+    ++joined;
+    EXPECT_TRUE(validate((*open)->catalog()));
+  }
+  EXPECT_GT(joined, 20);
 }
 
 TEST(Ranks, NamesOfRankFilesAreRecognised) {
