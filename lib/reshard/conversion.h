@@ -42,7 +42,6 @@ struct ConversionOptions {
   Index vocab_divisible_by = 0;
   Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
-  Container container = Container::kSafetensors;
   bool keep_unknown = false;
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files

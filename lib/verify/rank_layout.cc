@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/family/family.h"
+#include "lib/layout/stages.h"
 #include "lib/verify/finding.h"
 
 namespace reshard {
@@ -74,24 +75,33 @@ class RankLayoutInference {
     return {};
   }
 
-  // Consecutive ranks that hold the same tensors, in equal numbers.
+  // Consecutive ranks that hold the same tensors, in equal numbers. No layer is on two stages.
   Status find_stages() {
-    std::vector<std::string> held(static_cast<std::size_t>(ranks_));
+    std::vector<std::string> held(static_cast<std::size_t>(ranks_));  // for each rank, '1' for each tensor it holds
     for (std::size_t r = 0; r < held.size(); ++r)
       for (const RankTensor& t : tensors_) held[r] += t.shapes[r] ? '1' : '0';
     per_stage_ = std::find_if(held.begin(), held.end(), [&](const auto& h) { return h != held[0]; }) - held.begin();
-    for (std::size_t r = 0; r < held.size(); ++r) {
-      const std::size_t first = r / static_cast<std::size_t>(per_stage_) * static_cast<std::size_t>(per_stage_);
-      if (held[r] == held[first]) continue;
-      const auto differs = std::mismatch(held[r].begin(), held[r].end(), held[first].begin()).first - held[r].begin();
-      const bool has = held[r][static_cast<std::size_t>(differs)] == '1';
-      return refusal("the files do not hold the same tensors, nor as stages of " + count_of(per_stage_, "rank") + ": " +
-                     name_of(static_cast<std::size_t>(differs)) + " is in that of rank " +
-                     std::to_string(has ? r : first) + " and not in that of rank " + std::to_string(has ? first : r));
-    }
+    if (per_stage_ == ranks_) return {};
+    for (std::size_t r = 0; r < held.size(); ++r)
+      if (const std::size_t first = r - r % static_cast<std::size_t>(per_stage_); held[r] != held[first])
+        return uneven(held, r, first);
     if (ranks_ % per_stage_ != 0)
       return refusal(count_of(ranks_, "file") + " are no whole number of stages of " + count_of(per_stage_, "rank"));
+    for (const RankTensor& t : tensors_) {
+      Index stages = 0;
+      for (Index r = 0; r < ranks_; r += per_stage_) stages += t.shapes[static_cast<std::size_t>(r)].has_value();
+      if (stages > 1 && layer_number(t.name) >= 0) return uneven(held, static_cast<std::size_t>(per_stage_), 0);
+    }
     return {};
+  }
+
+  Error uneven(const std::vector<std::string>& held, std::size_t a, std::size_t b) const {
+    const auto differs = static_cast<std::size_t>(std::mismatch(held[a].begin(), held[a].end(), held[b].begin()).first -
+                                                  held[a].begin());
+    const bool has = held[a][differs] == '1';
+    return refusal("the files hold neither all the same tensors, nor those of pipeline stages: " + name_of(differs) +
+                   " is in that of rank " + std::to_string(has ? a : b) + " and not in that of rank " +
+                   std::to_string(has ? b : a));
   }
 
   Status know_tensors() {

@@ -40,7 +40,7 @@ TEST(TensorFileLayout, ReadsBackAsItsTensors) {
       std::vector<std::string> payloads;
       for (int i = 0, n = static_cast<int>(random() % 30); i < n; ++i) {
         Dims shape;
-        for (unsigned d = random() % 5; d > 0; --d) shape.push_back(random() % 6);
+        for (auto d = random() % 5; d > 0; --d) shape.push_back(static_cast<Index>(random() % 6));
         tensors.push_back(tensor("l." + std::to_string(i) + ".\"w\"\n\xc3\xa9", DType(random() % 18), shape));
         payloads.emplace_back(static_cast<std::size_t>(volume(shape) * byte_size(tensors.back().dtype)), '\0');
         for (char& c : payloads.back()) c = static_cast<char>(random());

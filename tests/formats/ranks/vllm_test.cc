@@ -76,7 +76,7 @@ TEST(Vllm, WorkersStackTheirHeadsAndPadTheVocabulary) {
   ASSERT_FALSE(worker.contains("model.embed_tokens.weight"));
   const TensorValue& head = worker.at("lm_head.weight");
   EXPECT_EQ(head.shape, (Dims{64, 2}));
-  EXPECT_THAT(std::vector<int>(rows_of(head).begin(), rows_of(head).begin() + 1), ElementsAre(64));
+  EXPECT_EQ(rows_of(head)[0], 64);
   EXPECT_EQ(head.bytes.substr(6 * 4), std::string(58 * 4, '\0'));
 }
 
