@@ -2,15 +2,45 @@
 
 #include <array>
 
+#include "formats/colossalai/write.h"
 #include "formats/dcp/dcp.h"
+#include "formats/ranks/ranks.h"
+#include "formats/ranks/vllm.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/torch/write.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
+bool recognises_none(const std::string&) { return false; }
+
+// Targets whose files are read as those of another format.
+constexpr Format kBinFormat = {
+    .name = "bin",
+    .title = "Hugging Face torch.save files",
+    .recognises = recognises_none,
+    .open = nullptr,
+    .lay_out = lay_out_torch,
+    .model_only = true,
+    .hf_names = true,
+};
+constexpr Format kColossalaiTarget = {
+    .name = "colossalai",
+    .title = "ColossalAI",
+    .recognises = recognises_none,
+    .open = nullptr,
+    .lay_out = lay_out_colossalai,
+    .model_only = true,
+    .hf_names = true,
+    .takes_mesh = true,
+    .stage_rule = StageRule::kColossalai,
+    .max_file_bytes = Index{1} << 30,
+};
+
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 2> kFormats = {&kDcpFormat, &kSafetensorsFormat};
+constexpr std::array<const Format*, 6> kFormats = {&kDcpFormat, &kRanksFormat,      &kSafetensorsFormat,
+                                                   &kBinFormat, &kColossalaiTarget, &kVllmFormat};
 
 }  // namespace
 
@@ -30,7 +60,8 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   for (const Format* f : kFormats)
     if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
   std::vector<std::string> titles;
-  for (const Format* f : kFormats) titles.emplace_back(f->title);
+  for (const Format* f : kFormats)
+    if (f->open) titles.emplace_back(f->title);
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }
 

@@ -13,6 +13,7 @@ struct DiffOptions {
   std::string a, b;
   double tolerance = 0;
   bool json = false;
+  SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
 };
@@ -24,7 +25,9 @@ std::string scientific(double v) {
 }
 
 Result<int> diff(const DiffOptions& options) {
-  OpenCheckpoint a = TRY(open_checkpoint(options.a)), b = TRY(open_checkpoint(options.b));
+  const auto layout = TRY(options.source_layout.load());
+  const OpenOptions how{.layout = layout ? &*layout : nullptr};
+  OpenCheckpoint a = TRY(open_checkpoint(options.a, how)), b = TRY(open_checkpoint(options.b, how));
   const auto c = TRY(compare(a, b, options.model, options.a, options.b, options.resources));
   std::vector<Comparison::Distance> distances;
   {
@@ -96,6 +99,7 @@ void add_diff(CLI::App& app, Action& action) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_flag("--json", options->json, "Print all tensors as JSON");
+  options->source_layout.add(app);
   options->model.add(app);
   options->resources.add(app);
   app.footer(

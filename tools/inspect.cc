@@ -4,6 +4,7 @@
 #include "tools/commands.h"
 #include "tools/inspect_report.h"
 #include "tools/inspection.h"
+#include "tools/job_options.h"
 
 namespace reshard::tools {
 namespace {
@@ -12,10 +13,11 @@ struct InspectOptions {
   std::string path;
   bool json = false;
   ReportOptions report;
+  SourceOptions source_layout;
 };
 
 Result<int> inspect(const InspectOptions& options) {
-  const Inspection in = TRY(look_at(options.path));
+  const Inspection in = TRY(look_at(options.path, TRY(options.source_layout.load())));
   if (options.json) {
     std::printf("%s\n", to_text(to_json(in, options.report), 2).c_str());
   } else {
@@ -33,6 +35,7 @@ void add_inspect(CLI::App& app, Action& action) {
   app.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");
   app.add_option("--filter", options->report.filters, "Only tensors whose name matches the glob, one a line")
       ->allow_extra_args(false);
+  options->source_layout.add(app);
   app.footer(
       "Only the metadata is read, so it works on a copy of .metadata alone.\n"
       "Examples:\n"

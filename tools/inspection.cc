@@ -71,8 +71,8 @@ std::optional<Index> dataloader_ranks(Reader& reader) {
 
 }  // namespace
 
-Result<Inspection> look_at(const std::string& path) {
-  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false}));
+Result<Inspection> look_at(const std::string& path, const std::optional<LayoutDescriptor>& layout) {
+  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false, .layout = layout ? &*layout : nullptr}));
   Inspection in;
   in.path = path;
   in.format = open.format;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -48,8 +49,8 @@ struct Inspection {
   const Catalog& catalog() const { return reader->catalog(); }
 };
 
-// Opens the checkpoint and looks at its metadata and the sizes of its files.
-Result<Inspection> look_at(const std::string& path);
+// Opens the checkpoint and looks at its metadata and the sizes of its files. `layout` is how files of ranks join.
+Result<Inspection> look_at(const std::string& path, const std::optional<LayoutDescriptor>& layout = std::nullopt);
 
 // What is missing or cut short, as whole sentences, a file or a kind of problem each; empty for a complete checkpoint
 // and for metadata alone.

@@ -76,23 +76,60 @@ Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std:
   return layout.with_mesh(TRY(Mesh::parse(mesh)));
 }
 
+void SourceOptions::add(CLI::App& app) {
+  app.add_option(
+      "--source-layout", layout,
+      "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names());
+  app.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
+}
+
+Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
+  if (layout.empty() && !mesh.empty()) return usage_error("--source-mesh needs --source-layout");
+  if (layout.empty()) return std::optional<LayoutDescriptor>();
+  return std::optional(TRY(load_layout(layout, mesh)));
+}
+
+namespace {
+
+std::string target_names() {
+  std::vector<std::string> names;
+  for (const Format* f : formats())
+    if (f->lay_out) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
+  return join(names, ", ");
+}
+
+// The formats whose files follow the ranks: "dcp, ranks".
+std::string mesh_formats() {
+  std::vector<std::string> names;
+  for (const Format* f : formats())
+    if (f->takes_mesh) names.emplace_back(f->name);
+  return join(names, ", ");
+}
+
+}  // namespace
+
 void ConvertOptions::add(CLI::App& app, bool destination_required) {
-  app.add_option("SRC", source, "The checkpoint: a DCP directory, a directory of safetensors, a .safetensors file")
-      ->required();
+  app.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows")->required();
   app.add_option("DST", destination, "The directory to make")->required(destination_required);
-  app.add_option("--to", to, "Target format: hf (Hugging Face safetensors) or dcp (PyTorch DCP)")->required();
+  app.add_option("--to", to, "Target format: " + target_names())->required();
   app.add_option("--names", names,
                  "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
                  "(default: keep for --to dcp and hdf5, hf otherwise)");
-  app.add_option("--mesh", mesh, "Target mesh for --to dcp, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
+  app.add_option("--mesh", mesh,
+                 "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   app.add_option("--layout", layout,
-                 "Target layout for --to dcp: a file (reshard layout prints them) or one of " + builtin_layout_names());
+                 "Target layout for --to " + mesh_formats() + ": a file (reshard layout prints them) or one of " +
+                     builtin_layout_names());
   app.add_option("--dtype", dtype, "Floating-point model tensors become this: keep, float32, bfloat16, float16")
       ->capture_default_str();
   app.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
   app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
   app.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
-  app.add_option("--max-shard-size", max_shard_size, "Largest file of --to hf")->capture_default_str();
+  app.add_option("--max-shard-size", max_shard_size,
+                 "Largest file, where files are cut by size (default: 5GB, 1024MiB for colossalai)");
+  app.add_option("--shard-format", shard_format,
+                 "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
+      ->check(CLI::IsMember({"safetensors", "bin"}));
   app.add_option("--allow", allow,
                  "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
                  "(write tensors that are not as the config says)")
@@ -108,6 +145,7 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
       ->check(CLI::IsMember({"zero", "repeat-last", "mean"}));
   app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
+  source_layout.add(app);
   model.add(app);
   resources.add(app);
 }
@@ -131,9 +169,10 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.names && !choice.detect && !choice.family)
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
-  if (to == "hf" && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") +
-                       " is for --to dcp; a Hugging Face checkpoint is not cut by rank");
+  const Format* format = TRY(find_format(to));
+  if (!format->takes_mesh && !(mesh.empty() && layout.empty()))
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() + "; " +
+                       std::string(format->title) + " are not cut by rank");
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
     if (!o.layout->mesh)
@@ -150,8 +189,9 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.keep_dtype = keep_dtype;
   o.include = include;
   o.exclude = exclude;
-  o.max_file_bytes = TRY(parse_bytes(max_shard_size));
+  o.max_file_bytes = max_shard_size.empty() ? format->max_file_bytes : TRY(parse_bytes(max_shard_size));
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
+  o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
   o.keep_unknown = keep_unknown;
   o.repairs.vocabulary = std::find(repair.begin(), repair.end(), "vocab") != repair.end();
   o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
@@ -168,8 +208,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
 namespace {
 
 // The error, and what --allow cover would make of the rest.
-Error with_way_out(const Error& error, const std::string& path) {
-  const auto open = open_checkpoint(path, {.files_too = false, .validated = false});
+Error with_way_out(const Error& error, const std::string& path, const LayoutDescriptor* layout) {
+  const auto open = open_checkpoint(path, {.files_too = false, .validated = false, .layout = layout});
   if (!open) return error;
   const Catalog& catalog = open->reader->catalog();
   const auto faulty = static_cast<Index>(tensor_faults(catalog, true).size());
@@ -180,11 +220,12 @@ Error with_way_out(const Error& error, const std::string& path) {
 }
 
 // With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
-Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults) {
-  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults});
+Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults,
+                                   const LayoutDescriptor* layout) {
+  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults, .layout = layout});
   if (open) return open;
-  if (allow_faults) return open_checkpoint(path, {.files_too = false, .validated = false});
-  return with_way_out(open.error(), path);
+  if (allow_faults) return open_checkpoint(path, {.files_too = false, .validated = false, .layout = layout});
+  return with_way_out(open.error(), path, layout);
 }
 
 }  // namespace
@@ -194,7 +235,8 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   o.metadata_only = metadata_only;
   const Format* format = TRY(find_format(options.to));
   PreparedConversion p;
-  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover));
+  const auto layout = TRY(options.source_layout.load());
+  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover, layout ? &*layout : nullptr));
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));
     o.donor = p.donor->reader.get();
@@ -237,7 +279,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   const Conversion& c = *prepared.conversion;
   const auto format = find_format(options.to);
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
-                        (options.to == "dcp" ? " on " + c.options().mesh.to_string() : "") +
+                        ((*format)->takes_mesh ? " on " + c.options().mesh.to_string() : "") +
                         (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
                         "   " + family_text(c));
   if (c.config())

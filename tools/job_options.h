@@ -44,13 +44,24 @@ struct ModelOptions {
 Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh);
 std::string builtin_layout_names();  // "colossalai-llama, hf, ..."
 
+// --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
+// themselves and take no notice.
+struct SourceOptions {
+  std::string layout, mesh;
+
+  void add(CLI::App& app);
+  // Nothing where it was not given. A mesh alone says nothing of the cuts and is a usage error.
+  Result<std::optional<LayoutDescriptor>> load() const;
+};
+
 // What convert and plan take.
 struct ConvertOptions {
-  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size = "5GB";
+  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
   std::string vocab_padding, donor;
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
   bool keep_unknown = false, force = false, dry_run = false;
+  SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
 

@@ -18,6 +18,7 @@ struct LayoutOptions {
   std::string path, builtin, mesh;
   std::size_t hypothesis = 1;
   bool json = false;
+  SourceOptions source_layout;
 };
 
 const char* color_of(const std::string& confidence) {
@@ -149,7 +150,7 @@ std::string name_for(const std::string& path) {
 }
 
 Result<int> show_checkpoint(const LayoutOptions& options) {
-  const Inspection in = TRY(look_at(options.path));
+  const Inspection in = TRY(look_at(options.path, TRY(options.source_layout.load())));
   const auto layouts = TRY(infer_layouts(in.catalog(), in.mesh, name_for(options.path)));
   if (options.hypothesis > layouts.size())
     return usage_error("--hypothesis " + std::to_string(options.hypothesis) + ": expected at most " +
@@ -187,6 +188,7 @@ void add_layout(CLI::App& app, Action& action) {
   app.add_option("--builtin", options->builtin, "A layout that comes with the program: " + builtin_layout_names());
   app.add_option("--mesh", options->mesh, "Mesh for --builtin, e.g. tp=4,dp_shard=2");
   app.add_flag("--json", options->json, "The layout as a file; docs/layout.md describes it");
+  options->source_layout.add(app);
   app.footer(
       "Only the metadata is read.\n"
       "Examples:\n"

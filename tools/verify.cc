@@ -24,6 +24,7 @@ struct VerifyOptions {
   std::string path, against, layout, mesh;
   bool bytes = false, values = false, replicas = false;
   std::size_t limit = 20;
+  SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
   FindingsOptions findings;
@@ -78,6 +79,7 @@ class Verification {
 
  private:
   const Catalog& catalog() const { return open_.reader->catalog(); }
+  const LayoutDescriptor* source_layout() const { return source_layout_ ? &*source_layout_ : nullptr; }
   void fact(std::string label, std::string text) { facts_.emplace_back(std::move(label), std::move(text)); }
   void add(std::vector<Finding> findings) {
     for (Finding& f : findings) report_.findings.push_back(std::move(f));
@@ -97,9 +99,10 @@ class Verification {
 
   // A checkpoint whose files do not fit its metadata is opened all the same, to say all that is wrong with it.
   Status open() {
-    auto opened = open_checkpoint(options_.path, {.files_too = true, .validated = false});
+    source_layout_ = TRY(options_.source_layout.load());
+    auto opened = open_checkpoint(options_.path, {.files_too = true, .validated = false, .layout = source_layout()});
     if (!opened) {
-      auto again = open_checkpoint(options_.path, {.files_too = false, .validated = false});
+      auto again = open_checkpoint(options_.path, {.files_too = false, .validated = false, .layout = source_layout()});
       if (!again) return std::move(opened).error();
       refusal_ = opened.error().message();
       opened = std::move(again);
@@ -429,7 +432,7 @@ class Verification {
       skipped("against", "equal to " + options_.against, "the data cannot be read as the metadata say");
       return {};
     }
-    other_ = TRY(open_checkpoint(options_.against));
+    other_ = TRY(open_checkpoint(options_.against, {.layout = source_layout()}));
     const auto c = TRY(compare(open_, other_, options_.model, options_.path, options_.against, options_.resources));
     checked("against", "equal to " + options_.against, static_cast<Index>(c->pairs().size()));
     read_bytes_ = true;
@@ -532,6 +535,7 @@ class Verification {
   std::string refusal_;  // why the reader would not have it, where it was opened all the same
   std::optional<ModelConfig> config_;
   const Family* family_ = nullptr;
+  std::optional<LayoutDescriptor> source_layout_;
   bool metadata_only_ = false, is_readable_ = true, read_bytes_ = false;
   Index checksums_ = 0;
   std::vector<TensorProof> proofs_;
@@ -559,6 +563,7 @@ void add_verify(CLI::App& app, Action& action) {
   app.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
   app.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all")
       ->capture_default_str();
+  options->source_layout.add(app);
   options->findings.add(app);
   options->resources.add(app);
   app.footer(

@@ -121,6 +121,7 @@ const Format kDcpFormat = {
     .recognises = dcp::recognises,
     .open = dcp::open,
     .lay_out = dcp::lay_out,
+    .takes_mesh = true,
 };
 
 }  // namespace reshard

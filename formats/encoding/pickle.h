@@ -78,6 +78,8 @@ class Value {
   std::optional<std::string_view> as_string() const;  // into the document
   std::optional<std::string_view> as_bytes() const;   // into the document
   std::string big_int_text() const;                   // of a kInt or kBigInt: "0x1f…", hexadecimal
+  std::optional<std::string_view> as_big_int()
+      const;  // of a kBigInt: two's complement, the least significant byte first
 
   // Tuple, list, set: their elements. Dict: its entries, in the order they were set.
   std::size_t size() const;
@@ -137,6 +139,10 @@ class Document {
 // opcode. Opcodes are those of protocols 2 to 5 without the extension registry and out-of-band buffers, and GLOBAL, GET
 // and PUT of the older ones; others are an unsupported error.
 Result<Document> parse(std::string bytes, std::string_view path, const Limits& limits = {});
+
+// How many of these bytes their first pickle takes up, found by stepping over its opcodes; nothing when its STOP is not
+// among them. An opcode that is not known ends it: parse() will refuse those bytes and say which it is.
+std::optional<Index> length_of(std::string_view bytes);
 
 // A short text for people: "{'lr': 0.001, 'betas': (0.9, 0.95)}". Deeper than max_depth and beyond max_items elements
 // of a container it says "...". Safe for cycles, and for terminals.

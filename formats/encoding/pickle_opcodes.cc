@@ -1,5 +1,9 @@
 #include "formats/encoding/pickle_opcodes.h"
 
+#include <optional>
+
+#include "formats/encoding/pickle_tree.h"
+
 namespace reshard::pickle::internal {
 
 std::string_view opcode_name(unsigned char op) {
@@ -119,4 +123,84 @@ std::string_view opcode_name(unsigned char op) {
   }
 }
 
+namespace {
+
+// The bytes behind an opcode that belong to it, without the payload whose length they may give.
+struct Argument {
+  enum class Form { kUnknown, kFixed, kCounted, kLines } form = Form::kUnknown;
+  std::size_t n = 0;  // bytes, or lines
+};
+
+Argument argument_of(unsigned char op) {
+  using enum Argument::Form;
+  switch (op) {
+    case 'J':
+    case 0x8a:
+    case 0x8b:
+    case 'G':
+    case 'X':
+    case 0x8c:
+    case 0x8d:
+    case 'T':
+    case 'U':
+    case 'B':
+    case 'C':
+    case 0x8e:
+    case 0x96: {
+      const Leaf leaf = leaf_of(op);
+      return leaf.length_width == 0 ? Argument{kFixed, leaf.fixed} : Argument{kCounted, leaf.length_width};
+    }
+    case 'K':
+    case 'q':
+    case 'h':
+    case 0x80:
+      return {kFixed, 1};
+    case 'M':
+      return {kFixed, 2};
+    case 'r':
+    case 'j':
+      return {kFixed, 4};
+    case 0x95:
+      return {kFixed, 8};
+    case 'p':
+    case 'g':
+      return {kLines, 1};
+    case 'c':
+      return {kLines, 2};
+    default:
+      return {opcode_name(op).empty() ? kUnknown : kFixed, 0};
+  }
+}
+
+}  // namespace
 }  // namespace reshard::pickle::internal
+
+namespace reshard::pickle {
+
+std::optional<Index> length_of(std::string_view bytes) {
+  using internal::Argument;
+  std::size_t pos = 0;
+  while (pos < bytes.size()) {
+    const auto op = static_cast<unsigned char>(bytes[pos++]);
+    const Argument argument = internal::argument_of(op);
+    if (op == '.' || argument.form == Argument::Form::kUnknown) return static_cast<Index>(pos);
+    if (argument.form == Argument::Form::kLines) {
+      for (std::size_t line = 0; line < argument.n; ++line) {
+        const std::size_t end = bytes.find('\n', pos);
+        if (end == std::string_view::npos) return std::nullopt;
+        pos = end + 1;
+      }
+      continue;
+    }
+    if (argument.n > bytes.size() - pos) return std::nullopt;
+    std::uint64_t payload = 0;
+    if (argument.form == Argument::Form::kCounted)
+      payload = internal::little_endian(reinterpret_cast<const unsigned char*>(bytes.data()) + pos, argument.n);
+    pos += argument.n;
+    if (payload > bytes.size() - pos) return std::nullopt;
+    pos += static_cast<std::size_t>(payload);
+  }
+  return std::nullopt;
+}
+
+}  // namespace reshard::pickle

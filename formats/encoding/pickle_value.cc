@@ -119,6 +119,11 @@ std::optional<std::string_view> Value::as_bytes() const {
   return text_of(leaf);
 }
 
+std::optional<std::string_view> Value::as_big_int() const {
+  if (kind() != Kind::kBigInt) return std::nullopt;
+  return text_of(leaf_bytes(*tree_, handle_));
+}
+
 std::string Value::big_int_text() const {
   std::string digits;  // two's complement, most significant byte first
   bool negative = false;

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cassert>
+#include <utility>
 
 namespace reshard::pickle {
 namespace {
@@ -31,6 +32,13 @@ void PickleWriter::integer(Index v) {
     out_ += static_cast<char>(bytes);
     append_little_endian(out_, static_cast<std::uint64_t>(v), bytes);
   }
+}
+
+void PickleWriter::big_integer(std::string_view bytes) {
+  assert(bytes.size() <= UINT8_MAX);
+  op('\x8a');
+  out_ += static_cast<char>(bytes.size());
+  out_ += bytes;
 }
 
 void PickleWriter::number(double v) {
@@ -94,5 +102,126 @@ std::string PickleWriter::finish() && {
   op('.');
   return std::move(out_);
 }
+
+namespace {
+
+constexpr int kMaxDepth = 64;
+
+class ValueWriter {
+ public:
+  ValueWriter(PickleWriter& w, Index max_bytes) : w_(w), max_bytes_(max_bytes) {}
+
+  Status write(Value v, int depth) {
+    if (depth > kMaxDepth) return unsupported("containers nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    if (w_.size() > max_bytes_)
+      return unsupported("a value whose pickle takes more than " + std::to_string(max_bytes_) + " bytes");
+    switch (v.kind()) {
+      case Kind::kNone:
+        w_.none();
+        return {};
+      case Kind::kBool:
+        w_.boolean(*v.as_bool());
+        return {};
+      case Kind::kInt:
+        w_.integer(*v.as_int());
+        return {};
+      case Kind::kFloat:
+        w_.number(*v.as_float());
+        return {};
+      case Kind::kString:
+        w_.text(*v.as_string());
+        return {};
+      case Kind::kBigInt:
+        return big_integer(v);
+      case Kind::kBytes:
+        bytes(*v.as_bytes());
+        return {};
+      case Kind::kTuple:
+        return tuple(v, depth);
+      case Kind::kList:
+        return list(v, depth);
+      case Kind::kDict:
+        return dict(v, depth);
+      case Kind::kSet:
+        return set(v, depth);
+      default:
+        return unsupported("not a value that can be carried: " + std::string(kind_name(v.kind())) + " " +
+                           print(v, 1, 2));
+    }
+  }
+
+ private:
+  Status big_integer(Value v) {
+    const std::string_view digits = *v.as_big_int();
+    if (digits.size() > UINT8_MAX)
+      return unsupported("an int of " + std::to_string(digits.size()) + " bytes; at most 255 are carried");
+    w_.big_integer(digits);
+    return {};
+  }
+
+  // Protocol 2 has no opcode for bytes: they are text, one character a byte, that a codec turns back.
+  void bytes(std::string_view b) {
+    std::string text;
+    for (const char c : b) {
+      const auto v = static_cast<unsigned char>(c);
+      if (v >= 0x80) text += static_cast<char>(0xC0 | v >> 6);
+      text += v < 0x80 ? c : static_cast<char>(0x80 | (v & 0x3F));
+    }
+    w_.global("_codecs", "encode");
+    w_.text(text);
+    w_.text("latin1");
+    w_.tuple_of_last(2);
+    w_.reduce();
+  }
+
+  Status tuple(Value v, int depth) {
+    if (v.size() == 0) {
+      w_.empty_tuple();
+      return {};
+    }
+    w_.mark();
+    for (std::size_t i = 0; i < v.size(); ++i) TRY(write(v[i], depth + 1));
+    w_.tuple_from_mark();
+    return {};
+  }
+
+  Status list(Value v, int depth) {
+    w_.empty_list();
+    ElementRuns runs(w_, &PickleWriter::append_items);
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      runs.next();
+      TRY(write(v[i], depth + 1));
+    }
+    runs.end();
+    return {};
+  }
+
+  Status dict(Value v, int depth) {
+    w_.empty_dict();
+    ElementRuns runs(w_, &PickleWriter::set_items);
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      runs.next();
+      TRY(write(v.key(i), depth + 1));
+      TRY(write(v.value(i), depth + 1));
+    }
+    runs.end();
+    return {};
+  }
+
+  Status set(Value v, int depth) {
+    w_.global("__builtin__", "set");  // as protocol 2 calls builtins.set
+    TRY(list(v, depth));
+    w_.tuple_of_last(1);
+    w_.reduce();
+    return {};
+  }
+
+  PickleWriter& w_;
+  Index max_bytes_;
+};
+
+}  // namespace
+
+Status write_value(PickleWriter& w, Value value, Index max_bytes) { return ValueWriter(w, max_bytes).write(value, 0); }
 
 }  // namespace reshard::pickle

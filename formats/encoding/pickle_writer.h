@@ -15,7 +15,9 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "formats/encoding/pickle.h"
 #include "lib/base/checked.h"
+#include "lib/base/result.h"
 
 namespace reshard::pickle {
 
@@ -26,6 +28,8 @@ class PickleWriter {
   void none() { op('N'); }
   void boolean(bool v) { op(v ? '\x88' : '\x89'); }
   void integer(Index v);
+  // Any integer, as two's complement of at most 255 bytes, the least significant first.
+  void big_integer(std::string_view bytes);
   void number(double v);
   void text(std::string_view s);  // shorter than 4 GiB
   void global(std::string_view module, std::string_view name);
@@ -63,6 +67,12 @@ class PickleWriter {
   std::uint32_t next_memo_ = 0;
   std::unordered_map<std::string, std::uint32_t> shared_;
 };
+
+// Pushes a value that was read from a pickle: None, bool, int, float, str, bytes, tuple, list, dict and set, inside one
+// another up to 64 levels; what two containers share is written twice. A torch.Size becomes a tuple, an OrderedDict a
+// dict. Anything else, and a pickle of more than `max_bytes`, is an unsupported error that names it: nothing but data
+// leaves this program.
+Status write_value(PickleWriter& w, Value value, Index max_bytes = Index{256} << 20);
 
 // The elements of a large list or dict, put in by runs of a thousand as Python's own pickler does (Lib/pickle.py,
 // _BATCHSIZE), so that a reader's stack stays small. next() comes before each element, end() after the last.

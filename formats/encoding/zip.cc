@@ -386,14 +386,13 @@ void Builder::add(std::string_view name, std::string_view payload) {
 }
 
 void Builder::add_hole(std::string_view name, Index size, std::uint32_t crc, Index alignment) {
-  assert(hole_at_ == std::string::npos);
   members_.push_back({std::string(name), position(), size, crc});
   local_header(members_.back(), alignment);
-  hole_at_ = out_.size();
-  hole_size_ = size;
+  holes_.push_back(out_.size());
+  hole_bytes_ += size;
 }
 
-Builder::Around Builder::finish() && {
+void Builder::directory() {
   const Index directory_at = position();
   for (const Member& m : members_) {
     const bool big = m.size >= kOnes32;
@@ -427,7 +426,7 @@ Builder::Around Builder::finish() && {
   }
   const Index directory_size = position() - directory_at;
   const Index count = static_cast<Index>(members_.size());
-  if (directory_at >= kOnes32 || count >= kOnes16) {
+  if (directory_at >= kOnes32 || directory_size >= kOnes32 || count >= kOnes16) {
     const Index end64_at = position();
     put(out_, kEnd64Magic);
     put<std::uint64_t>(out_, kEnd64Bytes - 12);  // of what follows this number
@@ -452,12 +451,16 @@ Builder::Around Builder::finish() && {
   put(out_, clamp32(directory_size));
   put(out_, clamp32(directory_at));
   put<std::uint16_t>(out_, 0);  // comment
+}
 
+Builder::Around Builder::finish() && {
+  directory();
   Around around;
-  const std::size_t cut = std::min(hole_at_, out_.size());
-  around.after = out_.substr(cut);
-  out_.resize(cut);
-  around.before = std::move(out_);
+  around.before = out_.substr(0, holes_.empty() ? out_.size() : holes_.front());
+  for (std::size_t i = 0; i < holes_.size(); ++i) {
+    const std::size_t end = i + 1 < holes_.size() ? holes_[i + 1] : out_.size();
+    around.after.push_back(out_.substr(holes_[i], end - holes_[i]));
+  }
   return around;
 }
 

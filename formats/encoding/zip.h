@@ -68,8 +68,8 @@ class Archive {
   std::vector<Entry> entries_;
 };
 
-// Builds the bytes around the payloads of an archive. At most one payload may be left out (a hole), because it is large
-// and written by someone else.
+// Builds the bytes around the payloads of an archive. Payloads may be left out (holes), because they are large and
+// written by someone else.
 class Builder {
  public:
   // `base` is the archive's offset in its file, relative to which payloads are aligned.
@@ -77,11 +77,13 @@ class Builder {
 
   void add(std::string_view name, std::string_view payload);
   // A member whose payload the caller writes, aligned to `alignment` bytes (a power of two, at most 4096) of the file.
+  // The archive's size must stay below 2^63 bytes.
   void add_hole(std::string_view name, Index size, std::uint32_t crc, Index alignment);
-  // Ends the archive with its directory. What it takes up is around.before, the hole's size, around.after.
+  // Ends the archive with its directory. Its bytes are around.before, and for each hole in turn its payload and the
+  // text of around.after.
   struct Around {
     std::string before;
-    std::string after;  // empty when there is no hole
+    std::vector<std::string> after;
   };
   Around finish() &&;
 
@@ -92,13 +94,14 @@ class Builder {
     Index size = 0;
     std::uint32_t crc = 0;
   };
-  Index position() const { return static_cast<Index>(out_.size()) + hole_size_; }
+  Index position() const { return static_cast<Index>(out_.size()) + hole_bytes_; }
   void local_header(const Member& member, Index alignment);
+  void directory();
 
   Index base_;
-  std::string out_;  // everything but the hole
-  std::size_t hole_at_ = std::string::npos;
-  Index hole_size_ = 0;
+  std::string out_;                 // everything but the holes
+  std::vector<std::size_t> holes_;  // where in out_ they stand
+  Index hole_bytes_ = 0;
   std::vector<Member> members_;
 };
 

@@ -5,9 +5,9 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <unordered_map>
 
 #include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/weight_index.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
@@ -19,7 +19,6 @@ bool is_index_name(std::string_view path) { return path.ends_with(".safetensors.
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
-constexpr Index kMaxIndexBytes = 1'000'000'000;
 
 std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
 
@@ -39,51 +38,20 @@ std::string count_text(std::size_t n, const std::string& thing) {
 
 // ---- Which files there are
 
-struct Mapped {
-  std::string file;
-  bool seen = false;  // in that file's header
-};
-
-// model.safetensors.index.json
-struct WeightMap {
-  std::string path;
-  std::unordered_map<std::string, Mapped> files;  // by tensor
-  std::optional<Json> total_size;
-};
-
 // What is to be read.
 struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files;
-  std::optional<WeightMap> index;
+  std::optional<WeightIndex> index;
 };
-
-Result<WeightMap> read_index(const std::string& path) {
-  const std::string text = TRY(read_whole_file(path, kMaxIndexBytes));
-  const Json json = TRY(parse_json(text, path));
-  WeightMap index;
-  index.path = path;
-  for (const Json::Member& member : TRY(json.get_object("weight_map").context(path))) {
-    const auto file = member.value.as_string();
-    const std::string where = path + ": weight_map: " + tensor_text(member.key);
-    if (!file) return Error(file.error()).context(where);
-    if (!is_safe_relative_path(*file))
-      return corrupt(where + ": expected a file inside the directory, got '" + printable(*file) + "'");
-    index.files[member.key].file = *file;
-  }
-  const Json* metadata = json.find("metadata");
-  if (metadata && metadata->contains("total_size")) index.total_size = *metadata->find("total_size");
-  return index;
-}
 
 Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
   Sources sources;
   sources.root = root;
-  sources.index = TRY(read_index(path_join(root, index_name)));
-  std::set<std::string> files;
-  for (const auto& [tensor, mapped] : sources.index->files) files.insert(mapped.file);
-  sources.files.assign(files.begin(), files.end());
+  sources.index = TRY(WeightIndex::read(path_join(root, index_name)));
+  sources.files = sources.index->files();
+  const std::set<std::string> files(sources.files.begin(), sources.files.end());
   for (const DirectoryEntry& entry : TRY(list_directory(root)))
     if (!entry.is_directory && is_safetensors_name(entry.name) && !files.contains(entry.name))
       sources.stale_files.push_back(entry.name);
@@ -193,6 +161,7 @@ class SafetensorsReader : public Reader {
   void describe_format();
 
   Sources sources_;
+  std::vector<bool> seen_;              // of each entry of the index: whether its file has it
   std::vector<bool> sharded_;           // of each file: whether it has DCP_SHARDING_INFO
   std::vector<std::string> unindexed_;  // tensors that the index does not have
   std::vector<std::string> copies_;     // tensors that the index has in another file
@@ -279,12 +248,12 @@ Status SafetensorsReader::add(Piece piece) {
 // Whether an entry is to be read, by the index. One that the index does not know is: a loader would find it too.
 bool SafetensorsReader::wanted(const std::string& key, const std::string& file, bool sharded) {
   if (!sources_.index) return true;
-  const auto mapped = sources_.index->files.find(key);
-  if (mapped == sources_.index->files.end()) {
+  const auto entry = sources_.index->find(key);
+  if (!entry) {
     unindexed_.push_back(key);
     return true;
   }
-  if (mapped->second.file == file) return mapped->second.seen = true;
+  if (sources_.index->entries()[*entry].file == file) return seen_[*entry] = true;
   if (!sharded) copies_.push_back(key);
   return sharded;
 }
@@ -325,14 +294,14 @@ Status SafetensorsReader::check_shapes() const {
 
 Status SafetensorsReader::check_index() {
   if (!sources_.index) return {};
-  const WeightMap& index = *sources_.index;
+  const WeightIndex& index = *sources_.index;
   std::vector<std::string> absent;
-  for (const auto& [tensor, mapped] : index.files)
-    if (!mapped.seen) absent.push_back(tensor);
+  for (std::size_t i = 0; i < seen_.size(); ++i)
+    if (!seen_[i]) absent.push_back(index.entries()[i].name);
   if (!absent.empty()) {
     std::sort(absent.begin(), absent.end(), natural_less);
-    return corrupt(path_join(catalog_.root, index.files.at(absent.front()).file) + ": expected " +
-                   tensor_text(absent.front()) + ", as " + index.path + " says; it is not there (" +
+    return corrupt(path_join(catalog_.root, index.entries()[*index.find(absent.front())].file) + ": expected " +
+                   tensor_text(absent.front()) + ", as " + index.path() + " says; it is not there (" +
                    count_text(absent.size(), "such tensor") + ")");
   }
   if (!unindexed_.empty())
@@ -341,12 +310,11 @@ Status SafetensorsReader::check_index() {
   if (!copies_.empty())
     catalog_.warnings.push_back(count_text(copies_.size(), "tensor") + " in a file other than the index says: " +
                                 some_names(copies_) + ". Only the copy that the index names is read.");
-  if (index.total_size) {
-    const auto stated = index.total_size->as_index();
+  if (const Json& total = index.total_size(); !total.is_null()) {
+    const auto stated = total.as_index();
     if (!stated || *stated != catalog_.tensor_bytes())
-      catalog_.warnings.push_back("The index gives a total_size of " +
-                                  printable(to_text(*index.total_size).substr(0, 64)) + "; the tensors have " +
-                                  std::to_string(catalog_.tensor_bytes()) + " bytes.");
+      catalog_.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
+                                  "; the tensors have " + std::to_string(catalog_.tensor_bytes()) + " bytes.");
   }
   return {};
 }
@@ -367,8 +335,8 @@ void SafetensorsReader::describe_format() {
 Error missing_file(const Sources& sources, const std::string& name) {
   std::vector<std::string> tensors;
   if (sources.index)
-    for (const auto& [tensor, mapped] : sources.index->files)
-      if (mapped.file == name) tensors.push_back(tensor);
+    for (const WeightIndex::Entry& entry : sources.index->entries())
+      if (entry.file == name) tensors.push_back(entry.name);
   std::sort(tensors.begin(), tensors.end(), natural_less);
   return io_error(path_join(sources.root, name) + ": file is missing; it holds " +
                   count_text(tensors.size(), "tensor") + ": " + some_names(tensors));
@@ -378,6 +346,7 @@ Result<std::unique_ptr<Reader>> SafetensorsReader::open(const std::string& path,
   auto reader = std::make_unique<SafetensorsReader>();
   reader->sources_ = TRY(find_sources(path));
   const Sources& sources = reader->sources_;
+  if (sources.index) reader->seen_.resize(sources.index->entries().size());
   Catalog& catalog = reader->catalog_;
   catalog.root = sources.root;
   catalog.stale_files = sources.stale_files;

@@ -62,6 +62,12 @@ struct TargetBlob {
 // What holds the tensors in formats that keep them in files of either kind.
 enum class Container { kSafetensors, kTorchSave };
 
+// How many attention heads a model has; a head is never cut.
+struct HeadCounts {
+  Index query = 0;
+  Index key_value = 0;
+};
+
 struct LayoutRequest {
   std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
   std::vector<TargetBlob> blobs;
@@ -69,6 +75,7 @@ struct LayoutRequest {
   std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
   Index max_file_bytes = 5'000'000'000;    // for formats that cut files by size
   Container container = Container::kSafetensors;
+  std::optional<HeadCounts> heads;  // where a config says so
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -101,10 +108,17 @@ struct Format {
   std::string_view title;  // for people
   // Whether the directory or file looks like this format. Reads names, and magic bytes at most.
   bool (*recognises)(const std::string& path);
+  // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
-  bool model_only = false;  // holds parameters, no optimizer and no training state
-  bool hf_names = false;    // its loaders expect Hugging Face names
+
+  // What a conversion to it is, unless the user says otherwise.
+  bool model_only = false;   // holds parameters, no optimizer and no training state
+  bool hf_names = false;     // its loaders expect Hugging Face names, and the tokenizer's files beside the model
+  bool takes_mesh = false;   // its files follow the ranks of a mesh
+  bool local_files = false;  // and each is what one rank holds, even where the layout says that files are whole
+  StageRule stage_rule = StageRule::kTorchtitan;  // how layers are dealt out to pipeline stages
+  Index max_file_bytes = 5'000'000'000;
 };
 
 }  // namespace reshard

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "lib/base/text.h"
-#include "lib/layout/stages.h"
 
 namespace reshard {
 
@@ -24,10 +23,11 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 
 }  // namespace
 
-Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model) {
+Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
+                            StageRule stages) {
   if (mesh.size("ep") > 1)
     return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
-  Placer placer(mesh, family);
+  Placer placer(mesh, family, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : model.tensors()) {
     const StateKey key = split_state_key(tensor.name);
@@ -36,7 +36,7 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
     placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
   }
   if (config) placer.layers_ = std::max(placer.layers_, config->num_hidden_layers());
-  TRY(check_stages(StageRule::kTorchtitan, placer.layers_, mesh.size("pp")));
+  TRY(check_stages(stages, placer.layers_, mesh.size("pp")));
   return placer;
 }
 
@@ -83,7 +83,7 @@ Index Placer::stage(std::string_view parameter) const {
   bool first = layer < 0 && parameter.find("embed") != std::string_view::npos;
   if (const auto parsed = family_ ? parse_name(*family_, parameter) : std::nullopt)
     first = parsed->rule->place == NameRule::Place::kFirst;
-  if (layer >= 0) return stage_of_layer(StageRule::kTorchtitan, layer, layers_, stages);
+  if (layer >= 0) return stage_of_layer(stages_, layer, layers_, stages);
   return first ? 0 : stages - 1;
 }
 

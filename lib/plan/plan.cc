@@ -8,12 +8,14 @@
 namespace reshard {
 namespace {
 
-// Counts the moves into one target tensor and checks that they fill each of its fragments exactly.
+// Counts the moves into one target tensor and checks that they fill each of its fragments and copies exactly.
 Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
   const FragmentIndex sources(from.fragments);
-  for (std::size_t i = 0; i < to.fragments.size(); ++i) {
-    const Box box = to.fragments.box(i);
+  const std::size_t first_copies = to.fragments.size();
+  for (std::size_t i = 0; i < first_copies + to.replicas.size(); ++i) {
+    const Box box = i < first_copies ? to.fragments.box(i) : to.replicas.box(i - first_copies);
     if (box.empty()) continue;
+    plan.bytes_written += volume(box) * byte_size(to.dtype);
     Index filled = 0;
     sources.overlapping(box, [&](std::size_t, const Box& both) {
       filled += volume(both);
@@ -42,7 +44,6 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
     TRY(plan_tensor(given, wanted, plan));
     plan.tensors.push_back({*from, to});
     plan.bytes_read += given.bytes();
-    plan.bytes_written += wanted.bytes();
     used[*from] = true;
   }
   for (std::size_t i = 0; i < used.size(); ++i)

@@ -237,6 +237,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.layout = options_.layout;
   request.max_file_bytes = options_.max_file_bytes;
   request.container = options_.container;
+  if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
   TRY(pad_vocabulary());
   TRY(repeat_heads());
   request.tensors = TRY(target_tensors());
@@ -408,7 +409,9 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
   if (options_.layout) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
-    for (TargetTensor& t : tensors) t.placement = TRY(options_.layout->place_in_files(t.name, t.shape, layers));
+    for (TargetTensor& t : tensors)
+      t.placement = TRY(format_.local_files ? options_.layout->place(t.name, t.shape, layers)
+                                            : options_.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
   Catalog model;
@@ -420,7 +423,8 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
       tensor.fragments = source_view_.tensors()[*from].fragments;
     TRY(model.add(std::move(tensor)));
   }
-  const Placer placer = TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, model));
+  const Placer placer =
+      TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, model, format_.stage_rule));
   if (!placer.warning().empty()) warnings_.push_back(placer.warning());
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(model.tensors()[i]);
   return {};

@@ -236,15 +236,19 @@ Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Ca
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options) {
   CopyItems copy = copy_items(plan, source.catalog(), target);
-  std::vector<FragmentIndex> index;
+  std::vector<FragmentIndex> index, copies;
   for (std::size_t i = 0; i < copy.items.size(); ++i) {
     copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));
-    index.emplace_back(target.tensors()[plan.tensors[i].to].fragments);
+    const Tensor& to = target.tensors()[plan.tensors[i].to];
+    index.emplace_back(to.fragments);
+    copies.emplace_back(to.replicas);
   }
   return walk(copy.items, source, copy.extra, options,
               [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
                 const Tensor& to = target.tensors()[plan.tensors[i].to];
-                return output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch);
+                TRY(output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch));
+                if (to.replicas.empty()) return {};
+                return output.write(to.replicas, copies[i], box, byte_size(to.dtype), elements, buffers.scratch);
               });
 }
 

@@ -47,8 +47,8 @@ struct TensorProof {
   Digest target;  // of what was written; equal to `source` where nothing was converted
 };
 
-// The source tensors named by `plan`, to where `target` (a view of the output's catalog) says. One proof for each
-// planned tensor.
+// The source tensors named by `plan`, to where `target` (a view of the output's catalog) says, further copies included.
+// One proof for each planned tensor.
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options);
 

@@ -29,7 +29,7 @@ from tests.interop import ranks
 from tests.interop.ranks import same_bits
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
-SAMPLES = sorted(p for p in (ROOT / "samples/checkpoints").iterdir() if p.is_dir())
+SAMPLES = sorted(p for p in (ROOT / "samples/checkpoints").iterdir() if (p / "checkpoint/.metadata").exists())
 MESHES = ["tp=4", "dp_shard=3", "tp=2,dp_shard=2", "dp_replicate=2,dp_shard=2,tp=2", "dp_shard=2,cp=2,tp=2",
           "dp_shard=8", "pp=2,tp=2"]
 
@@ -542,6 +542,112 @@ for _name, _model in TINY_MODELS.items():
 for _config in sorted((ROOT / "tests/data/configs").glob("*.json")):
     setattr(Families, "test_" + _config.stem.replace("-", "_").replace(".", "_") + "_as_published",
             lambda self, c=_config: self.check_published(c))
+
+
+class NativeTargets(Case):
+    """--to bin, colossalai, ranks and vllm, as their loaders take them."""
+
+    SAMPLE = ROOT / "samples/checkpoints/tp8"  # 8 heads, a vocabulary of 257
+
+    def convert(self, to, *options):
+        reshard("convert", self.SAMPLE / "checkpoint", self.out(), "--to", to, *options)
+        return load_file(self.SAMPLE / "hf.safetensors")
+
+    def test_torch_loads_bin(self):
+        wanted = self.convert("bin")
+        for mmap in (False, True):
+            got = torch.load(self.out() / "pytorch_model.bin", weights_only=True, mmap=mmap)
+            self.assertIs(type(got), dict)
+            self.assert_same_tensors(got, wanted)
+
+    def test_transformers_load_bin(self):
+        from transformers import LlamaForCausalLM
+        wanted = self.convert("bin", "--max-shard-size", "100kB")
+        index = json.loads((self.out() / "pytorch_model.bin.index.json").read_text())
+        self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in wanted.values()))
+        model, info = LlamaForCausalLM.from_pretrained(self.out(), local_files_only=True, output_loading_info=True,
+                                                       torch_dtype=torch.bfloat16)
+        for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            self.assertFalse(info.get(key), key)
+        got = {k: v for k, v in model.state_dict().items() if k in wanted}
+        self.assert_same_tensors(got, wanted)
+
+    def check_colossalai(self, options, pattern, names):
+        """Loads as general_checkpoint_io does: the one index of the directory, its files in order, each key once."""
+        wanted = self.convert("colossalai", *options)
+        indexes = list(self.out().glob("*.index.*json"))
+        self.assertEqual(len(indexes), 1)
+        text = indexes[0].read_text()
+        index = json.loads(text)
+        self.assertEqual(text, json.dumps(index, indent=2) + "\n")
+        self.assertIsInstance(index["metadata"]["total_size"], float)
+        self.assertEqual(index["metadata"]["total_size"], sum(t.nbytes for t in wanted.values()) / 1024 / 1024)
+        files = list(dict.fromkeys(index["weight_map"].values()))
+        self.assertEqual(sorted(files), names)
+        self.assertEqual(sorted(p.name for p in self.out().glob(pattern)), names)
+        got = {}
+        for name in files:
+            path = self.out() / name
+            part = load_file(path) if name.endswith(".safetensors") else torch.load(path, weights_only=True)
+            self.assertEqual({k for k, f in index["weight_map"].items() if f == name}, set(part))
+            got.update(part)
+        self.assert_same_tensors(got, wanted)
+        self.assertEqual(json.loads((self.out() / "config.json").read_text())["architectures"], ["LlamaForCausalLM"])
+
+    def test_colossalai_shards(self):
+        self.check_colossalai([], "*.safetensors", ["model-00001.safetensors"])
+
+    def test_colossalai_stages_in_bin(self):
+        self.check_colossalai(["--shard-format", "bin", "--mesh", "pp=2"], "*.bin",
+                              [f"pytorch_model-stage-{s:05d}-shard-00001.bin" for s in (1, 2)])
+
+    def test_ranks_hold_what_torch_would_give_them(self):
+        for container, load in (("safetensors", load_file), ("bin", lambda p: torch.load(p, weights_only=True))):
+            if self.out().exists():
+                shutil.rmtree(self.out())
+            wanted = self.convert("ranks", "--mesh", "tp=4,dp_replicate=2", "--shard-format", container)
+            for rank in range(8):
+                got = load(self.out() / f"rank-{rank:05d}.{container}")
+                local = {}
+                for k, v in wanted.items():
+                    dim = 1 if k.endswith(("o_proj.weight", "down_proj.weight")) else None if v.dim() == 1 else 0
+                    local[k] = v if dim is None else v.chunk(4, dim)[rank % 4].contiguous()
+                self.assert_same_tensors(got, local)
+
+    def test_ranks_join_again(self):
+        wanted = self.convert("ranks", "--mesh", "pp=2,dp_shard=2,tp=2")
+        self.assert_holds(self.out(), wanted)
+
+    def test_dumps_of_ranks_join(self):
+        """Local shards that were saved by hand, without a word on their layout."""
+        sample = ROOT / "samples/checkpoints/per_rank_tp2"
+        wanted = load_file(sample / "full.safetensors")
+        parts = [torch.load(sample / f"checkpoint/model-rank{r}.bin", weights_only=True) for r in range(2)]
+        joined = {k: v for k, v in wanted.items() if "embed" not in k and "lm_head" not in k}
+        for k in ("model.embed_tokens.weight", "lm_head.weight"):
+            joined[k] = torch.cat([p[k] for p in parts])
+        self.assert_holds(sample / "checkpoint", joined)
+
+    def test_vllm_workers_have_their_parameters(self):
+        wanted = self.convert("vllm", "--mesh", "tp=4")
+        for rank in range(4):
+            got = load_file(self.out() / f"model-rank-{rank}-part-0.safetensors")
+            local = {}
+            for k, v in wanted.items():
+                if "embed_tokens" in k or "lm_head" in k:
+                    rows = (v.shape[0] + 63) // 64 * 64
+                    padded = torch.zeros(rows, v.shape[1], dtype=v.dtype)
+                    padded[:v.shape[0]] = v
+                    local[k] = padded.chunk(4)[rank].contiguous()
+                elif k.endswith(("o_proj.weight", "down_proj.weight")):
+                    local[k] = v.chunk(4, 1)[rank].contiguous()
+                elif v.dim() == 1:
+                    local[k] = v
+                for stacked, words in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
+                    if words[0] in k:
+                        local[k.replace(words[0], stacked)] = torch.cat(
+                            [wanted[k.replace(words[0], w)].chunk(4)[rank] for w in words])
+            self.assert_same_tensors(got, local)
 
 
 def main():

@@ -87,8 +87,18 @@ TensorValues load_checkpoint(const std::string& path) {
   return out;
 }
 
-void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh& mesh) {
+void write_target(const TensorValues& tensors, const Target& target, const std::string& path) {
   MemorySource source(tensors);
+  const Plan plan = must(make_plan(source.catalog(), target.catalog()));
+  auto output = must(Output::create(path, target, false));
+  RunOptions options;
+  options.threads = 1;
+  options.memory = Index{1} << 30;
+  must(copy_tensors(plan, source, target.catalog(), *output, options));
+  must(output->commit());
+}
+
+void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh& mesh) {
   LayoutRequest request;
   request.mesh = mesh;
   for (const auto& [name, value] : tensors) {
@@ -96,14 +106,7 @@ void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh&
     if (value.shape.rank() > 0) t.placement.splits = {{{"dp_shard"}, 0}};
     request.tensors.push_back(std::move(t));
   }
-  const auto target = must(kDcpFormat.lay_out(std::move(request)));
-  const Plan plan = must(make_plan(source.catalog(), target->catalog()));
-  auto output = must(Output::create(path, *target, false));
-  RunOptions options;
-  options.threads = 1;
-  options.memory = Index{1} << 30;
-  must(copy_tensors(plan, source, target->catalog(), *output, options));
-  must(output->commit());
+  write_target(tensors, *must(kDcpFormat.lay_out(std::move(request))), path);
 }
 
 std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_view payload) {

@@ -310,5 +310,60 @@ TEST(PickleWriter, RemembersMoreThan256Values) {
   EXPECT_EQ(document.root()[299].identity(), document.root()[599].identity());
 }
 
+std::string rewritten(std::string bytes) {
+  const Document document = parsed(std::move(bytes));
+  pickle::PickleWriter w;
+  const Status status = pickle::write_value(w, document.root());
+  return status ? std::move(w).finish() : status.error().message();
+}
+
+TEST(PickleWriter, WritesValuesThatWereRead) {
+  pickle::PickleWriter w;
+  w.empty_list();
+  w.mark();
+  w.none();
+  w.boolean(true);
+  w.integer(-70000);
+  w.big_integer(std::string(9, '\x7f'));
+  w.number(0.25);
+  w.text("text");
+  w.empty_tuple();
+  w.integers(std::vector<Index>{1, 2, 3, 4});
+  w.empty_dict();
+  w.mark();
+  w.integer(3);
+  w.boolean(false);
+  w.set_items();
+  w.append_items();
+  const std::string bytes = std::move(w).finish();
+  EXPECT_EQ(printed(rewritten(bytes)), printed(bytes));
+  EXPECT_EQ(printed(rewritten(bytes)),
+            "[None, True, -70000, 0x7f7f7f7f7f7f7f7f7f, 0.25, 'text', (), (1, 2, 3, 4), {3: False}]");
+  // What protocol 2 has no opcode for is a call that torch.load(weights_only=True) knows.
+  EXPECT_EQ(printed(rewritten("\x80\x03"
+                              "C\x02"
+                              "a\xff.")),
+            "_codecs.encode('a\xc3\xbf', 'latin1')");
+  EXPECT_EQ(printed(rewritten("\x80\x04\x8f(K\x01\x90.")), "__builtin__.set([1])");
+}
+
+TEST(PickleWriter, WritesDataOnly) {
+  EXPECT_EQ(rewritten("\x80\x02"
+                      "cos\nsystem\n."),
+            "not a value that can be carried: a global os.system");
+  std::string deep(100, ']');
+  EXPECT_NE(rewritten("\x80\x02" + deep + std::string(99, 'a') + ".").find("nested deeper than 64 levels"),
+            std::string::npos);
+}
+
+TEST(Pickle, FindsWhereAPickleEnds) {
+  const std::string one = data("ck2/.metadata");
+  EXPECT_EQ(pickle::length_of(one + "more"), static_cast<Index>(one.size()));
+  for (std::size_t n = 0; n < one.size(); ++n)
+    EXPECT_EQ(pickle::length_of(std::string_view(one).substr(0, n)), std::nullopt);
+  EXPECT_EQ(pickle::length_of("\x80\x02\xff and more"), 3) << "up to an opcode that is not known";
+  EXPECT_EQ(pickle::length_of(std::string_view("\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", 10)), std::nullopt);
+}
+
 }  // namespace
 }  // namespace reshard

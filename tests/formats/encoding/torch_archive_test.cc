@@ -13,8 +13,6 @@
 namespace reshard {
 namespace {
 
-using torch_archive::StoredTensor;
-
 File data(const std::string& name) { return *File::open(std::string(RESHARD_TEST_DATA "/dcp_small/") + name); }
 
 std::string bytes_of(const File& file, Index offset, Index length) {

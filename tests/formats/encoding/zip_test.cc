@@ -162,14 +162,61 @@ TEST_F(Zip, MembersBeyond4GiBAreReadWithTwoSmallReads) {
   const File file = *File::create(path);
   const Index after = static_cast<Index>(around.before.size()) + size;
   ASSERT_TRUE(file.write_at(0, as_bytes(around.before)));
-  ASSERT_TRUE(file.write_at(after, as_bytes(around.after)));  // sparse in between
-  const auto archive = zip::Archive::open(file, 0, after + static_cast<Index>(around.after.size()));
+  ASSERT_TRUE(file.write_at(after, as_bytes(around.after[0])));  // sparse in between
+  const auto archive = zip::Archive::open(file, 0, after + static_cast<Index>(around.after[0].size()));
   ASSERT_TRUE(archive) << archive.error().message();
   const zip::Entry* big = archive->find("x/big");
   EXPECT_EQ(big->size, size);
   EXPECT_EQ(big->offset, static_cast<Index>(around.before.size()));
   EXPECT_EQ(big->offset % 64, 0);
   EXPECT_EQ(big->crc, 7u);
+}
+
+TEST_F(Zip, HoldsAnyNumberOfHolesOnEitherSideOf4GiB) {
+  // Sparse: two of the members lie behind 4 GiB, one is larger than that, and one is empty.
+  const std::vector<Index> sizes = {3, Index{1} << 20, 0, Index{5} << 30, 7, 64};
+  zip::Builder b(0);
+  b.add("x/one", "first");
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    b.add_hole("x/" + std::to_string(i), sizes[i], static_cast<std::uint32_t>(i + 1), 64);
+  b.add("x/last", "second!");
+  const auto around = std::move(b).finish();
+  ASSERT_EQ(around.after.size(), sizes.size());
+  const File file = *File::create(directory_.path() + "/big.zip");
+  ASSERT_TRUE(file.write_at(0, as_bytes(around.before)));
+  Index end = static_cast<Index>(around.before.size());
+  std::vector<Index> starts;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    starts.push_back(end);
+    end += sizes[i];
+    ASSERT_TRUE(file.write_at(end, as_bytes(around.after[i])));
+    end += static_cast<Index>(around.after[i].size());
+  }
+  const auto archive = zip::Archive::open(file, 0, end);
+  ASSERT_TRUE(archive) << archive.error().message();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const zip::Entry* e = archive->find("x/" + std::to_string(i));
+    ASSERT_NE(e, nullptr);
+    EXPECT_EQ(e->offset, starts[i]);
+    EXPECT_EQ(e->offset % 64, 0);
+    EXPECT_EQ(e->size, sizes[i]);
+    EXPECT_EQ(e->crc, i + 1);
+  }
+  const zip::Entry* last = archive->find("x/last");
+  EXPECT_GT(last->offset, Index{5} << 30);
+  EXPECT_EQ(*archive->read(*last, 100), "second!");
+}
+
+TEST_F(Zip, CountsMoreThan65535Members) {
+  for (const int n : {65534, 65535, 65536, 70000}) {
+    zip::Builder b(0);
+    for (int i = 0; i < n; ++i) b.add("x/" + std::to_string(i), "");
+    const std::string bytes = std::move(b).finish().before;
+    EXPECT_EQ(bytes.find("PK\x06\x06") != std::string::npos, n >= 65535) << n;
+    const auto archive = open(bytes);
+    ASSERT_TRUE(archive) << archive.error().message();
+    EXPECT_EQ(archive->entries().size(), static_cast<std::size_t>(n));
+  }
 }
 
 TEST_F(Zip, EveryTruncationIsAnError) {

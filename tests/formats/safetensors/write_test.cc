@@ -154,11 +154,11 @@ TEST(SafetensorsWrite, RefusesWhatItCannotHold) {
   EXPECT_NE(refusal(request), "accepted");
   request.tensors = {target("w", {2})};
   request.mesh = Mesh({{"tp", 2}});
-  EXPECT_EQ(refusal(request), "Hugging Face safetensors hold whole tensors: expected a mesh of one rank, got tp=2");
+  EXPECT_EQ(refusal(request), "a Hugging Face model's files hold whole tensors: expected a mesh of one rank, got tp=2");
   request.mesh = Mesh({{"tp", 1}});
   EXPECT_EQ(refusal(request), "accepted");
   request.blobs.push_back({"step", {}, ""});
-  EXPECT_EQ(refusal(request), "Hugging Face safetensors hold tensors only: got object 'step'");
+  EXPECT_EQ(refusal(request), "a Hugging Face model's files hold tensors only: got object 'step'");
 }
 
 }  // namespace

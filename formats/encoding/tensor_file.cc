@@ -1,0 +1,209 @@
+#include "formats/encoding/tensor_file.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+constexpr Index kMaxObjectBytes = Index{64} << 20;  // of a pickle among safetensors
+constexpr std::string_view kNonTensorKeys = "non_tensor_keys";
+constexpr std::string_view kRootName = "value";
+// A container that is referred to twice is walked twice. A file whose containers are shared so often that this is much
+// more than it holds is not one that training wrote.
+constexpr Index kVisitsPerCell = 8;
+constexpr Index kFreeVisits = 4096;
+constexpr Index kMaxNameBytes = Index{512} << 20;  // of all names and paths together
+
+bool is_sequence(Value v) { return v.kind() == Kind::kList || v.kind() == Kind::kTuple; }
+
+// Takes a value apart. Depth is limited, which also ends the walk through a container that holds itself.
+class Walk {
+ public:
+  Walk(const TorchFile& file, std::vector<TensorFile::Entry>& tensors, std::vector<TensorFile::Object>& objects)
+      : file_(file),
+        tensors_(tensors),
+        objects_(objects),
+        visits_left_(kVisitsPerCell * file.document().cells() + kFreeVisits) {}
+
+  Status run() {
+    if (is_apart(file_.root(), 0)) return visit(file_.root());
+    path_.emplace_back(std::string(kRootName));
+    return visit(file_.root());
+  }
+
+ private:
+  Error too_much(std::string_view what) const {
+    return unsupported(file_.place() + ": " + printable(name().substr(0, 200)) + ": " + std::string(what));
+  }
+
+  std::string name() const {
+    std::string out;
+    for (const auto& key : path_) {
+      if (!out.empty()) out += '.';
+      out += std::holds_alternative<Index>(key) ? std::to_string(std::get<Index>(key)) : std::get<std::string>(key);
+    }
+    return out;
+  }
+
+  // Whether a value is taken apart: dicts, and sequences with a tensor or a dict somewhere in them.
+  bool is_apart(Value v, int depth) {
+    if (v.kind() == Kind::kDict) return true;
+    if (!is_sequence(v) || v.size() == 0) return false;
+    if (depth > TensorFile::kMaxDepth) return true;  // the walk will refuse it
+    const auto [it, is_new] = apart_.try_emplace(v.identity(), false);
+    if (!is_new) return it->second;
+    bool found = false;
+    for (std::size_t i = 0; i < v.size() && !found; ++i) found = makes_torch_tensor(v[i]) || is_apart(v[i], depth + 1);
+    return apart_[v.identity()] = found;
+  }
+
+  Status visit(Value v) {
+    if (--visits_left_ < 0) return too_much("containers that are shared too often, or hold each other");
+    if (makes_torch_tensor(v)) {
+      StoredTensor tensor = TRY(file_.resolve(v).context("tensor '" + printable(name()) + "'"));
+      tensors_.push_back({TRY(charged_name()), path_, tensor});
+      return {};
+    }
+    if (!is_apart(v, 0) || (v.size() == 0 && !path_.empty())) {
+      objects_.push_back({TRY(charged_name()), path_, v});
+      return {};
+    }
+    if (path_.size() >= static_cast<std::size_t>(TensorFile::kMaxDepth))
+      return too_much("containers nested deeper than " + std::to_string(TensorFile::kMaxDepth) +
+                      " levels, or in themselves");
+    for (std::size_t i = 0; i < v.size(); ++i) {
+      if (v.kind() == Kind::kDict) {
+        path_.emplace_back(key_text(v.key(i)));
+        TRY(visit(v.value(i)));
+      } else {
+        path_.emplace_back(static_cast<Index>(i));
+        TRY(visit(v[i]));
+      }
+      path_.pop_back();
+    }
+    return {};
+  }
+
+  // A key as Python's str() gives it.
+  static std::string key_text(Value key) {
+    if (const auto text = key.as_string()) return std::string(*text);
+    return pickle::print(key, 2, 8);
+  }
+
+  Result<std::string> charged_name() {
+    std::string out = name();
+    names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(ValuePath::value_type));
+    if (names_bytes_ > kMaxNameBytes) return too_much("names of more than " + human_bytes(kMaxNameBytes) + " in all");
+    return out;
+  }
+
+  const TorchFile& file_;
+  std::vector<TensorFile::Entry>& tensors_;
+  std::vector<TensorFile::Object>& objects_;
+  ValuePath path_;
+  Index visits_left_;
+  Index names_bytes_ = 0;
+  std::unordered_map<std::uint32_t, bool> apart_;  // sequences, by identity
+};
+
+// __metadata__.non_tensor_keys
+Result<std::unordered_set<std::string>> non_tensor_keys(const SafetensorsMetadata& metadata, const std::string& path) {
+  std::unordered_set<std::string> out;
+  for (const auto& [key, value] : metadata) {
+    if (key != kNonTensorKeys) continue;
+    const std::string where = path + ": " + std::string(kNonTensorKeys);
+    const Json json = TRY(parse_json(value, where));
+    for (const Json& item : TRY(json.as_array().context(where)))
+      out.insert(std::string(TRY(item.as_string().context(where))));
+  }
+  return out;
+}
+
+// An object that was pickled and stored as if it were a tensor of bytes.
+Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& entry) {
+  const std::string where = at(file.path(), entry.offset) + ": object '" + printable(entry.name) + "'";
+  if (entry.dtype != DType::kUint8 || entry.shape.rank() != 1)
+    return corrupt(where + ": expected a vector of U8, got " + std::string(info(entry.dtype).safetensors_name) + " " +
+                   to_string(entry.shape));
+  if (entry.length > kMaxObjectBytes)
+    return unsupported(where + ": expected at most " + with_commas(kMaxObjectBytes) + " bytes, got " +
+                       with_commas(entry.length));
+  std::string bytes(static_cast<std::size_t>(entry.length), '\0');
+  TRY(file.read_at(entry.offset, std::as_writable_bytes(std::span(bytes))));
+  return pickle::parse(std::move(bytes), where);
+}
+
+}  // namespace
+
+Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end) {
+  const Index size = TRY(file.size());
+  std::string head(static_cast<std::size_t>(std::min(size, TorchFile::kHeadBytes)), '\0');
+  TRY(file.read_at(0, std::as_writable_bytes(std::span(head))));
+  TensorFile out;
+  out.is_torch_ = TorchFile::recognises(head);
+  if (out.is_torch_) {
+    TorchFile torch = TRY(TorchFile::open(file, 0, size));
+    TRY(out.add_torch(torch));
+    out.documents_.push_back(std::move(torch).take_document());
+  } else {
+    TRY(out.add_safetensors(file, end));
+  }
+  TRY(out.check_names(file.path()));
+  return out;
+}
+
+std::optional<Value> TensorFile::root() const {
+  if (!is_torch_) return std::nullopt;
+  return documents_.front().root();
+}
+
+Status TensorFile::add_torch(const TorchFile& file) { return Walk(file, tensors_, objects_).run(); }
+
+Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
+  SafetensorsHeader header = TRY(read_safetensors_header(file, end));
+  metadata_ = std::move(header.metadata);
+  auto keys = TRY(non_tensor_keys(metadata_, file.path()));
+  for (SafetensorsEntry& entry : header.entries) {
+    ValuePath path = {entry.name};
+    if (keys.erase(entry.name) > 0) {
+      documents_.push_back(TRY(read_object(file, entry)));
+      objects_.push_back({entry.name, std::move(path), documents_.back().root()});
+      continue;
+    }
+    StoredTensor tensor;
+    tensor.dtype = entry.dtype;
+    tensor.shape = entry.shape;
+    tensor.strides = row_major_strides(entry.shape);
+    tensor.payload_offset = entry.offset;
+    tensor.payload_length = entry.length;
+    tensors_.push_back({std::move(entry.name), std::move(path), tensor});
+  }
+  if (!keys.empty())
+    return corrupt(file.path() + ": " + std::string(kNonTensorKeys) + ": expected entries of this file, got '" +
+                   printable(*std::min_element(keys.begin(), keys.end())) + "'");
+  return {};
+}
+
+Status TensorFile::check_names(const std::string& path) const {
+  std::unordered_set<std::string_view> names;
+  const auto twice = [&](std::string_view name) {
+    return corrupt(path + ": '" + printable(name) + "': two values have this name");
+  };
+  for (const Entry& e : tensors_)
+    if (!names.insert(e.name).second) return twice(e.name);
+  for (const Object& o : objects_)
+    if (!names.insert(o.name).second) return twice(o.name);
+  return {};
+}
+
+}  // namespace reshard

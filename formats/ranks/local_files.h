@@ -1,0 +1,59 @@
+// Builds a target of files that each hold one rank's local tensors, which are parts of the request's tensors.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "formats/tensor_files/target.h"
+#include "lib/layout/layout.h"
+
+namespace reshard {
+
+// A box of one of the request's tensors, at its place in a local tensor.
+struct LocalPart {
+  std::size_t tensor = 0;  // in the request
+  LocalBox place;
+};
+
+// A tensor of a rank's file. What no part fills is zeros.
+struct LocalTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  std::vector<LocalPart> parts;
+};
+
+// The shape of the local tensor that these boxes tile.
+Dims local_shape(const std::vector<LocalBox>& boxes);
+
+struct BoxLess {
+  bool operator()(const Box& a, const Box& b) const {
+    return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;
+  }
+};
+
+class LocalFiles {
+ public:
+  // Refers to `request`.
+  explicit LocalFiles(const LayoutRequest& request);
+
+  // Appends a file of these local tensors. Of a box that comes again, as ranks that replicate it hold it too, the first
+  // is the tensor's fragment and the others are copies.
+  Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
+
+  TensorFilesTarget& target() { return *target_; }
+  // Ends the target. Its files hold every element of every tensor of the request, or this is an internal error.
+  Result<std::unique_ptr<Target>> finish() &&;
+
+ private:
+  void add_part(const LocalTensor& local, const LocalPart& part, const Extent& extent);
+
+  const LayoutRequest& request_;
+  std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
+  std::vector<Tensor> tensors_;                 // of the request, as far as they are stored yet
+  std::vector<std::set<Box, BoxLess>> stored_;  // boxes of each
+};
+
+}  // namespace reshard

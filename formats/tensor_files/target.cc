@@ -1,0 +1,134 @@
+#include "formats/tensor_files/target.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+TensorFileKind kind_of(Container container) {
+  return container == Container::kSafetensors ? TensorFileKind::kSafetensors : TensorFileKind::kTorchSave;
+}
+
+std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
+  const std::string extension(container_extension(container));
+  if (n == 1) return std::string(stem) + extension;
+  char number[64];
+  std::snprintf(number, sizeof number, "-%05zu-of-%05zu", i + 1, n);
+  return std::string(stem) + number + extension;
+}
+
+}  // namespace
+
+std::string_view container_extension(Container container) {
+  return container == Container::kSafetensors ? ".safetensors" : ".bin";
+}
+
+bool TensorFilesTarget::wants_crcs() const {
+  return std::any_of(tensor_files_.begin(), tensor_files_.end(),
+                     [](const TensorFile& f) { return f.layout.wants_crcs(); });
+}
+
+Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
+  for (const TensorFile& f : tensor_files_)
+    TRY(f.layout.seal(
+        [&](const FileTensor& t) {
+          return crc(Extent{f.file, t.offset, t.length});
+        },
+        [&](Index offset, Bytes bytes) { return emit(f.file, offset, bytes); }));
+  for (const TextFile& f : text_files_) TRY(emit(f.file, 0, as_bytes(f.text)));
+  return {};
+}
+
+std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
+  catalog_.files.push_back({std::move(name), size});
+  return static_cast<std::uint32_t>(catalog_.files.size() - 1);
+}
+
+Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
+                                                        std::vector<FileTensor> tensors) {
+  TensorFileLayout layout = TRY(TensorFileLayout::make(kind_of(container), std::move(tensors)));
+  const std::uint32_t file = append(std::move(name), layout.size());
+  std::vector<Extent> extents;
+  for (const FileTensor& t : layout.tensors()) extents.push_back({file, t.offset, t.length});
+  tensor_files_.push_back({file, std::move(layout)});
+  return extents;
+}
+
+Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors) {
+  std::vector<FileTensor> stored;
+  for (const TargetTensor& t : tensors) stored.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape});
+  const auto extents = TRY(add_file(std::move(name), container, std::move(stored)));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    Tensor tensor;
+    tensor.name = tensors[i].name;
+    tensor.dtype = tensors[i].dtype;
+    tensor.shape = tensors[i].shape;
+    tensor.fragments = FragmentList(tensor.shape.rank());
+    tensor.fragments.add(whole(tensor.shape), extents[i]);
+    TRY(catalog_.add(std::move(tensor)));
+  }
+  return {};
+}
+
+void TensorFilesTarget::add_text(std::string name, std::string text) {
+  const std::uint32_t file = append(std::move(name), static_cast<Index>(text.size()));
+  text_files_.push_back({file, std::move(text)});
+}
+
+Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<TargetTensor>& tensors,
+                                                           Index max_file_bytes, Index& total) {
+  std::vector<std::vector<TargetTensor>> files(1);
+  total = 0;
+  Index in_file = 0;
+  for (const TargetTensor& tensor : tensors) {
+    const auto elements = checked_volume(tensor.shape);
+    const auto bytes = elements ? checked_mul(*elements, byte_size(tensor.dtype)) : std::nullopt;
+    const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
+    if (!sum) return unsupported("tensor '" + printable(tensor.name) + "': 2^63 bytes or more");
+    if (!files.back().empty() && *bytes > max_file_bytes - in_file) {
+      files.emplace_back();
+      in_file = 0;
+    }
+    files.back().push_back(tensor);
+    in_file += *bytes;
+    total = *sum;
+  }
+  return files;
+}
+
+Json weight_map(const Catalog& catalog, IndexOrder order) {
+  std::vector<const Tensor*> tensors;
+  for (const Tensor& tensor : catalog.tensors()) tensors.push_back(&tensor);
+  if (order == IndexOrder::kByName)
+    std::sort(tensors.begin(), tensors.end(), [](const Tensor* a, const Tensor* b) { return a->name < b->name; });
+  Json map = Json::object();
+  for (const Tensor* tensor : tensors) map.set(tensor->name, catalog.files[tensor->fragments.extent(0).file].path);
+  return map;
+}
+
+Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std::string_view stem,
+                                              Container container) {
+  if (request.mesh.ranks() != 1)
+    return unsupported("a Hugging Face model's files hold whole tensors: expected a mesh of one rank, got " +
+                       request.mesh.to_string());
+  if (!request.blobs.empty())
+    return internal_error("a Hugging Face model's files hold tensors only: got object '" +
+                          printable(request.blobs.front().name) + "'");
+  auto target = std::make_unique<TensorFilesTarget>();
+  Index total = 0;
+  const auto files = TRY(cut_by_size(request.tensors, request.max_file_bytes, total));
+  for (std::size_t i = 0; i < files.size(); ++i)
+    TRY(target->add_whole(numbered(stem, i, files.size(), container), container, files[i]));
+  if (files.size() > 1) {
+    Json index = Json::object();
+    index.set("metadata", Json::object().set("total_size", total))
+        .set("weight_map", weight_map(target->catalog(), IndexOrder::kByName));  // as huggingface_hub sorts it
+    target->add_text(numbered(stem, 0, 1, container) + ".index.json", to_text(index, 2) + "\n");
+  }
+  return std::unique_ptr<Target>(std::move(target));
+}
+
+}  // namespace reshard

@@ -1,0 +1,11 @@
+#include "formats/torch/write.h"
+
+#include "formats/tensor_files/target.h"
+
+namespace reshard {
+
+Result<std::unique_ptr<Target>> lay_out_torch(LayoutRequest request) {
+  return lay_out_model(request, "pytorch_model", Container::kTorchSave);
+}
+
+}  // namespace reshard

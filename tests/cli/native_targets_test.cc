@@ -1,0 +1,208 @@
+// --to bin, colossalai, ranks and vllm from the command line, and the way back: every target that can be read gives the
+// tensors it was made of.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+CommandResult reshard_cli(std::vector<std::string> args) {
+  args.insert(args.begin(), RESHARD_BINARY);
+  return run_command(args);
+}
+
+CommandResult convert(const std::string& from, const std::string& to, const std::vector<std::string>& options) {
+  std::vector<std::string> args = {"convert", from, to, "-q"};
+  args.insert(args.end(), options.begin(), options.end());
+  return reshard_cli(args);
+}
+
+void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
+
+void expect_refusal(const CommandResult& r, int code, const testing::Matcher<std::string>& message) {
+  EXPECT_EQ(r.exit_code, code) << r.out << r.err;
+  EXPECT_THAT(r.err, message);
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+  std::vector<std::string> out;
+  for (const auto& e : fs::directory_iterator(directory)) out.push_back(e.path().filename());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
+
+// name -> digest, of a manifest.
+std::map<std::string, std::string> digests(const std::string& directory) {
+  const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
+  std::map<std::string, std::string> out;
+  for (const Json::Member& m : *manifest.get_object("tensors")) out[m.key] = std::string(*m.value.get_string("digest"));
+  return out;
+}
+
+TEST(NativeTargets, RanksAndBackKeepEveryDigest) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  int n = 0;
+  for (const std::string mesh : {"tp=4,pp=2", "tp=8", "dp_shard=3", "pp=3", "dp_replicate=2,dp_shard=2,tp=2", "tp=1"}) {
+    for (const std::string container : {"safetensors", "bin"}) {
+      const std::string ranks = dir / ("ranks" + std::to_string(n)), back = dir / ("back" + std::to_string(n));
+      ++n;
+      expect_success(convert(dir / "hf", ranks, {"--to", "ranks", "--mesh", mesh, "--shard-format", container}));
+      expect_success(convert(ranks, back, {"--to", "hf"}));
+      EXPECT_EQ(digests(back), digests(dir / "hf")) << mesh << " " << container;
+      EXPECT_TRUE(load_checkpoint(back) == load_checkpoint(dir / "hf")) << mesh << " " << container;
+      expect_success(reshard_cli({"verify", ranks, "--replicas"}));
+    }
+  }
+  EXPECT_THAT(
+      names_in(dir / "ranks0"),
+      ElementsAre("config.json", "rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors",
+                  "rank-00003.safetensors", "rank-00004.safetensors", "rank-00005.safetensors",
+                  "rank-00006.safetensors", "rank-00007.safetensors", "reshard_layout.json", "reshard_manifest.json"));
+}
+
+TEST(NativeTargets, RanksUnderTorchtitansNamesComeBackToo) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  for (const std::string names : {"torchtitan", "torchtitan-2026"}) {
+    expect_success(convert(dir / "hf", dir / names, {"--to", "ranks", "--mesh", "tp=2,pp=2", "--names", names}));
+    expect_success(convert(dir / names, dir / (names + "-back"), {"--to", "hf"}));
+    EXPECT_EQ(digests(dir / (names + "-back")), digests(dir / "hf")) << names;
+  }
+}
+
+TEST(NativeTargets, FusedTensorsAreCutSectionBySection) {
+  const TempDir dir;
+  const std::string config = dir.write("config.json", R"({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 2})");
+  expect_success(reshard_cli({"synth", dir / "gpt2", "--config", config, "--to", "hf", "-q"}));
+  expect_success(convert(dir / "gpt2", dir / "ranks", {"--to", "ranks", "--mesh", "tp=2"}));
+  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
+  expect_success(reshard_cli({"verify", dir / "back", "--against", dir / "gpt2"}));
+  const Json layout = *parse_json(read_file(dir / "ranks/reshard_layout.json"), "l");
+  EXPECT_THAT(to_text(layout), HasSubstr("\"groups\":3"));
+}
+
+TEST(NativeTargets, LayoutsOfWholeFilesAreTakenAsTheyLieOnTheRanks) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("fsdp4_tp2"), dir / "hf", {"--to", "hf"}));
+  const CommandResult made =
+      convert(dir / "hf", dir / "ranks",
+              {"--to", "ranks", "--layout", "torchtitan-llama", "--names", "torchtitan", "--mesh", "tp=2,dp_shard=2"});
+  expect_success(made);
+  expect_success(convert(dir / "ranks", dir / "back", {"--to", "hf"}));
+  EXPECT_EQ(digests(dir / "back"), digests(dir / "hf"));
+}
+
+TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
+  const TempDir dir;
+  const std::string dumps = checkpoint("per_rank_tp2");
+  const CommandResult seen = reshard_cli({"inspect", dumps});
+  expect_success(seen);
+  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("certain: joined so, the tensors have the shapes of")));
+  const TensorValues got = load_checkpoint(dumps), full = load_checkpoint(sample("per_rank_tp2") + "/full.safetensors");
+  ASSERT_EQ(got.size(), full.size());
+  for (const auto& [name, value] : full) {
+    const TensorValue& joined = got.at(name);
+    if (value.shape[0] == 1002) {
+      EXPECT_EQ(joined.shape, (Dims{1024, 64}));
+      EXPECT_EQ(joined.bytes.substr(0, value.bytes.size()), value.bytes) << name;
+    } else {
+      EXPECT_TRUE(joined == value) << name;
+    }
+  }
+  // Without the config, what the files hold tells it.
+  fs::copy(dumps, dir / "alone");
+  EXPECT_TRUE(load_checkpoint(dir / "alone") == got);
+  EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out, HasSubstr("likely: the tensors that family llama cuts"));
+  // One of them twice: copies or tp ranks with equal parts.
+  fs::copy_file(dir / "alone/model-rank0.bin", dir / "alone/model-rank1.bin", fs::copy_options::overwrite_existing);
+  expect_refusal(reshard_cli({"inspect", dir / "alone"}), 4, HasSubstr("all ranks hold the same bytes"));
+  // A layout joins them whatever they hold.
+  expect_success(
+      reshard_cli({"inspect", dir / "alone", "--source-layout", "colossalai-llama", "--source-mesh", "tp=2"}));
+  expect_refusal(reshard_cli({"inspect", dir / "alone", "--source-mesh", "tp=2"}), 2,
+                 HasSubstr("needs --source-layout"));
+  expect_refusal(
+      reshard_cli({"inspect", dir / "alone", "--source-layout", "colossalai-llama", "--source-mesh", "tp=4"}), 5,
+      HasSubstr("the file of rank 2 and those after it are missing"));
+}
+
+TEST(NativeTargets, DamagedRankFilesAreErrors) {
+  const TempDir dir;
+  expect_success(
+      convert(checkpoint("tp8"), dir / "ranks", {"--to", "ranks", "--mesh", "tp=2", "--shard-format", "bin"}));
+  const std::string path = dir / "ranks/rank-00001.bin", good = read_file(path);
+  for (std::size_t n = 0; n < good.size(); n += good.size() / 17) {
+    write_file(path, good.substr(0, n));
+    const CommandResult r = reshard_cli({"inspect", dir / "ranks"});
+    EXPECT_EQ(r.exit_code, 3) << n << r.err;
+  }
+  std::string flipped = good;
+  flipped[flipped.size() / 2] ^= 1;  // in a tensor
+  write_file(path, flipped);
+  const CommandResult r = convert(dir / "ranks", dir / "out", {"--to", "hf"});
+  EXPECT_EQ(r.exit_code, 3) << r.err;
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  write_file(path, good);
+  write_file(dir / "ranks/reshard_layout.json", "{}");
+  EXPECT_EQ(reshard_cli({"inspect", dir / "ranks"}).exit_code, 3);
+}
+
+TEST(NativeTargets, ColossalaiStagesFollowItsOwnRule) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "c", {"--to", "colossalai", "--mesh", "pp=3"}));
+  EXPECT_THAT(names_in(dir / "c"),
+              ElementsAre("config.json", "model-stage-00001-shard-00001.safetensors",
+                          "model-stage-00002-shard-00001.safetensors", "model-stage-00003-shard-00001.safetensors",
+                          "model.safetensors.index.json", "reshard_manifest.json"));
+  // 4 layers on 3 stages: the middle one has two.
+  const TensorValues middle = load_checkpoint(dir / "c/model-stage-00002-shard-00001.safetensors");
+  EXPECT_TRUE(middle.contains("model.layers.1.input_layernorm.weight"));
+  EXPECT_TRUE(middle.contains("model.layers.2.input_layernorm.weight"));
+  EXPECT_EQ(middle.size(), 18u);
+  expect_refusal(convert(checkpoint("tp8"), dir / "d", {"--to", "colossalai", "--mesh", "tp=2"}), 4,
+                 HasSubstr("hold whole tensors, which its loader cuts"));
+  EXPECT_FALSE(fs::exists(dir / "d"));
+}
+
+TEST(NativeTargets, ModelsAloneGoIntoThem) {
+  const TempDir dir;
+  for (const std::string to : {"bin", "colossalai", "ranks", "vllm"}) {
+    const CommandResult r = reshard_cli({"convert", checkpoint("fsdp2_tp2_optim"), dir / to, "--to", to});
+    expect_success(r);
+    EXPECT_THAT(r.out, HasSubstr("left out: optimizer (")) << to;
+    EXPECT_TRUE(fs::exists(dir / (to + "/config.json")));
+  }
+  EXPECT_THAT(names_in(dir / "bin"), ElementsAre("config.json", "pytorch_model.bin", "reshard_manifest.json"));
+  EXPECT_EQ(digests(dir / "bin"), digests(dir / "colossalai"));
+  EXPECT_EQ(digests(dir / "bin"), digests(dir / "vllm"));
+}
+
+TEST(NativeTargets, VllmNeedsTheConfigsHeads) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  fs::remove(dir / "hf/config.json");
+  expect_refusal(convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2"}), 2,
+                 HasSubstr("needs the number of attention heads"));
+  expect_success(
+      convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
+}
+
+}  // namespace
+}  // namespace reshard
