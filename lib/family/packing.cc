@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxExperts = 65'536;  // of one stack
+constexpr Index kMaxExperts = 65'536;  // of one stack: bounds what a made-up shape can ask for
 
 // Canonical row n*D + t*(D/2) + j of head n is stored row base + 2j + t (t = 0, 1).
 void add_rotary_head(std::vector<RowSegment>& out, Index canonical, Index stored, Index head_dim) {
@@ -170,6 +170,9 @@ class Unpacker {
   }
 
   Result<std::vector<PackedPart>> stacked() {
+    if (shape_[0] > kMaxExperts)
+      return corrupt(what_ + ": expected at most " + with_commas(kMaxExperts) + " experts, got shape " +
+                     to_string(shape_));
     std::vector<PackedPart> out;
     for (Index e = 0; e < shape_[0]; ++e) out.push_back({part_name(0, e), without_first(shape_), e, {}, false, 1});
     return out;
@@ -228,7 +231,8 @@ std::vector<std::string> part_names(const ParsedName& name, Index experts) {
   std::vector<std::string> out;
   const StoredRule& stored = *name.stored;
   if (stored.form == Form::kStacked) {
-    for (Index e = 0; e < experts; ++e) out.push_back(format_pattern(stored.parts[0], name.layer, e));
+    for (Index e = 0; e < std::min(experts, kMaxExperts); ++e)
+      out.push_back(format_pattern(stored.parts[0], name.layer, e));
     return out;
   }
   for (std::size_t p = 0; p < stored.part_count(); ++p)
@@ -320,7 +324,7 @@ std::vector<std::string> canonical_keys(const Family& family, const Catalog& cat
   const auto parameter = catalog.find(parts.parameter);
   Index experts = config ? config->number("num_experts") : 0;
   if (parameter && catalog.tensors()[*parameter].shape.rank() > 0) experts = catalog.tensors()[*parameter].shape[0];
-  std::vector<std::string> out = part_names(*parsed, std::clamp<Index>(experts, 0, kMaxExperts));
+  std::vector<std::string> out = part_names(*parsed, experts);
   for (std::string& name : out) name = parts.prefix + name + parts.suffix;
   return out;
 }

@@ -38,7 +38,8 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 // The rows of a query or key that the rotary embedding wants in pairs.
 std::vector<RowSegment> rotary_rows(Index heads, Index head_dim);
 
-// The canonical names of the parts of a packed tensor. `experts` is how many a stacked one holds.
+// The canonical names of the parts of a packed tensor. `experts` is how many a stacked one holds; more
+// than any model has are left out.
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
 // The parts of a packed tensor of this shape (not of an optimizer's number: rank 0). `config` may be null where the

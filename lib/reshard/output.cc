@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
+#include <span>
 
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -31,28 +33,42 @@ Result<bool> may_replace(const std::string& path) {
          });
 }
 
+// The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
+std::vector<int> by_stride(const Piece& piece) {
+  std::vector<int> order(static_cast<std::size_t>(piece.box.rank()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return piece.strides[a] > piece.strides[b]; });
+  return order;
+}
+
+Dims reordered(const Dims& dims, std::span<const int> order) {
+  Dims out;
+  for (const int d : order) out.push_back(dims[d]);
+  return out;
+}
+
 // Writes a group whose pieces may leave gaps between them: run by run along the innermost dimension.
 Status write_runs(const File& file, const PieceGroup& group, const Piece& piece, Index element_bytes,
                   const std::byte* data, const Dims& data_strides, MutableBytes scratch, CrcLedger* crcs) {
   const int rank = piece.box.rank();
+  const std::vector<int> order = by_stride(piece);
+  const Dims shape = reordered(piece.box.shape, order), to_strides = reordered(piece.strides, order),
+             from_strides = reordered(data_strides, order);
+  const auto last = [&](const Dims& dims, int n) {
+    return Dims(dims.span().subspan(static_cast<std::size_t>(rank - n)));
+  };
   // The largest trailing part of the box that is one run in the file.
   int run_dims = 0;
-  while (run_dims < rank) {
-    const Dims shape(piece.box.shape.span().subspan(static_cast<std::size_t>(rank - run_dims - 1)));
-    const Dims strides(piece.strides.span().subspan(static_cast<std::size_t>(rank - run_dims - 1)));
-    if (!is_one_run(shape, strides)) break;
-    ++run_dims;
-  }
+  while (run_dims < rank && is_one_run(last(shape, run_dims + 1), last(to_strides, run_dims + 1))) ++run_dims;
   const int outer = rank - run_dims;
-  const Dims run_shape(piece.box.shape.span().subspan(static_cast<std::size_t>(outer)));
-  const Dims run_strides(data_strides.span().subspan(static_cast<std::size_t>(outer)));
+  const Dims run_shape = last(shape, run_dims), run_strides = last(from_strides, run_dims);
   const auto run_bytes = static_cast<std::size_t>(volume(run_shape) * element_bytes);
   Dims at = Dims::filled(outer, 0);
   while (true) {
     Index to = 0, from = 0;
     for (int d = 0; d < outer; ++d) {
-      to += at[d] * piece.strides[d];
-      from += at[d] * data_strides[d];
+      to += at[d] * to_strides[d];
+      from += at[d] * from_strides[d];
     }
     const MutableBytes run = scratch.first(run_bytes);
     copy_box(run_shape, element_bytes, data + from * element_bytes, run_strides, run.data(),
@@ -61,7 +77,7 @@ Status write_runs(const File& file, const PieceGroup& group, const Piece& piece,
     TRY(file.write_at(group.extent.offset + begin, run));
     if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run_bytes), crc32(0, run));
     int d = outer - 1;
-    while (d >= 0 && ++at[d] == piece.box.shape[d]) at[d--] = 0;
+    while (d >= 0 && ++at[d] == shape[d]) at[d--] = 0;
     if (d < 0) return {};
   }
 }

@@ -86,9 +86,22 @@ TEST(Family, TablesAreConsistent) {
       EXPECT_TRUE(rule.shape.empty() || rule.tp_dim < rank) << rule.hf;
       EXPECT_TRUE(!rule.quantized || rank == 2) << rule.hf;
       EXPECT_TRUE(rule.tied_to.empty() || parse_name(*family, rule.tied_to)) << rule.hf;
-      const bool has_hole =
-          rule.name(rule.hf.empty() ? Names::kTorchtitan : Names::kHf).find("{}") != std::string::npos;
+      const bool has_hole = rule.hf.find("{}") != std::string::npos;
       EXPECT_EQ(has_hole, rule.place == NameRule::Place::kLayer) << rule.hf;
+    }
+    for (const Naming& naming : family->namings) {
+      std::set<std::string_view> names;
+      for (const StoredRule& stored : naming.rules) {
+        EXPECT_TRUE(names.insert(stored.stored).second) << stored.stored;
+        for (std::size_t p = 0; p < stored.part_count(); ++p) {
+          const auto rule = std::find_if(family->rules.begin(), family->rules.end(),
+                                         [&](const NameRule& r) { return r.hf == stored.parts[p]; });
+          const bool of_part_of_family = rule == family->rules.end();  // a table of names may serve several families
+          EXPECT_TRUE(!of_part_of_family || stored.form == Form::kSame || stored.form == Form::kStacked ||
+                      stored.form == Form::kQkvByGroup)
+              << stored.parts[p];
+        }
+      }
     }
   }
 }
