@@ -2,15 +2,17 @@
 
 #include <array>
 
+#include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
 #include "formats/safetensors/safetensors.h"
+#include "formats/torch/torch.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 2> kFormats = {&kDcpFormat, &kSafetensorsFormat};
+constexpr std::array<const Format*, 4> kFormats = {&kDcpFormat, &kColossalaiFormat, &kSafetensorsFormat, &kTorchFormat};
 
 }  // namespace
 
