@@ -7,6 +7,7 @@
 #include "formats/colossalai/colossalai.h"
 #include "formats/colossalai/names.h"
 #include "formats/colossalai/parameter_ids.h"
+#include "formats/colossalai/rank_files.h"
 #include "formats/colossalai/stage_indexes.h"
 #include "formats/encoding/weight_index.h"
 #include "formats/tensor_files/tensor_file_reader.h"
@@ -377,7 +378,9 @@ Status ColossalaiReader::open_optimizer() {
       "(\"The parameter isn't evenly distributed among tensor parallel group\"), and up to 0.4.7 the model that it "
       "wrote "
       "before then lacks rows: compare the embedding with the config's vocab_size.";
-  if (!is_directory(directory)) return unread("there is no " + std::string(kOptimizer) + "/" + std::string(kHint));
+  if (!is_directory(directory))
+    return unread("there is no " + std::string(kOptimizer) + "/: this is a final model, or its save failed there" +
+                  std::string(kHint));
   const PartFiles there = TRY(files_of(directory, Part::kOptimizer));
   std::vector<std::string> names;
   std::string groups(kGroupFile);
@@ -481,9 +484,10 @@ Status ColossalaiReader::open_scheduler() {
 Status ColossalaiReader::open_running_states() {
   const std::string path = path_join(tree_.root, kRunningStates);
   if (!has_file(path)) {
-    warn(std::string(kRunningStates) +
-         " is missing: it is what the training applications write last, so this save did "
-         "not finish");
+    if (tree_.has_optimizer)
+      warn(std::string(kRunningStates) +
+           " is missing: it is what the training applications write last, so this save did "
+           "not finish");
     return {};
   }
   const std::string text = TRY(read_whole_file(path, kMaxRunningStates));
@@ -522,11 +526,13 @@ bool recognises(const std::string& path) {
     const auto index = parse_index_name(base_name(path));
     return path_exists(path) && index && index->part == Part::kModel && looks_like_model(parent_path(path));
   }
+  if (is_rank_directory(path)) return true;
   const Tree tree = tree_of(path);
   return tree.has_model || tree.has_optimizer;
 }
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  if (is_rank_directory(path)) return open_rank_directory(path, options);
   auto reader = std::make_unique<ColossalaiReader>();
   TRY(reader->open(path, options));
   return std::unique_ptr<Reader>(std::move(reader));

@@ -7,6 +7,7 @@
 
 #include "formats/colossalai/colossalai.h"
 #include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/registry.h"
 #include "lib/base/json.h"
@@ -145,8 +146,8 @@ TEST_F(ColossalaiReader, TruncatedAndPaddedVocabulariesAreReadAsTheyAre) {
   EXPECT_EQ(truncated->catalog().tensors()[*truncated->catalog().find("model.embed_tokens.weight")].shape,
             (Dims{128, 64}));
   EXPECT_THAT(truncated->catalog().warnings,
-              Contains(HasSubstr("there is no optimizer/. ColossalAI's save of a tensor-parallel optimizer fails")));
-  EXPECT_THAT(truncated->catalog().warnings, Contains(HasSubstr("running_states.json is missing")));
+              Contains(HasSubstr("there is no optimizer/: this is a final model, or its save failed there. "
+                                 "ColossalAI's save of a tensor-parallel optimizer fails")));
   const auto padded = opened(tree("padded_embed"));
   EXPECT_EQ(padded->catalog().tensors()[*padded->catalog().find("model.embed_tokens.weight")].shape, (Dims{1024, 64}));
 }
@@ -216,7 +217,8 @@ TEST_F(ColossalaiReader, ASortedIndexNeedsAKnownFamily) {
   const std::string index = path + "/modeling/model.safetensors.index.json";
   const Json json = *parse_json(read_file(index), index);
   std::map<std::string, std::string> sorted;
-  for (const Json::Member& m : *json.get_object("weight_map")) sorted[m.key] = std::string(*m.value.as_string());
+  const auto members = *json.get_object("weight_map");
+  for (const Json::Member& m : members) sorted[m.key] = std::string(*m.value.as_string());
   Json map = Json::object();
   for (const auto& [name, file] : sorted) map.set(name, file);
   write_file(index, to_text(Json::object().set("weight_map", std::move(map))));
