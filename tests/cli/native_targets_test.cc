@@ -76,6 +76,27 @@ TEST(NativeTargets, RanksAndBackKeepEveryDigest) {
                   "rank-00006.safetensors", "rank-00007.safetensors", "reshard_layout.json", "reshard_manifest.json"));
 }
 
+TEST(NativeTargets, ModelFilesAndBackKeepEveryDigest) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  int n = 0;
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--to", "bin"},
+        {"--to", "bin", "--max-shard-size", "100kB"},
+        {"--to", "colossalai"},
+        {"--to", "colossalai", "--max-shard-size", "100KiB"},
+        {"--to", "colossalai", "--mesh", "pp=2"},
+        {"--to", "colossalai", "--mesh", "pp=4", "--shard-format", "bin", "--max-shard-size", "50KiB"}}) {
+    const std::string there = dir / ("there" + std::to_string(n)), back = dir / ("back" + std::to_string(n));
+    ++n;
+    expect_success(convert(dir / "hf", there, options));
+    expect_success(convert(there, back, {"--to", "hf"}));
+    EXPECT_EQ(digests(back), digests(dir / "hf")) << n;
+    EXPECT_TRUE(load_checkpoint(there) == load_checkpoint(dir / "hf")) << n;
+    expect_success(reshard_cli({"verify", there}));
+  }
+}
+
 TEST(NativeTargets, RanksUnderTorchtitansNamesComeBackToo) {
   const TempDir dir;
   expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
