@@ -2,45 +2,20 @@
 
 #include <array>
 
-#include "formats/colossalai/write.h"
+#include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
 #include "formats/ranks/ranks.h"
 #include "formats/ranks/vllm.h"
 #include "formats/safetensors/safetensors.h"
-#include "formats/torch/write.h"
+#include "formats/torch/torch.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
-bool recognises_none(const std::string&) { return false; }
-
-// Targets whose files are read as those of another format.
-constexpr Format kBinFormat = {
-    .name = "bin",
-    .title = "Hugging Face torch.save files",
-    .recognises = recognises_none,
-    .open = nullptr,
-    .lay_out = lay_out_torch,
-    .model_only = true,
-    .hf_names = true,
-};
-constexpr Format kColossalaiTarget = {
-    .name = "colossalai",
-    .title = "ColossalAI",
-    .recognises = recognises_none,
-    .open = nullptr,
-    .lay_out = lay_out_colossalai,
-    .model_only = true,
-    .hf_names = true,
-    .takes_mesh = true,
-    .stage_rule = StageRule::kColossalai,
-    .max_file_bytes = Index{1} << 30,
-};
-
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 6> kFormats = {&kDcpFormat, &kRanksFormat,      &kSafetensorsFormat,
-                                                   &kBinFormat, &kColossalaiTarget, &kVllmFormat};
+constexpr std::array<const Format*, 6> kFormats = {&kDcpFormat,         &kColossalaiFormat, &kRanksFormat,
+                                                   &kSafetensorsFormat, &kTorchFormat,      &kVllmFormat};
 
 }  // namespace
 

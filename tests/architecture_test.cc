@@ -96,7 +96,7 @@ bool may_include(const std::string& from, const std::string& header) {
   if (const auto row = allowed().find(layer); row != allowed().end())
     return std::any_of(row->second.begin(), row->second.end(),
                        [&](const std::string& a) { return a == target || a == header; });
-  // A format: the library, the encodings and what formats share, never another format.
+  // A format: the library, the encodings, and what formats made of files of tensors share; never another format.
   return layer.starts_with("formats/") &&
          (target.starts_with("lib/") || target == "formats/encoding" || target == "formats/tensor_files");
 }

@@ -60,7 +60,8 @@ Result<int> convert(const ConvertOptions& options) {
                          (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"
                                                 : ", the source records no checksums") +
                          ", digests in reshard_manifest.json");
-  print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
+  if ((*find_format(options.to))->open)
+    print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;
 }
 

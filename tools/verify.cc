@@ -418,8 +418,9 @@ class Verification {
     checked("replicas", "all copies of a piece are equal", replicas.copies);
     fact("replicas", replicas.copies == 0
                          ? std::string("the checkpoint stores every piece once; there is nothing to compare")
-                         : count_of(replicas.copies, "further copy") + " of " + count_of(replicas.tensors, "tensor") +
-                               " (" + human_bytes(replicas.bytes) + ") compared");
+                         : with_commas(replicas.copies) + (replicas.copies == 1 ? " further copy" : " further copies") +
+                               " of " + count_of(replicas.tensors, "tensor") + " (" + human_bytes(replicas.bytes) +
+                               ") compared");
     add(std::move(replicas.findings));
     return {};
   }

@@ -122,6 +122,7 @@ class RanksReader : public Reader {
   Index objects_ = 0;
   LayoutDescriptor layout_;
   std::string layout_text_;  // where it is from, for people
+  bool is_inferred_ = false;
   Index layers_ = 0;
 };
 
@@ -188,7 +189,8 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
     if (!layout_.mesh) return corrupt(path + ": expected a mesh, got none");
   } else {
     TRY(infer_layout());
-    layout_text_ = "as inferred";
+    is_inferred_ = true;
+    layout_text_ = "'inferred'";
   }
   return check_rank_count();
 }
@@ -346,10 +348,13 @@ Fragment RanksReader::fragment_of(const Part& part, const LocalBox& local) const
 }
 
 void RanksReader::describe_format() {
-  catalog_.attributes.emplace_back("format", "files of " + count_of(ranks(), "rank") + ", " +
-                                                 layout_.mesh->to_string() + ", layout " + layout_text_);
-  for (const LayoutEvidence& e : layout_.evidence)
-    catalog_.attributes.emplace_back("layout", e.about + " " + e.confidence + ": " + e.because);
+  catalog_.attributes.emplace_back("format",
+                                   "files of " + count_of(ranks(), "rank") + ", " + layout_.mesh->to_string());
+  std::vector<std::string> evidence;
+  if (is_inferred_)
+    for (const LayoutEvidence& e : layout_.evidence)
+      evidence.push_back(e.about + " " + e.confidence + ": " + e.because);
+  catalog_.attributes.emplace_back("joined", is_inferred_ ? join(evidence, "; ") : "under " + layout_text_);
   if (objects_ > 0)
     catalog_.warnings.push_back(count_of(objects_, "object") +
                                 " that are no tensors in the files of the ranks are not read.");

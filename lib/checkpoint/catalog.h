@@ -111,7 +111,9 @@ class Catalog {
   std::vector<Blob> blobs;
   std::vector<std::string> stale_files;  // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;     // whole sentences
-  bool shares_extents = false;  // before locate, several pieces may be recorded at the place of a blob that holds them
+  // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
+  // place of a blob that holds them.
+  bool shares_extents = false;
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 
   // Refuses a second tensor of the same name.

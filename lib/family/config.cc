@@ -127,7 +127,7 @@ Result<ModelConfig> read_config(const std::string& path) {
 std::string find_config(const std::string& checkpoint, const std::string& given) {
   if (!given.empty()) return given;
   const std::string directory = is_directory(checkpoint) ? checkpoint : parent_path(checkpoint);
-  for (const std::string& place : {directory, parent_path(directory)})
+  for (const std::string& place : {directory, path_join(directory, "modeling"), parent_path(directory)})
     if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
   return {};
 }

@@ -76,6 +76,27 @@ TEST(NativeTargets, RanksAndBackKeepEveryDigest) {
                   "rank-00006.safetensors", "rank-00007.safetensors", "reshard_layout.json", "reshard_manifest.json"));
 }
 
+TEST(NativeTargets, ModelFilesAndBackKeepEveryDigest) {
+  const TempDir dir;
+  expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
+  int n = 0;
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--to", "bin"},
+        {"--to", "bin", "--max-shard-size", "100kB"},
+        {"--to", "colossalai"},
+        {"--to", "colossalai", "--max-shard-size", "100KiB"},
+        {"--to", "colossalai", "--mesh", "pp=2"},
+        {"--to", "colossalai", "--mesh", "pp=4", "--shard-format", "bin", "--max-shard-size", "50KiB"}}) {
+    const std::string there = dir / ("there" + std::to_string(n)), back = dir / ("back" + std::to_string(n));
+    ++n;
+    expect_success(convert(dir / "hf", there, options));
+    expect_success(convert(there, back, {"--to", "hf"}));
+    EXPECT_EQ(digests(back), digests(dir / "hf")) << n;
+    EXPECT_TRUE(load_checkpoint(there) == load_checkpoint(dir / "hf")) << n;
+    expect_success(reshard_cli({"verify", there}));
+  }
+}
+
 TEST(NativeTargets, RanksUnderTorchtitansNamesComeBackToo) {
   const TempDir dir;
   expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
@@ -114,7 +135,7 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
   const std::string dumps = checkpoint("per_rank_tp2");
   const CommandResult seen = reshard_cli({"inspect", dumps});
   expect_success(seen);
-  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("certain: joined so, the tensors have the shapes of")));
+  EXPECT_THAT(seen.out, AllOf(HasSubstr("tp=2"), HasSubstr("joined      tp=2 certain: joined so")));
   const TensorValues got = load_checkpoint(dumps), full = load_checkpoint(sample("per_rank_tp2") + "/full.safetensors");
   ASSERT_EQ(got.size(), full.size());
   for (const auto& [name, value] : full) {
@@ -129,7 +150,8 @@ TEST(NativeTargets, DumpsOfRanksJoinByTheFamilysTable) {
   // Without the config, what the files hold tells it.
   fs::copy(dumps, dir / "alone");
   EXPECT_TRUE(load_checkpoint(dir / "alone") == got);
-  EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out, HasSubstr("likely: the tensors that family llama cuts"));
+  EXPECT_THAT(reshard_cli({"inspect", dir / "alone"}).out,
+              HasSubstr("joined      tp=2 likely: the tensors that family"));
   // One of them twice: copies or tp ranks with equal parts.
   fs::copy_file(dir / "alone/model-rank0.bin", dir / "alone/model-rank1.bin", fs::copy_options::overwrite_existing);
   expect_refusal(reshard_cli({"inspect", dir / "alone"}), 4, HasSubstr("all ranks hold the same bytes"));

@@ -1,26 +1,15 @@
 // Items from anywhere: a tensor that is found has all its elements inside the file.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "formats/encoding/torch_archive.h"
-#include "tests/support/temp_dir.h"
-
-namespace {
+#include "tests/fuzz/input_file.h"
 
 using namespace reshard;
 
-void require(bool fact) {
-  if (!fact) std::abort();
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const TempDir directory;
-  static const File file = *File::create_anonymous(directory.path());
+  const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);
-  require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
   if (const auto object = torch_archive::read_object_item(file, 0, length)) (void)pickle::print(object->root());
   const auto tensor = torch_archive::read_tensor_item(file, 0, length);
   if (!tensor) return 0;

@@ -1,26 +1,15 @@
 // Zip archives from anywhere: what opens has members that lie inside the file, apart from each other.
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "formats/encoding/zip.h"
-#include "tests/support/temp_dir.h"
-
-namespace {
+#include "tests/fuzz/input_file.h"
 
 using namespace reshard;
 
-void require(bool fact) {
-  if (!fact) std::abort();
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const TempDir directory;
-  static const File file = *File::create_anonymous(directory.path());
+  const File& file = input_file(data, size);
   const auto length = static_cast<Index>(size);
-  require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
   const auto archive = zip::Archive::open(file, 0, length);
   if (!archive) return 0;
   Index payloads = 0;

@@ -30,6 +30,7 @@ from tests.interop.ranks import same_bits
 
 RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
 SAMPLES = sorted(p for p in (ROOT / "samples/checkpoints").iterdir() if (p / "checkpoint/.metadata").exists())
+COLOSSALAI = ROOT / "samples/checkpoints/colossalai"
 MESHES = ["tp=4", "dp_shard=3", "tp=2,dp_shard=2", "dp_replicate=2,dp_shard=2,tp=2", "dp_shard=2,cp=2,tp=2",
           "dp_shard=8", "pp=2,tp=2"]
 
@@ -462,6 +463,110 @@ TINY_MODELS = {
 # What published models hold besides their language model.
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _PREFIXES = ("transformer.", "language_model.")
+
+
+class TorchSave(Case):
+    """Files of torch.save, in both containers."""
+
+    def save(self, value, name="file.pt", **how):
+        torch.save(value, self.out(name), **how)
+        return self.out(name)
+
+    def check_both_containers(self, state, **how):
+        for zipped in (True, False):
+            file = self.save(state, f"zipped_{zipped}.pt", _use_new_zipfile_serialization=zipped, **how)
+            self.assert_holds(file, state)
+            shutil.rmtree(self.out("read"))
+
+    def test_every_dtype(self):
+        self.check_both_containers(all_dtypes())
+
+    def test_strides_views_scalars_and_empty_tensors(self):
+        self.check_both_containers({k: v for k, v in odd_tensors().items() if k != "conjugate"})
+
+    def test_ties_and_views_of_one_storage(self):
+        base = torch.randn(100)
+        self.check_both_containers({"a": base, "b": base, "middle": base[10:50].reshape(8, 5), "last": base[99:]})
+
+    def test_every_pickle_protocol(self):
+        for protocol in (2, 3, 4, 5):
+            self.check_both_containers({"w": torch.randn(3, 4), "v": torch.ones(2)}, pickle_protocol=protocol)
+
+    def test_three_thousand_tensors(self):
+        self.check_both_containers({f"layers.{i}.w": torch.full((3,), i) for i in range(3000)})
+
+    def test_nested_values_are_shown_and_carried(self):
+        state = {"model": {"w": torch.ones(2)}, "epoch": 3, "groups": [{"lr": 0.5, "betas": (0.9, 0.95)}], "big": 1 << 70}
+        shown = json.loads(reshard("inspect", "--json", self.save(state)))
+        self.assertEqual([t["name"] for t in shown["tensors"]], ["w"])
+        self.assertEqual({o["name"]: o["value"] for o in shown["objects"]["values"]}["groups.0.betas"], "(0.9, 0.95)")
+        reshard("convert", self.save(state), self.out(), "--to", "dcp", "--family", "none", "--quiet")
+        back = load_all(self.out())
+        self.assertTrue(same_bits(back["w"], state["model"]["w"]))
+        self.assertEqual((back["epoch"], back["big"]), (3, 1 << 70))
+        self.assertEqual(back["groups"][0]["lr"], 0.5)
+        self.assertEqual(tuple(back["groups"][0]["betas"]), (0.9, 0.95))
+
+    def test_values_of_every_kind_load_with_weights_only(self):
+        state = {"w": torch.ones(1), "bytes": b"a\xff\x00", "set": {1, 2}, "none": None, "text": "\u00fc", "list": [1, [2.5]],
+                 "tuple": (1, (2,)), "empty": (), "true": True, "negative": -5, "huge": -(1 << 90)}
+        reshard("convert", self.save(state), self.out(), "--to", "dcp", "--family", "none", "--quiet")
+        back = load_all(self.out())
+        for key in state.keys() - {"w"}:
+            self.assertEqual(back[key], state[key], key)
+
+    def test_what_is_no_plain_tensor_is_refused_by_name(self):
+        quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
+        for value, word in ((quantized, "quantized"), (torch.eye(2).to_sparse(), "sparse"),
+                            (torch.ones(2, device="meta"), "meta"), (odd_tensors()["conjugate"], "resolve_conj")):
+            done = reshard("inspect", self.save({"x": value}), code=4)
+            self.assertIn("tensor 'x'", done)
+            self.assertIn(word, done)
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), self.out("script.pt"))
+        self.assertIn("TorchScript", reshard("inspect", self.out("script.pt"), code=4))
+
+    def test_a_flipped_byte_of_a_storage_is_found(self):
+        file = self.save({"w": torch.arange(1000)})
+        data = bytearray(file.read_bytes())
+        at = data.index(torch.arange(1000).numpy().tobytes()[:800])
+        data[at + 400] ^= 1
+        file.write_bytes(data)
+        self.assertIn("crc", reshard("verify", file, code=3).lower())
+
+    def test_a_hugging_face_directory(self):
+        state = {f"{i}.w": torch.randn(5, 5) for i in range(4)}
+        names = sorted(state)
+        weight_map = {}
+        for part, keys in enumerate((names[:2], names[2:]), 1):
+            file = f"pytorch_model-{part:05d}-of-00002.bin"
+            self.save({k: state[k] for k in keys}, file)
+            weight_map.update({k: file for k in keys})
+        self.out("pytorch_model.bin.index.json").write_text(
+            json.dumps({"metadata": {"total_size": 400}, "weight_map": weight_map}))
+        self.assert_holds(self.directory, state)
+
+
+class ColossalAi(Case):
+    """Trees in ColossalAI's layout; the samples were written with real torch and safetensors."""
+
+    def test_every_healthy_tree_is_the_model(self):
+        for name in ("healthy_st/epoch-0_step-7", "pp2_bin", "pp2_interrupted"):
+            reshard("convert", COLOSSALAI / name, self.out(name.split("/")[0]), "--to", "hf", "--family", "none", "--quiet")
+            self.assert_same_tensors(load_file(self.out(name.split("/")[0]) / "model.safetensors"),
+                                     load_file(COLOSSALAI / "full.safetensors"))
+
+    def test_the_optimizer_reaches_torchtitans_keys(self):
+        reshard("convert", COLOSSALAI / "healthy_st/epoch-0_step-7", self.out(), "--to", "dcp", "--family", "none", "--mesh",
+                "dp_shard=2", "--quiet")
+        reader = dcp.FileSystemReader(str(self.out()))
+        metadata = reader.read_metadata().state_dict_metadata
+        wanted = load_file(COLOSSALAI / "full.optim.safetensors")
+        state = {f"optimizer.state.{k}": torch.empty_like(v) for k, v in wanted.items()}
+        dcp.load(state, storage_reader=dcp.FileSystemReader(str(self.out())), no_dist=True)
+        self.assert_same_tensors({k.removeprefix("optimizer.state."): v for k, v in state.items()}, wanted)
+        self.assertIn("optimizer.param_groups.model.norm.weight.lr", metadata)
+        self.assertIn("train_state.step", metadata)
+        self.assertIn("lr_scheduler.last_epoch", metadata)
 
 
 class Families(Case):

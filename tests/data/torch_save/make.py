@@ -67,6 +67,7 @@ for protocol in (3, 4, 5):
     torch.save({"w": torch.arange(3)}, path(f"protocol{protocol}_legacy.pt"), pickle_protocol=protocol,
                _use_new_zipfile_serialization=False)
 torch.save(torch.arange(3), path("bare.pt"))
+torch.save({"epoch": 3, "model": {"w": torch.arange(3)}}, path("nested.pt"))
 torch.save({"q": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)}, path("quantized.pt"))
 torch.save({"s": torch.eye(3).to_sparse()}, path("sparse.pt"))
 torch.save({"c": torch.tensor([1 + 2j]).conj()}, path("conj.pt"))

@@ -7,6 +7,7 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
+#include "formats/encoding/zip.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -132,6 +133,50 @@ TEST_F(TensorFileTest, NamesThatComeTwiceAreRefused) {
   w.set_items();
   w.set_items();
   EXPECT_THAT(refusal(std::move(w).finish()), HasSubstr("'a.b': two values have this name"));
+}
+
+TEST_F(TensorFileTest, EveryTruncationOfThePickleIsAnError) {
+  const File file = *File::open(kData + "mixed.pt");
+  const auto archive = zip::Archive::open(file, 0, *file.size());
+  ASSERT_TRUE(archive) << archive.error().message();
+  const std::string pickle = *archive->read(*archive->find("mixed/data.pkl"), 1 << 20);
+  const File cut = *File::create_anonymous(directory_.path());
+  const auto opens = [&](std::string_view data) {
+    zip::Builder b(0);
+    b.add("mixed/data.pkl", data);
+    for (const zip::Entry& e : archive->entries())
+      if (e.name != "mixed/data.pkl") b.add(e.name, *archive->read(e, 1 << 20));
+    const std::string bytes = std::move(b).finish().before;
+    EXPECT_TRUE(cut.set_length(static_cast<Index>(bytes.size())) && cut.write_at(0, as_bytes(bytes)));
+    return TensorFile::open(cut).has_value();
+  };
+  EXPECT_TRUE(opens(pickle));
+  for (std::size_t n = 0; n < pickle.size(); ++n) EXPECT_FALSE(opens(std::string_view(pickle).substr(0, n))) << n;
+}
+
+// Every tensor that is found lies inside the file, whatever was flipped.
+TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
+  for (const char* name : {"mixed.pt", "mixed_legacy.pt"}) {
+    const std::string whole = *read_whole_file(kData + name, 1 << 20);
+    const auto size = static_cast<Index>(whole.size());
+    const File file = *File::create_anonymous(directory_.path());
+    ASSERT_TRUE(file.write_at(0, as_bytes(whole)));
+    int refused = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const std::string one(1, static_cast<char>(whole[i] ^ (1 << i % 8)));
+      ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(one)));
+      const auto read = TensorFile::open(file);
+      if (!read) {
+        ++refused;
+        EXPECT_LT(read.error().message().size(), 2000u);
+      } else {
+        for (const TensorFile::Entry& e : read->tensors())
+          ASSERT_TRUE(fits_inside(e.tensor.payload_offset, e.tensor.payload_length, size)) << name << " " << i;
+      }
+      ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(whole.substr(i, 1))));
+    }
+    EXPECT_GT(refused, 500) << name;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,83 @@
+#include "formats/colossalai/names.h"
+
+#include <array>
+
+namespace reshard::colossalai {
+namespace {
+
+constexpr std::size_t kDigits = 5;
+
+// Takes "-00012" off the end.
+std::optional<Index> take_number(std::string_view& name) {
+  if (name.size() < kDigits + 1 || name[name.size() - kDigits - 1] != '-') return std::nullopt;
+  Index value = 0;
+  for (const char c : name.substr(name.size() - kDigits)) {
+    if (c < '0' || c > '9') return std::nullopt;
+    value = 10 * value + (c - '0');
+  }
+  name.remove_suffix(kDigits + 1);
+  return value;
+}
+
+bool take(std::string_view& name, std::string_view ending) {
+  if (!name.ends_with(ending)) return false;
+  name.remove_suffix(ending.size());
+  return true;
+}
+
+// Takes "-stage-00001" or "-stage-00001-00002" off the end.
+bool take_stage(std::string_view& name, Index& stage, Index& expert) {
+  const auto last = take_number(name);
+  if (!last) return false;
+  stage = *last;
+  if (const auto first = take_number(name)) {
+    stage = *first;
+    expert = *last;
+  }
+  return take(name, "-stage");
+}
+
+struct Base {
+  std::string_view name, ending;
+  Part part;
+};
+constexpr std::array<Base, 4> kBases = {{
+    {"pytorch_model", ".bin", Part::kModel},
+    {"model", ".safetensors", Part::kModel},
+    {"pytorch_optim", ".bin", Part::kOptimizer},
+    {"optimizer", ".safetensors", Part::kOptimizer},
+}};
+
+}  // namespace
+
+std::optional<ShardName> parse_shard_name(std::string_view name) {
+  for (const Base& base : kBases) {
+    std::string_view rest = name;
+    if (!take(rest, base.ending)) continue;
+    ShardName out;
+    out.part = base.part;
+    const auto shard = take_number(rest);
+    if (!shard) return std::nullopt;
+    out.shard = *shard;
+    if (take(rest, "-shard") && !take_stage(rest, out.stage, out.expert)) return std::nullopt;
+    const bool has_prefix = rest.size() > base.name.size() && rest[base.name.size()] == '.';
+    if (rest.starts_with(base.name) && (rest.size() == base.name.size() || has_prefix)) return out;
+  }
+  return std::nullopt;
+}
+
+std::optional<IndexName> parse_index_name(std::string_view name) {
+  if (!take(name, ".json")) return std::nullopt;
+  for (const Base& base : kBases) {
+    const std::string stem = std::string(base.name) + std::string(base.ending) + ".index";
+    if (!name.starts_with(stem)) continue;
+    std::string_view rest = name.substr(stem.size());
+    IndexName out;
+    out.part = base.part;
+    if (rest.empty() || rest.starts_with('.')) return out;
+    if (take_stage(rest, out.stage, out.expert) && rest.empty()) return out;
+  }
+  return std::nullopt;
+}
+
+}  // namespace reshard::colossalai

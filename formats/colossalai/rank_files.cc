@@ -1,0 +1,396 @@
+#include "formats/colossalai/rank_files.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "formats/tensor_files/tensor_file_reader.h"
+#include "lib/base/text.h"
+
+namespace reshard::colossalai {
+namespace {
+
+constexpr std::string_view kGlobalMeta = "global_meta.bin";
+constexpr Index kMaxRanks = 1'000'000;
+constexpr std::size_t kMaxMetaFiles = 100'000;
+
+using pickle::Kind;
+using pickle::Value;
+
+// How one rank's tensor is a part of the whole.
+struct DistMeta {
+  Index dp_rank = 0;
+  Index tp_rank = 0;
+  std::vector<std::pair<Index, Index>> cuts;  // (dimension, parts), the highest dimension first
+  std::optional<Index> zero_elements;         // of the tensor-parallel part that ZeRO has flattened
+  Dims zero_shape;
+};
+
+Result<Index> read_number(Value object, std::string_view name, Index most) {
+  const auto value = object.find(name);
+  const auto n = value ? value->as_int() : std::nullopt;
+  if (!n || *n < 0 || *n > most)
+    return object.mismatch("ParamDistMeta: " + std::string(name), "a number up to " + std::to_string(most));
+  return *n;
+}
+
+bool has(Value object, std::string_view name) {
+  const auto value = object.find(name);
+  return value && !value->is_none();
+}
+
+Result<std::vector<Index>> read_numbers(Value object, std::string_view name, Index most) {
+  const Value list = *object.find(name);
+  std::vector<Index> out;
+  if ((list.kind() != Kind::kList && list.kind() != Kind::kTuple) || list.size() > static_cast<std::size_t>(kMaxRank))
+    return list.mismatch("ParamDistMeta: " + std::string(name), "up to " + std::to_string(kMaxRank) + " numbers");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const auto n = list[i].as_int();
+    if (!n || *n < 0 || *n > most)
+      return list[i].mismatch("ParamDistMeta: " + std::string(name), "numbers up to " + std::to_string(most));
+    out.push_back(*n);
+  }
+  return out;
+}
+
+Result<DistMeta> read_dist_meta(Value value) {
+  if (value.kind() != Kind::kObject || value.callee().name() != "ParamDistMeta")
+    return value.mismatch("dist_meta", "a ParamDistMeta");
+  const Value fields = value.state();
+  DistMeta out;
+  out.dp_rank = TRY(read_number(fields, "dp_rank", kMaxRanks));
+  out.tp_rank = TRY(read_number(fields, "tp_rank", kMaxRanks));
+  const Index tp_size = TRY(read_number(fields, "tp_world_size", kMaxRanks));
+  if (has(fields, "tp_shard_dims") && has(fields, "tp_num_parts")) {
+    const auto dims = TRY(read_numbers(fields, "tp_shard_dims", kMaxRank - 1));
+    const auto parts = TRY(read_numbers(fields, "tp_num_parts", kMaxRanks));
+    if (dims.size() != parts.size()) return fields.mismatch("ParamDistMeta", "as many tp_num_parts as tp_shard_dims");
+    Index product = 1;
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      const auto next = checked_mul(product, parts[i]);
+      if (!next || *next < 1 || *next > kMaxRanks) return fields.mismatch("tp_num_parts", "a product of tp_world_size");
+      product = *next;
+      out.cuts.emplace_back(dims[i], parts[i]);
+    }
+    if (product != tp_size)
+      return fields.mismatch("tp_num_parts", "a product of " + std::to_string(tp_size) + ", the tp_world_size");
+    std::sort(out.cuts.rbegin(), out.cuts.rend());
+  }
+  if (has(fields, "zero_numel") && has(fields, "zero_orig_shape")) {
+    out.zero_elements = TRY(read_number(fields, "zero_numel", INT64_MAX));
+    for (const Index n : TRY(read_numbers(fields, "zero_orig_shape", INT64_MAX))) out.zero_shape.push_back(n);
+    if (checked_volume(out.zero_shape) != out.zero_elements)
+      return fields.mismatch("zero_orig_shape", "a shape of " + std::to_string(*out.zero_elements) + " elements");
+  }
+  return out;
+}
+
+// What one rank has of one tensor.
+struct Part {
+  DistMeta meta;
+  std::uint32_t file = 0;
+  StoredTensor stored;
+};
+
+// The tensor-parallel parts of one tensor by rank: the local shape, and what is stored of it.
+using LocalParts = std::map<Index, std::pair<Dims, std::vector<Part>>>;
+
+class RankReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+
+ private:
+  Status read_rank(const std::string& meta_file);
+  using Placed = std::map<std::string, DistMeta>;
+  Status read_optimizer(Value meta, const Placed& placed);
+  Status add_whole(const std::string& name, KeyPath path, const std::vector<Part>& parts);
+  Result<LocalParts> group(const std::string& name, const std::vector<Part>& parts) const;
+  Status place_part(Tensor& tensor, const Part& part, const Dims& local, const Dims& offset, Index& begin);
+
+  OpenOptions options_;
+  std::map<std::string, std::vector<Part>> parts_;
+  std::map<std::string, std::string> parameter_of_;  // of each name in parts_ that is a state
+  std::set<std::string> objects_;
+};
+
+Result<std::vector<std::string>> read_files(Value meta, std::string_view name) {
+  std::vector<std::string> out;
+  const auto list = meta.find(name);
+  if (!list || list->is_none()) return out;
+  if (list->kind() != Kind::kList || list->size() > kMaxMetaFiles)
+    return list->mismatch(name, "a list of at most " + std::to_string(kMaxMetaFiles) + " files");
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const auto file = (*list)[i].as_string();
+    if (!file || !is_safe_relative_path(*file)) return (*list)[i].mismatch(name, "files inside the directory");
+    out.emplace_back(*file);
+  }
+  return out;
+}
+
+Status RankReader::read_rank(const std::string& meta_file) {
+  const OpenFile open = TRY(open_file(meta_file, options_));
+  const auto meta = open.content->root();
+  if (!meta || meta->kind() != Kind::kDict)
+    return corrupt(catalog_.file_path(open.file) + ": expected a dict that torch.save wrote");
+  Placed placed;
+  if (const auto all = meta->find("dist_meta"); all && all->kind() == Kind::kDict)
+    for (std::size_t i = 0; i < all->size(); ++i)
+      if (const auto name = all->key(i).as_string())
+        placed.insert_or_assign(std::string(*name), TRY(read_dist_meta(all->value(i))));
+  for (const std::string& name : TRY(read_files(*meta, "model"))) {
+    const OpenFile model = TRY(open_file(name, options_));
+    for (const TensorFile::Entry& e : model.content->tensors()) {
+      const auto place = placed.find(e.name);
+      parts_[e.name].push_back({place == placed.end() ? DistMeta() : place->second, model.file, e.tensor});
+    }
+  }
+  return read_optimizer(*meta, placed);
+}
+
+// The optimizer's files of one rank; `placed` has what the rank has of each parameter.
+Status RankReader::read_optimizer(Value meta, const Placed& placed) {
+  std::map<Index, std::string> parameters;
+  if (const auto ids = meta.find("param_to_os"); ids && ids->kind() == Kind::kDict)
+    for (std::size_t i = 0; i < ids->size(); ++i)
+      if (const auto id = ids->value(i).as_int())
+        if (const auto name = ids->key(i).as_string()) parameters.insert_or_assign(*id, std::string(*name));
+  std::set<std::pair<Index, std::string>> cut;
+  if (const auto paired = meta.find("paired_os"); paired && paired->kind() == Kind::kDict)
+    for (std::size_t i = 0; i < paired->size(); ++i) {
+      const auto id = paired->key(i).as_int();
+      const Value states = paired->value(i);
+      for (std::size_t k = 0; id && states.kind() == Kind::kDict && k < states.size(); ++k)
+        if (const auto key = states.key(k).as_string(); key && states.value(k).as_bool() == true)
+          cut.emplace(*id, std::string(*key));
+    }
+  for (const std::string& name : TRY(read_files(meta, "optimizer"))) {
+    const OpenFile optimizer = TRY(open_file(name, options_));
+    const auto parse = [&](const ValuePath& path) -> std::optional<std::tuple<Index, std::string, std::string>> {
+      const std::size_t at = !path.empty() && path.front() == ValuePath::value_type("state") ? 1 : 0;
+      if (path.size() != at + 2) return std::nullopt;
+      const auto* id = std::get_if<std::string>(&path[at]);
+      const auto* key = std::get_if<std::string>(&path[at + 1]);
+      if (id == nullptr || key == nullptr || id->empty() || id->size() > 9 ||
+          id->find_first_not_of("0123456789") != std::string::npos)
+        return std::nullopt;
+      const auto parameter = parameters.find(std::stoll(*id));
+      return std::tuple(static_cast<Index>(std::stoll(*id)), *key,
+                        parameter == parameters.end() ? *id : parameter->second);
+    };
+    for (const TensorFile::Entry& e : optimizer.content->tensors()) {
+      const auto state = parse(e.path);
+      if (!state)
+        return corrupt(catalog_.file_path(optimizer.file) + ": expected states of parameter ids, got '" +
+                       printable(e.name) + "'");
+      const auto& [id, key, parameter] = *state;
+      DistMeta place;
+      if (const auto own = placed.find(parameter); own != placed.end() && cut.contains({id, key})) place = own->second;
+      parts_["optimizer.state." + parameter + "." + key].push_back({place, optimizer.file, e.tensor});
+      parameter_of_["optimizer.state." + parameter + "." + key] = parameter;
+    }
+    for (const TensorFile::Object& o : optimizer.content->objects()) {
+      const auto state = parse(o.path);
+      const std::string inner = state ? "state." + std::get<2>(*state) + "." + std::get<1>(*state) : o.name;
+      if (objects_.insert(inner).second)
+        TRY(add_object("optimizer." + inner, {"optimizer", inner}, optimizer.file, o.value));
+    }
+  }
+  return {};
+}
+
+// By tensor-parallel rank: what of the part each rank has. Several ranks may have the same.
+Result<LocalParts> RankReader::group(const std::string& name, const std::vector<Part>& parts) const {
+  LocalParts out;
+  for (const Part& part : parts) {
+    const Dims& local = part.meta.zero_elements ? part.meta.zero_shape : part.stored.shape;
+    auto& [shape, same] = out.try_emplace(part.meta.tp_rank, local, std::vector<Part>{}).first->second;
+    if (shape != local || part.stored.dtype != parts.front().stored.dtype ||
+        part.meta.cuts != parts.front().meta.cuts ||
+        part.meta.zero_elements.has_value() != parts.front().meta.zero_elements.has_value() ||
+        local.rank() != out.begin()->second.first.rank())
+      return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(name) +
+                     "': expected a part like that in " + catalog_.file_path(parts.front().file) + ", got " +
+                     std::string(info(part.stored.dtype).torch_name) + " " + to_string(local));
+    same.push_back(part);
+  }
+  for (auto& [rank, local] : out)
+    std::stable_sort(local.second.begin(), local.second.end(),
+                     [](const Part& a, const Part& b) { return a.meta.dp_rank < b.meta.dp_rank; });
+  return out;
+}
+
+// Adds one stored part of the local tensor that lies at `offset` of the whole; `begin` is where its run begins.
+Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& local, const Dims& offset, Index& begin) {
+  Fragment fragment = whole_fragment(part.file, part.stored);
+  const auto move = [&](Box box) {
+    for (int d = 0; d < box.rank(); ++d) box.origin[d] += offset[d];
+    return box;
+  };
+  if (!part.meta.zero_elements) {
+    fragment.box = move(fragment.box);
+    tensor.fragments.add(fragment);
+    return {};
+  }
+  const Dims& flat = part.stored.shape;
+  const Index elements = volume(flat);
+  if (flat.rank() != 1 || elements > *part.meta.zero_elements - begin)
+    return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
+                   "': expected a flat run of at most " + std::to_string(*part.meta.zero_elements - begin) +
+                   " elements, got " + to_string(flat));
+  const Dims steps = row_major_strides(local);
+  fragment.strides = steps;
+  const Index stride = part.stored.strides[0];
+  if (stride != 1 && elements > 1)
+    return unsupported(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
+                       "': a flat run with a stride of " + std::to_string(stride));
+  if (elements > 0 && local.rank() == 0) {
+    fragment.box = whole(local);
+    tensor.fragments.add(fragment);
+  } else if (elements > 0) {
+    for (const Box& box : boxes_of_run(local, begin, begin + elements)) {
+      Index first = 0;
+      for (int d = 0; d < box.rank(); ++d) first += box.origin[d] * steps[d];
+      fragment.box = move(box);
+      fragment.start = part.stored.start_bytes + (first - begin) * byte_size(part.stored.dtype);
+      tensor.fragments.add(fragment);
+    }
+  }
+  begin += elements;
+  return {};
+}
+
+Status RankReader::add_whole(const std::string& name, KeyPath path, const std::vector<Part>& parts) {
+  const LocalParts locals = TRY(group(name, parts));
+  const auto& cuts = parts.front().meta.cuts;
+  Tensor tensor;
+  tensor.name = name;
+  tensor.path = std::move(path);
+  tensor.dtype = parts.front().stored.dtype;
+  tensor.shape = locals.begin()->second.first;
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  Index expected = 1;
+  for (const auto& [dim, n] : cuts) expected *= n;
+  if (static_cast<Index>(locals.size()) < expected)
+    return corrupt(catalog_.root + ": tensor '" + printable(name) + "': expected the parts of " +
+                   count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
+  // Where each rank's part begins, and the shape of all of them together.
+  std::map<std::vector<Index>, Index> ends;
+  std::map<Index, Dims> offsets;
+  for (const auto& [rank, local] : locals) {
+    Dims offset = Dims::filled(tensor.shape.rank(), 0);
+    Index rest = rank;
+    std::vector<std::pair<Index, Index>> coordinates;
+    for (const auto& [dim, n] : cuts) {
+      if (dim >= tensor.shape.rank())
+        return corrupt(catalog_.root + ": tensor '" + printable(name) + "': cut along dimension " +
+                       std::to_string(dim) + " of " + std::to_string(tensor.shape.rank()));
+      coordinates.emplace_back(dim, rest % n);
+      rest /= n;
+    }
+    if (rest > 0 && !cuts.empty())
+      return corrupt(catalog_.root + ": tensor '" + printable(name) + "': tp_rank " + std::to_string(rank) +
+                     " of a world of " + std::to_string(expected));
+    for (std::size_t i = 0; i < coordinates.size(); ++i) {
+      // The end so far along this dimension of the line of parts that this one continues.
+      std::vector<Index> line = {static_cast<Index>(i)};
+      for (std::size_t k = 0; k < coordinates.size(); ++k)
+        if (k != i) line.push_back(coordinates[k].second);
+      const int d = static_cast<int>(coordinates[i].first);
+      Index& end = ends[line];
+      offset[d] = end;
+      const auto sum = checked_add(end, local.first[d]);
+      if (!sum) return corrupt(catalog_.root + ": tensor '" + printable(name) + "': 2^63 elements or more");
+      end = *sum;
+      tensor.shape[d] = std::max(tensor.shape[d], end);
+    }
+    offsets.emplace(rank, offset);
+    if (cuts.empty()) break;  // every rank has all of it
+  }
+  const auto elements = checked_volume(tensor.shape);
+  if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
+    return corrupt(catalog_.root + ": tensor '" + printable(name) + "': the size of " + to_string(tensor.shape) +
+                   " is 2^63 bytes or more");
+  for (const auto& [rank, offset] : offsets) {
+    const auto& [shape, stored] = locals.at(rank);
+    Index begin = 0;
+    std::set<Index> seen;
+    for (const Part& part : stored) {
+      if (part.meta.zero_elements && !seen.insert(part.meta.dp_rank).second) continue;
+      if (!part.meta.zero_elements && !seen.empty()) continue;
+      seen.insert(part.meta.dp_rank);
+      TRY(place_part(tensor, part, shape, offset, begin));
+    }
+    if (const auto all = stored.front().meta.zero_elements; all && begin != *all)
+      return corrupt(catalog_.root + ": tensor '" + printable(name) + "': expected runs of " + std::to_string(*all) +
+                     " elements together, got " + std::to_string(begin) + ": the files of a rank are missing");
+  }
+  return catalog_.add(std::move(tensor));
+}
+
+Status RankReader::open(const std::string& path, const OpenOptions& options) {
+  catalog_.root = path;
+  options_ = options;
+  const OpenFile global = TRY(open_file(std::string(kGlobalMeta), options_));
+  const auto root = global.content->root();
+  if (!root || root->kind() != Kind::kDict)
+    return corrupt(catalog_.file_path(global.file) + ": expected a dict that torch.save wrote");
+  const auto metas = TRY(read_files(*root, "meta"));
+  if (metas.empty()) return corrupt(catalog_.file_path(global.file) + ": expected the names of meta files, got none");
+  for (const std::string& meta : metas) TRY(read_rank(meta));
+  for (const auto& [name, parts] : parts_) {
+    KeyPath key = {name};
+    if (parameter_of_.contains(name)) key = {"optimizer", name.substr(std::string_view("optimizer.").size())};
+    TRY(add_whole(name, std::move(key), parts));
+  }
+  catalog_.attributes.emplace_back(
+      "format",
+      "ColossalAI, files of " + count_of(static_cast<Index>(metas.size()), "rank") + " (releases before 0.3.2)");
+  return finish(options);
+}
+
+void cover(const Dims& shape, int d, Index begin, Index end, Box box, std::vector<Box>& out) {
+  Index inner = 1;
+  for (int k = d + 1; k < shape.rank(); ++k) inner *= shape[k];
+  const auto inside = [&](Index row, Index from, Index to) {
+    Box part = box;
+    part.origin[d] = row;
+    part.shape[d] = 1;
+    cover(shape, d + 1, from, to, part, out);
+  };
+  Index row = begin / inner;
+  if (row == (end - 1) / inner && end - begin < inner) return inside(row, begin - row * inner, end - row * inner);
+  if (begin % inner != 0) {
+    inside(row, begin % inner, inner);
+    ++row;
+  }
+  const Index last = end / inner;
+  if (last > row) {
+    Box rows = box;
+    rows.origin[d] = row;
+    rows.shape[d] = last - row;
+    out.push_back(rows);
+  }
+  if (end % inner != 0) inside(last, 0, end % inner);
+}
+
+}  // namespace
+
+std::vector<Box> boxes_of_run(const Dims& shape, Index begin, Index end) {
+  std::vector<Box> out;
+  cover(shape, 0, begin, end, whole(shape), out);
+  return out;
+}
+
+bool is_rank_directory(const std::string& path) {
+  const std::string meta = path_join(path, kGlobalMeta);
+  return is_directory(path) && path_exists(meta) && !is_directory(meta);
+}
+
+Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<RankReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::colossalai

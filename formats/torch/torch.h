@@ -1,0 +1,19 @@
+// torch.save files: one file of any name, or a directory of them as Hugging Face cut models before safetensors.
+//
+//   anything.pt                        one file (formats/encoding/torch_file.h draws it)
+//   pytorch_model.bin                  the same, by its usual name in a directory
+//   pytorch_model-00001-of-00004.bin   whole tensors dealt out over several files, and
+//   pytorch_model.bin.index.json       {"metadata": {"total_size": N}, "weight_map": {tensor: file}}
+//
+// (transformers/modeling_utils.py.) A file holds whatever was given to torch.save; tensor_file.h says how values in it
+// are named. Where every tensor of a file lies under one of the usual words for "the model", that word is left out of
+// the names: {"epoch": 3, "model": {"w": ...}} holds a tensor w.
+#pragma once
+
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+extern const Format kTorchFormat;
+
+}  // namespace reshard

@@ -1,0 +1,26 @@
+// What fuzz targets share: the input as a file without a name, and a check that no build leaves out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "lib/base/file.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+
+inline void require(bool fact) {
+  if (!fact) std::abort();
+}
+
+// The same file each time, with these bytes and no others.
+inline const File& input_file(const std::uint8_t* data, std::size_t size) {
+  static const TempDir directory;
+  static const File file = *File::create_anonymous(directory.path());
+  require(file.set_length(static_cast<Index>(size)).has_value());
+  require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
+  return file;
+}
+
+}  // namespace reshard
