@@ -4,6 +4,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/device/convert.h"
 #include "lib/family/family_file.h"
 #include "tools/commands.h"
 
@@ -120,7 +121,9 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--layout", layout,
                  "Target layout for --to " + mesh_formats() + ": a file (reshard layout prints them) or one of " +
                      builtin_layout_names());
-  app.add_option("--dtype", dtype, "Floating-point model tensors become this: keep, float32, bfloat16, float16")
+  app.add_option(
+         "--dtype", dtype,
+         "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
       ->capture_default_str();
   app.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
   app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
@@ -183,8 +186,10 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   }
   if (dtype != "keep") {
     o.dtype = dtype_from_torch(dtype);
-    if (!o.dtype || !is_floating(*o.dtype) || *o.dtype == DType::kFloat64)
-      return usage_error("'" + printable(dtype) + "' is no target dtype; there are keep, float32, bfloat16, float16");
+    if (!o.dtype || !can_convert(DType::kFloat32, *o.dtype) || *o.dtype == DType::kFloat64)
+      return usage_error(
+          "'" + printable(dtype) +
+          "' is no target dtype; there are keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2");
   }
   o.keep_dtype = keep_dtype;
   o.include = include;

@@ -1,13 +1,12 @@
 #include "formats/colossalai/parameter_ids.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <set>
 #include <tuple>
 
 #include "lib/base/text.h"
-#include "lib/checkpoint/catalog.h"
-#include "lib/family/family.h"
 #include "lib/layout/stages.h"
 
 namespace reshard::colossalai {
@@ -37,26 +36,43 @@ Order by_layers(const std::vector<NamedShape>& parameters) {
   return head;
 }
 
-// The order in which a known family defines its parameters: a layer's matrices first, then its norms. Nothing where a
-// name is not known, or biases stand between the matrices.
-std::optional<Order> by_family(const std::vector<NamedShape>& parameters) {
-  using Key = std::tuple<int, Index, bool, std::ptrdiff_t>;
-  for (const Family* family : families()) {
-    std::vector<std::pair<Key, const NamedShape*>> keyed;
-    for (const NamedShape& p : parameters) {
-      const auto parsed = parse_name(*family, p.name);
-      if (!parsed || parsed->rule == nullptr || parsed->expert >= 0 || p.name.ends_with(".bias")) break;
-      const bool is_norm = p.shape.rank() < 2;
-      keyed.push_back(
-          {{static_cast<int>(parsed->rule->place), parsed->layer, is_norm, parsed->rule - family->rules.data()}, &p});
-    }
-    if (keyed.size() != parameters.size()) continue;
-    std::sort(keyed.begin(), keyed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    Order out;
-    for (const auto& [key, p] : keyed) out.push_back(p);
-    return out;
+// The modules of a Llama in the order in which transformers defines them; Mistral and Qwen 2 and 3 are built alike. The
+// embedding stands before the layers, the norm and the head behind.
+constexpr std::string_view kEmbedding = "model.embed_tokens", kNorm = "model.norm";
+constexpr std::array<std::string_view, 11> kLayer = {
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",        "self_attn.o_proj",
+    "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj",           "mlp.up_proj",
+    "mlp.down_proj",    "input_layernorm",  "post_attention_layernorm"};
+constexpr std::string_view kHead = "lm_head";
+
+// Where a Llama has a parameter; nothing for other names.
+using Place = std::tuple<int, Index, std::ptrdiff_t, bool>;
+std::optional<Place> place_in_llama(std::string_view name) {
+  const bool is_bias = name.ends_with(".bias");
+  if (!is_bias && !name.ends_with(".weight")) return std::nullopt;
+  const std::string_view module = name.substr(0, name.rfind('.'));
+  if (module == kEmbedding) return Place{0, 0, 0, is_bias};
+  if (module == kNorm) return Place{2, 0, 0, is_bias};
+  if (module == kHead) return Place{3, 0, 0, is_bias};
+  const Index layer = layer_number(name);
+  const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+  if (!module.starts_with(prefix)) return std::nullopt;
+  const auto* part = std::find(kLayer.begin(), kLayer.end(), module.substr(prefix.size()));
+  if (part == kLayer.end()) return std::nullopt;
+  return Place{1, layer, part - kLayer.begin(), is_bias};
+}
+
+std::optional<Order> as_in_llama(const std::vector<NamedShape>& parameters) {
+  std::vector<std::pair<Place, const NamedShape*>> placed;
+  for (const NamedShape& p : parameters) {
+    const auto place = place_in_llama(p.name);
+    if (!place) return std::nullopt;
+    placed.emplace_back(*place, &p);
   }
-  return std::nullopt;
+  std::sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  Order out;
+  for (const auto& [place, p] : placed) out.push_back(p);
+  return out;
 }
 
 // As training scripts make two groups: weight decay for matrices, none for norms and biases.
@@ -93,7 +109,8 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, bool i
   std::vector<Candidate> bases;
   if (is_ordered) bases.push_back({by_layers(parameters), "the order in which the model defines them"});
   if (!is_ordered)
-    if (auto order = by_family(parameters)) bases.push_back({std::move(*order), "the order of their model family"});
+    if (auto order = as_in_llama(parameters))
+      bases.push_back({std::move(*order), "the order in which transformers defines a Llama"});
   if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is not known"};
 
   std::vector<Candidate> candidates;

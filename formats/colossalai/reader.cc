@@ -75,6 +75,14 @@ bool looks_like_model(const std::string& directory) {
   return files && !files->shards.empty();
 }
 
+// Whether a directory, of which the name already promises one, holds a model in some form.
+bool has_model(const std::string& directory) {
+  if (!is_directory(directory)) return false;
+  const auto files = files_of(directory, Part::kModel);
+  return looks_like_model(directory) || (files && !files->indexes.empty()) ||
+         !single_file(directory, kSingleModels).empty();
+}
+
 bool looks_like_optimizer(const std::string& directory) {
   const auto files = files_of(directory, Part::kOptimizer);
   return files && (!files->shards.empty() || !files->indexes.empty() || has_file(path_join(directory, kGroupFile)));
@@ -84,7 +92,7 @@ Tree tree_of(const std::string& path) {
   Tree tree;
   tree.root = is_directory(path) ? path : parent_path(path);
   if (tree.root != path) tree.index = base_name(path);
-  if (is_directory(path_join(path, kModeling))) {
+  if (has_model(path_join(path, kModeling))) {
     tree.is_application = tree.has_model = true;
     tree.model = kModeling;
     tree.optimizer = kOptimizer;
@@ -133,6 +141,9 @@ class ColossalaiReader : public TensorFileReader {
   Status add_states();
   Status open_scheduler();
   Status open_running_states();
+  std::string at_root(const std::string& directory) const {
+    return directory.empty() ? tree_.root : path_join(tree_.root, directory);
+  }
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 
   Tree tree_;
@@ -157,7 +168,7 @@ class ColossalaiReader : public TensorFileReader {
 // ---- The model
 
 Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::string& name) {
-  const std::string directory = path_join(tree_.root, tree_.model);
+  const std::string directory = at_root(tree_.model);
   const WeightIndex index = TRY(WeightIndex::read(path_join(directory, name)));
   has_index_ = true;
   if (const auto total = index.total_size().as_double()) total_size_ = *total;
@@ -165,7 +176,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::strin
 }
 
 Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
-  const std::string directory = path_join(tree_.root, tree_.model);
+  const std::string directory = at_root(tree_.model);
   const PartFiles there = TRY(files_of(directory, Part::kModel));
   const bool has_temporary = is_directory(path_join(directory, kTemporaryIndexes));
   if (there.indexes.size() > 1 && tree_.index.empty())
@@ -369,7 +380,7 @@ Status ColossalaiReader::read_optimizer_file(const std::string& name) {
 }
 
 Status ColossalaiReader::open_optimizer() {
-  const std::string directory = path_join(tree_.root, tree_.optimizer);
+  const std::string directory = at_root(tree_.optimizer);
   const auto unread = [&](const std::string& why) {
     warn("The optimizer's state is not read: " + why);
     return Status();
@@ -388,7 +399,8 @@ Status ColossalaiReader::open_optimizer() {
   if (there.indexes.empty()) {
     const std::string single = single_file(directory, kSingleOptimizers);
     if (single.empty() && there.shards.empty())
-      return unread(below(tree_.optimizer, "") + "holds no optimizer files" + std::string(kHint));
+      return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") + " holds no optimizer files" +
+                    std::string(kHint));
     if (single.empty())
       return unread("there is no index beside " + names_text(there.shards, "shard") + ": its save was interrupted");
     names.push_back(single);

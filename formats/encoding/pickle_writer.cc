@@ -4,6 +4,8 @@
 #include <cassert>
 #include <utility>
 
+#include "lib/layout/dtype.h"
+
 namespace reshard::pickle {
 namespace {
 
@@ -144,13 +146,38 @@ class ValueWriter {
         return dict(v, depth);
       case Kind::kSet:
         return set(v, depth);
+      case Kind::kObject:
+        if (makes_data(v)) return call(v, depth);
+        break;
+      case Kind::kGlobal:
+        if (v.module() == "torch" && dtype_from_torch(v.name())) {
+          w_.global(v.module(), v.name());
+          return {};
+        }
+        break;
       default:
-        return unsupported("not a value that can be carried: " + std::string(kind_name(v.kind())) + " " +
-                           print(v, 1, 2));
+        break;
     }
+    return unsupported("not a value that can be carried: " + std::string(kind_name(v.kind())) + " " + print(v, 1, 2));
   }
 
  private:
+  // The calls that stand for data: what protocol 2 has no opcodes for.
+  static bool makes_data(Value v) {
+    const Value callee = v.callee();
+    if (!v.state().is_none() || !v.keywords().is_none() || !v.items().is_none()) return false;
+    if (callee.is_global("_codecs", "encode") || callee.is_global("torch", "device")) return true;
+    const bool is_builtin = callee.module() == "__builtin__" || callee.module() == "builtins";
+    return is_builtin && (callee.name() == "set" || callee.name() == "complex" || callee.name() == "bytearray");
+  }
+
+  Status call(Value v, int depth) {
+    w_.global(v.callee().module(), v.callee().name());
+    TRY(tuple(v.args(), depth));
+    w_.reduce();
+    return {};
+  }
+
   Status big_integer(Value v) {
     const std::string_view digits = *v.as_big_int();
     if (digits.size() > UINT8_MAX)

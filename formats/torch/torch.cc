@@ -69,7 +69,7 @@ Status TorchReader::open_directory(const std::string& path) {
     has_single = has_single || e.name == kSingleFile;
   }
   if (indexes.size() > 1)
-    return unsupported(path + ": expected one index, got " + names_text(indexes, "index") +
+    return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
   if (indexes.empty()) {
     if (!has_single)
@@ -114,7 +114,6 @@ Status TorchReader::read_file(const std::string& name, const OpenOptions& option
     TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
   }
   for (const TensorFile::Object& o : open.content->objects()) {
-    // Values of the model's own dict keep its word where a tensor would have their name.
     TRY(add_object(o.name, o.path, open.file, o.value));
     if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
   }

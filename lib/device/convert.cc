@@ -24,6 +24,12 @@ struct BFloat16 {
 struct Float16 {
   std::uint16_t bits;
 };
+struct Float8E4M3 {
+  std::uint8_t bits;
+};
+struct Float8E5M2 {
+  std::uint8_t bits;
+};
 
 RESHARD_INLINE float widen(BFloat16 v) { return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16); }
 
@@ -41,6 +47,24 @@ RESHARD_INLINE float widen(Float16 v) {
   const std::int32_t exponent = shifted >= kSpecial ? 0x7f800000 : 0;
   const std::int32_t quiet = shifted > kSpecial ? 1 << 22 : 0;
   return std::bit_cast<float>(sign | finite | exponent | quiet);
+}
+
+// The upper half of a float16.
+RESHARD_INLINE float widen(Float8E5M2 v) { return widen(Float16{static_cast<std::uint16_t>(v.bits << 8)}); }
+
+// No infinities; all ones are the only NaN. A denormal m * 2^-9 is (2^-6 + m * 2^-9) - 2^-6.
+RESHARD_INLINE float widen(Float8E4M3 v) {
+  constexpr std::int32_t kSmallest = 1 << 23;
+  constexpr std::int32_t kNan = 0x7f << 20;
+  constexpr std::int32_t kRebias = (127 - 7) << 23;
+  const std::int32_t sign = static_cast<std::int32_t>(static_cast<std::uint32_t>(v.bits & 0x80) << 24);
+  const std::int32_t shifted = (v.bits & 0x7f) << 20;
+  const std::int32_t denormal = (shifted - kSmallest) >> 31;  // all bits or none
+  const std::int32_t biased = shifted + kRebias + (denormal & kSmallest);
+  const std::int32_t minus = denormal & (kRebias + kSmallest);
+  const auto finite = std::bit_cast<std::int32_t>(std::bit_cast<float>(biased) - std::bit_cast<float>(minus));
+  const std::int32_t exponent = shifted == kNan ? 0x7f800000 : 0;
+  return std::bit_cast<float>(sign | finite | exponent);
 }
 
 RESHARD_INLINE float widen(double v) { return static_cast<float>(v); }
@@ -72,6 +96,28 @@ RESHARD_INLINE void narrow(float v, Float16& out) {
   out.bits = static_cast<std::uint16_t>(sign | (((power - kSmallest) >> 13) + units) | nan);
 }
 
+// The same for 8 bits. What is kTooLarge or more becomes its pattern; a NaN becomes all ones.
+template <int kMantissa, int kBias, std::int32_t kTooLarge>
+RESHARD_INLINE std::uint8_t narrow_to_8(float v) {
+  constexpr std::int32_t kSmallest = (127 + 1 - kBias) << 23;
+  constexpr std::int32_t kInfinity = 0xff << 23;
+  const auto bits = std::bit_cast<std::int32_t>(v);
+  const std::int32_t sign = (bits >> 24) & 0x80;
+  const std::int32_t abs = bits & 0x7fffffff;
+  const std::int32_t nan = abs > kInfinity ? 0x7f : 0;
+  const std::int32_t clamped = abs < kTooLarge ? abs : kTooLarge;
+  const std::int32_t exponent = clamped & kInfinity;
+  const std::int32_t power = exponent > kSmallest ? exponent : kSmallest;
+  const std::int32_t next_to = power + ((23 - kMantissa) << 23);
+  const auto rounded = std::bit_cast<std::int32_t>(std::bit_cast<float>(clamped) + std::bit_cast<float>(next_to));
+  const std::int32_t units = rounded - next_to;
+  return static_cast<std::uint8_t>(sign | (((power - kSmallest) >> (23 - kMantissa)) + units) | nan);
+}
+// 448 is the largest; infinity is too large as well.
+RESHARD_INLINE void narrow(float v, Float8E4M3& out) { out.bits = narrow_to_8<3, 7, (135 << 23) + (6 << 20)>(v); }
+// 2^16 would be infinity's.
+RESHARD_INLINE void narrow(float v, Float8E5M2& out) { out.bits = narrow_to_8<2, 15, (127 + 16) << 23>(v); }
+
 RESHARD_INLINE void narrow(float v, double& out) { out = v; }
 
 template <class T>
@@ -95,45 +141,58 @@ RESHARD_INLINE void narrow_each(const std::byte* __restrict in, std::byte* __res
   }
 }
 
-// A conversion is at most two steps with float32 in the middle. That loses nothing: every float16 and bfloat16 is a
-// float32, and from float64 to the 16-bit types it is the way that torch goes.
+// A conversion is at most two steps with float32 in the middle. That loses nothing: every float16, bfloat16 and float8
+// is a float32, and from float64 to the narrow types it is the way that torch goes.
 using Step = void (*)(const std::byte* in, std::byte* out, Index n);
 
+// To and from float32.
 struct Steps {
-  Step from_half, from_brain, from_double;
-  Step to_half, to_brain, to_double;
+  struct Pair {
+    Step widen, narrow;
+  };
+  Pair half, brain, wide, e4m3, e5m2;
+
+  const Pair& of(DType dtype) const {
+    switch (dtype) {
+      case DType::kFloat16:
+        return half;
+      case DType::kBFloat16:
+        return brain;
+      case DType::kFloat8E4M3:
+        return e4m3;
+      case DType::kFloat8E5M2:
+        return e5m2;
+      default:
+        return wide;
+    }
+  }
 };
-
-Step to_float(const Steps& steps, DType from) {
-  return from == DType::kFloat16 ? steps.from_half : from == DType::kBFloat16 ? steps.from_brain : steps.from_double;
-}
-
-Step from_float(const Steps& steps, DType to) {
-  return to == DType::kFloat16 ? steps.to_half : to == DType::kBFloat16 ? steps.to_brain : steps.to_double;
-}
 
 void convert_by(const Steps& steps, DType from, DType to, const std::byte* in, std::byte* out, Index n) {
   if (n <= 0) return;
   if (from == to) {
     std::memcpy(out, in, static_cast<std::size_t>(n * byte_size(from)));
   } else if (to == DType::kFloat32) {
-    to_float(steps, from)(in, out, n);
+    steps.of(from).widen(in, out, n);
   } else if (from == DType::kFloat32) {
-    from_float(steps, to)(in, out, n);
+    steps.of(to).narrow(in, out, n);
   } else {
     constexpr Index kChunk = 1024;
     std::byte middle[kChunk * sizeof(float)];
     for (Index i = 0; i < n; i += kChunk) {
       const Index part = std::min(kChunk, n - i);
-      to_float(steps, from)(in + i * byte_size(from), middle, part);
-      from_float(steps, to)(middle, out + i * byte_size(to), part);
+      steps.of(from).widen(in + i * byte_size(from), middle, part);
+      steps.of(to).narrow(middle, out + i * byte_size(to), part);
     }
   }
 }
 
 void convert_portable(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
-  static constexpr Steps kSteps = {widen_each<Float16>,  widen_each<BFloat16>,  widen_each<double>,
-                                   narrow_each<Float16>, narrow_each<BFloat16>, narrow_each<double>};
+  static constexpr Steps kSteps = {{widen_each<Float16>, narrow_each<Float16>},
+                                   {widen_each<BFloat16>, narrow_each<BFloat16>},
+                                   {widen_each<double>, narrow_each<double>},
+                                   {widen_each<Float8E4M3>, narrow_each<Float8E4M3>},
+                                   {widen_each<Float8E5M2>, narrow_each<Float8E5M2>}};
   convert_by(kSteps, from, to, in, out, n);
 }
 
@@ -179,14 +238,20 @@ RESHARD_AVX2 void float_to_half_f16c(const std::byte* in, std::byte* out, Index 
 }
 
 void convert_avx2(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
-  static constexpr Steps kSteps = {half_to_float_f16c, widen_avx2<BFloat16>,  widen_avx2<double>,
-                                   float_to_half_f16c, narrow_avx2<BFloat16>, narrow_avx2<double>};
+  static constexpr Steps kSteps = {{half_to_float_f16c, float_to_half_f16c},
+                                   {widen_avx2<BFloat16>, narrow_avx2<BFloat16>},
+                                   {widen_avx2<double>, narrow_avx2<double>},
+                                   {widen_avx2<Float8E4M3>, narrow_avx2<Float8E4M3>},
+                                   {widen_avx2<Float8E5M2>, narrow_avx2<Float8E5M2>}};
   convert_by(kSteps, from, to, in, out, n);
 }
 
 void convert_avx512(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
-  static constexpr Steps kSteps = {half_to_float_f16c, widen_avx512<BFloat16>,  widen_avx512<double>,
-                                   float_to_half_f16c, narrow_avx512<BFloat16>, narrow_avx512<double>};
+  static constexpr Steps kSteps = {{half_to_float_f16c, float_to_half_f16c},
+                                   {widen_avx512<BFloat16>, narrow_avx512<BFloat16>},
+                                   {widen_avx512<double>, narrow_avx512<double>},
+                                   {widen_avx512<Float8E4M3>, narrow_avx512<Float8E4M3>},
+                                   {widen_avx512<Float8E5M2>, narrow_avx512<Float8E5M2>}};
   convert_by(kSteps, from, to, in, out, n);
 }
 
@@ -200,7 +265,10 @@ bool has_f16c() {
 
 }  // namespace
 
-bool can_convert(DType from, DType to) { return is_floating(from) && is_floating(to); }
+bool can_convert(DType from, DType to) {
+  const auto is_known = [](DType t) { return is_floating(t) || t == DType::kFloat8E4M3 || t == DType::kFloat8E5M2; };
+  return is_known(from) && is_known(to);
+}
 
 std::vector<ConvertVariant> convert_variants() {
   std::vector<ConvertVariant> variants = {{"portable", convert_portable}};

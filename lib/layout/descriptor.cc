@@ -356,14 +356,6 @@ Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const
                      with_commas(shape[0]) + "; rows that are nowhere would have to be made up");
 }
 
-Status check_heads(const LayoutDescriptor& layout, std::string_view tensor) {
-  if (!layout.kv_heads || layout.kv_heads->replication == 1) return {};
-  if (!any_glob_matches(layout.kv_heads->tensors, tensor)) return {};
-  return unsupported(shown(layout) + ": tensor '" + printable(tensor) + "': each key-value head is held by " +
-                     with_commas(layout.kv_heads->replication) +
-                     " tp ranks; such a tensor has rows twice and is no longer cut by a rule of torch");
-}
-
 }  // namespace
 
 std::string_view padding_name(Padding padding) {
@@ -422,7 +414,6 @@ Result<LayoutDescriptor> LayoutDescriptor::with_mesh(Mesh given) const {
 Result<Placement> LayoutDescriptor::place(std::string_view tensor, const Dims& shape, Index layers) const {
   Placement placement = TRY(place_as_ruled(*this, tensor, shape, layers));
   TRY(check_rows(*this, tensor, shape));
-  TRY(check_heads(*this, tensor));
   return placement;
 }
 

@@ -94,7 +94,7 @@ struct LayoutDescriptor {
 
   // How a tensor lies on the ranks. `layers` is the model's number of layers; only a pipeline rule asks for it. Errors:
   // no pattern matches, a split's dimension does not exist or is not divided by its groups, or (unsupported) ranks hold
-  // something that the tensor has not: padding rows, copies of heads.
+  // padding rows that the tensor has not. `shape` is that on the ranks: of heads that several hold, all copies count.
   Result<Placement> place(std::string_view tensor, const Dims& shape, Index layers) const;
   // How it lies in the files: the same, but uncut where files hold whole tensors.
   Result<Placement> place_in_files(std::string_view tensor, const Dims& shape, Index layers) const;

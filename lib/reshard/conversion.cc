@@ -333,7 +333,8 @@ Result<std::vector<TargetBlob>> Conversion::target_blobs() {
 // Gives the vocabulary the rows that the target framework has.
 Status Conversion::pad_vocabulary() {
   const auto* vocabulary = options_.layout && options_.layout->vocabulary ? &*options_.layout->vocabulary : nullptr;
-  const bool by_layout = vocabulary && (vocabulary->divisible_by || vocabulary->padded_size);
+  const bool follows = format_.local_files || !options_.layout || options_.layout->stored_as == StoredAs::kShards;
+  const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
   if (!by_layout && options_.vocab_divisible_by == 0) {
     if (options_.vocab_padding)
       return usage_error(
@@ -384,24 +385,42 @@ Status Conversion::pad_vocabulary() {
   return {};
 }
 
+// How many ranks are to hold each key-value head: as the layout says, or in files that ranks load as they are, as many
+// as share one.
+Index Conversion::head_copies() const {
+  if (options_.layout) return options_.layout->kv_heads ? options_.layout->kv_heads->replication : 1;
+  const Index tp = options_.mesh.size("tp"), heads = config_ ? config_->num_key_value_heads() : 0;
+  return format_.local_files && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
+}
+
 // Gives every tensor-parallel rank the key-value head it computes with, where several share one.
 Status Conversion::repeat_heads() {
-  if (!options_.layout || !options_.layout->kv_heads || options_.layout->kv_heads->replication == 1) return {};
-  const KvHeads& heads = *options_.layout->kv_heads;
-  const Index kv = config_ ? config_->num_key_value_heads() : 0;
-  if (kv == 0)
+  const Index copies = head_copies();
+  if (copies == 1) return {};
+  if (!config_)
     return usage_error("layout '" + printable(options_.layout->name) +
                        "' repeats key-value heads, and no config.json " +
                        "says how many there are; give one with --config");
+  const Index heads = config_->num_key_value_heads();
+  Index repeated = 0;
   for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
     Tensor& t = source_view_.tensor(i);
-    if (t.shape.rank() == 0 || !any_glob_matches(heads.tensors, target_name(t.name))) continue;
-    const auto parsed = parse_name(*family_, split_state_key(t.name).parameter);
-    if (!parsed || parsed->rule->heads != "num_key_value_heads" || t.shape[0] % kv != 0)
+    const StateKey key = split_state_key(t.name);
+    const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
+    const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_scale &&
+                          parsed->rule->heads == "num_key_value_heads" && parsed->rule->tp_dim == 0;
+    const bool wanted =
+        options_.layout ? any_glob_matches(options_.layout->kv_heads->tensors, target_name(t.name)) : is_heads;
+    if (!wanted || t.shape.rank() == 0) continue;
+    if (!is_heads || t.shape[0] % heads != 0)
       return unsupported("tensor '" + printable(t.name) + "' " + to_string(t.shape) + ": the layout repeats its " +
-                         "key-value heads, and it is not made of " + with_commas(kv));
-    repeat_blocks(t, t.shape[0] / kv, heads.replication);
+                         "key-value heads, and it is not made of " + with_commas(heads));
+    repeat_blocks(t, t.shape[0] / heads, copies);
+    ++repeated;
   }
+  if (repeated > 0)
+    warnings_.push_back("Each key-value head is held by " + with_commas(copies) + " ranks: " +
+                        count_of(repeated, "tensor") + " become " + with_commas(copies) + " times as long.");
   return {};
 }
 

@@ -101,6 +101,7 @@ class Conversion {
   Status lay_out();
   Result<LayoutRequest> layout_request();
   Status pad_vocabulary();
+  Index head_copies() const;
   Status repeat_heads();
   Result<std::vector<TargetTensor>> target_tensors();
   Result<std::vector<TargetBlob>> target_blobs();

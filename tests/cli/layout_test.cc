@@ -188,7 +188,7 @@ TEST(CliLayout, WrongUsageIsRefused) {
   convert({"--to", "dcp", "--mesh", "ep=2"}, 2, "no family's rules say what ep cuts");
 }
 
-TEST(CliLayout, PaddingAndReplicatedHeadsAreUnsupported) {
+TEST(CliLayout, PaddingAndRepeatedHeadsNeedToBeSpelledOut) {
   const TempDir dir;
   const auto layout = [&](const std::string& members) {
     return dir.write("l.json", R"({"reshard_layout": 1, "name": "p", "mesh": [{"axis": "tp", "size": 2}],
@@ -198,10 +198,10 @@ TEST(CliLayout, PaddingAndReplicatedHeadsAreUnsupported) {
   const std::string out = dir / "out";
   expect_failure({"convert", checkpoint("tp8"), out, "--to", "dcp", "--layout",
                   layout(R"("vocabulary": {"tensors": ["tok_*"], "make_vocab_size_divisible_by": 64})")},
-                 4, "pads the vocabulary to 384 rows, the tensor has 257");
+                 2, "has 257 rows, the target's vocabulary 384; --vocab-padding zero, repeat-last or mean");
   expect_failure({"plan", checkpoint("tp8"), "--to", "dcp", "--layout",
-                  layout(R"("kv_heads": {"tensors": ["*.wk.weight"], "replication": 2})")},
-                 4, "each key-value head is held by 2 tp ranks");
+                  layout(R"("kv_heads": {"tensors": ["*.wo.weight"], "replication": 2})")},
+                 4, "the layout repeats its key-value heads, and it is not made of");
   EXPECT_FALSE(std::filesystem::exists(out));
 }
 

@@ -20,6 +20,8 @@ TYPES = {
     "bfloat16": (torch.bfloat16, torch.int16),
     "float32": (torch.float32, torch.int32),
     "float64": (torch.float64, torch.int64),
+    "float8_e4m3fn": (torch.float8_e4m3fn, torch.uint8),
+    "float8_e5m2": (torch.float8_e5m2, torch.uint8),
 }
 RANDOM = 1 << 20
 LOW_HALVES = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
@@ -54,6 +56,8 @@ def inputs(name):
         return float32_bits().view(numpy.int32)
     if name == "float64":
         return float64_bits().view(numpy.int64)
+    if name.startswith("float8"):
+        return numpy.arange(1 << 8, dtype=numpy.uint8)
     return numpy.arange(1 << 16, dtype=numpy.uint16).view(numpy.int16)
 
 

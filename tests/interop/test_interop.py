@@ -531,7 +531,7 @@ class TorchSave(Case):
         at = data.index(torch.arange(1000).numpy().tobytes()[:800])
         data[at + 400] ^= 1
         file.write_bytes(data)
-        self.assertIn("crc", reshard("verify", file, code=3).lower())
+        self.assertIn("expected CRC-32", reshard("verify", file, code=1))
 
     def test_a_hugging_face_directory(self):
         state = {f"{i}.w": torch.randn(5, 5) for i in range(4)}
@@ -647,6 +647,188 @@ for _name, _model in TINY_MODELS.items():
 for _config in sorted((ROOT / "tests/data/configs").glob("*.json")):
     setattr(Families, "test_" + _config.stem.replace("-", "_").replace(".", "_") + "_as_published",
             lambda self, c=_config: self.check_published(c))
+
+
+class Conventions(Case):
+    """Names and forms of Megatron core and torchtitan, against packing spelled out in torch."""
+
+    def save(self, key):
+        model_type, members = TINY_MODELS[key]
+        torch.manual_seed(5)
+        saved = self.out(key)
+        if not saved.exists():
+            Families.build(self, model_type, members).to(torch.bfloat16).save_pretrained(saved)
+        return saved, load_file(saved / "model.safetensors"), json.loads((saved / "config.json").read_text())
+
+    def written(self, saved, names, *options):
+        """What torch loads of `--to bin` under a convention's names."""
+        out = self.out(f"{saved.name}-{names}")
+        reshard("convert", saved, out, "--to", "bin", "--names", names, "--quiet", *options)
+        return torch.load(out / "pytorch_model.bin", weights_only=True)
+
+    def check_back(self, key, names, mesh):
+        """HF -> DCP under a convention's names -> HF."""
+        saved, tensors, _ = self.save(key)
+        there, back = self.out(f"{key}-dcp-{names}"), self.out(f"{key}-back-{names}")
+        reshard("convert", saved, there, "--to", "dcp", "--names", names, "--mesh", mesh, "--quiet")
+        reshard("verify", there, "--bytes", "--quiet")
+        reshard("convert", there, back, "--to", "hf", "--quiet")
+        self.assert_same_tensors(load_file(back / "model.safetensors"), tensors)
+
+    def test_megatron_and_back(self):
+        for key in ("llama_grouped_biased_tied", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2"):
+            with self.subTest(key):
+                self.check_back(key, "megatron", "tp=2,dp_shard=2")
+
+    def test_torchtitan_and_back(self):
+        for names in ("torchtitan", "torchtitan-2026"):
+            for key in ("llama", "qwen3", "qwen3_moe", "deepseek_v3"):
+                with self.subTest(key, names=names):
+                    self.check_back(key, names, "dp_shard=3,tp=2")
+
+    def test_megatrons_qkv_and_gate_and_up(self):
+        saved, hf, config = self.save("qwen3")
+        got = self.written(saved, "megatron")
+        heads, kv, d = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+        for layer in range(config["num_hidden_layers"]):
+            a, m = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp."
+            q, k, v = (hf[a + f"{p}_proj.weight"].view(kv, -1, d, config["hidden_size"]) for p in "qkv")
+            qkv = torch.cat([q, k, v], dim=1).reshape((heads + 2 * kv) * d, -1)
+            prefix = f"decoder.layers.{layer}."
+            self.assertTrue(torch.equal(got[prefix + "self_attention.linear_qkv.weight"], qkv))
+            self.assertTrue(torch.equal(got[prefix + "mlp.linear_fc1.weight"],
+                                        torch.cat([hf[m + "gate_proj.weight"], hf[m + "up_proj.weight"]])))
+        self.assertFalse([k for k in got if k.startswith("model.")])
+
+    def test_megatrons_gpt2(self):
+        saved, hf, config = self.save("gpt2_untied_narrow")
+        got = self.written(saved, "megatron")
+        h, n = config["n_embd"], config["n_head"]
+        hf = {k.removeprefix("transformer."): v for k, v in hf.items()}
+        q, k, v = hf["h.0.attn.c_attn.weight"].T.reshape(3, n, h // n, h)
+        self.assertTrue(torch.equal(got["decoder.layers.0.self_attention.linear_qkv.weight"],
+                                    torch.stack([q, k, v], dim=1).reshape(3 * h, h)))
+        bias = hf["h.0.attn.c_attn.bias"].view(3, n, h // n).transpose(0, 1).reshape(-1)
+        self.assertTrue(torch.equal(got["decoder.layers.0.self_attention.linear_qkv.bias"], bias))
+        self.assertTrue(torch.equal(got["decoder.layers.0.mlp.linear_fc2.weight"], hf["h.0.mlp.c_proj.weight"].T))
+
+    def test_torchtitans_stacked_experts(self):
+        saved, hf, config = self.save("qwen3_moe")
+        got = self.written(saved, "torchtitan")
+        for word, w in (("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")):
+            stacked = torch.stack([hf[f"model.layers.0.mlp.experts.{e}.{word}.weight"] for e in range(config["num_experts"])])
+            self.assertTrue(torch.equal(got[f"layers.0.moe.experts.{w}"], stacked))
+        self.assertTrue(torch.equal(got["layers.0.attention.wq.weight"], hf["model.layers.0.self_attn.q_proj.weight"]))
+
+    def test_ranks_under_megatrons_names(self):
+        saved, hf, config = self.save("llama")
+        out, back = self.out("ranks"), self.out("ranks-back")
+        reshard("convert", saved, out, "--to", "ranks", "--names", "megatron", "--mesh", "tp=2", "--quiet")
+        gate, up = (hf[f"model.layers.0.mlp.{p}_proj.weight"] for p in ("gate", "up"))
+        for rank in range(2):
+            local = load_file(out / f"rank-{rank:05d}.safetensors")["decoder.layers.0.mlp.linear_fc1.weight"]
+            self.assertTrue(torch.equal(local, torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]])))
+        reshard("convert", out, back, "--to", "hf", "--config", saved / "config.json", "--quiet")
+        self.assert_same_tensors(load_file(back / "model.safetensors"), hf)
+
+    def test_more_ranks_than_key_value_heads(self):
+        saved, hf, config = self.save("mistral")  # 2 key-value heads
+        out, back = self.out("ranks"), self.out("ranks-back")
+        reshard("convert", saved, out, "--to", "ranks", "--mesh", "tp=4", "--quiet")
+        k = hf["model.layers.0.self_attn.k_proj.weight"].chunk(2)
+        for rank in range(4):
+            local = load_file(out / f"rank-{rank:05d}.safetensors")["model.layers.0.self_attn.k_proj.weight"]
+            self.assertTrue(torch.equal(local, k[rank // 2]))
+        reshard("convert", out, back, "--to", "hf", "--config", saved / "config.json", "--quiet")
+        self.assert_same_tensors(load_file(back / "model.safetensors"), hf)
+
+    def test_a_padded_vocabulary_there_and_back(self):
+        saved, hf, config = self.save("qwen2")
+        rows = config["vocab_size"]
+        for fill in ("zero", "repeat-last", "mean"):
+            with self.subTest(fill):
+                out, back = self.out(f"pad-{fill}"), self.out(f"pad-{fill}-back")
+                reshard("convert", saved, out, "--to", "bin", "--vocab-divisible-by", "128", "--vocab-padding", fill, "--quiet")
+                padded = torch.load(out / "pytorch_model.bin", weights_only=True)["model.embed_tokens.weight"]
+                embed = hf["model.embed_tokens.weight"]
+                row = {"zero": torch.zeros_like(embed[0]), "repeat-last": embed[-1],
+                       "mean": embed.double().mean(0).to(embed.dtype)}[fill]
+                self.assertEqual(padded.shape[0] % 128, 0)
+                self.assertTrue(torch.equal(padded[:rows], embed))
+                self.assertTrue(torch.equal(padded[rows:], row.expand(padded.shape[0] - rows, -1)))
+                repair = [] if fill == "zero" else ["--repair", "vocab"]
+                if repair:
+                    self.assertIn("not zeros", reshard("convert", out, back, "--to", "hf", "--config",
+                                                       saved / "config.json", code=3))
+                reshard("convert", out, back, "--to", "hf", "--config", saved / "config.json", "--quiet", *repair)
+                self.assert_same_tensors(load_file(back / "model.safetensors"), hf)
+
+    def test_a_family_from_a_file(self):
+        saved, hf, config = self.save("qwen3")
+        config["model_type"] = "nobodys"
+        (saved / "config.json").write_text(json.dumps(config))
+        a, m = "model.layers.{}.self_attn.", "model.layers.{}.mlp."
+        heads = {"q": "num_attention_heads", "k": "num_key_value_heads", "v": "num_key_value_heads"}
+        parameters = [{"name": "model.embed_tokens.weight", "shape": "vocab_size, hidden_size", "tp_dim": 0},
+                      {"name": "model.norm.weight", "shape": "hidden_size", "place": "last"},
+                      {"name": "lm_head.weight", "shape": "vocab_size, hidden_size", "tp_dim": 0, "place": "last",
+                       "tied_to": "model.embed_tokens.weight"},
+                      {"name": a + "o_proj.weight", "shape": "hidden_size, num_attention_heads*head_dim", "tp_dim": 1},
+                      {"name": m + "down_proj.weight", "shape": "hidden_size, intermediate_size", "tp_dim": 1}]
+        parameters += [{"name": a + p + "_proj.weight", "shape": h + "*head_dim, hidden_size", "tp_dim": 0, "heads": h}
+                       for p, h in heads.items()]
+        parameters += [{"name": m + p + "_proj.weight", "shape": "intermediate_size, hidden_size", "tp_dim": 0}
+                       for p in ("gate", "up")]
+        parameters += [{"name": a + p + "_norm.weight", "shape": "head_dim"} for p in "qk"]
+        parameters += [{"name": f"model.layers.{{}}.{p}_layernorm.weight", "shape": "hidden_size"}
+                       for p in ("input", "post_attention")]
+        stored = [{"stored": "d.{}.qkv", "form": "qkv_by_group", "parts": [a + p + "_proj.weight" for p in "qkv"]},
+                  {"stored": "d.{}.fc1", "form": "sections", "parts": [m + "gate_proj.weight", m + "up_proj.weight"]}]
+        stored += [{"stored": p["name"].replace("model.", "mine.", 1) if p["name"].startswith("model.") else "mine.head",
+                    "parts": [p["name"]]}
+                   for p in parameters if not any(p["name"] in s["parts"] for s in stored)]
+        mine = self.out("mine.json")
+        mine.write_text(json.dumps({"reshard_family": 1, "name": "nobodys", "model_types": ["nobodys"],
+                                    "parameters": parameters, "names": {"megatron": stored}}))
+        out, back = self.out("mine"), self.out("mine-back")
+        options = ["--family-file", mine, "--config", saved / "config.json", "--quiet"]
+        reshard("convert", saved, out, "--to", "bin", "--names", "megatron", *options)
+        got = torch.load(out / "pytorch_model.bin", weights_only=True)
+        self.assertTrue(torch.equal(got["d.0.fc1"], torch.cat([hf["model.layers.0.mlp.gate_proj.weight"],
+                                                               hf["model.layers.0.mlp.up_proj.weight"]])))
+        self.assertFalse([k for k in got if k.startswith("model.")])
+        reshard("convert", out, back, "--to", "hf", *options)
+        self.assert_same_tensors(load_file(back / "model.safetensors"), hf)
+
+
+class Repairs(Case):
+    """Vocabularies that were padded, and one that was lost, in ColossalAI's layout."""
+
+    def test_zero_padding_is_cut(self):
+        said = reshard("convert", COLOSSALAI / "padded_embed", self.out(), "--to", "hf")
+        self.assertIn("22 rows of zeros beyond the vocabulary of 1,002 are cut", said)
+        self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors"))
+
+    def test_a_truncated_vocabulary_is_refused_or_taken_from_a_donor(self):
+        source = COLOSSALAI / "truncated_tp8/modeling"
+        config = ["--config", COLOSSALAI / "config.json", "--keep-unknown"]
+        refused = reshard("convert", source, self.out(), "--to", "hf", *config, code=3)
+        self.assertIn("rows 128 to 1,001 are not in this checkpoint", refused)
+        said = reshard("convert", source, self.out(), "--to", "hf", *config, "--allow", "config", "--repair", "vocab",
+                       "--donor", COLOSSALAI / "full.safetensors")
+        self.assertIn("874 rows", said)
+        self.assertIn("bit by bit", said)
+        got, full = load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors")
+        self.assertTrue(torch.equal(got["model.embed_tokens.weight"], full["model.embed_tokens.weight"]))
+        self.assertIn("value_head.weight", got)
+        repairs = json.loads((self.out() / "reshard_manifest.json").read_text())["repairs"]
+        self.assertEqual([(r["what"], r["rows"], r["own_rows_that_differ"]) for r in repairs],
+                         [("rows of a donor", [128, 1002], 0)])
+
+    def test_dumps_of_ranks_lose_their_padding(self):
+        source = ROOT / "samples/checkpoints/per_rank_tp2"
+        reshard("convert", source, self.out(), "--to", "hf", "--config", COLOSSALAI / "config.json", "--quiet")
+        self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors"))
 
 
 class NativeTargets(Case):

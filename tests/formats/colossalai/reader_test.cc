@@ -212,7 +212,7 @@ TEST_F(ColossalaiReader, AnOptimizerAloneKeepsItsIds) {
   EXPECT_THAT(reader->catalog().warnings, ElementsAre(HasSubstr("39 ids for 0 parameters")));
 }
 
-TEST_F(ColossalaiReader, ASortedIndexNeedsAKnownFamily) {
+TEST_F(ColossalaiReader, ASortedIndexOfALlamaStillTellsTheParameters) {
   const std::string path = copy("healthy_st/epoch-0_step-7");
   const std::string index = path + "/modeling/model.safetensors.index.json";
   const Json json = *parse_json(read_file(index), index);

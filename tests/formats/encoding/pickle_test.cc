@@ -347,6 +347,26 @@ TEST(PickleWriter, WritesValuesThatWereRead) {
   EXPECT_EQ(printed(rewritten("\x80\x04\x8f(K\x01\x90.")), "__builtin__.set([1])");
 }
 
+TEST(PickleWriter, WritesTheCallsThatStandForData) {
+  for (const std::string text : {"_codecs.encode('a', 'latin1')", "__builtin__.set([1])", "torch.device('cpu')"}) {
+    const std::size_t dot = text.find('.'), open = text.find('(');
+    std::string args = "X\x01" + std::string(3, '\0') + "a" + "X\x06" + std::string(3, '\0') + "latin1\x86";
+    if (text.find("set") != std::string::npos)
+      args =
+          "]K\x01"
+          "a\x85";
+    if (text.find("device") != std::string::npos) args = "X\x03" + std::string(3, '\0') + "cpu\x85";
+    EXPECT_EQ(
+        printed(rewritten("\x80\x02"
+                          "c" +
+                          text.substr(0, dot) + "\n" + text.substr(dot + 1, open - dot - 1) + "\n" + args + "R.")),
+        text);
+  }
+  EXPECT_EQ(printed(rewritten("\x80\x02"
+                              "ctorch\nbfloat16\n.")),
+            "torch.bfloat16");
+}
+
 TEST(PickleWriter, WritesDataOnly) {
   EXPECT_EQ(rewritten("\x80\x02"
                       "cos\nsystem\n."),

@@ -268,17 +268,6 @@ TEST(LayoutDescriptor, PaddingRowsThatTheTensorHasNotAreUnsupported) {
   EXPECT_TRUE(whole.place_in_files("emb", {128256, 8}, 0).has_value()) << "the files hold no padding";
 }
 
-TEST(LayoutDescriptor, ReplicatedHeadsAreUnsupported) {
-  LayoutDescriptor layout = builtin("colossalai-llama", "tp=16");
-  EXPECT_TRUE(layout.place("model.layers.0.self_attn.k_proj.weight", {1024, 8}, 1).has_value());
-  layout.kv_heads->replication = 2;
-  const auto placed = layout.place("model.layers.0.self_attn.k_proj.weight", {1024, 8}, 1);
-  ASSERT_FALSE(placed.has_value());
-  EXPECT_EQ(placed.error().code(), ErrorCode::kUnsupported);
-  EXPECT_THAT(placed.error().message(), HasSubstr("each key-value head is held by 2 tp ranks"));
-  EXPECT_TRUE(layout.place("model.layers.0.self_attn.q_proj.weight", {1024, 8}, 1).has_value());
-}
-
 TEST(LayoutDescriptor, AMeshIsGivenOnce) {
   const LayoutDescriptor open = builtin("torchtitan-llama");
   EXPECT_FALSE(open.mesh.has_value());
