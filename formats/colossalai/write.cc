@@ -57,7 +57,7 @@ class ColossalaiLayout {
   std::string file_name(Index stage, Index stages, std::size_t shard) const {
     char number[64];
     if (stages > 1)
-      std::snprintf(number, sizeof number, "-stage-%05lld-shard-%05zu", static_cast<long long>(stage + 1), shard + 1);
+      std::snprintf(number, sizeof number, "-stage-%05d-shard-%05zu", static_cast<int>(stage) + 1, shard + 1);
     else
       std::snprintf(number, sizeof number, "-%05zu", shard + 1);
     return stem_ + number + extension_;

@@ -84,7 +84,7 @@ struct Share {
 
 class VllmLayout {
  public:
-  explicit VllmLayout(const LayoutRequest& request) : request_(request), workers_(request.mesh.size("tp")) {}
+  explicit VllmLayout(LayoutRequest request) : request_(std::move(request)), workers_(request_.mesh.size("tp")) {}
 
   Result<std::unique_ptr<Target>> lay_out() {
     TRY(check());
@@ -244,13 +244,13 @@ class VllmLayout {
     return add_part();
   }
 
-  const LayoutRequest& request_;
+  LayoutRequest request_;
   Index workers_;
   std::vector<const Rule*> rules_;  // of the request's tensors
   std::vector<Parameter> parameters_;
 };
 
-Result<std::unique_ptr<Target>> lay_out_vllm(LayoutRequest request) { return VllmLayout(request).lay_out(); }
+Result<std::unique_ptr<Target>> lay_out_vllm(LayoutRequest request) { return VllmLayout(std::move(request)).lay_out(); }
 
 bool recognises_none(const std::string&) { return false; }
 

@@ -4,6 +4,7 @@
 
 namespace reshard {
 
+// By value, as Format::lay_out has it. NOLINTNEXTLINE(performance-unnecessary-value-param)
 Result<std::unique_ptr<Target>> lay_out_torch(LayoutRequest request) {
   return lay_out_model(request, "pytorch_model", Container::kTorchSave);
 }
