@@ -498,26 +498,28 @@ class ModelAuditor {
   DType model_dtype() const { return dtype_from_torch(config_.dtype).value_or(DType::kBFloat16); }
 
   void report_dtypes() {
-    std::map<std::string_view, std::vector<std::string>> by_dtype;
+    std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
     Index compared = 0;
     for (const Parameter& p : expected_) {
       const auto found = found_.find(p.name);
       if (found == found_.end() || p.dtype.empty()) continue;
       const std::string_view stored = info(found->second->dtype).torch_name;
       ++compared;
-      if (stored != p.dtype) by_dtype[stored].push_back(found->second->name);
+      if (stored != p.dtype) by_dtype[{stored, p.dtype}].push_back(found->second->name);
     }
     if (by_dtype.empty()) return;
     // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
-    if (by_dtype.size() == 1 && by_dtype.begin()->first == "float32" &&
+    if (by_dtype.size() == 1 && by_dtype.begin()->first.first == "float32" &&
         static_cast<Index>(by_dtype.begin()->second.size()) == compared) {
       out_.uniform_dtype = "float32";
       return;
     }
-    for (auto& [stored, names] : by_dtype) {
+    for (auto& [dtypes, names] : by_dtype) {
+      const auto& [stored, due] = dtypes;
       Finding& f = findings_.add(Severity::kWarning, "dtype");
-      f.what = (names.size() == 1 ? "is " : "are ") + std::string(stored) + " where " + config_.path + " says " +
-               config_.dtype;
+      f.what = (names.size() == 1 ? "is " : "are ") + std::string(stored) + " where " +
+               (due == config_.dtype ? config_.path + " says " : std::string(family_.title) + " has ") +
+               std::string(due);
       f.why.push_back(with_commas(static_cast<Index>(names.size())) + " of " + with_commas(compared) + " tensors");
       f.tensors = std::move(names);
       f.advice = "convert --dtype brings all of them to one.";

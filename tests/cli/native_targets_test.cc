@@ -50,7 +50,9 @@ std::string checkpoint(const std::string& name) { return sample(name) + "/checkp
 std::map<std::string, std::string> digests(const std::string& directory) {
   const Json manifest = *parse_json(read_file(directory + "/reshard_manifest.json"), "manifest");
   std::map<std::string, std::string> out;
-  for (const Json::Member& m : *manifest.get_object("tensors")) out[m.key] = std::string(*m.value.get_string("digest"));
+  const auto tensors = manifest.get_object("tensors");
+  if (!tensors) return out;
+  for (const Json::Member& m : *tensors) out[m.key] = std::string(*m.value.get_string("digest"));
   return out;
 }
 
