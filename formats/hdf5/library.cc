@@ -1,0 +1,99 @@
+#include "formats/hdf5/library.h"
+
+#include <hdf5.h>
+
+#include <array>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+
+namespace reshard::hdf5 {
+namespace {
+
+std::recursive_mutex& library_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
+  if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
+  return 0;
+}
+
+}  // namespace
+
+LibraryLock::LibraryLock() : lock_(library_mutex()) {
+  static const bool kReady = [] {
+    // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
+    H5dont_atexit();
+    H5PLset_loading_state(0);
+    return true;
+  }();
+  (void)kReady;
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for each thread anew
+}
+
+Handle::~Handle() {
+  if (id_ < 0) return;
+  const LibraryLock lock;
+  H5Idec_ref(id_);
+}
+
+std::string library_message() {
+  std::string text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
+  return text.empty() ? "no reason" : printable(text);
+}
+
+Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
+  if (id >= 0) return Handle(id);
+  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+}
+
+Status checked_call(int result, ErrorCode code, std::string_view what) {
+  if (result >= 0) return {};
+  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+}
+
+bool is_hdf5_file(const std::string& path) {
+  constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+  const auto file = File::open(path);
+  std::array<std::byte, 8> head{};
+  if (!file || !file->read_at(0, head)) return false;
+  return as_string(head) == std::string_view(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
+}
+
+Status write_text_attribute(Id object, const char* name, std::string_view text) {
+  const std::string what = std::string("attribute ") + name;
+  const Handle type = TRY(checked(H5Tcopy(H5T_C_S1), ErrorCode::kInternal, what));
+  const std::size_t size = text.empty() ? 1 : text.size();
+  const std::string padded = text.empty() ? std::string(1, '\0') : std::string(text);
+  H5Tset_size(type.get(), size);
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  const Handle space = TRY(checked(H5Screate(H5S_SCALAR), ErrorCode::kInternal, what));
+  const Handle attribute = TRY(checked(H5Acreate2(object, name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                                       ErrorCode::kUnsupported, what));
+  return checked_call(H5Awrite(attribute.get(), type.get(), padded.data()), ErrorCode::kInternal, what);
+}
+
+Result<std::string> read_text_attribute(Id object, const char* name, std::size_t limit, const std::string& place) {
+  const std::string what = place + ": attribute " + name;
+  const htri_t exists = H5Aexists(object, name);
+  TRY(checked_call(exists, ErrorCode::kCorrupt, what));
+  if (exists == 0) return std::string();
+  const Handle attribute = TRY(checked(H5Aopen(object, name, H5P_DEFAULT), ErrorCode::kCorrupt, what));
+  const Handle type = TRY(checked(H5Aget_type(attribute.get()), ErrorCode::kCorrupt, what));
+  const Handle space = TRY(checked(H5Aget_space(attribute.get()), ErrorCode::kCorrupt, what));
+  const bool is_text = H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 &&
+                       H5Sget_simple_extent_npoints(space.get()) == 1;
+  const std::size_t size = H5Tget_size(type.get());
+  if (!is_text || size == 0 || size > limit)
+    return corrupt(what + ": expected one text of at most " + std::to_string(limit) + " bytes");
+  std::string text(size, '\0');
+  TRY(checked_call(H5Aread(attribute.get(), type.get(), text.data()), ErrorCode::kCorrupt, what));
+  text.resize(std::min(text.size(), text.find_last_not_of('\0') + 1));
+  return text;
+}
+
+}  // namespace reshard::hdf5

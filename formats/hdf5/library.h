@@ -1,0 +1,60 @@
+// What every use of the HDF5 library here shares: one lock, handles that close themselves, errors as values.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "lib/base/result.h"
+
+namespace reshard::hdf5 {
+
+// The library's hid_t, whose header stays out of ours.
+using Id = std::int64_t;
+
+// Held around every call of the library: some builds of it know nothing of threads. The library then prints no errors
+// and loads no plugins, whatever a file wishes for.
+class LibraryLock {
+ public:
+  LibraryLock();
+
+ private:
+  std::lock_guard<std::recursive_mutex> lock_;
+};
+
+// Closes what it holds, of whatever kind.
+class Handle {
+ public:
+  explicit Handle(Id id = -1) : id_(id) {}
+  Handle(Handle&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
+  Handle& operator=(Handle&& other) noexcept {
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Handle();
+
+  Id get() const { return id_; }
+  bool ok() const { return id_ >= 0; }
+
+ private:
+  Id id_;
+};
+
+// What the library says of its last failed call, in its own words: the innermost of its messages.
+std::string library_message();
+
+// The handle, or an error of this kind: "what: libhdf5 says '...'".
+Result<Handle> checked(Id id, ErrorCode code, std::string_view what);
+// The same for calls that return a negative number when they fail.
+Status checked_call(int result, ErrorCode code, std::string_view what);
+
+// Whether a regular file begins as an HDF5 file does.
+bool is_hdf5_file(const std::string& path);
+
+// Attributes that hold a text. An absent one is empty; one that is no text, or longer than `limit`, is corrupt.
+Status write_text_attribute(Id object, const char* name, std::string_view text);
+Result<std::string> read_text_attribute(Id object, const char* name, std::size_t limit, const std::string& place);
+
+}  // namespace reshard::hdf5
