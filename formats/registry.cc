@@ -3,6 +3,7 @@
 #include <array>
 
 #include "formats/dcp/dcp.h"
+#include "formats/hdf5/hdf5.h"
 #include "formats/safetensors/safetensors.h"
 #include "lib/base/text.h"
 
@@ -10,7 +11,7 @@ namespace reshard {
 namespace {
 
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 2> kFormats = {&kDcpFormat, &kSafetensorsFormat};
+constexpr std::array<const Format*, 4> kFormats = {&kDcpFormat, &kSafetensorsFormat, &kHdf5Format, &kHdf5ViewFormat};
 
 }  // namespace
 
@@ -30,7 +31,8 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   for (const Format* f : kFormats)
     if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
   std::vector<std::string> titles;
-  for (const Format* f : kFormats) titles.emplace_back(f->title);
+  for (const Format* f : kFormats)
+    if (!f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }
 

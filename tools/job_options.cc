@@ -1,5 +1,6 @@
 #include "tools/job_options.h"
 
+#include <charconv>
 #include <cstdlib>
 
 #include "lib/base/parallel.h"
@@ -71,13 +72,18 @@ Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std:
 }
 
 void ConvertOptions::add(CLI::App& app, bool destination_required) {
-  app.add_option("SRC", source, "The checkpoint: a DCP directory, a directory of safetensors, a .safetensors file")
+  app.add_option("SRC", source,
+                 "The checkpoint: a DCP directory, a directory of safetensors, a .safetensors or HDF5 file")
       ->required();
-  app.add_option("DST", destination, "The directory to make")->required(destination_required);
-  app.add_option("--to", to, "Target format: hf (Hugging Face safetensors) or dcp (PyTorch DCP)")->required();
+  app.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
+      ->required(destination_required);
+  app.add_option("--to", to,
+                 "Target format: hf (Hugging Face safetensors), dcp (PyTorch DCP), hdf5 (an archive: one HDF5 file) or "
+                 "hdf5-view (an HDF5 file that shows the tensors where they lie, without copying)")
+      ->required();
   app.add_option("--names", names,
                  "Output names: hf, torchtitan (until April 2026), torchtitan-2026, keep (default: hf for --to hf, "
-                 "keep for --to dcp)");
+                 "keep for all others)");
   app.add_option("--mesh", mesh, "Target mesh for --to dcp, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   app.add_option("--layout", layout,
                  "Target layout for --to dcp: a file (reshard layout prints them) or one of " + builtin_layout_names());
@@ -87,13 +93,34 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
   app.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
   app.add_option("--max-shard-size", max_shard_size, "Largest file of --to hf")->capture_default_str();
-  app.add_option("--allow", allow,
-                 "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
-                 "(write tensors that are not as the config says)")
-      ->check(CLI::IsMember({"cover", "config"}));
+  app.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
+      ->capture_default_str();
+  app.add_flag("--shuffle,!--no-shuffle", shuffle,
+               "Whether the bytes of elements are grouped before they are compressed")
+      ->capture_default_str();
+  app.add_option(
+         "--allow", allow,
+         "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
+         "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
+         "files)")
+      ->check(CLI::IsMember({"cover", "config", "external"}));
   app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   model.add(app);
   resources.add(app);
+}
+
+Result<Compression> parse_codec(const std::string& codec, bool shuffle) {
+  constexpr std::string_view kZstd = "zstd:";
+  constexpr int kHighest = 19;  // levels above it take hundreds of megabytes a thread
+  Compression out{0, shuffle};
+  if (codec == "none") return out;
+  const std::string_view digits = codec.starts_with(kZstd) ? std::string_view(codec).substr(kZstd.size()) : "";
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), out.zstd_level);
+  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size() || out.zstd_level < 1 ||
+      out.zstd_level > kHighest)
+    return usage_error("--codec: expected none or zstd:LEVEL with a level of 1 to " + std::to_string(kHighest) +
+                       ", got '" + printable(codec) + "'");
+  return out;
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {
@@ -115,9 +142,11 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.names && !choice.detect && !choice.family)
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
-  if (to == "hf" && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") +
-                       " is for --to dcp; a Hugging Face checkpoint is not cut by rank");
+  if ((to == "hf" || to.starts_with("hdf5")) && !(mesh.empty() && layout.empty()))
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to dcp; " +
+                       (to == "hf" ? "a Hugging Face checkpoint" : "an HDF5 file") + " is not cut by rank");
+  o.compression = TRY(parse_codec(codec, shuffle));
+  if (o.compression.zstd_level > 0 && to != "hdf5") return usage_error("--codec is for --to hdf5");
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
     if (!o.layout->mesh)
@@ -159,10 +188,11 @@ Error with_way_out(const Error& error, const std::string& path) {
 }
 
 // With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
-Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults) {
-  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults});
+Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults, bool external_too) {
+  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults, .external_too = external_too});
   if (open) return open;
-  if (allow_faults) return open_checkpoint(path, {.files_too = false, .validated = false});
+  if (allow_faults)
+    return open_checkpoint(path, {.files_too = false, .validated = false, .external_too = external_too});
   return with_way_out(open.error(), path);
 }
 
@@ -173,7 +203,9 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   o.metadata_only = metadata_only;
   const Format* format = TRY(find_format(options.to));
   PreparedConversion p;
-  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover));
+  p.target = format;
+  const bool external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
+  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover, external_too));
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;
 }
@@ -228,6 +260,16 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   if (c.converted_tensors() > 0) print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
   std::vector<std::string> left_out;
   for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+}
+
+void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const auto format = find_format(options.to);
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) + "   " +
+                        family_text(*prepared.conversion));
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : prepared.conversion->left_out()) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }

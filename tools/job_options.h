@@ -45,9 +45,9 @@ std::string builtin_layout_names();  // "colossalai-llama, hf, ..."
 
 // What convert and plan take.
 struct ConvertOptions {
-  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size = "5GB";
+  std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size = "5GB", codec = "none";
   std::vector<std::string> keep_dtype, include, exclude, allow;
-  bool keep_unknown = false, force = false, dry_run = false;
+  bool keep_unknown = false, force = false, dry_run = false, shuffle = true;
   ModelOptions model;
   ResourceOptions resources;
 
@@ -58,13 +58,20 @@ struct ConvertOptions {
 // An open source and what is to be made of it.
 struct PreparedConversion {
   OpenCheckpoint source;
+  const Format* target = nullptr;
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
 
+// How --codec says tensors are to be compressed: "none", "zstd:3".
+Result<Compression> parse_codec(const std::string& codec, bool shuffle);
+
 // The plan as people and programs read it.
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
+
+// What a view is of, for people.
+void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options);
 
 // Bytes free where `destination` is to be made.
 Result<Index> free_space_for(const std::string& destination);

@@ -6,8 +6,8 @@
 //     /reshard/objects/N                         what is not a tensor: torch.save archives, as bytes
 //     /reshard/files/config.json                 files that lie beside the tensors elsewhere, as bytes
 //
-// The archive (--to hdf5) holds the data, contiguous or in zstd chunks. The view (--to hdf5-view) is a few KB that refer
-// to the files of another checkpoint. docs/formats/hdf5.md has the drawing.
+// The archive (--to hdf5) holds the data, contiguous or in zstd chunks. The view (--to hdf5-view) is a few KB that
+// refer to the files of another checkpoint. docs/formats/hdf5.md has the drawing.
 #pragma once
 
 #include "lib/checkpoint/format.h"

@@ -2,6 +2,7 @@
 
 #include <hdf5.h>
 
+#include <algorithm>
 #include <array>
 
 #include "lib/base/file.h"
@@ -53,6 +54,47 @@ Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
 Status checked_call(int result, ErrorCode code, std::string_view what) {
   if (result >= 0) return {};
   return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+}
+
+Result<Handle> DatasetMaker::file_properties() {
+  Handle list = TRY(checked(H5Pcreate(H5P_FILE_CREATE), ErrorCode::kInternal, "HDF5 file"));
+  TRY(checked_call(H5Pset_obj_track_times(list.get(), 0), ErrorCode::kInternal, "HDF5 file"));
+  return list;
+}
+
+Result<Handle> DatasetMaker::properties() {
+  Handle list = TRY(checked(H5Pcreate(H5P_DATASET_CREATE), ErrorCode::kInternal, "HDF5 dataset"));
+  TRY(checked_call(H5Pset_obj_track_times(list.get(), 0), ErrorCode::kInternal, "HDF5 dataset"));
+  return list;
+}
+
+Status DatasetMaker::make_groups(Id file, const std::string& path) {
+  for (std::size_t slash = path.find('/'); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+    const std::string group = path.substr(0, slash);
+    if (!groups_.insert(group).second) continue;
+    const std::string what = "group '" + printable(group) + "'";
+    const Handle links = TRY(checked(H5Pcreate(H5P_LINK_CREATE), ErrorCode::kInternal, what));
+    H5Pset_char_encoding(links.get(), H5T_CSET_UTF8);
+    const Handle creation = TRY(checked(H5Pcreate(H5P_GROUP_CREATE), ErrorCode::kInternal, what));
+    H5Pset_obj_track_times(creation.get(), 0);
+    TRY(checked(H5Gcreate2(file, group.c_str(), links.get(), creation.get(), H5P_DEFAULT), ErrorCode::kUnsupported,
+                what));
+  }
+  return {};
+}
+
+Result<Handle> DatasetMaker::make(Id file, const std::string& path, Id type, const Dims& shape, Id properties) {
+  TRY(make_groups(file, path));
+  const std::string what = "dataset '" + printable(path) + "'";
+  std::array<hsize_t, kMaxRank> extents{};
+  std::transform(shape.begin(), shape.end(), extents.begin(), [](Index n) { return static_cast<hsize_t>(n); });
+  const Handle space =
+      TRY(checked(shape.rank() == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(shape.rank(), extents.data(), nullptr),
+                  ErrorCode::kInternal, what));
+  const Handle links = TRY(checked(H5Pcreate(H5P_LINK_CREATE), ErrorCode::kInternal, what));
+  H5Pset_char_encoding(links.get(), H5T_CSET_UTF8);
+  return checked(H5Dcreate2(file, path.c_str(), type, space.get(), links.get(), properties, H5P_DEFAULT),
+                 ErrorCode::kUnsupported, what);
 }
 
 bool is_hdf5_file(const std::string& path) {

@@ -5,9 +5,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "lib/base/result.h"
+#include "lib/layout/box.h"
 
 namespace reshard::hdf5 {
 
@@ -49,6 +51,22 @@ std::string library_message();
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what);
 // The same for calls that return a negative number when they fail.
 Status checked_call(int result, ErrorCode code, std::string_view what);
+
+// Makes datasets and the groups above them, without the times of their making: the same input gives the same file.
+class DatasetMaker {
+ public:
+  // Properties to create a file with.
+  static Result<Handle> file_properties();
+  // Properties to create a dataset with.
+  static Result<Handle> properties();
+  // A dataset of this shape at `path` (no leading slash).
+  Result<Handle> make(Id file, const std::string& path, Id type, const Dims& shape, Id properties);
+
+ private:
+  Status make_groups(Id file, const std::string& path);
+
+  std::unordered_set<std::string> groups_;  // made so far
+};
 
 // Whether a regular file begins as an HDF5 file does.
 bool is_hdf5_file(const std::string& path);

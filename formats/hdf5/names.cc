@@ -8,8 +8,8 @@
 namespace reshard::hdf5 {
 namespace {
 
-constexpr std::size_t kMaxPath = 1000;        // bytes; longer names are kept in an attribute
-constexpr std::size_t kMaxKeyPath = 256;      // parts
+constexpr std::size_t kMaxPath = 1000;    // bytes; longer names are kept in an attribute
+constexpr std::size_t kMaxKeyPath = 256;  // parts
 
 // Whether each part between dots can be the name of a link.
 bool is_plain(std::string_view name) {
@@ -17,7 +17,8 @@ bool is_plain(std::string_view name) {
       name.find('\0') != std::string_view::npos)
     return false;
   const auto parts = split(std::string(name), '.');
-  return parts.front() != kOwnGroup && std::none_of(parts.begin(), parts.end(), [](const auto& p) { return p.empty(); });
+  return parts.front() != kOwnGroup &&
+         std::none_of(parts.begin(), parts.end(), [](const auto& p) { return p.empty(); });
 }
 
 }  // namespace

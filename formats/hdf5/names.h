@@ -14,8 +14,9 @@ namespace reshard::hdf5 {
 // What is not a tensor of the checkpoint lies below this.
 inline constexpr std::string_view kOwnGroup = "reshard";
 inline constexpr const char* kNameAttribute = "reshard_name";  // where the path does not say it
-inline constexpr const char* kPathAttribute = "reshard_path";  // place in the nested state_dict, where it is not the name
-inline constexpr std::size_t kMaxTextAttribute = 60'000;       // bytes; the format has room for 64 KiB
+inline constexpr const char* kPathAttribute =
+    "reshard_path";                                       // place in the nested state_dict, where it is not the name
+inline constexpr std::size_t kMaxTextAttribute = 60'000;  // bytes; the format has room for 64 KiB
 
 // Gives every tensor a path without a leading slash; no path is given twice, and none is a group of another.
 class PathMaker {

@@ -78,8 +78,7 @@ Result<Listing> Scanner::run() {
   listing_.catalog.files = {{base_name(path_), TRY(file.size())}};
   const Handle access = TRY(checked(H5Pcreate(H5P_FILE_ACCESS), ErrorCode::kInternal, path_));
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
-  const Handle open =
-      TRY(checked(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()), ErrorCode::kCorrupt, path_));
+  const Handle open = TRY(checked(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()), ErrorCode::kCorrupt, path_));
   const Handle creation = TRY(checked(H5Fget_create_plist(open.get()), ErrorCode::kCorrupt, path_));
   hsize_t user_block = 0;
   if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block > 0)
@@ -189,7 +188,8 @@ Status Scanner::add_own(Id dataset, const std::string& path, const std::string& 
   Tensor bytes;
   bytes.dtype = DType::kUint8;
   bytes.shape = TRY(shape_of(dataset));
-  if (bytes.shape.rank() != 1) return corrupt(place + ": expected bytes in one dimension, got " + to_string(bytes.shape));
+  if (bytes.shape.rank() != 1)
+    return corrupt(place + ": expected bytes in one dimension, got " + to_string(bytes.shape));
   bytes.fragments = FragmentList(1);
   if (bytes.elements() > 0) TRY(locate_contiguous(dataset, bytes, false));
   const Extent extent = bytes.fragments.empty() ? Extent{} : bytes.fragments.extent(0);
@@ -260,7 +260,8 @@ Status Scanner::locate_external(Id creation, Tensor& tensor, bool big_endian) {
   TRY(checked_call(H5Pget_external(creation, 0, name.size() - 1, name.data(), &offset, &length), ErrorCode::kCorrupt,
                    path_));
   name.resize(::strnlen(name.data(), name.size()));
-  if (name.empty() || offset < 0) return corrupt(path_ + ": tensor '" + printable(tensor.name) + "': no external place");
+  if (name.empty() || offset < 0)
+    return corrupt(path_ + ": tensor '" + printable(tensor.name) + "': no external place");
   Fragment f;
   f.box = whole(tensor.shape);
   f.strides = row_major_strides(tensor.shape);
@@ -352,13 +353,14 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
     haddr_t address = HADDR_UNDEF;
     hsize_t size = 0;
     const std::string where = place + " " + to_string(f.box);
-    TRY(checked_call(H5Dget_chunk_info_by_coord(dataset, at.data(), &mask, &address, &size), ErrorCode::kCorrupt, where));
+    TRY(checked_call(H5Dget_chunk_info_by_coord(dataset, at.data(), &mask, &address, &size), ErrorCode::kCorrupt,
+                     where));
     if (address == HADDR_UNDEF) return unsupported("chunks that were never written, the first at " + to_string(f.box));
     const auto offset = to_index(address), length = to_index(size);
     f.encoding = encoding_of(mask);
     if (!offset || !length || *length > longest || (!f.encoding && *length != *bytes))
-      return corrupt(where + ": chunk: expected " + (f.encoding ? "at most " + std::to_string(longest)
-                                                                : std::to_string(*bytes)) +
+      return corrupt(where + ": chunk: expected " +
+                     (f.encoding ? "at most " + std::to_string(longest) : std::to_string(*bytes)) +
                      " stored bytes, got " + std::to_string(size));
     f.extent = {0, *offset, *length};
     f.big_endian = big_endian;

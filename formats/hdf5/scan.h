@@ -14,7 +14,7 @@ inline constexpr Index kMaxChunks = 65'536;      // of one dataset: the library 
 
 struct Listing {
   Catalog catalog;  // tensors, blobs (datasets of /reshard/objects); its root and first file as given
-  std::vector<std::pair<std::string, Extent>> side_files;         // of /reshard/files, by name
+  std::vector<std::pair<std::string, Extent>> side_files;        // of /reshard/files, by name
   std::vector<std::pair<std::string, std::string>> not_tensors;  // paths of datasets, and why
 };
 

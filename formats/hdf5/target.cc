@@ -19,10 +19,10 @@ namespace reshard::hdf5 {
 namespace {
 
 constexpr Index kChunkBytes = Index{1} << 20;
-constexpr Index kAlignFrom = Index{64} << 10;       // allocations of this size and more begin at a page
-constexpr Index kMetadataBlock = Index{16} << 10;   // that metadata is allocated in
-constexpr Index kMaxPartial = Index{64} << 20;      // of chunks of which some bytes are there and others not yet
-constexpr unsigned kNothingApplied = 0b11;          // filter mask: neither shuffled nor compressed
+constexpr Index kAlignFrom = Index{64} << 10;      // allocations of this size and more begin at a page
+constexpr Index kMetadataBlock = Index{16} << 10;  // that metadata is allocated in
+constexpr Index kMaxPartial = Index{64} << 20;     // of chunks of which some bytes are there and others not yet
+constexpr unsigned kNothingApplied = 0b11;         // filter mask: neither shuffled nor compressed
 
 // How a tensor is cut into chunks: `count` indices of dimension `dim`, one of those before it, all of those after it.
 // Its chunks then follow each other in the row-major tensor.
@@ -66,9 +66,9 @@ Dims chunk_origin(const Chunking& c, const Dims& shape, Index k) {
 // A tensor in the image that is encoded from.
 struct Item {
   std::size_t tensor = 0;
-  Index begin = 0;                   // in the image
-  Index address = 0;                 // in the file, where the data are stored as they are
-  Handle dataset;                    // open, where they are chunked
+  Index begin = 0;    // in the image
+  Index address = 0;  // in the file, where the data are stored as they are
+  Handle dataset;     // open, where they are chunked
   std::optional<Chunking> chunking;
 };
 
@@ -117,10 +117,11 @@ class Hdf5Target : public Target {
   // Behind pointers: sealing closes the file, and leaves the target what it was for everybody else.
   std::unique_ptr<MemoryImage> image_ = std::make_unique<MemoryImage>();
   std::unique_ptr<Handle> file_ = std::make_unique<Handle>();
+  std::unique_ptr<DatasetMaker> datasets_ = std::make_unique<DatasetMaker>();
   std::unique_ptr<std::vector<Item>> items_ = std::make_unique<std::vector<Item>>();  // ascending in `begin`
   std::vector<Index> blob_places_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                                     // guards what follows
   std::map<std::pair<Index, Index>, Partial> partials_;  // by the tensor's place in the image, and chunk
   std::vector<std::unique_ptr<ChunkEncoder>> idle_;
 };
@@ -132,49 +133,36 @@ void Hdf5Target::close() const {
 
 Status Hdf5Target::create_file() {
   const Handle access = TRY(checked(memory_file_access(*image_), ErrorCode::kInternal, "HDF5 file"));
-  const Handle creation = TRY(checked(H5Pcreate(H5P_FILE_CREATE), ErrorCode::kInternal, "HDF5 file"));
+  const Handle creation = TRY(DatasetMaker::file_properties());
   // Links of a group in its header, as every library since 1.8 reads them.
   const bool set = H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
                    H5Pset_alignment(access.get(), kAlignFrom, File::kDirectUnit) >= 0 &&
                    H5Pset_meta_block_size(access.get(), kMetadataBlock) >= 0;
   TRY(checked_call(set ? 0 : -1, ErrorCode::kInternal, "HDF5 file"));
-  *file_ = TRY(checked(H5Fcreate("memory", H5F_ACC_TRUNC, creation.get(), access.get()), ErrorCode::kInternal,
-                       "HDF5 file"));
+  *file_ =
+      TRY(checked(H5Fcreate("memory", H5F_ACC_TRUNC, creation.get(), access.get()), ErrorCode::kInternal, "HDF5 file"));
   return write_text_attribute(file_->get(), "reshard_version", RESHARD_VERSION);
 }
 
 Result<Handle> Hdf5Target::create_dataset(const std::string& path, DType dtype, const Dims& shape,
                                           const Chunking* chunking) {
-  const std::string what = "dataset '" + printable(path) + "'";
   const Handle type = TRY(type_of(dtype));
-  std::array<hsize_t, kMaxRank> extents{}, chunk{};
-  for (int d = 0; d < shape.rank(); ++d) {
-    const auto at = static_cast<std::size_t>(d);
-    extents[at] = static_cast<hsize_t>(shape[d]);
-    if (chunking) chunk[at] = static_cast<hsize_t>(chunking->shape[d]);
-  }
-  const Handle space = TRY(checked(
-      shape.rank() == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(shape.rank(), extents.data(), nullptr),
-      ErrorCode::kInternal, what));
-  const Handle links = TRY(checked(H5Pcreate(H5P_LINK_CREATE), ErrorCode::kInternal, what));
-  H5Pset_create_intermediate_group(links.get(), 1);
-  H5Pset_char_encoding(links.get(), H5T_CSET_UTF8);
-  const Handle creation = TRY(checked(H5Pcreate(H5P_DATASET_CREATE), ErrorCode::kInternal, what));
+  const Handle creation = TRY(DatasetMaker::properties());
   H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER);
-  H5Pset_attr_phase_change(creation.get(), 8, 6);
   if (chunking) {
+    std::array<hsize_t, kMaxRank> chunk{};
+    std::transform(chunking->shape.begin(), chunking->shape.end(), chunk.begin(),
+                   [](Index n) { return static_cast<hsize_t>(n); });
     const auto zstd_level = static_cast<unsigned>(level());
-    bool set = H5Pset_chunk(creation.get(), shape.rank(), chunk.data()) >= 0;
-    // Even elements of one byte are said to be shuffled: the filter does nothing then, and the masks stay the same.
-    set = set && H5Pset_shuffle(creation.get()) >= 0 &&
-          H5Pset_filter(creation.get(), kZstdFilter, H5Z_FLAG_OPTIONAL, 1, &zstd_level) >= 0;
-    TRY(checked_call(set ? 0 : -1, ErrorCode::kInternal, what));
+    // Even where nothing is to be shuffled the filter is named: the masks of all chunks mean the same then.
+    const bool set = H5Pset_chunk(creation.get(), shape.rank(), chunk.data()) >= 0 &&
+                     H5Pset_shuffle(creation.get()) >= 0 &&
+                     H5Pset_filter(creation.get(), kZstdFilter, H5Z_FLAG_OPTIONAL, 1, &zstd_level) >= 0;
+    TRY(checked_call(set ? 0 : -1, ErrorCode::kInternal, "dataset '" + printable(path) + "'"));
   } else {
     H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY);
   }
-  return checked(H5Dcreate2(file_->get(), path.c_str(), type.get(), space.get(), links.get(), creation.get(),
-                            H5P_DEFAULT),
-                 ErrorCode::kUnsupported, what);
+  return datasets_->make(file_->get(), path, type.get(), shape, creation.get());
 }
 
 // What the place of a dataset does not tell.
@@ -254,9 +242,8 @@ Status Hdf5Target::add_side_file(const std::string& name, std::string_view conte
   const std::string path = std::string(kOwnGroup) + "/files/" + name;
   const Handle dataset = TRY(create_dataset(path, DType::kUint8, {static_cast<Index>(contents.size())}, nullptr));
   if (contents.empty()) return {};
-  return checked_call(
-      H5Dwrite(dataset.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, contents.data()), ErrorCode::kInternal,
-      path);
+  return checked_call(H5Dwrite(dataset.get(), H5T_NATIVE_UINT8, H5S_ALL, H5S_ALL, H5P_DEFAULT, contents.data()),
+                      ErrorCode::kInternal, path);
 }
 
 // ---- encoding

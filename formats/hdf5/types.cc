@@ -85,7 +85,8 @@ bool is_bool(hid_t type) {
   for (const char* wanted : {"FALSE", "TRUE"}) {
     const bool yes = wanted[0] == 'T';
     // Either name may be the longer one in a hostile file: the library is given room for what we look for only.
-    if (H5Tenum_nameof(type, &values[yes ? 1 : 0], name, sizeof name) < 0 || std::strcmp(name, wanted) != 0) return false;
+    if (H5Tenum_nameof(type, &values[yes ? 1 : 0], name, sizeof name) < 0 || std::strcmp(name, wanted) != 0)
+      return false;
   }
   return true;
 }
@@ -134,7 +135,8 @@ std::optional<StoredType> complex_of(hid_t type) {
   const Handle first(H5Tget_member_type(type, 0)), second(H5Tget_member_type(type, 1));
   if (!first.ok() || !second.ok() || H5Tequal(first.get(), second.get()) <= 0) return std::nullopt;
   const std::size_t bytes = H5Tget_size(first.get());
-  if (H5Tget_class(first.get()) != H5T_FLOAT || H5Tget_member_offset(type, 1) != bytes || H5Tget_size(type) != 2 * bytes)
+  if (H5Tget_class(first.get()) != H5T_FLOAT || H5Tget_member_offset(type, 1) != bytes ||
+      H5Tget_size(type) != 2 * bytes)
     return std::nullopt;
   for (const DType complex : {DType::kComplex32, DType::kComplex64, DType::kComplex128})
     if (float_of(first.get()) == part_of(complex))

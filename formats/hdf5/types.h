@@ -1,10 +1,9 @@
 // Element types as HDF5 has them.
 //
 //   bool                     an enumeration FALSE, TRUE over an 8-bit integer, as h5py has it
-//   integers, f16, f32, f64  the type of that name; bf16 a float of 16 bits with 8 of exponent, e5m2 one of 8 bits with 5
-//   complex                  a compound of r and i, as h5py has it
-//   e4m3fn and the other     no such float can be described (no infinity, one NaN): bytes, and an attribute reshard_dtype
-//   float8                   with torch's name
+//   integers, f16, f32, f64  the type of that name; bf16 a float of 16 bits with 8 of exponent, e5m2 one of 8 bits with
+//   5 complex                  a compound of r and i, as h5py has it e4m3fn and the other     no such float can be
+//   described (no infinity, one NaN): bytes, and an attribute reshard_dtype float8                   with torch's name
 #pragma once
 
 #include <string>

@@ -35,6 +35,10 @@ class Reader {
   // The value of a blob as a torch.save archive without storages, which is how blobs go from format to format.
   virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
 
+  // A file that lies beside the tensors (config.json, reshard_manifest.json), of at most `limit` bytes; nothing when
+  // there is none.
+  virtual Result<std::optional<std::string>> side_file(const std::string& name, Index limit);
+
   // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
   virtual std::string describe(const Blob& blob) = 0;
 
@@ -117,14 +121,14 @@ class Target {
 struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
   bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
-  bool external_too = false;  // follow links and storage into other files
+  bool external_too = false;                 // follow links and storage into other files
   const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
 };
 
 // What came of a view.
 struct ViewReport {
-  Index tensors = 0;  // shown
-  Index pieces = 0;   // stored pieces they are joined of
+  Index tensors = 0;                                         // shown
+  Index pieces = 0;                                          // stored pieces they are joined of
   std::vector<std::pair<std::string, std::string>> refused;  // names of tensors, and why
 };
 
@@ -138,6 +142,7 @@ struct Format {
   // Makes a new file at `path` that shows the tensors of a located catalog where they lie, without copying; null: not
   // that kind of format. What it cannot express is in the report.
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path) = nullptr;
+  bool keeps_side_files = false;  // in a file of its own kind: Reader::side_file() finds those of that file
 };
 
 }  // namespace reshard

@@ -98,8 +98,8 @@ namespace {
 
 Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, const std::string& place) {
   uLongf length = out.size();
-  const int error = ::uncompress(reinterpret_cast<Bytef*>(out.data()), &length,
-                                 reinterpret_cast<const Bytef*>(in.data()), in.size());
+  const int error =
+      ::uncompress(reinterpret_cast<Bytef*>(out.data()), &length, reinterpret_cast<const Bytef*>(in.data()), in.size());
   if (error == Z_OK) return static_cast<std::size_t>(length);
   if (error == Z_BUF_ERROR)
     return corrupt(place + ": deflate: expected a stream of " + std::to_string(out.size()) +
@@ -127,7 +127,8 @@ Result<MutableBytes> without_sum(MutableBytes in, const std::string& place) {
 
 }  // namespace
 
-Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncoding& encoding, const std::string& place) {
+Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncoding& encoding,
+                                          const std::string& place) {
   MutableBytes now = stored;
   // A checksum that was added before the compression is part of what comes out of it.
   const std::size_t room = static_cast<std::size_t>(encoding.decoded_bytes) + kSum * encoding.filters.size();

@@ -33,6 +33,7 @@ struct ConversionOptions {
   std::optional<DType> dtype;              // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   Index max_file_bytes = 5'000'000'000;
+  Compression compression;  // for formats that can
   bool keep_unknown = false;
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
@@ -69,6 +70,9 @@ class Conversion {
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
+  // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
+  Result<ViewReport> write_view(const std::string& destination) const;
+
   // Writes the checkpoint. `destination` must not exist unless `replace`.
   struct Outcome {
     bool removed_leftover = false;
@@ -89,6 +93,7 @@ class Conversion {
   Status check_config();
   Result<DType> target_dtype(const Tensor& tensor, const std::string& native) const;
   Status lay_out();
+  Status name_view();
   Result<LayoutRequest> layout_request();
   // Gives each tensor of the target its placement; `sources` are those of the source's view they come from.
   Status place(std::vector<TargetTensor>& tensors, const std::vector<const Tensor*>& sources);
@@ -103,6 +108,7 @@ class Conversion {
   ConversionOptions options_;
   const Family* family_ = nullptr;
   std::optional<ModelConfig> config_;
+  std::string config_text_;  // config.json, from beside the source or from within it
   std::optional<Names> source_names_, target_names_;
   bool hf_rows_ = false;
   std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out

@@ -99,8 +99,9 @@ Status Output::prepare(Space space) {
   if (path_exists(destination_)) {
     if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
     if (!TRY(may_replace()))
-      return usage_error(destination_ + (target_.is_file() ? ": the destination is not a file of this format"
-                                                           : ": the destination is neither a checkpoint nor empty") +
+      return usage_error(destination_ +
+                         (target_.is_file() ? ": the destination is not a file of this format"
+                                            : ": the destination is neither a checkpoint nor empty") +
                          "; it will not be replaced");
   }
   TRY(clear_leftover());

@@ -1,9 +1,9 @@
 // The output directory, or file, while it is being made.
 //
 // Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
-// finished directory (of a target that is a file: the file in it) is moved to its name in one step. Until then the destination does not exist (or is the old one),
-// so nothing half-written ever looks finished. A killed run leaves the work directory, which the next run to the same
-// destination recognises by its marker file, reports and removes.
+// finished directory (of a target that is a file: the file in it) is moved to its name in one step. Until then the
+// destination does not exist (or is the old one), so nothing half-written ever looks finished. A killed run leaves the
+// work directory, which the next run to the same destination recognises by its marker file, reports and removes.
 #pragma once
 
 #include <atomic>

@@ -160,7 +160,8 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
 Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const Sink& sink) {
   const auto& tensors = source.catalog().tensors();
-  const MemoryPlan memory = TRY(plan_memory(options, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
+  const MemoryPlan memory =
+      TRY(plan_memory(options, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
   WorkList list;
   for (const Item& item : items) {
     const Tensor& t = tensors[item.tensor];

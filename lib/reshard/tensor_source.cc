@@ -83,8 +83,8 @@ Status FileSource::decode(const Tensor& tensor, const Fragment& fragment, const 
   if (decoding.stored.size() < length) decoding.stored.resize(length);
   const MutableBytes stored = MutableBytes(decoding.stored).first(length);
   TRY(file.read_at(fragment.extent.offset, stored).context(what));
-  const MutableBytes elements = TRY(
-      decoding.decoder.decode(stored, *fragment.encoding, at(file.path(), fragment.extent.offset) + ": " + what));
+  const MutableBytes elements =
+      TRY(decoding.decoder.decode(stored, *fragment.encoding, at(file.path(), fragment.extent.offset) + ": " + what));
   if (fragment.big_endian) swap_bytes(elements, swap_unit(tensor.dtype));
   decoding.elements = elements;
   return {};
