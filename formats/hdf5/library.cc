@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -11,10 +12,9 @@
 namespace reshard::hdf5 {
 namespace {
 
-std::recursive_mutex& library_mutex() {
-  static std::recursive_mutex mutex;
-  return mutex;
-}
+// Not a recursive mutex: one knows its owner by a number that a forked process does not have.
+std::mutex library_mutex;
+thread_local int times_held = 0;
 
 herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
   if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
@@ -23,7 +23,12 @@ herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
 
 }  // namespace
 
-LibraryLock::LibraryLock() : lock_(library_mutex()) {
+LibraryLock::~LibraryLock() {
+  if (--times_held == 0) library_mutex.unlock();
+}
+
+LibraryLock::LibraryLock() {
+  if (times_held++ == 0) library_mutex.lock();
   static const bool kReady = [] {
     // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
     H5dont_atexit();

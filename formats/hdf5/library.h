@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -18,12 +17,13 @@ using Id = std::int64_t;
 
 // Held around every call of the library: some builds of it know nothing of threads. The library then prints no errors
 // and loads no plugins, whatever a file wishes for.
+// A thread may hold it several times; a process forked while it is held goes on holding it.
 class LibraryLock {
  public:
   LibraryLock();
-
- private:
-  std::lock_guard<std::recursive_mutex> lock_;
+  ~LibraryLock();
+  LibraryLock(const LibraryLock&) = delete;
+  LibraryLock& operator=(const LibraryLock&) = delete;
 };
 
 // Closes what it holds, of whatever kind.
