@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <set>
 
@@ -240,8 +241,16 @@ Status Scanner::locate_contiguous(Id dataset, Tensor& tensor, bool big_endian) {
   return {};
 }
 
-std::uint32_t Scanner::file_number(const std::string& name) {
+std::uint32_t Scanner::file_number(const std::string& stored) {
   auto& files = listing_.catalog.files;
+  // Paths of a catalog are relative to its root.
+  std::error_code ignored;
+  const std::filesystem::path given(stored);
+  const std::string name =
+      given.is_absolute()
+          ? given.lexically_relative(std::filesystem::absolute(listing_.catalog.root, ignored).lexically_normal())
+                .string()
+          : stored;
   for (std::size_t i = 1; i < files.size(); ++i)
     if (files[i].path == name) return static_cast<std::uint32_t>(i);
   CatalogFile file{name, -1};

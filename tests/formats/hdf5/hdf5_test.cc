@@ -153,7 +153,7 @@ TEST(Hdf5, NamesADamagedChunk) {
   const Status status = to("hf", dir / "a.h5", dir / "out");
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
-  EXPECT_THAT(status.error().message(), HasSubstr("a.h5@" + std::to_string(second.extent.offset)));
+  EXPECT_THAT(status.error().message(), HasSubstr(at("a.h5", second.extent.offset)));
   EXPECT_THAT(status.error().message(), HasSubstr("tensor 'w' [512:1024, 0:1000]"));
   EXPECT_FALSE(fs::exists(dir / "out"));
 }
