@@ -223,6 +223,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
     ASSERT_GT(total, 40);
     for (const bool sticky : {false, true}) {
       for (const int error : {EIO, ENOSPC, EMFILE}) {
+        if (makes_file(s) && error != EIO) continue;  // the calls are those of the others
         for (Index n = 1 + way++ % step; n <= total; n += step) {
           make_old(s, out);
           arm({n, sticky, error});
@@ -247,10 +248,10 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
           ASSERT_THAT(status.error().message(), testing::HasSubstr(std::strerror(error)));
           ASSERT_THAT(status.error().message(), testing::HasSubstr("/"));
           // Cleaning up takes calls that a sticky fault fails as well, and one fault may hit the cleaning itself.
-          // A replaced checkpoint is removed when the new one is in its place.
+          // A replaced checkpoint, and what was around a file, are removed when the new one is in its place.
           const bool says_complete = status.error().message().find("complete") != std::string::npos;
-          const bool cleaning =
-              sticky || hit.front() == Call::kUnlink || hit.front() == Call::kRmdir || (says_complete && s.replaces);
+          const bool cleaning = sticky || hit.front() == Call::kUnlink || hit.front() == Call::kRmdir ||
+                                (says_complete && (s.replaces || makes_file(s)));
           if (says_complete) {
             ASSERT_TRUE(cleaning);
             Files got = files_at(out);
