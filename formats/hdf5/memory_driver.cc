@@ -50,6 +50,11 @@ Status MemoryImage::each_run(const std::function<Status(Index offset, Bytes byte
 
 namespace {
 
+// What the access list carries.
+struct ImageInfo {
+  MemoryImage* image = nullptr;
+};
+
 // What the library hands to every call; its own part has to come first.
 struct OpenImage {
   H5FD_t base{};
@@ -62,7 +67,7 @@ H5FD_t* open_image(const char*, unsigned, hid_t access, haddr_t) {
   const void* info = H5Pget_driver_info(access);
   if (!info) return nullptr;
   auto* open = new OpenImage;
-  std::memcpy(&open->image, info, sizeof open->image);
+  open->image = static_cast<const ImageInfo*>(info)->image;
   return &open->base;
 }
 
@@ -102,7 +107,7 @@ H5FD_class_t driver_class() {
   c.name = "reshard_memory";
   c.maxaddr = static_cast<haddr_t>(INT64_MAX);
   c.fc_degree = H5F_CLOSE_STRONG;
-  c.fapl_size = sizeof(MemoryImage*);
+  c.fapl_size = sizeof(ImageInfo);
   c.open = open_image;
   c.close = close_image;
   c.query = query;
@@ -111,7 +116,7 @@ H5FD_class_t driver_class() {
   c.get_eof = get_end;
   c.read = read_image;
   c.write = write_image;
-  for (int i = 0; i < H5FD_MEM_NTYPES; ++i) c.fl_map[i] = H5FD_MEM_DEFAULT;
+  std::fill(std::begin(c.fl_map), std::end(c.fl_map), H5FD_MEM_DEFAULT);
   return c;
 }
 
@@ -121,7 +126,7 @@ std::int64_t memory_file_access(MemoryImage& image) {
   static const H5FD_class_t kClass = driver_class();
   static const hid_t kDriver = H5FDregister(&kClass);
   const hid_t list = H5Pcreate(H5P_FILE_ACCESS);
-  MemoryImage* const info = &image;
+  const ImageInfo info{&image};
   if (list < 0 || kDriver < 0 || H5Pset_driver(list, kDriver, &info) < 0) return -1;
   return list;
 }

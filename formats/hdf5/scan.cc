@@ -44,7 +44,7 @@ class Scanner {
   Status locate_external(Id creation, Tensor& tensor, bool big_endian);
   Status locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_endian, const std::string& place);
   Result<std::vector<ChunkFilter>> filters_of(Id creation, Index element_bytes);
-  std::uint32_t file_number(const std::string& name);
+  std::uint32_t file_number(const std::string& stored);
   std::string place_of(const std::string& path) const { return path_ + ": '" + printable(path) + "'"; }
 
   std::string path_;
@@ -175,6 +175,7 @@ Status Scanner::add_tensor(Id dataset, const std::string& path, const std::strin
   if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
     return corrupt(place + ": the size of " + to_string(tensor.shape) + " is 2^63 bytes or more");
   const std::string key = TRY(read_text_attribute(dataset, kPathAttribute, kMaxTextAttribute, place));
+  tensor.path = {tensor.name};
   if (!key.empty()) tensor.path = TRY(parse_key_path(key, place + ": " + kPathAttribute));
   tensor.fragments = FragmentList(tensor.shape.rank());
   TRY(locate(dataset, tensor, stored->big_endian, place));
@@ -202,6 +203,7 @@ Status Scanner::add_own(Id dataset, const std::string& path, const std::string& 
   blob.name = TRY(read_text_attribute(dataset, kNameAttribute, kMaxTextAttribute, place));
   blob.extent = extent;
   const std::string key = TRY(read_text_attribute(dataset, kPathAttribute, kMaxTextAttribute, place));
+  blob.path = {blob.name};
   if (!key.empty()) blob.path = TRY(parse_key_path(key, place + ": " + kPathAttribute));
   listing_.catalog.blobs.push_back(std::move(blob));
   return {};

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <tuple>
 
 #include "formats/hdf5/library.h"
 #include "formats/hdf5/memory_driver.h"
@@ -24,32 +26,34 @@ Extents extents_of(const Dims& dims) {
   return out;
 }
 
-// A row-major array in which a fragment's elements are every step[d]-th of dimension d.
-struct Grid {
-  Dims shape, step;
+// A fragment's elements in its file: `count` runs of `block` elements, `stride` elements apart.
+struct Runs {
+  hsize_t count = 1, stride = 1, block = 1;
 };
 
-// Nothing where strides do not descend: a transposed fragment is no regular part of any row-major array.
-std::optional<Grid> grid_of(const Fragment& f) {
-  const int rank = f.box.rank();
-  Grid grid{Dims::filled(rank, 1), Dims::filled(rank, 1)};
-  Index unit = 1;  // elements from one index of dimension d of the array to the next
-  for (int d = rank - 1; d >= 0; --d) {
-    if (f.box.shape[d] > 1) {
-      if (f.strides[d] < unit || f.strides[d] % unit != 0) return std::nullopt;
-      grid.step[d] = f.strides[d] / unit;
+// Nothing where one stride does not say it: a transposed fragment, or gaps of two sizes.
+std::optional<Runs> runs_of(const Fragment& f) {
+  Runs runs;
+  bool has_gaps = false;
+  Index reach = 1;  // elements from a run's first to where the next would follow it without a gap
+  for (int d = f.box.rank() - 1; d >= 0; --d) {
+    const Index extent = f.box.shape[d], stride = f.strides[d];
+    if (extent == 1) continue;
+    if (!has_gaps && stride == reach) {
+      runs.block *= static_cast<hsize_t>(extent);
+    } else if (!has_gaps && stride > reach) {
+      has_gaps = true;
+      runs.count = static_cast<hsize_t>(extent);
+      runs.stride = static_cast<hsize_t>(stride);
+    } else if (has_gaps && stride == reach) {
+      runs.count *= static_cast<hsize_t>(extent);
+    } else {
+      return std::nullopt;
     }
-    // As wide as the elements reach; wider where only that makes the next dimension's stride a multiple.
-    grid.shape[d] = (f.box.shape[d] - 1) * grid.step[d] + 1;
-    int next = d - 1;
-    while (next >= 0 && f.box.shape[next] == 1) --next;
-    if (next >= 0 && f.strides[next] % (grid.shape[d] * unit) != 0) {
-      if (next != d - 1 || f.strides[next] % unit != 0 || f.strides[next] < grid.shape[d] * unit) return std::nullopt;
-      grid.shape[d] = f.strides[next] / unit;
-    }
-    unit *= grid.shape[d];
+    reach = stride * extent;
   }
-  return grid;
+  runs.stride = std::max(runs.stride, runs.block);
+  return runs;
 }
 
 class ViewWriter {
@@ -65,13 +69,21 @@ class ViewWriter {
   Result<Handle> add_joined(const Tensor& tensor, const std::string& path, Id type,
                             const std::vector<Fragment>& fragments);
   const std::string& file_path(std::uint32_t file);
+  // A helper dataset.
+  struct Strip {
+    std::string path;
+    Index begin = 0;  // bytes in the file
+    Index elements = 0;
+  };
+  Result<const Strip*> strip_of(std::uint32_t file, Index offset, DType dtype, bool big_endian);
 
   const Catalog& catalog_;
   std::vector<std::string> known_files_;  // absolute; empty: not looked at yet
   MemoryImage image_;
   Handle file_;
   DatasetMaker datasets_;
-  Index pieces_ = 0;  // helper datasets
+  std::map<std::tuple<std::uint32_t, DType, Index, bool>, Strip> strips_;  // by file, and what lies in it
+  Index pieces_ = 0;                                                       // joined
 };
 
 // Absolute: the library looks for others from the directory a reader happens to be in.
@@ -98,7 +110,7 @@ Result<std::vector<Fragment>> ViewWriter::fragments_of(const Tensor& tensor) {
     Fragment f = tensor.fragments.get(i);
     if (f.box.empty()) continue;
     if (f.encoding || !path_exists(file_path(f.extent.file))) return unsupported("stored compressed");
-    if (!grid_of(f)) return unsupported("stored transposed");
+    if (!runs_of(f)) return unsupported("stored transposed, or with gaps of several sizes");
     if (!out.empty() && f.big_endian != out.front().big_endian) return unsupported("stored in both byte orders");
     out.push_back(std::move(f));
   }
@@ -113,28 +125,40 @@ Result<Handle> ViewWriter::add_external(const std::string& path, Id type, const 
   return datasets_.make(file_.get(), path, type, shape, creation.get());
 }
 
+// The elements of a whole file as one dimension, from the first place on that is whole elements away from `offset`.
+Result<const ViewWriter::Strip*> ViewWriter::strip_of(std::uint32_t file, Index offset, DType dtype, bool big_endian) {
+  const Index element_bytes = byte_size(dtype);
+  const auto key = std::tuple(file, dtype, offset % element_bytes, big_endian);
+  if (const auto known = strips_.find(key); known != strips_.end()) return &known->second;
+  Strip strip;
+  strip.path = std::string(kOwnGroup) + "/pieces/" + std::to_string(strips_.size());
+  strip.begin = offset % element_bytes;
+  strip.elements = (catalog_.files[file].size - strip.begin) / element_bytes;
+  const Handle type = TRY(type_of(dtype, big_endian));
+  TRY(add_external(strip.path, type.get(), {strip.elements}, {file, strip.begin, strip.elements * element_bytes}));
+  return &strips_.emplace(key, std::move(strip)).first->second;
+}
+
 Result<Handle> ViewWriter::add_joined(const Tensor& tensor, const std::string& path, Id type,
                                       const std::vector<Fragment>& fragments) {
-  const Index element_bytes = byte_size(tensor.dtype);
   const Handle creation = TRY(DatasetMaker::properties());
   const Extents extents = extents_of(tensor.shape);
   const Handle whole =
       TRY(checked(H5Screate_simple(tensor.shape.rank(), extents.data(), nullptr), ErrorCode::kInternal, path));
   for (const Fragment& f : fragments) {
-    const Grid grid = *grid_of(f);
-    const std::string piece = std::string(kOwnGroup) + "/pieces/" + std::to_string(pieces_++);
-    const Extent extent{f.extent.file, f.extent.offset + f.start, volume(grid.shape) * element_bytes};
-    TRY(add_external(piece, type, grid.shape, extent));
-    const Extents grid_extents = extents_of(grid.shape), origin = extents_of(f.box.origin),
-                  count = extents_of(f.box.shape), step = extents_of(grid.step);
-    const Extents zero{};
-    const Handle part =
-        TRY(checked(H5Screate_simple(grid.shape.rank(), grid_extents.data(), nullptr), ErrorCode::kInternal, path));
+    const Index offset = f.extent.offset + f.start;
+    const Strip& strip = *TRY(strip_of(f.extent.file, offset, tensor.dtype, f.big_endian));
+    const Runs runs = *runs_of(f);
+    const auto elements = static_cast<hsize_t>(strip.elements);
+    const auto start = static_cast<hsize_t>((offset - strip.begin) / byte_size(tensor.dtype));
+    const Extents origin = extents_of(f.box.origin), count = extents_of(f.box.shape);
+    const Handle part = TRY(checked(H5Screate_simple(1, &elements, nullptr), ErrorCode::kInternal, path));
     const bool mapped =
-        H5Sselect_hyperslab(part.get(), H5S_SELECT_SET, zero.data(), step.data(), count.data(), nullptr) >= 0 &&
+        H5Sselect_hyperslab(part.get(), H5S_SELECT_SET, &start, &runs.stride, &runs.count, &runs.block) >= 0 &&
         H5Sselect_hyperslab(whole.get(), H5S_SELECT_SET, origin.data(), nullptr, count.data(), nullptr) >= 0 &&
-        H5Pset_virtual(creation.get(), whole.get(), ".", ("/" + piece).c_str(), part.get()) >= 0;
+        H5Pset_virtual(creation.get(), whole.get(), ".", ("/" + strip.path).c_str(), part.get()) >= 0;
     TRY(checked_call(mapped ? 0 : -1, ErrorCode::kInternal, path));
+    ++pieces_;
   }
   return datasets_.make(file_.get(), path, type, tensor.shape, creation.get());
 }

@@ -1,8 +1,8 @@
 // Writes an HDF5 file of a few KB that shows the tensors of another checkpoint where they lie. See hdf5.h.
 //
-// A tensor in one piece is a dataset whose storage is external: a place in the other file. One in several pieces is a
-// virtual dataset over such datasets, one a piece, in /reshard/pieces. Paths are as relative to the view's directory
-// where both are in one tree, so that the tree may move.
+// A tensor in one piece is a dataset whose storage is external: a place in the other file. One in several pieces, or
+// with gaps, is a virtual dataset of parts of strips in /reshard/pieces: a strip is a whole file as elements of one
+// type. Paths of files are absolute: a library looks for others from the directory its reader happens to be in.
 #pragma once
 
 #include <string>

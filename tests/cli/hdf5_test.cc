@@ -80,7 +80,8 @@ TEST(Hdf5Cli, AViewIsSmallAndSaysWhatItShows) {
   EXPECT_EQ(reshard_cli({"convert", source, dir / "v.h5", "--to", "hdf5-view"}).exit_code, 2);
   expect_success(reshard_cli({"convert", source, dir / "v.h5", "--to", "hdf5-view", "--force", "--names", "hf"}));
   // Compressed tensors are nowhere as they are.
-  expect_success(reshard_cli({"convert", source, dir / "z.h5", "--to", "hdf5", "--codec", "zstd:1"}));
+  write_dcp({{"w", {DType::kFloat32, {100, 100}, std::string(40'000, 'x')}}}, dir / "ck", Mesh());
+  expect_success(reshard_cli({"convert", dir / "ck", dir / "z.h5", "--to", "hdf5", "--codec", "zstd:1"}));
   const CommandResult none = reshard_cli({"convert", dir / "z.h5", dir / "vz.h5", "--to", "hdf5-view"});
   EXPECT_EQ(none.exit_code, 4);
   EXPECT_THAT(none.err, HasSubstr("stored compressed"));
