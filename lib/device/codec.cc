@@ -132,7 +132,7 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
   MutableBytes now = stored;
   // A checksum that was added before the compression is part of what comes out of it.
   const std::size_t room = static_cast<std::size_t>(encoding.decoded_bytes) + kSum * encoding.filters.size();
-  int next = 0;
+  std::size_t next = 0;
   for (std::size_t i = encoding.filters.size(); i-- > 0;) {
     const ChunkFilter& filter = encoding.filters[i];
     if (filter.kind == ChunkFilter::Kind::kFletcher32) {

@@ -1,6 +1,7 @@
 // Chunks of elements made smaller and back: byte shuffle, zstd, deflate, Fletcher-32 (lib/layout/chunk_encoding.h).
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ class ChunkDecoder {
  private:
   struct Contexts;
   std::unique_ptr<Contexts> contexts_;
-  std::vector<std::byte> buffers_[2];
+  std::array<std::vector<std::byte>, 2> buffers_;
 };
 
 // Shuffles and compresses chunks with zstd. One for each thread.
