@@ -4,6 +4,7 @@
 
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
+#include "formats/hdf5/hdf5.h"
 #include "formats/ranks/ranks.h"
 #include "formats/ranks/vllm.h"
 #include "formats/safetensors/safetensors.h"
@@ -14,8 +15,9 @@ namespace reshard {
 namespace {
 
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 6> kFormats = {&kDcpFormat,         &kColossalaiFormat, &kRanksFormat,
-                                                   &kSafetensorsFormat, &kTorchFormat,      &kVllmFormat};
+constexpr std::array<const Format*, 8> kFormats = {&kDcpFormat,         &kColossalaiFormat, &kRanksFormat,
+                                                   &kSafetensorsFormat, &kTorchFormat,      &kVllmFormat,
+                                                   &kHdf5Format,        &kHdf5ViewFormat};
 
 }  // namespace
 
@@ -36,7 +38,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
     if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
   std::vector<std::string> titles;
   for (const Format* f : kFormats)
-    if (f->open) titles.emplace_back(f->title);
+    if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }
 

@@ -28,10 +28,35 @@ Status check_space(const Conversion& conversion, const std::string& destination)
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
 }
 
+// Makes a view: nothing is copied.
+Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
+                      std::chrono::steady_clock::time_point start) {
+  constexpr std::size_t kShown = 10;
+  if (options.force && path_exists(options.destination) && !TRY(find_format("hdf5"))->recognises(options.destination))
+    return usage_error(options.destination + ": the destination is not an HDF5 file; it will not be replaced");
+  const bool quiet = options.resources.quiet;
+  if (!quiet) print_view_plan(prepared, options);
+  if (options.dry_run) return 0;
+  const ViewReport report = TRY(prepared.conversion->write_view(options.destination));
+  if (quiet) return 0;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (std::size_t i = 0; i < std::min(kShown, report.refused.size()); ++i)
+    print_row(i == 0 ? "not shown" : "", printable(report.refused[i].first) + ": " + report.refused[i].second);
+  if (report.refused.size() > kShown)
+    print_row("", "and " + with_commas(static_cast<Index>(report.refused.size() - kShown)) + " more");
+  const File file = TRY(File::open(options.destination));
+  print_row("done", options.destination + "   " + human_bytes(TRY(file.size())) + "   " + human_seconds(seconds) +
+                        "   " + count_of(report.tensors, "tensor") + " shown where they lie" +
+                        (report.pieces > 0 ? ", " + count_of(report.pieces, "piece") + " joined" : ""));
+  print_row("", "it refers to the files of " + options.source + ": made anew when they move");
+  return 0;
+}
+
 Result<int> convert(const ConvertOptions& options) {
   TRY(check_destination(options));
   const auto start = std::chrono::steady_clock::now();
   PreparedConversion prepared = TRY(prepare(options, false));
+  if (prepared.target->write_view) return make_view(options, prepared, start);
   Conversion& conversion = *prepared.conversion;
   const bool quiet = options.resources.quiet;
   if (!quiet) print_plan(prepared, options);
@@ -59,7 +84,7 @@ Result<int> convert(const ConvertOptions& options) {
   print_row("proof", n + " of " + n + " tensors: every element has one source" +
                          (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"
                                                 : ", the source records no checksums") +
-                         ", digests in reshard_manifest.json");
+                         ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
   if ((*find_format(options.to))->open)
     print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;
@@ -67,6 +92,8 @@ Result<int> convert(const ConvertOptions& options) {
 
 Result<int> plan(const ConvertOptions& options, bool json) {
   const PreparedConversion prepared = TRY(prepare(options, true));
+  if (prepared.target->write_view)
+    return usage_error("--to " + options.to + " copies nothing: there is no plan to show");
   if (json) {
     std::printf("%s\n", to_text(plan_json(prepared, options), 2).c_str());
     return 0;
@@ -95,6 +122,8 @@ void add_convert(CLI::App& app, Action& action) {
       "  reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2  the same state, cut for other ranks\n"
       "  reshard convert model out --to dcp --names torchtitan          a Hugging Face model for torchtitan\n"
       "  reshard convert step-1000 model --to hf --dtype bfloat16 --keep-dtype '*norm*'\n"
+      "  reshard convert step-1000 step-1000.h5 --to hdf5 --codec zstd:3                an archive in one file\n"
+      "  reshard convert step-1000 look.h5 --to hdf5-view --names hf   for h5py and h5dump, without copying\n"
       "The destination appears when it is complete: until then everything is in DST.partial.");
   app.callback([options, &action] { action = [options] { return convert(*options); }; });
 }

@@ -1,5 +1,6 @@
 #include "tools/job_options.h"
 
+#include <charconv>
 #include <cstdlib>
 
 #include "lib/base/parallel.h"
@@ -95,7 +96,7 @@ namespace {
 std::string target_names() {
   std::vector<std::string> names;
   for (const Format* f : formats())
-    if (f->lay_out) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
+    if (f->lay_out || f->write_view) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
   return join(names, ", ");
 }
 
@@ -111,7 +112,8 @@ std::string mesh_formats() {
 
 void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows")->required();
-  app.add_option("DST", destination, "The directory to make")->required(destination_required);
+  app.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
+      ->required(destination_required);
   app.add_option("--to", to, "Target format: " + target_names())->required();
   app.add_option("--names", names,
                  "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
@@ -133,10 +135,17 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--shard-format", shard_format,
                  "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
       ->check(CLI::IsMember({"safetensors", "bin"}));
-  app.add_option("--allow", allow,
-                 "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
-                 "(write tensors that are not as the config says)")
-      ->check(CLI::IsMember({"cover", "config"}));
+  app.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
+      ->capture_default_str();
+  app.add_flag("--shuffle,!--no-shuffle", shuffle,
+               "Whether the bytes of elements are grouped before they are compressed")
+      ->capture_default_str();
+  app.add_option(
+         "--allow", allow,
+         "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
+         "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
+         "files)")
+      ->check(CLI::IsMember({"cover", "config", "external"}));
   app.add_option("--repair", repair,
                  "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
                  "--donor), experts (split matrices that hold the rows of several experts)")
@@ -151,6 +160,20 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   source_layout.add(app);
   model.add(app);
   resources.add(app);
+}
+
+Result<Compression> parse_codec(const std::string& codec, bool shuffle) {
+  constexpr std::string_view kZstd = "zstd:";
+  constexpr int kHighest = 19;  // levels above it take hundreds of megabytes a thread
+  Compression out{0, shuffle};
+  if (codec == "none") return out;
+  const std::string_view digits = codec.starts_with(kZstd) ? std::string_view(codec).substr(kZstd.size()) : "";
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), out.zstd_level);
+  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size() || out.zstd_level < 1 ||
+      out.zstd_level > kHighest)
+    return usage_error("--codec: expected none or zstd:LEVEL with a level of 1 to " + std::to_string(kHighest) +
+                       ", got '" + printable(codec) + "'");
+  return out;
 }
 
 Status ConvertOptions::read_names(ConversionOptions& o) const {
@@ -176,6 +199,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (!format->takes_mesh && !(mesh.empty() && layout.empty()))
     return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() + "; " +
                        std::string(format->title) + " are not cut by rank");
+  o.compression = TRY(parse_codec(codec, shuffle));
+  if (o.compression.zstd_level > 0 && to != "hdf5") return usage_error("--codec is for --to hdf5");
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
     if (!o.layout->mesh)
@@ -225,12 +250,14 @@ Error with_way_out(const Error& error, const std::string& path, const LayoutDesc
 }
 
 // With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
-Result<OpenCheckpoint> open_source(const std::string& path, bool files_too, bool allow_faults,
-                                   const LayoutDescriptor* layout) {
-  auto open = open_checkpoint(path, {.files_too = files_too, .validated = !allow_faults, .layout = layout});
+Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& options, bool allow_faults) {
+  OpenOptions how = options;
+  how.validated = !allow_faults;
+  auto open = open_checkpoint(path, how);
   if (open) return open;
-  if (allow_faults) return open_checkpoint(path, {.files_too = false, .validated = false, .layout = layout});
-  return with_way_out(open.error(), path, layout);
+  if (!allow_faults) return with_way_out(open.error(), path, options.layout);
+  how.files_too = false;
+  return open_checkpoint(path, how);
 }
 
 }  // namespace
@@ -240,8 +267,11 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   o.metadata_only = metadata_only;
   const Format* format = TRY(find_format(options.to));
   PreparedConversion p;
+  p.target = format;
   const auto layout = TRY(options.source_layout.load());
-  p.source = TRY(open_source(options.source, !metadata_only, o.allow.cover, layout ? &*layout : nullptr));
+  OpenOptions how{.files_too = !metadata_only, .layout = layout ? &*layout : nullptr};
+  how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
+  p.source = TRY(open_source(options.source, how, o.allow.cover));
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));
     o.donor = p.donor->reader.get();
@@ -300,6 +330,16 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   if (c.converted_tensors() > 0) print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
   std::vector<std::string> left_out;
   for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+}
+
+void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const auto format = find_format(options.to);
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) + "   " +
+                        family_text(*prepared.conversion));
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : prepared.conversion->left_out()) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }

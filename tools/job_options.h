@@ -57,10 +57,10 @@ struct SourceOptions {
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::string vocab_padding, donor;
+  std::string vocab_padding, donor, codec = "none";
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
-  bool keep_unknown = false, force = false, dry_run = false;
+  bool keep_unknown = false, force = false, dry_run = false, shuffle = true;
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
@@ -76,13 +76,20 @@ struct ConvertOptions {
 struct PreparedConversion {
   OpenCheckpoint source;
   std::optional<OpenCheckpoint> donor;
+  const Format* target = nullptr;
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
 
+// How --codec says tensors are to be compressed: "none", "zstd:3".
+Result<Compression> parse_codec(const std::string& codec, bool shuffle);
+
 // The plan as people and programs read it.
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
+
+// What a view is of, for people.
+void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options);
 
 // Bytes free where `destination` is to be made.
 Result<Index> free_space_for(const std::string& destination);

@@ -237,11 +237,11 @@ Result<int> synth(const SynthOptions& options) {
     std::fflush(stdout);
   }
 
-  const MetadataOnly metadata(*target);
-  const HeadersOnly headers(*target);
-  const Target& written = options.metadata_only  ? static_cast<const Target&>(metadata)
-                          : options.headers_only ? static_cast<const Target&>(headers)
-                                                 : *target;
+  MetadataOnly metadata(*target);
+  HeadersOnly headers(*target);
+  Target& written = options.metadata_only  ? static_cast<Target&>(metadata)
+                    : options.headers_only ? static_cast<Target&>(headers)
+                                           : *target;
   auto output = TRY(Output::create(options.destination, written, options.force,
                                    options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {

@@ -303,8 +303,10 @@ class Verification {
     Json manifest;
     const std::string manifest_path = path_join(options_.path, "reshard_manifest.json");
     Catalog view = catalog();
-    if (is_directory(options_.path) && path_exists(manifest_path)) {
-      manifest = TRY(parse_json(TRY(read_whole_file(manifest_path, kMaxManifestBytes)), manifest_path));
+    const bool has_side_files = is_directory(options_.path) || open_.format->keeps_side_files;
+    const auto text = has_side_files ? TRY(reader.side_file("reshard_manifest.json", kMaxManifestBytes)) : std::nullopt;
+    if (text) {
+      manifest = TRY(parse_json(*text, manifest_path));
       view = TRY(manifest_view(manifest, catalog(), config_).context(manifest_path));
     }
     TRY(read_tensors(view));

@@ -25,6 +25,7 @@ void FragmentList::add(const Fragment& f) {
   corners_.resize(corners_.size() + width());
   extents_.emplace_back();
   if (!crcs_.empty()) crcs_.push_back(kNoCrc);
+  if (!encoding_of_.empty()) encoding_of_.push_back(0);
   set(size() - 1, f);
 }
 
@@ -33,6 +34,7 @@ void FragmentList::add(const Box& box, const Extent& extent) {
   corners_.insert(corners_.end(), box.shape.begin(), box.shape.end());
   extents_.push_back(extent);
   if (!crcs_.empty()) crcs_.push_back(kNoCrc);
+  if (!encoding_of_.empty()) encoding_of_.push_back(0);
 }
 
 std::uint64_t FragmentList::hash_of_boxes() const {
@@ -55,6 +57,17 @@ void FragmentList::set(std::size_t i, const Fragment& f) {
     details_[i] = {f.strides, f.start, f.big_endian};
   else if (!details_.empty())
     details_.erase(i);
+  if (f.encoding || !encoding_of_.empty()) set_encoding(i, f.encoding);
+}
+
+void FragmentList::set_encoding(std::size_t i, const std::shared_ptr<const ChunkEncoding>& encoding) {
+  if (encodings_.empty()) {
+    encodings_.emplace_back();
+    encoding_of_.assign(size(), 0);
+  }
+  auto known = std::find(encodings_.begin(), encodings_.end(), encoding);
+  if (known == encodings_.end()) known = encodings_.insert(known, encoding);
+  encoding_of_[i] = static_cast<std::uint16_t>(known - encodings_.begin());
 }
 
 Box FragmentList::box(std::size_t i) const {
@@ -75,6 +88,7 @@ Fragment FragmentList::get(std::size_t i) const {
   } else {
     f.strides = row_major_strides(f.box.shape);
   }
+  if (!encoding_of_.empty()) f.encoding = encodings_[encoding_of_[i]];
   return f;
 }
 

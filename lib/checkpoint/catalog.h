@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "lib/base/result.h"
 #include "lib/layout/box.h"
+#include "lib/layout/chunk_encoding.h"
 #include "lib/layout/dtype.h"
 
 namespace reshard {
@@ -36,6 +38,10 @@ struct Fragment {
   Index start = 0;                   // bytes from extent.offset
   std::optional<std::uint32_t> crc;  // CRC-32 of the whole extent, where the format records one
   bool big_endian = false;
+  std::shared_ptr<const ChunkEncoding> encoding;  // the extent has to be decoded, and `start` counts in what it becomes
+
+  // The bytes that `start` and `strides` move in.
+  Index payload_bytes() const { return encoding ? encoding->decoded_bytes : extent.length; }
 
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
@@ -55,6 +61,7 @@ class FragmentList {
   Box box(std::size_t i) const;
   const Extent& extent(std::size_t i) const { return extents_[i]; }
   void set_extent(std::size_t i, const Extent& extent) { extents_[i] = extent; }
+  bool has_encoded() const { return !encodings_.empty(); }  // false: no fragment has an encoding
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
   bool has_boxes_of(const FragmentList& other) const { return rank_ == other.rank_ && corners_ == other.corners_; }
   std::uint64_t hash_of_boxes() const;
@@ -66,6 +73,7 @@ class FragmentList {
     Index start = 0;
     bool big_endian = false;
   };
+  void set_encoding(std::size_t i, const std::shared_ptr<const ChunkEncoding>& encoding);
   std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
 
   int rank_;
@@ -73,6 +81,8 @@ class FragmentList {
   std::vector<Extent> extents_;
   std::vector<std::uint64_t> crcs_;  // kNoCrc where there is none; empty when no fragment has one
   std::unordered_map<std::size_t, Details> details_;
+  std::vector<std::shared_ptr<const ChunkEncoding>> encodings_;  // those that occur: few; the first is none
+  std::vector<std::uint16_t> encoding_of_;                       // of each fragment; empty when none is encoded
 };
 
 // The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.

@@ -35,6 +35,10 @@ class Reader {
   // The value of a blob as a torch.save archive without storages, which is how blobs go from format to format.
   virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
 
+  // A file that lies beside the tensors (config.json, reshard_manifest.json), of at most `limit` bytes; nothing when
+  // there is none.
+  virtual Result<std::optional<std::string>> side_file(const std::string& name, Index limit);
+
   // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
   virtual std::string describe(const Blob& blob) = 0;
 
@@ -68,6 +72,12 @@ struct HeadCounts {
   Index key_value = 0;
 };
 
+// How tensors are made smaller.
+struct Compression {
+  int zstd_level = 0;   // as zstd counts; 0: not at all
+  bool shuffle = true;  // the elements' bytes grouped first
+};
+
 struct LayoutRequest {
   std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
   std::vector<TargetBlob> blobs;
@@ -76,6 +86,7 @@ struct LayoutRequest {
   Index max_file_bytes = 5'000'000'000;    // for formats that cut files by size
   Container container = Container::kSafetensors;
   std::optional<HeadCounts> heads;  // where a config says so
+  Compression compression;          // for formats that can
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -93,6 +104,23 @@ class Target {
   // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
   virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
 
+  // Whether the output is a file, the destination itself, and not a directory. Its catalog has one file.
+  virtual bool is_file() const { return false; }
+  // Of an output that is a file: whether the one at `path` is of its kind, and may be replaced.
+  virtual bool is_own_file(const std::string&) const { return false; }
+  // Takes in, before seal(), what others have as a file beside the tensors.
+  virtual Status add_side_file(const std::string& name, std::string_view contents);
+
+  // Whether tensor data are stored in another form. The extents of the catalog then are places in an image of the plain
+  // data, which is written to encode() and not to the file.
+  virtual bool encodes() const { return false; }
+  // Stores the bytes of the image from `offset` on, each byte once, in any order. Thread-safe.
+  virtual Status encode(Index offset, Bytes bytes, const EmitBytes& emit);
+  virtual Index worker_bytes() const { return 0; }  // that encode() takes for each thread
+
+  // The length of a file, once sealed; what its catalog says where nothing is encoded or added.
+  virtual Index sealed_size(std::uint32_t file) const { return catalog_.files[file].size; }
+
  protected:
   Catalog catalog_;
 };
@@ -100,7 +128,15 @@ class Target {
 struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
   bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
+  bool external_too = false;                 // follow links and storage into other files
   const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
+};
+
+// What came of a view.
+struct ViewReport {
+  Index tensors = 0;                                         // shown
+  Index pieces = 0;                                          // stored pieces they are joined of
+  std::vector<std::pair<std::string, std::string>> refused;  // names of tensors, and why
 };
 
 struct Format {
@@ -111,6 +147,10 @@ struct Format {
   // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
+  // Makes a new file at `path` that shows the tensors of a located catalog where they lie, without copying; null: not
+  // that kind of format. What it cannot express is in the report.
+  Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path) = nullptr;
+  bool keeps_side_files = false;  // in a file of its own kind: Reader::side_file() finds those of that file
 
   // What a conversion to it is, unless the user says otherwise.
   bool model_only = false;   // holds parameters, no optimizer and no training state

@@ -167,10 +167,10 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
   }
   const auto count = checked_add(last, 1);
   const auto bytes = count ? checked_mul(*count, byte_size(tensor.dtype)) : std::nullopt;
-  if (!bytes || !fits_inside(f.start, *bytes, f.extent.length))
+  if (!bytes || !fits_inside(f.start, *bytes, f.payload_bytes()))
     return corrupt(at(catalog.file_path(f.extent.file), f.extent.offset) + ": " + name_of(tensor, f.box) +
-                   ": strides " + to_string(f.strides) + " reach past the " + std::to_string(f.extent.length) +
-                   " bytes stored for it");
+                   ": strides " + to_string(f.strides) + " reach past the " + std::to_string(f.payload_bytes()) +
+                   (f.encoding ? " bytes it decodes to" : " bytes stored for it"));
   return {};
 }
 

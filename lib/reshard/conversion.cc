@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
@@ -41,19 +42,27 @@ bool is_tied_head(const Family& family, std::string_view canonical) {
 
 Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Format& format,
                                                         ConversionOptions options) {
-  if (!format.lay_out) return unsupported(std::string(format.title) + " can be read but not written");
+  if (!format.lay_out && !format.write_view)
+    return unsupported(std::string(format.title) + " can be read but not written");
   std::unique_ptr<Conversion> c(new Conversion(source, format, std::move(options)));
   TRY(c->choose_names());
   TRY(c->leave_out_faulty());
   TRY(c->select());
   TRY(c->make_views());
-  TRY(c->lay_out());
+  TRY(format.write_view ? c->name_view() : c->lay_out());
   return c;
 }
 
 Status Conversion::choose_names() {
-  if (!options_.config_path.empty() && (options_.detect_family || options_.family))
-    config_ = TRY(read_config(options_.config_path));
+  std::string config_name = options_.config_path;
+  if (!config_name.empty()) {
+    config_text_ = TRY(read_whole_file(config_name, kMaxSideFile));
+  } else if (auto kept = TRY(source_.side_file("config.json", kMaxSideFile))) {
+    config_text_ = std::move(*kept);
+    config_name = path_join(options_.source_path, "config.json");
+  }
+  if (!config_text_.empty() && (options_.detect_family || options_.family))
+    config_ = TRY(ModelConfig::parse(TRY(parse_json(config_text_, config_name)), config_name).context(config_name));
   TRY(choose_family());
   if (!family_) config_.reset();
   if (!family_ || options_.keep_names) return {};
@@ -236,6 +245,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.mesh = options_.mesh;
   request.layout = options_.layout;
   request.max_file_bytes = options_.max_file_bytes;
+  request.compression = options_.compression;
   request.container = options_.container;
   if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
   TRY(pad_vocabulary());
@@ -464,7 +474,34 @@ Status Conversion::lay_out() {
     target_view_ = target_->catalog();
   }
   plan_ = TRY(make_plan(source_view_, target_view_));
+  options_.run.worker_bytes = target_->worker_bytes();
   return {};
+}
+
+// The source's view under the output's names. Its rows are where they are: in Hugging Face's order, or as stored.
+Status Conversion::name_view() {
+  if (options_.dtype) return usage_error("--dtype: a view shows what is stored");
+  if (hf_rows_ && target_names_ != Names::kHf)
+    return unsupported("a view in the row order of " + std::string(names_title(*target_names_)) +
+                       "; there are views in the stored order and in Hugging Face's");
+  std::vector<std::size_t> all(source_view_.tensors().size());
+  std::iota(all.begin(), all.end(), 0);
+  if (renames())
+    for (const PackedGroup& group : TRY(pack(*family_, *target_names_, source_view_, all)))
+      if (group.stored)
+        return unsupported("a view under " + std::string(names_title(*target_names_)) + ": tensor '" +
+                           printable(group.name) + "' would be made of several");
+  target_view_.root = source_view_.root;
+  target_view_.files = source_view_.files;
+  for (Tensor tensor : source_view_.tensors()) {
+    tensor.name = target_name(tensor.name);
+    TRY(target_view_.add(std::move(tensor)));
+  }
+  return {};
+}
+
+Result<ViewReport> Conversion::write_view(const std::string& destination) const {
+  return format_.write_view(target_view_, destination);
 }
 
 Index Conversion::disk_needed() const {
@@ -509,11 +546,11 @@ Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool
 // config.json and the tokenizer, from beside the config or the source.
 Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
   std::vector<std::string> copied;
-  std::string config_path = options_.config_path;
-  if (!config_path.empty()) {
-    std::string text = TRY(read_whole_file(config_path, kMaxSideFile));
+  const std::string& config_path = options_.config_path;
+  if (!config_text_.empty()) {
+    std::string text = config_text_;
     if (converted_ > 0) {
-      Json json = TRY(parse_json(text, config_path));
+      Json json = TRY(parse_json(text, "config.json"));
       json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";
     }

@@ -42,6 +42,7 @@ struct ConversionOptions {
   Index vocab_divisible_by = 0;
   Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
+  Compression compression;  // for formats that can
   bool keep_unknown = false;
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
@@ -78,6 +79,9 @@ class Conversion {
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
+  // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
+  Result<ViewReport> write_view(const std::string& destination) const;
+
   // Writes the checkpoint. `destination` must not exist unless `replace`.
   struct Outcome {
     bool removed_leftover = false;
@@ -99,6 +103,7 @@ class Conversion {
   Status check_config();
   Result<DType> target_dtype(const Tensor& tensor, const std::string& native) const;
   Status lay_out();
+  Status name_view();
   Result<LayoutRequest> layout_request();
   Status pad_vocabulary();
   Index head_copies() const;
@@ -118,6 +123,7 @@ class Conversion {
   ConversionOptions options_;
   const Family* family_ = nullptr;
   std::optional<ModelConfig> config_;
+  std::string config_text_;  // config.json, from beside the source or from within it
   std::optional<Names> source_names_, target_names_;
   bool hf_rows_ = false;
   std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out

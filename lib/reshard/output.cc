@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <numeric>
 #include <span>
 
@@ -23,7 +24,7 @@ constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gat
 
 // Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would
 // leave the checkpoint itself where it is.
-Result<bool> may_replace(const std::string& path) {
+Result<bool> may_replace_directory(const std::string& path) {
   std::error_code ignored;
   if (!is_directory(path) || std::filesystem::is_symlink(path, ignored)) return false;
   const auto entries = TRY(list_directory(path));
@@ -47,9 +48,10 @@ Dims reordered(const Dims& dims, std::span<const int> order) {
   return out;
 }
 
-// Writes a group whose pieces may leave gaps between them: run by run along the innermost dimension.
-Status write_runs(const File& file, const PieceGroup& group, const Piece& piece, Index element_bytes,
-                  const std::byte* data, const Dims& data_strides, MutableBytes scratch, CrcLedger* crcs) {
+// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimension, with the place
+// of each in the piece's extent.
+Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data, const Dims& data_strides,
+                  MutableBytes scratch, const std::function<Status(Index begin, Bytes run)>& write) {
   const int rank = piece.box.rank();
   const std::vector<int> order = by_stride(piece);
   const Dims shape = reordered(piece.box.shape, order), to_strides = reordered(piece.strides, order),
@@ -74,8 +76,7 @@ Status write_runs(const File& file, const PieceGroup& group, const Piece& piece,
     copy_box(run_shape, element_bytes, data + from * element_bytes, run_strides, run.data(),
              row_major_strides(run_shape));
     const Index begin = piece.begin + to * element_bytes;
-    TRY(file.write_at(group.extent.offset + begin, run));
-    if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run_bytes), crc32(0, run));
+    TRY(write(begin, run));
     int d = outer - 1;
     while (d >= 0 && ++at[d] == shape[d]) at[d--] = 0;
     if (d < 0) return {};
@@ -92,7 +93,7 @@ Status remove_work(const std::string& path) {
 
 }  // namespace
 
-Output::Output(std::string destination, const Target& target, bool replace)
+Output::Output(std::string destination, Target& target, bool replace)
     : destination_(std::move(destination)), target_(target), replace_(replace) {
   while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
   work_ = destination_ + ".partial";
@@ -103,7 +104,7 @@ Output::~Output() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-Result<std::unique_ptr<Output>> Output::create(const std::string& destination, const Target& target, bool replace,
+Result<std::unique_ptr<Output>> Output::create(const std::string& destination, Target& target, bool replace,
                                                Space space) {
   std::unique_ptr<Output> out(new Output(destination, target, replace));
   TRY(out->prepare(space));
@@ -113,8 +114,11 @@ Result<std::unique_ptr<Output>> Output::create(const std::string& destination, c
 Status Output::prepare(Space space) {
   if (path_exists(destination_)) {
     if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
-    if (!TRY(may_replace(destination_)))
-      return usage_error(destination_ + ": the destination is neither a checkpoint nor empty; it will not be replaced");
+    if (!TRY(may_replace()))
+      return usage_error(destination_ +
+                         (target_.is_file() ? ": the destination is not a file of this format"
+                                            : ": the destination is neither a checkpoint nor empty") +
+                         "; it will not be replaced");
   }
   TRY(clear_leftover());
   TRY(make_directory(work_));
@@ -124,10 +128,18 @@ Status Output::prepare(Space space) {
   TRY(File::create(path_join(work_, kMarker)));
   for (const CatalogFile& f : target_.catalog().files) {
     File file = TRY(File::create(path_join(work_, f.path)));
-    TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
+    // How long encoded data will be nobody knows yet.
+    if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
     TRY(file.close());
   }
   return {};
+}
+
+Result<bool> Output::may_replace() const {
+  if (!target_.is_file()) return may_replace_directory(destination_);
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(destination_, ignored) &&
+         !std::filesystem::is_symlink(destination_, ignored) && target_.is_own_file(destination_);
 }
 
 Status Output::clear_leftover() {
@@ -162,8 +174,12 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
     for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
     if (held != group.length()) {
       const auto file = TRY(files_.open(file_path(group.extent.file)));
-      for (const Piece& p : group.pieces)
-        TRY(write_runs(*file, group, p, element_bytes, place(p), data_strides, scratch, crcs));
+      const auto write_run = [&](Index begin, Bytes run) -> Status {
+        if (target_.encodes()) return encode(group.extent.offset + begin, run);
+        if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run.size()), crc32(0, run));
+        return file->write_at(group.extent.offset + begin, run);
+      };
+      for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
       continue;
     }
     const Piece& first = group.pieces.front();
@@ -180,10 +196,19 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
                  p.strides);
       bytes = packed;
     }
+    if (target_.encodes()) {
+      TRY(encode(group.extent.offset + group.begin, bytes));
+      continue;
+    }
     if (crcs) crcs->add(group.extent, group.begin, group.length(), crc32(0, bytes));
     TRY(put(group.extent.file, group.extent.offset + group.begin, bytes, scratch));
   }
   return {};
+}
+
+Status Output::encode(Index offset, Bytes bytes) {
+  return target_.encode(offset, bytes,
+                        [&](std::uint32_t file, Index place, Bytes stored) { return put(file, place, stored, {}); });
 }
 
 // Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
@@ -193,7 +218,9 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
   const Index head = std::min(length, ceil_div(offset, kUnit) * kUnit - offset);
   const Index pages = (length - head) / kUnit * kUnit;
   const auto buffered = TRY(files_.open(file_path(f)));
-  if (pages < kMinDirect || !direct_) return buffered->write_at(offset, bytes);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data() + head) % kUnit == 0;
+  const bool movable = aligned || pages <= static_cast<Index>(scratch.size());
+  if (pages < kMinDirect || !direct_ || !movable) return buffered->write_at(offset, bytes);
 
   auto direct = direct_files_.open(file_path(f));
   if (!direct) {
@@ -204,7 +231,7 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
   const Bytes tail = bytes.subspan(static_cast<std::size_t>(head + pages));
   TRY(buffered->write_at(offset, bytes.first(static_cast<std::size_t>(head))));
   TRY(buffered->write_at(offset + head + pages, tail));
-  if (reinterpret_cast<std::uintptr_t>(middle.data()) % kUnit != 0) {
+  if (!aligned) {
     // Moves the pages to the start of the scratch memory, which is aligned; they may lie in it already.
     std::memmove(scratch.data(), middle.data(), middle.size());
     middle = scratch.first(middle.size());
@@ -216,6 +243,7 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
 }
 
 Status Output::add_file(const std::string& name, std::string_view contents) {
+  if (target_.is_file()) return target_.add_side_file(name, contents);
   File file = TRY(File::create(path_join(work_, name)));
   TRY(file.write_at(0, as_bytes(contents)));
   TRY(file.sync_data());
@@ -238,10 +266,31 @@ Status Output::commit() {
   if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
     const auto file = TRY(files_.open(file_path(f)));
+    if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encodes())
+      TRY(file->set_length(target_.sealed_size(f)));
     TRY(file->sync_data());
   }
   TRY(sync_directory(work_));
-  return publish();
+  return target_.is_file() ? publish_file() : publish();
+}
+
+// Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours
+// all the while.
+Status Output::publish_file() {
+  const std::string made = file_path(0);
+  const bool replaces = path_exists(destination_);
+  TRY(replaces ? exchange_paths(made, destination_) : rename_no_replace(made, destination_));
+  Status lasting = sync_directory(parent_path(destination_));
+  if (lasting) {
+    made_work_ = false;
+    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
+                                      ", but its work directory could not be removed");
+  }
+  if (replaces ? exchange_paths(made, destination_) : rename_no_replace(destination_, made)) return lasting;
+  made_work_ = false;
+  return std::move(lasting).context(destination_ +
+                                    ": the output is complete, but may not survive a power cut, and could not be "
+                                    "taken back");
 }
 
 // Moves the finished directory to its name. When that cannot be made lasting it is taken back: after an error the

@@ -1,9 +1,9 @@
-// The output directory while it is being made.
+// The output directory, or file, while it is being made.
 //
 // Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
-// finished directory is moved to its name in one step. Until then the destination does not exist (or is the old one),
-// so nothing half-written ever looks finished. A killed run leaves the work directory, which the next run to the same
-// destination recognises by its marker file, reports and removes.
+// finished directory (of a target that is a file: the file in it) is moved to its name in one step. Until then the
+// destination does not exist (or is the old one), so nothing half-written ever looks finished. A killed run leaves the
+// work directory, which the next run to the same destination recognises by its marker file, reports and removes.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class Output {
 
   // Makes the work directory and all of the target's files at their full length. `replace` allows an existing
   // destination, if it is a checkpoint or empty; without it that is a usage error. Refers to `target`.
-  static Result<std::unique_ptr<Output>> create(const std::string& destination, const Target& target, bool replace,
+  static Result<std::unique_ptr<Output>> create(const std::string& destination, Target& target, bool replace,
                                                 Space space = Space::kReserved);
   // Removes the work directory, unless committed.
   ~Output();
@@ -41,7 +41,7 @@ class Output {
   Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
                Bytes data, MutableBytes scratch);
 
-  // Adds a file of its own to the directory.
+  // Adds a file of its own to the directory, or to the file that the output is.
   Status add_file(const std::string& name, std::string_view contents);
 
   // Writes what surrounds the data, forces everything to disk, and moves the directory to its name. After an error the
@@ -49,16 +49,19 @@ class Output {
   Status commit();
 
  private:
-  Output(std::string destination, const Target& target, bool replace);
+  Output(std::string destination, Target& target, bool replace);
   Status prepare(Space space);
   Status clear_leftover();
   Status publish();
+  Status publish_file();
+  Result<bool> may_replace() const;
+  Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
 
   std::string destination_;
   std::string work_;
-  const Target& target_;
+  Target& target_;
   bool replace_;
   bool removed_leftover_ = false;
   bool made_work_ = false;

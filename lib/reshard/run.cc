@@ -160,7 +160,8 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
 Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const Sink& sink) {
   const auto& tensors = source.catalog().tensors();
-  const MemoryPlan memory = TRY(plan_memory(options, largest_group(items, source.catalog()), extra));
+  const MemoryPlan memory =
+      TRY(plan_memory(options, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
   WorkList list;
   for (const Item& item : items) {
     const Tensor& t = tensors[item.tensor];
@@ -212,25 +213,26 @@ Result<std::vector<TensorProof>> walk(const std::vector<Item>& items, TensorSour
 
 int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
 
-Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra) {
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding) {
   MemoryPlan plan;
   plan.now = resident_bytes();
+  const Index fixed = plan.now + kProcess + worker_count(options) * (options.worker_bytes + decoding);
   const Index per_slab_byte = worker_count(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);
-  const Index needed = plan.now + kProcess + per_slab_byte * smallest;
+  const Index needed = fixed + per_slab_byte * smallest;
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
                        human_bytes(needed) + " on " + std::to_string(worker_count(options)) + " threads");
-  const Index room = (options.memory - plan.now - kProcess) / per_slab_byte;
+  const Index room = (options.memory - fixed) / per_slab_byte;
   plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
-  plan.peak = plan.now + kProcess + per_slab_byte * plan.slab_bytes;
+  plan.peak = fixed + per_slab_byte * plan.slab_bytes;
   return plan;
 }
 
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
                                const RunOptions& options) {
   const CopyItems copy = copy_items(plan, source, target);
-  return plan_memory(options, largest_group(copy.items, source), copy.extra);
+  return plan_memory(options, largest_group(copy.items, source), copy.extra, decoding_memory(source));
 }
 
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,

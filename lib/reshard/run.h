@@ -22,6 +22,7 @@ struct RunOptions {
   int threads = 0;                               // 0: two for each core this process may use, as half of them wait
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
+  Index worker_bytes = 0;                        // that each thread takes beside its buffers: for encoding the output
 };
 
 // How many threads a run takes.
@@ -34,8 +35,9 @@ struct MemoryPlan {
   Index peak = 0;        // expected resident bytes while running
 };
 // A usage error that says how much is needed when `memory` does not suffice. `largest_group` is the largest single slab
-// the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs.
-Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra);
+// the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs, `decoding` what
+// each thread takes to decode chunks (bytes).
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding = 0);
 
 // The same for copy_tensors() with these arguments.
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,

@@ -7,7 +7,6 @@
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
-#include "lib/reshard/pieces.h"
 
 namespace reshard {
 namespace {
@@ -51,6 +50,65 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
                  to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
 }
 
+Index decoding_memory(const Catalog& catalog) {
+  Index most = 0;
+  for (const Tensor& tensor : catalog.tensors())
+    for (std::size_t i = 0; tensor.fragments.has_encoded() && i < tensor.fragments.size(); ++i)
+      if (const Fragment f = tensor.fragments.get(i); f.encoding)
+        most = std::max(most, f.extent.length + 2 * f.encoding->decoded_bytes);
+  return most;
+}
+
+std::unique_ptr<FileSource::Decoding> FileSource::take_decoding(const Extent& preferred) {
+  const std::lock_guard lock(idle_mutex_);
+  if (idle_.empty()) return std::make_unique<Decoding>();
+  auto it = std::find_if(idle_.begin(), idle_.end(), [&](const auto& d) { return d->extent == preferred; });
+  if (it == idle_.end()) it = idle_.end() - 1;
+  auto out = std::move(*it);
+  idle_.erase(it);
+  return out;
+}
+
+void FileSource::give_back(std::unique_ptr<Decoding> decoding) {
+  const std::lock_guard lock(idle_mutex_);
+  idle_.push_back(std::move(decoding));
+}
+
+Status FileSource::decode(const Tensor& tensor, const Fragment& fragment, const File& file, Decoding& decoding) {
+  if (!decoding.elements.empty() && decoding.extent == fragment.extent) return {};
+  decoding.elements = {};
+  decoding.extent = fragment.extent;
+  const std::string what = "tensor '" + printable(tensor.name) + "' " + to_string(fragment.box);
+  const auto length = static_cast<std::size_t>(fragment.extent.length);
+  if (decoding.stored.size() < length) decoding.stored.resize(length);
+  const MutableBytes stored = MutableBytes(decoding.stored).first(length);
+  TRY(file.read_at(fragment.extent.offset, stored).context(what));
+  const MutableBytes elements =
+      TRY(decoding.decoder.decode(stored, *fragment.encoding, at(file.path(), fragment.extent.offset) + ": " + what));
+  if (fragment.big_endian) swap_bytes(elements, swap_unit(tensor.dtype));
+  decoding.elements = elements;
+  return {};
+}
+
+// The pieces of a group that lies in one encoded fragment.
+Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment,
+                                const File& file, const Box& box, MutableBytes out) {
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  auto decoding = take_decoding(fragment.extent);
+  const Status decoded = decode(tensor, fragment, file, *decoding);
+  if (decoded) {
+    for (const Piece& p : group.pieces) {
+      Index offset = 0;
+      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * out_strides[d];
+      std::byte* to = out.data() + offset * eb;
+      copy_box(p.box.shape, eb, decoding->elements.data() + p.begin, p.strides, to, out_strides);
+    }
+  }
+  give_back(std::move(decoding));
+  return decoded;
+}
+
 Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
@@ -58,6 +116,11 @@ Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, Mu
   for (const PieceGroup& group :
        pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(scratch.size()))) {
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    if (fragment.encoding) {
+      TRY(read_encoded(tensor, group, fragment, *file, box, out));
+      continue;
+    }
     const auto place = [&](const Piece& p) {
       Index offset = 0;
       for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * out_strides[d];
@@ -75,7 +138,6 @@ Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, Mu
     TRY(file->read_at(group.extent.offset + group.begin, bytes)
             .context("tensor '" + printable(tensor.name) + "' " + to_string(first.box)));
 
-    const Fragment fragment = tensor.fragments.get(first.fragment);
     if (fragment.crc) {
       const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
       if (whole) {

@@ -9,7 +9,9 @@
 #include "lib/base/file.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/fragment_index.h"
+#include "lib/device/codec.h"
 #include "lib/reshard/crc_ledger.h"
+#include "lib/reshard/pieces.h"
 
 namespace reshard {
 
@@ -31,6 +33,7 @@ class TensorSource {
 };
 
 // Reads a checkpoint's files through their catalog: any cut, any strides, any format. Checks recorded CRCs on the way.
+// Encoded fragments are read and decoded whole, whatever part of them is wanted; each thread keeps the last one.
 class FileSource : public TensorSource {
  public:
   // The catalog's tensors must be located. Refers to both arguments.
@@ -44,6 +47,18 @@ class FileSource : public TensorSource {
   Index checksums_checked() const;
 
  private:
+  // What one thread decodes with, and the chunk it decoded last.
+  struct Decoding {
+    ChunkDecoder decoder;
+    std::vector<std::byte> stored;
+    Extent extent;
+    Bytes elements;  // empty: none yet
+  };
+  std::unique_ptr<Decoding> take_decoding(const Extent& preferred);
+  void give_back(std::unique_ptr<Decoding> decoding);
+  Status decode(const Tensor& tensor, const Fragment& fragment, const File& file, Decoding& decoding);
+  Status read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment, const File& file,
+                      const Box& box, MutableBytes out);
   Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
   const FragmentIndex& index(std::size_t tensor);
 
@@ -53,7 +68,12 @@ class FileSource : public TensorSource {
   std::vector<std::unique_ptr<FragmentIndex>> indexes_;  // made on first use
   std::mutex index_mutex_;
   std::atomic<Index> checked_{0};
+  std::vector<std::unique_ptr<Decoding>> idle_;  // as many as threads have decoded at once
+  std::mutex idle_mutex_;
 };
+
+// Bytes that each thread takes to decode the catalog's largest chunk, beside its slab and scratch memory.
+Index decoding_memory(const Catalog& catalog);
 
 // The number of distinct cuts of a tensor in dimensions after the first.
 Index column_count(const FragmentList& fragments);

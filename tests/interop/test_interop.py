@@ -4,6 +4,7 @@
 
 The last line is `interop: N passed, N failed, N skipped`.
 """
+import importlib.util
 import json
 import os
 import pathlib
@@ -939,6 +940,122 @@ class NativeTargets(Case):
                         local[k.replace(words[0], stacked)] = torch.cat(
                             [wanted[k.replace(words[0], w)].chunk(4)[rank] for w in words])
             self.assert_same_tensors(got, local)
+
+
+def h5_datasets(file):
+    """{dotted name: dataset} of an HDF5 file, as docs/formats/hdf5.md says names are found."""
+    import h5py
+    found = {}
+
+    def visit(path, item):
+        if isinstance(item, h5py.Dataset) and (not path.startswith("reshard/") or path.startswith("reshard/tensors/")):
+            name = item.attrs.get("reshard_name", path.replace("/", "."))
+            found[name.decode() if isinstance(name, bytes) else name] = item
+    file.visititems(visit)
+    return found
+
+
+def torch_from_h5(dataset):
+    """The tensor of a dataset, by the recipes of docs/formats/hdf5.md."""
+    import h5py
+    import numpy as np
+    dtype = dataset.attrs.get("reshard_dtype")
+    if dtype is not None:
+        name = dtype.decode() if isinstance(dtype, bytes) else dtype
+        return torch.from_numpy(np.asarray(dataset[()])).view(getattr(torch, name))
+    kind = dataset.id.get_type()
+    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_fields()[1:] == (7, 8, 0, 7):
+        return torch.from_numpy(np.asarray(dataset[()])).to(torch.bfloat16)
+    if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 1:
+        return torch.from_numpy(np.asarray(dataset[()])).float().to(torch.float8_e5m2)
+    return torch.from_numpy(np.asarray(dataset[()]))
+
+
+@unittest.skipUnless(importlib.util.find_spec("h5py") and importlib.util.find_spec("hdf5plugin"), "needs h5py, hdf5plugin")
+class Hdf5(Case):
+    def state(self):
+        torch.manual_seed(5)
+        state = {f"types.{name}": torch.randint(0, 100, (3, 5)).to(getattr(torch, name)) for name in SAFETENSORS_NAMES
+                 if name not in ("float8_e8m0fnu", "complex64")}
+        state["types.complex64"] = torch.randn(3, 5, dtype=torch.complex64)
+        state["types.float8_e8m0fnu"] = torch.arange(120, 135, dtype=torch.uint8).reshape(3, 5).view(torch.float8_e8m0fnu)
+        state["scalar"], state["empty"] = torch.tensor(2.5), torch.zeros(0, 4)
+        state["model.layers.0.w"] = torch.randn(1100, 700).bfloat16()
+        state["model.layers.0"] = torch.randn(4)
+        state["experts"] = torch.randn(3, 700, 500).half()
+        state["zeros"] = torch.zeros(900, 800)
+        return state
+
+    def saved(self, state):
+        from safetensors.torch import save_file
+        self.out("hf").mkdir()
+        save_file(state, self.out("hf") / "model.safetensors", metadata={"format": "pt"})
+        return self.out("hf")
+
+    def check_h5py_reads(self, *options):
+        import h5py
+        import hdf5plugin  # noqa: F401
+        state = self.state()
+        reshard("convert", self.saved(state), self.out("a.h5"), "--family", "none", "--to", "hdf5", *options)
+        with h5py.File(self.out("a.h5")) as file:
+            got = h5_datasets(file)
+            self.assertEqual(sorted(got), sorted(state))
+            for name, tensor in state.items():
+                self.assertTrue(same_bits(torch_from_h5(got[name]).reshape(tensor.shape), tensor), name)
+        reshard("convert", self.out("a.h5"), self.out("back"), "--family", "none", "--to", "hf")
+        self.assert_holds(self.out("a.h5"), state)
+        reshard("verify", self.out("hf"), "--against", self.out("a.h5"), "--family", "none")
+
+    def test_h5py_reads_every_type(self):
+        self.check_h5py_reads()
+
+    def test_h5py_reads_every_type_compressed(self):
+        self.check_h5py_reads("--codec", "zstd:1")
+
+    def test_h5py_reads_every_type_without_shuffle(self):
+        self.check_h5py_reads("--codec", "zstd:3", "--no-shuffle")
+
+    def test_what_h5py_writes_is_read(self):
+        import h5py
+        import hdf5plugin
+        import numpy as np
+        rng = np.random.default_rng(3)
+        arrays = {"plain": rng.standard_normal((30, 20)).astype("f4"), "big": rng.integers(0, 9, (40, 6)).astype(">i4"),
+                  "gzip": rng.integers(0, 9, (50, 33)).astype("i8"), "bools": rng.integers(0, 2, (9, 9)).astype(bool),
+                  "tiles": rng.standard_normal((57, 91)), "half": rng.standard_normal((8, 3)).astype("f2"),
+                  "zstd": rng.integers(0, 5, (100, 70)).astype("u2"), "sum": rng.standard_normal((64, 10)).astype(">f8"),
+                  "scalar": np.float32(3)}
+        ways = {"gzip": dict(chunks=(16, 8), compression="gzip", shuffle=True), "tiles": dict(chunks=(10, 20)),
+                "zstd": dict(chunks=(30, 70), **hdf5plugin.Zstd(clevel=2)),
+                "sum": dict(chunks=(20, 10), fletcher32=True, shuffle=True, compression="gzip")}
+        for libver in ("earliest", "v110"):  # files of the latest version are not for libhdf5 1.10
+            path = self.out(f"{libver}.h5")
+            with h5py.File(path, "w", libver=(libver, "v110")) as file:
+                for name, array in arrays.items():
+                    file.create_dataset(f"g/{name}", data=array, **ways.get(name, {}))
+                file["g/text"] = "not a tensor"
+                file["g/circle"] = file["g"]
+                file["soft"] = h5py.SoftLink("/g/plain")
+                file["elsewhere"] = h5py.ExternalLink("other.h5", "/x")
+            self.assertIn("g/text' (strings)", reshard("inspect", path))
+            wanted = {f"g.{k}": torch.from_numpy(np.ascontiguousarray(v).astype(v.dtype.newbyteorder("=")).reshape(v.shape))
+                      for k, v in arrays.items()}
+            self.assert_holds(path, wanted)
+            shutil.rmtree(self.out("read"))
+
+    def test_a_view_shows_every_piece(self):
+        import h5py
+        for sample in SAMPLES[:3]:
+            self.check_view(sample, h5py)
+
+    def check_view(self, sample, h5py):
+        view = self.out(sample.name + ".h5")
+        reshard("convert", sample / "checkpoint", view, "--to", "hdf5-view", "--names", "hf")
+        wanted = load_file(sample / "hf.safetensors")
+        with h5py.File(view) as file:
+            got = h5_datasets(file)
+            for name, tensor in wanted.items():
+                self.assertTrue(same_bits(torch_from_h5(got[name]).reshape(tensor.shape), tensor), name)
 
 
 def main():

@@ -16,4 +16,5 @@ if ! has "torch, safetensors, transformers, numpy"; then
   pip numpy safetensors transformers || exit 1
 fi
 has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
+has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5
 echo "$python"

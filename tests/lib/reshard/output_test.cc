@@ -64,7 +64,7 @@ Status write_all(Output& output, const Target& target, std::string_view bytes) {
                       scratch);
 }
 
-Result<std::unique_ptr<Output>> finished(const std::string& path, const Target& target, bool replace = false) {
+Result<std::unique_ptr<Output>> finished(const std::string& path, Target& target, bool replace = false) {
   auto output = TRY(Output::create(path, target, replace));
   TRY(write_all(*output, target, "abcdefgh"));
   TRY(output->commit());
@@ -95,7 +95,7 @@ using Names = std::vector<std::string>;
 
 TEST(Output, IsNotThereUntilItIsComplete) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   auto output = Output::create(dir / "out", target, false);
   ASSERT_TRUE(output) << output.error().message();
   EXPECT_EQ(names_in(dir.path()), Names{"out.partial"});
@@ -115,14 +115,14 @@ TEST(Output, IsNotThereUntilItIsComplete) {
 
 TEST(Output, LeavesNothingWhenItIsGivenUp) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   { ASSERT_TRUE(Output::create(dir / "out", target, false)); }
   EXPECT_EQ(names_in(dir.path()), Names{});
 }
 
 TEST(Output, IsNotCommittedWhereBytesAreMissing) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   {
     auto output = Output::create(dir / "out", target, false);
     ASSERT_TRUE(output);
@@ -137,14 +137,14 @@ TEST(Output, IsNotCommittedWhereBytesAreMissing) {
 
 TEST(Output, TakesADestinationWithASlash) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   ASSERT_TRUE(finished(dir / "out//", target));
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
 }
 
 TEST(Output, AddsAFileOnce) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   auto output = Output::create(dir / "out", target, false);
   ASSERT_TRUE(output);
   ASSERT_TRUE((*output)->add_file("config.json", "{}"));
@@ -154,7 +154,7 @@ TEST(Output, AddsAFileOnce) {
 
 TEST(Output, NeedsItsParentDirectory) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   const auto r = Output::create(dir / "no/out", target, false);
   ASSERT_FALSE(r.has_value());
   EXPECT_EQ(r.error().code(), ErrorCode::kIo);
@@ -164,7 +164,7 @@ TEST(Output, NeedsItsParentDirectory) {
 
 TEST(Output, DoesNotReplaceUnlessTold) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   fs::create_directory(dir / "out");
   expect_usage(Output::create(dir / "out", target, false), dir / "out: the destination exists; --force replaces it");
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
@@ -173,7 +173,7 @@ TEST(Output, DoesNotReplaceUnlessTold) {
 TEST(Output, ReplacesACheckpointOrAnEmptyDirectory) {
   for (const char* file : {".metadata", "__0_0.distcp", "model.safetensors", "reshard_manifest.json", ""}) {
     const TempDir dir;
-    const TestTarget target = small_target();
+    TestTarget target = small_target();
     fs::create_directory(dir / "out");
     if (*file) dir.write(std::string("out/") + file, "old");
     const auto output = finished(dir / "out", target, true);
@@ -185,7 +185,7 @@ TEST(Output, ReplacesACheckpointOrAnEmptyDirectory) {
 
 TEST(Output, ReplacesNothingElse) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   const std::string refusal = ": the destination is neither a checkpoint nor empty; it will not be replaced";
   dir.write("home/thesis.tex", "years of work");
   expect_usage(Output::create(dir / "home", target, true), dir / "home" + refusal);
@@ -199,7 +199,7 @@ TEST(Output, ReplacesNothingElse) {
 
 TEST(Output, KeepsTheOldOneUntilTheNewOneIsThere) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   dir.write("out/.metadata", "old");
   {
     auto output = Output::create(dir / "out", target, true);
@@ -214,7 +214,7 @@ TEST(Output, KeepsTheOldOneUntilTheNewOneIsThere) {
 
 TEST(Output, RemovesWhatAKilledRunLeftAndSaysSo) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   dir.write("out.partial/.reshard-partial", "");
   dir.write("out.partial/data", "half");
   const auto output = finished(dir / "out", target);
@@ -227,7 +227,7 @@ TEST(Output, RemovesWhatAKilledRunLeftAndSaysSo) {
 
 TEST(Output, LeavesSomebodyElsesDirectoryAlone) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   dir.write("out.partial/notes", "mine");
   expect_usage(Output::create(dir / "out", target, true),
                dir / "out.partial: is in the way and was not made by reshard; move it elsewhere");
@@ -236,7 +236,7 @@ TEST(Output, LeavesSomebodyElsesDirectoryAlone) {
 
 TEST(Output, LeavesAFileOrALinkInTheWayAlone) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   dir.write("a.partial", "mine");
   const auto file = Output::create(dir / "a", target, false);
   ASSERT_FALSE(file.has_value());
@@ -249,7 +249,7 @@ TEST(Output, LeavesAFileOrALinkInTheWayAlone) {
 
 TEST(Output, IsNotTakenFromARunThatLives) {
   const TempDir dir;
-  const TestTarget target = small_target();
+  TestTarget target = small_target();
   auto first = Output::create(dir / "out", target, false);
   ASSERT_TRUE(first);
   expect_usage(Output::create(dir / "out", target, false), dir / "out.partial: another reshard is writing there now");
@@ -263,7 +263,7 @@ TEST(Output, IsNotTakenFromARunThatLives) {
 TEST(Output, IsNotThereWhenTheDiskFails) {
   const auto fail = [](auto change) {
     const TempDir dir;
-    const TestTarget target = small_target();
+    TestTarget target = small_target();
     dir.write("out/.metadata", "old");
     {
       auto output = Output::create(dir / "out", target, true);
@@ -352,7 +352,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
     const bool gaps = below(rng, 3) == 0;
     const Placed placed = random_fragments(rng, shape, byte_size(dtype), gaps);
     // Bytes in gaps belong to nobody, and have no checksum.
-    const TestTarget target(shape, placed.list, dtype, placed.size, !gaps);
+    TestTarget target(shape, placed.list, dtype, placed.size, !gaps);
     auto output = Output::create(dir / "out", target, false);
     ASSERT_TRUE(output) << output.error().message();
     const FragmentIndex index(placed.list);

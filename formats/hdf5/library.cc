@@ -1,0 +1,146 @@
+#include "formats/hdf5/library.h"
+
+#include <hdf5.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+
+namespace reshard::hdf5 {
+namespace {
+
+// Not a recursive mutex: one knows its owner by a number that a forked process does not have.
+std::mutex library_mutex;
+thread_local int times_held = 0;
+
+herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
+  if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
+  return 0;
+}
+
+}  // namespace
+
+LibraryLock::~LibraryLock() {
+  if (--times_held == 0) library_mutex.unlock();
+}
+
+LibraryLock::LibraryLock() {
+  if (times_held++ == 0) library_mutex.lock();
+  static const bool kReady = [] {
+    // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
+    H5dont_atexit();
+    H5PLset_loading_state(0);
+    return true;
+  }();
+  (void)kReady;
+  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for each thread anew
+}
+
+Handle::~Handle() {
+  if (id_ < 0) return;
+  const LibraryLock lock;
+  H5Idec_ref(id_);
+}
+
+std::string library_message() {
+  std::string text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
+  return text.empty() ? "no reason" : printable(text);
+}
+
+Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
+  if (id >= 0) return Handle(id);
+  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+}
+
+Status checked_call(int result, ErrorCode code, std::string_view what) {
+  if (result >= 0) return {};
+  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+}
+
+Result<Handle> DatasetMaker::file_properties() {
+  Handle list = TRY(checked(H5Pcreate(H5P_FILE_CREATE), ErrorCode::kInternal, "HDF5 file"));
+  TRY(checked_call(H5Pset_obj_track_times(list.get(), 0), ErrorCode::kInternal, "HDF5 file"));
+  return list;
+}
+
+Result<Handle> DatasetMaker::properties() {
+  Handle list = TRY(checked(H5Pcreate(H5P_DATASET_CREATE), ErrorCode::kInternal, "HDF5 dataset"));
+  TRY(checked_call(H5Pset_obj_track_times(list.get(), 0), ErrorCode::kInternal, "HDF5 dataset"));
+  return list;
+}
+
+Status DatasetMaker::make_groups(Id file, const std::string& path) {
+  for (std::size_t slash = path.find('/'); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+    const std::string group = path.substr(0, slash);
+    if (!groups_.insert(group).second) continue;
+    const std::string what = "group '" + printable(group) + "'";
+    const Handle links = TRY(checked(H5Pcreate(H5P_LINK_CREATE), ErrorCode::kInternal, what));
+    H5Pset_char_encoding(links.get(), H5T_CSET_UTF8);
+    const Handle creation = TRY(checked(H5Pcreate(H5P_GROUP_CREATE), ErrorCode::kInternal, what));
+    H5Pset_obj_track_times(creation.get(), 0);
+    TRY(checked(H5Gcreate2(file, group.c_str(), links.get(), creation.get(), H5P_DEFAULT), ErrorCode::kUnsupported,
+                what));
+  }
+  return {};
+}
+
+Result<Handle> DatasetMaker::make(Id file, const std::string& path, Id type, const Dims& shape, Id properties) {
+  TRY(make_groups(file, path));
+  const std::string what = "dataset '" + printable(path) + "'";
+  std::array<hsize_t, kMaxRank> extents{};
+  std::transform(shape.begin(), shape.end(), extents.begin(), [](Index n) { return static_cast<hsize_t>(n); });
+  const Handle space =
+      TRY(checked(shape.rank() == 0 ? H5Screate(H5S_SCALAR) : H5Screate_simple(shape.rank(), extents.data(), nullptr),
+                  ErrorCode::kInternal, what));
+  const Handle links = TRY(checked(H5Pcreate(H5P_LINK_CREATE), ErrorCode::kInternal, what));
+  H5Pset_char_encoding(links.get(), H5T_CSET_UTF8);
+  return checked(H5Dcreate2(file, path.c_str(), type, space.get(), links.get(), properties, H5P_DEFAULT),
+                 ErrorCode::kUnsupported, what);
+}
+
+bool is_hdf5_file(const std::string& path) {
+  constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+  const auto file = File::open(path);
+  std::array<std::byte, 8> head{};
+  if (!file || !file->read_at(0, head)) return false;
+  return as_string(head) == std::string_view(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
+}
+
+Status write_text_attribute(Id object, const char* name, std::string_view text) {
+  const std::string what = std::string("attribute ") + name;
+  const Handle type = TRY(checked(H5Tcopy(H5T_C_S1), ErrorCode::kInternal, what));
+  const std::size_t size = text.empty() ? 1 : text.size();
+  const std::string padded = text.empty() ? std::string(1, '\0') : std::string(text);
+  H5Tset_size(type.get(), size);
+  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
+  H5Tset_cset(type.get(), H5T_CSET_UTF8);
+  const Handle space = TRY(checked(H5Screate(H5S_SCALAR), ErrorCode::kInternal, what));
+  const Handle attribute = TRY(checked(H5Acreate2(object, name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT),
+                                       ErrorCode::kUnsupported, what));
+  return checked_call(H5Awrite(attribute.get(), type.get(), padded.data()), ErrorCode::kInternal, what);
+}
+
+Result<std::string> read_text_attribute(Id object, const char* name, std::size_t limit, const std::string& place) {
+  const std::string what = place + ": attribute " + name;
+  const htri_t exists = H5Aexists(object, name);
+  TRY(checked_call(exists, ErrorCode::kCorrupt, what));
+  if (exists == 0) return std::string();
+  const Handle attribute = TRY(checked(H5Aopen(object, name, H5P_DEFAULT), ErrorCode::kCorrupt, what));
+  const Handle type = TRY(checked(H5Aget_type(attribute.get()), ErrorCode::kCorrupt, what));
+  const Handle space = TRY(checked(H5Aget_space(attribute.get()), ErrorCode::kCorrupt, what));
+  const bool is_text = H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 &&
+                       H5Sget_simple_extent_npoints(space.get()) == 1;
+  const std::size_t size = H5Tget_size(type.get());
+  if (!is_text || size == 0 || size > limit)
+    return corrupt(what + ": expected one text of at most " + std::to_string(limit) + " bytes");
+  std::string text(size, '\0');
+  TRY(checked_call(H5Aread(attribute.get(), type.get(), text.data()), ErrorCode::kCorrupt, what));
+  text.resize(std::min(text.size(), text.find_last_not_of('\0') + 1));
+  return text;
+}
+
+}  // namespace reshard::hdf5

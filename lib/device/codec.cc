@@ -1,0 +1,212 @@
+#include "lib/device/codec.h"
+
+#define ZSTD_STATIC_LINKING_ONLY  // for the estimate of a context's memory
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kSum = 4;  // bytes of a Fletcher-32
+
+// One loop for each width that elements have, so that the compiler sees constants.
+template <std::size_t kUnit>
+void shuffle_fixed(const std::byte* in, std::size_t n, std::byte* out) {
+  constexpr std::size_t kBlock = 4096;  // elements: what is read stays in the nearest cache
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    const std::size_t end = std::min(n, begin + kBlock);
+    for (std::size_t b = 0; b < kUnit; ++b)
+      for (std::size_t i = begin; i < end; ++i) out[b * n + i] = in[i * kUnit + b];
+  }
+}
+
+template <std::size_t kUnit>
+void unshuffle_fixed(const std::byte* in, std::size_t n, std::byte* out) {
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t b = 0; b < kUnit; ++b) out[i * kUnit + b] = in[b * n + i];
+}
+
+}  // namespace
+
+void shuffle_bytes(Bytes in, Index unit, MutableBytes out) {
+  const auto u = static_cast<std::size_t>(unit);
+  const std::size_t n = u == 0 ? 0 : in.size() / u;
+  if (u == 2) shuffle_fixed<2>(in.data(), n, out.data());
+  if (u == 4) shuffle_fixed<4>(in.data(), n, out.data());
+  if (u == 8) shuffle_fixed<8>(in.data(), n, out.data());
+  if (u != 2 && u != 4 && u != 8)
+    for (std::size_t b = 0; b < u; ++b)
+      for (std::size_t i = 0; i < n; ++i) out[b * n + i] = in[i * u + b];
+  std::copy(in.begin() + static_cast<std::ptrdiff_t>(n * u), in.end(),
+            out.begin() + static_cast<std::ptrdiff_t>(n * u));
+}
+
+void unshuffle_bytes(Bytes in, Index unit, MutableBytes out) {
+  const auto u = static_cast<std::size_t>(unit);
+  const std::size_t n = u == 0 ? 0 : in.size() / u;
+  if (u == 2) unshuffle_fixed<2>(in.data(), n, out.data());
+  if (u == 4) unshuffle_fixed<4>(in.data(), n, out.data());
+  if (u == 8) unshuffle_fixed<8>(in.data(), n, out.data());
+  if (u != 2 && u != 4 && u != 8)
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t b = 0; b < u; ++b) out[i * u + b] = in[b * n + i];
+  std::copy(in.begin() + static_cast<std::ptrdiff_t>(n * u), in.end(),
+            out.begin() + static_cast<std::ptrdiff_t>(n * u));
+}
+
+std::uint32_t fletcher32(Bytes bytes) {
+  std::uint32_t a = 0, b = 0;
+  const auto fold = [](std::uint32_t v) { return (v & 0xffff) + (v >> 16); };
+  std::size_t i = 0;
+  while (i + 1 < bytes.size()) {
+    // 360 words are as many as fit before the sums could overflow.
+    const std::size_t end = std::min(bytes.size() - 1, i + std::size_t{2} * 360);
+    for (; i < end; i += 2) {
+      a += static_cast<std::uint32_t>(bytes[i]) << 8 | static_cast<std::uint32_t>(bytes[i + 1]);
+      b += a;
+    }
+    a = fold(a);
+    b = fold(b);
+  }
+  if (i < bytes.size()) {
+    a += static_cast<std::uint32_t>(bytes[i]) << 8;
+    b += a;
+    a = fold(a);
+    b = fold(b);
+  }
+  return fold(b) << 16 | fold(a);
+}
+
+// ---- decoding
+
+struct ChunkDecoder::Contexts {
+  ~Contexts() { ZSTD_freeDCtx(zstd); }
+  ZSTD_DCtx* zstd = ZSTD_createDCtx();
+};
+
+ChunkDecoder::ChunkDecoder() : contexts_(std::make_unique<Contexts>()) {}
+ChunkDecoder::~ChunkDecoder() = default;
+ChunkDecoder::ChunkDecoder(ChunkDecoder&&) noexcept = default;
+ChunkDecoder& ChunkDecoder::operator=(ChunkDecoder&&) noexcept = default;
+
+namespace {
+
+Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, const std::string& place) {
+  uLongf length = out.size();
+  const int error =
+      ::uncompress(reinterpret_cast<Bytef*>(out.data()), &length, reinterpret_cast<const Bytef*>(in.data()), in.size());
+  if (error == Z_OK) return static_cast<std::size_t>(length);
+  if (error == Z_BUF_ERROR)
+    return corrupt(place + ": deflate: expected a stream of " + std::to_string(out.size()) +
+                   " bytes, got one that is cut short or longer");
+  return corrupt(place + ": deflate: the stream is damaged");
+}
+
+Result<std::size_t> unzstd_chunk(ZSTD_DCtx* context, Bytes in, MutableBytes out, const std::string& place) {
+  if (!context) return io_error("cannot get memory for zstd");
+  const std::size_t length = ZSTD_decompressDCtx(context, out.data(), out.size(), in.data(), in.size());
+  if (ZSTD_isError(length)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(length));
+  return length;
+}
+
+Result<MutableBytes> without_sum(MutableBytes in, const std::string& place) {
+  if (in.size() < kSum) return corrupt(place + ": fletcher32: expected a checksum, got " + std::to_string(in.size()));
+  const MutableBytes data = in.first(in.size() - kSum);
+  std::uint32_t stored;
+  std::memcpy(&stored, in.data() + data.size(), kSum);
+  const std::uint32_t sum = fletcher32(data);
+  if (sum == stored) return data;
+  return corrupt(place + ": fletcher32: expected " + std::to_string(stored) + ", got " + std::to_string(sum) +
+                 ": the bytes changed after they were saved");
+}
+
+}  // namespace
+
+Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncoding& encoding,
+                                          const std::string& place) {
+  MutableBytes now = stored;
+  // A checksum that was added before the compression is part of what comes out of it.
+  const std::size_t room = static_cast<std::size_t>(encoding.decoded_bytes) + kSum * encoding.filters.size();
+  std::size_t next = 0;
+  for (std::size_t i = encoding.filters.size(); i-- > 0;) {
+    const ChunkFilter& filter = encoding.filters[i];
+    if (filter.kind == ChunkFilter::Kind::kFletcher32) {
+      now = TRY(without_sum(now, place));
+      continue;
+    }
+    std::vector<std::byte>& buffer = buffers_[next];
+    next = 1 - next;
+    const bool shuffles = filter.kind == ChunkFilter::Kind::kShuffle;
+    if (shuffles && now.size() > room)
+      return corrupt(place + ": expected at most " + std::to_string(room) + " bytes, got " +
+                     std::to_string(now.size()));
+    if (buffer.size() < room) buffer.resize(room);
+    const MutableBytes out = MutableBytes(buffer).first(room);
+    if (shuffles) {
+      unshuffle_bytes(now, filter.unit, out.first(now.size()));
+      now = out.first(now.size());
+      continue;
+    }
+    const std::size_t length = filter.kind == ChunkFilter::Kind::kDeflate
+                                   ? TRY(inflate_chunk(now, out, place))
+                                   : TRY(unzstd_chunk(contexts_->zstd, now, out, place));
+    now = out.first(length);
+  }
+  if (static_cast<Index>(now.size()) == encoding.decoded_bytes) return now;
+  return corrupt(place + ": chunk: expected " + std::to_string(encoding.decoded_bytes) + " bytes, got " +
+                 std::to_string(now.size()));
+}
+
+// ---- encoding
+
+struct ChunkEncoder::Context {
+  ~Context() {
+    ZSTD_freeCCtx(zstd);
+    std::free(shuffled);
+    std::free(frame);
+  }
+  ZSTD_CCtx* zstd = nullptr;
+  std::byte* shuffled = nullptr;
+  std::byte* frame = nullptr;
+  std::size_t room = 0;  // of both
+};
+
+ChunkEncoder::ChunkEncoder(int level, Index max_chunk_bytes) : context_(std::make_unique<Context>()) {
+  context_->zstd = ZSTD_createCCtx();
+  context_->room = (static_cast<std::size_t>(max_chunk_bytes) + kPage - 1) / kPage * kPage;
+  context_->shuffled = static_cast<std::byte*>(std::malloc(context_->room));
+  context_->frame = static_cast<std::byte*>(std::aligned_alloc(kPage, context_->room));
+  if (!context_->zstd) return;
+  ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_compressionLevel, level);
+  ZSTD_CCtx_setParameter(context_->zstd, ZSTD_c_checksumFlag, 1);
+}
+
+ChunkEncoder::~ChunkEncoder() = default;
+
+Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
+  if (!context_->zstd || !context_->shuffled || !context_->frame) return io_error("cannot get memory for zstd");
+  if (chunk.size() > context_->room) return internal_error("chunk encoder: a chunk larger than was said");
+  Bytes in = chunk;
+  if (unit > 1) {
+    const MutableBytes shuffled(context_->shuffled, chunk.size());
+    shuffle_bytes(chunk, unit, shuffled);
+    in = shuffled;
+  }
+  const std::size_t length = ZSTD_compress2(context_->zstd, context_->frame, chunk.size(), in.data(), in.size());
+  // What does not fit has not become smaller: the only error there can be.
+  if (ZSTD_isError(length) || length >= chunk.size()) return Bytes();
+  return Bytes(context_->frame, length);
+}
+
+Index ChunkEncoder::memory(int level, Index max_chunk_bytes) {
+  const ZSTD_compressionParameters parameters =
+      ZSTD_getCParams(level, static_cast<unsigned long long>(max_chunk_bytes), 0);
+  return static_cast<Index>(ZSTD_estimateCCtxSize_usingCParams(parameters)) + 2 * max_chunk_bytes;
+}
+
+}  // namespace reshard

@@ -1,0 +1,57 @@
+// What is ours of reading HDF5: the filters of a chunk undone, names and places in a state_dict. (The library's own
+// parsing of the file is kept in a process of its own.) The first byte chooses: 0 a key path, others how many filters
+// follow, a byte each; two more bytes are the size the chunk is to have.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "formats/hdf5/names.h"
+#include "lib/device/codec.h"
+
+using namespace reshard;
+
+namespace {
+
+void try_key_path(const std::string& text) {
+  const auto path = hdf5::parse_key_path(text, "input");
+  if (!path) return;
+  const auto again = hdf5::parse_key_path(hdf5::key_path_text(*path), "input");
+  if (!again || *again != *path) std::abort();
+}
+
+void try_names(const std::string& text) {
+  const std::string half = text.substr(0, text.size() / 2);
+  hdf5::PathMaker paths({text, half});
+  const std::string a = paths.path_of(text);
+  if (text != half && a == paths.path_of(half)) std::abort();
+}
+
+void try_chunk(int count, Bytes bytes) {
+  ChunkEncoding encoding;
+  std::size_t at = 0;
+  const auto next = [&] { return at < bytes.size() ? static_cast<std::uint8_t>(bytes[at++]) : std::uint8_t{0}; };
+  for (int i = 0; i < count; ++i) {
+    const std::uint8_t b = next();
+    encoding.filters.push_back({static_cast<ChunkFilter::Kind>(b % 4), 1 + b / 4});
+  }
+  encoding.decoded_bytes = next() << 8;
+  encoding.decoded_bytes += next();
+  std::string stored(as_string(bytes.subspan(at)));
+  ChunkDecoder decoder;
+  const auto out = decoder.decode({reinterpret_cast<std::byte*>(stored.data()), stored.size()}, encoding, "input");
+  if (out && static_cast<Index>(out->size()) != encoding.decoded_bytes) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const Bytes bytes(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
+  if (data[0] == 0) {
+    try_key_path(std::string(as_string(bytes)));
+    try_names(std::string(as_string(bytes)));
+  } else {
+    try_chunk(data[0] % 6, bytes);
+  }
+  return 0;
+}
