@@ -13,8 +13,8 @@ namespace {
 
 std::vector<const Family*>& table() {
   static std::vector<const Family*> families = {
-      &kLlamaFamily,   &kMistralFamily,    &kQwen2Family,  &kQwen3Family,  &kQwen3MoeFamily,
-      &kMixtralFamily, &kDeepseekV3Family, &kGemma2Family, &kGemma3Family, &kGpt2Family,
+      &kLlamaFamily,      &kMistralFamily, &kQwen2Family,  &kQwen3Family, &kQwen3MoeFamily, &kMixtralFamily,
+      &kDeepseekV3Family, &kGemma2Family,  &kGemma3Family, &kGpt2Family,  &kBloomFamily,
   };
   return families;
 }

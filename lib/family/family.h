@@ -115,7 +115,7 @@ struct Family {
 };
 
 extern const Family kLlamaFamily, kMistralFamily, kQwen2Family, kQwen3Family, kQwen3MoeFamily, kMixtralFamily,
-    kDeepseekV3Family, kGemma2Family, kGemma3Family, kGpt2Family;
+    kDeepseekV3Family, kGemma2Family, kGemma3Family, kGpt2Family, kBloomFamily;
 
 // Every family there is. Where names fit several, the first of them.
 std::span<const Family* const> families();

@@ -30,12 +30,6 @@ using testing::HasSubstr;
 constexpr const char* kSamples[] = {"tp8",       "fsdp8",           "fsdp16",  "hsdp2x4",
                                     "fsdp4_tp2", "fsdp2_tp2_optim", "pp2_tp4", "single"};
 
-CommandResult reshard_cli(std::vector<std::string> args, std::vector<std::string> more = {}) {
-  args.insert(args.begin(), RESHARD_BINARY);
-  args.insert(args.end(), more.begin(), more.end());
-  return run_command(args);
-}
-
 CommandResult convert(const std::string& from, const std::string& to, std::vector<std::string> options) {
   return reshard_cli({"convert", from, to}, std::move(options));
 }

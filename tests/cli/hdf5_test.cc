@@ -15,11 +15,6 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-CommandResult reshard_cli(std::vector<std::string> args) {
-  args.insert(args.begin(), RESHARD_BINARY);
-  return run_command(args);
-}
-
 void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
 
 TEST(Hdf5Cli, ThereAndBackIsTheSameCheckpoint) {

@@ -20,11 +20,6 @@ namespace {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-CommandResult reshard_cli(std::vector<std::string> args) {
-  args.insert(args.begin(), RESHARD_BINARY);
-  return run_command(args);
-}
-
 void expect_success(const CommandResult& r) { ASSERT_EQ(r.exit_code, 0) << r.out << r.err; }
 
 void expect_failure(const std::vector<std::string>& args, int code, const std::string& message) {

@@ -19,11 +19,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-CommandResult reshard_cli(std::vector<std::string> args) {
-  args.insert(args.begin(), RESHARD_BINARY);
-  return run_command(args);
-}
-
 CommandResult convert(const std::string& from, const std::string& to, const std::vector<std::string>& options) {
   std::vector<std::string> args = {"convert", from, to, "-q"};
   args.insert(args.end(), options.begin(), options.end());

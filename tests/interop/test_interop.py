@@ -461,6 +461,7 @@ TINY_MODELS = {
     "gpt2_untied_narrow": ("gpt2", {"vocab_size": 96, "n_embd": 32, "n_head": 2, "n_layer": 1, "n_inner": 40,
                                     "tie_word_embeddings": False}),
 }
+TINY_MODELS["bloom"] = ("bloom", {"vocab_size": 96, "hidden_size": 32, "n_head": 4, "n_layer": 2})
 # What published models hold besides their language model.
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _PREFIXES = ("transformer.", "language_model.")
@@ -892,6 +893,20 @@ class NativeTargets(Case):
     def test_colossalai_stages_in_bin(self):
         self.check_colossalai(["--shard-format", "bin", "--mesh", "pp=2"], "*.bin",
                               [f"pytorch_model-stage-{s:05d}-shard-00001.bin" for s in (1, 2)])
+
+    def test_colossalais_own_reader_loads_it(self):
+        source = pathlib.Path(sys.prefix) / "colossalai-0.5.0"
+        if not source.is_dir():
+            self.skipTest("ColossalAI's source could not be downloaded")
+        reader = ROOT / "tests/interop/colossalai_reader.py"
+        for options in ([], ["--shard-format", "bin", "--mesh", "pp=2"], ["--max-shard-size", "100kB"]):
+            with self.subTest(options):
+                self.convert("colossalai", "--force", *options)
+                subprocess.run([sys.executable, "-W", "ignore", reader, source, self.out(), self.SAMPLE / "hf.safetensors"],
+                               check=True)
+        for sample in ("pp2_bin", "healthy_st/epoch-0_step-7/modeling"):
+            subprocess.run([sys.executable, "-W", "ignore", reader, source, COLOSSALAI / sample, COLOSSALAI / "full.safetensors"],
+                           check=True)
 
     def test_ranks_hold_what_torch_would_give_them(self):
         for container, load in (("safetensors", load_file), ("bin", lambda p: torch.load(p, weights_only=True))):

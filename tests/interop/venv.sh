@@ -17,4 +17,10 @@ if ! has "torch, safetensors, transformers, numpy"; then
 fi
 has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
 has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5
+# ColossalAI's source, for its checkpoint reader alone; nothing of it is installed or built.
+colossalai=colossalai-0.5.0
+if [ ! -d "$venv/$colossalai" ]; then
+  "$python" -m pip --disable-pip-version-check download --no-deps --no-binary :all: --dest "$venv/source" "${colossalai/-/==}" > /dev/null 2>&1 &&
+    tar -xzf "$venv/source/$colossalai.tar.gz" -C "$venv" || true  # its tests skip without
+fi
 echo "$python"

@@ -87,7 +87,7 @@ TensorValues load_checkpoint(const std::string& path) {
   return out;
 }
 
-void write_target(const TensorValues& tensors, const Target& target, const std::string& path) {
+void write_target(const TensorValues& tensors, Target& target, const std::string& path) {
   MemorySource source(tensors);
   const Plan plan = must(make_plan(source.catalog(), target.catalog()));
   auto output = must(Output::create(path, target, false));

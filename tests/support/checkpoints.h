@@ -24,7 +24,7 @@ using TensorValues = std::map<std::string, TensorValue>;
 TensorValues load_checkpoint(const std::string& path);
 
 // Writes these tensors, which are those of the target, into a new directory as the target has it.
-void write_target(const TensorValues& tensors, const Target& target, const std::string& path);
+void write_target(const TensorValues& tensors, Target& target, const std::string& path);
 
 // Writes a DCP checkpoint of these tensors, cut along dimension 0 over the ranks of `mesh`.
 void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh& mesh);

@@ -102,4 +102,10 @@ CommandResult run_command(const std::vector<std::string>& argv, double seconds, 
   return result;
 }
 
+CommandResult reshard_cli(std::vector<std::string> args, const std::vector<std::string>& more) {
+  args.insert(args.begin(), RESHARD_BINARY);
+  args.insert(args.end(), more.begin(), more.end());
+  return run_command(args);
+}
+
 }  // namespace reshard

@@ -18,4 +18,7 @@ struct CommandResult {
 CommandResult run_command(const std::vector<std::string>& argv, double seconds = 60,
                           const std::vector<std::string>& env = {});
 
+// The same of the reshard that was built with the tests.
+CommandResult reshard_cli(std::vector<std::string> args, const std::vector<std::string>& more = {});
+
 }  // namespace reshard

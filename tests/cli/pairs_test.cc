@@ -1,0 +1,70 @@
+// Every pair of formats: A -> B -> A, with equal digests at each step. A new row of the table takes part by itself.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "formats/registry.h"
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+// A way to write a format.
+struct Way {
+  std::string name;
+  std::vector<std::string> options;
+};
+
+std::vector<Way> ways() {
+  std::vector<Way> out;
+  for (const Format* f : formats()) {
+    if (!f->lay_out || !f->open) continue;
+    const std::string to(f->name);
+    out.push_back({to, {"--to", to}});
+    if (f->takes_mesh) out.push_back({to + "-pp2", {"--to", to, "--mesh", "pp=2"}});
+    if (f->takes_mesh && to != "colossalai") out.push_back({to + "-tp3", {"--to", to, "--mesh", "tp=3"}});
+    if (to == "colossalai" || to == "ranks") out.push_back({to + "-bin", {"--to", to, "--shard-format", "bin"}});
+    if (to == "hdf5") out.push_back({to + "-zstd", {"--to", to, "--codec", "zstd:1"}});
+  }
+  return out;
+}
+
+class Pairs : public testing::Test {
+ protected:
+  void convert(const std::string& from, const std::string& to, const Way& way) {
+    std::vector<std::string> arguments = {"convert", from, to, "--names", "hf", "--quiet"};
+    arguments.insert(arguments.end(), way.options.begin(), way.options.end());
+    const CommandResult done = reshard_cli(arguments);
+    ASSERT_EQ(done.exit_code, 0) << way.name << ": " << done.err;
+  }
+  void expect_equal(const std::string& a, const std::string& b) {
+    const CommandResult done = reshard_cli({"diff", a, b});
+    EXPECT_EQ(done.exit_code, 0) << done.out << done.err;
+  }
+  TempDir dir_;
+};
+
+TEST_F(Pairs, ThereAndBackIsTheSame) {
+  const std::string source = sample("tp8") + "/hf.safetensors";
+  const auto all = ways();
+  ASSERT_GE(all.size(), 8U);
+  for (const Way& a : all) {
+    const std::string first = dir_ / a.name;
+    convert(source, first, a);
+    expect_equal(source, first);
+    for (const Way& b : all) {
+      const std::string middle = dir_ / (a.name + "-to-" + b.name), back = middle + "-back";
+      convert(first, middle, b);
+      convert(middle, back, a);
+      expect_equal(first, back);
+      std::filesystem::remove_all(middle);
+      std::filesystem::remove_all(back);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reshard
