@@ -197,8 +197,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.config_path = find_config(source, model.config);
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() + "; " +
-                       std::string(format->title) + " are not cut by rank");
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
+                       "; the files of --to " + to + " are not cut by rank");
   o.compression = TRY(parse_codec(codec, shuffle));
   if (o.compression.zstd_level > 0 && to != "hdf5") return usage_error("--codec is for --to hdf5");
   if (!layout.empty()) {
