@@ -832,7 +832,7 @@ class Repairs(Case):
                          [("rows of a donor", [128, 1002], 0)])
 
     def test_dumps_of_ranks_lose_their_padding(self):
-        source = ROOT / "samples/checkpoints/per_rank_tp2"
+        source = ROOT / "samples/checkpoints/per_rank_tp2/checkpoint"
         reshard("convert", source, self.out(), "--to", "hf", "--config", COLOSSALAI / "config.json", "--quiet")
         self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors"))
 
