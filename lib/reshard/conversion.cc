@@ -454,7 +454,10 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
   }
   const Placer placer =
       TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, model, format_.stage_rule));
-  if (!placer.warning().empty()) warnings_.push_back(placer.warning());
+  // Ranks that load their files as they are have been given whole heads, as far as that goes.
+  const bool whole_heads = format_.local_files && config_ &&
+                           options_.mesh.size("tp") % std::max<Index>(1, config_->num_key_value_heads()) == 0;
+  if (!placer.warning().empty() && !whole_heads) warnings_.push_back(placer.warning());
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(model.tensors()[i]);
   return {};
 }

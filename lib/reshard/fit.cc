@@ -246,8 +246,9 @@ class Fitter {
       const ReplicaReport report = TRY(compare_replicas(copies, files_, options_.run));
       for (const Finding& f : report.findings)
         if (f.severity == Severity::kError)
-          return corrupt(view_.root + ": " + named(f.tensors) + ": each key-value head is there " + with_commas(times) +
-                         " times, and the copies differ: " + f.what);
+          return corrupt(view_.root + ": tensor '" + printable(f.tensors.front()) + "' has " + with_commas(times) +
+                         " times the rows that " + options_.config->path + " gives it. Copies of each key-value head " +
+                         "would be equal; they are not: " + f.what);
     }
     out_.notes.push_back("Each key-value head is there " + with_commas(times) +
                          " times; the copies agree, and one is kept (" + named(names) + ").");
@@ -427,7 +428,10 @@ Fragment repeated_row(const Tensor& t, Index begin, Index end, std::uint32_t fil
 }  // namespace
 
 Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& options) {
-  return Fitter(view, files, options).fit();
+  Catalog fitted = view;  // an error leaves the view as it was
+  Fitted done = TRY(Fitter(fitted, files, options).fit());
+  view = std::move(fitted);
+  return done;
 }
 
 constexpr std::array<std::pair<VocabularyFill, std::string_view>, 3> kPaddings = {

@@ -41,7 +41,8 @@ struct Fitted {
 };
 
 // Brings a canonical view, whose tensors are located, to the config's shapes as far as allowed. Errors say which
-// --repair would do it. Tensors that do not fit in other ways are left as they are. `files` is the view's pool.
+// --repair would do it, and leave the view as it was. Tensors that do not fit in other ways are not touched. `files` is
+// the view's pool.
 Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& options);
 
 // What the rows beyond the true vocabulary become.
