@@ -340,6 +340,14 @@ Result<std::vector<TargetBlob>> Conversion::target_blobs() {
   return out;
 }
 
+// `rows` as --vocab-divisible-by has them.
+Result<Index> Conversion::padded_to_multiple(Index rows) const {
+  const auto unit = checked_mul(options_.vocab_divisible_by, options_.mesh.size("tp"));
+  const auto padded = unit ? checked_round_up(rows, *unit) : std::nullopt;
+  if (!padded) return usage_error("--vocab-divisible-by: " + with_commas(rows) + " rows are too many to pad");
+  return *padded;
+}
+
 // Gives the vocabulary the rows that the target framework has.
 Status Conversion::pad_vocabulary() {
   const auto* vocabulary = options_.layout && options_.layout->vocabulary ? &*options_.layout->vocabulary : nullptr;
@@ -367,10 +375,7 @@ Status Conversion::pad_vocabulary() {
     if (by_layout ? !any_glob_matches(vocabulary->tensors, target_name(t.name))
                   : !parsed || !parsed->rule->is_vocabulary())
       continue;
-    const auto unit = checked_mul(options_.vocab_divisible_by, options_.mesh.size("tp"));
-    const auto multiple = unit ? checked_round_up(t.shape[0], *unit) : std::nullopt;
-    if (!by_layout && !multiple) return usage_error("--vocab-divisible-by: the product with tp is out of range");
-    const Index wanted = by_layout ? TRY(options_.layout->padded_rows(t.shape[0])) : *multiple;
+    const Index wanted = TRY(by_layout ? options_.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0]));
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
     if (!padding)
       return usage_error("tensor '" + printable(target_name(t.name)) + "' has " + with_commas(t.shape[0]) +

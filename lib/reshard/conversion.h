@@ -105,6 +105,7 @@ class Conversion {
   Status lay_out();
   Status name_view();
   Result<LayoutRequest> layout_request();
+  Result<Index> padded_to_multiple(Index rows) const;
   Status pad_vocabulary();
   Index head_copies() const;
   Status repeat_heads();

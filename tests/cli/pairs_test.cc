@@ -35,13 +35,13 @@ std::vector<Way> ways() {
 class Pairs : public testing::Test {
  protected:
   void convert(const std::string& from, const std::string& to, const Way& way) {
-    std::vector<std::string> arguments = {"convert", from, to, "--names", "hf", "--quiet"};
+    std::vector<std::string> arguments = {"convert", from, to, "--names", "hf", "--quiet", "--memory", "1GiB"};
     arguments.insert(arguments.end(), way.options.begin(), way.options.end());
     const CommandResult done = reshard_cli(arguments);
     ASSERT_EQ(done.exit_code, 0) << way.name << ": " << done.err;
   }
   void expect_equal(const std::string& a, const std::string& b) {
-    const CommandResult done = reshard_cli({"diff", a, b});
+    const CommandResult done = reshard_cli({"diff", a, b, "--memory", "1GiB"});
     EXPECT_EQ(done.exit_code, 0) << done.out << done.err;
   }
   TempDir dir_;
