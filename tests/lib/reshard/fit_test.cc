@@ -101,6 +101,7 @@ class Fit : public testing::Test {
     o.family = &family;
     o.config = &config;
     o.spool = dir_.path();
+    o.run.memory = Index{1} << 30;  // sanitizers take room of their own
     return o;
   }
   TempDir dir_;
