@@ -16,6 +16,7 @@ namespace {
 struct Way {
   std::string name;
   std::vector<std::string> options;
+  bool plain = false;  // no options beside the format
 };
 
 std::vector<Way> ways() {
@@ -23,7 +24,7 @@ std::vector<Way> ways() {
   for (const Format* f : formats()) {
     if (!f->lay_out || !f->open) continue;
     const std::string to(f->name);
-    out.push_back({to, {"--to", to}});
+    out.push_back({to, {"--to", to}, true});
     if (f->takes_mesh) out.push_back({to + "-pp2", {"--to", to, "--mesh", "pp=2"}});
     if (f->takes_mesh && to != "colossalai") out.push_back({to + "-tp3", {"--to", to, "--mesh", "tp=3"}});
     if (to == "colossalai" || to == "ranks") out.push_back({to + "-bin", {"--to", to, "--shard-format", "bin"}});
@@ -52,6 +53,7 @@ TEST_F(Pairs, ThereAndBackIsTheSame) {
   const auto all = ways();
   ASSERT_GE(all.size(), 8U);
   for (const Way& a : all) {
+    if (!a.plain) continue;
     const std::string first = dir_ / a.name;
     convert(source, first, a);
     expect_equal(source, first);
