@@ -112,13 +112,6 @@ class Unpacker {
     return format_pattern(name_.stored->parts[part], name_.layer, expert);
   }
 
-  Result<const ModelConfig*> need_config() const {
-    if (config_) return config_;
-    return usage_error(what_ +
-                       ": its rows are ordered by attention head, and no config.json says how many heads there are; "
-                       "give one with --config");
-  }
-
   Status check_rows(Index expected, const ModelConfig& config, const std::string& arithmetic) const {
     if (shape_[0] == expected) return {};
     return corrupt(what_ + ": " + config.path + " says " + std::to_string(expected) + " rows (" + arithmetic +
@@ -127,7 +120,7 @@ class Unpacker {
 
   // Row ((kv * R + s) * D + i) with R = g + 2 blocks a key-value head: g query heads, the key, the value.
   Result<std::vector<PackedPart>> by_group() {
-    const ModelConfig& c = *TRY(need_config());
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
     TRY(check_rows((heads + 2 * kv_heads) * d, c,
                    "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
@@ -189,7 +182,7 @@ class Unpacker {
 
   // Row ((n * 3 + s) * D + i) is column s * H + n * D + i of q | k | v.
   Result<std::vector<PackedPart>> transposed_by_head() {
-    const ModelConfig& c = *TRY(need_config());
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
     const Index d = c.head_dim(), heads = c.num_attention_heads();
     TRY(check_rows(3 * heads * d, c, "3 x " + times("num_attention_heads", heads, "head_dim", d)));
     std::vector<PackedPart> out = TRY(transposed());
@@ -219,6 +212,13 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
   out.located = packed.located;
   out.row_group = part.row_group;
   return out;
+}
+
+Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
+  if (config) return config;
+  return usage_error(what +
+                     ": its rows are ordered by attention head, and no config.json says how many heads there are; "
+                     "give one with --config");
 }
 
 std::vector<RowSegment> rotary_rows(Index heads, Index head_dim) {

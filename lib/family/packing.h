@@ -35,6 +35,9 @@ struct PackedPart {
 // The part as a tensor over the same bytes, of that name.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
+// The config, where there is one; a usage error that says what for where not. `what` is the tensor, for messages.
+Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what);
+
 // The rows of a query or key that the rotary embedding wants in pairs.
 std::vector<RowSegment> rotary_rows(Index heads, Index head_dim);
 

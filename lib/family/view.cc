@@ -93,13 +93,10 @@ class ViewBuilder {
   }
 
   Result<const ModelConfig*> need_pairs(const Tensor& tensor) const {
-    if (options_.config && options_.config->head_dim() % 2 == 0) return options_.config;
-    if (options_.config)
-      return corrupt(options_.config->path + ": head_dim " + std::to_string(options_.config->head_dim()) +
-                     " is odd; a rotary embedding needs pairs");
-    return usage_error(what(tensor) +
-                       ": its rows are ordered by attention head, and no config.json says how many heads there are; "
-                       "give one with --config");
+    const ModelConfig* config = TRY(need_head_counts(options_.config, what(tensor)));
+    if (config->head_dim() % 2 == 0) return config;
+    return corrupt(config->path + ": head_dim " + std::to_string(config->head_dim()) +
+                   " is odd; a rotary embedding needs pairs");
   }
 
   // A tied model stores the embedding once: the head is a second tensor over the same bytes.

@@ -166,9 +166,7 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
   for (const PieceGroup& group :
        pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
     const auto place = [&](const Piece& p) {
-      Index offset = 0;
-      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * data_strides[d];
-      return data.data() + offset * element_bytes;
+      return data.data() + offset_in(box, data_strides, p.box) * element_bytes;
     };
     Index held = 0;
     for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;

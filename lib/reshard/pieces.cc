@@ -94,4 +94,10 @@ std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentI
   return groups;
 }
 
+Index offset_in(const Box& box, const Dims& strides, const Box& part) {
+  Index offset = 0;
+  for (int d = 0; d < box.rank(); ++d) offset += (part.begin(d) - box.begin(d)) * strides[d];
+  return offset;
+}
+
 }  // namespace reshard

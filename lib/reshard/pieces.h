@@ -36,4 +36,7 @@ bool is_one_run(const Dims& shape, const Dims& strides);
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
                                   Index element_bytes, Index max_span);
 
+// Elements from the first of `box` to the first of `part`, which lies inside it, where `box` has these strides.
+Index offset_in(const Box& box, const Dims& strides, const Box& part);
+
 }  // namespace reshard

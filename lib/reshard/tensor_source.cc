@@ -99,9 +99,7 @@ Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, c
   const Status decoded = decode(tensor, fragment, file, *decoding);
   if (decoded) {
     for (const Piece& p : group.pieces) {
-      Index offset = 0;
-      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * out_strides[d];
-      std::byte* to = out.data() + offset * eb;
+      std::byte* to = out.data() + offset_in(box, out_strides, p.box) * eb;
       copy_box(p.box.shape, eb, decoding->elements.data() + p.begin, p.strides, to, out_strides);
     }
   }
@@ -121,11 +119,7 @@ Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, Mu
       TRY(read_encoded(tensor, group, fragment, *file, box, out));
       continue;
     }
-    const auto place = [&](const Piece& p) {
-      Index offset = 0;
-      for (int d = 0; d < box.rank(); ++d) offset += (p.box.begin(d) - box.begin(d)) * out_strides[d];
-      return out.data() + offset * eb;
-    };
+    const auto place = [&](const Piece& p) { return out.data() + offset_in(box, out_strides, p.box) * eb; };
     // A piece that lies in one run on both sides needs no scratch memory.
     const Piece& first = group.pieces.front();
     const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
