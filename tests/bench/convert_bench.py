@@ -21,7 +21,8 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
+
+import interleaved
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -54,27 +55,8 @@ def main():
     if args.peer:
         sides["peer"] = [args.peer, os.path.join(ROOT, "tests/bench/peer_convert.py"), source, out]
 
-    def run(command):
-        subprocess.run(["sh", "-c", f"cat {quoted} > /dev/null"], check=True)
-        subprocess.run(["sync", "-f", work], check=True)
-        time.sleep(args.pause)
-        start = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(child.pid, 0)
-        seconds = time.perf_counter() - start
-        if status != 0:
-            raise SystemExit(f"failed: {command}")
-        shutil.rmtree(out, ignore_errors=True)
-        if os.path.exists(out):
-            os.remove(out)
-        return seconds, usage.ru_maxrss * 1024
-
-    times, memory = {name: [] for name in sides}, {name: 0 for name in sides}
-    for _ in range(args.rounds):
-        for name, command in sides.items():
-            seconds, peak = run(command)
-            times[name].append(seconds)
-            memory[name] = max(memory[name], peak)
+    sides = {name: (files, command) for name, command in sides.items()}
+    times, memory, _ = interleaved.rounds(args.rounds, sides, out, work, args.pause)
     cat = statistics.median(times["cat"])
     base = statistics.median(times["floor"])
     print(f"{size / 1e9:.2f} GB, {len(files)} files, {args.rounds} rounds")

@@ -18,7 +18,8 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
+
+import interleaved
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
@@ -54,31 +55,8 @@ def main():
     for dtype in CASTS:
         sides["f32-to-" + dtype] = ("f32", [reshard, "convert", wide, out, "--to", "hf", "--dtype", dtype, "-q"])
 
-    def run(source, command):
-        for file in sources[source]:
-            with open(file, "rb") as f:
-                while f.read(1 << 22):
-                    pass
-        subprocess.run(["sync", "-f", work], check=True)
-        time.sleep(args.pause)
-        start = time.perf_counter()
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(child.pid, 0)
-        seconds = time.perf_counter() - start
-        if status != 0:
-            raise SystemExit(f"failed: {command}")
-        if os.path.isdir(out):
-            shutil.rmtree(out)
-        else:
-            os.remove(out)
-        return seconds, usage.ru_maxrss * 1024
-
-    times, memory = {name: [] for name in sides}, {name: 0 for name in sides}
-    for _ in range(args.rounds):
-        for name, (source, command) in sides.items():
-            seconds, peak = run(source, command)
-            times[name].append(seconds)
-            memory[name] = max(memory[name], peak)
+    timed = {name: (sources[source], command) for name, (source, command) in sides.items()}
+    times, memory, _ = interleaved.rounds(args.rounds, timed, out, work, args.pause)
     base = {"bin": statistics.median(times["cat"]), "f32": statistics.median(times["f32-to-f32"])}
     print(f"ColossalAI {sizes['bin'] / 1e9:.2f} GB, float32 model {sizes['f32'] / 1e9:.2f} GB, {args.rounds} rounds")
     print(f"{'':18} {'median s':>9} {'min':>6} {'max':>6} {'GB/s':>6} {'/ base':>7} {'peak MiB':>9}")

@@ -20,7 +20,8 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
+
+import interleaved
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -56,30 +57,15 @@ def main():
         "back": [reshard, "convert", kept, out, "--to", "hf", "-q"],
         "view": [reshard, "convert", large, out, "--to", "hdf5-view", "--names", "hf", "-q"],
     }
-    times, memory, made = {name: [] for name in sides}, dict.fromkeys(sides, 0), {}
-    for _ in range(args.rounds):
-        for name, command in sides.items():
-            subprocess.run(["sh", "-c", f"cat {quoted} > /dev/null"], check=True)
-            subprocess.run(["sync", "-f", work], check=True)
-            start = time.perf_counter()
-            child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            _, status, usage = os.wait4(child.pid, 0)
-            times[name].append(time.perf_counter() - start)
-            if status != 0:
-                raise SystemExit(f"failed: {command}")
-            memory[name] = max(memory[name], usage.ru_maxrss * 1024)
-            if os.path.isdir(out):
-                shutil.rmtree(out)
-            else:
-                made[name] = os.path.getsize(out)
-                os.remove(out)
+    sides = {name: (files, command) for name, command in sides.items()}
+    times, memory, made = interleaved.rounds(args.rounds, sides, out, work)
     cat = statistics.median(times["cat"])
     print(f"{size / 1e9:.2f} GB, {len(files)} files, {args.rounds} rounds")
     print(f"{'':8} {'median s':>9} {'min':>6} {'max':>6} {'/ cat':>6} {'peak MiB':>9} {'made MB':>10}")
     for name, values in times.items():
         m = statistics.median(values)
         print(f"{name:8} {m:9.2f} {min(values):6.2f} {max(values):6.2f} {m / cat:6.2f} {memory[name] / 2**20:9.1f} "
-              f"{made.get(name, 0) / 1e6:10.2f}")
+              f"{made[name] / 1e6:10.2f}")
     print(f"two threads over one: {statistics.median(times['zstd1-1']) / statistics.median(times['zstd1-2']):.2f}")
     if not args.work:
         shutil.rmtree(work)
