@@ -1,0 +1,75 @@
+// Where elements are worked on: copied between strides, converted, digested.
+//
+// A Device gives memory, and Streams that work in it. The CPU is the definition: its streams do everything at once, in
+// the caller's thread, and its device memory is the host's own, so that nothing is uploaded or downloaded. A stream of a
+// GPU queues work and returns; wait() ends it. One stream serves one thread; the engine has a stream a thread, so that
+// one thread's transfers and kernels run while another waits for the disk.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/cursor.h"
+#include "lib/base/result.h"
+#include "lib/device/digest.h"
+#include "lib/layout/box.h"
+#include "lib/layout/dtype.h"
+
+namespace reshard {
+
+// Memory of one device: `host` is what files are read into and written from (page-aligned; pinned for a GPU), `device`
+// what streams work on. On the CPU both are the same bytes.
+struct DeviceBuffer {
+  MutableBytes host;
+  MutableBytes device;
+};
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Bring the first `bytes` of a buffer to the device's side, or to the host's.
+  virtual Status upload(const DeviceBuffer& buffer, Index bytes) = 0;
+  virtual Status download(const DeviceBuffer& buffer, Index bytes) = 0;
+
+  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h).
+  virtual Status copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides,
+                          std::byte* to, const Dims& to_strides) = 0;
+  virtual Status convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) = 0;
+  // `out` is valid after wait(), until the next digest of this stream.
+  virtual Status digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data,
+                            Digest* out) = 0;
+
+  // Returns when everything queued is done; an error of any of it comes out here at the latest.
+  virtual Status wait() = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string_view name() const = 0;  // "cpu", "cuda:0 NVIDIA H200"
+  virtual bool is_cpu() const = 0;
+
+  // Memory of `bytes` bytes on both sides, freed with the returned owner. An error that says how much there is when
+  // the device has less, or when its cap would be passed.
+  class Memory {
+   public:
+    virtual ~Memory() = default;
+    virtual DeviceBuffer buffer() const = 0;
+  };
+  virtual Result<std::unique_ptr<Memory>> allocate(Index bytes) = 0;
+
+  virtual Result<std::unique_ptr<Stream>> stream() = 0;
+};
+
+// The CPU.
+Device& cpu_device();
+
+// How the user says which device: "cpu"; "cuda" or "cuda:1", an error that says why when there is none; "auto": a GPU
+// where there is one and this program was built for it, else the CPU. `memory_cap`: bytes it may take at most; 0: what it
+// has.
+Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap);
+
+}  // namespace reshard
