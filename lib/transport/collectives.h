@@ -1,8 +1,11 @@
 // What all ranks do together, built on the transport's one operation. Every rank calls the same functions in the same
 // order. With one rank, or a null transport, they return at once.
+//
+// Sums and maxima go up a binomial tree to rank 0 and come down it again: about 2 log2(n) messages a rank.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +17,10 @@ namespace reshard {
 
 inline int rank_of(const Transport* ranks) { return ranks ? ranks->rank() : 0; }
 inline int rank_count(const Transport* ranks) { return ranks ? ranks->size() : 1; }
+inline bool is_stopped(const Transport* ranks) { return ranks && ranks->stopped(); }
+
+// Sends and receives, and waits for both.
+Status exchange(Transport& ranks, std::vector<Outgoing> out, std::vector<Incoming> in);
 
 // Returns when every rank has called it.
 Status barrier(Transport* ranks);
@@ -23,6 +30,19 @@ Result<std::string> broadcast(Transport* ranks, std::string bytes);
 
 // On rank 0 the bytes of each rank, in order; elsewhere nothing.
 Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine);
+
+// On rank 0 the values of all ranks, one rank's after the other's; elsewhere nothing. T is trivially copyable.
+template <class T>
+Result<std::vector<T>> gather_values(Transport* ranks, std::span<const T> mine) {
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
+  std::vector<T> out;
+  for (const std::string& part : TRY(gather(ranks, bytes))) {
+    const std::size_t n = part.size() / sizeof(T);
+    out.resize(out.size() + n);
+    if (n > 0) std::memcpy(out.data() + out.size() - n, part.data(), n * sizeof(T));
+  }
+  return out;
+}
 
 // Sums modulo 2^32, in place, the same on every rank. All ranks give equally many.
 Status sum(Transport* ranks, std::span<std::uint32_t> values);
