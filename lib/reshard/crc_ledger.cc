@@ -61,8 +61,7 @@ std::vector<CrcPiece> CrcLedger::unfinished() const {
   const std::lock_guard lock(mutex_);
   std::vector<CrcPiece> out;
   for (const auto& [key, entry] : open_)
-    for (const auto& [begin, piece] : entry.pieces)
-      out.push_back({entry.extent, begin, piece.end - begin, piece.crc});
+    for (const auto& [begin, piece] : entry.pieces) out.push_back({entry.extent, begin, piece.end - begin, piece.crc});
   return out;
 }
 

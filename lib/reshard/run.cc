@@ -13,7 +13,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMinSlab = Index{256} << 10;
 constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
 

@@ -75,8 +75,8 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
                                                 const RunOptions& options, const BoxVisit& visit = nullptr);
 
 // The same walk over two sources at once: calls visit(request number, box, a, b) with the elements of both, each in its
-// own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads; of several ranks each
-// visits its share of the boxes.
+// own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads; of several ranks
+// each visits its share of the boxes.
 struct PairRequest {
   std::size_t a = 0;
   std::size_t b = 0;

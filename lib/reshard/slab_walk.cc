@@ -11,7 +11,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMinSlab = Index{256} << 10;
 constexpr Index kUsualSlab = Index{1} << 20;
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
 
@@ -138,7 +137,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const MemoryPlan memory =
       TRY(plan_memory(rest, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
   // All ranks cut alike.
-  const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, memory.slab_bytes)));
+  const Index limit = exchanges ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
+  const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
   const Index first = shares[me], count = shares[me + 1] - first;

@@ -14,6 +14,8 @@
 
 namespace reshard {
 
+inline constexpr Index kMinSlab = Index{256} << 10;  // bytes that a slab's memory is at least
+
 // One tensor of a walk.
 struct WalkItem {
   std::size_t tensor = 0;

@@ -166,6 +166,7 @@ Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   const auto all_counts = TRY(gather_values<Index>(ranks, counts));
   if (ranks->rank() > 0) {
     crcs_.clear();
+    checked_ = 0;
     return whole;
   }
   checked_ = std::accumulate(all_counts.begin(), all_counts.end(), Index{0});

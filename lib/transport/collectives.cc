@@ -106,4 +106,10 @@ Result<Index> minimum(Transport* ranks, Index value) {
   return values[0];
 }
 
+Result<bool> all_equal(Transport* ranks, std::uint64_t value) {
+  std::uint64_t ends[2] = {value, ~value};
+  TRY(reduce(ranks, std::span<std::uint64_t>(ends), [](std::uint64_t a, std::uint64_t b) { return std::max(a, b); }));
+  return ends[0] == ~ends[1];
+}
+
 }  // namespace reshard

@@ -53,4 +53,7 @@ Status maximum(Transport* ranks, std::span<Index> values);
 // The smallest of all ranks' values.
 Result<Index> minimum(Transport* ranks, Index value);
 
+// Whether all ranks have the same value.
+Result<bool> all_equal(Transport* ranks, std::uint64_t value);
+
 }  // namespace reshard

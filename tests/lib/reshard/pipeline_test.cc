@@ -219,7 +219,7 @@ TEST_F(Pipeline, ThereAndBackIsTheIdentityOnAnyLayouts) {
 
 // Runs `job` with the least memory it accepts: the smallest slabs, and what the process may grow by meanwhile.
 template <class Job>
-Status with_least_memory(int threads, Index extra, Job job) {
+Status with_least_memory(int threads, Index extra, JobKind job) {
   constexpr Index kSmallest = Index{256} << 10;
   for (Index growth = Index{1} << 20;; growth *= 2) {
     RunOptions options = ample(threads);
