@@ -32,19 +32,6 @@ Status spread(Transport& ranks, MutableBytes bytes) {
   return exchange(ranks, std::move(out), {});
 }
 
-template <class T, class Combine>
-Status reduce(Transport* ranks, std::span<T> values, Combine combine) {
-  if (rank_count(ranks) == 1 || values.empty()) return {};
-  const Tree tree = tree_of(*ranks);
-  std::vector<T> theirs(values.size());
-  for (const int child : tree.children) {
-    TRY(exchange(*ranks, {}, {{child, std::as_writable_bytes(std::span(theirs))}}));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = combine(values[i], theirs[i]);
-  }
-  if (tree.parent >= 0) TRY(exchange(*ranks, {{tree.parent, std::as_bytes(values)}}, {}));
-  return spread(*ranks, std::as_writable_bytes(values));
-}
-
 }  // namespace
 
 Status exchange(Transport& ranks, std::vector<Outgoing> out, std::vector<Incoming> in) {
@@ -92,18 +79,37 @@ Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine)
   return out;
 }
 
+Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Bytes theirs)>& add) {
+  if (rank_count(ranks) == 1 || mine.empty()) return {};
+  const Tree tree = tree_of(*ranks);
+  std::vector<std::byte> theirs(mine.size());
+  for (const int child : tree.children) {
+    TRY(exchange(*ranks, {}, {{child, theirs}}));
+    add(theirs);
+  }
+  if (tree.parent >= 0) TRY(exchange(*ranks, {{tree.parent, mine}}, {}));
+  return spread(*ranks, mine);
+}
+
 Status sum(Transport* ranks, std::span<std::uint32_t> values) {
-  return reduce(ranks, values, [](std::uint32_t a, std::uint32_t b) { return a + b; });
+  return combine_values(ranks, values, [](std::uint32_t& a, std::uint32_t b) { a += b; });
 }
 
 Status maximum(Transport* ranks, std::span<Index> values) {
-  return reduce(ranks, values, [](Index a, Index b) { return std::max(a, b); });
+  return combine_values(ranks, values, [](Index& a, Index b) { a = std::max(a, b); });
 }
 
 Result<Index> minimum(Transport* ranks, Index value) {
   Index values[1] = {value};
-  TRY(reduce(ranks, std::span<Index>(values), [](Index a, Index b) { return std::min(a, b); }));
+  TRY(combine_values(ranks, std::span<Index>(values), [](Index& a, Index b) { a = std::min(a, b); }));
   return values[0];
+}
+
+Result<bool> all_equal(Transport* ranks, std::uint64_t value) {
+  std::uint64_t ends[2] = {value, ~value};
+  TRY(combine_values(ranks, std::span<std::uint64_t>(ends),
+                     [](std::uint64_t& a, std::uint64_t b) { a = std::max(a, b); }));
+  return ends[0] == ~ends[1];
 }
 
 }  // namespace reshard

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -44,6 +45,22 @@ Result<std::vector<T>> gather_values(Transport* ranks, std::span<const T> mine) 
   return out;
 }
 
+// Makes one of all ranks' bytes, as many on each: add(theirs) is to bring another rank's into `mine`. Returns with the
+// same bytes everywhere. The order in which ranks are added is that of the tree.
+Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Bytes theirs)>& add);
+
+// The same of values, one by one: add(mine, theirs). T is trivially copyable.
+template <class T, class Add>
+Status combine_values(Transport* ranks, std::span<T> mine, Add add) {
+  return combine(ranks, std::as_writable_bytes(mine), [&](Bytes bytes) {
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      T theirs;
+      std::memcpy(&theirs, bytes.data() + i * sizeof(T), sizeof(T));
+      add(mine[i], theirs);
+    }
+  });
+}
+
 // Sums modulo 2^32, in place, the same on every rank. All ranks give equally many.
 Status sum(Transport* ranks, std::span<std::uint32_t> values);
 
@@ -52,5 +69,8 @@ Status maximum(Transport* ranks, std::span<Index> values);
 
 // The smallest of all ranks' values.
 Result<Index> minimum(Transport* ranks, Index value);
+
+// Whether all ranks have the same value.
+Result<bool> all_equal(Transport* ranks, std::uint64_t value);
 
 }  // namespace reshard

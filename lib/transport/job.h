@@ -1,9 +1,10 @@
 // The job that this process is a rank of: started by mpirun or srun together with others, or alone.
 //
 // A job of several ranks has one fate. While a rank works, another of its threads adds up a few numbers with the other
-// ranks over and over: how many still work, how many failed, how far they are. So every rank hears of a failure within a
-// fraction of a second, whatever it is busy with; and when the sum does not come for some time (`patience`), a rank is
-// dead or cut off, and the others end with an error instead of waiting for ever. A rank that is only slow still answers.
+// ranks over and over: how many still work, how many failed, how far they are. So every rank hears of a failure within
+// a fraction of a second, whatever it is busy with; and when the sum does not come for some time (`patience`), a rank
+// is dead or cut off, and the others end with an error instead of waiting for ever. A rank that is only slow still
+// answers.
 #pragma once
 
 #include <atomic>
@@ -39,13 +40,14 @@ class Job {
   // that reports begins and take it back after.
   virtual void listen(std::function<void(Index done)> listener) = 0;
 
-  // The last call: returns when every rank has said what it had to say. Does not return where ranks are dead or messages
-  // were left unread: then it ends the process with `exit_code`.
+  // The last call: returns when every rank has said what it had to say. Does not return where ranks are dead or
+  // messages were left unread: then it ends the process with `exit_code`.
   virtual int end(int exit_code) = 0;
 };
 
 // Joins the job this process was started in. An error where it was started as one of several processes that know
-// nothing of each other, which would all do the same work: this program was built without MPI, or the launcher gave none.
+// nothing of each other, which would all do the same work: this program was built without MPI, or the launcher gave
+// none.
 Result<std::unique_ptr<Job>> join_job(const JobOptions& options);
 
 // How this process was started, as far as its environment tells.

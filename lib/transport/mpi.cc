@@ -87,17 +87,21 @@ class MpiTransport : public Transport {
 class MpiTransfer : public Transfer {
  public:
   explicit MpiTransfer(MpiTransport& transport) : transport_(transport) {}
+  // After an error: takes back what can be taken back, so that nobody writes to memory that is the caller's again.
   ~MpiTransfer() override {
-    if (!done_ && !requests_.empty()) transport_.abandon();
+    if (done_) return;
+    for (std::size_t i = 0; i < requests_.size(); ++i)
+      if (i < received_) (void)mpi("Cancel", [&] { return MPI_Cancel(&requests_[i]); });
+    int all = 0;
+    for (int look = 0; look < kLastLooks && all == 0; ++look) (void)test(&all);
+    if (all == 0) transport_.abandon();
   }
 
   Status wait() override {
     Pause pause;
     while (!requests_.empty()) {
       int all = 0;
-      TRY(mpi("Testall", [&] {
-        return MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &all, MPI_STATUSES_IGNORE);
-      }));
+      TRY(test(&all));
       if (all != 0) break;
       if (transport_.stopped()) return Error(ErrorCode::kPeer, "another rank failed");
       pause();
@@ -106,11 +110,23 @@ class MpiTransfer : public Transfer {
     return {};
   }
 
-  MPI_Request& add() { return requests_.emplace_back(MPI_REQUEST_NULL); }
+  MPI_Request& add_receive() {
+    ++received_;
+    return requests_.emplace_back(MPI_REQUEST_NULL);
+  }
+  MPI_Request& add_send() { return requests_.emplace_back(MPI_REQUEST_NULL); }
 
  private:
+  static constexpr int kLastLooks = 100;
+  Status test(int* all) {
+    return mpi("Testall", [&] {
+      return MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), all, MPI_STATUSES_IGNORE);
+    });
+  }
+
   MpiTransport& transport_;
-  std::vector<MPI_Request> requests_;
+  std::vector<MPI_Request> requests_;  // those that receive first
+  std::size_t received_ = 0;
   bool done_ = false;
 };
 
@@ -126,13 +142,11 @@ Result<std::unique_ptr<Transfer>> MpiTransport::start(std::vector<Outgoing> out,
   };
   for (const Incoming& message : in)
     TRY(in_parts(message.bytes, [&](std::byte* to, int n) {
-      return mpi("Irecv",
-                 [&] { return MPI_Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add()); });
+      return mpi("Irecv", [&] { return MPI_Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_receive()); });
     }));
   for (const Outgoing& message : out)
     TRY(in_parts(message.bytes, [&](const std::byte* from, int n) {
-      return mpi("Isend",
-                 [&] { return MPI_Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add()); });
+      return mpi("Isend", [&] { return MPI_Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_send()); });
     }));
   return std::unique_ptr<Transfer>(std::move(transfer));
 }
@@ -177,8 +191,8 @@ class MpiJob : public Job {
 // Waits for one of the operations that all ranks take part in to keep in touch. No patience is needed but for the dead:
 // the threads that answer do nothing else.
 Status MpiJob::await(MPI_Request request) {
-  auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                     std::chrono::duration<double>(options_.patience));
+  auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.patience));
   bool interrupted = false;
   for (Pause pause;; pause()) {
     int all = 0;
