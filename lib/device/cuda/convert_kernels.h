@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "lib/device/cuda/words.h"
 #include "lib/device/elements.h"
@@ -88,7 +89,7 @@ struct Conversion {
   }
 };
 
-// Calls body(Conversion<From, To>()); can_convert(from, to) holds.
+// Calls body(Conversion<From, To>()) for two types that are not the same; can_convert(from, to) holds.
 template <class Body>
 void with_conversion(DType from, DType to, const Body& body) {
   const auto with = [](DType dtype, const auto& then) {
@@ -107,7 +108,11 @@ void with_conversion(DType from, DType to, const Body& body) {
         return then(float{});
     }
   };
-  with(from, [&](auto f) { with(to, [&](auto t) { body(Conversion<decltype(f), decltype(t)>()); }); });
+  with(from, [&](auto f) {
+    with(to, [&](auto t) {
+      if constexpr (!std::is_same_v<decltype(f), decltype(t)>) body(Conversion<decltype(f), decltype(t)>());
+    });
+  });
 }
 
 }  // namespace reshard

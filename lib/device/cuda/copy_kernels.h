@@ -32,12 +32,13 @@ struct UnitGrid {
   // What locate() says of it.
   RESHARD_HD CopyOffsets locate(std::uint32_t n) const {
     CopyOffsets at;
-    for (int i = loops - 1; i >= 0; --i) {
+    for (int i = loops - 1; i > 0; --i) {
       std::uint32_t k = n;
       n = loop[i].extent.divide(k);
       at.from += k * loop[i].from;
       at.to += k * loop[i].to;
     }
+    if (loops > 0) at = {at.from + n * loop[0].from, at.to + n * loop[0].to};
     return at;
   }
 };

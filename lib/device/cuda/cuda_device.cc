@@ -195,7 +195,7 @@ class CudaStream : public Stream {
     if (const auto* digest = std::get_if<Pending::OfDigest>(&pending.what)) {
       std::memcpy(digest->out->words.data(), result, sizeof(digest->out->words));
     } else if (const auto* health = std::get_if<Pending::OfHealth>(&pending.what)) {
-      HealthSums sums;
+      HealthSums sums{};
       std::memcpy(&sums, result, sizeof(sums));
       *health->out = finish_health(health->form, sums);
     }

@@ -31,15 +31,16 @@ struct HealthJob {
   Index n = 0;  // elements, at least one
 };
 
-// What workers find, made for being added up: all zero at first.
+// What workers find, made for being added up: all zero at first. Without initial values, so that a GPU's shared memory
+// can hold it.
 struct HealthSums {
-  std::uint64_t zeros = 0;
-  std::uint64_t not_finite = 0;
-  std::uint64_t infs = 0;        // elements of the magnitude `special`
-  std::uint64_t top = 0;         // the greatest finite magnitude; one more with kExponent, of which none is zero
-  std::uint64_t difference = 0;  // bits in which an element differs from the first
-  std::uint64_t earliest = 0;    // all bits of the number of the first that is not finite inverted; 0: there is none
-  std::uint64_t first = 0;       // the bits of the first element; set apart
+  std::uint64_t zeros;
+  std::uint64_t not_finite;
+  std::uint64_t infs;        // elements of the magnitude `special`
+  std::uint64_t top;         // the greatest finite magnitude; one more with kExponent, of which none is zero
+  std::uint64_t difference;  // bits in which an element differs from the first
+  std::uint64_t earliest;    // all bits of the number of the first that is not finite inverted; 0: there is none
+  std::uint64_t first;       // the bits of the first element; set apart
 
   RESHARD_HD void add(const HealthSums& other) {
     zeros += other.zeros;

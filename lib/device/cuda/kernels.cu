@@ -1,6 +1,7 @@
 // The kernels: who does which part of the jobs whose arithmetic is in the *_kernels.h beside this.
 //
-// Grids are no larger than what the device runs at once; each block goes on to its next tile when it is done with one.
+// Grids are no larger than what the device runs at once, so that all blocks begin and end together; each goes on to its
+// next tile when it is done with one.
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/copy_kernels.h"
 #include "lib/device/cuda/launch.h"
@@ -10,13 +11,16 @@ namespace {
 
 constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarp = 32;
-constexpr std::uint32_t kBlocksOfMultiprocessor = 8;  // all 2,048 threads of it
-
 __device__ const DigestWeights kWeights = make_digest_weights();
 
-std::uint32_t blocks_for(const LaunchPlace& place, Index tiles) {
-  const Index most = Index{place.multiprocessors} * kBlocksOfMultiprocessor;
-  return static_cast<std::uint32_t>(std::clamp<Index>(tiles, 1, most));
+// How many blocks of `threads` threads to start for `tiles` tiles.
+template <class Kernel>
+std::uint32_t blocks_for(const LaunchPlace& place, Kernel* kernel, std::uint32_t threads, Index tiles) {
+  int resident = 0;
+  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0) != cudaSuccess)
+    static_cast<void>(cudaGetLastError());  // starting it will fail as well, and say why
+  return static_cast<std::uint32_t>(
+      std::clamp<Index>(tiles, 1, std::max<Index>(Index{place.multiprocessors} * resident, 1)));
 }
 
 int started() { return static_cast<int>(cudaGetLastError()); }
@@ -49,13 +53,15 @@ struct CopyLauncher {
 
   template <int kWord>
   void copy(const CopyJob& job) {
-    copy_kernel<kWord>
-        <<<blocks_for(place, ceil_div(job.words, kCopyBatch * kThreads)), kThreads, 0, place.stream>>>(job);
+    const Index tiles = ceil_div(job.words, kCopyBatch * kThreads);
+    copy_kernel<kWord><<<blocks_for(place, copy_kernel<kWord>, kThreads, tiles), kThreads, 0, place.stream>>>(job);
     note(started());
   }
   template <int kWord>
   void transpose(const TransposeJob& job) {
-    transpose_kernel<kWord><<<blocks_for(place, job.tiles), TransposeTile<kWord>::kThreads, 0, place.stream>>>(job);
+    constexpr std::uint32_t kEach = TransposeTile<kWord>::kThreads;
+    const std::uint32_t blocks = blocks_for(place, transpose_kernel<kWord>, kEach, job.tiles);
+    transpose_kernel<kWord><<<blocks, kEach, 0, place.stream>>>(job);
     note(started());
   }
   void note(int code) {
@@ -79,7 +85,8 @@ template <class From, class To>
 void start_conversion(Conversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
   using C = Conversion<From, To>;
   const Index tiles = ceil_div(std::max(job.span.vectors, ceil_div(job.span.n, C::kVector)), C::kBatch * kThreads);
-  convert_kernel<From, To><<<blocks_for(place, tiles), kThreads, 0, place.stream>>>(job);
+  const std::uint32_t blocks = blocks_for(place, convert_kernel<From, To>, kThreads, tiles);
+  convert_kernel<From, To><<<blocks, kThreads, 0, place.stream>>>(job);
 }
 
 // ---- digests and health: sums over all threads
@@ -166,8 +173,8 @@ int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box&
   const auto start = [&](auto kernel, const DigestJob& job) {
     if (error != 0) return;
     const Index threads = Index{job.items} << job.group_shift;
-    digest_kernel<decltype(kernel)>
-        <<<blocks_for(place, ceil_div(threads, kThreads)), kThreads, 0, place.stream>>>(job, words);
+    const auto run = digest_kernel<decltype(kernel)>;
+    run<<<blocks_for(place, run, kThreads, ceil_div(threads, kThreads)), kThreads, 0, place.stream>>>(job, words);
     error = started();
   };
   plan_digest(tensor_shape, box, element_bytes, data, kMaxCount / 4, start);
@@ -178,8 +185,9 @@ int launch_health(const LaunchPlace& place, const HealthForm& form, const std::b
                   HealthSums* sums) {
   with_health_kernel(form, [&](auto kernel) {
     const HealthJob job = make_health_job(form, run, bytes);
-    health_kernel<decltype(kernel)>
-        <<<blocks_for(place, ceil_div(bytes, 16 * kThreads)), kThreads, 0, place.stream>>>(job, sums);
+    const auto look = health_kernel<decltype(kernel)>;
+    const Index tiles = ceil_div(bytes, 16 * kThreads);
+    look<<<blocks_for(place, look, kThreads, tiles), kThreads, 0, place.stream>>>(job, sums);
   });
   return started();
 }

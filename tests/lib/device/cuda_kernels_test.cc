@@ -377,7 +377,7 @@ TEST(CudaDigest, KnowsPlacesPastFourGigabytes) {
 RunHealth health_on_cpu(DType dtype, const std::byte* data, Index bytes, Index workers) {
   if (bytes == 0) return {};
   const HealthForm form = health_form(dtype);
-  HealthSums sums;
+  HealthSums sums{};
   with_health_kernel(form, [&](auto kernel) {
     const HealthJob job = make_health_job(form, data, bytes);
     for (Index worker = 0; worker < workers; ++worker) {

@@ -1,0 +1,78 @@
+// Brings together the two ends of messages between ranks of one process: the sender's and the receiver's, whoever comes
+// first. What moves the bytes is the business of whoever matches.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/base/checked.h"
+#include "lib/base/result.h"
+#include "lib/transport/transport.h"
+
+namespace reshard {
+
+// A message known by its sender, its receiver and its number between the two. State is what the mover keeps with it.
+template <class State>
+struct MatchedMessage {
+  Bytes from;
+  MutableBytes to;
+  State state;
+};
+
+template <class State>
+class Matcher {
+ public:
+  using Message = std::shared_ptr<MatchedMessage<State>>;
+  struct Ends {
+    std::vector<Message> mine;      // one for each message that the rank began, empty ones left out
+    std::vector<Message> complete;  // those of them that have both ends now, in the order in which they were begun
+  };
+
+  // Adds what `rank` of `size` sends and wants. An error when the two ends of a message differ in length or a peer is
+  // none. Not thread-safe.
+  Result<Ends> add(int rank, int size, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
+    Ends ends;
+    for (const Outgoing& message : out)
+      if (!message.bytes.empty()) TRY(add_end(rank, message.peer, size, message.bytes, {}, ends));
+    for (const Incoming& message : in)
+      if (!message.bytes.empty()) TRY(add_end(message.peer, rank, size, {}, message.bytes, ends));
+    return ends;
+  }
+
+ private:
+  // A pair of ranks: how many messages each end has begun, and those that have one end so far.
+  struct Line {
+    Index sent = 0, wanted = 0;
+    std::map<Index, Message> open;
+  };
+
+  Status add_end(int sender, int receiver, int size, Bytes from, MutableBytes to, Ends& ends) {
+    if (sender == receiver || std::min(sender, receiver) < 0 || std::max(sender, receiver) >= size)
+      return internal_error("a message from rank " + std::to_string(sender) + " to rank " + std::to_string(receiver) +
+                            " of " + std::to_string(size));
+    Line& line = lines_[{sender, receiver}];
+    const Index number = from.empty() ? line.wanted++ : line.sent++;
+    Message& message = line.open[number];
+    const bool first = message == nullptr;
+    if (first) message = std::make_shared<MatchedMessage<State>>();
+    if (!from.empty()) message->from = from;
+    if (!to.empty()) message->to = to;
+    ends.mine.push_back(message);
+    if (first) return {};
+    if (message->from.size() != message->to.size())
+      return internal_error("rank " + std::to_string(sender) + " sent " + std::to_string(message->from.size()) +
+                            " bytes where rank " + std::to_string(receiver) + " expected " +
+                            std::to_string(message->to.size()));
+    ends.complete.push_back(message);
+    line.open.erase(number);
+    return {};
+  }
+
+  std::map<std::pair<int, int>, Line> lines_;
+};
+
+}  // namespace reshard

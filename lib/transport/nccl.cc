@@ -1,0 +1,432 @@
+// Messages are sends and receives of bytes in one group for each transfer, cut into parts of at most 1 GiB, on a stream
+// of the communicator's own. Nothing blocks: the communicator is a non-blocking one, and all waiting is looking at
+// events, at the communicator's own errors, at the job, and at the clock; whoever gives up aborts the communicator,
+// which ends its kernels.
+#include "lib/transport/nccl.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "lib/base/cursor.h"
+#include "lib/transport/collectives.h"
+#include "lib/transport/matching.h"
+
+namespace reshard {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kMaxPart = std::size_t{1} << 30;
+
+// The functions of the library that are used.
+struct Library {
+  decltype(&::ncclGetErrorString) error_string = nullptr;
+  decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&::ncclCommInitRankConfig) init = nullptr;
+  decltype(&::ncclCommGetAsyncError) async_error = nullptr;
+  decltype(&::ncclCommFinalize) finalize = nullptr;
+  decltype(&::ncclCommDestroy) destroy = nullptr;
+  decltype(&::ncclCommAbort) abort = nullptr;
+  decltype(&::ncclGroupStart) group_start = nullptr;
+  decltype(&::ncclGroupEnd) group_end = nullptr;
+  decltype(&::ncclSend) send = nullptr;
+  decltype(&::ncclRecv) receive = nullptr;
+};
+
+template <class Function>
+Status find_function(void* library, const char* name, Function& out) {
+  out = reinterpret_cast<Function>(::dlsym(library, name));
+  if (!out) return unsupported(std::string("nccl: libnccl.so.2 has no ") + name);
+  return {};
+}
+
+Result<Library> load_library() {
+  void* library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    const std::string why = ::dlerror();
+    library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where it was when this was built
+    if (!library) return unsupported("nccl: cannot open libnccl.so.2: " + why);
+  }
+  Library out;
+  TRY(find_function(library, "ncclGetErrorString", out.error_string));
+  TRY(find_function(library, "ncclGetUniqueId", out.get_unique_id));
+  TRY(find_function(library, "ncclCommInitRankConfig", out.init));
+  TRY(find_function(library, "ncclCommGetAsyncError", out.async_error));
+  TRY(find_function(library, "ncclCommFinalize", out.finalize));
+  TRY(find_function(library, "ncclCommDestroy", out.destroy));
+  TRY(find_function(library, "ncclCommAbort", out.abort));
+  TRY(find_function(library, "ncclGroupStart", out.group_start));
+  TRY(find_function(library, "ncclGroupEnd", out.group_end));
+  TRY(find_function(library, "ncclSend", out.send));
+  TRY(find_function(library, "ncclRecv", out.receive));
+  return out;
+}
+
+// Loaded once, and never unloaded.
+const Result<Library>& library() {
+  static const Result<Library> loaded = load_library();
+  return loaded;
+}
+
+Status nccl_status(const Library& nccl, ncclResult_t code, const std::string& doing) {
+  if (code == ncclSuccess) return {};
+  return Error(ErrorCode::kPeer, "nccl: " + doing + ": " + nccl.error_string(code));
+}
+Status cuda_status(cudaError_t code, const std::string& doing) {
+  if (code == cudaSuccess) return {};
+  return io_error("nccl: " + doing + ": " + cudaGetErrorString(code));
+}
+
+Error job_is_over() { return {ErrorCode::kPeer, "another rank failed"}; }
+
+// Sleeps between looks: hardly at first, up to a quarter of a millisecond later.
+class Pause {
+ public:
+  void operator()() {
+    if (looks_ < 50) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(250, looks_)));
+    }
+    ++looks_;
+  }
+
+ private:
+  int looks_ = 0;
+};
+
+// A point in the communicator's stream.
+class Event {
+ public:
+  explicit Event(cudaEvent_t event) : event_(event) {}
+  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_;
+};
+
+// One end of a message, for the communicator.
+struct End {
+  bool send = false;
+  int peer = 0;
+  std::byte* bytes = nullptr;
+  std::size_t size = 0;
+};
+
+// A communicator and its stream. Thread-safe.
+class Communicator {
+ public:
+  static Result<std::unique_ptr<Communicator>> open(const NcclId& id, int rank, int size, const NcclOptions& options,
+                                                    const Transport* control) {
+    const Result<Library>& loaded = library();
+    if (!loaded) return loaded.error();
+    std::unique_ptr<Communicator> out(new Communicator(*loaded, options, control));
+    TRY(cuda_status(cudaSetDevice(options.device), "choosing GPU " + std::to_string(options.device)));
+    TRY(cuda_status(cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking), "making a stream"));
+    ncclUniqueId unique;
+    static_assert(sizeof(unique) == sizeof(NcclId));
+    std::memcpy(&unique, id.data(), sizeof(unique));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const std::lock_guard lock(out->mutex_);
+    TRY(out->finish(loaded->init(&out->comm_, size, unique, rank, &config), "coming together"));
+    return out;
+  }
+
+  ~Communicator() {
+    const std::lock_guard lock(mutex_);
+    static_cast<void>(cudaSetDevice(options_.device));
+    if (comm_ && finish(nccl_.finalize(comm_), "parting"))
+      static_cast<void>(nccl_.destroy(std::exchange(comm_, nullptr)));
+    if (stream_) static_cast<void>(cudaStreamDestroy(stream_));
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // Queues messages as one group; the point at which they are done.
+  Result<std::shared_ptr<Event>> post(const std::vector<End>& ends) {
+    const std::lock_guard lock(mutex_);
+    if (!comm_) return job_is_over();
+    TRY(cuda_status(cudaSetDevice(options_.device), "choosing the GPU"));
+    TRY(finish(nccl_.group_start(), "beginning a group"));
+    Status queued;
+    for (const End& end : ends)
+      if (queued) queued = queue(end);
+    // A group that was begun must be ended, whatever happened in it.
+    TRY(finish(nccl_.group_end(), "ending a group"));
+    TRY(std::move(queued));
+    cudaEvent_t event = nullptr;
+    TRY(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
+    auto owned = std::make_shared<Event>(event);
+    TRY(cuda_status(cudaEventRecord(event, stream_), "recording an event"));
+    return owned;
+  }
+
+  // Returns when that point is reached, or with an error, at the latest after the time that a transfer may take.
+  Status wait(const Event& event) {
+    const Clock::time_point deadline = from_now();
+    for (Pause pause;; pause()) {
+      const cudaError_t state = cudaEventQuery(event.get());
+      if (state == cudaSuccess) return {};
+      const std::lock_guard lock(mutex_);
+      if (!comm_) return job_is_over();
+      if (state != cudaErrorNotReady) return give_up(cuda_status(state, "waiting for messages").error());
+      ncclResult_t async = ncclSuccess;
+      const ncclResult_t asked = nccl_.async_error(comm_, &async);
+      if (auto status = nccl_status(nccl_, asked != ncclSuccess ? asked : async, "moving messages"); !status)
+        return give_up(std::move(status).error());
+      TRY(keep_waiting(deadline, "messages"));
+    }
+  }
+
+  // Ends everything under way, here and for whoever waits for it.
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    abort_locked();
+  }
+  bool aborted() const { return aborted_; }
+  Clock::time_point from_now() const {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.patience));
+  }
+
+ private:
+  Communicator(const Library& nccl, const NcclOptions& options, const Transport* control)
+      : nccl_(nccl), options_(options), control_(control) {}
+
+  Status queue(const End& end) {
+    for (std::size_t at = 0; at < end.size; at += kMaxPart) {
+      const std::size_t part = std::min(kMaxPart, end.size - at);
+      const ncclResult_t code = end.send ? nccl_.send(end.bytes + at, part, ncclUint8, end.peer, comm_, stream_)
+                                         : nccl_.receive(end.bytes + at, part, ncclUint8, end.peer, comm_, stream_);
+      if (code != ncclInProgress) TRY(nccl_status(nccl_, code, end.send ? "sending" : "receiving"));
+    }
+    return {};
+  }
+
+  // Sees a call of a non-blocking communicator through.
+  Status finish(ncclResult_t code, const std::string& doing) {
+    const Clock::time_point deadline = from_now();
+    for (Pause pause; code == ncclInProgress; pause()) {
+      TRY(keep_waiting(deadline, doing));
+      const ncclResult_t asked = nccl_.async_error(comm_, &code);
+      if (asked != ncclSuccess) code = asked;
+    }
+    if (auto status = nccl_status(nccl_, code, doing); !status) return give_up(std::move(status).error());
+    return {};
+  }
+
+  Status keep_waiting(Clock::time_point deadline, const std::string& what) {
+    if (control_ && control_->stopped()) return give_up(job_is_over());
+    if (Clock::now() < deadline) return {};
+    return give_up({ErrorCode::kPeer, "nccl: " + what + ": no answer for " + std::to_string(options_.patience) + " s"});
+  }
+
+  Error give_up(Error why) {
+    abort_locked();
+    return why;
+  }
+  void abort_locked() {
+    aborted_ = true;
+    if (comm_) static_cast<void>(nccl_.abort(std::exchange(comm_, nullptr)));
+  }
+
+  const Library& nccl_;
+  NcclOptions options_;
+  const Transport* control_;
+  std::mutex mutex_;
+  ncclComm_t comm_ = nullptr;  // null: aborted
+  cudaStream_t stream_ = nullptr;
+  std::atomic<bool> aborted_{false};
+};
+
+std::byte* writable(Bytes bytes) { return const_cast<std::byte*>(bytes.data()); }
+
+// ---- a GPU for each rank
+
+class NcclTransfer : public Transfer {
+ public:
+  NcclTransfer(Communicator& comm, std::shared_ptr<Event> done) : comm_(comm), done_(std::move(done)) {}
+  Status wait() override { return comm_.wait(*done_); }
+
+ private:
+  Communicator& comm_;
+  std::shared_ptr<Event> done_;
+};
+
+class NcclTransport : public Transport {
+ public:
+  NcclTransport(std::unique_ptr<Communicator> comm, int rank, int size, const Transport* control)
+      : comm_(std::move(comm)), rank_(rank), size_(size), control_(control) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool stopped() const override { return comm_->aborted() || (control_ && control_->stopped()); }
+
+  Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
+    std::vector<End> ends;
+    for (const Outgoing& message : out)
+      ends.push_back({true, message.peer, writable(message.bytes), message.bytes.size()});
+    for (const Incoming& message : in)
+      ends.push_back({false, message.peer, message.bytes.data(), message.bytes.size()});
+    auto done = TRY(comm_->post(ends));
+    return std::unique_ptr<Transfer>(std::make_unique<NcclTransfer>(*comm_, std::move(done)));
+  }
+
+ private:
+  std::unique_ptr<Communicator> comm_;
+  int rank_, size_;
+  const Transport* control_;
+};
+
+// ---- one GPU for all ranks
+
+// The ranks' common ground. A message is posted, its two ends together, when both are known.
+class OneGpu {
+ public:
+  using Message = Matcher<std::shared_ptr<Event>>::Message;
+
+  explicit OneGpu(std::unique_ptr<Communicator> comm, int size) : comm_(std::move(comm)), size_(size) {}
+  int size() const { return size_; }
+  bool stopped() const { return comm_->aborted(); }
+
+  Result<std::vector<Message>> start(int rank, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
+    const std::lock_guard lock(mutex_);
+    auto ends = matcher_.add(rank, size_, out, in);
+    if (!ends) return std::move(ends).error();
+    std::vector<End> pairs;
+    for (const Message& message : ends->complete) {
+      pairs.push_back({true, 0, writable(message->from), message->from.size()});
+      pairs.push_back({false, 0, message->to.data(), message->to.size()});
+    }
+    if (pairs.empty()) return std::move(ends->mine);
+    auto done = TRY(comm_->post(pairs));
+    for (const Message& message : ends->complete) message->state = done;
+    changed_.notify_all();
+    return std::move(ends->mine);
+  }
+
+  Status wait(const Message& message) {
+    std::shared_ptr<Event> done;
+    {
+      std::unique_lock lock(mutex_);
+      const bool ready =
+          changed_.wait_until(lock, comm_->from_now(), [&] { return message->state != nullptr || stopped(); });
+      if (!ready) return Error(ErrorCode::kPeer, "nccl: a message: its other end never came");
+      if (!message->state) return job_is_over();
+      done = message->state;
+    }
+    return comm_->wait(*done);
+  }
+
+  void stop() {
+    comm_->abort();
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+
+ private:
+  std::unique_ptr<Communicator> comm_;
+  int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Matcher<std::shared_ptr<Event>> matcher_;
+};
+
+class OneGpuTransfer : public Transfer {
+ public:
+  OneGpuTransfer(OneGpu& gpu, std::vector<OneGpu::Message> messages) : gpu_(gpu), messages_(std::move(messages)) {}
+  Status wait() override {
+    for (const OneGpu::Message& message : messages_) TRY(gpu_.wait(message));
+    return {};
+  }
+
+ private:
+  OneGpu& gpu_;
+  std::vector<OneGpu::Message> messages_;
+};
+
+class OneGpuTransport : public Transport {
+ public:
+  OneGpuTransport(OneGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return gpu_.size(); }
+  bool stopped() const override { return gpu_.stopped(); }
+
+  Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
+    auto messages = TRY(gpu_.start(rank_, out, in));
+    return std::unique_ptr<Transfer>(std::make_unique<OneGpuTransfer>(gpu_, std::move(messages)));
+  }
+
+ private:
+  OneGpu& gpu_;
+  int rank_;
+};
+
+}  // namespace
+
+Result<NcclId> make_nccl_id() {
+  const Result<Library>& loaded = library();
+  if (!loaded) return loaded.error();
+  ncclUniqueId unique;
+  TRY(nccl_status(*loaded, loaded->get_unique_id(&unique), "making an id"));
+  NcclId id;
+  std::memcpy(id.data(), &unique, sizeof(unique));
+  return id;
+}
+
+Result<std::unique_ptr<Transport>> open_nccl(const NcclId& id, int rank, int size, const NcclOptions& options,
+                                             const Transport* control) {
+  auto comm = TRY(Communicator::open(id, rank, size, options, control));
+  return std::unique_ptr<Transport>(std::make_unique<NcclTransport>(std::move(comm), rank, size, control));
+}
+
+Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptions& options) {
+  NcclId id{};
+  std::string sent;
+  if (control.rank() == 0) {
+    id = TRY(make_nccl_id());
+    sent = as_string(id);
+  }
+  const std::string got = TRY(broadcast(&control, std::move(sent)));
+  if (got.size() != id.size())
+    return internal_error("nccl: id: expected " + std::to_string(id.size()) + " bytes, got " +
+                          std::to_string(got.size()));
+  std::memcpy(id.data(), got.data(), id.size());
+  return open_nccl(id, control.rank(), control.size(), options, &control);
+}
+
+Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
+                                 const std::function<Status(Transport& ranks)>& work) {
+  const NcclId id = TRY(make_nccl_id());
+  OneGpu gpu(TRY(Communicator::open(id, 0, 1, options, nullptr)), n);
+  std::vector<Status> results(static_cast<std::size_t>(n));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n; ++rank)
+    threads.emplace_back([&, rank] {
+      OneGpuTransport transport(gpu, rank);
+      Status& result = results[static_cast<std::size_t>(rank)];
+      result = work(transport);
+      if (!result) gpu.stop();
+    });
+  for (std::thread& t : threads) t.join();
+  for (const bool by_itself : {true, false})
+    for (Status& result : results)
+      if (!result && (result.error().code() != ErrorCode::kPeer) == by_itself) return std::move(result);
+  return {};
+}
+
+}  // namespace reshard

@@ -1,0 +1,21 @@
+// What stands for ranks on GPUs where NCCL is not built.
+#include "lib/transport/nccl.h"
+
+namespace reshard {
+namespace {
+
+Error absent() { return unsupported("nccl: this reshard was built without NCCL; configure with -DRESHARD_NCCL=ON"); }
+
+}  // namespace
+
+Result<NcclId> make_nccl_id() { return absent(); }
+
+Result<std::unique_ptr<Transport>> open_nccl(const NcclId&, int, int, const NcclOptions&, const Transport*) {
+  return absent();
+}
+
+Result<std::unique_ptr<Transport>> open_nccl(Transport&, const NcclOptions&) { return absent(); }
+
+Status run_nccl_ranks_on_one_gpu(int, const NcclOptions&, const std::function<Status(Transport&)>&) { return absent(); }
+
+}  // namespace reshard
