@@ -6,7 +6,7 @@
 namespace reshard {
 
 ExchangeSchedule::ExchangeSchedule(const Plan& plan, const Catalog& target_view, const MemoryTarget& target,
-                                   SlabList slabs, int rank, Index limit)
+                                   WorkList slabs, int rank, Index limit)
     : plan_(plan),
       target_view_(target_view),
       target_(target),
@@ -19,23 +19,9 @@ ExchangeSchedule::ExchangeSchedule(const Plan& plan, const Catalog& target_view,
     indexes_.emplace_back(fragments);
     tensor_.push_back(fragments.empty() ? 0 : target.tensor_at(fragments.extent(0).offset));
   }
-  Index total = 0;
-  const auto bytes_of = [&](Index k) {
-    const auto [planned, box] = slabs_.get(k);
-    return volume(box) * element_bytes(planned);
-  };
-  for (Index k = 0; k < slabs_.count(); ++k) total += bytes_of(k);
-  // The slab in whose bytes a border lies goes to the rank before it.
-  const Index share = ceil_div(std::max<Index>(1, total), ranks_);
-  Index before = 0;
-  next_.push_back(0);
-  for (Index k = 0; k < slabs_.count(); ++k) {
-    while (before >= static_cast<Index>(next_.size()) * share) next_.push_back(k);
-    before += bytes_of(k);
-  }
-  next_.resize(static_cast<std::size_t>(ranks_), slabs_.count());
-  end_.assign(next_.begin() + 1, next_.end());
-  end_.push_back(slabs_.count());
+  const std::vector<Index> shares = slabs_.shares(ranks_, false);
+  next_.assign(shares.begin(), shares.end() - 1);
+  end_.assign(shares.begin() + 1, shares.end());
 }
 
 Index ExchangeSchedule::element_bytes(std::size_t planned) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/reshard/load_engine.h"
@@ -10,26 +11,18 @@
 namespace reshard {
 namespace {
 
-// A number that differs where ranks would not make the same plan. FNV-1a.
-class Fingerprint {
- public:
-  void add(std::string_view text) {
-    for (const char c : text) add_byte(static_cast<unsigned char>(c));
-    add_byte(0);
+// The tensors alone, not how they lie: that differs from rank to rank where each has a target of its own.
+Result<Catalog> without_fragments(const Catalog& catalog) {
+  Catalog out;
+  for (const Tensor& t : catalog.tensors()) {
+    Tensor tensor;
+    tensor.name = t.name;
+    tensor.dtype = t.dtype;
+    tensor.shape = t.shape;
+    TRY(out.add(std::move(tensor)));
   }
-  void add(Index number) {
-    for (int i = 0; i < 8; ++i) add_byte(static_cast<unsigned char>(static_cast<std::uint64_t>(number) >> (8 * i)));
-  }
-  void add(const Dims& dims) {
-    for (const Index extent : dims) add(extent);
-    add(dims.rank());
-  }
-  Index value() const { return static_cast<Index>(hash_ >> 1); }
-
- private:
-  void add_byte(unsigned char byte) { hash_ = (hash_ ^ byte) * 0x100000001b3u; }
-  std::uint64_t hash_ = 0xcbf29ce484222325u;
-};
+  return out;
+}
 
 void add_words(const Digest& digest, std::vector<std::uint32_t>& words) {
   words.insert(words.end(), digest.words.begin(), digest.words.end());
@@ -69,9 +62,10 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.vocab_divisible_by = o.vocab_divisible_by;
   conversion.keep_unknown = o.keep_unknown;
   conversion.spool = o.spool;
-  if (o.strategy == LoadStrategy::kDirect) conversion.rank = o.rank;
+  if (load->is_direct()) conversion.rank = o.rank;
   conversion.run.threads = o.threads;
   conversion.run.interrupt = o.interrupt;
+  conversion.run.ranks = o.ranks;
   // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   load->conversion_ = TRY(Conversion::prepare(source, kMemoryFormat, std::move(conversion)));
@@ -94,7 +88,7 @@ Status Load::check_options() {
     if (o.mesh.ranks() != o.ranks->size())
       return usage_error("mesh " + o.mesh.to_string() + " is of " + count_of(o.mesh.ranks(), "rank") +
                          ", and there are " + std::to_string(o.ranks->size()));
-  } else if (o.strategy == LoadStrategy::kExchange && o.mesh.ranks() > 1) {
+  } else if (o.strategy == Strategy::kExchange && o.mesh.ranks() > 1) {
     return usage_error("ranks exchange what they read over a transport, and none is given");
   }
   return {};
@@ -103,23 +97,12 @@ Status Load::check_options() {
 // Messages are worked out from the plan by each rank for itself: it has to be the same plan.
 Status Load::check_ranks_agree() const {
   if (!options_.ranks) return {};
-  Fingerprint print;
-  print.add(static_cast<Index>(options_.strategy));
-  print.add(options_.mesh.to_string());
-  for (const PlannedTensor& planned : conversion_->plan().tensors) {
-    const Tensor &from = conversion_->source_view().tensors()[planned.from],
-                 &to = conversion_->target_view().tensors()[planned.to];
-    print.add(to.name);
-    print.add(to.shape);
-    print.add(static_cast<Index>(from.dtype));
-    print.add(static_cast<Index>(to.dtype));
-    print.add(static_cast<Index>(from.fragments.hash_of_boxes()));
-    if (options_.strategy == LoadStrategy::kExchange) print.add(static_cast<Index>(to.fragments.hash_of_boxes()));
-  }
-  Index range[2] = {print.value(), -print.value()};
-  TRY(maximum(options_.ranks, range));
-  if (range[0] == -range[1]) return {};
-  return usage_error("the ranks of this job were given different checkpoints, layouts or options");
+  const Catalog &from = conversion_->source_view(), &to = conversion_->target_view();
+  Catalog bare;
+  if (is_direct()) bare = TRY(without_fragments(to));
+  if (TRY(all_equal(options_.ranks, fingerprint(conversion_->plan(), from, is_direct() ? bare : to)))) return {};
+  return io_error(source_.catalog().root +
+                  ": the ranks do not see the same checkpoint, or were given other options: their plans differ");
 }
 
 Index Load::bytes() const {
@@ -141,9 +124,10 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
     if (const auto& strides = destinations[i].strides) TRY(check_strides(t.shape, *strides, byte_size(t.dtype), what));
   }
   const Plan& plan = conversion_->plan();
+  // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
+  if (FileSource source(conversion_->source_view(), source_.files()); options_.ranks || rank() == 0)
+    TRY(conversion_->check_equal_tensors(source));
   FileSource source(conversion_->source_view(), source_.files());
-  // What is to be equal is the same on all ranks: one looks.
-  if (rank() == 0) TRY(conversion_->check_equal_tensors(source));
   const Landings landings =
       TRY(Landings::make(plan, conversion_->target_view(), target(), rank(), held_, destinations));
   const LoadJob job{plan,
@@ -158,11 +142,11 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
                     options_.threads,
                     options_.progress,
                     options_.interrupt};
-  const bool together = options_.strategy == LoadStrategy::kExchange && options_.ranks;
+  const bool together = !is_direct() && options_.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
-  if (options_.check_whole_items) {
+  if (options_.ranks || options_.check_whole_items) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
-    TRY(source.finish(scratch));
+    TRY(source.finish(scratch, options_.ranks));
   }
   LoadReport report;
   report.bytes_read = digests.bytes_read;
@@ -182,7 +166,7 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     if (to.fragments.empty()) return std::nullopt;
     return target().tensor_at(to.fragments.extent(0).offset);
   };
-  const bool together = options_.strategy == LoadStrategy::kExchange;
+  const bool together = !is_direct();
   for (std::size_t p = 0; p < report.proofs.size(); ++p) {
     const auto tensor = tensor_of(p);
     const bool is_first = tensor && target().is_first_replica(*tensor, rank());

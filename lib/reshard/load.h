@@ -29,8 +29,6 @@
 
 namespace reshard {
 
-enum class LoadStrategy { kDirect, kExchange };
-
 struct LoadOptions {
   Mesh mesh;                               // of the ranks that load; one rank unless given
   std::optional<LayoutDescriptor> layout;  // how tensors lie on its mesh, which counts; nothing: by the family's rules
@@ -47,12 +45,13 @@ struct LoadOptions {
   bool keep_unknown = false;                              // carry tensors that the family does not know
   std::string spool = ".";                                // where compressed items may be decoded to
 
-  LoadStrategy strategy = LoadStrategy::kDirect;
+  Strategy strategy = Strategy::kDirect;
   Transport* ranks = nullptr;  // the other ranks, as many as the mesh has; null: this one works for itself
   Device* device = nullptr;    // whose memory the destinations are; null: the CPU's
   Index memory = 256 << 20;    // bytes of buffers, beside the destinations and the checkpoint's metadata
   int threads = 0;             // 0: two for each core this process may use
-  // Whether stored items of which this rank needs a part only are read to their end, to check their recorded checksums.
+  // Whether stored items of which a part only is needed are read to their end, to check their recorded checksums. With
+  // `ranks` nearly all are seen whole by them together, and checked anyway.
   bool check_whole_items = false;
   std::function<void(Index bytes)> progress;     // bytes that this rank has read so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the load when set
@@ -83,7 +82,7 @@ struct LoadReport {
   std::vector<LoadProof> proofs;
   Index bytes_read = 0;      // of tensor data, by this rank
   Index bytes_received = 0;  // from other ranks
-  Index checksums = 0;       // recorded ones that were computed anew and agree
+  Index checksums = 0;       // recorded ones that were computed anew and agree; with ranks, those of all on rank 0
 };
 
 struct LoadDigests;
@@ -111,6 +110,7 @@ class Load {
   Load(Reader& source, LoadOptions options);
   const MemoryTarget& target() const;
   Index rank() const { return options_.rank; }
+  bool is_direct() const { return options_.strategy == Strategy::kDirect; }
   Status check_options();
   Status check_ranks_agree() const;
   Status add_up(const LoadDigests& digests, LoadReport& report) const;

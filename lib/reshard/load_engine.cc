@@ -9,27 +9,21 @@
 #include "lib/device/copy.h"
 #include "lib/reshard/exchange_schedule.h"
 #include "lib/reshard/pieces.h"
-#include "lib/reshard/run.h"
-#include "lib/reshard/slab_list.h"
+#include "lib/reshard/slab_walk.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
 
-constexpr Index kMinSlab = Index{256} << 10;
-constexpr Index kUsualSlab = Index{1} << 20;
 constexpr Index kMaxSlab = Index{8} << 20;
-constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
-constexpr Index kMaxRound = Index{64} << 20;     // bytes of a round: many rounds overlap better than few
+constexpr Index kMaxRound = Index{64} << 20;  // bytes of a round: many rounds overlap better than few
 
-// A box of a tensor of the plan that is to be walked over.
-struct Part {
-  std::size_t planned = 0;
-  Box box;
-};
-
-Index row_group(const LoadJob& job, std::size_t planned) {
-  return std::max(job.from(planned).row_group, job.to(planned).row_group);
+// What is walked over of planned tensor `planned`: a box of it, or all.
+WalkItem item_of(const LoadJob& job, std::size_t planned, std::optional<Box> part) {
+  const std::size_t tensor = job.plan.tensors[planned].from;
+  const Tensor &from = job.from(planned), &to = job.to(planned);
+  return {tensor, to.dtype, std::max(from.row_group, to.row_group),
+          std::max(job.source.columns(tensor), column_count(to.fragments)), part};
 }
 
 // How many times larger elements become at most, and 0 where no tensor changes its dtype.
@@ -41,24 +35,21 @@ Index growth(const LoadJob& job) {
   return most;
 }
 
-struct Staging {
+struct LoadMemory {
   int threads = 1;
   Index slab_bytes = 0;  // at most, of the source's elements
 };
 
 // As many threads and as large slabs as the memory has room for. A thread takes `per_thread` slabs, all of them
 // together take `shared` more.
-Result<Staging> plan_staging(const LoadJob& job, const std::vector<Part>& parts, Index per_thread, Index shared) {
-  Index smallest = kMinSlab;
-  for (const Part& part : parts)
-    smallest = std::max(
-        smallest,
-        Slabs(part.box.shape, byte_size(job.from(part.planned).dtype), 1, row_group(job, part.planned)).max_bytes());
+Result<LoadMemory> plan_load_memory(const LoadJob& job, const std::vector<WalkItem>& items, Index per_thread,
+                                    Index shared) {
+  const Index smallest = std::max(kMinSlab, largest_group(items, job.source.catalog()));
   const Index decoding = decoding_memory(job.source.catalog());
   const auto room = [&](int threads) { return (job.memory - threads * decoding) / (threads * per_thread + shared); };
-  Staging out;
   RunOptions run;
   run.threads = job.threads;
+  LoadMemory out;
   out.threads = worker_count(run);
   while (out.threads > 1 && room(out.threads) < smallest) --out.threads;
   if (room(out.threads) < smallest)
@@ -66,21 +57,6 @@ Result<Staging> plan_staging(const LoadJob& job, const std::vector<Part>& parts,
                        " of memory for buffers, got " + human_bytes(job.memory));
   out.slab_bytes = std::clamp(room(out.threads), smallest, std::max(smallest, kMaxSlab));
   return out;
-}
-
-SlabList slabs_of(const LoadJob& job, const std::vector<Part>& parts, Index limit) {
-  SlabList list;
-  std::vector<Index> columns(job.plan.tensors.size());
-  for (const Part& part : parts) {
-    Index& known = columns[part.planned];
-    if (known == 0)
-      known = std::max(job.source.columns(job.plan.tensors[part.planned].from),
-                       column_count(job.to(part.planned).fragments));
-    const Index wanted = std::clamp(kPieceBytes * known, std::min(kUsualSlab, limit), limit);
-    list.add(Slabs(part.box.shape, byte_size(job.from(part.planned).dtype), wanted, row_group(job, part.planned)),
-             part.box.origin);
-  }
-  return list;
 }
 
 // What several threads see of the elements.
@@ -105,18 +81,24 @@ class Account {
 };
 
 Status go_on(const LoadJob& job) {
-  if (job.interrupt && *job.interrupt) return io_error("interrupted");
-  if (job.ranks && job.ranks->stopped()) return Error(ErrorCode::kPeer, "another rank failed");
-  return {};
+  RunOptions run;
+  run.interrupt = job.interrupt;
+  run.ranks = job.ranks;
+  return may_go_on(run);
 }
 
 std::size_t bytes_of(const Box& box, DType dtype) { return static_cast<std::size_t>(volume(box) * byte_size(dtype)); }
 
 // ---- each rank for itself
 
-// The boxes that land here, joined to one where they fill it: so are rows of a head that are stored in halves.
-std::vector<Part> parts_of(const LoadJob& job) {
-  std::vector<Part> parts;
+// What lands here: items for the walk, and which planned tensor each is of. The boxes of a tensor are joined to one
+// where they fill it: so are rows of a head that are stored in halves.
+struct LandingItems {
+  std::vector<WalkItem> items;
+  std::vector<std::size_t> planned;
+};
+LandingItems landing_items(const LoadJob& job) {
+  LandingItems out;
   for (std::size_t p = 0; p < job.plan.tensors.size(); ++p) {
     const FragmentList& boxes = job.landings.boxes(p);
     if (boxes.empty()) continue;
@@ -131,13 +113,15 @@ std::vector<Part> parts_of(const LoadJob& job) {
         hull.shape[d] = end - hull.begin(d);
       }
     }
-    if (volume(hull) == elements) {
-      parts.push_back({p, hull});
-    } else {
-      for (std::size_t i = 0; i < boxes.size(); ++i) parts.push_back({p, boxes.box(i)});
+    WalkItem item = item_of(job, p, hull);
+    const bool is_filled = volume(hull) == elements;
+    for (std::size_t i = 0; i < (is_filled ? 1 : boxes.size()); ++i) {
+      if (!is_filled) item.part = boxes.box(i);
+      out.items.push_back(item);
+      out.planned.push_back(p);
     }
   }
-  return parts;
+  return out;
 }
 
 // What one thread reads, converts and places with.
@@ -219,13 +203,13 @@ class Together {
 
   // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for.
   Status prepare() {
-    std::vector<Part> parts;
-    for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) parts.push_back({p, whole(job_.from(p).shape)});
+    std::vector<WalkItem> items;
+    for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
     const Index larger = std::max<Index>(1, extra_);
-    Staging staging = TRY(plan_staging(job_, parts, 2 + extra_, 4 * larger));
-    const Index slab = TRY(minimum(job_.ranks, staging.slab_bytes));
-    SlabList slabs = slabs_of(job_, parts, slab);
-    const Index workers = staging.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
+    const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
+    WorkList slabs(items, job_.source.catalog(), TRY(minimum(job_.ranks, memory.slab_bytes)));
+    const Index slab = std::max(kMinSlab, slabs.largest());
+    const Index workers = memory.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
     const Index room = std::clamp((job_.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
     const Index limit = TRY(minimum(job_.ranks, room));
     schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
@@ -233,7 +217,7 @@ class Together {
       sent_.push_back(TRY(job_.device.allocate(limit)));
       received_.push_back(TRY(job_.device.allocate(limit)));
     }
-    workers_.resize(static_cast<std::size_t>(staging.threads));
+    workers_.resize(static_cast<std::size_t>(memory.threads));
     for (Buffers& b : workers_) {
       b.stored.resize(static_cast<std::size_t>(slab));
       b.scratch.resize(static_cast<std::size_t>(slab + File::kDirectUnit));
@@ -328,25 +312,25 @@ class Together {
 }  // namespace
 
 Result<LoadDigests> load_direct(const LoadJob& job) {
-  const std::vector<Part> parts = parts_of(job);
+  const auto [items, planned] = landing_items(job);
   const Index extra = growth(job);
-  const Staging staging = TRY(plan_staging(job, parts, 2 + extra, 0));
-  const SlabList slabs = slabs_of(job, parts, staging.slab_bytes);
-  const Index slab = std::max<Index>(1, slabs.max_bytes());
+  const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
+  const WorkList slabs(items, job.source.catalog(), memory.slab_bytes);
+  const Index slab = std::max(kMinSlab, slabs.largest());
   LoadDigests out;
   out.placed.resize(job.plan.tensors.size());
   Account placed(job, out.placed);
-  std::vector<Worker> workers(static_cast<std::size_t>(std::clamp<Index>(slabs.count(), 1, staging.threads)));
+  std::vector<Worker> workers(static_cast<std::size_t>(std::clamp<Index>(slabs.total(), 1, memory.threads)));
   for (Worker& worker : workers) {
     worker.stored = TRY(job.device.allocate(slab));
     worker.converted = extra > 0 ? TRY(job.device.allocate(extra * slab)) : nullptr;
     worker.scratch.resize(static_cast<std::size_t>(slab + File::kDirectUnit));
     worker.stream = TRY(job.device.stream());
   }
-  TRY(parallel_for(slabs.count(), static_cast<int>(workers.size()), [&](int thread, Index k) -> Status {
+  TRY(parallel_for(slabs.total(), static_cast<int>(workers.size()), [&, &of = planned](int thread, Index k) -> Status {
     TRY(go_on(job));
-    const auto [part, box] = slabs.get(k);
-    return load_slab(job, parts[part].planned, box, workers[static_cast<std::size_t>(thread)], placed);
+    const WalkSlab s = slabs.get(k);
+    return load_slab(job, of[s.item], s.box, workers[static_cast<std::size_t>(thread)], placed);
   }));
   out.bytes_read = placed.bytes_read();
   out.read = out.placed;
