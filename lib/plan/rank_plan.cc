@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -11,61 +12,26 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/plan/fragment_grid.h"
+#include "lib/plan/mixer.h"
 #include "lib/plan/overlay.h"
 
 namespace reshard {
 namespace {
 
-// Two sums of a running state, the numbers of which are added one by one.
-class Mixer {
- public:
-  explicit Mixer(std::uint64_t seed = 0) : state_(digest_mix(seed + kStep)) {}
-  void add(Index n) {
-    state_ = (state_ ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccdu;
-    state_ ^= state_ >> 32;
-  }
-  void add(const Dims& dims) {
-    add(dims.rank());
-    for (const Index n : dims) add(n);
-  }
-  void add(std::string_view text) {
-    add(static_cast<Index>(text.size()));
-    for (const char c : text) add(static_cast<Index>(c));
-  }
-  std::uint64_t value() const { return digest_mix(state_); }
-  Digest digest() const {
-    const std::uint64_t a = digest_mix(state_), b = digest_mix(state_ + kStep);
-    return {{static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(a >> 32), static_cast<std::uint32_t>(b),
-             static_cast<std::uint32_t>(b >> 32)}};
-  }
-
- private:
-  static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15u;
-  std::uint64_t state_;
-};
-
-Digest digest_of(const RankMove& move, std::uint64_t tensor_seed) {
-  Mixer mix(tensor_seed);
-  mix.add(move.from);
-  mix.add(move.to);
-  mix.add(move.box.origin);
-  mix.add(move.box.shape);
-  return mix.digest();
-}
-
 constexpr Index kEveryStage = -1;
 
-// ---- one side: how a tensor lies on a mesh
+// ---- how tensors lie on one mesh
 
-// Splits of each dimension; the axes that are left replicate.
+bool is_staged(const Mesh& mesh, const Placement& placement) { return placement.stage >= 0 && mesh.size("pp") > 1; }
+
+// Which ranks of a stage hold which parts: splits share out the dimensions, axes that are left replicate.
 class Side {
  public:
   Side() = default;
-  Side(const Mesh& mesh, const Placement& placement, int rank, Holders holders)
-      : is_staged_(is_staged(mesh, placement)) {
+  Side(const Mesh& mesh, const Placement& placement, int rank, Holders holders) {
     std::vector<std::string> left;
     for (const MeshAxis& axis : mesh.axes())
-      if (!(is_staged_ && axis.name == "pp")) left.push_back(axis.name);
+      if (axis.name != "pp" || !is_staged(mesh, placement)) left.push_back(axis.name);
     for (int d = 0; d < rank; ++d) {
       std::vector<std::string> axes;
       for (const Split& split : placement.splits)
@@ -77,19 +43,13 @@ class Side {
     holders_ = holders == Holders::kFirst ? 1 : replicas_.count();
   }
 
-  static bool is_staged(const Mesh& mesh, const Placement& placement) {
-    return placement.stage >= 0 && mesh.size("pp") > 1;
-  }
-
   // Which part of dimension d a rank has.
   Index part(int d, Index rank) const { return parts_[static_cast<std::size_t>(d)].number(rank); }
   Index replica(Index rank) const { return replicas_.number(rank); }
-  // What being the k-th replica adds to a rank.
-  Index replica_rank(Index k) const { return replicas_.rank(k); }
-  Index holders() const { return holders_; }  // replicas that have what they hold, the first ones
+  Index replica_rank(Index k) const { return replicas_.rank(k); }  // what being the k-th adds to the rank
+  Index holders() const { return holders_; }                       // replicas that have what they hold: the first ones
 
  private:
-  bool is_staged_ = false;
   std::vector<SubMesh> parts_;
   SubMesh replicas_;
   Index holders_ = 1;
@@ -101,7 +61,7 @@ Error bad_placement(const PlacedTensor& tensor, const std::string& what) {
 
 Status check_splits(const Mesh& mesh, const PlacedTensor& tensor) {
   std::set<std::string_view> used;
-  if (Side::is_staged(mesh, tensor.placement)) used.insert("pp");
+  if (is_staged(mesh, tensor.placement)) used.insert("pp");
   for (const Split& split : tensor.placement.splits) {
     if (split.dim < 0 || split.dim >= tensor.shape.rank())
       return bad_placement(tensor, "is to be cut along dimension " + std::to_string(split.dim) + ", which it has not");
@@ -114,20 +74,43 @@ Status check_splits(const Mesh& mesh, const PlacedTensor& tensor) {
 }
 
 Result<Index> stage_of(const Mesh& mesh, const PlacedTensor& tensor) {
-  if (!Side::is_staged(mesh, tensor.placement)) return kEveryStage;
+  if (!is_staged(mesh, tensor.placement)) return kEveryStage;
   if (tensor.placement.stage < mesh.size("pp")) return tensor.placement.stage;
   return bad_placement(tensor, "expected a stage below pp = " + with_commas(mesh.size("pp")) + ", got " +
                                    with_commas(tensor.placement.stage));
+}
+
+std::vector<Split> splits_of(const Placement& placement, int dim) {
+  std::vector<Split> out;
+  for (const Split& split : placement.splits)
+    if (split.dim == dim) out.push_back(split);
+  return out;
+}
+
+// What tells splits on one mesh apart.
+std::string key_of(const std::vector<Split>& splits) {
+  std::string key;
+  for (const Split& split : splits) {
+    key += std::to_string(split.dim) + '/' + std::to_string(split.groups);
+    for (const std::string& axis : split.axes) key += '.' + axis;
+    key += ',';
+  }
+  return key + ';';
+}
+
+std::string key_of(const Mesh& mesh, const Placement& placement) {
+  return key_of(placement.splits) + (is_staged(mesh, placement) ? "staged;" : ";");
 }
 
 // ---- tensors
 
 // Tensors that both sides cut alike: those of a model's layers.
 struct Kind {
-  int rank = 0;
   std::vector<const Overlay*> dims;
   Side from, to;
-  const FragmentGrid* grid = nullptr;  // a catalog's: the source's numbers are cells of it
+  const FragmentGrid* grid = nullptr;  // a catalog's: the source's numbers are its cells, and `from` means nothing
+
+  int rank() const { return static_cast<int>(dims.size()); }
 };
 
 // A tensor of a catalog whose boxes form no grid.
@@ -140,22 +123,22 @@ struct Irregular {
 struct Item {
   std::size_t tensor = 0;      // of the target's
   std::size_t source = 0;      // of the source's
-  const Kind* kind = nullptr;  // one of the two is null
+  const Kind* kind = nullptr;  // one of these two
   const Irregular* irregular = nullptr;
   std::uint64_t seed = 0;   // of its moves' digests
   Index element_bytes = 1;  // of the target's dtype
   Index from_stage = kEveryStage, to_stage = kEveryStage;
 };
 
-// Items of each stage, in order.
+// Numbers of items by stage, in order.
 class Stages {
  public:
   void add(Index stage, std::size_t item) { items_[stage].push_back(item); }
   // Those of a stage and of every stage, in order.
   std::vector<std::size_t> of(Index stage) const {
     std::vector<std::size_t> out;
-    std::merge(list(stage).begin(), list(stage).end(), list(kEveryStage).begin(), list(kEveryStage).end(),
-               std::back_inserter(out));
+    const auto &mine = list(stage), &common = list(kEveryStage);
+    std::merge(mine.begin(), mine.end(), common.begin(), common.end(), std::back_inserter(out));
     return out;
   }
 
@@ -168,33 +151,14 @@ class Stages {
   std::vector<std::size_t> none_;
 };
 
-// What tells placements on one mesh apart, stages aside.
-void append_key(std::string& key, const Mesh& mesh, const Placement& placement) {
-  key += Side::is_staged(mesh, placement) ? 's' : 'e';
-  for (const Split& split : placement.splits) {
-    key += std::to_string(split.dim) + '/' + std::to_string(split.groups);
-    for (const std::string& axis : split.axes) key += '.' + axis;
-    key += ',';
-  }
-  key += ';';
-}
-void append_key(std::string& key, const Dims& shape) {
-  for (const Index extent : shape) key += std::to_string(extent) + 'x';
-  key += ';';
-}
+// ---- moves
 
-std::vector<Split> splits_of(const Placement& placement, int dim) {
-  std::vector<Split> out;
-  for (const Split& split : placement.splits)
-    if (split.dim == dim) out.push_back(split);
-  return out;
-}
-
-// What a rank has of a kind of tensors: a list of overlaps for each dimension.
+// What a rank has of a kind: the overlaps of its part of each dimension.
 using Lists = std::vector<std::span<const Overlap>>;
+// One overlap of each dimension: a box.
 using Place = std::array<const Overlap*, kMaxRank>;
 
-// Calls emit(place) for every combination of overlaps, the last dimension's the fastest.
+// Calls emit(place) for every combination, the last dimension's the fastest.
 template <class Emit>
 void each_place(const Lists& lists, Emit emit) {
   for (const auto& list : lists)
@@ -216,24 +180,6 @@ void each_place(const Lists& lists, Emit emit) {
   }
 }
 
-Error no_source(const PlacedTensor& wanted) {
-  return usage_error("plan: no source for tensor '" + printable(wanted.name) + "'");
-}
-Error other_shape(const PlacedTensor& wanted, const Dims& given) {
-  return usage_error("tensor '" + printable(wanted.name) + "': expected shape " + to_string(wanted.shape) + ", got " +
-                     to_string(given));
-}
-
-void set_box(const Place& place, RankMove& move) {
-  for (int d = 0; d < move.box.rank(); ++d) {
-    const Overlap& o = *place[static_cast<std::size_t>(d)];
-    move.box.origin[d] = o.begin;
-    move.box.shape[d] = o.end - o.begin;
-    move.from_at[d] = o.from_at;
-    move.to_at[d] = o.to_at;
-  }
-}
-
 // The place's number among those that the source's box is cut into.
 Index turn_of(const Place& place, int rank) {
   Index turn = 0;
@@ -251,156 +197,71 @@ RankMove empty_move(std::size_t tensor, int rank) {
   return move;
 }
 
+void set_box(const Place& place, RankMove& move) {
+  for (int d = 0; d < move.box.rank(); ++d) {
+    const Overlap& o = *place[static_cast<std::size_t>(d)];
+    move.box.origin[d] = o.begin;
+    move.box.shape[d] = o.end - o.begin;
+    move.from_at[d] = o.from_at;
+    move.to_at[d] = o.to_at;
+  }
+}
+
+Index bytes_of(const Item& item, const RankMove& move) { return volume(move.box) * item.element_bytes; }
+
+Digest digest_of(const Item& item, const RankMove& move) {
+  Mixer mix(item.seed);
+  mix.add(move.from);
+  mix.add(move.to);
+  mix.add(move.box.origin);
+  mix.add(move.box.shape);
+  return mix.digest();
+}
+
+// One rank's share of each kind, found when the first of its tensors comes.
+class Shares {
+ public:
+  template <class Find>
+  const Lists& of(const Kind& kind, Find find) {
+    const auto [found, is_new] = lists_.try_emplace(&kind);
+    if (is_new)
+      for (int d = 0; d < kind.rank(); ++d) found->second.push_back(find(*kind.dims[static_cast<std::size_t>(d)], d));
+    return found->second;
+  }
+
+ private:
+  std::unordered_map<const Kind*, Lists> lists_;
+};
+
 }  // namespace
 
-// Everything that was found out before any rank asked, and finding it out.
-struct RankPlan::Parts {
-  Parts(const Mesh& from, const Mesh& to, const RankPlanOptions& how)
-      : source_mesh(from), target_mesh(to), source_stages(from, {"pp"}), target_stages(to, {"pp"}), options(how) {}
+// Everything that is known before a rank asks, and the answers. Addresses of what the deques hold are kept.
+class RankPlan::Tables {
+ public:
+  Tables(const Mesh& source, const Mesh& target, const RankPlanOptions& how)
+      : source_mesh(source),
+        target_mesh(target),
+        source_stages(source, {"pp"}),
+        target_stages(target, {"pp"}),
+        options(how) {}
 
-  Mesh source_mesh, target_mesh;
-  SubMesh source_stages, target_stages;
-  RankPlanOptions options;
+  const Mesh source_mesh, target_mesh;
+  const SubMesh source_stages, target_stages;
+  const RankPlanOptions options;
   const Catalog* catalog = nullptr;  // null: the source is placed
-
   std::vector<Item> items;
-  Stages giving, getting;  // items
-  std::unordered_map<std::string, std::unique_ptr<Kind>> kinds;
-  std::unordered_map<std::string, std::unique_ptr<Overlay>> overlays;
-  std::vector<std::unique_ptr<Irregular>> irregular;
-  // Grids of the catalog's fragments, by the hash of their boxes; null where there is none.
-  struct KnownGrid {
-    const FragmentList* fragments;
-    std::unique_ptr<FragmentGrid> grid;
-  };
-  std::unordered_multimap<std::uint64_t, KnownGrid> grids;
+  Stages giving, getting;  // items by the source's stage, and by the target's
+  std::deque<Overlay> overlays;
+  std::deque<Kind> kinds;
+  std::deque<FragmentGrid> grids;
+  std::deque<Irregular> irregular;
 
-  // Whether the rank that will be asked for has a part in a tensor of these stages.
-  bool concerns_us(Index from_stage, Index to_stage) const {
-    if (!options.only) return true;
-    const auto in_stage = [&](const Mesh& mesh, const SubMesh& stages, Index stage) {
-      return *options.only < mesh.ranks() && (stage == kEveryStage || stages.number(*options.only) == stage);
-    };
-    return in_stage(target_mesh, target_stages, to_stage) ||
-           (!catalog && in_stage(source_mesh, source_stages, from_stage));
+  // The source's ranks, or the catalog's files.
+  std::size_t givers() const { return catalog ? catalog->files.size() : static_cast<std::size_t>(source_mesh.ranks()); }
+  std::size_t giver(const Item& item, const RankMove& move) const {
+    const auto from = static_cast<std::size_t>(move.from);
+    return catalog ? catalog->tensors()[item.source].fragments.extent(from).file : from;
   }
-
-  void add(Item item, const PlacedTensor& tensor) {
-    item.element_bytes = byte_size(tensor.dtype);
-    Mixer seed;
-    seed.add(tensor.name);
-    seed.add(static_cast<Index>(tensor.dtype));
-    seed.add(tensor.shape);
-    item.seed = seed.value();
-    giving.add(item.from_stage, items.size());
-    getting.add(item.to_stage, items.size());
-    items.push_back(item);
-  }
-
-  Result<const Overlay*> overlay(std::string key, const std::vector<Cut>& source, const std::vector<Cut>& target) {
-    auto& slot = overlays[std::move(key)];
-    if (!slot) slot = std::make_unique<Overlay>(TRY(Overlay::make(source, target)));
-    return slot.get();
-  }
-
-  Result<const Kind*> kind_of(const PlacedTensor& from, const PlacedTensor& to) {
-    std::string key;
-    append_key(key, to.shape);
-    append_key(key, source_mesh, from.placement);
-    append_key(key, target_mesh, to.placement);
-    auto& slot = kinds[key];
-    if (slot) return slot.get();
-    TRY(check_splits(source_mesh, from));
-    TRY(check_splits(target_mesh, to));
-    auto kind = std::make_unique<Kind>();
-    kind->rank = to.shape.rank();
-    kind->from = Side(source_mesh, from.placement, to.shape.rank(), options.source);
-    kind->to = Side(target_mesh, to.placement, to.shape.rank(), options.target);
-    for (int d = 0; d < to.shape.rank(); ++d) {
-      const Placement mine{splits_of(from.placement, d), -1}, theirs{splits_of(to.placement, d), -1};
-      std::string name = std::to_string(to.shape[d]) + ':';
-      append_key(name, source_mesh, mine);
-      append_key(name, target_mesh, theirs);
-      kind->dims.push_back(TRY(overlay(std::move(name), cuts_of(source_mesh, mine.splits, to.shape[d]),
-                                       cuts_of(target_mesh, theirs.splits, to.shape[d]))));
-    }
-    slot = std::move(kind);
-    return slot.get();
-  }
-
-  Result<const Kind*> kind_of(const FragmentGrid& grid, const PlacedTensor& to) {
-    std::string key = std::to_string(reinterpret_cast<std::uintptr_t>(&grid)) + ':';
-    append_key(key, target_mesh, to.placement);
-    auto& slot = kinds[key];
-    if (slot) return slot.get();
-    TRY(check_splits(target_mesh, to));
-    auto kind = std::make_unique<Kind>();
-    kind->rank = to.shape.rank();
-    kind->grid = &grid;
-    kind->to = Side(target_mesh, to.placement, to.shape.rank(), options.target);
-    for (int d = 0; d < to.shape.rank(); ++d)
-      kind->dims.push_back(TRY(overlay(key + std::to_string(d), grid.dims[static_cast<std::size_t>(d)],
-                                       cuts_of(target_mesh, splits_of(to.placement, d), to.shape[d]))));
-    slot = std::move(kind);
-    return slot.get();
-  }
-
-  const FragmentGrid* grid_of(const FragmentList& fragments, const Dims& shape) {
-    const std::uint64_t hash = fragments.hash_of_boxes();
-    const auto [begin, end] = grids.equal_range(hash);
-    for (auto known = begin; known != end; ++known)
-      if (known->second.fragments->has_boxes_of(fragments)) return known->second.grid.get();
-    auto grid = FragmentGrid::find(fragments, shape);
-    KnownGrid known{&fragments, grid ? std::make_unique<FragmentGrid>(*std::move(grid)) : nullptr};
-    return grids.emplace(hash, std::move(known))->second.grid.get();
-  }
-
-  Status add_placed(const PlacedTensor& from, std::size_t source, const PlacedTensor& to, std::size_t tensor) {
-    Item item;
-    item.tensor = tensor;
-    item.source = source;
-    item.from_stage = TRY(stage_of(source_mesh, from));
-    item.to_stage = TRY(stage_of(target_mesh, to));
-    if (volume(to.shape) == 0 || !concerns_us(item.from_stage, item.to_stage)) return {};
-    item.kind = TRY(kind_of(from, to));
-    add(item, to);
-    return {};
-  }
-
-  Status add_recorded(std::size_t source, const PlacedTensor& to, std::size_t tensor) {
-    Item item;
-    item.tensor = tensor;
-    item.source = source;
-    item.to_stage = TRY(stage_of(target_mesh, to));
-    if (volume(to.shape) == 0 || !concerns_us(kEveryStage, item.to_stage)) return {};
-    const FragmentList& fragments = catalog->tensors()[source].fragments;
-    if (const FragmentGrid* grid = grid_of(fragments, to.shape)) {
-      item.kind = TRY(kind_of(*grid, to));
-    } else {
-      TRY(check_splits(target_mesh, to));
-      irregular.push_back(std::make_unique<Irregular>(Irregular{FragmentIndex(fragments), to.placement, to.shape}));
-      item.irregular = irregular.back().get();
-    }
-    add(item, to);
-    return {};
-  }
-
-  // ---- asking
-
-  // A rank's share of each kind, made when the first of its tensors comes.
-  class Shares {
-   public:
-    template <class Make>
-    const Lists& of(const Kind& kind, Make make) {
-      auto [found, is_new] = lists_.try_emplace(&kind);
-      if (is_new)
-        for (int d = 0; d < kind.rank; ++d) found->second.push_back(make(*kind.dims[static_cast<std::size_t>(d)], d));
-      return found->second;
-    }
-
-   private:
-    std::unordered_map<const Kind*, Lists> lists_;
-  };
 
   // Calls visit(item, move).
   template <class Visitor>
@@ -409,7 +270,7 @@ struct RankPlan::Parts {
     for (const std::size_t i : getting.of(target_stages.number(rank))) {
       const Item& item = items[i];
       if (item.irregular) {
-        each_irregular(item, rank, visit);
+        each_into_irregular(item, rank, visit);
         continue;
       }
       const Kind& kind = *item.kind;
@@ -417,43 +278,21 @@ struct RankPlan::Parts {
       if (replica >= kind.to.holders()) continue;
       const Lists& mine =
           shares.of(kind, [&](const Overlay& overlay, int d) { return overlay.into(kind.to.part(d, rank)); });
-      RankMove move = empty_move(item.tensor, kind.rank);
+      RankMove move = empty_move(item.tensor, kind.rank());
       move.to = rank;
       const Index stage = item.from_stage == kEveryStage ? 0 : source_stages.rank(item.from_stage);
       each_place(mine, [&](const Place& place) {
-        Index from = stage;
-        for (std::size_t d = 0; d < mine.size(); ++d) from += place[d]->from_add;
-        if (kind.grid) {
-          from = kind.grid->fragment[static_cast<std::size_t>(from)];
-        } else if (kind.from.holders() > 1) {
-          const Index turn = turn_of(place, kind.rank) * kind.to.holders() + replica;
-          from += kind.from.replica_rank((turn + static_cast<Index>(item.tensor)) % kind.from.holders());
-        }
-        move.from = from;
         set_box(place, move);
+        move.from = stage;
+        for (std::size_t d = 0; d < mine.size(); ++d) move.from += place[d]->from_add;
+        if (kind.grid) move.from = kind.grid->fragment[static_cast<std::size_t>(move.from)];
+        if (kind.from.holders() > 1) {
+          const Index turn = first_turn(item, place) + replica;
+          move.from += kind.from.replica_rank(turn % kind.from.holders());
+        }
         visit(item, move);
       });
     }
-  }
-
-  template <class Visitor>
-  void each_irregular(const Item& item, Index rank, Visitor visit) const {
-    const Irregular& tensor = *item.irregular;
-    if (options.target == Holders::kFirst && !is_first_replica(target_mesh, tensor.placement, rank)) return;
-    const FragmentList& fragments = catalog->tensors()[item.source].fragments;
-    RankMove move = empty_move(item.tensor, tensor.shape.rank());
-    move.to = rank;
-    for (const LocalBox& piece : owned_boxes(target_mesh, tensor.placement, tensor.shape, rank))
-      tensor.index.overlapping(piece.box, [&](std::size_t fragment, const Box& both) {
-        move.from = static_cast<Index>(fragment);
-        move.box = both;
-        const Box whole_fragment = fragments.box(fragment);
-        for (int d = 0; d < both.rank(); ++d) {
-          move.from_at[d] = both.begin(d) - whole_fragment.begin(d);
-          move.to_at[d] = piece.at[d] + both.begin(d) - piece.box.begin(d);
-        }
-        visit(item, move);
-      });
   }
 
   template <class Visitor>
@@ -462,175 +301,292 @@ struct RankPlan::Parts {
     for (const std::size_t i : giving.of(source_stages.number(rank))) {
       const Item& item = items[i];
       const Kind& kind = *item.kind;
-      const Index givers = kind.from.holders(), takers = kind.to.holders();
-      const Index replica = kind.from.replica(rank);
-      if (replica >= givers) continue;
+      const Index holders = kind.from.holders(), replica = kind.from.replica(rank);
+      if (replica >= holders) continue;
       const Lists& mine =
           shares.of(kind, [&](const Overlay& overlay, int d) { return overlay.out_of(kind.from.part(d, rank)); });
-      RankMove move = empty_move(item.tensor, kind.rank);
+      RankMove move = empty_move(item.tensor, kind.rank());
       move.from = rank;
       const Index stage = item.to_stage == kEveryStage ? 0 : target_stages.rank(item.to_stage);
       each_place(mine, [&](const Place& place) {
-        Index to = stage;
-        for (std::size_t d = 0; d < mine.size(); ++d) to += place[d]->to_add;
         set_box(place, move);
-        // each_into's rule solved for the takers whose turn is ours.
-        const Index turn = turn_of(place, kind.rank) * takers + static_cast<Index>(item.tensor);
-        for (Index taker = (replica + givers - turn % givers) % givers; taker < takers; taker += givers) {
-          move.to = to + kind.to.replica_rank(taker);
+        Index first = stage;
+        for (std::size_t d = 0; d < mine.size(); ++d) first += place[d]->to_add;
+        // The target's replicas whose turn falls on us.
+        const Index before = first_turn(item, place) % holders;
+        for (Index taker = (replica + holders - before) % holders; taker < kind.to.holders(); taker += holders) {
+          move.to = first + kind.to.replica_rank(taker);
           visit(item, move);
         }
       });
     }
   }
+
+ private:
+  // The replicas of a source's box take turns: at its pieces, and at each at the target's replicas that want it.
+  // Tensors begin with different ones, so that what is left over does not always fall on the first.
+  static Index first_turn(const Item& item, const Place& place) {
+    const Kind& kind = *item.kind;
+    return turn_of(place, kind.rank()) * kind.to.holders() + static_cast<Index>(item.tensor);
+  }
+
+  template <class Visitor>
+  void each_into_irregular(const Item& item, Index rank, Visitor visit) const {
+    const Irregular& tensor = *item.irregular;
+    if (options.target == Holders::kFirst && !is_first_replica(target_mesh, tensor.placement, rank)) return;
+    const FragmentList& fragments = catalog->tensors()[item.source].fragments;
+    RankMove move = empty_move(item.tensor, tensor.shape.rank());
+    move.to = rank;
+    for (const LocalBox& piece : owned_boxes(target_mesh, tensor.placement, tensor.shape, rank))
+      tensor.index.overlapping(piece.box, [&](std::size_t fragment, const Box& both) {
+        const Box giver = fragments.box(fragment);
+        move.from = static_cast<Index>(fragment);
+        move.box = both;
+        for (int d = 0; d < both.rank(); ++d) {
+          move.from_at[d] = both.begin(d) - giver.begin(d);
+          move.to_at[d] = piece.at[d] + both.begin(d) - piece.box.begin(d);
+        }
+        visit(item, move);
+      });
+  }
 };
 
-Result<PlacedModel> place_model(const Catalog& model, const Mesh& mesh,
-                                const std::function<Result<Placement>(const Tensor&)>& place) {
-  PlacedModel placed{mesh, {}};
-  placed.tensors.reserve(model.tensors().size());
-  for (const Tensor& tensor : model.tensors())
-    placed.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, TRY(place(tensor))});
-  return placed;
-}
+// Finds the kinds of tensors there are. Both sides' cuts of a dimension are overlaid once for all tensors that have it.
+class RankPlan::Builder {
+ public:
+  explicit Builder(Tables& tables) : t_(tables) {}
 
-Digest digest_of(const PlacedModel& model) {
-  Mixer mix;
-  for (const MeshAxis& axis : model.mesh.axes()) {
-    mix.add(axis.name);
-    mix.add(axis.size);
+  Status add(const PlacedTensor& from, std::size_t source, const PlacedTensor& to, std::size_t tensor) {
+    Item item = TRY(item_of(source, to, tensor));
+    item.from_stage = TRY(stage_of(t_.source_mesh, from));
+    if (is_passed_over(item, to)) return {};
+    item.kind = TRY(kind_of(from, to));
+    add(item);
+    return {};
   }
-  for (const PlacedTensor& tensor : model.tensors) {
-    mix.add(tensor.name);
-    mix.add(static_cast<Index>(tensor.dtype));
-    mix.add(tensor.shape);
-    mix.add(tensor.placement.stage);
-    mix.add(static_cast<Index>(tensor.placement.splits.size()));
-    for (const Split& split : tensor.placement.splits) {
-      mix.add(split.dim);
-      mix.add(split.groups);
-      mix.add(static_cast<Index>(split.axes.size()));
-      for (const std::string& axis : split.axes) mix.add(axis);
+
+  Status add_recorded(std::size_t source, const PlacedTensor& to, std::size_t tensor) {
+    Item item = TRY(item_of(source, to, tensor));
+    if (is_passed_over(item, to)) return {};
+    const FragmentList& fragments = t_.catalog->tensors()[source].fragments;
+    if (const FragmentGrid* grid = grid_of(fragments, to.shape)) {
+      item.kind = TRY(kind_of(*grid, to));
+    } else {
+      TRY(check_splits(t_.target_mesh, to));
+      item.irregular = &t_.irregular.emplace_back(Irregular{FragmentIndex(fragments), to.placement, to.shape});
     }
+    add(item);
+    return {};
   }
-  return mix.digest();
-}
+
+ private:
+  Result<Item> item_of(std::size_t source, const PlacedTensor& to, std::size_t tensor) const {
+    Mixer seed;
+    seed.add(to.name);
+    seed.add(static_cast<Index>(to.dtype));
+    seed.add(to.shape);
+    Item item;
+    item.tensor = tensor;
+    item.source = source;
+    item.seed = seed.value();
+    item.element_bytes = byte_size(to.dtype);
+    item.to_stage = TRY(stage_of(t_.target_mesh, to));
+    return item;
+  }
+
+  bool is_passed_over(const Item& item, const PlacedTensor& to) const {
+    if (volume(to.shape) == 0) return true;
+    if (!t_.options.only) return false;
+    const Index rank = *t_.options.only;
+    const auto has = [&](const Mesh& mesh, const SubMesh& stages, Index stage) {
+      return rank < mesh.ranks() && (stage == kEveryStage || stage == stages.number(rank));
+    };
+    return !has(t_.target_mesh, t_.target_stages, item.to_stage) &&
+           (t_.catalog || !has(t_.source_mesh, t_.source_stages, item.from_stage));
+  }
+
+  void add(const Item& item) {
+    t_.giving.add(item.from_stage, t_.items.size());
+    t_.getting.add(item.to_stage, t_.items.size());
+    t_.items.push_back(item);
+  }
+
+  Result<const Kind*> kind_of(const PlacedTensor& from, const PlacedTensor& to) {
+    const Kind*& known =
+        kinds_[to_string(to.shape) + key_of(t_.source_mesh, from.placement) + key_of(t_.target_mesh, to.placement)];
+    if (known) return known;
+    TRY(check_splits(t_.source_mesh, from));
+    TRY(check_splits(t_.target_mesh, to));
+    const int rank = to.shape.rank();
+    Kind kind{{}, Side(t_.source_mesh, from.placement, rank, t_.options.source), side_of(to)};
+    for (int d = 0; d < rank; ++d) {
+      const std::vector<Split> mine = splits_of(from.placement, d), theirs = splits_of(to.placement, d);
+      const Overlay*& overlay = overlays_[std::to_string(to.shape[d]) + ":" + key_of(mine) + key_of(theirs)];
+      if (!overlay) overlay = TRY(overlay_of(cuts_of(t_.source_mesh, mine, to.shape[d]), to, d));
+      kind.dims.push_back(overlay);
+    }
+    return known = &t_.kinds.emplace_back(std::move(kind));
+  }
+
+  Result<const Kind*> kind_of(const FragmentGrid& grid, const PlacedTensor& to) {
+    const Kind*& known = kinds_of_grids_[&grid][key_of(t_.target_mesh, to.placement)];
+    if (known) return known;
+    TRY(check_splits(t_.target_mesh, to));
+    Kind kind{{}, {}, side_of(to), &grid};
+    for (int d = 0; d < to.shape.rank(); ++d)
+      kind.dims.push_back(TRY(overlay_of(grid.dims[static_cast<std::size_t>(d)], to, d)));
+    return known = &t_.kinds.emplace_back(std::move(kind));
+  }
+
+  Side side_of(const PlacedTensor& to) const {
+    return {t_.target_mesh, to.placement, to.shape.rank(), t_.options.target};
+  }
+
+  Result<const Overlay*> overlay_of(const std::vector<Cut>& source, const PlacedTensor& to, int d) {
+    const std::vector<Cut> target = cuts_of(t_.target_mesh, splits_of(to.placement, d), to.shape[d]);
+    return &t_.overlays.emplace_back(TRY(Overlay::make(source, target)));
+  }
+
+  // Null where the boxes form none.
+  const FragmentGrid* grid_of(const FragmentList& fragments, const Dims& shape) {
+    auto& alike = grids_[fragments.hash_of_boxes()];
+    for (const auto& [boxes, grid] : alike)
+      if (boxes->has_boxes_of(fragments)) return grid;
+    auto found = FragmentGrid::find(fragments, shape);
+    alike.emplace_back(&fragments, found ? &t_.grids.emplace_back(*std::move(found)) : nullptr);
+    return alike.back().second;
+  }
+
+  Tables& t_;
+  std::unordered_map<std::string, const Kind*> kinds_;
+  std::unordered_map<std::string, const Overlay*> overlays_;
+  std::unordered_map<const FragmentGrid*, std::unordered_map<std::string, const Kind*>> kinds_of_grids_;
+  std::unordered_map<std::uint64_t, std::vector<std::pair<const FragmentList*, const FragmentGrid*>>> grids_;
+};
 
 double imbalance(std::span<const Index> bytes) {
   double sum = 0, most = 0, loaded = 0;
   for (const Index n : bytes) {
-    const auto b = static_cast<double>(n);
-    sum += b;
-    most = std::max(most, b);
-    loaded += n > 0;
+    sum += static_cast<double>(n);
+    most = std::max(most, static_cast<double>(n));
+    loaded += n > 0 ? 1 : 0;
   }
   return sum > 0 ? most * loaded / sum - 1 : 0;
 }
 
-RankPlan::RankPlan(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+namespace {
+
+// That a target's tensor has a source of its shape. `given` is the source's, null: there is none.
+Status check_source(const PlacedTensor& wanted, const Dims* given) {
+  if (!given) return usage_error("plan: no source for tensor '" + printable(wanted.name) + "'");
+  if (*given == wanted.shape) return {};
+  return usage_error("tensor '" + printable(wanted.name) + "': expected shape " + to_string(wanted.shape) + ", got " +
+                     to_string(*given));
+}
+
+}  // namespace
+
+RankPlan::RankPlan(std::unique_ptr<Tables> tables) : tables_(std::move(tables)) {}
 RankPlan::RankPlan(RankPlan&&) noexcept = default;
 RankPlan& RankPlan::operator=(RankPlan&&) noexcept = default;
 RankPlan::~RankPlan() = default;
 
 Result<RankPlan> RankPlan::make(const PlacedModel& source, const PlacedModel& target, const RankPlanOptions& options) {
-  auto parts = std::make_unique<Parts>(source.mesh, target.mesh, options);
+  auto tables = std::make_unique<Tables>(source.mesh, target.mesh, options);
+  Builder builder(*tables);
   std::unordered_map<std::string_view, std::size_t> by_name;
   by_name.reserve(source.tensors.size());
   for (std::size_t i = 0; i < source.tensors.size(); ++i) by_name.emplace(source.tensors[i].name, i);
   for (std::size_t i = 0; i < target.tensors.size(); ++i) {
     const PlacedTensor& wanted = target.tensors[i];
     const auto found = by_name.find(wanted.name);
-    if (found == by_name.end()) return no_source(wanted);
-    const PlacedTensor& given = source.tensors[found->second];
-    if (given.shape != wanted.shape) return other_shape(wanted, given.shape);
-    TRY(parts->add_placed(given, found->second, wanted, i));
+    const PlacedTensor* given = found == by_name.end() ? nullptr : &source.tensors[found->second];
+    TRY(check_source(wanted, given ? &given->shape : nullptr));
+    TRY(builder.add(*given, found->second, wanted, i));
   }
-  return RankPlan(std::move(parts));
+  return RankPlan(std::move(tables));
 }
 
 Result<RankPlan> RankPlan::make(const Catalog& source, const PlacedModel& target, const RankPlanOptions& options) {
-  auto parts = std::make_unique<Parts>(Mesh(), target.mesh, options);
-  parts->catalog = &source;
+  auto tables = std::make_unique<Tables>(Mesh(), target.mesh, options);
+  tables->catalog = &source;
+  Builder builder(*tables);
   for (std::size_t i = 0; i < target.tensors.size(); ++i) {
     const PlacedTensor& wanted = target.tensors[i];
     const auto found = source.find(wanted.name);
-    if (!found) return no_source(wanted);
-    if (source.tensors()[*found].shape != wanted.shape) return other_shape(wanted, source.tensors()[*found].shape);
-    TRY(parts->add_recorded(*found, wanted, i));
+    TRY(check_source(wanted, found ? &source.tensors()[*found].shape : nullptr));
+    TRY(builder.add_recorded(*found, wanted, i));
   }
-  return RankPlan(std::move(parts));
+  return RankPlan(std::move(tables));
 }
 
-Index RankPlan::target_ranks() const { return parts_->target_mesh.ranks(); }
-
 void RankPlan::visit_into(Index rank, const Visit& visit) const {
-  parts_->each_into(rank, [&](const Item&, const RankMove& move) { visit(move); });
+  tables_->each_into(rank, [&](const Item&, const RankMove& move) { visit(move); });
 }
 
 void RankPlan::visit_out_of(Index rank, const Visit& visit) const {
-  parts_->each_out_of(rank, [&](const Item&, const RankMove& move) { visit(move); });
+  tables_->each_out_of(rank, [&](const Item&, const RankMove& move) { visit(move); });
 }
 
 namespace {
 
-void add_to(RankPart& part, const Item& item, const RankMove& move) {
-  part.moves.push_back(move);
-  part.bytes += volume(move.box) * item.element_bytes;
-  part.digest += digest_of(move, item.seed);
+// `each` calls its argument with every item and move: once to count them, as moves are large, once to keep them.
+template <class Each>
+RankPart collect(Each each) {
+  RankPart part;
+  std::size_t moves = 0;
+  each([&](const Item&, const RankMove&) { ++moves; });
+  part.moves.reserve(moves);
+  each([&](const Item& item, const RankMove& move) {
+    part.moves.push_back(move);
+    part.bytes += bytes_of(item, move);
+    part.digest += digest_of(item, move);
+  });
+  return part;
 }
 
 }  // namespace
 
 RankPart RankPlan::into(Index rank) const {
-  RankPart part;
-  parts_->each_into(rank, [&](const Item& item, const RankMove& move) { add_to(part, item, move); });
-  return part;
+  return collect([&](auto visit) { tables_->each_into(rank, visit); });
 }
 
 RankPart RankPlan::out_of(Index rank) const {
-  RankPart part;
-  parts_->each_out_of(rank, [&](const Item& item, const RankMove& move) { add_to(part, item, move); });
-  return part;
+  return collect([&](auto visit) { tables_->each_out_of(rank, visit); });
 }
 
 RankPlanFigures RankPlan::all(int threads) const {
-  const Parts& p = *parts_;
-  const auto givers =
-      static_cast<std::size_t>(p.catalog ? static_cast<Index>(p.catalog->files.size()) : p.source_mesh.ranks());
+  const Tables& t = *tables_;
+  const auto workers = static_cast<std::size_t>(std::max(1, threads));
+  std::vector<RankPlanFigures> counts(workers);
+  for (RankPlanFigures& c : counts) c.out_of.resize(t.givers());
   RankPlanFigures total;
-  total.into.resize(static_cast<std::size_t>(target_ranks()));
-  total.out_of.resize(givers);
-  struct Counts {
-    Index moves = 0;
-    std::vector<Index> out_of;
+  total.into.resize(static_cast<std::size_t>(t.target_mesh.ranks()));
+  total.out_of.resize(t.givers());
+  const auto count = [&](int thread, Index rank) -> Status {
+    RankPlanFigures& c = counts[static_cast<std::size_t>(thread)];
+    Index moves = 0, bytes = 0;
     Digest digest;
+    t.each_into(rank, [&](const Item& item, const RankMove& move) {
+      const Index n = bytes_of(item, move);
+      c.out_of[t.giver(item, move)] += n;
+      digest += digest_of(item, move);
+      bytes += n;
+      ++moves;
+    });
+    c.moves += moves;
+    c.bytes += bytes;
+    c.digest += digest;
+    total.into[static_cast<std::size_t>(rank)] = bytes;
+    return {};
   };
-  std::vector<Counts> counts(static_cast<std::size_t>(std::max(1, threads)));
-  for (Counts& c : counts) c.out_of.resize(givers);
-  const Status status =
-      parallel_for(target_ranks(), static_cast<int>(counts.size()), [&](int thread, Index rank) -> Status {
-        Counts& c = counts[static_cast<std::size_t>(thread)];
-        Index bytes = 0;
-        p.each_into(rank, [&](const Item& item, const RankMove& move) {
-          const Index n = volume(move.box) * item.element_bytes;
-          const Index giver =
-              p.catalog ? p.catalog->tensors()[item.source].fragments.extent(static_cast<std::size_t>(move.from)).file
-                        : move.from;
-          c.out_of[static_cast<std::size_t>(giver)] += n;
-          c.digest += digest_of(move, item.seed);
-          ++c.moves;
-          bytes += n;
-        });
-        total.into[static_cast<std::size_t>(rank)] = bytes;
-        return {};
-      });
-  (void)status;  // counting cannot fail
-  for (const Counts& c : counts) {
+  parallel_for(t.target_mesh.ranks(), static_cast<int>(workers), count).value();
+  for (const RankPlanFigures& c : counts) {
     total.moves += c.moves;
+    total.bytes += c.bytes;
     total.digest += c.digest;
     std::transform(c.out_of.begin(), c.out_of.end(), total.out_of.begin(), total.out_of.begin(), std::plus<>());
   }
-  total.bytes = std::accumulate(total.into.begin(), total.into.end(), Index{0});
   return total;
 }
 

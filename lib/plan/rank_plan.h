@@ -1,45 +1,22 @@
 // The plan of many ranks, of which each makes only its own part.
 //
 // make_plan (plan.h) cuts every box of a catalog with every other; a job of a thousand ranks needs no rank to know all
-// of that. Here the target, and the source as well where nobody wrote its boxes down, is only described: a mesh, and
-// for each tensor how it lies on it. What moves into a rank, and what moves out of it, follows from that by arithmetic,
-// in time that grows with the moves of this rank and not with the number of ranks. Every rank gets the same plan from
-// the same description, so nothing is gathered: ranks compare what they were told (digest_of) and, if they like, what
-// they found (RankPart::digest).
+// of that. Here the target, and the source as well where nobody wrote its boxes down, is only described. What moves
+// into a rank, and what moves out of it, follows from the description by arithmetic (overlay.h), in time that grows
+// with the moves of this rank and not with the number of ranks. Every rank gets the same plan from the same
+// description, so nothing is gathered: ranks compare what they were told (digest_of) and, if they like, what they found
+// (RankPart::digest).
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "lib/checkpoint/catalog.h"
-#include "lib/device/digest.h"
-#include "lib/layout/layout.h"
+#include "lib/plan/placed_model.h"
 
 namespace reshard {
-
-struct PlacedTensor {
-  std::string name;
-  DType dtype = DType::kFloat32;
-  Dims shape;
-  Placement placement;
-};
-
-// A model as the ranks of a mesh hold it.
-struct PlacedModel {
-  Mesh mesh;
-  std::vector<PlacedTensor> tensors;
-};
-
-// The tensors of a catalog, wherever they lie now, as `place` puts them on a mesh (Placer, LayoutDescriptor::place).
-Result<PlacedModel> place_model(const Catalog& model, const Mesh& mesh,
-                                const std::function<Result<Placement>(const Tensor&)>& place);
-
-// The same for equal models, whoever computes it. For ranks to find out that they were told different things.
-Digest digest_of(const PlacedModel& model);
 
 // Of ranks that hold the same boxes.
 enum class Holders {
@@ -48,8 +25,8 @@ enum class Holders {
 };
 
 struct RankPlanOptions {
-  // Of a source whose replicas all have what they hold, each gives an equal share: the pieces that one box is cut into
-  // are dealt out to its holders in turn.
+  // Of replicas that all have what they hold, each gives an equal share: the pieces that a box is cut into go to the
+  // targets from its holders in turn.
   Holders source = Holders::kFirst;
   Holders target = Holders::kAll;
   // The only rank, of source and target, that will be asked for: tensors that it has no part in are passed over.
@@ -69,7 +46,7 @@ struct RankMove {
 struct RankPart {
   std::vector<RankMove> moves;  // by tensor, then row-major by their place in the whole tensor
   Index bytes = 0;              // in the target's dtypes
-  Digest digest;                // the sum over its moves: that of all ranks' parts is the same whether they get or give
+  Digest digest;                // the sum over its moves: summed over all ranks, what they get is what they give
 };
 
 // All ranks' parts, counted.
@@ -97,8 +74,6 @@ class RankPlan {
   RankPlan& operator=(RankPlan&&) noexcept;
   ~RankPlan();
 
-  Index target_ranks() const;
-
   // Calls visit(move) for each move into a rank of the target. The move is the visitor's until it returns. Thread-safe.
   using Visit = std::function<void(const RankMove& move)>;
   void visit_into(Index rank, const Visit& visit) const;
@@ -113,9 +88,10 @@ class RankPlan {
   RankPlanFigures all(int threads) const;
 
  private:
-  struct Parts;
-  explicit RankPlan(std::unique_ptr<Parts> parts);
-  std::unique_ptr<Parts> parts_;
+  class Tables;
+  class Builder;
+  explicit RankPlan(std::unique_ptr<Tables> tables);
+  std::unique_ptr<Tables> tables_;
 };
 
 }  // namespace reshard
