@@ -1,9 +1,6 @@
 // How long it takes to plan a reshard of Llama 3.1 405B with its optimizer state between two meshes, each described and
-// not written down: all ranks' parts on one thread and on two, and one rank's own part made from nothing. Every time is
-// the median of 7 rounds. Memory is what the process grows by.
-#include <sys/resource.h>
-#include <unistd.h>
-
+// not written down: all ranks' parts on one thread and on two, and one rank's own part made from nothing but the two
+// descriptions (median and worst of ranks spread over the mesh). Every time is the median of 7 rounds.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/text.h"
 #include "lib/family/placement.h"
 #include "lib/plan/rank_plan.h"
 
@@ -20,7 +18,7 @@ namespace reshard {
 namespace {
 
 constexpr int kRounds = 7;
-constexpr Index kSampledRanks = 97;
+constexpr Index kSampledRanks = 33;
 
 double milliseconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -39,16 +37,13 @@ double median_time(const std::function<void()>& body) {
   return median(std::move(times));
 }
 
-// "VmRSS" or "VmHWM", in megabytes.
-double memory(const std::string& field) {
+// The process's largest memory so far, in megabytes.
+double peak_megabytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
-    if (line.starts_with(field + ":")) return std::stod(line.substr(field.size() + 1)) * 1024 / 1e6;
+    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024 / 1e6;
   return 0;
 }
-
-// Makes the high-water mark of memory the present use.
-void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 // The tensors of a config's model as torchtitan saves them under mixed precision: bf16 weights, and in float32 a master
 // copy and Adam's two moments of each: 14 bytes a parameter.
@@ -115,81 +110,62 @@ struct OwnPart {
   Index most_moves = 0;
 };
 
-// One rank's own part from nothing, for ranks spread over the mesh: each is one round.
 template <class Source>
 OwnPart own_parts(const Source& source, const PlacedModel& target) {
   std::vector<double> times;
   OwnPart out;
-  const Index ranks = target.mesh.ranks();
   for (Index k = 0; k < kSampledRanks; ++k) {
-    const Index rank = k * (ranks - 1) / (kSampledRanks - 1);
-    std::vector<double> rounds;
-    for (int round = 0; round < kRounds; ++round)
-      rounds.push_back(milliseconds([&] {
-        const auto plan = RankPlan::make(source, target, {Holders::kFirst, Holders::kAll, rank});
-        const RankPart part = plan->into(rank);
-        out.most_moves = std::max(out.most_moves, static_cast<Index>(part.moves.size()));
-      }));
-    times.push_back(median(std::move(rounds)));
+    const Index rank = k * (target.mesh.ranks() - 1) / (kSampledRanks - 1);
+    times.push_back(median_time([&] {
+      const auto plan = RankPlan::make(source, target, {Holders::kFirst, Holders::kAll, rank});
+      out.most_moves = std::max(out.most_moves, static_cast<Index>(plan->into(rank).moves.size()));
+    }));
   }
   out.median_ms = median(times);
   out.worst_ms = *std::max_element(times.begin(), times.end());
   return out;
 }
 
-Status report(const Catalog& model, const std::string& from, const std::string& to) {
-  const PlacedModel source = TRY(placed(model, from)), target = TRY(placed(model, to));
-  forget_peak();
-  const double before = memory("VmRSS");
+// `source` is what the plan is made from, `described` how its ranks lie.
+template <class Source>
+Status report(const std::string& what, const Source& source, const PlacedModel& described, const PlacedModel& target) {
   RankPlanFigures figures;
+  TRY(RankPlan::make(source, target, {}));
   const auto plan_all = [&](int threads) {
     return median_time([&] { figures = RankPlan::make(source, target, {})->all(threads); });
   };
-  TRY(RankPlan::make(source, target, {}));
   const double one = plan_all(1), two = plan_all(2);
-  const double grown = memory("VmHWM") - before;
   const OwnPart own = own_parts(source, target);
-  std::printf("%6lld %-28s %5lld %-28s %9lld %9lld %7.0f %7.0f %6.1f %7.2f %7.2f %6lld %7.2f %7.2f  %s\n",
-              static_cast<long long>(source.mesh.ranks()), from.c_str(), static_cast<long long>(target.mesh.ranks()),
-              to.c_str(), static_cast<long long>(box_count(source)), static_cast<long long>(figures.moves), one, two,
-              grown, own.median_ms, own.worst_ms, static_cast<long long>(own.most_moves), 100 * imbalance(figures.into),
-              100 * imbalance(figures.out_of), figures.digest.hex().substr(0, 8).c_str());
+  std::printf("| %s | %s | %s | %s | %s | %.0f | %.0f | %.1f | %.1f | %s | %.2f | %.2f | %.0f |\n", what.c_str(),
+              with_commas(described.mesh.ranks()).c_str(), with_commas(box_count(described)).c_str(),
+              with_commas(target.mesh.ranks()).c_str(), with_commas(figures.moves).c_str(), one, two, own.median_ms,
+              own.worst_ms, with_commas(own.most_moves).c_str(), 100 * imbalance(figures.into),
+              100 * imbalance(figures.out_of), peak_megabytes());
   std::fflush(stdout);
-  return {};
-}
-
-// The same from a checkpoint's metadata in memory.
-Status report_recorded(const Catalog& model, const std::string& from, const std::string& to) {
-  const PlacedModel source = TRY(placed(model, from)), target = TRY(placed(model, to));
-  const Catalog catalog = TRY(recorded(source));
-  forget_peak();
-  const double before = memory("VmRSS");
-  RankPlanFigures figures;
-  TRY(RankPlan::make(catalog, target, {}));
-  const double two = median_time([&] { figures = RankPlan::make(catalog, target, {})->all(2); });
-  const double grown = memory("VmHWM") - before;
-  const OwnPart own = own_parts(catalog, target);
-  std::printf(
-      "recorded boxes, %s -> %s: all ranks on two threads %.0f ms, +%.1f MB; one rank %.2f ms, worst %.2f ms; %lld "
-      "moves\n",
-      from.c_str(), to.c_str(), two, grown, own.median_ms, own.worst_ms, static_cast<long long>(figures.moves));
   return {};
 }
 
 Status run(const std::string& config) {
   const Catalog model = TRY(model_with_optimizer(config));
-  std::printf("%zu tensors, %.2f TB\n\n", model.tensors().size(), static_cast<double>(model.tensor_bytes()) / 1e12);
-  std::printf("%6s %-28s %5s %-28s %9s %9s %7s %7s %6s %7s %7s %6s %7s %7s  %s\n", "source", "mesh", "to", "mesh",
-              "boxes", "moves", "1 thr", "2 thr", "+MB", "own ms", "worst", "moves", "% into", "% from", "digest");
   const char* kSources[] = {"pp=16,cp=8,tp=8", "pp=16,dp_shard=8,cp=4,tp=8", "pp=16,dp_shard=8,cp=16,tp=8"};
   const char* kTargets[] = {"pp=16,tp=8", "pp=8,dp_shard=32,tp=4", "pp=16,dp_shard=64,tp=4"};
+  const double describing = median_time([&] { (void)placed(model, kSources[2]); });
+  std::printf("%zu tensors, %.2f TB; describing one side by the family's rules takes %.1f ms\n\n",
+              model.tensors().size(), static_cast<double>(model.tensor_bytes()) / 1e12, describing);
+  std::printf(
+      "| | from ranks | boxes | to ranks | moves | all, 1 thread ms | 2 threads ms | one rank ms | worst ms | moves | "
+      "imbalance %% into | out of | peak MB |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const char* from : kSources)
-    for (const char* to : kTargets) TRY(report(model, from, to));
-  // Shapes that the mesh does not divide, and a source that several ranks hold.
-  TRY(report(model, "pp=16,dp_shard=8,cp=16,tp=8", "pp=16,dp_shard=100,tp=8"));
-  TRY(report(model, "pp=16,dp_shard=8,cp=16,tp=8", "dp_shard=1024"));
-  std::printf("\n");
-  return report_recorded(model, kSources[2], kTargets[1]);
+    for (const char* to : kTargets) {
+      const PlacedModel source = TRY(placed(model, from));
+      TRY(report(to, source, source, TRY(placed(model, to))));
+    }
+  // What does not divide the shapes, and what is cut otherwise throughout; and from metadata as a checkpoint has them.
+  const PlacedModel source = TRY(placed(model, kSources[2]));
+  for (const char* to : {"pp=16,dp_shard=100,tp=8", "dp_shard=1024"})
+    TRY(report(to, source, source, TRY(placed(model, to))));
+  const Catalog catalog = TRY(recorded(source));
+  return report(std::string("recorded: ") + kTargets[1], catalog, source, TRY(placed(model, kTargets[1])));
 }
 
 }  // namespace

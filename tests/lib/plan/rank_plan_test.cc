@@ -338,6 +338,16 @@ TEST(RankPlan, SharesOutTensorsThatEveryRankHas) {
   EXPECT_EQ(figures.out_of, (std::vector<Index>{48, 48, 48, 48}));
 }
 
+TEST(RankPlan, FindsTensorsByName) {
+  Rng rng(47);
+  Case c = random_case(rng);
+  const Digest digest = RankPlan::make(c.source, c.target, {})->all(1).digest;
+  std::reverse(c.source.tensors.begin(), c.source.tensors.end());
+  const auto plan = RankPlan::make(c.source, c.target, {});
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan->all(1).digest, digest);
+}
+
 TEST(RankPlan, DigestsTellDifferentPlansApart) {
   const std::vector<Dims> shapes = {{64, 32}, {97}, {16, 4, 6}};
   std::set<std::string> seen, told;
