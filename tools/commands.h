@@ -46,14 +46,15 @@ std::string padded(std::string text, std::size_t width);
 std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);
 
 // A progress bar with bytes/s and time left on a terminal; a plain line every ten seconds elsewhere; nothing if quiet.
-// Counts bytes from 0 to `total`. Thread-safe.
+// Counts bytes from 0 to `total`, of all ranks together. Thread-safe.
 class Progress {
  public:
   Progress(std::string label, Index total, bool quiet);
-  ~Progress();  // leaves the line
-  void update(Index done);
+  ~Progress();              // leaves the line
+  void update(Index done);  // by this rank
 
  private:
+  void show(Index done);
   struct State;
   std::unique_ptr<State> state_;
 };

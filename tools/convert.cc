@@ -4,7 +4,9 @@
 #include <filesystem>
 
 #include "lib/base/text.h"
+#include "lib/transport/collectives.h"
 #include "tools/commands.h"
+#include "tools/job.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -53,15 +55,21 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
 }
 
 Result<int> convert(const ConvertOptions& options) {
-  TRY(check_destination(options));
+  if (leads()) TRY(check_destination(options));
   const auto start = std::chrono::steady_clock::now();
   PreparedConversion prepared = TRY(prepare(options, false));
-  if (prepared.target->write_view) return make_view(options, prepared, start);
+  if (prepared.target->write_view) return leads() ? make_view(options, prepared, start) : 0;
   Conversion& conversion = *prepared.conversion;
   const bool quiet = options.resources.quiet;
   if (!quiet) print_plan(prepared, options);
+  if (const Index ranks = rank_count(job_ranks()); ranks > 1) {
+    const Index machines = TRY(machine_count());
+    const ChosenStrategy chosen = choose_strategy(conversion, options, ranks, machines);
+    conversion.set_strategy(chosen.strategy);
+    if (!quiet) print_strategy(chosen, ranks, machines);
+  }
   TRY(conversion.memory());
-  TRY(check_space(conversion, options.destination));
+  if (leads()) TRY(check_space(conversion, options.destination));
   if (options.dry_run) {
     if (!quiet) print_row("dry run", "nothing was written");
     return 0;
@@ -99,8 +107,12 @@ Result<int> plan(const ConvertOptions& options, bool json) {
     return 0;
   }
   print_plan(prepared, options);
+  const Index machines = ceil_div(options.ranks, options.ranks_per_machine);
+  if (options.ranks > 1)
+    print_strategy(choose_strategy(*prepared.conversion, options, options.ranks, machines), options.ranks, machines);
   const MemoryPlan memory = TRY(prepared.conversion->memory());
-  print_row("memory", human_bytes(memory.peak) + " at most, in slabs of up to " + human_bytes(memory.slab_bytes));
+  print_row("memory", human_bytes(memory.peak) + " at most" + (options.ranks > 1 ? " a rank" : "") +
+                          ", in slabs of up to " + human_bytes(memory.slab_bytes));
   const auto& files = prepared.conversion->target().catalog().files;
   constexpr std::size_t kShown = 8;
   for (std::size_t i = 0; i < std::min(files.size(), kShown); ++i)
@@ -132,6 +144,11 @@ void add_plan(CLI::App& app, Action& action) {
   auto options = std::make_shared<ConvertOptions>();
   auto json = std::make_shared<bool>(false);
   options->add(app, false);
+  app.add_option("--ranks", options->ranks, "Ranks that convert will run on, as mpirun -n has it")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--ranks-per-machine", options->ranks_per_machine, "How many of them share one machine")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   app.add_flag("--json", *json, "Print the plan as JSON");
   app.footer(
       "Examples:\n"

@@ -8,6 +8,7 @@
 #include "lib/device/convert.h"
 #include "lib/family/family_file.h"
 #include "tools/commands.h"
+#include "tools/job.h"
 
 namespace reshard::tools {
 
@@ -23,6 +24,7 @@ Result<RunOptions> ResourceOptions::run_options() const {
   run.memory = TRY(parse_bytes(memory));
   run.threads = threads;
   run.interrupt = &interrupted();
+  run.ranks = job_ranks();
   return run;
 }
 
@@ -135,6 +137,12 @@ void ConvertOptions::add(CLI::App& app, bool destination_required) {
   app.add_option("--shard-format", shard_format,
                  "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
       ->check(CLI::IsMember({"safetensors", "bin"}));
+  app.add_option(
+         "--strategy", strategy,
+         "On several ranks (mpirun): direct, each reads what it writes; exchange, each byte is read once and sent "
+         "to the rank that writes it; auto: what the cost model prefers")
+      ->check(CLI::IsMember({"auto", "direct", "exchange"}))
+      ->capture_default_str();
   app.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
       ->capture_default_str();
   app.add_flag("--shuffle,!--no-shuffle", shuffle,
@@ -344,6 +352,26 @@ void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& o
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }
 
+ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
+                               Index machines) {
+  const CostParameters parameters = machines == 1 ? CostParameters::one_machine(ranks) : CostParameters();
+  ChosenStrategy chosen;
+  chosen.model = conversion.choose_strategy(ranks, parameters);
+  chosen.strategy = chosen.model.strategy;
+  for (const Strategy s : {Strategy::kDirect, Strategy::kExchange})
+    if (options.strategy == strategy_name(s)) chosen.strategy = s;
+  return chosen;
+}
+
+void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
+  const bool as_modelled = chosen.strategy == chosen.model.strategy;
+  print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
+                         std::string(strategy_name(chosen.strategy)) +
+                         (as_modelled ? ": " + chosen.model.reason : ", as --strategy says"));
+  print_row("", "by the cost model, not measured: direct " + to_string(chosen.model.direct));
+  print_row("", "exchange " + to_string(chosen.model.exchange));
+}
+
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& c = *prepared.conversion;
   Json left_out = Json::array();
@@ -367,6 +395,14 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("converted_tensors", c.converted_tensors());
   if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
   if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
+  if (options.ranks > 1) {
+    const auto chosen = choose_strategy(c, options, options.ranks, ceil_div(options.ranks, options.ranks_per_machine));
+    json.set("ranks", options.ranks)
+        .set("strategy", strategy_name(chosen.strategy))
+        .set("strategy_reason", chosen.model.reason)
+        .set("direct_seconds", chosen.model.direct.seconds())
+        .set("exchange_seconds", chosen.model.exchange.seconds());
+  }
   Json warnings = Json::array();
   for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
   json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));

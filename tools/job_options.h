@@ -57,7 +57,8 @@ struct SourceOptions {
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::string vocab_padding, donor, codec = "none";
+  std::string vocab_padding, donor, codec = "none", strategy = "auto";
+  Index ranks = 1, ranks_per_machine = 8;  // that `plan` plans for
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
   bool keep_unknown = false, force = false, dry_run = false, shuffle = true;
@@ -80,6 +81,15 @@ struct PreparedConversion {
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
+
+// How the job is to be run on `ranks` ranks: as --strategy says, or as the cost model does.
+struct ChosenStrategy {
+  Strategy strategy = Strategy::kDirect;
+  Choice model;
+};
+ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
+                               Index machines);
+void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
 // How --codec says tensors are to be compressed: "none", "zstd:3".
 Result<Compression> parse_codec(const std::string& codec, bool shuffle);

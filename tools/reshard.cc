@@ -1,8 +1,11 @@
 // reshard: the command table and the exit codes.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <iterator>
 
 #include "tools/commands.h"
+#include "tools/job.h"
 
 namespace reshard::tools {
 namespace {
@@ -11,30 +14,40 @@ struct Command {
   const char* name;
   const char* summary;
   void (*add)(CLI::App& app, Action& action);
+  bool on_all_ranks;  // of a job that mpirun started; otherwise rank 0 does it alone
 };
 
 constexpr Command kCommands[] = {
-    {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect},
-    {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert},
-    {"plan", "Show what convert would do, without doing it", add_plan},
-    {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify},
-    {"diff", "Compare two checkpoints tensor by tensor", add_diff},
-    {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check},
-    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout},
-    {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth},
+    {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false},
+    {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true},
+    {"plan", "Show what convert would do, without doing it", add_plan, false},
+    {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true},
+    {"diff", "Compare two checkpoints tensor by tensor", add_diff, true},
+    {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check,
+     false},
+    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false},
+    {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false},
 };
 
 int run(int argc, char** argv) {
   CLI::App app("Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.");
   app.set_version_flag("--version", std::string("reshard ") + RESHARD_VERSION);
   app.require_subcommand(1);
+  app.fallthrough();
+  double patience = JobOptions().patience;
+  app.add_option("--rank-timeout", patience,
+                 "Of ranks started by mpirun: seconds without a sign of life of one of them")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str();
   app.footer(
       "Examples:\n"
       "  reshard inspect step-1000\n"
       "  reshard convert step-1000 model --to hf\n"
       "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
       "  reshard verify step-1000 --against model\n"
-      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O.");
+      "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
+      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
+      "6 a rank of several failed.");
   Action action;
   for (const Command& command : kCommands) command.add(*app.add_subcommand(command.name, command.summary), action);
   try {
@@ -43,11 +56,10 @@ int run(int argc, char** argv) {
     const int code = app.exit(e);
     return code == 0 ? 0 : static_cast<int>(ErrorCode::kUsage);
   }
-  const Result<int> result = action();
-  if (result) return *result;
-  std::fflush(stdout);
-  std::fprintf(stderr, "reshard: error: %s\n", result.error().message().c_str());
-  return static_cast<int>(result.error().code());
+  const CLI::App* used = app.get_subcommands().front();
+  const auto command = std::find_if(std::begin(kCommands), std::end(kCommands),
+                                    [&](const Command& c) { return c.name == used->get_name(); });
+  return run_in_job(action, command->on_all_ranks, patience);
 }
 
 }  // namespace
@@ -55,13 +67,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
-  try {
-    return reshard::tools::run(argc, argv);
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "reshard: error: out of memory\n");
-    return static_cast<int>(reshard::ErrorCode::kIo);
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "reshard: internal error: %s\n", e.what());
-    return static_cast<int>(reshard::ErrorCode::kInternal);
-  }
+  const auto code = reshard::without_exceptions([&] { return reshard::tools::run(argc, argv); });
+  if (code) return *code;
+  std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
+  return static_cast<int>(code.error().code());
 }

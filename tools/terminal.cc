@@ -9,6 +9,7 @@
 
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/job.h"
 
 namespace reshard::tools {
 namespace {
@@ -120,14 +121,17 @@ Progress::Progress(std::string label, Index total, bool quiet) {
   state_->label = std::move(label);
   state_->total = total;
   state_->bar = stderr_is_terminal();
+  job().listen([this](Index done) { show(done); });
 }
 
 Progress::~Progress() {
+  if (state_) job().listen(nullptr);
   if (state_ && state_->drawn && state_->bar) std::fprintf(stderr, "\r\x1b[K");
 }
 
-void Progress::update(Index done) {
-  if (!state_) return;
+void Progress::update(Index done) { job().report(done); }
+
+void Progress::show(Index done) {
   const auto now = State::Clock::now();
   const std::unique_lock lock(state_->mutex, std::try_to_lock);
   if (!lock) return;

@@ -1,9 +1,9 @@
 // Where elements are worked on: copied between strides, converted, digested.
 //
 // A Device gives memory, and Streams that work in it. The CPU is the definition: its streams do everything at once, in
-// the caller's thread, and its device memory is the host's own, so that nothing is uploaded or downloaded. A stream of a
-// GPU queues work and returns; wait() ends it. One stream serves one thread; the engine has a stream a thread, so that
-// one thread's transfers and kernels run while another waits for the disk.
+// the caller's thread, and its device memory is the host's own, so that nothing is uploaded or downloaded. A stream of
+// a GPU queues work and returns; wait() ends it. One stream serves one thread; the engine has a stream a thread, so
+// that one thread's transfers and kernels run while another waits for the disk.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/result.h"
 #include "lib/device/digest.h"
+#include "lib/device/health.h"
 #include "lib/layout/box.h"
 #include "lib/layout/dtype.h"
 
@@ -34,13 +35,16 @@ class Stream {
   virtual Status upload(const DeviceBuffer& buffer, Index bytes) = 0;
   virtual Status download(const DeviceBuffer& buffer, Index bytes) = 0;
 
-  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h).
+  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h,
+  // health.h).
   virtual Status copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides,
                           std::byte* to, const Dims& to_strides) = 0;
   virtual Status convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) = 0;
-  // `out` is valid after wait(), until the next digest of this stream.
+  // `out` is the caller's until wait() has returned, and valid after it; several may be queued.
   virtual Status digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data,
                             Digest* out) = 0;
+  // The same for the health of `bytes` bytes of elements.
+  virtual Status scan_run(DType dtype, const std::byte* run, Index bytes, RunHealth* out) = 0;
 
   // Returns when everything queued is done; an error of any of it comes out here at the latest.
   virtual Status wait() = 0;
@@ -68,8 +72,8 @@ class Device {
 Device& cpu_device();
 
 // How the user says which device: "cpu"; "cuda" or "cuda:1", an error that says why when there is none; "auto": a GPU
-// where there is one and this program was built for it, else the CPU. `memory_cap`: bytes it may take at most; 0: what it
-// has.
+// where there is one and this program was built for it, else the CPU. `memory_cap`: bytes it may take at most; 0: what
+// it has.
 Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap);
 
 }  // namespace reshard

@@ -329,8 +329,8 @@ Choice choose(const JobWork& work, const CostParameters& parameters) {
   return choice;
 }
 
-JobWork job_work(const Plan& plan, const Catalog& source, const Catalog& target, Index ranks, Job job) {
-  return job == Job::kConvert ? convert_work(plan, source, ranks) : load_work(plan, source, target, ranks);
+JobWork job_work(const Plan& plan, const Catalog& source, const Catalog& target, Index ranks, JobKind job) {
+  return job == JobKind::kConvert ? convert_work(plan, source, ranks) : load_work(plan, source, target, ranks);
 }
 
 }  // namespace reshard

@@ -80,7 +80,7 @@ struct Choice {
 Choice choose(const JobWork& work, const CostParameters& parameters = {});
 
 // What the ranks' units of work are.
-enum class Job {
+enum class JobKind {
   kConvert,  // boxes of whole rows, dealt out evenly: a rank reads each byte of its boxes once, and writes all copies
   kLoad,     // the target's fragments and replicas, each in the memory of a rank: all of them are read, none is written
 };
@@ -89,6 +89,6 @@ enum class Job {
 // kLoad, over the moves of tensors that are cut in different ways); runs are never enumerated. Where the catalogs do
 // not say which rank has what, it is an estimate: ranks have equal shares, and of what a rank needs in an exchange it
 // has read one byte of `ranks` itself.
-JobWork job_work(const Plan& plan, const Catalog& source, const Catalog& target, Index ranks, Job job);
+JobWork job_work(const Plan& plan, const Catalog& source, const Catalog& target, Index ranks, JobKind job);
 
 }  // namespace reshard

@@ -1,9 +1,12 @@
 #include "lib/plan/plan.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string_view>
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
+#include "lib/device/digest.h"
 
 namespace reshard {
 namespace {
@@ -28,7 +31,55 @@ Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
   return {};
 }
 
+class Fingerprint {
+ public:
+  void add(std::uint64_t v) { value_ = digest_mix(value_ ^ v) + 0x9e3779b97f4a7c15u; }
+  void add(Index v) { add(static_cast<std::uint64_t>(v)); }
+  void add(std::string_view text) {
+    add(std::uint64_t{text.size()});
+    for (std::size_t at = 0; at < text.size(); at += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, text.data() + at, std::min(sizeof word, text.size() - at));
+      add(word);
+    }
+  }
+  void add(const Tensor& t) {
+    add(t.name);
+    add(static_cast<std::uint64_t>(t.dtype));
+    for (const Index extent : t.shape) add(extent);
+    for (const FragmentList* list : {&t.fragments, &t.replicas}) {
+      add(list->hash_of_boxes());
+      for (std::size_t i = 0; i < list->size(); ++i) {
+        const Extent& e = list->extent(i);
+        add(Index{e.file});
+        add(e.offset);
+      }
+    }
+  }
+  void add(const Catalog& catalog) {
+    for (const CatalogFile& f : catalog.files) {
+      add(f.path);
+      add(f.size);
+    }
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0;
+};
+
 }  // namespace
+
+std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target) {
+  Fingerprint print;
+  print.add(source);
+  print.add(target);
+  for (const PlannedTensor& p : plan.tensors) {
+    print.add(source.tensors()[p.from]);
+    print.add(target.tensors()[p.to]);
+  }
+  return print.value();
+}
 
 Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   Plan plan;

@@ -2,6 +2,7 @@
 // proof that every element of the target has exactly one source.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,10 @@ struct Plan {
 // Both catalogs must be validated (their fragments cover their tensors exactly). Fails, naming the tensor, where a
 // target tensor has no source, another shape, or elements that come from no fragment or from two.
 Result<Plan> make_plan(const Catalog& source, const Catalog& target);
+
+// A hash of the plan and of all that its run depends on: names, types, shapes, and every box, file and offset of both
+// sides. Ranks that made the plan for themselves compare it: one that sees other files than the rest has another.
+std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target);
 
 // How one tensor's work is cut: consecutive row-major boxes of at most about `bytes` bytes, computed on demand.
 class Slabs {

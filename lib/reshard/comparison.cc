@@ -11,6 +11,7 @@
 #include "lib/device/convert.h"
 #include "lib/family/packing.h"
 #include "lib/reshard/tensor_source.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -235,6 +236,7 @@ Result<std::vector<Comparison::Distance>> Comparison::distances() {
     sums[i].add(part);
   }));
   checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
+  TRY(combine_values(options_.run.ranks, std::span(sums), [](Sums& all, const Sums& more) { all.add(more); }));
   std::vector<Distance> out;
   for (const Sums& s : sums) {
     const double relative = s.difference2 == 0 ? 0 : s.a2 > 0 ? std::sqrt(s.difference2 / s.a2) : INFINITY;

@@ -9,6 +9,7 @@
 #include "lib/device/convert.h"
 #include "lib/family/packing.h"
 #include "lib/layout/stages.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -520,6 +521,10 @@ Index Conversion::disk_needed() const {
 
 Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
 
+Choice Conversion::choose_strategy(Index ranks, const CostParameters& machines) const {
+  return choose(job_work(plan_, source_view_, target_view_, ranks, JobKind::kConvert), machines);
+}
+
 Status Conversion::check_equal_tensors(TensorSource& source) {
   if (equal_tensors_.empty()) return {};
   std::vector<DigestRequest> requests;
@@ -538,15 +543,23 @@ Status Conversion::check_equal_tensors(TensorSource& source) {
 }
 
 Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool replace) {
+  Transport* const ranks = options_.run.ranks;
+  const bool leads = rank_of(ranks) == 0;
+  if (!TRY(all_equal(ranks, fingerprint(plan_, source_view_, target_view_))))
+    return io_error(selected_.root +
+                    ": the ranks do not see the same checkpoint, or were not started with the same options: their "
+                    "plans differ");
   FileSource source(source_view_, source_.files());
   TRY(check_equal_tensors(source));
-  auto output = TRY(Output::create(destination, *target_, replace));
+  auto output = TRY(Output::create(destination, *target_, replace, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = source.checksums_checked();
-  outcome.files_copied = TRY(add_side_files(*output));
-  TRY(output->add_file("reshard_manifest.json", manifest(proofs)));
+  if (leads) {
+    outcome.files_copied = TRY(add_side_files(*output));
+    TRY(output->add_file("reshard_manifest.json", manifest(proofs)));
+  }
   TRY(output->commit());
   return outcome;
 }

@@ -77,6 +77,10 @@ class Conversion {
   Index disk_needed() const;                                              // bytes, of all files
   Result<MemoryPlan> memory() const;
 
+  // What the job costs on several ranks, and how it should be run there.
+  Choice choose_strategy(Index ranks, const CostParameters& machines) const;
+  void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
+
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
   // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.

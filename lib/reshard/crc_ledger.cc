@@ -10,7 +10,8 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (done_.contains(key)) return std::nullopt;
   if (begin == 0 && length == extent.length) {
     open_.erase(key);
-    return done_[key] = crc;
+    done_[key] = {length, crc};
+    return crc;
   }
   Entry& entry = open_[key];
   entry.extent = extent;
@@ -38,14 +39,15 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (mine->first != 0 || mine->second.end != extent.length) return std::nullopt;
   const std::uint32_t whole = mine->second.crc;
   open_.erase(key);
-  return done_[key] = whole;
+  done_[key] = {extent.length, whole};
+  return whole;
 }
 
 std::optional<std::uint32_t> CrcLedger::whole(const Extent& extent) const {
   const std::lock_guard lock(mutex_);
   const auto it = done_.find({extent.file, extent.offset});
   if (it == done_.end()) return std::nullopt;
-  return it->second;
+  return it->second.crc;
 }
 
 std::vector<Extent> CrcLedger::incomplete() const {
@@ -53,6 +55,27 @@ std::vector<Extent> CrcLedger::incomplete() const {
   std::vector<Extent> out;
   for (const auto& [key, entry] : open_) out.push_back(entry.extent);
   return out;
+}
+
+std::vector<CrcPiece> CrcLedger::unfinished() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<CrcPiece> out;
+  for (const auto& [key, entry] : open_)
+    for (const auto& [begin, piece] : entry.pieces) out.push_back({entry.extent, begin, piece.end - begin, piece.crc});
+  return out;
+}
+
+std::vector<CrcPiece> CrcLedger::everything() const {
+  std::vector<CrcPiece> out = unfinished();
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, done] : done_) out.push_back({{key.file, key.offset, done.length}, 0, done.length, done.crc});
+  return out;
+}
+
+void CrcLedger::clear() {
+  const std::lock_guard lock(mutex_);
+  open_.clear();
+  done_.clear();
 }
 
 }  // namespace reshard

@@ -17,6 +17,14 @@
 
 namespace reshard {
 
+// A stretch of an extent, and its CRC. Trivially copyable: it goes from rank to rank as it is.
+struct CrcPiece {
+  Extent extent;
+  Index begin = 0;
+  Index length = 0;
+  std::uint32_t crc = 0;
+};
+
 class CrcLedger {
  public:
   // Adds the CRC of bytes [begin, begin + length) of the extent. Returns the CRC of the whole extent when this piece
@@ -29,6 +37,12 @@ class CrcLedger {
   // Extents that were begun and not completed: their pieces left gaps.
   std::vector<Extent> incomplete() const;
 
+  // What is known of those, and of all, for another ledger to add.
+  std::vector<CrcPiece> unfinished() const;
+  std::vector<CrcPiece> everything() const;
+  // Forgets all of it.
+  void clear();
+
  private:
   struct Piece {
     Index end;
@@ -37,6 +51,10 @@ class CrcLedger {
   struct Entry {
     Extent extent;
     std::map<Index, Piece> pieces;  // by begin; disjoint, neighbours joined
+  };
+  struct Done {
+    Index length;
+    std::uint32_t crc;
   };
   struct Key {
     std::uint32_t file;
@@ -51,7 +69,7 @@ class CrcLedger {
   };
   mutable std::mutex mutex_;
   std::unordered_map<Key, Entry, KeyHash> open_;
-  std::unordered_map<Key, std::uint32_t, KeyHash> done_;
+  std::unordered_map<Key, Done, KeyHash> done_;
 };
 
 }  // namespace reshard

@@ -15,6 +15,7 @@
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/reshard/pieces.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -93,8 +94,12 @@ Status remove_work(const std::string& path) {
 
 }  // namespace
 
-Output::Output(std::string destination, Target& target, bool replace)
-    : destination_(std::move(destination)), target_(target), replace_(replace) {
+Output::Output(std::string destination, Target& target, bool replace, Transport* ranks)
+    : destination_(std::move(destination)),
+      target_(target),
+      replace_(replace),
+      ranks_(ranks),
+      written_(target.catalog().files.size()) {
   while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
   work_ = destination_ + ".partial";
 }
@@ -105,9 +110,14 @@ Output::~Output() {
 }
 
 Result<std::unique_ptr<Output>> Output::create(const std::string& destination, Target& target, bool replace,
-                                               Space space) {
-  std::unique_ptr<Output> out(new Output(destination, target, replace));
-  TRY(out->prepare(space));
+                                               Space space, Transport* ranks) {
+  if (rank_count(ranks) > 1 && target.encodes())
+    return unsupported(destination +
+                       ": several ranks cannot write one compressed file; start one process with more --threads, or "
+                       "leave the compression out");
+  std::unique_ptr<Output> out(new Output(destination, target, replace, ranks));
+  if (rank_of(ranks) == 0) TRY(out->prepare(space));
+  TRY(barrier(ranks));
   return out;
 }
 
@@ -175,6 +185,7 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
       const auto write_run = [&](Index begin, Bytes run) -> Status {
         if (target_.encodes()) return encode(group.extent.offset + begin, run);
         if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run.size()), crc32(0, run));
+        written_[group.extent.file] = true;
         return file->write_at(group.extent.offset + begin, run);
       };
       for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
@@ -212,6 +223,7 @@ Status Output::encode(Index offset, Bytes bytes) {
 // Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
 Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scratch) {
   constexpr Index kUnit = File::kDirectUnit;
+  written_[f] = true;
   const auto length = static_cast<Index>(bytes.size());
   const Index head = std::min(length, ceil_div(offset, kUnit) * kUnit - offset);
   const Index pages = (length - head) / kUnit * kUnit;
@@ -249,6 +261,28 @@ Status Output::add_file(const std::string& name, std::string_view contents) {
 }
 
 Status Output::commit() {
+  if (rank_of(ranks_) > 0) TRY(flush());
+  if (target_.wants_crcs() && rank_count(ranks_) > 1) {
+    const std::vector<CrcPiece> mine = crcs_.everything();
+    for (const CrcPiece& p : TRY(gather_values<CrcPiece>(ranks_, mine))) crcs_.add(p.extent, p.begin, p.length, p.crc);
+  }
+  TRY(barrier(ranks_));  // every rank's data are on disk
+  if (rank_of(ranks_) == 0) {
+    TRY(seal());
+    TRY(target_.is_file() ? publish_file() : publish());
+  }
+  return barrier(ranks_);  // the output is there
+}
+
+// Forces to disk what this rank wrote: on a shared file system nobody else can.
+Status Output::flush() {
+  for (std::uint32_t f = 0; f < written_.size(); ++f)
+    if (written_[f]) TRY(TRY(files_.open(file_path(f)))->sync_data());
+  return {};
+}
+
+// Writes what surrounds the data, and forces everything to disk.
+Status Output::seal() {
   std::string missing_crc;
   const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
     if (e.length == 0) return 0;
@@ -268,8 +302,7 @@ Status Output::commit() {
       TRY(file->set_length(target_.sealed_size(f)));
     TRY(file->sync_data());
   }
-  TRY(sync_directory(work_));
-  return target_.is_file() ? publish_file() : publish();
+  return sync_directory(work_);
 }
 
 // Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours

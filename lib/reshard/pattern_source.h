@@ -20,8 +20,10 @@ class PatternSource : public TensorSource {
   explicit PatternSource(Catalog catalog);
 
   const Catalog& catalog() const override { return catalog_; }
-  Status read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) override;
-  Status finish(MutableBytes) override { return {}; }
+  std::vector<StoredPart> parts(std::size_t, const Box& box) override { return {{box}}; }
+  Status read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
+                    MutableBytes scratch) override;
+  Status finish(MutableBytes, Transport*) override { return {}; }
   Index columns(std::size_t) const override { return 1; }
 
  private:

@@ -26,6 +26,8 @@ Piece make_piece(std::size_t number, const Fragment& f, const Box& box, Index el
   return p;
 }
 
+StoredPart part_of(const Piece& p) { return {p.box, p.extent.file, p.extent.offset + p.begin}; }
+
 // The dimension along which halving shortens the span most.
 int widest_dimension(const Piece& p) {
   int widest = 0;
@@ -67,12 +69,22 @@ bool is_one_run(const Dims& shape, const Dims& strides) {
   return true;
 }
 
+std::vector<StoredPart> stored_parts(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                     Index element_bytes) {
+  std::vector<StoredPart> out;
+  index.overlapping(box, [&](std::size_t i, const Box& both) {
+    out.push_back(part_of(make_piece(i, fragments.get(i), both, element_bytes)));
+  });
+  return out;
+}
+
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                  Index element_bytes, Index max_span) {
+                                  Index element_bytes, Index max_span, const PartFilter& wanted) {
   std::vector<Piece> pieces;
   index.overlapping(box, [&](std::size_t i, const Box& both) {
     const Fragment f = fragments.get(i);
-    cut_to_fit(f, make_piece(i, f, both, element_bytes), element_bytes, max_span, pieces);
+    const Piece piece = make_piece(i, f, both, element_bytes);
+    if (!wanted || wanted(part_of(piece))) cut_to_fit(f, piece, element_bytes, max_span, pieces);
   });
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     if (a.extent.file != b.extent.file) return a.extent.file < b.extent.file;

@@ -1,6 +1,7 @@
 // The part that reading and writing share: which bytes of which extents hold a box.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "lib/checkpoint/fragment_index.h"
@@ -31,10 +32,22 @@ struct PieceGroup {
 // Whether a box with these strides is one unbroken row-major run.
 bool is_one_run(const Dims& shape, const Dims& strides);
 
-// The pieces of `box`, grouped, in file order. A group spans at most `max_span` bytes: pieces that reach further (a
-// transposed tensor) are cut until they fit.
+// A box of one fragment, and where its first byte lies.
+struct StoredPart {
+  Box box;  // global coordinates
+  std::uint32_t file = 0;
+  Index offset = 0;
+};
+using PartFilter = std::function<bool(const StoredPart& part)>;
+
+// The parts of `box` that lie in one fragment each, in the index's order.
+std::vector<StoredPart> stored_parts(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                     Index element_bytes);
+
+// The pieces of `box`, grouped, in file order; of those parts only that are `wanted` (null: all). A group spans at most
+// `max_span` bytes: pieces that reach further (a transposed tensor) are cut until they fit.
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                  Index element_bytes, Index max_span);
+                                  Index element_bytes, Index max_span, const PartFilter& wanted = nullptr);
 
 // Elements from the first of `box` to the first of `part`, which lies inside it, where `box` has these strides.
 Index offset_in(const Box& box, const Dims& strides, const Box& part);

@@ -7,6 +7,7 @@
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -155,15 +156,18 @@ class Replicas {
     if (run.progress) run.progress = [&](Index done) { options_.progress(done_ + done); };
     std::mutex mutex;
     std::vector<Difference> differences(copies.size());
+    const auto add = [](Difference& sum, const Difference& d) {
+      if (d.count == 0) return;
+      sum.first = sum.count == 0 ? d.first : std::min(sum.first, d.first);
+      sum.count += d.count;
+    };
     TRY(visit_pairs(requests, originals_, source, run, [&](std::size_t i, const Box& part, Bytes a, Bytes b) {
       const Index element = byte_size(catalog_.tensors()[copies[i].tensor].dtype);
       const Difference d = compare(part, *requests[i].box, element, a, b);
-      if (d.count == 0) return;
       const std::lock_guard lock(mutex);
-      Difference& sum = differences[i];
-      sum.first = sum.count == 0 ? d.first : std::min(sum.first, d.first);
-      sum.count += d.count;
+      add(differences[i], d);
     }));
+    TRY(combine_values(options_.ranks, std::span(differences), add));
     done_ += bytes;
     for (std::size_t i = 0; i < copies.size(); ++i)
       if (differences[i].count > 0) disagreeing_[copies[i].tensor].emplace_back(copies[i], differences[i]);

@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "lib/device/digest.h"
+#include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
 #include "lib/reshard/output.h"
 #include "lib/reshard/tensor_source.h"
+#include "lib/transport/transport.h"
 
 namespace reshard {
 
@@ -23,7 +25,14 @@ struct RunOptions {
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
   Index worker_bytes = 0;                        // that each thread takes beside its buffers: for encoding the output
+  // The ranks of the job, each of which makes the same calls and takes its part of the work; null: this process alone.
+  // `memory` and `threads` are each rank's; what is returned is about the whole job, on every rank.
+  Transport* ranks = nullptr;
+  Strategy strategy = Strategy::kDirect;  // of copying
 };
+
+// An error when the run is to end: the user interrupted it, or another rank failed.
+Status may_go_on(const RunOptions& options);
 
 // How many threads a run takes.
 int worker_count(const RunOptions& options);
@@ -56,7 +65,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
 
 // Reads tensors without writing anything. `as` gives the dtype each is converted to before its target digest is taken.
 // `visit`, if given, is called with (request number, box, elements) while the box's elements, converted, are in cache;
-// from several threads.
+// from several threads. Of several ranks one visits all of a tensor.
 struct DigestRequest {
   std::size_t tensor = 0;
   DType as = DType::kFloat32;
@@ -66,7 +75,8 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
                                                 const RunOptions& options, const BoxVisit& visit = nullptr);
 
 // The same walk over two sources at once: calls visit(request number, box, a, b) with the elements of both, each in its
-// own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads.
+// own dtype. For comparing. The sources' tensors agree in shape. Visits come from several threads; of several ranks
+// each visits its share of the boxes.
 struct PairRequest {
   std::size_t a = 0;
   std::size_t b = 0;

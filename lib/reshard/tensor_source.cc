@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <set>
 
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
@@ -107,12 +109,18 @@ Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, c
   return decoded;
 }
 
-Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) {
+std::vector<StoredPart> FileSource::parts(std::size_t number, const Box& box) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  return stored_parts(tensor.fragments, index(number), box, byte_size(tensor.dtype));
+}
+
+Status FileSource::read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
+                              MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
   const Dims out_strides = row_major_strides(box.shape);
   for (const PieceGroup& group :
-       pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(scratch.size()))) {
+       pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(scratch.size()), wanted)) {
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
     const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
     if (fragment.encoding) {
@@ -147,30 +155,58 @@ Status FileSource::read(std::size_t number, const Box& box, MutableBytes out, Mu
   return {};
 }
 
-Status FileSource::finish(MutableBytes scratch) {
-  // Extents of which some bytes were never needed, or were read twice: read them once from end to end.
-  std::set<std::pair<std::uint32_t, Index>> rest;
-  for (const Extent& e : crcs_.incomplete()) rest.emplace(e.file, e.offset);
+// Brings what the ranks have seen of extents that none of them saw whole to rank 0. Returns the CRCs of those that are
+// whole now.
+Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
+  ByPlace whole;
+  if (rank_count(ranks) == 1) return whole;
+  const std::vector<CrcPiece> mine = crcs_.unfinished();
+  const Index counts[1] = {checked_};
+  const auto pieces = TRY(gather_values<CrcPiece>(ranks, mine));
+  const auto all_counts = TRY(gather_values<Index>(ranks, counts));
+  if (ranks->rank() > 0) {
+    crcs_.clear();
+    checked_ = 0;
+    return whole;
+  }
+  checked_ = std::accumulate(all_counts.begin(), all_counts.end(), Index{0});
+  for (const CrcPiece& p : pieces)
+    if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc)) whole[{p.extent.file, p.extent.offset}] = *crc;
+  return whole;
+}
+
+Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
+  // Extents to look at once more: with their CRC where the ranks have read all of it together, without where some bytes
+  // were never needed, or were read twice. Those are read once from end to end.
+  ByPlace rest = TRY(bring_together(ranks));
+  for (const Extent& e : crcs_.incomplete()) rest.emplace(std::pair(e.file, e.offset), std::nullopt);
   if (rest.empty()) return {};
   for (const Tensor& tensor : catalog_.tensors()) {
     for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
       const Extent& extent = tensor.fragments.extent(i);
-      if (rest.erase({extent.file, extent.offset}) == 0) continue;
-      const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
-      std::uint32_t crc = 0;
-      for (Index done = 0; done < extent.length;) {
-        const Index n = std::min(extent.length - done, static_cast<Index>(scratch.size()));
-        const MutableBytes part = scratch.first(static_cast<std::size_t>(n));
-        TRY(file->read_at(extent.offset + done, part));
-        crc = crc32(crc, part);
-        done += n;
-      }
-      TRY(check_crc(tensor, tensor.fragments.get(i), crc));
-      crcs_.add(extent, 0, extent.length, crc);
+      const auto found = rest.find({extent.file, extent.offset});
+      if (found == rest.end()) continue;
+      if (!found->second) found->second = TRY(crc_of(extent, scratch));
+      TRY(check_crc(tensor, tensor.fragments.get(i), *found->second));
+      rest.erase(found);
       ++checked_;
     }
   }
   return {};
+}
+
+Result<std::uint32_t> FileSource::crc_of(const Extent& extent, MutableBytes scratch) {
+  const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
+  std::uint32_t crc = 0;
+  for (Index done = 0; done < extent.length;) {
+    const Index n = std::min(extent.length - done, static_cast<Index>(scratch.size()));
+    const MutableBytes part = scratch.first(static_cast<std::size_t>(n));
+    TRY(file->read_at(extent.offset + done, part));
+    crc = crc32(crc, part);
+    done += n;
+  }
+  crcs_.add(extent, 0, extent.length, crc);
+  return crc;
 }
 
 }  // namespace reshard

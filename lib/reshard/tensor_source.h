@@ -2,8 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "lib/base/file.h"
@@ -12,6 +15,7 @@
 #include "lib/device/codec.h"
 #include "lib/reshard/crc_ledger.h"
 #include "lib/reshard/pieces.h"
+#include "lib/transport/transport.h"
 
 namespace reshard {
 
@@ -23,10 +27,19 @@ class TensorSource {
 
   // Fills `out` with the elements of `box`, row-major, in the tensor's dtype, little-endian. `scratch` is the caller's
   // memory, one per thread. Thread-safe.
-  virtual Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) = 0;
+  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) {
+    return read_parts(tensor, box, nullptr, out, scratch);
+  }
 
-  // After the last read: checks what could not be checked while reading. `scratch` as above.
-  virtual Status finish(MutableBytes scratch) = 0;
+  // The parts of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
+  virtual std::vector<StoredPart> parts(std::size_t tensor, const Box& box) = 0;
+  // As read(), but only those places of `out` that the parts `wanted` (null: all) fill.
+  virtual Status read_parts(std::size_t tensor, const Box& box, const PartFilter& wanted, MutableBytes out,
+                            MutableBytes scratch) = 0;
+
+  // After the last read: checks what could not be checked while reading. Of several ranks that have read, rank 0 checks
+  // what none of them saw whole. `scratch` as above.
+  virtual Status finish(MutableBytes scratch, Transport* ranks) = 0;
 
   // How many side-by-side columns of shards a tensor has: narrow pieces want larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
@@ -40,10 +53,13 @@ class FileSource : public TensorSource {
   FileSource(const Catalog& catalog, FilePool& files);
 
   const Catalog& catalog() const override { return catalog_; }
-  Status read(std::size_t number, const Box& box, MutableBytes out, MutableBytes scratch) override;
-  Status finish(MutableBytes scratch) override;
+  std::vector<StoredPart> parts(std::size_t number, const Box& box) override;
+  Status read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
+                    MutableBytes scratch) override;
+  Status finish(MutableBytes scratch, Transport* ranks) override;
   Index columns(std::size_t tensor) const override;
 
+  // By all ranks, on rank 0 of several, after finish().
   Index checksums_checked() const;
 
  private:
@@ -61,6 +77,9 @@ class FileSource : public TensorSource {
                       const Box& box, MutableBytes out);
   Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
   const FragmentIndex& index(std::size_t tensor);
+  using ByPlace = std::map<std::pair<std::uint32_t, Index>, std::optional<std::uint32_t>>;  // CRCs, by file and offset
+  Result<ByPlace> bring_together(Transport* ranks);
+  Result<std::uint32_t> crc_of(const Extent& extent, MutableBytes scratch);
 
   const Catalog& catalog_;
   FilePool& files_;

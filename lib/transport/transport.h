@@ -29,7 +29,8 @@ struct Incoming {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Returns when all of this rank's messages are sent and received, or with an error of code kPeer when the job is over.
+  // Returns when all of this rank's messages are sent and received, or with an error of code kPeer when the job is
+  // over.
   virtual Status wait() = 0;
 };
 

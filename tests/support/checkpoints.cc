@@ -47,7 +47,8 @@ class MemorySource : public TensorSource {
     }
   }
   const Catalog& catalog() const override { return catalog_; }
-  Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes) override {
+  std::vector<StoredPart> parts(std::size_t, const Box& box) override { return {{box}}; }
+  Status read_parts(std::size_t tensor, const Box& box, const PartFilter&, MutableBytes out, MutableBytes) override {
     const TensorValue& v = values_.at(catalog_.tensors()[tensor].name);
     const Dims strides = row_major_strides(v.shape);
     Index start = 0;
@@ -57,7 +58,7 @@ class MemorySource : public TensorSource {
              row_major_strides(box.shape));
     return {};
   }
-  Status finish(MutableBytes) override { return {}; }
+  Status finish(MutableBytes, Transport*) override { return {}; }
   Index columns(std::size_t) const override { return 1; }
 
  private:
@@ -83,7 +84,7 @@ TensorValues load_checkpoint(const std::string& path) {
     must(source.read(i, whole(t.shape), bytes, scratch));
     out.emplace(t.name, std::move(value));
   }
-  must(source.finish(scratch));
+  must(source.finish(scratch, nullptr));
   return out;
 }
 

@@ -40,7 +40,7 @@ std::vector<Box> parts(const Dims& shape, int dim, Index n) {
   return out;
 }
 
-JobWork work_of(const Catalog& source, const Catalog& target, Index ranks, Job job) {
+JobWork work_of(const Catalog& source, const Catalog& target, Index ranks, JobKind job) {
   const auto plan = make_plan(source, target);
   EXPECT_TRUE(plan) << plan.error().message();
   return job_work(*plan, source, target, ranks, job);
@@ -51,7 +51,7 @@ const Index kBytes = volume(Dims{4096, 8192}) * 2;
 
 TEST(JobWork, OfAConversionReadsEveryByteOnceEitherWay) {
   const JobWork work = work_of(catalog_of({sharded("w", kShape, parts(kShape, 1, 8))}, 8),
-                               catalog_of({sharded("w", kShape, parts(kShape, 0, 4))}, 4), 4, Job::kConvert);
+                               catalog_of({sharded("w", kShape, parts(kShape, 0, 4))}, 4), 4, JobKind::kConvert);
   EXPECT_EQ(work.ranks, 4);
   EXPECT_EQ(work.source_bytes, kBytes);
   for (const Work& w : {work.direct, work.exchange}) {
@@ -72,7 +72,7 @@ TEST(JobWork, OfAConversionReadsEveryByteOnceEitherWay) {
 
 TEST(JobWork, OfALoadReadsNarrowColumnsWithTheirNeighbours) {
   const Catalog source = catalog_of({sharded("w", kShape, {whole(kShape)})}, 1);
-  const JobWork work = work_of(source, catalog_of({sharded("w", kShape, parts(kShape, 1, 8))}, 8), 8, Job::kLoad);
+  const JobWork work = work_of(source, catalog_of({sharded("w", kShape, parts(kShape, 1, 8))}, 8), 8, JobKind::kLoad);
   const Index span = kBytes - 7 * 1024 * 2;  // from the first element of a column to its last
   EXPECT_EQ(work.direct.total_bytes_read, 8 * span);
   EXPECT_EQ(work.direct.bytes_read, span);
@@ -88,7 +88,7 @@ TEST(JobWork, OfALoadReadsReplicasAgain) {
   const Catalog source = catalog_of({sharded("w", kShape, {whole(kShape)})}, 1);
   const auto half = parts(kShape, 0, 2);
   const Catalog target = catalog_of({sharded("w", kShape, half, {half[0], half[1], half[0], half[1]})}, 6);
-  const JobWork work = work_of(source, target, 6, Job::kLoad);
+  const JobWork work = work_of(source, target, 6, JobKind::kLoad);
   EXPECT_EQ(work.source_bytes, kBytes);
   EXPECT_EQ(work.direct.total_bytes_read, 3 * kBytes);
   EXPECT_EQ(work.exchange.total_bytes_read, kBytes);
@@ -105,8 +105,8 @@ TEST(JobWork, OfLayersIsThatOfOneTimesTheirNumber) {
     }
     return catalog_of(std::move(tensors), 8);
   };
-  const JobWork one = work_of(model(1, false), model(1, true), 1, Job::kLoad);
-  const JobWork nine = work_of(model(9, false), model(9, true), 1, Job::kLoad);
+  const JobWork one = work_of(model(1, false), model(1, true), 1, JobKind::kLoad);
+  const JobWork nine = work_of(model(9, false), model(9, true), 1, JobKind::kLoad);
   EXPECT_EQ(nine.direct.total_bytes_read, 9 * one.direct.total_bytes_read);
   EXPECT_EQ(nine.direct.requests, 9 * one.direct.requests);
   EXPECT_EQ(nine.source_bytes, 9 * one.source_bytes);
@@ -116,7 +116,7 @@ TEST(JobWork, OfPiecesOfOneStoredItemCountsTheItemOnce) {
   Tensor t = sharded("w", kShape, {});
   for (const Box& row : parts(kShape, 0, 64)) t.fragments.add(row, {0, 0, kBytes});
   const JobWork work =
-      work_of(catalog_of({t}, 1), catalog_of({sharded("w", kShape, {whole(kShape)})}, 1), 2, Job::kConvert);
+      work_of(catalog_of({t}, 1), catalog_of({sharded("w", kShape, {whole(kShape)})}, 1), 2, JobKind::kConvert);
   EXPECT_EQ(work.exchange.requests, 4) << "one item of 64 MiB, read 8 MiB at a time by two ranks";
   EXPECT_EQ(work.direct.opens, 1);
   EXPECT_EQ(work.direct.total_opens, 2);
@@ -129,7 +129,7 @@ TEST(JobWork, OfManySmallShardsOpensManyFilesADirectRank) {
     tensors.push_back(sharded("w" + std::to_string(i), {4096, 64}, parts({4096, 64}, 0, 64)));
     wanted.push_back(sharded("w" + std::to_string(i), {4096, 64}, {whole({4096, 64})}));
   }
-  const JobWork work = work_of(catalog_of(tensors, 64), catalog_of(wanted, 1), 8, Job::kConvert);
+  const JobWork work = work_of(catalog_of(tensors, 64), catalog_of(wanted, 1), 8, JobKind::kConvert);
   EXPECT_EQ(work.direct.opens, 64);
   EXPECT_EQ(work.direct.total_opens, 8 * 64);
   EXPECT_EQ(work.exchange.opens, 8);
@@ -137,7 +137,7 @@ TEST(JobWork, OfManySmallShardsOpensManyFilesADirectRank) {
 }
 
 TEST(JobWork, OfNothingIsNothing) {
-  const JobWork work = work_of(catalog_of({}, 0), catalog_of({}, 0), 3, Job::kConvert);
+  const JobWork work = work_of(catalog_of({}, 0), catalog_of({}, 0), 3, JobKind::kConvert);
   EXPECT_EQ(work.direct.total_bytes_read, 0);
   EXPECT_EQ(work.exchange.bytes_sent, 0);
   EXPECT_EQ(choose(work).strategy, Strategy::kDirect);

@@ -64,7 +64,7 @@ class Store : public Reader {
     const Status done =
         source.read(i, whole(t.shape), {reinterpret_cast<std::byte*>(out.data()), out.size() * 4}, scratch);
     EXPECT_TRUE(done) << (done ? "" : done.error().message());
-    EXPECT_TRUE(source.finish(scratch));
+    EXPECT_TRUE(source.finish(scratch, nullptr));
     return out;
   }
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }

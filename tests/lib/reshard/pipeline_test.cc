@@ -94,7 +94,7 @@ Status write_in_crumbs(TensorSource& source, const Format& format, const LayoutR
       TRY(output->write(to.fragments, index, box, bytes, slab, scratch));
     }
   }
-  TRY(source.finish(scratch));
+  TRY(source.finish(scratch, nullptr));
   return output->commit();
 }
 
@@ -127,7 +127,7 @@ void expect_pattern(TensorSource& source, Rng& rng) {
       ASSERT_FALSE(wrong) << t.name << " " << to_string(t.shape) << " " << to_string(box) << ": " << to_string(*wrong);
     }
   }
-  ASSERT_OK(source.finish(scratch));
+  ASSERT_OK(source.finish(scratch, nullptr));
 }
 
 std::vector<TargetTensor> random_tensors(Rng& rng, const Mesh& mesh, bool for_safetensors) {
@@ -326,7 +326,7 @@ TEST_F(Pipeline, NamesTensorAndFileOfAFlippedByte) {
   part.shape[0] = 1;
   std::vector<std::byte> out(static_cast<std::size_t>(volume(part) * 2)), scratch(1 << 16);
   ASSERT_OK(again.read(columns, part, out, scratch));
-  const Status finish = again.finish(scratch);
+  const Status finish = again.finish(scratch, nullptr);
   ASSERT_FALSE(finish.has_value());
   EXPECT_EQ(finish.error().message(), digests.error().message());
 }

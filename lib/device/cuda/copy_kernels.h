@@ -1,0 +1,242 @@
+// Strided copies on a GPU: the arithmetic of the kernels, which runs on a CPU as well (host_device.h).
+//
+// A job is a CopyShape (copy.h) brought to what a GPU likes: words as long as the addresses and strides allow, numbered
+// through, so that neighbouring threads move neighbouring words whatever the shape is. A thread finds the place of its
+// word by dividing its number by the extents of the loops. A copy that has neighbours on the two sides along different
+// loops goes through tiles in shared memory instead, read along the one and written along the other.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "lib/device/copy.h"
+#include "lib/device/cuda/words.h"
+
+namespace reshard {
+
+// The loops of a CopyShape, made for finding the place of the n-th unit.
+struct UnitGrid {
+  int loops = 0;
+  struct Loop {
+    Divisor extent;
+    Index from = 0, to = 0;
+  } loop[kMaxRank];
+
+  UnitGrid() = default;
+  // shape.count() is kMaxCount at most.
+  explicit UnitGrid(const CopyShape& shape) : loops(shape.loops) {
+    for (int i = 0; i < loops; ++i) loop[i] = {Divisor(shape.loop[i].extent), shape.loop[i].from, shape.loop[i].to};
+  }
+
+  // What locate() says of it.
+  RESHARD_HD CopyOffsets locate(std::uint32_t n) const {
+    CopyOffsets at;
+    for (int i = loops - 1; i >= 0; --i) {
+      std::uint32_t k = n;
+      n = loop[i].extent.divide(k);
+      at.from += k * loop[i].from;
+      at.to += k * loop[i].to;
+    }
+    return at;
+  }
+};
+
+struct CopyJob {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  UnitGrid units;
+  Divisor words_in_unit;
+  std::uint32_t words = 0;
+};
+
+// Words that a thread has under way at once.
+inline constexpr std::uint32_t kCopyBatch = 4;
+
+// One thread's part of a tile of kCopyBatch * `threads` words.
+template <int kWord>
+RESHARD_HD void copy_words(const CopyJob& job, std::uint32_t tile, std::uint32_t thread, std::uint32_t threads) {
+  Word<kWord> word[kCopyBatch];
+  std::byte* to[kCopyBatch];
+  const std::uint32_t first = tile * kCopyBatch * threads + thread;
+  RESHARD_UNROLL
+  for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+    std::uint32_t n = first + i * threads;
+    if (n < job.words) {
+      const CopyOffsets at = job.units.locate(job.words_in_unit.divide(n));
+      word[i] = load_aligned<Word<kWord>>(job.from + (at.from + Index{n} * kWord));
+      to[i] = job.to + (at.to + Index{n} * kWord);
+    }
+  }
+  RESHARD_UNROLL
+  for (std::uint32_t i = 0; i < kCopyBatch; ++i) {
+    if (first + i * threads < job.words) store_aligned(to[i], word[i]);
+  }
+}
+
+// Units of kWord bytes whose neighbours lie along loop `a` in the source and along loop `b` in the destination.
+struct TransposeJob {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  UnitGrid outer;  // the other loops
+  CopyLoop a, b;
+  Divisor tiles_a, tiles_b;
+  std::uint32_t tiles = 0;
+};
+
+// A tile has kSide units along each loop. A row of it is padded by what makes the units of a column lie in different
+// banks of shared memory (32 of 4 bytes).
+template <int kWord>
+struct TransposeTile {
+  static constexpr std::uint32_t kSide = kWord <= 2 ? 64 : 32;
+  static constexpr std::uint32_t kThreads = 256;
+  static constexpr std::uint32_t kEach = kSide * kSide / kThreads;  // units of a thread
+  static constexpr std::uint32_t kPitch = kSide + (kWord < 4 ? 4 / kWord : 1);
+
+  Word<kWord> unit[kSide * kPitch];
+
+  struct Place {
+    Index from = 0, to = 0;  // of the tile's first unit
+    Index rows_a = 0, rows_b = 0;
+  };
+  RESHARD_HD static Place place(const TransposeJob& job, std::uint32_t tile) {
+    std::uint32_t b = tile;
+    std::uint32_t a = job.tiles_b.divide(b);
+    const CopyOffsets outer = job.outer.locate(job.tiles_a.divide(a));
+    const Index first_a = Index{a} * kSide, first_b = Index{b} * kSide;
+    return {outer.from + first_a * job.a.from + first_b * job.b.from,
+            outer.to + first_a * job.a.to + first_b * job.b.to, job.a.extent - first_a, job.b.extent - first_b};
+  }
+
+  // The two phases, each done by all threads of a block before the next begins.
+  RESHARD_HD void read(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) {
+    const Place at = place(job, tile);
+    const std::uint32_t a = thread % kSide;
+    Word<kWord> word[kEach];
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      const std::uint32_t b = thread / kSide + i * (kThreads / kSide);
+      if (a < at.rows_a && b < at.rows_b)
+        word[i] = load_aligned<Word<kWord>>(job.from + at.from + a * job.a.from + b * job.b.from);
+    }
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      const std::uint32_t b = thread / kSide + i * (kThreads / kSide);
+      if (a < at.rows_a && b < at.rows_b) unit[b * kPitch + a] = word[i];
+    }
+  }
+  RESHARD_HD void write(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) const {
+    const Place at = place(job, tile);
+    const std::uint32_t b = thread % kSide;
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kEach; ++i) {
+      const std::uint32_t a = thread / kSide + i * (kThreads / kSide);
+      if (a < at.rows_a && b < at.rows_b)
+        store_aligned(job.to + at.to + a * job.a.to + b * job.b.to, unit[b * kPitch + a]);
+    }
+  }
+};
+
+// ---- making jobs, on the CPU
+
+// The longest word in which all of it can be moved.
+inline int copy_word(const CopyShape& shape, const std::byte* from, const std::byte* to) {
+  std::uintptr_t all = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to) |
+                       static_cast<std::uintptr_t>(shape.unit) | 16;
+  for (int i = 0; i < shape.loops; ++i)
+    all |= static_cast<std::uintptr_t>(shape.loop[i].from) | static_cast<std::uintptr_t>(shape.loop[i].to);
+  return static_cast<int>(all & (~all + 1));
+}
+
+// The loop along which units are neighbours in the source, if that is another than in the destination and long enough
+// for tiles to pay; else -1.
+inline int transposed_loop(const CopyShape& shape, int word) {
+  constexpr Index kShortest = 8;
+  if (shape.loops < 2 || shape.unit != word) return -1;
+  const int last = shape.loops - 1;
+  int nearest = last;
+  for (int i = 0; i < last; ++i)
+    if (magnitude(shape.loop[i].from) < magnitude(shape.loop[nearest].from)) nearest = i;
+  if (nearest == last || shape.loop[nearest].extent < kShortest || shape.loop[last].extent < kShortest) return -1;
+  return nearest;
+}
+
+// Calls body(part, at) for parts of at most `most` words each, and where in the whole each begins.
+template <class Body>
+void for_each_part(const CopyShape& shape, Index word, Index most, const Body& body, CopyOffsets at = {}) {
+  if (shape.unit == 0) return;
+  const Index in_unit = shape.unit / word;
+  if (in_unit <= most && shape.count() <= most / in_unit) return body(shape, at);
+  CopyShape low = shape, high = shape;
+  CopyLoop* longest = std::max_element(low.loop, low.loop + low.loops,
+                                       [](const CopyLoop& x, const CopyLoop& y) { return x.extent < y.extent; });
+  CopyOffsets middle = at;
+  if (in_unit > most) {
+    low.unit = in_unit / 2 * word;
+    high.unit = shape.unit - low.unit;
+    middle.from += low.unit;
+    middle.to += low.unit;
+  } else {
+    const Index half = longest->extent / 2;
+    high.loop[longest - low.loop].extent -= half;
+    longest->extent = half;
+    middle.from += half * longest->from;
+    middle.to += half * longest->to;
+  }
+  for_each_part(low, word, most, body, at);
+  for_each_part(high, word, most, body, middle);
+}
+
+// A part as a job. It has kMaxCount words at most.
+inline CopyJob make_copy_job(const CopyShape& shape, const std::byte* from, std::byte* to, int word) {
+  return {from, to, UnitGrid(shape), Divisor(shape.unit / word),
+          static_cast<std::uint32_t>(shape.count() * (shape.unit / word))};
+}
+
+// The same by tiles; `a` is what transposed_loop() said.
+template <int kWord>
+TransposeJob make_transpose_job(CopyShape shape, const std::byte* from, std::byte* to, int a) {
+  constexpr Index kSide = TransposeTile<kWord>::kSide;
+  TransposeJob job;
+  job.from = from;
+  job.to = to;
+  job.a = shape.loop[a];
+  job.b = shape.loop[shape.loops - 1];
+  std::copy(shape.loop + a + 1, shape.loop + shape.loops - 1, shape.loop + a);
+  shape.loops -= 2;
+  const Index tiles_a = ceil_div(job.a.extent, kSide), tiles_b = ceil_div(job.b.extent, kSide);
+  job.tiles_a = Divisor(tiles_a);
+  job.tiles_b = Divisor(tiles_b);
+  job.outer = UnitGrid(shape);
+  job.tiles = static_cast<std::uint32_t>(shape.count() * tiles_a * tiles_b);
+  return job;
+}
+
+// Brings a copy into jobs of at most `most` words: calls visitor.copy<kWord>(job) and visitor.transpose<kWord>(job),
+// which run them.
+template <class Visitor>
+void plan_copy(const CopyShape& shape, const std::byte* from, std::byte* to, Index most, Visitor& visitor) {
+  const int word = copy_word(shape, from, to);
+  const auto plan_part = [&]<int kWord>(const CopyShape& part, CopyOffsets at) {
+    if (const int a = transposed_loop(part, kWord); a >= 0)
+      visitor.template transpose<kWord>(make_transpose_job<kWord>(part, from + at.from, to + at.to, a));
+    else
+      visitor.template copy<kWord>(make_copy_job(part, from + at.from, to + at.to, kWord));
+  };
+  for_each_part(shape, word, most, [&](const CopyShape& part, CopyOffsets at) {
+    switch (word) {
+      case 1:
+        return plan_part.template operator()<1>(part, at);
+      case 2:
+        return plan_part.template operator()<2>(part, at);
+      case 4:
+        return plan_part.template operator()<4>(part, at);
+      case 8:
+        return plan_part.template operator()<8>(part, at);
+      default:
+        return plan_part.template operator()<16>(part, at);
+    }
+  });
+}
+
+}  // namespace reshard

@@ -1,0 +1,12 @@
+// What stands for the CUDA device where it is not built.
+#include "lib/device/cuda/cuda_device.h"
+
+namespace reshard {
+
+Result<int> count_cuda_devices() {
+  return unsupported("cuda: this reshard was built without CUDA; configure with -DRESHARD_CUDA=ON");
+}
+
+Result<std::unique_ptr<Device>> open_cuda_device(int, Index) { return std::move(count_cuda_devices()).error(); }
+
+}  // namespace reshard

@@ -1,0 +1,187 @@
+// The kernels: who does which part of the jobs whose arithmetic is in the *_kernels.h beside this.
+//
+// Grids are no larger than what the device runs at once; each block goes on to its next tile when it is done with one.
+#include "lib/device/cuda/convert_kernels.h"
+#include "lib/device/cuda/copy_kernels.h"
+#include "lib/device/cuda/launch.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::uint32_t kThreads = 256;
+constexpr std::uint32_t kWarp = 32;
+constexpr std::uint32_t kBlocksOfMultiprocessor = 8;  // all 2,048 threads of it
+
+__device__ const DigestWeights kWeights = make_digest_weights();
+
+std::uint32_t blocks_for(const LaunchPlace& place, Index tiles) {
+  const Index most = Index{place.multiprocessors} * kBlocksOfMultiprocessor;
+  return static_cast<std::uint32_t>(std::clamp<Index>(tiles, 1, most));
+}
+
+int started() { return static_cast<int>(cudaGetLastError()); }
+
+// ---- copies
+
+template <int kWord>
+__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ CopyJob job) {
+  constexpr std::uint32_t kTile = kCopyBatch * kThreads;
+  const std::uint32_t tiles = (job.words + (kTile - 1)) / kTile;
+  for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+    copy_words<kWord>(job, tile, threadIdx.x, kThreads);
+}
+
+template <int kWord>
+__global__ void __launch_bounds__(TransposeTile<kWord>::kThreads)
+    transpose_kernel(const __grid_constant__ TransposeJob job) {
+  __shared__ TransposeTile<kWord> shared;
+  for (std::uint32_t tile = blockIdx.x; tile < job.tiles; tile += gridDim.x) {
+    shared.read(job, tile, threadIdx.x);
+    __syncthreads();
+    shared.write(job, tile, threadIdx.x);
+    __syncthreads();
+  }
+}
+
+struct CopyLauncher {
+  const LaunchPlace& place;
+  int error = 0;
+
+  template <int kWord>
+  void copy(const CopyJob& job) {
+    copy_kernel<kWord>
+        <<<blocks_for(place, ceil_div(job.words, kCopyBatch * kThreads)), kThreads, 0, place.stream>>>(job);
+    note(started());
+  }
+  template <int kWord>
+  void transpose(const TransposeJob& job) {
+    transpose_kernel<kWord><<<blocks_for(place, job.tiles), TransposeTile<kWord>::kThreads, 0, place.stream>>>(job);
+    note(started());
+  }
+  void note(int code) {
+    if (error == 0) error = code;
+  }
+};
+
+// ---- conversions
+
+template <class From, class To>
+__global__ void __launch_bounds__(kThreads) convert_kernel(const ConvertJob job) {
+  using C = Conversion<From, To>;
+  constexpr std::uint32_t kTile = C::kBatch * kThreads;
+  const auto tiles = static_cast<std::uint32_t>((job.span.vectors + (kTile - 1)) / kTile);
+  for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+    C::convert_vectors(job, tile, threadIdx.x, kThreads);
+  C::convert_ends(job, Index{blockIdx.x} * kThreads + threadIdx.x, Index{gridDim.x} * kThreads);
+}
+
+template <class From, class To>
+void start_conversion(Conversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
+  using C = Conversion<From, To>;
+  const Index tiles = ceil_div(std::max(job.span.vectors, ceil_div(job.span.n, C::kVector)), C::kBatch * kThreads);
+  convert_kernel<From, To><<<blocks_for(place, tiles), kThreads, 0, place.stream>>>(job);
+}
+
+// ---- digests and health: sums over all threads
+
+template <class T>
+__device__ T add_over_warp(T v) {
+  for (std::uint32_t step = kWarp / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step);
+  return v;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(kThreads) digest_kernel(const __grid_constant__ DigestJob job, std::uint32_t* words) {
+  __shared__ DigestWeights weights;
+  __shared__ std::uint32_t block_sum[kDigestWords];
+  constexpr std::uint32_t kChunks = sizeof(DigestWeights) / sizeof(Word<16>);
+  for (std::uint32_t i = threadIdx.x; i < kChunks; i += kThreads)
+    reinterpret_cast<Word<16>*>(&weights)[i] = reinterpret_cast<const Word<16>*>(&kWeights)[i];
+  if (threadIdx.x < kDigestWords) block_sum[threadIdx.x] = 0;
+  __syncthreads();
+  std::uint32_t sum[kDigestWords] = {};
+  Kernel::add_items(job, weights, blockIdx.x * kThreads + threadIdx.x, gridDim.x * kThreads, sum);
+#pragma unroll
+  for (int k = 0; k < kDigestWords; ++k) {
+    const std::uint32_t of_warp = add_over_warp(sum[k]);
+    if (threadIdx.x % kWarp == 0) atomicAdd(&block_sum[k], of_warp);
+  }
+  __syncthreads();
+  if (threadIdx.x < kDigestWords) atomicAdd(&words[threadIdx.x], block_sum[threadIdx.x]);
+}
+
+__device__ HealthSums shifted_over_warp(const HealthSums& sums, std::uint32_t step) {
+  const auto from = [step](std::uint64_t v) {
+    return static_cast<std::uint64_t>(__shfl_down_sync(0xffffffffu, static_cast<unsigned long long>(v), step));
+  };
+  return {from(sums.zeros),      from(sums.not_finite), from(sums.infs), from(sums.top),
+          from(sums.difference), from(sums.earliest),   sums.first};
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(kThreads) health_kernel(const HealthJob job, HealthSums* all) {
+  __shared__ HealthSums of_warp[kThreads / kWarp];
+  const Index worker = Index{blockIdx.x} * kThreads + threadIdx.x;
+  HealthSums sums = Kernel::look_at(job, worker, Index{gridDim.x} * kThreads);
+  for (std::uint32_t step = kWarp / 2; step > 0; step /= 2) sums.add(shifted_over_warp(sums, step));
+  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = sums;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (std::uint32_t i = 1; i < kThreads / kWarp; ++i) sums.add(of_warp[i]);
+  const auto at = [](std::uint64_t& v) { return reinterpret_cast<unsigned long long*>(&v); };
+  atomicAdd(at(all->zeros), sums.zeros);
+  atomicAdd(at(all->not_finite), sums.not_finite);
+  atomicAdd(at(all->infs), sums.infs);
+  atomicMax(at(all->top), sums.top);
+  atomicOr(at(all->difference), sums.difference);
+  atomicMax(at(all->earliest), sums.earliest);
+  if (worker == 0) all->first = sums.first;
+}
+
+}  // namespace
+
+int launch_copy(const LaunchPlace& place, const CopyShape& shape, const std::byte* from, std::byte* to) {
+  CopyLauncher launcher{place};
+  plan_copy(shape, from, to, kMaxCount, launcher);
+  return launcher.error;
+}
+
+int launch_convert(const LaunchPlace& place, DType from, DType to, const std::byte* in, std::byte* out, Index n) {
+  int error = 0;
+  with_conversion(from, to, [&](auto conversion) {
+    using C = decltype(conversion);
+    for (Index done = 0; done < n && error == 0; done += kMaxCount) {
+      const std::byte* part_in = in + done * byte_size(from);
+      std::byte* part_out = out + done * byte_size(to);
+      start_conversion(conversion, place, C::make(part_in, part_out, std::min(n - done, kMaxCount)));
+      error = started();
+    }
+  });
+  return error;
+}
+
+int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box& box, Index element_bytes,
+                  const std::byte* data, std::uint32_t* words) {
+  int error = 0;
+  const auto start = [&](auto kernel, const DigestJob& job) {
+    if (error != 0) return;
+    const Index threads = Index{job.items} << job.group_shift;
+    digest_kernel<decltype(kernel)>
+        <<<blocks_for(place, ceil_div(threads, kThreads)), kThreads, 0, place.stream>>>(job, words);
+    error = started();
+  };
+  plan_digest(tensor_shape, box, element_bytes, data, kMaxCount / 4, start);
+  return error;
+}
+
+int launch_health(const LaunchPlace& place, const HealthForm& form, const std::byte* run, Index bytes,
+                  HealthSums* sums) {
+  with_health_kernel(form, [&](auto kernel) {
+    const HealthJob job = make_health_job(form, run, bytes);
+    health_kernel<decltype(kernel)>
+        <<<blocks_for(place, ceil_div(bytes, 16 * kThreads)), kThreads, 0, place.stream>>>(job, sums);
+  });
+  return started();
+}
+
+}  // namespace reshard

@@ -1,0 +1,28 @@
+// Starting the kernels. This header names nothing of CUDA's own, so that all but kernels.cu is ordinary C++.
+#pragma once
+
+#include "lib/device/cuda/digest_kernels.h"
+#include "lib/device/cuda/health_kernels.h"
+
+struct CUstream_st;  // what a cudaStream_t points to
+
+namespace reshard {
+
+// Where kernels run.
+struct LaunchPlace {
+  CUstream_st* stream = nullptr;
+  int multiprocessors = 0;  // of the device, which is the calling thread's current one
+};
+
+// All pointers are to device memory. Each queues kernels and returns a cudaError_t, 0 for none: an error in starting
+// them; one in running them shows when the stream is waited for.
+int launch_copy(const LaunchPlace& place, const CopyShape& shape, const std::byte* from, std::byte* to);
+int launch_convert(const LaunchPlace& place, DType from, DType to, const std::byte* in, std::byte* out, Index n);
+// Adds to the kDigestWords numbers at `words`.
+int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box& box, Index element_bytes,
+                  const std::byte* data, std::uint32_t* words);
+// Adds to `sums`, all zero before the first. `bytes` > 0.
+int launch_health(const LaunchPlace& place, const HealthForm& form, const std::byte* run, Index bytes,
+                  HealthSums* sums);
+
+}  // namespace reshard

@@ -1,0 +1,65 @@
+#include "lib/device/device.h"
+
+#include <array>
+#include <charconv>
+#include <optional>
+#include <string>
+
+#include "lib/base/text.h"
+#include "lib/device/cpu_device.h"
+#include "lib/device/cuda/cuda_device.h"
+
+namespace reshard {
+namespace {
+
+// A kind of device: how many there are of it, or why there is none, and how the i-th is opened.
+struct Kind {
+  std::string_view name;
+  Result<int> (*count)();
+  Result<std::unique_ptr<Device>> (*open)(int ordinal, Index memory_cap);
+};
+
+Result<int> count_cpus() { return 1; }
+Result<std::unique_ptr<Device>> open_cpu(int, Index memory_cap) { return make_cpu_device(memory_cap); }
+
+// In the order of "auto": the first that is there.
+constexpr std::array<Kind, 2> kKinds = {{
+    {"cuda", count_cuda_devices, open_cuda_device},
+    {"cpu", count_cpus, open_cpu},
+}};
+
+std::optional<int> parse_ordinal(std::string_view text) {
+  int ordinal = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ordinal);
+  if (error != std::errc() || end != text.data() + text.size() || ordinal < 0) return std::nullopt;
+  return ordinal;
+}
+
+Result<std::unique_ptr<Device>> open_kind(const Kind& kind, const std::string& ordinal_text, Index memory_cap) {
+  const std::optional<int> ordinal = parse_ordinal(ordinal_text);
+  if (!ordinal)
+    return usage_error("device: expected a number after '" + std::string(kind.name) + ":', got '" +
+                       printable(ordinal_text) + "'");
+  const int count = TRY(kind.count());
+  if (*ordinal >= count)
+    return usage_error("device: expected " + std::string(kind.name) + ":0 to " + std::string(kind.name) + ":" +
+                       std::to_string(count - 1) + ", got " + std::string(kind.name) + ":" + ordinal_text);
+  return kind.open(*ordinal, memory_cap);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap) {
+  if (memory_cap < 0)
+    return usage_error("device: expected a memory cap of 0 bytes or more, got " + std::to_string(memory_cap));
+  const std::size_t colon = name.find(':');
+  const std::string kind_name = name.substr(0, colon);
+  const std::string ordinal = colon == std::string::npos ? "0" : name.substr(colon + 1);
+  for (const Kind& kind : kKinds) {
+    if (name == "auto" && kind.count()) return kind.open(0, memory_cap);
+    if (kind_name == kind.name) return open_kind(kind, ordinal, memory_cap);
+  }
+  return usage_error("device: expected cpu, cuda, cuda:N or auto, got '" + printable(name) + "'");
+}
+
+}  // namespace reshard

@@ -1,0 +1,324 @@
+#include "lib/reshard/slab_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kUsualStaging = Index{32} << 20;
+
+// The work of one step: rounds [first_round, end_round) of the writers [first_writer, end_writer). In round j a writer
+// has the j-th slab of its share.
+struct Step {
+  Index first_round = 0, end_round = 0;
+  int first_writer = 0, end_writer = 0;
+};
+
+// A slab of which this rank sends parts, or gets them.
+struct SlabMessage {
+  Index slab = 0;
+  struct Part {
+    Box box;
+    int reader = 0;
+    Index offset = 0;  // in the staging buffer
+  };
+  std::vector<Part> parts;
+  bool all_of_it = false;  // one part that is the whole slab
+};
+
+// What this rank does in a step.
+struct StepWork {
+  std::vector<SlabMessage> sent, own;
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+};
+
+class Exchange {
+ public:
+  Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+           TensorSource& source, const Staging& staging, const RunOptions& options, const std::vector<Buffers>& buffers,
+           const SlabVisit& visit)
+      : items_(items),
+        list_(list),
+        shares_(shares),
+        source_(source),
+        staging_(staging),
+        options_(options),
+        buffers_(buffers),
+        visit_(visit),
+        ranks_(*options.ranks),
+        readers_(items, source.catalog(), options.ranks->size()) {}
+
+  Status run();
+
+ private:
+  Index share_begin(int writer) const { return shares_[static_cast<std::size_t>(writer)]; }
+  Index share_end(int writer) const { return shares_[static_cast<std::size_t>(writer) + 1]; }
+  const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
+  Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
+
+  template <class Visit>
+  void each_slab(const Step& step, Visit visit) const;
+  Result<std::vector<Step>> schedule() const;
+  StepWork work_of(const Step& step, MutableBytes sent, MutableBytes received) const;
+  Status read(const StepWork& work, MutableBytes sent);
+  Status finish(const StepWork& work, MutableBytes received);
+
+  const std::vector<WalkItem>& items_;
+  const WorkList& list_;
+  const std::vector<Index>& shares_;
+  TensorSource& source_;
+  const Staging& staging_;
+  const RunOptions& options_;
+  const std::vector<Buffers>& buffers_;
+  const SlabVisit& visit_;
+  Transport& ranks_;
+  ReaderMap readers_;
+};
+
+// Calls visit(writer, slab number) for the slabs of a step, writer by writer.
+template <class Visit>
+void Exchange::each_slab(const Step& step, Visit visit) const {
+  for (int w = step.first_writer; w < step.end_writer; ++w) {
+    const Index end = std::min(share_end(w), share_begin(w) + step.end_round);
+    for (Index k = share_begin(w) + step.first_round; k < end; ++k) visit(w, k);
+  }
+}
+
+// Cuts the work into steps whose messages fit into the staging buffers of every rank. Each rank counts what it sends
+// and gets itself; the largest counts of all ranks decide, so that all cut alike.
+Result<std::vector<Step>> Exchange::schedule() const {
+  const int n = ranks_.size(), me = ranks_.rank();
+  Index rounds = 0;
+  for (int w = 0; w < n; ++w) rounds = std::max(rounds, share_end(w) - share_begin(w));
+  std::vector<Index> sent(static_cast<std::size_t>(rounds), 0), got = sent;
+  each_slab({0, rounds, 0, n}, [&](int w, Index k) {
+    const auto round = static_cast<std::size_t>(k - share_begin(w));
+    const WalkSlab s = list_.get(k);
+    for (const StoredPart& part : source_.parts(items_[s.item].tensor, s.box)) {
+      const int reader = readers_.reader(part);
+      if (reader == me && w != me) sent[round] += bytes_of(s, part.box);
+      if (reader != me && w == me) got[round] += bytes_of(s, part.box);
+    }
+  });
+  std::vector<Index> most;
+  for (std::size_t j = 0; j < sent.size(); ++j) most.push_back(std::max(sent[j], got[j]));
+  TRY(maximum(&ranks_, most));
+
+  std::vector<Step> steps;
+  Index filled = 0;
+  for (Index j = 0; j < rounds; ++j) {
+    const Index bytes = most[static_cast<std::size_t>(j)];
+    if (bytes > staging_.bytes) {
+      // So few writers at a time that even all of their slabs fit.
+      const int writers = static_cast<int>(std::max<Index>(1, staging_.bytes / std::max<Index>(1, list_.largest())));
+      for (int w = 0; w < n; w += writers) steps.push_back({j, j + 1, w, std::min(n, w + writers)});
+      filled = staging_.bytes;
+    } else if (!steps.empty() && filled + bytes <= staging_.bytes) {
+      steps.back().end_round = j + 1;
+      filled += bytes;
+    } else {
+      steps.push_back({j, j + 1, 0, n});
+      filled = bytes;
+    }
+  }
+  return steps;
+}
+
+StepWork Exchange::work_of(const Step& step, MutableBytes sent, MutableBytes received) const {
+  const int me = ranks_.rank();
+  StepWork work;
+  const auto add = [&](std::vector<SlabMessage>& messages, Index k, bool mine) {
+    const WalkSlab s = list_.get(k);
+    SlabMessage message{k, {}, false};
+    const auto parts = source_.parts(items_[s.item].tensor, s.box);
+    for (const StoredPart& part : parts) {
+      const int reader = readers_.reader(part);
+      if (mine || reader == me) message.parts.push_back({part.box, reader, 0});
+    }
+    message.all_of_it = parts.size() == 1;
+    if (!message.parts.empty()) messages.push_back(std::move(message));
+  };
+  Index at = 0;
+  for (int w = step.first_writer; w < step.end_writer; ++w) {
+    const Index begin = at;
+    Step one = step;
+    one.first_writer = w;
+    one.end_writer = w + 1;
+    each_slab(one, [&](int, Index k) {
+      if (w == me) return add(work.own, k, true);
+      const std::size_t before = work.sent.size();
+      add(work.sent, k, false);
+      for (std::size_t i = before; i < work.sent.size(); ++i)
+        for (SlabMessage::Part& part : work.sent[i].parts) {
+          part.offset = at;
+          at += bytes_of(list_.get(k), part.box);
+        }
+    });
+    if (at > begin)
+      work.out.push_back({w, sent.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+  }
+  // What each reader sends lies together, in the order of its sending.
+  at = 0;
+  for (int reader = 0; reader < ranks_.size(); ++reader) {
+    if (reader == me) continue;
+    const Index begin = at;
+    for (SlabMessage& message : work.own)
+      for (SlabMessage::Part& part : message.parts) {
+        if (part.reader != reader) continue;
+        part.offset = at;
+        at += bytes_of(list_.get(message.slab), part.box);
+      }
+    if (at > begin)
+      work.in.push_back(
+          {reader, received.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+  }
+  return work;
+}
+
+// Reads what others need, and packs it.
+Status Exchange::read(const StepWork& work, MutableBytes sent) {
+  return parallel_for(
+      static_cast<Index>(work.sent.size()), static_cast<int>(buffers_.size()), [&](int thread, Index i) -> Status {
+        TRY(may_go_on(options_));
+        const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
+        const WalkSlab s = list_.get(message.slab);
+        const std::size_t tensor = items_[s.item].tensor;
+        const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+        const auto place = [&](const SlabMessage::Part& part) {
+          return sent.subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(bytes_of(s, part.box)));
+        };
+        if (message.parts.size() == 1) {
+          const SlabMessage::Part& only = message.parts.front();
+          return source_.read(tensor, only.box, place(only), b.scratch);
+        }
+        // Parts may interleave in a file: read together, in the slab's own order, each byte is read once.
+        const Index eb = byte_size(tensor_of(s).dtype);
+        const Dims strides = row_major_strides(s.box.shape);
+        const MutableBytes slab = b.slab.first(static_cast<std::size_t>(bytes_of(s, s.box)));
+        TRY(source_.read_parts(
+            tensor, s.box, [&](const StoredPart& p) { return readers_.reader(p) == ranks_.rank(); }, slab, b.scratch));
+        for (const SlabMessage::Part& part : message.parts)
+          copy_box(part.box.shape, eb, slab.data() + offset_in(s.box, strides, part.box) * eb, strides,
+                   place(part).data(), row_major_strides(part.box.shape));
+        return {};
+      });
+}
+
+// Puts together this rank's slabs from what it reads itself and what it received, and visits them.
+Status Exchange::finish(const StepWork& work, MutableBytes received) {
+  return parallel_for(
+      static_cast<Index>(work.own.size()), static_cast<int>(buffers_.size()), [&](int thread, Index i) -> Status {
+        TRY(may_go_on(options_));
+        const int me = ranks_.rank();
+        const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
+        const WalkSlab s = list_.get(message.slab);
+        const std::size_t tensor = items_[s.item].tensor;
+        const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+        const auto length = static_cast<std::size_t>(bytes_of(s, s.box));
+        const auto place = [&](const SlabMessage::Part& part) {
+          return received.subspan(static_cast<std::size_t>(part.offset));
+        };
+        if (message.all_of_it && message.parts.front().reader != me)
+          return visit_(s, place(message.parts.front()).first(length), b);
+        const Index eb = byte_size(tensor_of(s).dtype);
+        const Dims strides = row_major_strides(s.box.shape);
+        const MutableBytes slab = b.slab.first(length);
+        const auto is_mine = [&](const SlabMessage::Part& part) { return part.reader == me; };
+        if (std::any_of(message.parts.begin(), message.parts.end(), is_mine))
+          TRY(source_.read_parts(
+              tensor, s.box, [&](const StoredPart& p) { return readers_.reader(p) == me; }, slab, b.scratch));
+        for (const SlabMessage::Part& part : message.parts)
+          if (!is_mine(part))
+            copy_box(part.box.shape, eb, place(part).data(), row_major_strides(part.box.shape),
+                     slab.data() + offset_in(s.box, strides, part.box) * eb, strides);
+        return visit_(s, slab, b);
+      });
+}
+
+Status Exchange::run() {
+  const std::vector<Step> steps = TRY(schedule());
+  Arena arena = TRY(Arena::make(staging_.total() + 4 * File::kDirectUnit));
+  MutableBytes sent[2], received[2];
+  for (MutableBytes* buffer : {&sent[0], &sent[1], &received[0], &received[1]}) *buffer = arena.take(staging_.bytes);
+
+  StepWork now, next;
+  std::unique_ptr<Transfer> transfer;
+  const auto begin = [&](std::size_t s, StepWork& work) -> Status {
+    work = work_of(steps[s], sent[s % 2], received[s % 2]);
+    return read(work, sent[s % 2]);
+  };
+  const auto all = [&]() -> Status {
+    if (steps.empty()) return {};
+    TRY(begin(0, now));
+    transfer = TRY(ranks_.start(now.out, now.in));
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      const bool more = s + 1 < steps.size();
+      if (more) TRY(begin(s + 1, next));
+      TRY(transfer->wait());
+      if (more) transfer = TRY(ranks_.start(next.out, next.in));
+      TRY(finish(now, received[s % 2]));
+      std::swap(now, next);
+    }
+    return {};
+  };
+  Status status = all();
+  // Messages that were on their way when the job failed may still arrive.
+  if (!status) arena.abandon();
+  return status;
+}
+
+}  // namespace
+
+Result<Staging> Staging::plan(const RunOptions& options, Index largest_group) {
+  const Index usual = std::min(kUsualStaging, options.memory / 12);
+  return Staging{TRY(minimum(options.ranks, std::max({usual, largest_group, kMinSlab})))};
+}
+
+Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+                      TensorSource& source, const Staging& staging, const RunOptions& options,
+                      const std::vector<Buffers>& buffers, const SlabVisit& visit) {
+  return Exchange(items, list, shares, source, staging, options, buffers, visit).run();
+}
+
+ReaderMap::ReaderMap(const std::vector<WalkItem>& items, const Catalog& catalog, int n) {
+  struct Stretch {
+    std::uint32_t file;
+    Index offset, bytes;
+  };
+  std::vector<Stretch> stretches;
+  Index total = 0;
+  for (const WalkItem& item : items) {
+    const Tensor& t = catalog.tensors()[item.tensor];
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+      const Extent& e = t.fragments.extent(i);
+      const Index bytes = volume(t.fragments.box(i)) * byte_size(t.dtype);
+      stretches.push_back({e.file, e.offset + t.fragments.get(i).start, bytes});
+      total += bytes;
+    }
+  }
+  std::sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  });
+  Index before = 0;
+  std::size_t k = 0;
+  for (int r = 1; r < n; ++r) {
+    const Index goal = total / n * r + total % n * r / n;
+    while (k < stretches.size() && before + stretches[k].bytes <= goal) before += stretches[k++].bytes;
+    if (k == stretches.size()) break;
+    borders_.emplace_back(stretches[k].file, stretches[k].offset + (goal - before));
+  }
+}
+
+int ReaderMap::reader(const StoredPart& part) const {
+  const auto it = std::upper_bound(borders_.begin(), borders_.end(), std::pair(part.file, part.offset));
+  return static_cast<int>(it - borders_.begin());
+}
+
+}  // namespace reshard

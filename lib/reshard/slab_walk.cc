@@ -1,0 +1,195 @@
+#include "lib/reshard/slab_walk.h"
+
+#include <algorithm>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+#include "lib/reshard/slab_exchange.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kUsualSlab = Index{1} << 20;
+constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
+
+Index wanted_slab(Index columns, Index limit) {
+  return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
+}
+
+Box part_of(const WalkItem& item, const Tensor& tensor) { return item.part ? *item.part : whole(tensor.shape); }
+
+// Digest of one box, added under a lock to its tensor's.
+class Proofs {
+ public:
+  explicit Proofs(std::size_t n) : proofs_(n) {}
+  void add(std::size_t i, const Digest& source, const Digest& target) {
+    const std::lock_guard lock(mutex_);
+    proofs_[i].source += source;
+    proofs_[i].target += target;
+  }
+  // Of all ranks.
+  Result<std::vector<TensorProof>> take(Transport* ranks) {
+    std::vector<std::uint32_t> words;
+    for (const TensorProof& p : proofs_)
+      for (const Digest* d : {&p.source, &p.target}) words.insert(words.end(), d->words.begin(), d->words.end());
+    TRY(sum(ranks, words));
+    auto word = words.begin();
+    for (TensorProof& p : proofs_)
+      for (Digest* d : {&p.source, &p.target}) {
+        std::copy_n(word, d->words.size(), d->words.begin());
+        word += static_cast<std::ptrdiff_t>(d->words.size());
+      }
+    return std::move(proofs_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<TensorProof> proofs_;
+};
+
+}  // namespace
+
+Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
+  Index largest = 0;
+  for (const WalkItem& item : items) {
+    const Tensor& t = source.tensors()[item.tensor];
+    const Dims shape = part_of(item, t).shape;
+    largest = std::max(largest, Slabs(shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
+  }
+  return largest;
+}
+
+WorkList::WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes) {
+  for (const WalkItem& item : items) {
+    const Tensor& t = catalog.tensors()[item.tensor];
+    const Box part = part_of(item, t);
+    const Index eb = byte_size(t.dtype);
+    const Slabs slabs(part.shape, eb, wanted_slab(item.columns, slab_bytes), item.row_group);
+    work_.push_back({slabs, part.origin, total_, volume(part) * eb, slabs.max_bytes()});
+    total_ += slabs.count();
+    largest_ = std::max(largest_, slabs.max_bytes());
+    bytes_ += volume(part) * eb;
+  }
+}
+
+WalkSlab WorkList::get(Index k) const {
+  auto it = std::upper_bound(work_.begin(), work_.end(), k, [](Index n, const Work& w) { return n < w.first; });
+  --it;
+  Box box = it->slabs.slab(k - it->first);
+  for (int d = 0; d < box.rank(); ++d) box.origin[d] += it->origin[d];
+  return {static_cast<std::size_t>(it - work_.begin()), box};
+}
+
+std::vector<Index> WorkList::shares(int n, bool whole_tensors) const {
+  std::vector<Index> out = {0};
+  std::size_t w = 0;
+  Index before = 0;  // bytes of the works before w
+  for (int r = 1; r < n; ++r) {
+    // Bytes before rank r's first slab; in two steps, as the product may be too large.
+    const Index goal = bytes_ / n * r + bytes_ % n * r / n;
+    while (w < work_.size() && before + work_[w].bytes <= goal) before += work_[w++].bytes;
+    if (w == work_.size()) {
+      out.push_back(total_);
+      continue;
+    }
+    const Work& work = work_[w];
+    // The nearest border between slabs, or between tensors.
+    const Index unit = whole_tensors ? work.bytes : work.slab_bytes;
+    const Index units = (goal - before + unit / 2) / unit;
+    const Index slab = whole_tensors ? units * work.slabs.count() : std::min(units, work.slabs.count());
+    out.push_back(std::max(out.back(), work.first + slab));
+  }
+  out.push_back(total_);
+  return out;
+}
+
+Result<Arena> Arena::make(Index bytes) {
+  void* p =
+      ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return io_error("cannot get " + human_bytes(bytes) + " of memory");
+  return Arena(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
+}
+
+Arena::Arena(Arena&& o) noexcept : memory_(o.memory_), size_(o.size_), used_(o.used_) { o.memory_ = nullptr; }
+
+Arena::~Arena() {
+  if (memory_) ::munmap(memory_, size_);
+}
+
+MutableBytes Arena::take(Index bytes) {
+  const MutableBytes out(memory_ + used_, static_cast<std::size_t>(bytes));
+  used_ += static_cast<std::size_t>(ceil_div(bytes, File::kDirectUnit) * File::kDirectUnit);
+  return out;
+}
+
+Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
+  const auto& tensors = source.catalog().tensors();
+  const bool exchanges = rank_count(options.ranks) > 1 && options.strategy == Strategy::kExchange;
+  RunOptions rest = options;
+  Staging staging;
+  if (exchanges) {
+    staging = TRY(Staging::plan(options, largest_group(items, source.catalog())));
+    rest.memory -= staging.total();
+  }
+  const MemoryPlan memory =
+      TRY(plan_memory(rest, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
+  // All ranks cut alike.
+  const Index limit = exchanges ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
+  const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
+  const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
+  const auto me = static_cast<std::size_t>(rank_of(options.ranks));
+  const Index first = shares[me], count = shares[me + 1] - first;
+
+  const Index slab = std::max(kMinSlab, list.largest());
+  const int threads = static_cast<int>(std::clamp<Index>(exchanges ? list.total() : count, 1, worker_count(options)));
+  std::vector<Arena> arenas;
+  std::vector<Buffers> buffers;
+  for (int t = 0; t < threads; ++t) {
+    Arena arena = TRY(Arena::make((2 + extra) * slab + 4 * File::kDirectUnit));
+    const MutableBytes in = arena.take(slab), scratch = arena.take(slab + File::kDirectUnit);
+    buffers.push_back({in, scratch, arena.take(extra * slab)});
+    arenas.push_back(std::move(arena));
+  }
+
+  Proofs proofs(items.size());
+  std::atomic<Index> done{0};
+  // What is done with a slab once its elements are there.
+  const SlabVisit process = [&](const WalkSlab& s, Bytes in, const Buffers& b) -> Status {
+    const WalkItem& item = items[s.item];
+    const Tensor& t = tensors[item.tensor];
+    const Digest before = digest_box(t.shape, s.box, byte_size(t.dtype), in.data());
+    Bytes out = in;
+    Digest after = before;
+    if (t.dtype != item.as) {
+      const MutableBytes converted = b.extra.first(static_cast<std::size_t>(volume(s.box) * byte_size(item.as)));
+      convert(t.dtype, item.as, in.data(), converted.data(), volume(s.box));
+      after = digest_box(t.shape, s.box, byte_size(item.as), converted.data());
+      out = converted;
+    }
+    if (sink) TRY(sink(s.item, s.box, out, b));
+    proofs.add(s.item, before, after);
+    const Index so_far = done += static_cast<Index>(in.size());
+    if (options.progress) options.progress(so_far);
+    return {};
+  };
+  if (exchanges) {
+    TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
+  } else {
+    TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
+      TRY(may_go_on(options));
+      const WalkSlab s = list.get(first + k);
+      const std::size_t tensor = items[s.item].tensor;
+      const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+      const MutableBytes in = b.slab.first(static_cast<std::size_t>(volume(s.box) * byte_size(tensors[tensor].dtype)));
+      TRY(source.read(tensor, s.box, in, b.scratch));
+      return process(s, in, b);
+    }));
+  }
+  TRY(source.finish(buffers.front().scratch, options.ranks));
+  return proofs.take(options.ranks);
+}
+
+}  // namespace reshard

@@ -1,0 +1,98 @@
+// The walk that every run is: all elements of some tensors, slab by slab, on several threads and, where a job has
+// several, on several ranks. For run.cc; slab_exchange.h is the part where ranks read for each other.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lib/reshard/run.h"
+
+namespace reshard {
+
+inline constexpr Index kMinSlab = Index{256} << 10;  // bytes that a slab's memory is at least
+
+// One tensor of a walk.
+struct WalkItem {
+  std::size_t tensor = 0;
+  DType as = DType::kFloat32;  // what its elements are converted to
+  Index row_group = 1;
+  Index columns = 1;
+  std::optional<Box> part = std::nullopt;  // nothing: all of the tensor
+};
+
+// One slab of a walk.
+struct WalkSlab {
+  std::size_t item = 0;
+  Box box;
+};
+
+// The slabs of all items, in order, made on demand.
+class WorkList {
+ public:
+  // Slabs of about `slab_bytes` bytes at most, or larger where an item's columns are too narrow for that.
+  WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes);
+
+  Index total() const { return total_; }
+  Index largest() const { return largest_; }  // bytes
+  WalkSlab get(Index k) const;                // 0 <= k < total()
+
+  // n + 1 slab numbers: rank r's slabs are those from the r-th to before the next. Equal in bytes but for a slab, or
+  // for a tensor where tensors stay whole.
+  std::vector<Index> shares(int n, bool whole_tensors) const;
+
+ private:
+  struct Work {
+    Slabs slabs;
+    Dims origin;           // of the part that is walked over
+    Index first = 0;       // number of its first slab in the whole walk
+    Index bytes = 0;       // of the part
+    Index slab_bytes = 0;  // of its first slab
+  };
+  std::vector<Work> work_;
+  Index total_ = 0;
+  Index largest_ = 0;
+  Index bytes_ = 0;
+};
+
+// Memory that is returned when it goes, page-aligned.
+class Arena {
+ public:
+  static Result<Arena> make(Index bytes);
+  Arena(Arena&& o) noexcept;
+  Arena& operator=(Arena&&) = delete;
+  ~Arena();
+  // The next part of it, page-aligned.
+  MutableBytes take(Index bytes);
+  // Leaves the memory to the process: somebody may still write there.
+  void abandon() { memory_ = nullptr; }
+
+ private:
+  Arena(std::byte* memory, std::size_t size) : memory_(memory), size_(size) {}
+  std::byte* memory_;
+  std::size_t size_;
+  std::size_t used_ = 0;
+};
+
+// One thread's memory: for a slab's elements, for reading and writing, and what conversion or the sink need.
+struct Buffers {
+  MutableBytes slab, scratch, extra;
+};
+
+// Receives a slab after conversion. buffers.scratch is free to use; so is buffers.extra where nothing was converted.
+using SlabSink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
+
+// Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,
+// in bytes for each byte of a slab, that conversion or the sink need beside it. With several ranks each takes its share
+// of the slabs, of whole tensors where `whole_tensors`, and all get the proofs of everything.
+Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors = false);
+
+// The largest slab that cannot be made smaller, bytes.
+Index largest_group(const std::vector<WalkItem>& items, const Catalog& source);
+
+}  // namespace reshard

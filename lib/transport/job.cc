@@ -1,0 +1,70 @@
+#include "lib/transport/job.h"
+
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace reshard {
+namespace {
+
+class JobOfOne : public Job {
+ public:
+  Transport* ranks() override { return nullptr; }
+  Result<int> run(const std::function<Result<int>()>& work) override { return without_exceptions(work); }
+  void report(Index done) override {
+    const std::lock_guard lock(mutex_);
+    if (listener_) listener_(done);
+  }
+  void listen(std::function<void(Index done)> listener) override {
+    const std::lock_guard lock(mutex_);
+    listener_ = std::move(listener);
+  }
+  int end(int exit_code) override { return exit_code; }
+
+ private:
+  std::mutex mutex_;
+  std::function<void(Index done)> listener_;
+};
+
+bool is_more_than_one(const char* count) { return count != nullptr && std::atoll(count) > 1; }
+
+}  // namespace
+
+std::unique_ptr<Job> job_of_one() { return std::make_unique<JobOfOne>(); }
+
+Launch how_launched(const std::function<const char*(const char* name)>& environment) {
+  // Open MPI; MPICH, Intel MPI and srun --mpi=pmi2; PMIx, which tells the number of ranks to MPI only.
+  if (is_more_than_one(environment("OMPI_COMM_WORLD_SIZE")) || is_more_than_one(environment("PMI_SIZE")) ||
+      environment("PMIX_RANK") != nullptr)
+    return Launch::kMpi;
+  return is_more_than_one(environment("SLURM_STEP_NUM_TASKS")) ? Launch::kSlurmWithoutMpi : Launch::kAlone;
+}
+
+Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
+  switch (how_launched([](const char* name) { return std::getenv(name); })) {
+    case Launch::kMpi:
+      return join_mpi_job(options);
+    case Launch::kSlurmWithoutMpi:
+      return usage_error(
+          "this is one of several tasks of a Slurm step, and they know nothing of each other: start them with "
+          "srun --mpi=pmix (or pmi2), or start one task");
+    case Launch::kAlone:
+      break;
+  }
+  return job_of_one();
+}
+
+Result<int> without_exceptions(const std::function<Result<int>()>& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return io_error("out of memory");
+  } catch (const std::exception& e) {
+    return internal_error(std::string("internal error: ") + e.what());
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,12 @@
+// Stands for mpi.cc in a program built without MPI.
+#include "lib/transport/job.h"
+
+namespace reshard {
+
+Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions&) {
+  return unsupported(
+      "this is one of several ranks started by mpirun or srun, and this reshard was built without MPI: build it with "
+      "-DRESHARD_MPI=ON, or start it once");
+}
+
+}  // namespace reshard

@@ -1,0 +1,172 @@
+// The program as several ranks under mpirun: the same output as one process, and one fate when something goes wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <regex>
+
+#include "lib/base/file.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/mpirun.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+#define NEEDS_MPIRUN() \
+  if (!has_mpirun()) GTEST_SKIP() << "this reshard was built without MPI"
+
+int count(const std::string& text, const std::string& word) {
+  int n = 0;
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+  return n;
+}
+
+struct Job {
+  TempDir dir;
+  std::string source = sample("fsdp4_tp2") + "/checkpoint", out = dir / "out";
+
+  RanksResult convert(int ranks, const std::string& strategy, const std::string& fault,
+                      const std::vector<std::string>& more = {}) {
+    std::vector<std::string> args = {"convert", source,     out,    "--to",       "dcp",   "--mesh",
+                                     "tp=2",    "--memory", "1GiB", "--strategy", strategy};
+    args.insert(args.end(), more.begin(), more.end());
+    return reshard_ranks(ranks, args, dir / ("logs" + std::to_string(runs_++)), fault);
+  }
+  // What one process writes.
+  std::map<std::string, std::string> expected() const {
+    const std::string alone = dir / "alone";
+    EXPECT_EQ(reshard_cli({"convert", source, alone, "--to", "dcp", "--mesh", "tp=2", "--memory", "1GiB"}).exit_code,
+              0);
+    return all_files(alone);
+  }
+
+ private:
+  int runs_ = 0;
+};
+
+TEST(MpiRanks, WriteWhatOneProcessWrites) {
+  NEEDS_MPIRUN();
+  Job job;
+  const auto expected = job.expected();
+  for (const char* strategy : {"direct", "exchange"})
+    for (const int n : {1, 2, 3, 4, 7}) {
+      const RanksResult run = job.convert(n, strategy, "");
+      ASSERT_EQ(run.command.exit_code, 0) << run.command.err;
+      EXPECT_TRUE(all_files(job.out) == expected) << strategy << " on " << n << " ranks";
+      EXPECT_EQ(count(run.command.out, "\nproof "), 1) << run.command.out;
+      EXPECT_THAT(run.command.out, HasSubstr("every element has one source, 148 source CRCs hold"));
+      std::filesystem::remove_all(job.out);
+    }
+}
+
+TEST(MpiRanks, VerifyAndDiffSayWhatOneProcessSays) {
+  NEEDS_MPIRUN();
+  const TempDir dir;
+  const std::string a = sample("tp8") + "/checkpoint", b = sample("tp8") + "/hf.safetensors";
+  int n = 0;
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"verify", a, "--values", "--json", "--memory", "1GiB"},
+        {"verify", a, "--against", b, "--memory", "1GiB"},
+        {"diff", a, b, "--json", "--memory", "1GiB"},
+        {"diff", a, sample("fsdp8") + "/checkpoint", "--memory", "1GiB"},
+        {"inspect", a}}) {
+    const CommandResult alone = reshard_cli(args);
+    const RanksResult run = reshard_ranks(3, args, dir / ("logs" + std::to_string(n++)));
+    EXPECT_EQ(run.command.exit_code, alone.exit_code) << args[0] << run.command.err;
+    const auto without_time = [](const std::string& text) {
+      static const std::regex kTimes(R"("seconds": [0-9.]+|looked at in [0-9.]+ m?s)");
+      return std::regex_replace(text, kTimes, "");
+    };
+    EXPECT_EQ(without_time(run.command.out), without_time(alone.out)) << args[0];
+  }
+}
+
+// Something goes wrong in one rank: all end with its error, said once in the log of each.
+struct Wrong {
+  const char* name;
+  const char* fault;
+  const char* says;
+};
+class OneRankFails : public testing::TestWithParam<Wrong> {};
+INSTANTIATE_TEST_SUITE_P(
+    MpiRanks, OneRankFails,
+    testing::Values(Wrong{"WhileOpening", "1 pread 1 eio", "rank 1 of 3: "},
+                    Wrong{"WhileReading", "2 pread 60 eio", "rank 2 of 3: "},
+                    Wrong{"WhileMakingFiles", "0 fallocate 2 enospc", "rank 0 of 3: "},
+                    Wrong{"WhileWriting", "1 pwrite 1 enospc", "No space left on device"},
+                    Wrong{"WhileFlushing", "1 fdatasync 1 eio", "cannot write to disk: Input/output error"},
+                    Wrong{"WhilePublishing", "0 rename 1 eio", "cannot move the finished output into place"}),
+    [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(OneRankFails, EndsAllWithItsError) {
+  NEEDS_MPIRUN();
+  Job job;
+  for (const char* strategy : {"direct", "exchange"}) {
+    const RanksResult run = job.convert(3, strategy, GetParam().fault);
+    EXPECT_FALSE(run.command.timed_out);
+    EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
+    for (const std::string& err : run.err) {
+      EXPECT_EQ(count(err, "error: "), 1) << err;
+      EXPECT_THAT(err, HasSubstr(GetParam().says));
+    }
+    EXPECT_FALSE(path_exists(job.out));
+    EXPECT_FALSE(path_exists(job.out + ".partial"));
+  }
+}
+
+// A rank is killed: the others end in time, nothing half-written looks finished, and the next run puts it in order.
+class OneRankIsKilled : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(MpiRanks, OneRankIsKilled,
+                         testing::Values("1 pread 1 kill", "2 pread 60 kill", "0 fallocate 1 kill", "0 pwrite 1 kill",
+                                         "2 fdatasync 1 kill", "0 fdatasync 2 kill", "0 rename 1 kill"));
+
+TEST_P(OneRankIsKilled, NothingIsPublished) {
+  NEEDS_MPIRUN();
+  Job job;
+  const auto expected = job.expected();
+  const std::string killed(1, GetParam()[0]);
+  const RanksResult run = job.convert(3, "exchange", GetParam());
+  EXPECT_FALSE(run.command.timed_out);
+  EXPECT_NE(run.command.exit_code, 0);
+  EXPECT_THAT(run.command.err, HasSubstr("on signal 9")) << "mpirun says which";
+  for (std::size_t r = 0; r < run.err.size(); ++r)
+    EXPECT_LE(count(run.err[r], "error: "), std::to_string(r) == killed ? 0 : 1) << run.err[r];
+  EXPECT_FALSE(path_exists(job.out));
+  const RanksResult again = job.convert(3, "exchange", "");
+  EXPECT_EQ(again.command.exit_code, 0) << again.command.err;
+  EXPECT_TRUE(all_files(job.out) == expected);
+}
+
+TEST(MpiRanks, ASlowRankIsWaitedFor) {
+  NEEDS_MPIRUN();
+  Job job;
+  const auto expected = job.expected();
+  const RanksResult run = job.convert(3, "exchange", "1 pread 20 stop");
+  EXPECT_EQ(run.command.exit_code, 0) << run.command.err;
+  EXPECT_TRUE(all_files(job.out) == expected);
+}
+
+TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
+  NEEDS_MPIRUN();
+  Job job;
+  const RanksResult run = job.convert(3, "exchange", "1 pread 20 stop", {"--rank-timeout", "1"});
+  EXPECT_FALSE(run.command.timed_out);
+  EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
+  EXPECT_THAT(run.err[0], HasSubstr("no sign of life from another rank for 1 s"));
+  EXPECT_THAT(run.err[2], HasSubstr("no sign of life from another rank for 1 s"));
+  EXPECT_FALSE(path_exists(job.out));
+}
+
+TEST(MpiRanks, AMissingSourceIsSaidOnceInEachLog) {
+  NEEDS_MPIRUN();
+  const TempDir dir;
+  const RanksResult run = reshard_ranks(2, {"convert", dir / "nowhere", dir / "out", "--to", "hf"}, dir / "logs");
+  EXPECT_EQ(run.command.exit_code, 6);
+  for (const std::string& err : run.err) EXPECT_EQ(count(err, "nowhere: not found"), 1) << err;
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,63 @@
+#include "lib/transport/job.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <stdexcept>
+#include <string>
+
+namespace reshard {
+namespace {
+
+Launch launched(const std::map<std::string, std::string>& environment) {
+  return how_launched([&](const char* name) -> const char* {
+    const auto it = environment.find(name);
+    return it == environment.end() ? nullptr : it->second.c_str();
+  });
+}
+
+TEST(Job, KnowsHowItWasStarted) {
+  EXPECT_EQ(launched({}), Launch::kAlone);
+  EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "4"}}), Launch::kMpi);
+  EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "1"}}), Launch::kAlone);
+  EXPECT_EQ(launched({{"PMI_SIZE", "16"}, {"PMI_RANK", "3"}}), Launch::kMpi);
+  EXPECT_EQ(launched({{"PMIX_RANK", "0"}, {"SLURM_STEP_NUM_TASKS", "8"}}), Launch::kMpi);
+  // A batch script's own command has the job's number of tasks around it and is one process all the same.
+  EXPECT_EQ(launched({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}), Launch::kAlone);
+  EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "5"}}), Launch::kSlurmWithoutMpi);
+  EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "1"}}), Launch::kAlone);
+}
+
+TEST(Job, OfOneReturnsWhatItsWorkReturns) {
+  const auto job = job_of_one();
+  EXPECT_EQ(job->ranks(), nullptr);
+  EXPECT_EQ(*job->run([]() -> Result<int> { return 1; }), 1);
+  const auto failed = job->run([]() -> Result<int> { return corrupt("bad byte"); });
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code(), ErrorCode::kCorrupt);
+  EXPECT_EQ(job->end(3), 3);
+}
+
+TEST(Job, TellsItsListenerHowFarItIs) {
+  const auto job = job_of_one();
+  Index heard = 0;
+  job->report(5);
+  job->listen([&](Index done) { heard = done; });
+  job->report(7);
+  EXPECT_EQ(heard, 7);
+  job->listen(nullptr);
+  job->report(9);
+  EXPECT_EQ(heard, 7);
+}
+
+TEST(Job, MakesErrorsOfExceptions) {
+  const auto thrown = without_exceptions([]() -> Result<int> { throw std::runtime_error("no such thing"); });
+  ASSERT_FALSE(thrown);
+  EXPECT_EQ(thrown.error().message(), "internal error: no such thing");
+  const auto memory = without_exceptions([]() -> Result<int> { throw std::bad_alloc(); });
+  EXPECT_EQ(memory.error().message(), "out of memory");
+  EXPECT_EQ(memory.error().code(), ErrorCode::kIo);
+}
+
+}  // namespace
+}  // namespace reshard

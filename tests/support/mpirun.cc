@@ -1,0 +1,40 @@
+#include "tests/support/mpirun.h"
+
+#include <unistd.h>
+
+#include "lib/base/file.h"
+#include "tests/support/checkpoints.h"
+
+#ifndef RESHARD_MPIRUN
+#define RESHARD_MPIRUN ""
+#define RESHARD_RANK_FAULT ""
+#endif
+
+namespace reshard {
+
+bool has_mpirun() { return path_exists(RESHARD_MPIRUN); }
+
+RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
+                          const std::string& fault, double seconds) {
+  std::vector<std::string> argv = {RESHARD_MPIRUN, "--oversubscribe",    "--output-filename", logs,
+                                   "-n",           std::to_string(ranks)};
+  if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
+  argv.insert(argv.end(), {"-x", "NO_COLOR=1"});  // each rank has a terminal for an output
+  if (!fault.empty())
+    // The sanitizers want to be loaded first, and are content to be told that they are not.
+    for (const std::string& e : {"LD_PRELOAD=" + std::string(RESHARD_RANK_FAULT), "RESHARD_FAULT=" + fault,
+                                 std::string("ASAN_OPTIONS=verify_asan_link_order=0")})
+      argv.insert(argv.end(), {"-x", e});
+  argv.emplace_back(RESHARD_BINARY);
+  argv.insert(argv.end(), args.begin(), args.end());
+  RanksResult out;
+  out.command = run_command(argv, seconds);
+  for (int r = 0; r < ranks; ++r) {
+    // Open MPI numbers with as many digits as the largest rank has.
+    const std::string path = logs + "/1/rank." + std::to_string(r) + "/stderr";
+    out.err.push_back(path_exists(path) ? read_file(path) : "");
+  }
+  return out;
+}
+
+}  // namespace reshard

@@ -1,0 +1,24 @@
+// Runs reshard as several ranks, as a user would with mpirun.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_command.h"
+
+namespace reshard {
+
+// Whether the tests were built with MPI.
+bool has_mpirun();
+
+struct RanksResult {
+  CommandResult command;         // mpirun's own
+  std::vector<std::string> err;  // each rank's standard error
+};
+
+// `mpirun -n ranks reshard args...`, in a directory `logs` that it makes. `fault` as rank_fault.cc has it, empty: none.
+RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
+                          const std::string& fault = "", double seconds = 120);
+
+}  // namespace reshard
