@@ -357,17 +357,17 @@ class RankPlan::Builder {
   explicit Builder(Tables& tables) : t_(tables) {}
 
   Status add(const PlacedTensor& from, std::size_t source, const PlacedTensor& to, std::size_t tensor) {
-    Item item = TRY(item_of(source, to, tensor));
-    item.from_stage = TRY(stage_of(t_.source_mesh, from));
-    if (is_passed_over(item, to)) return {};
+    const Index from_stage = TRY(stage_of(t_.source_mesh, from)), to_stage = TRY(stage_of(t_.target_mesh, to));
+    if (is_passed_over(from_stage, to_stage, to)) return {};
+    Item& item = add_item(source, to, tensor, from_stage, to_stage);
     item.kind = TRY(kind_of(from, to));
-    add(item);
     return {};
   }
 
   Status add_recorded(std::size_t source, const PlacedTensor& to, std::size_t tensor) {
-    Item item = TRY(item_of(source, to, tensor));
-    if (is_passed_over(item, to)) return {};
+    const Index to_stage = TRY(stage_of(t_.target_mesh, to));
+    if (is_passed_over(kEveryStage, to_stage, to)) return {};
+    Item& item = add_item(source, to, tensor, kEveryStage, to_stage);
     const FragmentList& fragments = t_.catalog->tensors()[source].fragments;
     if (const FragmentGrid* grid = grid_of(fragments, to.shape)) {
       item.kind = TRY(kind_of(*grid, to));
@@ -375,40 +375,37 @@ class RankPlan::Builder {
       TRY(check_splits(t_.target_mesh, to));
       item.irregular = &t_.irregular.emplace_back(Irregular{FragmentIndex(fragments), to.placement, to.shape});
     }
-    add(item);
     return {};
   }
 
  private:
-  Result<Item> item_of(std::size_t source, const PlacedTensor& to, std::size_t tensor) const {
-    Mixer seed;
-    seed.add(to.name);
-    seed.add(static_cast<Index>(to.dtype));
-    seed.add(to.shape);
-    Item item;
-    item.tensor = tensor;
-    item.source = source;
-    item.seed = seed.value();
-    item.element_bytes = byte_size(to.dtype);
-    item.to_stage = TRY(stage_of(t_.target_mesh, to));
-    return item;
-  }
-
-  bool is_passed_over(const Item& item, const PlacedTensor& to) const {
+  bool is_passed_over(Index from_stage, Index to_stage, const PlacedTensor& to) const {
     if (volume(to.shape) == 0) return true;
     if (!t_.options.only) return false;
     const Index rank = *t_.options.only;
     const auto has = [&](const Mesh& mesh, const SubMesh& stages, Index stage) {
       return rank < mesh.ranks() && (stage == kEveryStage || stage == stages.number(rank));
     };
-    return !has(t_.target_mesh, t_.target_stages, item.to_stage) &&
-           (t_.catalog || !has(t_.source_mesh, t_.source_stages, item.from_stage));
+    return !has(t_.target_mesh, t_.target_stages, to_stage) &&
+           (t_.catalog || !has(t_.source_mesh, t_.source_stages, from_stage));
   }
 
-  void add(const Item& item) {
-    t_.giving.add(item.from_stage, t_.items.size());
-    t_.getting.add(item.to_stage, t_.items.size());
-    t_.items.push_back(item);
+  // Without what holds it.
+  Item& add_item(std::size_t source, const PlacedTensor& to, std::size_t tensor, Index from_stage, Index to_stage) {
+    Mixer seed;
+    seed.add(to.name);
+    seed.add(static_cast<Index>(to.dtype));
+    seed.add(to.shape);
+    t_.giving.add(from_stage, t_.items.size());
+    t_.getting.add(to_stage, t_.items.size());
+    Item& item = t_.items.emplace_back();
+    item.tensor = tensor;
+    item.source = source;
+    item.seed = seed.value();
+    item.element_bytes = byte_size(to.dtype);
+    item.from_stage = from_stage;
+    item.to_stage = to_stage;
+    return item;
   }
 
   Result<const Kind*> kind_of(const PlacedTensor& from, const PlacedTensor& to) {
@@ -476,6 +473,26 @@ double imbalance(std::span<const Index> bytes) {
 
 namespace {
 
+// Finds tensors by name.
+class NameIndex {
+ public:
+  explicit NameIndex(const PlacedModel& model) : model_(model) {}
+
+  // `likely` is looked at first: both sides mostly have the same tensors in the same order.
+  std::optional<std::size_t> find(std::string_view name, std::size_t likely) {
+    if (likely < model_.tensors.size() && model_.tensors[likely].name == name) return likely;
+    if (by_name_.empty())
+      for (std::size_t i = 0; i < model_.tensors.size(); ++i) by_name_.emplace(model_.tensors[i].name, i);
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) return std::nullopt;
+    return found->second;
+  }
+
+ private:
+  const PlacedModel& model_;
+  std::unordered_map<std::string_view, std::size_t> by_name_;  // filled when it is needed
+};
+
 // That a target's tensor has a source of its shape. `given` is the source's, null: there is none.
 Status check_source(const PlacedTensor& wanted, const Dims* given) {
   if (!given) return usage_error("plan: no source for tensor '" + printable(wanted.name) + "'");
@@ -494,15 +511,12 @@ RankPlan::~RankPlan() = default;
 Result<RankPlan> RankPlan::make(const PlacedModel& source, const PlacedModel& target, const RankPlanOptions& options) {
   auto tables = std::make_unique<Tables>(source.mesh, target.mesh, options);
   Builder builder(*tables);
-  std::unordered_map<std::string_view, std::size_t> by_name;
-  by_name.reserve(source.tensors.size());
-  for (std::size_t i = 0; i < source.tensors.size(); ++i) by_name.emplace(source.tensors[i].name, i);
+  NameIndex names(source);
   for (std::size_t i = 0; i < target.tensors.size(); ++i) {
     const PlacedTensor& wanted = target.tensors[i];
-    const auto found = by_name.find(wanted.name);
-    const PlacedTensor* given = found == by_name.end() ? nullptr : &source.tensors[found->second];
-    TRY(check_source(wanted, given ? &given->shape : nullptr));
-    TRY(builder.add(*given, found->second, wanted, i));
+    const auto found = names.find(wanted.name, i);
+    TRY(check_source(wanted, found ? &source.tensors[*found].shape : nullptr));
+    TRY(builder.add(source.tensors[*found], *found, wanted, i));
   }
   return RankPlan(std::move(tables));
 }
