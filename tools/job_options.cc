@@ -59,27 +59,6 @@ Result<ModelOptions::Choice> ModelOptions::choice() const {
   return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
 }
 
-std::string builtin_layout_names() {
-  std::vector<std::string> names;
-  for (const BuiltinLayout& layout : builtin_layouts()) names.emplace_back(layout.name);
-  return join(names, ", ");
-}
-
-Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh) {
-  constexpr Index kMaxLayoutFile = Index{16} << 20;
-  LayoutDescriptor layout;
-  if (const BuiltinLayout* builtin = find_builtin_layout(name_or_file)) {
-    layout = TRY(LayoutDescriptor::parse(builtin->text, name_or_file));
-  } else {
-    if (!path_exists(name_or_file))
-      return io_error(printable(name_or_file) + ": not found, and no built-in layout; there are " +
-                      builtin_layout_names());
-    layout = TRY(LayoutDescriptor::parse(TRY(read_whole_file(name_or_file, kMaxLayoutFile)), printable(name_or_file)));
-  }
-  if (mesh.empty()) return layout;
-  return layout.with_mesh(TRY(Mesh::parse(mesh)));
-}
-
 void SourceOptions::add(CLI::App& app) {
   app.add_option(
       "--source-layout", layout,

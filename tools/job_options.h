@@ -39,11 +39,6 @@ struct ModelOptions {
   Result<Choice> choice() const;
 };
 
-// A layout by the name of a built-in or from a file, on the mesh that `mesh` gives where it is not empty: a usage error
-// when the layout has one. Its mesh is absent where neither has.
-Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh);
-std::string builtin_layout_names();  // "colossalai-llama, hf, ..."
-
 // --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
 // themselves and take no notice.
 struct SourceOptions {

@@ -4,13 +4,6 @@
 
 namespace reshard {
 
-Dims local_shape(const std::vector<LocalBox>& boxes) {
-  Dims shape = boxes.front().box.shape;
-  for (const LocalBox& b : boxes)
-    for (int d = 0; d < shape.rank(); ++d) shape[d] = std::max(shape[d], b.at[d] + b.box.shape[d]);
-  return shape;
-}
-
 LocalFiles::LocalFiles(const LayoutRequest& request) : request_(request), stored_(request.tensors.size()) {
   for (const TargetTensor& wanted : request.tensors) {
     Tensor tensor;

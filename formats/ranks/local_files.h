@@ -25,9 +25,6 @@ struct LocalTensor {
   std::vector<LocalPart> parts;
 };
 
-// The shape of the local tensor that these boxes tile.
-Dims local_shape(const std::vector<LocalBox>& boxes);
-
 struct BoxLess {
   bool operator()(const Box& a, const Box& b) const {
     return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;

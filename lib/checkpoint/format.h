@@ -87,6 +87,7 @@ struct LayoutRequest {
   Container container = Container::kSafetensors;
   std::optional<HeadCounts> heads;  // where a config says so
   Compression compression;          // for formats that can
+  std::optional<Index> rank;        // for what ranks hold: lay out what this one does; nothing: all of them
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -154,6 +155,7 @@ struct Format {
 
   // What a conversion to it is, unless the user says otherwise.
   bool model_only = false;   // holds parameters, no optimizer and no training state
+  bool objects = true;       // holds the state that is no tensors too, unless it is model_only
   bool hf_names = false;     // its loaders expect Hugging Face names, and the tokenizer's files beside the model
   bool takes_mesh = false;   // its files follow the ranks of a mesh
   bool local_files = false;  // and each is what one rank holds, even where the layout says that files are whole

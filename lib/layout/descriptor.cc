@@ -4,6 +4,7 @@
 #include <array>
 #include <set>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -438,6 +439,27 @@ const BuiltinLayout* find_builtin_layout(std::string_view name) {
   for (const BuiltinLayout& layout : builtin_layouts())
     if (layout.name == name) return &layout;
   return nullptr;
+}
+
+std::string builtin_layout_names() {
+  std::vector<std::string> names;
+  for (const BuiltinLayout& layout : builtin_layouts()) names.emplace_back(layout.name);
+  return join(names, ", ");
+}
+
+Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh) {
+  constexpr Index kMaxLayoutFile = Index{16} << 20;
+  LayoutDescriptor layout;
+  if (const BuiltinLayout* builtin = find_builtin_layout(name_or_file)) {
+    layout = TRY(LayoutDescriptor::parse(builtin->text, name_or_file));
+  } else {
+    if (!path_exists(name_or_file))
+      return io_error(printable(name_or_file) + ": not found, and no built-in layout; there are " +
+                      builtin_layout_names());
+    layout = TRY(LayoutDescriptor::parse(TRY(read_whole_file(name_or_file, kMaxLayoutFile)), printable(name_or_file)));
+  }
+  if (mesh.empty()) return layout;
+  return layout.with_mesh(TRY(Mesh::parse(mesh)));
 }
 
 }  // namespace reshard

@@ -112,5 +112,10 @@ struct BuiltinLayout {
 };
 std::span<const BuiltinLayout> builtin_layouts();
 const BuiltinLayout* find_builtin_layout(std::string_view name);  // null: there is none
+std::string builtin_layout_names();                               // "colossalai-llama, hf, ..."
+
+// A layout by the name of a built-in or from a file, on the mesh that `mesh` gives where it is not empty: a usage error
+// when the layout has one. Its mesh is absent where neither has.
+Result<LayoutDescriptor> load_layout(const std::string& name_or_file, const std::string& mesh);
 
 }  // namespace reshard

@@ -166,15 +166,47 @@ std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dim
   return boxes[0].box;
 }
 
+Dims local_shape(const std::vector<LocalBox>& boxes) {
+  Dims shape = boxes.front().box.shape;
+  for (const LocalBox& b : boxes)
+    for (int d = 0; d < shape.rank(); ++d) shape[d] = std::max(shape[d], b.at[d] + b.box.shape[d]);
+  return shape;
+}
+
+namespace {
+
+bool replicates(const MeshAxis& axis, const Placement& placement) {
+  if (axis.name == "pp" && placement.stage >= 0) return false;
+  return std::none_of(placement.splits.begin(), placement.splits.end(), [&](const Split& s) {
+    return std::find(s.axes.begin(), s.axes.end(), axis.name) != s.axes.end();
+  });
+}
+
+}  // namespace
+
+Index first_replica(const Mesh& mesh, const Placement& placement, Index rank) {
+  Index first = 0;
+  for (const MeshAxis& axis : mesh.axes())
+    first = first * axis.size + (replicates(axis, placement) ? 0 : mesh.coordinate(rank, axis.name));
+  return first;
+}
+
 bool is_first_replica(const Mesh& mesh, const Placement& placement, Index rank) {
+  return first_replica(mesh, placement, rank) == rank;
+}
+
+std::vector<Index> replica_steps(const Mesh& mesh, const Placement& placement) {
+  std::vector<Index> steps = {0};
+  Index stride = mesh.ranks();
   for (const MeshAxis& axis : mesh.axes()) {
-    if (axis.name == "pp" && placement.stage >= 0) continue;
-    const bool cut = std::any_of(placement.splits.begin(), placement.splits.end(), [&](const Split& s) {
-      return std::find(s.axes.begin(), s.axes.end(), axis.name) != s.axes.end();
-    });
-    if (!cut && mesh.coordinate(rank, axis.name) != 0) return false;
+    stride /= axis.size;
+    if (!replicates(axis, placement)) continue;
+    const std::size_t outer = steps.size();
+    for (Index k = 1; k < axis.size; ++k)
+      for (std::size_t i = 0; i < outer; ++i) steps.push_back(steps[i] + k * stride);
   }
-  return true;
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
 }  // namespace reshard

@@ -103,8 +103,15 @@ std::vector<LocalBox> owned_boxes(const Mesh& mesh, const Placement& placement, 
 // holds the tensor.
 std::optional<Box> owned(const Mesh& mesh, const Placement& placement, const Dims& shape, Index rank);
 
-// Whether `rank` is the first of the ranks that own the same boxes: its coordinate is 0 along every axis that
-// replicates the tensor. The one that writes it.
+// The shape of the local tensor that these boxes, at least one, tile.
+Dims local_shape(const std::vector<LocalBox>& boxes);
+
+// The first of the ranks that own the same boxes as `rank`: the one whose coordinate is 0 along every axis that
+// replicates the tensor. `rank` holds it.
+Index first_replica(const Mesh& mesh, const Placement& placement, Index rank);
+// Whether `rank` is that one: the one that writes it.
 bool is_first_replica(const Mesh& mesh, const Placement& placement, Index rank);
+// What to add to a first replica's number to get those of all ranks that own the same boxes, ascending from 0.
+std::vector<Index> replica_steps(const Mesh& mesh, const Placement& placement);
 
 }  // namespace reshard

@@ -143,7 +143,8 @@ Status Conversion::select() {
   }
   for (const Blob& blob : source_.catalog().blobs) {
     LeftOut* out = nullptr;
-    if (model_only) out = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (model_only || !format_.objects)
+      out = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!out && !selects(options_, blob.name)) out = &excluded;
     if (!out) {
       selected_.blobs.push_back(blob);
@@ -248,6 +249,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.max_file_bytes = options_.max_file_bytes;
   request.compression = options_.compression;
   request.container = options_.container;
+  request.rank = options_.rank;
   if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
   TRY(pad_vocabulary());
   TRY(repeat_heads());

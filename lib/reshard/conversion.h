@@ -42,7 +42,8 @@ struct ConversionOptions {
   Index vocab_divisible_by = 0;
   Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
-  Compression compression;  // for formats that can
+  Compression compression;    // for formats that can
+  std::optional<Index> rank;  // whose part is laid out, where ranks load it; nothing: all ranks'
   bool keep_unknown = false;
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
@@ -71,6 +72,8 @@ class Conversion {
   std::optional<Names> target_names() const { return target_names_; }
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
+  const Catalog& source_view() const { return source_view_; }  // the two that the plan goes between
+  const Catalog& target_view() const { return target_view_; }
   const std::vector<LeftOut>& left_out() const { return left_out_; }
   const std::vector<std::string>& warnings() const { return warnings_; }  // of the target; the source has its own
   Index converted_tensors() const { return converted_; }                  // that change their dtype
@@ -85,6 +88,9 @@ class Conversion {
 
   // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
   Result<ViewReport> write_view(const std::string& destination) const;
+
+  // That tensors of which the output has one for both are equal. Reads them.
+  Status check_equal_tensors(TensorSource& source);
 
   // Writes the checkpoint. `destination` must not exist unless `replace`.
   struct Outcome {
@@ -118,7 +124,6 @@ class Conversion {
   // Gives each tensor of the target its placement.
   Status place(std::vector<TargetTensor>& tensors);
   std::string target_name(const std::string& canonical) const;
-  Status check_equal_tensors(TensorSource& source);
   std::string manifest(const std::vector<TensorProof>& proofs) const;
   Result<std::vector<std::string>> add_side_files(Output& output) const;
   bool renames() const { return family_ && target_names_.has_value(); }

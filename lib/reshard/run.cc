@@ -123,7 +123,7 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
   TRY(walk(items, a, extra, options,
            [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
              const Tensor& tb = b.catalog().tensors()[requests[i].b];
-             const auto other = buffers.extra.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
+             const auto other = buffers.extra.host.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
              TRY(b.read(requests[i].b, box, other, buffers.scratch));
              visit(i, box, elements, other);
              return {};

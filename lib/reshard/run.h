@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "lib/device/device.h"
 #include "lib/device/digest.h"
 #include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
@@ -29,7 +30,11 @@ struct RunOptions {
   // `memory` and `threads` are each rank's; what is returned is about the whole job, on every rank.
   Transport* ranks = nullptr;
   Strategy strategy = Strategy::kDirect;  // of copying
+  Transport* data = nullptr;              // what moves elements between the ranks; null: `ranks` does that too
+  Device* device = nullptr;               // where elements are worked on; null: the CPU
 };
+
+inline Device& device_of(const RunOptions& options) { return options.device ? *options.device : cpu_device(); }
 
 // An error when the run is to end: the user interrupted it, or another rank failed.
 Status may_go_on(const RunOptions& options);

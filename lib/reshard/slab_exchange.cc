@@ -1,11 +1,10 @@
 #include "lib/reshard/slab_exchange.h"
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
-#include "lib/device/copy.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -39,6 +38,11 @@ struct StepWork {
   std::vector<Incoming> in;
 };
 
+DeviceBuffer part_of(const DeviceBuffer& buffer, Index offset, Index bytes) {
+  const auto begin = static_cast<std::size_t>(offset), n = static_cast<std::size_t>(bytes);
+  return {buffer.host.subspan(begin, n), buffer.device.subspan(begin, n)};
+}
+
 class Exchange {
  public:
   Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
@@ -53,6 +57,8 @@ class Exchange {
         buffers_(buffers),
         visit_(visit),
         ranks_(*options.ranks),
+        data_(options.data ? *options.data : *options.ranks),
+        on_device_(data_.moves_device_memory()),
         readers_(items, source.catalog(), options.ranks->size()) {}
 
   Status run();
@@ -63,12 +69,17 @@ class Exchange {
   const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
   Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
 
+  Status copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
+                    const Buffers& b, bool pack) const;
+
   template <class Visit>
   void each_slab(const Step& step, Visit visit) const;
   Result<std::vector<Step>> schedule() const;
-  StepWork work_of(const Step& step, MutableBytes sent, MutableBytes received) const;
-  Status read(const StepWork& work, MutableBytes sent);
-  Status finish(const StepWork& work, MutableBytes received);
+  StepWork work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const;
+  bool reads(const StoredPart& part) const { return readers_.reader(part) == ranks_.rank(); }
+  Status read(const StepWork& work, const DeviceBuffer& sent);
+  Status finish(const StepWork& work, const DeviceBuffer& received);
+  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
 
   const std::vector<WalkItem>& items_;
   const WorkList& list_;
@@ -78,8 +89,11 @@ class Exchange {
   const RunOptions& options_;
   const std::vector<Buffers>& buffers_;
   const SlabVisit& visit_;
-  Transport& ranks_;
+  Transport& ranks_;  // for what all ranks do together
+  Transport& data_;   // for elements
+  bool on_device_;    // whether those lie in device memory then
   ReaderMap readers_;
+  std::unique_ptr<Stream> host_;  // copies at once, in the caller's thread
 };
 
 // Calls visit(writer, slab number) for the slabs of a step, writer by writer.
@@ -131,7 +145,7 @@ Result<std::vector<Step>> Exchange::schedule() const {
   return steps;
 }
 
-StepWork Exchange::work_of(const Step& step, MutableBytes sent, MutableBytes received) const {
+StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const {
   const int me = ranks_.rank();
   StepWork work;
   const auto add = [&](std::vector<SlabMessage>& messages, Index k, bool mine) {
@@ -162,7 +176,8 @@ StepWork Exchange::work_of(const Step& step, MutableBytes sent, MutableBytes rec
         }
     });
     if (at > begin)
-      work.out.push_back({w, sent.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+      work.out.push_back(
+          {w, moved(sent).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
   }
   // What each reader sends lies together, in the order of its sending.
   at = 0;
@@ -177,76 +192,87 @@ StepWork Exchange::work_of(const Step& step, MutableBytes sent, MutableBytes rec
       }
     if (at > begin)
       work.in.push_back(
-          {reader, received.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+          {reader, moved(received).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
   }
   return work;
 }
 
 // Reads what others need, and packs it.
-Status Exchange::read(const StepWork& work, MutableBytes sent) {
-  return parallel_for(
-      static_cast<Index>(work.sent.size()), static_cast<int>(buffers_.size()), [&](int thread, Index i) -> Status {
-        TRY(may_go_on(options_));
-        const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
-        const WalkSlab s = list_.get(message.slab);
-        const std::size_t tensor = items_[s.item].tensor;
-        const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
-        const auto place = [&](const SlabMessage::Part& part) {
-          return sent.subspan(static_cast<std::size_t>(part.offset), static_cast<std::size_t>(bytes_of(s, part.box)));
-        };
-        if (message.parts.size() == 1) {
-          const SlabMessage::Part& only = message.parts.front();
-          return source_.read(tensor, only.box, place(only), b.scratch);
-        }
-        // Parts may interleave in a file: read together, in the slab's own order, each byte is read once.
-        const Index eb = byte_size(tensor_of(s).dtype);
-        const Dims strides = row_major_strides(s.box.shape);
-        const MutableBytes slab = b.slab.first(static_cast<std::size_t>(bytes_of(s, s.box)));
-        TRY(source_.read_parts(
-            tensor, s.box, [&](const StoredPart& p) { return readers_.reader(p) == ranks_.rank(); }, slab, b.scratch));
-        for (const SlabMessage::Part& part : message.parts)
-          copy_box(part.box.shape, eb, slab.data() + offset_in(s.box, strides, part.box) * eb, strides,
-                   place(part).data(), row_major_strides(part.box.shape));
-        return {};
-      });
+Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
+  const auto one = [&](int thread, Index i) -> Status {
+    TRY(may_go_on(options_));
+    const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
+    const WalkSlab s = list_.get(message.slab);
+    const std::size_t tensor = items_[s.item].tensor;
+    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    if (message.parts.size() == 1) {
+      const SlabMessage::Part& only = message.parts.front();
+      const DeviceBuffer place = part_of(sent, only.offset, bytes_of(s, only.box));
+      TRY(source_.read(tensor, only.box, place.host, b.scratch));
+      if (!on_device_) return {};
+      TRY(b.stream->upload(place, bytes_of(s, only.box)));
+      return b.stream->wait();
+    }
+    // Parts may interleave in a file: read together, in the slab's own order, each byte is read once.
+    const Index length = bytes_of(s, s.box);
+    TRY(source_.read_parts(
+        tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+        b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
+    if (on_device_) TRY(b.stream->upload(b.slab, length));
+    return copy_parts(s, message.parts, sent, b, true);
+  };
+  return parallel_for(static_cast<Index>(work.sent.size()), static_cast<int>(buffers_.size()), one);
+}
+
+// Copies parts between their places in a slab and those in a staging buffer, where the messages lie.
+Status Exchange::copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
+                            const Buffers& b, bool pack) const {
+  const Index eb = byte_size(tensor_of(s).dtype);
+  const Dims strides = row_major_strides(s.box.shape);
+  Stream& stream = on_device_ ? *b.stream : *host_;
+  for (const SlabMessage::Part& part : parts) {
+    std::byte* const in_slab = moved(b.slab).data() + offset_in(s.box, strides, part.box) * eb;
+    std::byte* const in_message = moved(staging).data() + part.offset;
+    const Dims dense = row_major_strides(part.box.shape);
+    TRY(pack ? stream.copy_box(part.box.shape, eb, in_slab, strides, in_message, dense)
+             : stream.copy_box(part.box.shape, eb, in_message, dense, in_slab, strides));
+  }
+  return stream.wait();
 }
 
 // Puts together this rank's slabs from what it reads itself and what it received, and visits them.
-Status Exchange::finish(const StepWork& work, MutableBytes received) {
-  return parallel_for(
-      static_cast<Index>(work.own.size()), static_cast<int>(buffers_.size()), [&](int thread, Index i) -> Status {
-        TRY(may_go_on(options_));
-        const int me = ranks_.rank();
-        const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
-        const WalkSlab s = list_.get(message.slab);
-        const std::size_t tensor = items_[s.item].tensor;
-        const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
-        const auto length = static_cast<std::size_t>(bytes_of(s, s.box));
-        const auto place = [&](const SlabMessage::Part& part) {
-          return received.subspan(static_cast<std::size_t>(part.offset));
-        };
-        if (message.all_of_it && message.parts.front().reader != me)
-          return visit_(s, place(message.parts.front()).first(length), b);
-        const Index eb = byte_size(tensor_of(s).dtype);
-        const Dims strides = row_major_strides(s.box.shape);
-        const MutableBytes slab = b.slab.first(length);
-        const auto is_mine = [&](const SlabMessage::Part& part) { return part.reader == me; };
-        if (std::any_of(message.parts.begin(), message.parts.end(), is_mine))
-          TRY(source_.read_parts(
-              tensor, s.box, [&](const StoredPart& p) { return readers_.reader(p) == me; }, slab, b.scratch));
-        for (const SlabMessage::Part& part : message.parts)
-          if (!is_mine(part))
-            copy_box(part.box.shape, eb, place(part).data(), row_major_strides(part.box.shape),
-                     slab.data() + offset_in(s.box, strides, part.box) * eb, strides);
-        return visit_(s, slab, b);
-      });
+Status Exchange::finish(const StepWork& work, const DeviceBuffer& received) {
+  const auto one = [&](int thread, Index i) -> Status {
+    TRY(may_go_on(options_));
+    const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
+    const WalkSlab s = list_.get(message.slab);
+    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    const Index length = bytes_of(s, s.box);
+    const Side side = on_device_ ? Side::kDevice : Side::kHost;
+    std::vector<SlabMessage::Part> theirs;
+    for (const SlabMessage::Part& part : message.parts)
+      if (part.reader != ranks_.rank()) theirs.push_back(part);
+    if (message.all_of_it && !theirs.empty())
+      return visit_(s, part_of(received, theirs.front().offset, length), side, b);
+    if (theirs.size() < message.parts.size()) {
+      TRY(source_.read_parts(
+          items_[s.item].tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+          b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
+      if (on_device_) TRY(b.stream->upload(b.slab, length));
+    }
+    TRY(copy_parts(s, theirs, received, b, false));
+    return visit_(s, b.slab, side, b);
+  };
+  return parallel_for(static_cast<Index>(work.own.size()), static_cast<int>(buffers_.size()), one);
 }
 
 Status Exchange::run() {
   const std::vector<Step> steps = TRY(schedule());
-  Arena arena = TRY(Arena::make(staging_.total() + 4 * File::kDirectUnit));
-  MutableBytes sent[2], received[2];
-  for (MutableBytes* buffer : {&sent[0], &sent[1], &received[0], &received[1]}) *buffer = arena.take(staging_.bytes);
+  host_ = TRY(cpu_device().stream());
+  std::vector<std::unique_ptr<Device::Memory>> memory;
+  for (int i = 0; i < 4; ++i) memory.push_back(TRY(device_of(options_).allocate(staging_.bytes)));
+  const DeviceBuffer sent[2] = {memory[0]->buffer(), memory[1]->buffer()};
+  const DeviceBuffer received[2] = {memory[2]->buffer(), memory[3]->buffer()};
 
   StepWork now, next;
   std::unique_ptr<Transfer> transfer;
@@ -257,20 +283,21 @@ Status Exchange::run() {
   const auto all = [&]() -> Status {
     if (steps.empty()) return {};
     TRY(begin(0, now));
-    transfer = TRY(ranks_.start(now.out, now.in));
+    transfer = TRY(data_.start(now.out, now.in));
     for (std::size_t s = 0; s < steps.size(); ++s) {
       const bool more = s + 1 < steps.size();
       if (more) TRY(begin(s + 1, next));
       TRY(transfer->wait());
-      if (more) transfer = TRY(ranks_.start(next.out, next.in));
+      if (more) transfer = TRY(data_.start(next.out, next.in));
       TRY(finish(now, received[s % 2]));
       std::swap(now, next);
     }
     return {};
   };
   Status status = all();
-  // Messages that were on their way when the job failed may still arrive.
-  if (!status) arena.abandon();
+  // Messages that were on their way when the job failed may still arrive: their memory stays.
+  if (!status)
+    for (auto& m : memory) (void)m.release();
   return status;
 }
 

@@ -7,7 +7,8 @@
 //
 //     read step s+1 and pack it   while the messages of step s travel   then unpack, digest and write step s
 //
-// Memory is four staging buffers a rank: what is sent and what is received, of two steps.
+// Memory is four staging buffers a rank: what is sent and what is received, of two steps. Where the transport moves
+// device memory, the device packs and unpacks; otherwise the host does.
 #pragma once
 
 #include "lib/reshard/slab_walk.h"
@@ -23,8 +24,12 @@ struct Staging {
   static Result<Staging> plan(const RunOptions& options, Index largest_group);
 };
 
-// What is done with a slab whose elements are there, in the source's dtype.
-using SlabVisit = std::function<Status(const WalkSlab& slab, Bytes elements, const Buffers& buffers)>;
+// Where a slab's elements are there to be used.
+enum class Side { kHost, kDevice };
+
+// What is done with a slab whose elements are there, in the source's dtype, at the beginning of `elements`.
+using SlabVisit =
+    std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
 
 // Visits the slabs of this rank's share (WorkList::shares), and reads for the others. One buffer for each thread; each
 // holds the list's largest slab.

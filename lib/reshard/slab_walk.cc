@@ -4,7 +4,6 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
-#include "lib/device/convert.h"
 #include "lib/reshard/slab_exchange.h"
 #include "lib/transport/collectives.h"
 
@@ -105,24 +104,34 @@ std::vector<Index> WorkList::shares(int n, bool whole_tensors) const {
   return out;
 }
 
-Result<Arena> Arena::make(Index bytes) {
-  void* p =
-      ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (p == MAP_FAILED) return io_error("cannot get " + human_bytes(bytes) + " of memory");
-  return Arena(static_cast<std::byte*>(p), static_cast<std::size_t>(bytes));
-}
+// The memory and the streams of all threads.
+class Workshop {
+ public:
+  // Slabs of `slab` bytes, and `extra` times as much for what they become.
+  static Result<Workshop> make(Device& device, int threads, Index slab, Index extra) {
+    Workshop shop;
+    for (int t = 0; t < threads; ++t) {
+      Buffers b;
+      b.slab = TRY(shop.add(device, slab));
+      b.extra = TRY(shop.add(device, extra * slab));
+      b.scratch = TRY(shop.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
+      shop.streams_.push_back(TRY(device.stream()));
+      b.stream = shop.streams_.back().get();
+      shop.buffers_.push_back(b);
+    }
+    return shop;
+  }
+  const std::vector<Buffers>& buffers() const { return buffers_; }
 
-Arena::Arena(Arena&& o) noexcept : memory_(o.memory_), size_(o.size_), used_(o.used_) { o.memory_ = nullptr; }
-
-Arena::~Arena() {
-  if (memory_) ::munmap(memory_, size_);
-}
-
-MutableBytes Arena::take(Index bytes) {
-  const MutableBytes out(memory_ + used_, static_cast<std::size_t>(bytes));
-  used_ += static_cast<std::size_t>(ceil_div(bytes, File::kDirectUnit) * File::kDirectUnit);
-  return out;
-}
+ private:
+  Result<DeviceBuffer> add(Device& device, Index bytes) {
+    memory_.push_back(TRY(device.allocate(bytes)));
+    return memory_.back()->buffer();
+  }
+  std::vector<std::unique_ptr<Device::Memory>> memory_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Buffers> buffers_;
+};
 
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
@@ -145,33 +154,32 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
 
   const Index slab = std::max(kMinSlab, list.largest());
   const int threads = static_cast<int>(std::clamp<Index>(exchanges ? list.total() : count, 1, worker_count(options)));
-  std::vector<Arena> arenas;
-  std::vector<Buffers> buffers;
-  for (int t = 0; t < threads; ++t) {
-    Arena arena = TRY(Arena::make((2 + extra) * slab + 4 * File::kDirectUnit));
-    const MutableBytes in = arena.take(slab), scratch = arena.take(slab + File::kDirectUnit);
-    buffers.push_back({in, scratch, arena.take(extra * slab)});
-    arenas.push_back(std::move(arena));
-  }
+  const Workshop shop = TRY(Workshop::make(device_of(options), threads, slab, extra));
+  const std::vector<Buffers>& buffers = shop.buffers();
 
   Proofs proofs(items.size());
   std::atomic<Index> done{0};
   // What is done with a slab once its elements are there.
-  const SlabVisit process = [&](const WalkSlab& s, Bytes in, const Buffers& b) -> Status {
+  const SlabVisit process = [&](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) -> Status {
     const WalkItem& item = items[s.item];
     const Tensor& t = tensors[item.tensor];
-    const Digest before = digest_box(t.shape, s.box, byte_size(t.dtype), in.data());
-    Bytes out = in;
-    Digest after = before;
-    if (t.dtype != item.as) {
-      const MutableBytes converted = b.extra.first(static_cast<std::size_t>(volume(s.box) * byte_size(item.as)));
-      convert(t.dtype, item.as, in.data(), converted.data(), volume(s.box));
-      after = digest_box(t.shape, s.box, byte_size(item.as), converted.data());
-      out = converted;
+    const Index n = volume(s.box), bytes = n * byte_size(t.dtype);
+    if (side == Side::kHost) TRY(b.stream->upload(in, bytes));
+    Digest before, after;
+    TRY(b.stream->digest_box(t.shape, s.box, byte_size(t.dtype), in.device.data(), &before));
+    const bool converts = t.dtype != item.as;
+    if (converts) {
+      TRY(b.stream->convert(t.dtype, item.as, in.device.data(), b.extra.device.data(), n));
+      TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), b.extra.device.data(), &after));
+      if (sink) TRY(b.stream->download(b.extra, n * byte_size(item.as)));
+    } else if (sink && side == Side::kDevice) {
+      TRY(b.stream->download(in, bytes));
     }
-    if (sink) TRY(sink(s.item, s.box, out, b));
-    proofs.add(s.item, before, after);
-    const Index so_far = done += static_cast<Index>(in.size());
+    TRY(b.stream->wait());
+    const MutableBytes out = converts ? b.extra.host : in.host;
+    if (sink) TRY(sink(s.item, s.box, out.first(static_cast<std::size_t>(n * byte_size(item.as))), b));
+    proofs.add(s.item, before, converts ? after : before);
+    const Index so_far = done += bytes;
     if (options.progress) options.progress(so_far);
     return {};
   };
@@ -183,9 +191,9 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
       const WalkSlab s = list.get(first + k);
       const std::size_t tensor = items[s.item].tensor;
       const Buffers& b = buffers[static_cast<std::size_t>(thread)];
-      const MutableBytes in = b.slab.first(static_cast<std::size_t>(volume(s.box) * byte_size(tensors[tensor].dtype)));
-      TRY(source.read(tensor, s.box, in, b.scratch));
-      return process(s, in, b);
+      const Index bytes = volume(s.box) * byte_size(tensors[tensor].dtype);
+      TRY(source.read(tensor, s.box, b.slab.host.first(static_cast<std::size_t>(bytes)), b.scratch));
+      return process(s, b.slab, Side::kHost, b);
     }));
   }
   TRY(source.finish(buffers.front().scratch, options.ranks));

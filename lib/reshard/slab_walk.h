@@ -2,8 +2,6 @@
 // several, on several ranks. For run.cc; slab_exchange.h is the part where ranks read for each other.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -59,31 +57,15 @@ class WorkList {
   Index bytes_ = 0;
 };
 
-// Memory that is returned when it goes, page-aligned.
-class Arena {
- public:
-  static Result<Arena> make(Index bytes);
-  Arena(Arena&& o) noexcept;
-  Arena& operator=(Arena&&) = delete;
-  ~Arena();
-  // The next part of it, page-aligned.
-  MutableBytes take(Index bytes);
-  // Leaves the memory to the process: somebody may still write there.
-  void abandon() { memory_ = nullptr; }
-
- private:
-  Arena(std::byte* memory, std::size_t size) : memory_(memory), size_(size) {}
-  std::byte* memory_;
-  std::size_t size_;
-  std::size_t used_ = 0;
-};
-
-// One thread's memory: for a slab's elements, for reading and writing, and what conversion or the sink need.
+// What one thread works with: memory for a slab's elements, for what they become, and for reading and writing.
 struct Buffers {
-  MutableBytes slab, scratch, extra;
+  DeviceBuffer slab, extra;
+  MutableBytes scratch;  // of the host
+  Stream* stream = nullptr;
 };
 
-// Receives a slab after conversion. buffers.scratch is free to use; so is buffers.extra where nothing was converted.
+// Receives a slab after conversion, in host memory. buffers.scratch is free to use; so is buffers.extra where nothing
+// was converted.
 using SlabSink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
 
 // Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,

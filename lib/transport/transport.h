@@ -47,6 +47,9 @@ class Transport {
   // ranks start their transfers in the same order; several may be under way.
   virtual Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) = 0;
 
+  // Whether messages lie in memory of the device; otherwise in the host's.
+  virtual bool moves_device_memory() const { return false; }
+
   // Whether the job is over because a rank failed. Thread-safe.
   virtual bool stopped() const = 0;
 };
