@@ -108,9 +108,9 @@ void with_conversion(DType from, DType to, const Body& body) {
         return then(float{});
     }
   };
-  with(from, [&](auto f) {
-    with(to, [&](auto t) {
-      if constexpr (!std::is_same_v<decltype(f), decltype(t)>) body(Conversion<decltype(f), decltype(t)>());
+  with(from, [&]<class From>(From) {
+    with(to, [&]<class To>(To) {
+      if constexpr (!std::is_same_v<From, To>) body(Conversion<From, To>());
     });
   });
 }
