@@ -51,7 +51,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.detect_family = o.detect_family;
   conversion.family = o.family;
   conversion.names = o.names;
-  conversion.config_path = o.config_path;
+  conversion.config_path = find_config(source.catalog().root, o.config_path);
   conversion.mesh = o.mesh;
   conversion.layout = o.layout;
   conversion.dtype = o.dtype;

@@ -289,15 +289,16 @@ class Together {
   Status place_arrival(const ExchangeRound::Arrival& a, const DeviceBuffer& buffer, Stream& stream) {
     const Tensor& to = job_.to(a.planned);
     TRY(stream.upload(buffer, a.bytes));
-    Digest digest;
-    std::size_t at = 0;
-    for (const Box& piece : a.pieces) {
-      digest += digest_box(to.shape, piece, byte_size(to.dtype), buffer.host.data() + at);
-      TRY(job_.landings.place(a.planned, piece, buffer.device.data() + at, stream));
-      at += bytes_of(piece, to.dtype);
+    std::vector<Digest> digests(a.pieces.size());
+    const std::byte* elements = buffer.device.data();
+    for (std::size_t i = 0; i < a.pieces.size(); ++i) {
+      TRY(stream.digest_box(to.shape, a.pieces[i], byte_size(to.dtype), elements, &digests[i]));
+      TRY(job_.landings.place(a.planned, a.pieces[i], elements, stream));
+      elements += bytes_of(a.pieces[i], to.dtype);
     }
-    placed_.add(a.planned, digest);
-    return stream.wait();
+    TRY(stream.wait());
+    for (const Digest& digest : digests) placed_.add(a.planned, digest);
+    return {};
   }
 
   const LoadJob& job_;
