@@ -6,13 +6,12 @@
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "lib/base/text.h"
-#include "lib/family/placement.h"
 #include "lib/plan/rank_plan.h"
+#include "tests/bench/described_models.h"
 
 namespace reshard {
 namespace {
@@ -45,36 +44,6 @@ double peak_megabytes() {
   return 0;
 }
 
-// The tensors of a config's model as torchtitan saves them under mixed precision: bf16 weights, and in float32 a master
-// copy and Adam's two moments of each: 14 bytes a parameter.
-Result<Catalog> model_with_optimizer(const std::string& config_path) {
-  std::ostringstream text;
-  text << std::ifstream(config_path).rdbuf();
-  const ModelConfig config = TRY(ModelConfig::parse(TRY(parse_json(text.str(), config_path)), config_path));
-  const Family* family = family_of_model_type(config.model_type);
-  if (!family) return unsupported(config_path + ": of no family known");
-  Catalog catalog;
-  const auto add = [&](std::string name, DType dtype, const Dims& shape) {
-    Tensor tensor;
-    tensor.name = std::move(name);
-    tensor.dtype = dtype;
-    tensor.shape = shape;
-    return catalog.add(std::move(tensor));
-  };
-  for (const Parameter& p : TRY(parameters(*family, config))) {
-    TRY(add(p.name, DType::kBFloat16, p.shape));
-    for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"})
-      TRY(add("optimizer.state." + p.name + state, DType::kFloat32, p.shape));
-  }
-  return catalog;
-}
-
-Result<PlacedModel> placed(const Catalog& model, const std::string& mesh_text) {
-  const Mesh mesh = TRY(Mesh::parse(mesh_text));
-  const Placer placer = TRY(Placer::make(mesh, &kLlamaFamily, nullptr, model));
-  return place_model(model, mesh, [&](const Tensor& t) -> Result<Placement> { return placer.place(t); });
-}
-
 Index box_count(const PlacedModel& model) {
   Index boxes = 0;
   for (const PlacedTensor& t : model.tensors) {
@@ -84,25 +53,6 @@ Index box_count(const PlacedModel& model) {
     boxes += n;
   }
   return boxes;
-}
-
-// What a checkpoint of the source records: a file a rank.
-Result<Catalog> recorded(const PlacedModel& model) {
-  Catalog out;
-  out.files.resize(static_cast<std::size_t>(model.mesh.ranks()));
-  for (const PlacedTensor& t : model.tensors) {
-    Tensor tensor;
-    tensor.name = t.name;
-    tensor.dtype = t.dtype;
-    tensor.shape = t.shape;
-    tensor.fragments = FragmentList(t.shape.rank());
-    for (Index rank = 0; rank < model.mesh.ranks(); ++rank)
-      if (is_first_replica(model.mesh, t.placement, rank))
-        for (const LocalBox& piece : owned_boxes(model.mesh, t.placement, t.shape, rank))
-          tensor.fragments.add(piece.box, {static_cast<std::uint32_t>(rank), 0, 0});
-    TRY(out.add(std::move(tensor)));
-  }
-  return out;
 }
 
 struct OwnPart {
@@ -146,7 +96,7 @@ Status report(const std::string& what, const Source& source, const PlacedModel& 
 }
 
 Status run(const std::string& config) {
-  const Catalog model = TRY(model_with_optimizer(config));
+  const Catalog model = TRY(model_of(config, true));
   const char* kSources[] = {"pp=16,cp=8,tp=8", "pp=16,dp_shard=8,cp=4,tp=8", "pp=16,dp_shard=8,cp=16,tp=8"};
   const char* kTargets[] = {"pp=16,tp=8", "pp=8,dp_shard=32,tp=4", "pp=16,dp_shard=64,tp=4"};
   const double describing = median_time([&] { (void)placed(model, kSources[2]); });
