@@ -88,6 +88,11 @@ Status cuda_status(cudaError_t code, const std::string& doing) {
   return io_error("nccl: " + doing + ": " + cudaGetErrorString(code));
 }
 
+// Before anything of NCCL, which has less to say where there is no GPU. The current device is each thread's own.
+Status choose_gpu(const NcclOptions& options) {
+  return cuda_status(cudaSetDevice(options.device), "choosing GPU " + std::to_string(options.device));
+}
+
 Error job_is_over() { return {ErrorCode::kPeer, "another rank failed"}; }
 
 // Sleeps between looks: hardly at first, up to a quarter of a millisecond later.
@@ -135,7 +140,7 @@ class Communicator {
     const Result<Library>& loaded = library();
     if (!loaded) return loaded.error();
     std::unique_ptr<Communicator> out(new Communicator(*loaded, options, control));
-    TRY(cuda_status(cudaSetDevice(options.device), "choosing GPU " + std::to_string(options.device)));
+    TRY(choose_gpu(options));
     TRY(cuda_status(cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking), "making a stream"));
     ncclUniqueId unique;
     static_assert(sizeof(unique) == sizeof(NcclId));
@@ -149,7 +154,7 @@ class Communicator {
 
   ~Communicator() {
     const std::lock_guard lock(mutex_);
-    static_cast<void>(cudaSetDevice(options_.device));
+    static_cast<void>(choose_gpu(options_));
     if (comm_ && finish(nccl_.finalize(comm_), "parting"))
       static_cast<void>(nccl_.destroy(std::exchange(comm_, nullptr)));
     if (stream_) static_cast<void>(cudaStreamDestroy(stream_));
@@ -161,7 +166,7 @@ class Communicator {
   Result<std::shared_ptr<Event>> post(const std::vector<End>& ends) {
     const std::lock_guard lock(mutex_);
     if (!comm_) return job_is_over();
-    TRY(cuda_status(cudaSetDevice(options_.device), "choosing the GPU"));
+    TRY(choose_gpu(options_));
     TRY(finish(nccl_.group_start(), "beginning a group"));
     Status queued;
     for (const End& end : ends)
@@ -395,6 +400,7 @@ Result<std::unique_ptr<Transport>> open_nccl(const NcclId& id, int rank, int siz
 }
 
 Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptions& options) {
+  TRY(choose_gpu(options));
   NcclId id{};
   std::string sent;
   if (control.rank() == 0) {
@@ -411,6 +417,7 @@ Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptio
 
 Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
                                  const std::function<Status(Transport& ranks)>& work) {
+  TRY(choose_gpu(options));
   const NcclId id = TRY(make_nccl_id());
   OneGpu gpu(TRY(Communicator::open(id, 0, 1, options, nullptr)), n);
   std::vector<Status> results(static_cast<std::size_t>(n));
