@@ -32,7 +32,9 @@ std::string human_bytes(Index n) {
 
 std::string human_seconds(double s) {
   char out[32];
-  if (s < 59.95) {
+  if (s < 0.0995) {
+    std::snprintf(out, sizeof out, "%.0f ms", 1e3 * s);
+  } else if (s < 59.95) {
     std::snprintf(out, sizeof out, "%.1f s", s);
   } else {
     const long whole = std::lround(s);

@@ -31,6 +31,9 @@ TEST(Text, HumanBytesKeepsThreeDigits) {
 }
 
 TEST(Text, HumanSeconds) {
+  EXPECT_EQ(human_seconds(0.0123), "12 ms");
+  EXPECT_EQ(human_seconds(0.0994), "99 ms");
+  EXPECT_EQ(human_seconds(0.0996), "0.1 s");
   EXPECT_EQ(human_seconds(0.4), "0.4 s");
   EXPECT_EQ(human_seconds(59.94), "59.9 s");
   EXPECT_EQ(human_seconds(59.97), "1 m 00 s");
