@@ -67,8 +67,9 @@ Status run(const std::string& configs) {
   std::printf(
       "| job | ranks | direct reads each byte | opens, direct | exchange | 40 GB/s: direct | exchange | choice | "
       "2 TB/s: direct | exchange | choice |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
-  TRY(report(configs,
-             {"convert 70B weights, 128 files to 1", medium, false, "dp_shard=16,tp=8", "tp=1", {16}, JobKind::kConvert}));
+  TRY(report(
+      configs,
+      {"convert 70B weights, 128 files to 1", medium, false, "dp_shard=16,tp=8", "tp=1", {16}, JobKind::kConvert}));
   TRY(report(configs, {"convert 405B with optimizer, 16,384 files to 1,024",
                        large,
                        true,
