@@ -279,13 +279,15 @@ class Loading(Case):
 
     def load(self, command, directory):
         directory.mkdir()
-        done = subprocess.run([*map(str, command), "--dump", str(directory)], capture_output=True, text=True, timeout=300)
+        done = subprocess.run([*map(str, command), "--dump", str(directory)], capture_output=True, text=True,
+                              timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def check_parts(self, directory, full):
         """Rank (i, j) of dp_shard=2, tp=2 holds the i-th part of the j-th tensor-parallel block."""
         for name, whole in load_file(full).items():
-            cut = {"wo": 1, "w2": 1, "o_proj": 1, "down_proj": 1}.get(name.split(".")[-2], 0 if whole.dim() == 2 else None)
+            rows = 0 if whole.dim() == 2 else None
+            cut = {"wo": 1, "w2": 1, "o_proj": 1, "down_proj": 1}.get(name.split(".")[-2], rows)
             for rank in range(4):
                 block = whole if cut is None else whole.chunk(2, cut)[rank % 2]
                 part = block.chunk(2, 0)[rank // 2]
@@ -311,7 +313,8 @@ class Loading(Case):
     def test_ranks_that_read_for_each_other(self):
         sample = ROOT / "samples/checkpoints/fsdp4_tp2"
         run = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-n", "4"]
-        self.load([*run, LOAD_RANKS, sample / "checkpoint", "tp=2,dp_shard=2", "--names", "hf", "--exchange"], self.out())
+        self.load([*run, LOAD_RANKS, sample / "checkpoint", "tp=2,dp_shard=2", "--names", "hf", "--exchange"],
+                  self.out())
         self.check_parts(self.out(), sample / "hf.safetensors")
 
 
