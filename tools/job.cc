@@ -4,10 +4,13 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <string>
 
+#include "lib/device/cuda/cuda_device.h"
 #include "lib/transport/collectives.h"
+#include "lib/transport/nccl.h"
 
 namespace reshard::tools {
 namespace {
@@ -40,6 +43,27 @@ Result<Index> machine_count() {
   const auto names = TRY(gather(job_ranks(), name.data()));
   const std::set<std::string> different(names.begin(), names.end());
   return static_cast<Index>(std::stoll(TRY(broadcast(job_ranks(), std::to_string(different.size())))));
+}
+
+Result<Device*> job_device(const std::string& name, Index memory_cap) {
+  static std::unique_ptr<Device> opened;
+  if (opened) return opened.get();
+  std::string chosen = name;
+  // A rank's number on its machine, as Open MPI, MPICH and Slurm tell it.
+  for (const char* variable : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
+    if (const char* local = std::getenv(variable); local && job_ranks() && (name == "cuda" || name == "auto"))
+      if (const auto gpus = count_cuda_devices(); gpus) {
+        chosen = "cuda:" + std::to_string(std::atoi(local) % *gpus);
+        break;
+      }
+  opened = TRY(open_device(chosen, memory_cap));
+  return opened.get();
+}
+
+Result<Transport*> job_nccl(const Device& device) {
+  static std::unique_ptr<Transport> opened;
+  if (!opened && job_ranks()) opened = TRY(open_nccl(*job_ranks(), {.device = device.ordinal()}));
+  return opened.get();
 }
 
 int run_in_job(const Action& action, bool everywhere, double patience) {

@@ -1,6 +1,7 @@
 // How the program runs as one rank of several: what is shared by all subcommands.
 #pragma once
 
+#include "lib/device/device.h"
 #include "lib/transport/job.h"
 #include "tools/commands.h"
 
@@ -14,6 +15,13 @@ Transport* job_ranks();
 
 // Whether this rank looks after what is done once: rank 0.
 bool leads();
+
+// The device that --device names, opened once; with several ranks on a machine "cuda" is another GPU for each.
+Result<Device*> job_device(const std::string& name, Index memory_cap);
+
+// The way from this rank's GPU to those of the others, opened once; null where this process is alone. All ranks call
+// it.
+Result<Transport*> job_nccl(const Device& device);
 
 // How many machines the ranks are on, 1 for a process alone; all ranks call it.
 Result<Index> machine_count();

@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/family/family_file.h"
+#include "lib/transport/collectives.h"
 #include "tools/commands.h"
 #include "tools/job.h"
 
@@ -16,6 +17,15 @@ void ResourceOptions::add(CLI::App& app) {
   app.add_option("--memory", memory, "Memory the whole process may take")->capture_default_str();
   app.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
       ->check(CLI::Range(1, 1024));
+  app.add_option(
+         "--device", device,
+         "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
+      ->capture_default_str();
+  app.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)")->capture_default_str();
+  app.add_option("--transport", transport,
+                 "How elements travel between ranks: mpi, nccl (each rank with a GPU of its own), or auto")
+      ->check(CLI::IsMember({"auto", "mpi", "nccl"}))
+      ->capture_default_str();
   app.add_flag("--quiet,-q", quiet, "Print errors only");
 }
 
@@ -25,6 +35,14 @@ Result<RunOptions> ResourceOptions::run_options() const {
   run.threads = threads;
   run.interrupt = &interrupted();
   run.ranks = job_ranks();
+  if (device == "cpu") {
+    if (transport == "nccl") return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
+    return run;
+  }
+  run.device = TRY(job_device(device, TRY(parse_bytes(gpu_memory))));
+  const bool all_have_gpus = TRY(minimum(run.ranks, run.device->ordinal())) >= 0;
+  if (transport == "nccl" && !all_have_gpus) return usage_error("--transport nccl: a rank has no GPU");
+  if (transport != "mpi" && all_have_gpus) run.data = TRY(job_nccl(*run.device));
   return run;
 }
 

@@ -14,9 +14,10 @@
 
 namespace reshard::tools {
 
-// --memory, --threads, --quiet
+// --memory, --threads, --quiet, --device, --gpu-memory, --transport
 struct ResourceOptions {
   std::string memory = "256MiB";
+  std::string device = "cpu", gpu_memory = "0", transport = "auto";
   int threads = 0;
   bool quiet = false;
 

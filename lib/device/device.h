@@ -55,6 +55,7 @@ class Device {
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0 NVIDIA H200"
   virtual bool is_cpu() const = 0;
+  virtual int ordinal() const { return -1; }  // of a GPU, as CUDA counts them
 
   // Memory of `bytes` bytes on both sides, freed with the returned owner. An error that says how much there is when
   // the device has less, or when its cap would be passed.

@@ -213,8 +213,10 @@ Digest digest_of(const Item& item, const RankMove& move) {
   Mixer mix(item.seed);
   mix.add(move.from);
   mix.add(move.to);
-  mix.add(move.box.origin);
-  mix.add(move.box.shape);
+  for (int d = 0; d < move.box.rank(); ++d) {
+    mix.add(move.box.origin[d]);
+    mix.add(move.box.shape[d]);
+  }
   return mix.digest();
 }
 

@@ -51,7 +51,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.detect_family = o.detect_family;
   conversion.family = o.family;
   conversion.names = o.names;
-  conversion.config_path = o.config_path;
+  conversion.config_path = find_config(source.catalog().root, o.config_path);
   conversion.mesh = o.mesh;
   conversion.layout = o.layout;
   conversion.dtype = o.dtype;
@@ -70,7 +70,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   load->conversion_ = TRY(Conversion::prepare(source, kMemoryFormat, std::move(conversion)));
   load->held_ = load->target().held_by(o.rank);
-  for (HeldTensor& held : load->held_) {
+  for (const HeldTensor& held : load->held_) {
     const Tensor& t = load->target().catalog().tensors()[held.tensor];
     load->tensors_.push_back({t.name, t.dtype, held.shape, t.shape, held.boxes});
   }
@@ -179,8 +179,9 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     LoadProof& proof = report.proofs[p];
     const Digest first = words_at(words, 3 * p), all = words_at(words, 3 * p + 1), read = words_at(words, 3 * p + 2);
     const auto tensor = tensor_of(p);  // unknown where this rank holds nothing of it: then others look
-    Digest expected;
-    for (Index i = tensor ? target().copies(*tensor) : 0; i > 0; --i) expected += read;
+    Digest expected = read;
+    for (std::uint32_t& word : expected.words)
+      word *= static_cast<std::uint32_t>(tensor ? target().copies(*tensor) : 1);
     if (first != read)
       return io_error("tensor '" + printable(proof.name) + "': what arrived is not what was read: expected digest " +
                       read.hex() + ", got " + first.hex());

@@ -37,7 +37,7 @@ struct LoadOptions {
   std::optional<Names> names;  // that the engine gives its tensors, and their row order; nothing: the source's
   bool detect_family = true;   // false: `family` is what to use, null for none
   const Family* family = nullptr;
-  std::string config_path;     // config.json; empty: the one beside the checkpoint, where there is one
+  std::string config_path;     // config.json; empty: beside the checkpoint, or one level up, where there is one
   std::optional<DType> dtype;  // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
   std::optional<VocabularyFill> vocab_padding;            // of rows that the layout adds to the vocabulary

@@ -1,6 +1,7 @@
 #include "lib/reshard/load_engine.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 
 #include "lib/base/parallel.h"
@@ -131,22 +132,31 @@ struct Worker {
   std::unique_ptr<Stream> stream;
 };
 
+// Queues work that ends in the caller's memory, and waits for what was queued, all of it or not.
+Status run_on(Stream& stream, const std::function<Status()>& queue) {
+  Status queued = queue();
+  Status done = stream.wait();
+  return queued ? done : queued;
+}
+
 Status load_slab(const LoadJob& job, std::size_t planned, const Box& box, Worker& worker, Account& placed) {
   const Tensor &from = job.from(planned), &to = job.to(planned);
   const DeviceBuffer stored = worker.stored->buffer();
   const std::size_t bytes = bytes_of(box, from.dtype);
   TRY(job.source.read(job.plan.tensors[planned].from, box, stored.host.first(bytes), worker.scratch));
-  TRY(worker.stream->upload(stored, static_cast<Index>(bytes)));
-  const std::byte* elements = stored.device.data();
-  if (from.dtype != to.dtype) {
-    std::byte* converted = worker.converted->buffer().device.data();
-    TRY(worker.stream->convert(from.dtype, to.dtype, elements, converted, volume(box)));
-    elements = converted;
-  }
+  Stream& stream = *worker.stream;
   Digest digest;
-  TRY(worker.stream->digest_box(to.shape, box, byte_size(to.dtype), elements, &digest));
-  TRY(job.landings.place(planned, box, elements, *worker.stream));
-  TRY(worker.stream->wait());
+  TRY(run_on(stream, [&]() -> Status {
+    TRY(stream.upload(stored, static_cast<Index>(bytes)));
+    const std::byte* elements = stored.device.data();
+    if (from.dtype != to.dtype) {
+      std::byte* converted = worker.converted->buffer().device.data();
+      TRY(stream.convert(from.dtype, to.dtype, elements, converted, volume(box)));
+      elements = converted;
+    }
+    TRY(stream.digest_box(to.shape, box, byte_size(to.dtype), elements, &digest));
+    return job.landings.place(planned, box, elements, stream);
+  }));
   placed.add(planned, digest);
   placed.add_read(static_cast<Index>(bytes));
   return {};
@@ -154,41 +164,26 @@ Status load_slab(const LoadJob& job, std::size_t planned, const Box& box, Worker
 
 // ---- all ranks together
 
-// A transfer whose memory stays until it has ended, whatever happens.
-class Sending {
- public:
-  Sending() = default;
-  explicit Sending(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-  Sending(Sending&&) = default;
-  Sending& operator=(Sending&&) = default;
-  ~Sending() { (void)wait(); }
-  Status wait() {
-    const auto transfer = std::move(transfer_);
-    return transfer ? transfer->wait() : Status();
-  }
-
- private:
-  std::unique_ptr<Transfer> transfer_;
-};
-
 class Together {
  public:
   Together(const LoadJob& job, Index extra) : job_(job), extra_(extra) {}
+  ~Together() { (void)settle(); }
+  Together(const Together&) = delete;
+  Together& operator=(const Together&) = delete;
 
   Result<LoadDigests> run() {
     TRY(prepare());
     int half = 0;
     ExchangeRound rounds[2];
-    Sending sending;
     bool is_under_way = false;
     for (; schedule_->next(rounds[half]); half = 1 - half) {
       TRY(read(rounds[half], half));
-      TRY(sending.wait());
-      sending = TRY(start(rounds[half], half));
+      TRY(settle());
+      TRY(start(rounds[half], half));
       if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
       is_under_way = true;
     }
-    TRY(sending.wait());
+    TRY(settle());
     if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
     out_.bytes_read = read_.bytes_read();
     return std::move(out_);
@@ -259,7 +254,7 @@ class Together {
     return {};
   }
 
-  Result<Sending> start(const ExchangeRound& round, int half) {
+  Status start(const ExchangeRound& round, int half) {
     const MutableBytes sent = sent_[static_cast<std::size_t>(half)]->buffer().host,
                        received = received_[static_cast<std::size_t>(half)]->buffer().host;
     const auto bytes = [](MutableBytes buffer, const ExchangeRound::Message& m) {
@@ -270,7 +265,19 @@ class Together {
     for (const ExchangeRound::Message& m : round.out) out.push_back({m.peer, bytes(sent, m)});
     for (const ExchangeRound::Message& m : round.in) in.push_back({m.peer, bytes(received, m)});
     out_.bytes_received += round.received_bytes;
-    return Sending(TRY(job_.ranks->start(std::move(out), std::move(in))));
+    under_way_ = TRY(job_.ranks->start(std::move(out), std::move(in)));
+    return {};
+  }
+
+  // Waits for the messages under way, if any. When others have failed they may still be, for ever: then the memory that
+  // they are in is left to the process.
+  Status settle() {
+    const auto transfer = std::move(under_way_);
+    Status done = transfer ? transfer->wait() : Status();
+    if (done) return done;
+    for (auto* buffers : {&sent_, &received_})
+      for (auto& memory : *buffers) (void)memory.release();
+    return done;
   }
 
   Status place(const ExchangeRound& round, int half) {
@@ -288,16 +295,19 @@ class Together {
 
   Status place_arrival(const ExchangeRound::Arrival& a, const DeviceBuffer& buffer, Stream& stream) {
     const Tensor& to = job_.to(a.planned);
-    TRY(stream.upload(buffer, a.bytes));
-    Digest digest;
-    std::size_t at = 0;
-    for (const Box& piece : a.pieces) {
-      digest += digest_box(to.shape, piece, byte_size(to.dtype), buffer.host.data() + at);
-      TRY(job_.landings.place(a.planned, piece, buffer.device.data() + at, stream));
-      at += bytes_of(piece, to.dtype);
-    }
-    placed_.add(a.planned, digest);
-    return stream.wait();
+    std::vector<Digest> digests(a.pieces.size());
+    TRY(run_on(stream, [&]() -> Status {
+      TRY(stream.upload(buffer, a.bytes));
+      const std::byte* elements = buffer.device.data();
+      for (std::size_t i = 0; i < a.pieces.size(); ++i) {
+        TRY(stream.digest_box(to.shape, a.pieces[i], byte_size(to.dtype), elements, &digests[i]));
+        TRY(job_.landings.place(a.planned, a.pieces[i], elements, stream));
+        elements += bytes_of(a.pieces[i], to.dtype);
+      }
+      return {};
+    }));
+    for (const Digest& digest : digests) placed_.add(a.planned, digest);
+    return {};
   }
 
   const LoadJob& job_;
@@ -307,6 +317,7 @@ class Together {
   std::optional<ExchangeSchedule> schedule_;
   std::vector<std::unique_ptr<Device::Memory>> sent_, received_;  // two each: one travels while the other is filled
   std::vector<Buffers> workers_;
+  std::unique_ptr<Transfer> under_way_;
 };
 
 }  // namespace

@@ -39,8 +39,9 @@ class LocalTransfer : public Transfer {
     for (const auto& [key, to] : in_) {
       std::unique_lock lock(hub_.mutex);
       hub_.changed.wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
+      // What waits still may be memory that a sender who gave up has returned.
+      if (hub_.stopped) return peer_failed();
       const auto message = hub_.waiting.find(key);
-      if (message == hub_.waiting.end()) return peer_failed();
       if (message->second.size() != to.size())
         return internal_error("rank " + std::to_string(std::get<0>(key)) + " sent " +
                               std::to_string(message->second.size()) + " bytes where " + std::to_string(to.size()) +

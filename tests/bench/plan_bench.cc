@@ -1,18 +1,19 @@
 // How long it takes to plan a reshard of Llama 3.1 405B with its optimizer state between two meshes, each described and
 // not written down: all ranks' parts on one thread and on two, and one rank's own part made from nothing but the two
 // descriptions (median and worst of ranks spread over the mesh). Every time is the median of 7 rounds.
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "lib/base/text.h"
-#include "lib/family/placement.h"
+#include "lib/plan/cost.h"
 #include "lib/plan/rank_plan.h"
+#include "tests/bench/described_models.h"
 
 namespace reshard {
 namespace {
@@ -20,10 +21,16 @@ namespace {
 constexpr int kRounds = 7;
 constexpr Index kSampledRanks = 33;
 
-double milliseconds(const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+// Milliseconds.
+struct Time {
+  double wall = 0;
+  double cpu = 0;  // of all threads: what a busy machine changes less
+};
+
+double now(clockid_t clock) {
+  timespec t{};
+  ::clock_gettime(clock, &t);
+  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
 double median(std::vector<double> v) {
@@ -31,10 +38,15 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-double median_time(const std::function<void()>& body) {
-  std::vector<double> times;
-  for (int round = 0; round < kRounds; ++round) times.push_back(milliseconds(body));
-  return median(std::move(times));
+Time median_time(const std::function<void()>& body) {
+  std::vector<double> wall, cpu;
+  for (int round = 0; round < kRounds; ++round) {
+    const double wall_start = now(CLOCK_MONOTONIC), cpu_start = now(CLOCK_PROCESS_CPUTIME_ID);
+    body();
+    wall.push_back(now(CLOCK_MONOTONIC) - wall_start);
+    cpu.push_back(now(CLOCK_PROCESS_CPUTIME_ID) - cpu_start);
+  }
+  return {median(std::move(wall)), median(std::move(cpu))};
 }
 
 // The process's largest memory so far, in megabytes.
@@ -43,36 +55,6 @@ double peak_megabytes() {
   for (std::string line; std::getline(status, line);)
     if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024 / 1e6;
   return 0;
-}
-
-// The tensors of a config's model as torchtitan saves them under mixed precision: bf16 weights, and in float32 a master
-// copy and Adam's two moments of each: 14 bytes a parameter.
-Result<Catalog> model_with_optimizer(const std::string& config_path) {
-  std::ostringstream text;
-  text << std::ifstream(config_path).rdbuf();
-  const ModelConfig config = TRY(ModelConfig::parse(TRY(parse_json(text.str(), config_path)), config_path));
-  const Family* family = family_of_model_type(config.model_type);
-  if (!family) return unsupported(config_path + ": of no family known");
-  Catalog catalog;
-  const auto add = [&](std::string name, DType dtype, const Dims& shape) {
-    Tensor tensor;
-    tensor.name = std::move(name);
-    tensor.dtype = dtype;
-    tensor.shape = shape;
-    return catalog.add(std::move(tensor));
-  };
-  for (const Parameter& p : TRY(parameters(*family, config))) {
-    TRY(add(p.name, DType::kBFloat16, p.shape));
-    for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"})
-      TRY(add("optimizer.state." + p.name + state, DType::kFloat32, p.shape));
-  }
-  return catalog;
-}
-
-Result<PlacedModel> placed(const Catalog& model, const std::string& mesh_text) {
-  const Mesh mesh = TRY(Mesh::parse(mesh_text));
-  const Placer placer = TRY(Placer::make(mesh, &kLlamaFamily, nullptr, model));
-  return place_model(model, mesh, [&](const Tensor& t) -> Result<Placement> { return placer.place(t); });
 }
 
 Index box_count(const PlacedModel& model) {
@@ -86,43 +68,27 @@ Index box_count(const PlacedModel& model) {
   return boxes;
 }
 
-// What a checkpoint of the source records: a file a rank.
-Result<Catalog> recorded(const PlacedModel& model) {
-  Catalog out;
-  out.files.resize(static_cast<std::size_t>(model.mesh.ranks()));
-  for (const PlacedTensor& t : model.tensors) {
-    Tensor tensor;
-    tensor.name = t.name;
-    tensor.dtype = t.dtype;
-    tensor.shape = t.shape;
-    tensor.fragments = FragmentList(t.shape.rank());
-    for (Index rank = 0; rank < model.mesh.ranks(); ++rank)
-      if (is_first_replica(model.mesh, t.placement, rank))
-        for (const LocalBox& piece : owned_boxes(model.mesh, t.placement, t.shape, rank))
-          tensor.fragments.add(piece.box, {static_cast<std::uint32_t>(rank), 0, 0});
-    TRY(out.add(std::move(tensor)));
-  }
-  return out;
-}
-
 struct OwnPart {
-  double median_ms = 0, worst_ms = 0;
+  Time median;
+  double worst_wall = 0;
   Index most_moves = 0;
 };
 
 template <class Source>
 OwnPart own_parts(const Source& source, const PlacedModel& target) {
-  std::vector<double> times;
+  std::vector<double> wall, cpu;
   OwnPart out;
   for (Index k = 0; k < kSampledRanks; ++k) {
     const Index rank = k * (target.mesh.ranks() - 1) / (kSampledRanks - 1);
-    times.push_back(median_time([&] {
+    const Time time = median_time([&] {
       const auto plan = RankPlan::make(source, target, {Holders::kFirst, Holders::kAll, rank});
       out.most_moves = std::max(out.most_moves, static_cast<Index>(plan->into(rank).moves.size()));
-    }));
+    });
+    wall.push_back(time.wall);
+    cpu.push_back(time.cpu);
   }
-  out.median_ms = median(times);
-  out.worst_ms = *std::max_element(times.begin(), times.end());
+  out.worst_wall = *std::max_element(wall.begin(), wall.end());
+  out.median = {median(std::move(wall)), median(std::move(cpu))};
   return out;
 }
 
@@ -134,27 +100,39 @@ Status report(const std::string& what, const Source& source, const PlacedModel& 
   const auto plan_all = [&](int threads) {
     return median_time([&] { figures = RankPlan::make(source, target, {})->all(threads); });
   };
-  const double one = plan_all(1), two = plan_all(2);
+  const Time one = plan_all(1), two = plan_all(2);
   const OwnPart own = own_parts(source, target);
-  std::printf("| %s | %s | %s | %s | %s | %.0f | %.0f | %.1f | %.1f | %s | %.2f | %.2f | %.0f |\n", what.c_str(),
+  std::printf("| %s | %s | %s | %s | %s | %.0f | %.0f | %.0f | %.1f | %.1f | %.1f | %s | %.2f | %.2f | %.0f |\n",
               with_commas(described.mesh.ranks()).c_str(), with_commas(box_count(described)).c_str(),
-              with_commas(target.mesh.ranks()).c_str(), with_commas(figures.moves).c_str(), one, two, own.median_ms,
-              own.worst_ms, with_commas(own.most_moves).c_str(), 100 * imbalance(figures.into),
-              100 * imbalance(figures.out_of), peak_megabytes());
+              with_commas(target.mesh.ranks()).c_str(), what.c_str(), with_commas(figures.moves).c_str(), one.wall,
+              two.wall, one.cpu, own.median.wall, own.worst_wall, own.median.cpu, with_commas(own.most_moves).c_str(),
+              100 * imbalance(figures.into), 100 * imbalance(figures.out_of), peak_megabytes());
   std::fflush(stdout);
   return {};
 }
 
+// What it takes to fill in the cost model.
+Status report_work(const Catalog& source, const Catalog& target) {
+  const Plan plan = TRY(make_plan(source, target));
+  const Time convert = median_time([&] { (void)job_work(plan, source, target, 128, JobKind::kConvert); });
+  const Time load = median_time([&] { (void)job_work(plan, source, target, 128, JobKind::kLoad); });
+  std::printf("\njob_work of the recorded boxes to 128 ranks: converting %.0f ms, loading %.0f ms (CPU %.0f, %.0f)\n",
+              convert.wall, load.wall, convert.cpu, load.cpu);
+  return {};
+}
+
 Status run(const std::string& config) {
-  const Catalog model = TRY(model_with_optimizer(config));
+  const Catalog model = TRY(model_of(config, true));
   const char* kSources[] = {"pp=16,cp=8,tp=8", "pp=16,dp_shard=8,cp=4,tp=8", "pp=16,dp_shard=8,cp=16,tp=8"};
   const char* kTargets[] = {"pp=16,tp=8", "pp=8,dp_shard=32,tp=4", "pp=16,dp_shard=64,tp=4"};
-  const double describing = median_time([&] { (void)placed(model, kSources[2]); });
-  std::printf("%zu tensors, %.2f TB; describing one side by the family's rules takes %.1f ms\n\n",
-              model.tensors().size(), static_cast<double>(model.tensor_bytes()) / 1e12, describing);
+  const Time describing = median_time([&] { (void)placed(model, kSources[2]); });
+  std::printf("%zu tensors, %.2f TB; describing one side by the family's rules: %.1f ms, CPU %.1f ms\n\n",
+              model.tensors().size(), static_cast<double>(model.tensor_bytes()) / 1e12, describing.wall,
+              describing.cpu);
   std::printf(
-      "| | from ranks | boxes | to ranks | moves | all, 1 thread ms | 2 threads ms | one rank ms | worst ms | moves | "
-      "imbalance %% into | out of | peak MB |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+      "| from ranks | boxes | to ranks | | moves | all ms: 1 thread | 2 threads | CPU | one rank ms | worst | CPU | "
+      "moves "
+      "| imbalance %% | of files | peak MB |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const char* from : kSources)
     for (const char* to : kTargets) {
       const PlacedModel source = TRY(placed(model, from));
@@ -165,7 +143,8 @@ Status run(const std::string& config) {
   for (const char* to : {"pp=16,dp_shard=100,tp=8", "dp_shard=1024"})
     TRY(report(to, source, source, TRY(placed(model, to))));
   const Catalog catalog = TRY(recorded(source));
-  return report(std::string("recorded: ") + kTargets[1], catalog, source, TRY(placed(model, kTargets[1])));
+  TRY(report(std::string("recorded: ") + kTargets[1], catalog, source, TRY(placed(model, kTargets[1]))));
+  return report_work(catalog, TRY(recorded(TRY(placed(model, kTargets[0])))));
 }
 
 }  // namespace

@@ -270,6 +270,51 @@ for _mesh in MESHES:
             lambda self, m=_mesh: self.check_boxes(m))
 
 
+LOAD_RANKS = pathlib.Path(RESHARD).parent / "samples/programs/load_ranks"
+
+
+@unittest.skipUnless(LOAD_RANKS.exists(), "built without samples/programs")
+class Loading(Case):
+    """What samples/programs/load_ranks holds in each rank's memory, against torch's chunks of the whole tensors."""
+
+    def load(self, command, directory):
+        directory.mkdir()
+        done = subprocess.run([*map(str, command), "--dump", str(directory)], capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def check_parts(self, directory, full):
+        """Rank (i, j) of dp_shard=2, tp=2 holds the i-th part of the j-th tensor-parallel block."""
+        for name, whole in load_file(full).items():
+            cut = {"wo": 1, "w2": 1, "o_proj": 1, "down_proj": 1}.get(name.split(".")[-2], 0 if whole.dim() == 2 else None)
+            for rank in range(4):
+                block = whole if cut is None else whole.chunk(2, cut)[rank % 2]
+                part = block.chunk(2, 0)[rank // 2]
+                self.assertEqual((directory / f"{rank}.{name}").read_bytes(), raw_tensor(part)[2], f"{rank} {name}")
+        self.assertEqual(len(list(directory.iterdir())), 4 * len(load_file(full)))
+
+    def test_each_rank_alone(self):
+        for name in ("tp8", "fsdp4_tp2", "pp2_tp4"):
+            sample = ROOT / "samples/checkpoints" / name
+            for names, full in (("torchtitan", "full.safetensors"), ("hf", "hf.safetensors")):
+                directory = self.out(f"{name}-{names}")
+                directory.mkdir()
+                for rank in range(4):
+                    part = self.out("part")
+                    self.load([LOAD_RANKS, sample / "checkpoint", "tp=2,dp_shard=2", "--names", names, "--rank", rank],
+                              part)
+                    for file in part.iterdir():
+                        file.rename(directory / file.name)
+                    part.rmdir()
+                self.check_parts(directory, sample / full)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
+    def test_ranks_that_read_for_each_other(self):
+        sample = ROOT / "samples/checkpoints/fsdp4_tp2"
+        run = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-n", "4"]
+        self.load([*run, LOAD_RANKS, sample / "checkpoint", "tp=2,dp_shard=2", "--names", "hf", "--exchange"], self.out())
+        self.check_parts(self.out(), sample / "hf.safetensors")
+
+
 class FromHuggingFace(Case):
     def hugging_face_directory(self, sample):
         directory = self.out("hf")

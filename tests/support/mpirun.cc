@@ -16,6 +16,13 @@ bool has_mpirun() { return path_exists(RESHARD_MPIRUN); }
 
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
                           const std::string& fault, double seconds) {
+  std::vector<std::string> argv = {RESHARD_BINARY};
+  argv.insert(argv.end(), args.begin(), args.end());
+  return program_ranks(ranks, argv, logs, fault, seconds);
+}
+
+RanksResult program_ranks(int ranks, const std::vector<std::string>& program, const std::string& logs,
+                          const std::string& fault, double seconds) {
   std::vector<std::string> argv = {RESHARD_MPIRUN, "--oversubscribe",    "--output-filename", logs,
                                    "-n",           std::to_string(ranks)};
   if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
@@ -25,8 +32,7 @@ RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const
     for (const std::string& e : {"LD_PRELOAD=" + std::string(RESHARD_RANK_FAULT), "RESHARD_FAULT=" + fault,
                                  std::string("ASAN_OPTIONS=verify_asan_link_order=0")})
       argv.insert(argv.end(), {"-x", e});
-  argv.emplace_back(RESHARD_BINARY);
-  argv.insert(argv.end(), args.begin(), args.end());
+  argv.insert(argv.end(), program.begin(), program.end());
   RanksResult out;
   out.command = run_command(argv, seconds);
   for (int r = 0; r < ranks; ++r) {

@@ -1,4 +1,4 @@
-// Runs reshard as several ranks, as a user would with mpirun.
+// Runs a program as several ranks, as a user would with mpirun.
 #pragma once
 
 #include <map>
@@ -19,6 +19,9 @@ struct RanksResult {
 
 // `mpirun -n ranks reshard args...`, in a directory `logs` that it makes. `fault` as rank_fault.cc has it, empty: none.
 RanksResult reshard_ranks(int ranks, const std::vector<std::string>& args, const std::string& logs,
+                          const std::string& fault = "", double seconds = 120);
+// The same of another program; `argv` begins with its path.
+RanksResult program_ranks(int ranks, const std::vector<std::string>& argv, const std::string& logs,
                           const std::string& fault = "", double seconds = 120);
 
 }  // namespace reshard

@@ -218,6 +218,7 @@ class CudaDevice : public Device {
 
   std::string_view name() const override { return name_; }
   bool is_cpu() const override { return false; }
+  int ordinal() const override { return ordinal_; }
 
   Result<std::unique_ptr<Memory>> allocate(Index bytes) override {
     if (bytes < 0) return internal_error(name_ + ": memory: expected a size, got " + std::to_string(bytes));

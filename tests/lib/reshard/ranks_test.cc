@@ -14,6 +14,7 @@
 #include "lib/transport/collectives.h"
 #include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/split_device.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -26,6 +27,8 @@ struct Request {
   Index memory = Index{1} << 30;
   int threads = 2;
   Strategy strategy = Strategy::kDirect;
+  bool on_device = false;  // elements are worked on in memory that is not the host's
+  bool device_messages = false;
 };
 
 Status convert_one(const std::string& from, const std::string& into, const Request& job, Transport* ranks,
@@ -41,6 +44,10 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   o.run.threads = job.threads;
   o.run.ranks = ranks;
   o.run.strategy = job.strategy;
+  SplitDevice device;
+  if (job.on_device) o.run.device = &device;
+  std::optional<DeviceTransport> messages;
+  if (job.device_messages) o.run.data = &messages.emplace(*ranks);
   auto conversion = TRY(Conversion::prepare(*source.reader, *format, std::move(o)));
   auto done = TRY(conversion->run(into, false));
   if (outcome && rank_of(ranks) == 0) *outcome = done;
@@ -122,6 +129,7 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
         // The process holds `n` ranks; what they are granted differs, and they agree.
         const Status status = run_local_ranks(n, [&](Transport& ranks) {
           Request job{.to = "dcp", .mesh = "tp=3", .threads = threads, .strategy = strategy};
+          job.on_device = job.device_messages = threads == 3;
           job.memory += ranks.rank() * (Index{3} << 20);
           return convert_one(dir_ / "rows", out, job, &ranks);
         });
@@ -129,6 +137,30 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
         EXPECT_TRUE(all_files(out) == expected) << strategy_name(strategy) << " on " << n << " ranks";
       }
   EXPECT_TRUE(load_checkpoint(dir_ / "out0") == tensors_);
+}
+
+// What a GPU would do, and NCCL: elements in memory that the host does not see.
+TEST_P(Ranks, WorkOnADeviceAsOnTheHost) {
+  const TempDir dir;
+  const std::string source = sample(GetParam()) + "/checkpoint";
+  int made = 0;
+  for (const Request& job : {Request{.to = "hf"}, Request{.to = "dcp", .mesh = "tp=2,dp_shard=3"},
+                             Request{.to = "hf", .dtype = DType::kFloat16}}) {
+    const std::string alone = dir / ("alone" + std::to_string(made));
+    ASSERT_TRUE(convert_one(source, alone, job, nullptr));
+    const auto expected = all_files(alone);
+    for (const bool messages : {false, true})
+      for (const int n : {1, 3}) {
+        Request with = job;
+        with.strategy = Strategy::kExchange;
+        with.on_device = true;
+        with.device_messages = messages;
+        const std::string out = dir / ("out" + std::to_string(made++));
+        const Status status = convert_on(n, source, out, with);
+        ASSERT_TRUE(status) << status.error().message();
+        EXPECT_TRUE(all_files(out) == expected) << job.to << " on " << n << " ranks, messages " << messages;
+      }
+  }
 }
 
 // A source that counts what is read of it.

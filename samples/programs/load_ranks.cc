@@ -1,0 +1,102 @@
+// Every rank of a job loads its part of a checkpoint into memory, and says what it has.
+//
+//   mpirun -n 4 load_ranks CHECKPOINT tp=2,dp_shard=2 [--exchange] [--names hf] [--dump DIRECTORY]
+//   load_ranks CHECKPOINT tp=2,dp_shard=2 --rank 3        one rank alone, without a launcher
+//
+// With --dump the bytes of each tensor go to DIRECTORY/RANK.NAME.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/load.h"
+#include "lib/base/text.h"
+#include "lib/transport/job.h"
+
+using namespace reshard;
+
+namespace {
+
+struct Arguments {
+  std::string checkpoint, mesh, names, dump;
+  Index rank = 0;
+  bool exchange = false;
+};
+
+Result<Arguments> parse(const std::vector<std::string>& words) {
+  const Error usage =
+      usage_error("load_ranks CHECKPOINT MESH [--exchange] [--names NAMES] [--dump DIRECTORY] [--rank N]");
+  if (words.size() < 2) return usage;
+  Arguments out{.checkpoint = words[0], .mesh = words[1], .names = "", .dump = ""};
+  for (std::size_t i = 2; i < words.size(); ++i) {
+    if (words[i] == "--exchange") {
+      out.exchange = true;
+      continue;
+    }
+    if (i + 1 == words.size()) return usage;
+    if (words[i] == "--names")
+      out.names = words[++i];
+    else if (words[i] == "--dump")
+      out.dump = words[++i];
+    else if (words[i] == "--rank")
+      out.rank = std::atoll(words[++i].c_str());
+    else
+      return usage;
+  }
+  return out;
+}
+
+Result<int> load_part(const Arguments& arguments, Transport* ranks) {
+  LoadOptions options;
+  options.mesh = TRY(Mesh::parse(arguments.mesh));
+  options.rank = arguments.rank;
+  options.ranks = ranks;
+  options.strategy = arguments.exchange ? Strategy::kExchange : Strategy::kDirect;
+  options.names = find_names(arguments.names);
+  if (!arguments.names.empty() && !options.names) return usage_error("there are no names '" + arguments.names + "'");
+
+  const OpenLoad open = TRY(open_load(arguments.checkpoint, options));
+  const Load& load = *open.load;
+
+  // The memory is this program's: an engine has its parameters there already.
+  std::vector<std::byte> memory(static_cast<std::size_t>(load.bytes()));
+  std::vector<Destination> destinations;
+  std::byte* next = memory.data();
+  for (const LoadTensor& tensor : load.tensors()) {
+    destinations.push_back({next, std::nullopt});
+    next += tensor.bytes();
+  }
+  const LoadReport report = TRY(open.load->run(destinations));
+
+  const std::string rank = std::to_string(load.options().rank);
+  std::string said = "rank " + rank + ": " + count_of(std::ssize(load.tensors()), "tensor") + ", " +
+                     human_bytes(load.bytes()) + ", " + human_bytes(report.bytes_read) + " read\n";
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    const LoadTensor& tensor = load.tensors()[i];
+    said += "rank " + rank + ": " + printable(tensor.name) + " " + std::string(info(tensor.dtype).torch_name) + " " +
+            to_string(tensor.shape) + " of " + to_string(tensor.global_shape) + "\n";
+    if (arguments.dump.empty()) continue;
+    const File file = TRY(File::create(path_join(arguments.dump, rank + "." + tensor.name)));
+    TRY(file.write_at(0, {destinations[i].data, static_cast<std::size_t>(tensor.bytes())}));
+  }
+  for (const LoadProof& proof : report.proofs)
+    said += "rank " + rank + ": digest " + proof.part.hex() + " " + printable(proof.name) + "\n";
+  std::fwrite(said.data(), 1, said.size(), stdout);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto job = join_job({});
+  if (!job) {
+    std::fprintf(stderr, "load_ranks: %s\n", job.error().message().c_str());
+    return static_cast<int>(job.error().code());
+  }
+  Transport* const ranks = (*job)->ranks();
+  const auto done = (*job)->run([&]() -> Result<int> { return load_part(TRY(parse({argv + 1, argv + argc})), ranks); });
+  // A failure of one rank is known to all of them, in the same words.
+  if (!done && (!ranks || ranks->rank() == 0)) std::fprintf(stderr, "load_ranks: %s\n", done.error().message().c_str());
+  return (*job)->end(done ? *done : static_cast<int>(done.error().code()));
+}
