@@ -7,6 +7,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/reshard/slab_exchange.h"
 #include "lib/reshard/slab_walk.h"
 #include "lib/transport/collectives.h"
 
@@ -52,10 +53,11 @@ Status may_go_on(const RunOptions& options) {
 
 int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
 
-Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding) {
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
+                               Index messages) {
   MemoryPlan plan;
   plan.now = resident_bytes();
-  const Index fixed = plan.now + kProcess + worker_count(options) * (options.worker_bytes + decoding);
+  const Index fixed = plan.now + kProcess + messages + worker_count(options) * (options.worker_bytes + decoding);
   const Index per_slab_byte = worker_count(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);
   const Index needed = fixed + per_slab_byte * smallest;
@@ -71,7 +73,8 @@ Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, I
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
                                const RunOptions& options) {
   const CopyItems copy = copy_items(plan, source, target);
-  return plan_memory(options, largest_group(copy.items, source), copy.extra, decoding_memory(source));
+  const Index group = largest_group(copy.items, source);
+  return plan_memory(options, group, copy.extra, decoding_memory(source), Staging::plan(options, group).total());
 }
 
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,

@@ -50,8 +50,9 @@ struct MemoryPlan {
 };
 // A usage error that says how much is needed when `memory` does not suffice. `largest_group` is the largest single slab
 // the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs, `decoding` what
-// each thread takes to decode chunks (bytes).
-Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding = 0);
+// each thread takes to decode chunks (bytes), `messages` what all threads share for those to other ranks (bytes).
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding = 0,
+                               Index messages = 0);
 
 // The same for copy_tensors() with these arguments.
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,

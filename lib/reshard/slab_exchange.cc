@@ -303,9 +303,13 @@ Status Exchange::run() {
 
 }  // namespace
 
-Result<Staging> Staging::plan(const RunOptions& options, Index largest_group) {
-  const Index usual = std::min(kUsualStaging, options.memory / 12);
-  return Staging{TRY(minimum(options.ranks, std::max({usual, largest_group, kMinSlab})))};
+bool exchanges(const RunOptions& options) {
+  return rank_count(options.ranks) > 1 && options.strategy == Strategy::kExchange;
+}
+
+Staging Staging::plan(const RunOptions& options, Index largest_group) {
+  if (!exchanges(options)) return {};
+  return {std::max({std::min(kUsualStaging, options.memory / 12), largest_group, kMinSlab})};
 }
 
 Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,

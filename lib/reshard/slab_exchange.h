@@ -20,9 +20,13 @@ struct Staging {
   Index bytes = 0;  // of each of the four buffers
   Index total() const { return 4 * bytes; }
 
-  // What a rank's memory leaves for messages, the same on every rank. `largest_group` as in plan_memory().
-  static Result<Staging> plan(const RunOptions& options, Index largest_group);
+  // What this rank's memory leaves for messages: nothing where the run is no exchange. `largest_group` as in
+  // plan_memory().
+  static Staging plan(const RunOptions& options, Index largest_group);
 };
+
+// Whether ranks read for each other.
+bool exchanges(const RunOptions& options);
 
 // Where a slab's elements are there to be used.
 enum class Side { kHost, kDevice };

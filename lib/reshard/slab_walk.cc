@@ -136,24 +136,19 @@ class Workshop {
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
   const auto& tensors = source.catalog().tensors();
-  const bool exchanges = rank_count(options.ranks) > 1 && options.strategy == Strategy::kExchange;
-  RunOptions rest = options;
-  Staging staging;
-  if (exchanges) {
-    staging = TRY(Staging::plan(options, largest_group(items, source.catalog())));
-    rest.memory -= staging.total();
-  }
-  const MemoryPlan memory =
-      TRY(plan_memory(rest, largest_group(items, source.catalog()), extra, decoding_memory(source.catalog())));
+  const Index group = largest_group(items, source.catalog());
+  const Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
+  const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
   // All ranks cut alike.
-  const Index limit = exchanges ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
+  const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
   const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
   const Index first = shares[me], count = shares[me + 1] - first;
 
   const Index slab = std::max(kMinSlab, list.largest());
-  const int threads = static_cast<int>(std::clamp<Index>(exchanges ? list.total() : count, 1, worker_count(options)));
+  const int threads =
+      static_cast<int>(std::clamp<Index>(exchanges(options) ? list.total() : count, 1, worker_count(options)));
   const Workshop shop = TRY(Workshop::make(device_of(options), threads, slab, extra));
   const std::vector<Buffers>& buffers = shop.buffers();
 
@@ -183,7 +178,7 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
     if (options.progress) options.progress(so_far);
     return {};
   };
-  if (exchanges) {
+  if (exchanges(options)) {
     TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
   } else {
     TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {

@@ -111,6 +111,32 @@ TEST_P(Samples, SurviveEveryMeshAndTheWayBack) {
   }
 }
 
+TEST(Cli, PlanSaysHowManyRanksWouldShareTheWork) {
+  const std::string source = sample("tp8") + "/checkpoint";
+  const CommandResult text = reshard_cli({"plan", source, "--to", "hf", "--ranks", "16"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("ranks     16 ranks on 2 machines   "));
+  EXPECT_THAT(text.out, HasSubstr("by the cost model, not measured: direct "));
+  const CommandResult forced =
+      reshard_cli({"plan", source, "--to", "hf", "--ranks", "16", "--strategy", "exchange", "--json"});
+  const Json json = *parse_json(forced.out, "plan");
+  EXPECT_EQ(*json.get_string("strategy"), "exchange");
+  EXPECT_FALSE(parse_json(reshard_cli({"plan", source, "--to", "hf", "--json"}).out, "plan")->contains("strategy"));
+}
+
+TEST(Cli, DevicesAndTransportsAreCheckedBeforeAnythingIsDone) {
+  const TempDir dir;
+  const std::string source = sample("tp8") + "/checkpoint";
+  const CommandResult unknown = convert(source, dir / "out", {"--to", "hf", "--device", "tpu"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("expected cpu, cuda, cuda:N or auto, got 'tpu'"));
+  const CommandResult nccl = convert(source, dir / "out", {"--to", "hf", "--transport", "nccl"});
+  EXPECT_EQ(nccl.exit_code, 2);
+  EXPECT_THAT(nccl.err, HasSubstr("--transport nccl moves GPU memory; it needs --device cuda"));
+  EXPECT_FALSE(path_exists(dir / "out"));
+  expect_success(convert(source, dir / "out", {"--to", "hf", "--device", "auto"}));
+}
+
 // Samples whose digests torch itself recorded.
 class Recorded : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Cli, Recorded, testing::Values("fsdp8", "fsdp2_tp2_optim"));
