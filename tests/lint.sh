@@ -10,7 +10,11 @@ find lib formats tools tests -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs
 
 [ -f build/release/compile_commands.json ] || cmake --preset release > /dev/null || exit 1
 files=("$@")
-[ ${#files[@]} -gt 0 ] || mapfile -t files < <(find lib formats tools -name '*.cc' | sort)
+if [ ${#files[@]} -eq 0 ]; then
+  # Sources that this build leaves out (no CUDA, no MPI) have no compile command, and their headers may be missing.
+  mapfile -t files < <(find lib formats tools -name '*.cc' | sort |
+    while read -r f; do grep -qF "/$f\"" build/release/compile_commands.json && echo "$f"; done)
+fi
 # clang-tidy counts the warnings it suppressed on the error stream; those are of no interest.
 printf '%s\n' "${files[@]}" | xargs -P "${RESHARD_JOBS:-2}" -n 1 clang-tidy -p build/release --quiet 2> /dev/null || status=1
 exit $status

@@ -1,7 +1,10 @@
 #include "tools/job_options.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -360,6 +363,14 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
   return chosen;
 }
 
+std::string rank_figures_text(const RankPlanFigures& figures) {
+  char over[32];
+  std::snprintf(over, sizeof over, "%.1f", 100 * imbalance(figures.into));
+  const Index most = figures.into.empty() ? 0 : *std::max_element(figures.into.begin(), figures.into.end());
+  return count_of(std::ssize(figures.into), "rank") + " that load it: " + human_bytes(most) + " for the fullest, " +
+         over + " % over the mean   " + count_of(figures.moves, "read") + ", " + human_bytes(figures.bytes) + " in all";
+}
+
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
   const bool as_modelled = chosen.strategy == chosen.model.strategy;
   print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
@@ -392,6 +403,11 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("converted_tensors", c.converted_tensors());
   if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
   if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
+  if (const auto figures = c.rank_figures(options.resources.threads); figures && *figures)
+    json.set("mesh_ranks", (*figures)->into.size())
+        .set("mesh_moves", (*figures)->moves)
+        .set("mesh_bytes", (*figures)->bytes)
+        .set("mesh_imbalance", imbalance((*figures)->into));
   if (options.ranks > 1) {
     const auto chosen = choose_strategy(c, options, options.ranks, ceil_div(options.ranks, options.ranks_per_machine));
     json.set("ranks", options.ranks)

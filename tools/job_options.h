@@ -85,6 +85,8 @@ struct ChosenStrategy {
 };
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
                                Index machines);
+// What the ranks of a mesh hold and read, for people.
+std::string rank_figures_text(const RankPlanFigures& figures);
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
 // How --codec says tensors are to be compressed: "none", "zstd:3".

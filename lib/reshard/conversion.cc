@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "lib/base/json.h"
+#include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/family/packing.h"
@@ -255,6 +256,8 @@ Result<LayoutRequest> Conversion::layout_request() {
   TRY(repeat_heads());
   request.tensors = TRY(target_tensors());
   TRY(place(request.tensors));
+  placed_.mesh = options_.mesh;
+  for (const TargetTensor& t : request.tensors) placed_.tensors.push_back({t.name, t.dtype, t.shape, t.placement});
   request.blobs = TRY(target_blobs());
   return request;
 }
@@ -522,6 +525,12 @@ Index Conversion::disk_needed() const {
 }
 
 Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
+
+Result<std::optional<RankPlanFigures>> Conversion::rank_figures(int threads) const {
+  if (renames() || placed_.mesh.ranks() < 2) return std::optional<RankPlanFigures>();
+  const auto ranks = TRY(RankPlan::make(source_view_, placed_, {.target = Holders::kAll}));
+  return std::optional(ranks.all(thread_count(threads)));
+}
 
 Choice Conversion::choose_strategy(Index ranks, const CostParameters& machines) const {
   return choose(job_work(plan_, source_view_, target_view_, ranks, JobKind::kConvert), machines);

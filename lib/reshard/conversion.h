@@ -12,6 +12,7 @@
 #include "lib/family/view.h"
 #include "lib/layout/descriptor.h"
 #include "lib/plan/plan.h"
+#include "lib/plan/rank_plan.h"
 #include "lib/reshard/fit.h"
 #include "lib/reshard/run.h"
 
@@ -80,6 +81,10 @@ class Conversion {
   Index disk_needed() const;                                              // bytes, of all files
   Result<MemoryPlan> memory() const;
 
+  // What the ranks of the target's mesh would read of the source's boxes if each loaded its own part, one copy of
+  // replicas; nothing where names or rows change, or there is one rank.
+  Result<std::optional<RankPlanFigures>> rank_figures(int threads) const;
+
   // What the job costs on several ranks, and how it should be run there.
   Choice choose_strategy(Index ranks, const CostParameters& machines) const;
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
@@ -140,6 +145,7 @@ class Conversion {
   bool complete_ = true;         // no filter took tensors out
   Catalog selected_;             // the source's tensors that take part, as they are named there
   Catalog source_view_;          // the same as the plan sees them
+  PlacedModel placed_;           // the output's tensors on its mesh
   std::unique_ptr<Target> target_;
   Catalog target_view_;
   Plan plan_;

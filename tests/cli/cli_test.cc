@@ -124,6 +124,21 @@ TEST(Cli, PlanSaysHowManyRanksWouldShareTheWork) {
   EXPECT_FALSE(parse_json(reshard_cli({"plan", source, "--to", "hf", "--json"}).out, "plan")->contains("strategy"));
 }
 
+TEST(Cli, PlanSaysWhatTheRanksOfAMeshWouldLoad) {
+  const std::string source = sample("fsdp8") + "/checkpoint";
+  const CommandResult json = reshard_cli({"plan", source, "--to", "dcp", "--mesh", "dp_shard=2", "--json"});
+  ASSERT_EQ(json.exit_code, 0) << json.err;
+  const Json plan = *parse_json(json.out, "plan");
+  EXPECT_EQ(*plan.get_index("mesh_ranks"), 2);
+  // Each byte once, and the step, a float32, on both ranks.
+  EXPECT_EQ(*plan.get_index("mesh_bytes"), *plan.get_index("bytes_read") + 4);
+  const CommandResult replicated =
+      reshard_cli({"plan", source, "--to", "dcp", "--mesh", "dp_replicate=3,dp_shard=2", "--json"});
+  EXPECT_EQ(*parse_json(replicated.out, "plan")->get_index("mesh_bytes"), 3 * *plan.get_index("mesh_bytes"));
+  EXPECT_THAT(reshard_cli({"plan", source, "--to", "dcp", "--mesh", "dp_shard=2"}).out,
+              HasSubstr("mesh      2 ranks that load it: "));
+}
+
 TEST(Cli, DevicesAndTransportsAreCheckedBeforeAnythingIsDone) {
   const TempDir dir;
   const std::string source = sample("tp8") + "/checkpoint";
