@@ -10,6 +10,7 @@
 #include "lib/reshard/slab_exchange.h"
 #include "lib/reshard/slab_walk.h"
 #include "lib/transport/collectives.h"
+#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
@@ -47,7 +48,7 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
 
 Status may_go_on(const RunOptions& options) {
   if (options.interrupt && *options.interrupt) return io_error("interrupted");
-  if (is_stopped(options.ranks)) return Error(ErrorCode::kPeer, "another rank failed");
+  if (is_stopped(options.ranks)) return job_is_over();
   return {};
 }
 

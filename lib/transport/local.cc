@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "lib/base/checked.h"
+#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
@@ -28,8 +29,6 @@ struct Hub {
   }
 };
 
-Error peer_failed() { return {ErrorCode::kPeer, "another rank failed"}; }
-
 class LocalTransfer : public Transfer {
  public:
   LocalTransfer(Hub& hub, std::vector<Hub::Key> out, std::vector<std::pair<Hub::Key, MutableBytes>> in)
@@ -40,7 +39,7 @@ class LocalTransfer : public Transfer {
       std::unique_lock lock(hub_.mutex);
       hub_.changed.wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
       // What waits still may be memory that a sender who gave up has returned.
-      if (hub_.stopped) return peer_failed();
+      if (hub_.stopped) return job_is_over();
       const auto message = hub_.waiting.find(key);
       if (message->second.size() != to.size())
         return internal_error("rank " + std::to_string(std::get<0>(key)) + " sent " +
@@ -53,7 +52,7 @@ class LocalTransfer : public Transfer {
     for (const Hub::Key& key : out_) {
       std::unique_lock lock(hub_.mutex);
       hub_.changed.wait(lock, [&] { return hub_.stopped || !hub_.waiting.contains(key); });
-      if (hub_.waiting.contains(key)) return peer_failed();
+      if (hub_.waiting.contains(key)) return job_is_over();
     }
     return {};
   }
@@ -77,7 +76,7 @@ class LocalTransport : public Transport {
     std::vector<Hub::Key> sent;
     std::vector<std::pair<Hub::Key, MutableBytes>> wanted;
     const std::lock_guard lock(hub_.mutex);
-    if (hub_.stopped) return peer_failed();
+    if (hub_.stopped) return job_is_over();
     for (const Outgoing& message : out) {
       if (message.bytes.empty()) continue;
       sent.emplace_back(rank_, message.peer, sent_.at(static_cast<std::size_t>(message.peer))++);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "lib/transport/job.h"
+#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
@@ -49,22 +50,6 @@ Status mpi(const char* what, Call call) {
   MPI_Error_string(code, text.data(), &length);
   return Error(ErrorCode::kPeer, std::string("MPI: ") + what + ": " + text.data());
 }
-
-// Sleeps between looks: hardly at first, up to a millisecond later.
-class Pause {
- public:
-  void operator()() {
-    if (looks_ < 50) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(1000, looks_)));
-    }
-    ++looks_;
-  }
-
- private:
-  int looks_ = 0;
-};
 
 class MpiTransport : public Transport {
  public:
@@ -103,7 +88,7 @@ class MpiTransfer : public Transfer {
       int all = 0;
       TRY(test(&all));
       if (all != 0) break;
-      if (transport_.stopped()) return Error(ErrorCode::kPeer, "another rank failed");
+      if (transport_.stopped()) return job_is_over();
       pause();
     }
     done_ = true;
@@ -131,7 +116,7 @@ class MpiTransfer : public Transfer {
 };
 
 Result<std::unique_ptr<Transfer>> MpiTransport::start(std::vector<Outgoing> out, std::vector<Incoming> in) {
-  if (stopped_) return Error(ErrorCode::kPeer, "another rank failed");
+  if (stopped_) return job_is_over();
   auto transfer = std::make_unique<MpiTransfer>(*this);
   const auto in_parts = [](auto bytes, auto each) -> Status {
     for (std::size_t at = 0; at < bytes.size(); at += kMaxPart) {

@@ -21,6 +21,7 @@
 #include "lib/base/cursor.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/matching.h"
+#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
@@ -92,24 +93,6 @@ Status cuda_status(cudaError_t code, const std::string& doing) {
 Status choose_gpu(const NcclOptions& options) {
   return cuda_status(cudaSetDevice(options.device), "choosing GPU " + std::to_string(options.device));
 }
-
-Error job_is_over() { return {ErrorCode::kPeer, "another rank failed"}; }
-
-// Sleeps between looks: hardly at first, up to a quarter of a millisecond later.
-class Pause {
- public:
-  void operator()() {
-    if (looks_ < 50) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(250, looks_)));
-    }
-    ++looks_;
-  }
-
- private:
-  int looks_ = 0;
-};
 
 // A point in the communicator's stream.
 class Event {
