@@ -17,7 +17,9 @@
 namespace reshard::tools {
 
 void ResourceOptions::add(CLI::App& app) {
-  app.add_option("--memory", memory, "Memory the whole process may take")->capture_default_str();
+  app.add_option("--memory", memory, "Memory the whole process may take")
+      ->envname("RESHARD_MEMORY")
+      ->capture_default_str();
   app.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
       ->check(CLI::Range(1, 1024));
   app.add_option(

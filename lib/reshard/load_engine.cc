@@ -9,6 +9,7 @@
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
 #include "lib/reshard/exchange_schedule.h"
+#include "lib/reshard/left_behind.h"
 #include "lib/reshard/pieces.h"
 #include "lib/reshard/slab_walk.h"
 #include "lib/transport/collectives.h"
@@ -275,8 +276,8 @@ class Together {
     const auto transfer = std::move(under_way_);
     Status done = transfer ? transfer->wait() : Status();
     if (done) return done;
-    for (auto* buffers : {&sent_, &received_})
-      for (auto& memory : *buffers) (void)memory.release();
+    leave_behind(std::move(sent_));
+    leave_behind(std::move(received_));
     return done;
   }
 

@@ -5,6 +5,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/reshard/left_behind.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -296,8 +297,7 @@ Status Exchange::run() {
   };
   Status status = all();
   // Messages that were on their way when the job failed may still arrive: their memory stays.
-  if (!status)
-    for (auto& m : memory) (void)m.release();
+  if (!status) leave_behind(std::move(memory));
   return status;
 }
 

@@ -39,7 +39,7 @@ class Workshop {
   CommandResult run(const Options& options) const {
     Options args = {"/usr/bin/env", "-C", dir_.path(), RESHARD_BINARY};
     args.insert(args.end(), options.begin(), options.end());
-    return run_command(args);
+    return run_command(args, 180);
   }
   void must(const Options& options) const {
     const CommandResult r = run(options);

@@ -29,5 +29,6 @@ trap 'for i in 1 2; do ip netns del "$RESHARD_TEST_NET-$i"; done 2> /dev/null' E
 
 ip netns exec "$RESHARD_TEST_NET-1" mpirun --allow-run-as-root --oversubscribe -n $((2 * each)) \
   --host "10.77.0.1:$each,10.77.0.2:$each" -x RESHARD_TEST_NET \
+  ${ASAN_OPTIONS:+-x ASAN_OPTIONS} \
   --mca plm_rsh_agent "$(realpath "$0") agent" \
   --mca btl self,tcp --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24 "$@"

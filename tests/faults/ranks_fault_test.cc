@@ -67,9 +67,10 @@ TEST(MpiRanks, WriteTheSameAcrossANetwork) {
   Job job;
   const auto expected = job.expected();
   for (const char* strategy : {"direct", "exchange"}) {
-    const CommandResult run = run_command({std::string(RESHARD_SOURCE_DIR) + "/tests/faults/network_namespaces.sh", "2",
-                                           RESHARD_BINARY, "convert", job.source, job.out, "--to", "dcp", "--mesh",
-                                           "tp=2", "--memory", "1GiB", "--strategy", strategy});
+    const CommandResult run = run_command(
+        {std::string(RESHARD_SOURCE_DIR) + "/tests/faults/network_namespaces.sh", "2", RESHARD_BINARY, "convert",
+         job.source, job.out, "--to", "dcp", "--mesh", "tp=2", "--memory", "1GiB", "--strategy", strategy},
+        60, {kMpiAsanOptions});
     if (run.exit_code == 77) GTEST_SKIP() << "this machine lets nobody make network namespaces";
     ASSERT_EQ(run.exit_code, 0) << run.err;
     EXPECT_TRUE(all_files(job.out) == expected) << strategy;

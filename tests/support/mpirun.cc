@@ -28,13 +28,11 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
   if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
   argv.insert(argv.end(), {"-x", "NO_COLOR=1"});  // each rank has a terminal for an output
   if (!fault.empty())
-    // The sanitizers want to be loaded first, and are content to be told that they are not.
-    for (const std::string& e : {"LD_PRELOAD=" + std::string(RESHARD_RANK_FAULT), "RESHARD_FAULT=" + fault,
-                                 std::string("ASAN_OPTIONS=verify_asan_link_order=0")})
+    for (const std::string& e : {"LD_PRELOAD=" + std::string(RESHARD_RANK_FAULT), "RESHARD_FAULT=" + fault})
       argv.insert(argv.end(), {"-x", e});
   argv.insert(argv.end(), program.begin(), program.end());
   RanksResult out;
-  out.command = run_command(argv, seconds);
+  out.command = run_command(argv, seconds, {kMpiAsanOptions});
   for (int r = 0; r < ranks; ++r) {
     // Open MPI numbers with as many digits as the largest rank has.
     const std::string path = logs + "/1/rank." + std::to_string(r) + "/stderr";

@@ -52,6 +52,9 @@ std::vector<std::string> environment(const std::vector<std::string>& changes) {
     for (const std::string& c : changes) replaced = replaced || entry.starts_with(c.substr(0, c.find('=') + 1));
     if (!replaced) out.push_back(entry);
   }
+#ifdef __SANITIZE_ADDRESS__
+  out.emplace_back("RESHARD_MEMORY=1GiB");  // the sanitizer's own counts too
+#endif
   return out;
 }
 
