@@ -284,6 +284,7 @@ int MpiJob::end(int exit_code) {
     std::vector<std::int64_t> said = {1};
     if (!combine(said, MPI_INT64_T, MPI_SUM)) broken_ = true;
   }
+  if (broken_) std::this_thread::sleep_for(kLastWords);  // the others are about to find the same, and to say it
   if (broken_ || transport_->abandoned()) {
     MPI_Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
