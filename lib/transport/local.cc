@@ -35,7 +35,9 @@ class LocalTransfer : public Transfer {
       : hub_(hub), out_(std::move(out)), in_(std::move(in)) {}
 
   Status wait() override {
-    for (const auto& [key, to] : in_) {
+    for (const auto& wanted : in_) {
+      const Hub::Key& key = wanted.first;
+      const MutableBytes to = wanted.second;
       std::unique_lock lock(hub_.mutex);
       hub_.changed.wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
       // What waits still may be memory that a sender who gave up has returned.
