@@ -1,6 +1,7 @@
 #include "lib/reshard/slab_walk.h"
 
 #include <algorithm>
+#include <span>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -30,16 +31,10 @@ class Proofs {
   }
   // Of all ranks.
   Result<std::vector<TensorProof>> take(Transport* ranks) {
-    std::vector<std::uint32_t> words;
-    for (const TensorProof& p : proofs_)
-      for (const Digest* d : {&p.source, &p.target}) words.insert(words.end(), d->words.begin(), d->words.end());
-    TRY(sum(ranks, words));
-    auto word = words.begin();
-    for (TensorProof& p : proofs_)
-      for (Digest* d : {&p.source, &p.target}) {
-        std::copy_n(word, d->words.size(), d->words.begin());
-        word += static_cast<std::ptrdiff_t>(d->words.size());
-      }
+    TRY(combine_values(ranks, std::span(proofs_), [](TensorProof& mine, const TensorProof& theirs) {
+      mine.source += theirs.source;
+      mine.target += theirs.target;
+    }));
     return std::move(proofs_);
   }
 
