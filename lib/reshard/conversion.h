@@ -133,6 +133,8 @@ class Conversion {
   Result<std::vector<std::string>> add_side_files(Output& output) const;
   bool renames() const { return family_ && target_names_.has_value(); }
 
+  static constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of config.json and the like
+
   Reader& source_;
   const Format& format_;
   ConversionOptions options_;
