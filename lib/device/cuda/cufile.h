@@ -17,9 +17,9 @@
 
 namespace reshard {
 
-// The library's name, and the files without which it is not to be opened: of its kernel driver, in whose absence it
-// reads through host memory as anybody can, and of udev, in whose it does not find drives. Where the system shows it
-// less than it expects, as in containers, it has been seen to search for ever.
+// The library's name, and the files without which it is not to be opened. One is its kernel driver's: without that it
+// reads through host memory, as anybody can. The other is udev's, where it looks drives up. On machines that show less
+// of themselves than it expects (containers), opening its driver has been seen to go on for ever.
 inline constexpr const char* kCuFileLibrary = "libcufile.so.0";
 inline const std::vector<std::string> kCuFileNeeds = {"/proc/driver/nvidia-fs/devcount", "/run/udev"};
 

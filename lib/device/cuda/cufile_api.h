@@ -11,8 +11,8 @@ namespace reshard::cufile {
 
 // CUfileError_t: what most functions return.
 struct Error {
-  int code = 0;       // CUfileOpError; 0: success
-  int cuda_code = 0;  // CUresult, where `code` says that it is CUDA's
+  int code;       // CUfileOpError; 0: success
+  int cuda_code;  // CUresult, where `code` says that it is CUDA's
 };
 static_assert(sizeof(Error) == 8);
 

@@ -18,7 +18,6 @@
 namespace reshard {
 namespace {
 
-using testing::HasSubstr;
 using testing::StartsWith;
 
 TEST(LoadCuFile, ALibraryThatIsNotThereIsAnErrorThatNamesIt) {
@@ -188,14 +187,14 @@ TEST_F(CuFile, AnErrorOfReadingNamesThePlaceAndTheReason) {
   const auto failed = read(file_, 4321, 10);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), ErrorCode::kIo);
-  EXPECT_EQ(failed.error().message(), file_->path() + "@4321: cannot read by cuFile: " + std::strerror(EIO));
+  EXPECT_EQ(failed.error().message(), at(file_->path(), 4321) + ": cannot read by cuFile: " + std::strerror(EIO));
 }
 
 TEST_F(CuFile, AnEndOfFileIsCorruptAndSaysHowMuchWasThere) {
   const auto failed = read(file_, 99990, 100);
   ASSERT_FALSE(failed);
   EXPECT_EQ(failed.error().code(), ErrorCode::kCorrupt);
-  EXPECT_EQ(failed.error().message(), file_->path() + "@99990: expected 100 bytes, got 10 to the end of the file");
+  EXPECT_EQ(failed.error().message(), at(file_->path(), 99990) + ": expected 100 bytes, got 10 to the end of the file");
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ using testing::HasSubstr;
 
 struct Request {
   std::string to = "dcp";
-  std::string mesh = "tp=3";
+  std::string mesh = "";
   std::optional<DType> dtype = std::nullopt;
 };
 
@@ -37,7 +37,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   o.source_path = "the source";  // the manifest has it
   const std::string config = path_join(parent_path(from), "config.json");
   o.config_path = path_exists(config) ? config : "";
-  o.mesh = TRY(Mesh::parse(job.mesh));
+  if (!job.mesh.empty()) o.mesh = TRY(Mesh::parse(job.mesh));
   o.dtype = job.dtype;
   o.run.memory = Index{1} << 30;
   o.run.threads = 3;
@@ -61,12 +61,12 @@ class DeviceFiles : public testing::Test {
       tensors_[name] = {DType::kFloat16, shape, bytes};
       bytes_ += std::ssize(bytes);
     };
-    add("a.weight", {1021, 2048});
-    add("b.weight", {2048, 509});
+    add("a.weight", {1021, 1024});
+    add("b.weight", {1024, 509});
     add("c.bias", {5});
     add("d.scalar", {});
     write_dcp(tensors_, dir_ / "dcp", *Mesh::parse("dp_shard=5"));
-    EXPECT_TRUE(convert_on(nullptr, dir_ / "dcp", dir_ / "hf", {.to = "hf", .mesh = "tp=1"}));
+    EXPECT_TRUE(convert_on(nullptr, dir_ / "dcp", dir_ / "hf", {.to = "hf"}));
   }
 
   SplitDevice reading_device() {
@@ -85,7 +85,7 @@ class DeviceFiles : public testing::Test {
   }
   Error error_of(const std::string& from) {
     SplitDevice device = reading_device();
-    const Status status = convert_on(&device, from, dir_ / "failed", {});
+    const Status status = convert_on(&device, from, dir_ / "failed", {.mesh = "tp=3"});
     return status ? internal_error("there is no error") : status.error();
   }
 
@@ -98,8 +98,8 @@ class DeviceFiles : public testing::Test {
 };
 
 TEST_F(DeviceFiles, SafetensorsAreReadOnceAndByTheDeviceOnly) {
-  for (const Request& job : {Request{.to = "hf", .mesh = "tp=1"}, Request{.to = "dcp"},
-                             Request{.to = "dcp", .mesh = "tp=2", .dtype = DType::kFloat32}}) {
+  for (const Request& job :
+       {Request{.to = "hf"}, Request{.to = "dcp"}, Request{.mesh = "tp=2", .dtype = DType::kFloat32}}) {
     fake_.bytes_read = 0;
     expect_equal(dir_ / "hf", job);
     EXPECT_EQ(fake_.bytes_read, bytes_) << job.to;
@@ -108,26 +108,33 @@ TEST_F(DeviceFiles, SafetensorsAreReadOnceAndByTheDeviceOnly) {
 }
 
 TEST_F(DeviceFiles, ItemsWithAChecksumGoThroughHostMemory) {
-  expect_equal(dir_ / "dcp", {.to = "hf", .mesh = "tp=1"});
+  expect_equal(dir_ / "dcp", {.to = "hf"});
   EXPECT_EQ(fake_.read_calls, 0);
 }
 
-TEST_F(DeviceFiles, RowsOfHeadsThatAreRearrangedGoThroughHostMemory) {
-  const std::string source = sample("tp8") + "/hf.safetensors";
-  expect_equal(source, {.to = "dcp", .mesh = "tp=2"});
-  EXPECT_GT(fake_.bytes_read, 0);
-  EXPECT_LT(fake_.bytes_read, static_cast<Index>(std::filesystem::file_size(source)));
+TEST_F(DeviceFiles, OfShardsRowsAreReadByTheDeviceAndColumnsThroughHostMemory) {
+  const std::string shards = dir_ / "shards";
+  ASSERT_TRUE(convert_on(nullptr, sample("tp8") + "/hf.safetensors", shards, {.to = "ranks", .mesh = "tp=2"}));
+  Index in_runs = 0, all = 0;
+  for (const auto& [name, value] : load_checkpoint(shards)) {
+    const bool columns = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
+    all += std::ssize(value.bytes);
+    if (!columns) in_runs += std::ssize(value.bytes);
+  }
+  expect_equal(shards, {.to = "hf"});
+  EXPECT_LT(in_runs, all);
+  EXPECT_EQ(fake_.bytes_read, in_runs);
 }
 
 TEST_F(DeviceFiles, AFileThatIsRefusedGoesThroughHostMemory) {
   fake_.register_code = 5018;
-  expect_equal(dir_ / "hf", {});
+  expect_equal(dir_ / "hf", {.mesh = "tp=3"});
   EXPECT_GT(fake_.register_calls, 0);
   EXPECT_EQ(fake_.read_calls, 0);
 
   fake_.register_code = 0;
   fake_.read_result = -5009;
-  expect_equal(dir_ / "hf", {});
+  expect_equal(dir_ / "hf", {.mesh = "tp=3"});
   EXPECT_GT(fake_.read_calls, 0);
   EXPECT_EQ(fake_.bytes_read, 0);
 }
@@ -137,13 +144,14 @@ TEST_F(DeviceFiles, AnErrorOfReadingNamesTensorFileAndOffset) {
   fake_.read_errno = EIO;
   const Error error = error_of(dir_ / "hf");
   EXPECT_EQ(error.code(), ErrorCode::kIo);
-  EXPECT_THAT(error.message(), testing::MatchesRegex("tensor '[abcd].*' \\[.*: .*/hf/model.safetensors@[0-9]+: cannot "
-                                                     "read by cuFile: Input/output error"));
+  EXPECT_THAT(error.message(),
+              testing::MatchesRegex("tensor '[abcd].*' \\[.*: .*/hf/model.safetensors@0x[0-9a-f]+: cannot "
+                                    "read by cuFile: Input/output error"));
 }
 
 TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
   fake_.most = 1000;  // less than was asked for is no end
-  expect_equal(dir_ / "hf", {});
+  expect_equal(dir_ / "hf", {.mesh = "tp=3"});
 
   // As when somebody cuts the file off after it was opened.
   static const std::string* cut_off = nullptr;
