@@ -6,7 +6,7 @@ set -u -o pipefail
 cd "$(dirname "$0")/.."
 
 status=0
-find lib formats tools tests -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs clang-format --dry-run -Werror || status=1
+find lib formats tools tests samples -name '*.h' -o -name '*.cc' -o -name '*.cu' | xargs clang-format --dry-run -Werror || status=1
 
 [ -f build/release/compile_commands.json ] || cmake --preset release > /dev/null || exit 1
 files=("$@")

@@ -4,11 +4,9 @@
 
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <set>
 #include <string>
 
-#include "lib/device/cuda/cuda_device.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/nccl.h"
 
@@ -48,15 +46,7 @@ Result<Index> machine_count() {
 Result<Device*> job_device(const std::string& name, Index memory_cap) {
   static std::unique_ptr<Device> opened;
   if (opened) return opened.get();
-  std::string chosen = name;
-  // A rank's number on its machine, as Open MPI, MPICH and Slurm tell it.
-  for (const char* variable : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
-    if (const char* local = std::getenv(variable); local && job_ranks() && (name == "cuda" || name == "auto"))
-      if (const auto gpus = count_cuda_devices(); gpus) {
-        chosen = "cuda:" + std::to_string(std::atoi(local) % *gpus);
-        break;
-      }
-  opened = TRY(open_device(chosen, memory_cap));
+  opened = TRY(open_device(name, memory_cap, job_ranks() ? local_rank(process_environment) : 0));
   return opened.get();
 }
 

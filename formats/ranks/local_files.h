@@ -25,12 +25,6 @@ struct LocalTensor {
   std::vector<LocalPart> parts;
 };
 
-struct BoxLess {
-  bool operator()(const Box& a, const Box& b) const {
-    return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;
-  }
-};
-
 class LocalFiles {
  public:
   // Refers to `request`.
@@ -50,7 +44,7 @@ class LocalFiles {
   const LayoutRequest& request_;
   std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
   std::vector<Tensor> tensors_;                 // of the request, as far as they are stored yet
-  std::vector<std::set<Box, BoxLess>> stored_;  // boxes of each
+  std::vector<std::set<Box>> stored_;  // boxes of each
 };
 
 }  // namespace reshard

@@ -305,7 +305,7 @@ Status RanksReader::join_parts(std::size_t number) {
   placement.stage = -1;  // the holders are known: every one is asked for its part
   tensor.fragments = FragmentList(tensor.shape.rank());
   tensor.replicas = FragmentList(tensor.shape.rank());
-  std::set<Box, BoxLess> stored;
+  std::set<Box> stored;
   for (const Part& part : parts_[number]) {
     const auto boxes = owned_boxes(*layout_.mesh, placement, tensor.shape, part.rank);
     TRY(check_part(part, tensor, local_shape(boxes), placement));

@@ -139,17 +139,16 @@ Status check_box(const Tensor& tensor, const Box& box) {
   return {};
 }
 
-bool box_less(const Box& a, const Box& b) { return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin; }
 
 Status check_replicas(const Tensor& tensor) {
   if (tensor.replicas.empty()) return {};
   std::vector<Box> stored;
   for (std::size_t i = 0; i < tensor.fragments.size(); ++i) stored.push_back(tensor.fragments.box(i));
-  std::sort(stored.begin(), stored.end(), box_less);
+  std::sort(stored.begin(), stored.end());
   for (std::size_t i = 0; i < tensor.replicas.size(); ++i) {
     const Box box = tensor.replicas.box(i);
     TRY(check_box(tensor, box));
-    if (!std::binary_search(stored.begin(), stored.end(), box, box_less))
+    if (!std::binary_search(stored.begin(), stored.end(), box))
       return corrupt(name_of(tensor, box) + ": expected a further copy of a stored box, got a box of its own");
   }
   return {};

@@ -35,7 +35,7 @@ std::optional<int> parse_ordinal(std::string_view text) {
   return ordinal;
 }
 
-Result<std::unique_ptr<Device>> open_kind(const Kind& kind, const std::string& ordinal_text, Index memory_cap) {
+Result<std::unique_ptr<Device>> open_nth(const Kind& kind, const std::string& ordinal_text, Index memory_cap) {
   const std::optional<int> ordinal = parse_ordinal(ordinal_text);
   if (!ordinal)
     return usage_error("device: expected a number after '" + std::string(kind.name) + ":', got '" +
@@ -47,17 +47,20 @@ Result<std::unique_ptr<Device>> open_kind(const Kind& kind, const std::string& o
   return kind.open(*ordinal, memory_cap);
 }
 
+Result<std::unique_ptr<Device>> open_any(const Kind& kind, int local_rank, Index memory_cap) {
+  return kind.open(local_rank % TRY(kind.count()), memory_cap);
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap) {
+Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap, int local_rank) {
   if (memory_cap < 0)
     return usage_error("device: expected a memory cap of 0 bytes or more, got " + std::to_string(memory_cap));
   const std::size_t colon = name.find(':');
   const std::string kind_name = name.substr(0, colon);
-  const std::string ordinal = colon == std::string::npos ? "0" : name.substr(colon + 1);
   for (const Kind& kind : kKinds) {
-    if (name == "auto" && kind.count()) return kind.open(0, memory_cap);
-    if (kind_name == kind.name) return open_kind(kind, ordinal, memory_cap);
+    if (name == kind.name || (name == "auto" && kind.count())) return open_any(kind, local_rank, memory_cap);
+    if (kind_name == kind.name) return open_nth(kind, name.substr(colon + 1), memory_cap);
   }
   return usage_error("device: expected cpu, cuda, cuda:N or auto, got '" + printable(name) + "'");
 }

@@ -26,6 +26,11 @@ namespace reshard {
 struct DeviceBuffer {
   MutableBytes host;
   MutableBytes device;
+
+  DeviceBuffer part(Index offset, Index bytes) const {
+    const auto begin = static_cast<std::size_t>(offset), n = static_cast<std::size_t>(bytes);
+    return {host.subspan(begin, n), device.subspan(begin, n)};
+  }
 };
 
 class Stream {
@@ -84,7 +89,8 @@ Device& cpu_device();
 
 // How the user says which device: "cpu"; "cuda" or "cuda:1", an error that says why when there is none; "auto": a GPU
 // where there is one and this program was built for it, else the CPU. `memory_cap`: bytes it may take at most; 0: what
-// it has.
-Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap);
+// it has. Where the name leaves open which, the ranks of a machine take turns: `local_rank` is this one's number there
+// (job.h).
+Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap, int local_rank = 0);
 
 }  // namespace reshard

@@ -70,6 +70,10 @@ struct Box {
   bool empty() const;  // no elements; never true for rank 0
 
   friend bool operator==(const Box&, const Box&) = default;
+  // By origin, then by shape.
+  friend bool operator<(const Box& a, const Box& b) {
+    return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;
+  }
 };
 
 Box whole(const Dims& shape);  // from the origin

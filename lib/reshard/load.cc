@@ -24,16 +24,12 @@ Result<Catalog> without_fragments(const Catalog& catalog) {
   return out;
 }
 
-void add_words(const Digest& digest, std::vector<std::uint32_t>& words) {
-  words.insert(words.end(), digest.words.begin(), digest.words.end());
-}
-
-Digest words_at(const std::vector<std::uint32_t>& words, std::size_t place) {
-  Digest out;
-  std::copy_n(words.begin() + static_cast<std::ptrdiff_t>(place * out.words.size()), out.words.size(),
-              out.words.begin());
-  return out;
-}
+// What the ranks have of one planned tensor.
+struct PartDigests {
+  Digest first;  // placed by ranks that are first replicas
+  Digest all;    // placed
+  Digest read;
+};
 
 }  // namespace
 
@@ -130,18 +126,15 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   FileSource source(conversion_->source_view(), source_.files());
   const Landings landings =
       TRY(Landings::make(plan, conversion_->target_view(), target(), rank(), held_, destinations));
-  const LoadJob job{plan,
-                    source,
-                    conversion_->target_view(),
-                    target(),
-                    landings,
-                    rank(),
-                    options_.ranks,
-                    options_.device ? *options_.device : cpu_device(),
-                    options_.memory,
-                    options_.threads,
-                    options_.progress,
-                    options_.interrupt};
+  RunOptions run;
+  run.memory = options_.memory;
+  run.threads = options_.threads;
+  run.progress = options_.progress;
+  run.interrupt = options_.interrupt;
+  run.ranks = options_.ranks;
+  run.data = options_.data;
+  run.device = options_.device;
+  const LoadJob job{plan, source, conversion_->target_view(), target(), landings, rank(), run};
   const bool together = !is_direct() && options_.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
   if (options_.ranks || options_.check_whole_items) {
@@ -160,7 +153,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
 
 // The parts of all first replicas make the tensor, and each element is held as often as there are replicas.
 Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
-  std::vector<std::uint32_t> words;
+  std::vector<PartDigests> parts;
   const auto tensor_of = [&](std::size_t p) -> std::optional<std::size_t> {
     const Tensor& to = conversion_->target_view().tensors()[conversion_->plan().tensors[p].to];
     if (to.fragments.empty()) return std::nullopt;
@@ -170,14 +163,17 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
   for (std::size_t p = 0; p < report.proofs.size(); ++p) {
     const auto tensor = tensor_of(p);
     const bool is_first = tensor && target().is_first_replica(*tensor, rank());
-    add_words(is_first ? digests.placed[p] : Digest(), words);
-    add_words(digests.placed[p], words);
-    add_words(together || is_first ? digests.read[p] : Digest(), words);
+    parts.push_back({is_first ? digests.placed[p] : Digest(), digests.placed[p],
+                     together || is_first ? digests.read[p] : Digest()});
   }
-  TRY(sum(options_.ranks, words));
+  TRY(combine_values(options_.ranks, std::span(parts), [](PartDigests& mine, const PartDigests& theirs) {
+    mine.first += theirs.first;
+    mine.all += theirs.all;
+    mine.read += theirs.read;
+  }));
   for (std::size_t p = 0; p < report.proofs.size(); ++p) {
     LoadProof& proof = report.proofs[p];
-    const Digest first = words_at(words, 3 * p), all = words_at(words, 3 * p + 1), read = words_at(words, 3 * p + 2);
+    const auto& [first, all, read] = parts[p];
     const auto tensor = tensor_of(p);  // unknown where this rank holds nothing of it: then others look
     Digest expected = read;
     for (std::uint32_t& word : expected.words)

@@ -47,6 +47,7 @@ struct LoadOptions {
 
   Strategy strategy = Strategy::kDirect;
   Transport* ranks = nullptr;  // the other ranks, as many as the mesh has; null: this one works for itself
+  Transport* data = nullptr;   // what moves elements between them (nccl.h); null: `ranks` does that too
   Device* device = nullptr;    // whose memory the destinations are; null: the CPU's
   Index memory = 256 << 20;    // bytes of buffers, beside the destinations and the checkpoint's metadata
   int threads = 0;             // 0: two for each core this process may use

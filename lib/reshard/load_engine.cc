@@ -48,15 +48,15 @@ Result<LoadMemory> plan_load_memory(const LoadJob& job, const std::vector<WalkIt
                                     Index shared) {
   const Index smallest = std::max(kMinSlab, largest_group(items, job.source.catalog()));
   const Index decoding = decoding_memory(job.source.catalog());
-  const auto room = [&](int threads) { return (job.memory - threads * decoding) / (threads * per_thread + shared); };
-  RunOptions run;
-  run.threads = job.threads;
+  const auto room = [&](int threads) {
+    return (job.run.memory - threads * decoding) / (threads * per_thread + shared);
+  };
   LoadMemory out;
-  out.threads = worker_count(run);
+  out.threads = worker_count(job.run);
   while (out.threads > 1 && room(out.threads) < smallest) --out.threads;
   if (room(out.threads) < smallest)
     return usage_error("loading needs at least " + human_bytes(decoding + (per_thread + shared) * smallest) +
-                       " of memory for buffers, got " + human_bytes(job.memory));
+                       " of memory for buffers, got " + human_bytes(job.run.memory));
   out.slab_bytes = std::clamp(room(out.threads), smallest, std::max(smallest, kMaxSlab));
   return out;
 }
@@ -71,7 +71,7 @@ class Account {
   }
   void add_read(Index bytes) {
     const Index so_far = bytes_ += bytes;
-    if (job_.progress) job_.progress(so_far);
+    if (job_.run.progress) job_.run.progress(so_far);
   }
   Index bytes_read() const { return bytes_; }
 
@@ -82,14 +82,33 @@ class Account {
   std::atomic<Index> bytes_{0};
 };
 
-Status go_on(const LoadJob& job) {
-  RunOptions run;
-  run.interrupt = job.interrupt;
-  run.ranks = job.ranks;
-  return may_go_on(run);
+Index bytes_of(const Box& box, DType dtype) { return volume(box) * byte_size(dtype); }
+
+// What is queued with a slab's elements on their device, once they are of the target's dtype. It may end in memory that
+// is not the engine's.
+using Use = std::function<Status(const std::byte* elements)>;
+
+// Waits for what was queued, all of it or not.
+Status finish(Status queued, Stream& stream) {
+  Status done = stream.wait();
+  return queued ? done : queued;
 }
 
-std::size_t bytes_of(const Box& box, DType dtype) { return static_cast<std::size_t>(volume(box) * byte_size(dtype)); }
+// Brings a slab of planned tensor `planned` to the device, digests it, uses it, and waits for all that, come what may.
+Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const DeviceBuffer& stored, Side side,
+                const Buffers& b, Account& account, const Use& use) {
+  const Tensor &from = job.from(planned), &to = job.to(planned);
+  Digest digest;
+  const auto queue = [&]() -> Status {
+    const DeviceBuffer elements = TRY(bring(stored, side, from.dtype, to.dtype, volume(box), b));
+    TRY(b.stream->digest_box(to.shape, box, byte_size(to.dtype), elements.device.data(), &digest));
+    return use(elements.device.data());
+  };
+  TRY(finish(queue(), *b.stream));
+  account.add(planned, digest);
+  account.add_read(bytes_of(box, from.dtype));
+  return {};
+}
 
 // ---- each rank for itself
 
@@ -126,48 +145,16 @@ LandingItems landing_items(const LoadJob& job) {
   return out;
 }
 
-// What one thread reads, converts and places with.
-struct Worker {
-  std::unique_ptr<Device::Memory> stored, converted;
-  std::vector<std::byte> scratch;
-  std::unique_ptr<Stream> stream;
-};
-
-// Queues work that ends in the caller's memory, and waits for what was queued, all of it or not.
-Status run_on(Stream& stream, const std::function<Status()>& queue) {
-  Status queued = queue();
-  Status done = stream.wait();
-  return queued ? done : queued;
-}
-
-Status load_slab(const LoadJob& job, std::size_t planned, const Box& box, Worker& worker, Account& placed) {
-  const Tensor &from = job.from(planned), &to = job.to(planned);
-  const DeviceBuffer stored = worker.stored->buffer();
-  const std::size_t bytes = bytes_of(box, from.dtype);
-  TRY(job.source.read(job.plan.tensors[planned].from, box, stored.host.first(bytes), worker.scratch));
-  Stream& stream = *worker.stream;
-  Digest digest;
-  TRY(run_on(stream, [&]() -> Status {
-    TRY(stream.upload(stored, static_cast<Index>(bytes)));
-    const std::byte* elements = stored.device.data();
-    if (from.dtype != to.dtype) {
-      std::byte* converted = worker.converted->buffer().device.data();
-      TRY(stream.convert(from.dtype, to.dtype, elements, converted, volume(box)));
-      elements = converted;
-    }
-    TRY(stream.digest_box(to.shape, box, byte_size(to.dtype), elements, &digest));
-    return job.landings.place(planned, box, elements, stream);
-  }));
-  placed.add(planned, digest);
-  placed.add_read(static_cast<Index>(bytes));
-  return {};
-}
-
 // ---- all ranks together
 
 class Together {
  public:
-  Together(const LoadJob& job, Index extra) : job_(job), extra_(extra) {}
+  Together(const LoadJob& job, Index extra)
+      : job_(job),
+        extra_(extra),
+        device_(device_of(job.run)),
+        data_(job.run.data ? *job.run.data : *job.run.ranks),
+        on_device_(data_.moves_device_memory()) {}
   ~Together() { (void)settle(); }
   Together(const Together&) = delete;
   Together& operator=(const Together&) = delete;
@@ -191,73 +178,58 @@ class Together {
   }
 
  private:
-  // Of one thread.
-  struct Buffers {
-    std::vector<std::byte> stored, scratch, converted;
-    std::unique_ptr<Stream> stream;
-  };
-
   // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for.
   Status prepare() {
     std::vector<WalkItem> items;
     for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
     const Index larger = std::max<Index>(1, extra_);
     const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
-    WorkList slabs(items, job_.source.catalog(), TRY(minimum(job_.ranks, memory.slab_bytes)));
+    WorkList slabs(items, job_.source.catalog(), TRY(minimum(job_.run.ranks, memory.slab_bytes)));
     const Index slab = std::max(kMinSlab, slabs.largest());
     const Index workers = memory.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
-    const Index room = std::clamp((job_.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
-    const Index limit = TRY(minimum(job_.ranks, room));
+    const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
+    const Index limit = TRY(minimum(job_.run.ranks, room));
     schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
     for (int half = 0; half < 2; ++half) {
-      sent_.push_back(TRY(job_.device.allocate(limit)));
-      received_.push_back(TRY(job_.device.allocate(limit)));
+      sent_.push_back(TRY(device_.allocate(limit)));
+      received_.push_back(TRY(device_.allocate(limit)));
     }
-    workers_.resize(static_cast<std::size_t>(memory.threads));
-    for (Buffers& b : workers_) {
-      b.stored.resize(static_cast<std::size_t>(slab));
-      b.scratch.resize(static_cast<std::size_t>(slab + File::kDirectUnit));
-      b.converted.resize(static_cast<std::size_t>(extra_ * slab));
-      b.stream = TRY(job_.device.stream());
-    }
+    readers_ = TRY(Workshop::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
+    for (int t = 0; t < memory.threads; ++t) placers_.push_back(TRY(device_.stream()));
     return {};
   }
 
-  int threads() const { return static_cast<int>(workers_.size()); }
+  int threads() const { return static_cast<int>(placers_.size()); }
+  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
 
   Status read(const ExchangeRound& round, int half) {
-    const MutableBytes to = sent_[static_cast<std::size_t>(half)]->buffer().host;
+    const MutableBytes to = moved(sent_[static_cast<std::size_t>(half)]->buffer());
     return parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
-      TRY(go_on(job_));
+      TRY(may_go_on(job_.run));
       const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
-      return read_slab(r, workers_[static_cast<std::size_t>(thread)], to.data() + r.offset);
+      return read_slab(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
     });
   }
 
-  Status read_slab(const ExchangeRound::Read& r, Buffers& b, std::byte* packed) {
-    const Tensor &from = job_.from(r.planned), &to = job_.to(r.planned);
-    const MutableBytes stored = MutableBytes(b.stored).first(bytes_of(r.slab, from.dtype));
-    TRY(job_.source.read(job_.plan.tensors[r.planned].from, r.slab, stored, b.scratch));
-    const std::byte* elements = stored.data();
-    if (from.dtype != to.dtype) {
-      convert(from.dtype, to.dtype, stored.data(), b.converted.data(), volume(r.slab));
-      elements = b.converted.data();
-    }
-    const Index element = byte_size(to.dtype);
-    read_.add(r.planned, digest_box(to.shape, r.slab, element, elements));
-    read_.add_read(static_cast<Index>(stored.size()));
+  Status read_slab(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
+    const auto length = static_cast<std::size_t>(bytes_of(r.slab, job_.from(r.planned).dtype));
+    TRY(job_.source.read(job_.plan.tensors[r.planned].from, r.slab, b.slab.host.first(length), b.scratch));
+    const Index element = byte_size(job_.to(r.planned).dtype);
     const Dims strides = row_major_strides(r.slab.shape);
-    for (const Box& piece : schedule_->packing_order(r.planned, r.slab)) {
-      copy_box(piece.shape, element, elements + offset_in(r.slab, strides, piece) * element, strides, packed,
-               row_major_strides(piece.shape));
-      packed += bytes_of(piece, to.dtype);
-    }
-    return {};
+    const auto pack = [&](const std::byte* elements) -> Status {
+      for (const Box& piece : schedule_->packing_order(r.planned, r.slab)) {
+        TRY(b.stream->copy_box(piece.shape, element, elements + offset_in(r.slab, strides, piece) * element, strides,
+                               packed, row_major_strides(piece.shape)));
+        packed += volume(piece) * element;
+      }
+      return {};
+    };
+    return use_slab(job_, r.planned, r.slab, b.slab, Side::kHost, b, read_, pack);
   }
 
   Status start(const ExchangeRound& round, int half) {
-    const MutableBytes sent = sent_[static_cast<std::size_t>(half)]->buffer().host,
-                       received = received_[static_cast<std::size_t>(half)]->buffer().host;
+    const MutableBytes sent = moved(sent_[static_cast<std::size_t>(half)]->buffer()),
+                       received = moved(received_[static_cast<std::size_t>(half)]->buffer());
     const auto bytes = [](MutableBytes buffer, const ExchangeRound::Message& m) {
       return buffer.subspan(static_cast<std::size_t>(m.offset), static_cast<std::size_t>(m.bytes));
     };
@@ -266,7 +238,7 @@ class Together {
     for (const ExchangeRound::Message& m : round.out) out.push_back({m.peer, bytes(sent, m)});
     for (const ExchangeRound::Message& m : round.in) in.push_back({m.peer, bytes(received, m)});
     out_.bytes_received += round.received_bytes;
-    under_way_ = TRY(job_.ranks->start(std::move(out), std::move(in)));
+    under_way_ = TRY(data_.start(std::move(out), std::move(in)));
     return {};
   }
 
@@ -285,20 +257,18 @@ class Together {
     const DeviceBuffer sent = sent_[static_cast<std::size_t>(half)]->buffer(),
                        received = received_[static_cast<std::size_t>(half)]->buffer();
     return parallel_for(std::ssize(round.arrivals), threads(), [&](int thread, Index i) -> Status {
-      TRY(go_on(job_));
+      TRY(may_go_on(job_.run));
       const ExchangeRound::Arrival& a = round.arrivals[static_cast<std::size_t>(i)];
-      const DeviceBuffer& buffer = a.is_own ? sent : received;
-      const auto offset = static_cast<std::size_t>(a.offset), bytes = static_cast<std::size_t>(a.bytes);
-      return place_arrival(a, {buffer.host.subspan(offset, bytes), buffer.device.subspan(offset, bytes)},
-                           *workers_[static_cast<std::size_t>(thread)].stream);
+      return place_arrival(a, (a.is_own ? sent : received).part(a.offset, a.bytes),
+                           *placers_[static_cast<std::size_t>(thread)]);
     });
   }
 
   Status place_arrival(const ExchangeRound::Arrival& a, const DeviceBuffer& buffer, Stream& stream) {
     const Tensor& to = job_.to(a.planned);
     std::vector<Digest> digests(a.pieces.size());
-    TRY(run_on(stream, [&]() -> Status {
-      TRY(stream.upload(buffer, a.bytes));
+    const auto queue = [&]() -> Status {
+      if (!on_device_) TRY(stream.upload(buffer, a.bytes));
       const std::byte* elements = buffer.device.data();
       for (std::size_t i = 0; i < a.pieces.size(); ++i) {
         TRY(stream.digest_box(to.shape, a.pieces[i], byte_size(to.dtype), elements, &digests[i]));
@@ -306,18 +276,23 @@ class Together {
         elements += bytes_of(a.pieces[i], to.dtype);
       }
       return {};
-    }));
+    };
+    TRY(finish(queue(), stream));
     for (const Digest& digest : digests) placed_.add(a.planned, digest);
     return {};
   }
 
   const LoadJob& job_;
   Index extra_;  // room for converting, in slabs
+  Device& device_;
+  Transport& data_;
+  bool on_device_;  // whether messages lie in device memory
   LoadDigests out_{std::vector<Digest>(job_.plan.tensors.size()), std::vector<Digest>(job_.plan.tensors.size())};
   Account read_{job_, out_.read}, placed_{job_, out_.placed};
   std::optional<ExchangeSchedule> schedule_;
   std::vector<std::unique_ptr<Device::Memory>> sent_, received_;  // two each: one travels while the other is filled
-  std::vector<Buffers> workers_;
+  Workshop readers_;                                              // on the side where messages lie
+  std::vector<std::unique_ptr<Stream>> placers_;
   std::unique_ptr<Transfer> under_way_;
 };
 
@@ -328,22 +303,17 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   const Index extra = growth(job);
   const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
   const WorkList slabs(items, job.source.catalog(), memory.slab_bytes);
-  const Index slab = std::max(kMinSlab, slabs.largest());
+  const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
+  const Workshop shop = TRY(Workshop::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));
   LoadDigests out;
   out.placed.resize(job.plan.tensors.size());
   Account placed(job, out.placed);
-  std::vector<Worker> workers(static_cast<std::size_t>(std::clamp<Index>(slabs.total(), 1, memory.threads)));
-  for (Worker& worker : workers) {
-    worker.stored = TRY(job.device.allocate(slab));
-    worker.converted = extra > 0 ? TRY(job.device.allocate(extra * slab)) : nullptr;
-    worker.scratch.resize(static_cast<std::size_t>(slab + File::kDirectUnit));
-    worker.stream = TRY(job.device.stream());
-  }
-  TRY(parallel_for(slabs.total(), static_cast<int>(workers.size()), [&, &of = planned](int thread, Index k) -> Status {
-    TRY(go_on(job));
-    const WalkSlab s = slabs.get(k);
-    return load_slab(job, of[s.item], s.box, workers[static_cast<std::size_t>(thread)], placed);
-  }));
+  const auto place = [&, &of = planned](const WalkSlab& s, const DeviceBuffer& stored, Side side, const Buffers& b) {
+    const std::size_t p = of[s.item];
+    return use_slab(job, p, s.box, stored, side, b, placed,
+                    [&](const std::byte* elements) { return job.landings.place(p, s.box, elements, *b.stream); });
+  };
+  TRY(read_slabs(items, slabs, 0, slabs.total(), job.source, job.run, shop.buffers(), place));
   out.bytes_read = placed.bytes_read();
   out.read = out.placed;
   return out;

@@ -2,15 +2,10 @@
 // sending in which all ranks take part.
 #pragma once
 
-#include <atomic>
-#include <functional>
-#include <span>
 #include <vector>
 
-#include "lib/device/device.h"
 #include "lib/reshard/landing.h"
-#include "lib/reshard/tensor_source.h"
-#include "lib/transport/transport.h"
+#include "lib/reshard/run.h"
 
 namespace reshard {
 
@@ -21,12 +16,7 @@ struct LoadJob {
   const MemoryTarget& target;
   const Landings& landings;
   Index rank;
-  Transport* ranks;  // null: this rank alone
-  Device& device;
-  Index memory;
-  int threads;
-  const std::function<void(Index bytes)>& progress;
-  const std::atomic<bool>* interrupt;
+  RunOptions run;  // but `memory` is that of the buffers alone
 
   const Tensor& from(std::size_t planned) const { return source.catalog().tensors()[plan.tensors[planned].from]; }
   const Tensor& to(std::size_t planned) const { return target_view.tensors()[plan.tensors[planned].to]; }
@@ -44,7 +34,7 @@ struct LoadDigests {
 Result<LoadDigests> load_direct(const LoadJob& job);
 
 // Every rank reads its share of all slabs, sends each piece to those who hold it, and places what it gets. All ranks
-// call it, with the same plan, a target of all ranks, and `ranks`.
+// call it, with the same plan, a target of all ranks, and `run.ranks`.
 Result<LoadDigests> load_together(const LoadJob& job);
 
 }  // namespace reshard

@@ -27,12 +27,6 @@ struct Difference {
   Index first = 0;  // number of the first of them in the box, row-major
 };
 
-struct BoxLess {
-  bool operator()(const Box& a, const Box& b) const {
-    return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;
-  }
-};
-
 bool is_same_place(const Fragment& a, const Fragment& b) {
   return a.extent == b.extent && a.start == b.start && a.strides == b.strides;
 }
@@ -94,7 +88,7 @@ class Replicas {
       if (tensor.replicas.empty()) continue;
       ++report_.tensors;
       const FragmentIndex index(tensor.fragments);
-      std::map<Box, std::size_t, BoxLess> seen;
+      std::map<Box, std::size_t> seen;
       for (std::size_t r = 0; r < tensor.replicas.size(); ++r) {
         const Fragment copy = tensor.replicas.get(r);
         if (copy.box.empty()) continue;

@@ -39,11 +39,6 @@ struct StepWork {
   std::vector<Incoming> in;
 };
 
-DeviceBuffer part_of(const DeviceBuffer& buffer, Index offset, Index bytes) {
-  const auto begin = static_cast<std::size_t>(offset), n = static_cast<std::size_t>(bytes);
-  return {buffer.host.subspan(begin, n), buffer.device.subspan(begin, n)};
-}
-
 class Exchange {
  public:
   Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
@@ -208,7 +203,7 @@ Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
     const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
     if (message.parts.size() == 1) {
       const SlabMessage::Part& only = message.parts.front();
-      const DeviceBuffer place = part_of(sent, only.offset, bytes_of(s, only.box));
+      const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
       TRY(source_.read(tensor, only.box, place.host, b.scratch));
       if (!on_device_) return {};
       TRY(b.stream->upload(place, bytes_of(s, only.box)));
@@ -253,8 +248,7 @@ Status Exchange::finish(const StepWork& work, const DeviceBuffer& received) {
     std::vector<SlabMessage::Part> theirs;
     for (const SlabMessage::Part& part : message.parts)
       if (part.reader != ranks_.rank()) theirs.push_back(part);
-    if (message.all_of_it && !theirs.empty())
-      return visit_(s, part_of(received, theirs.front().offset, length), side, b);
+    if (message.all_of_it && !theirs.empty()) return visit_(s, received.part(theirs.front().offset, length), side, b);
     if (theirs.size() < message.parts.size()) {
       TRY(source_.read_parts(
           items_[s.item].tensor, s.box, [&](const StoredPart& p) { return reads(p); },

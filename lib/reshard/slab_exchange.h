@@ -28,13 +28,6 @@ struct Staging {
 // Whether ranks read for each other.
 bool exchanges(const RunOptions& options);
 
-// Where a slab's elements are there to be used.
-enum class Side { kHost, kDevice };
-
-// What is done with a slab whose elements are there, in the source's dtype, at the beginning of `elements`.
-using SlabVisit =
-    std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
-
 // Visits the slabs of this rank's share (WorkList::shares), and reads for the others. One buffer for each thread; each
 // holds the list's largest slab.
 Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,

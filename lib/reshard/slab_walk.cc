@@ -1,6 +1,7 @@
 #include "lib/reshard/slab_walk.h"
 
 #include <algorithm>
+#include <mutex>
 #include <span>
 
 #include "lib/base/parallel.h"
@@ -99,34 +100,48 @@ std::vector<Index> WorkList::shares(int n, bool whole_tensors) const {
   return out;
 }
 
-// The memory and the streams of all threads.
-class Workshop {
- public:
-  // Slabs of `slab` bytes, and `extra` times as much for what they become.
-  static Result<Workshop> make(Device& device, int threads, Index slab, Index extra) {
-    Workshop shop;
-    for (int t = 0; t < threads; ++t) {
-      Buffers b;
-      b.slab = TRY(shop.add(device, slab));
-      b.extra = TRY(shop.add(device, extra * slab));
-      b.scratch = TRY(shop.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
-      shop.streams_.push_back(TRY(device.stream()));
-      b.stream = shop.streams_.back().get();
-      shop.buffers_.push_back(b);
-    }
-    return shop;
-  }
-  const std::vector<Buffers>& buffers() const { return buffers_; }
+Result<DeviceBuffer> Workshop::add(Device& device, Index bytes) {
+  memory_.push_back(TRY(device.allocate(bytes)));
+  return memory_.back()->buffer();
+}
 
- private:
-  Result<DeviceBuffer> add(Device& device, Index bytes) {
-    memory_.push_back(TRY(device.allocate(bytes)));
-    return memory_.back()->buffer();
+Result<Workshop> Workshop::make(Device& device, int threads, Index slab, Index extra) {
+  Workshop shop;
+  for (int t = 0; t < threads; ++t) {
+    Buffers b;
+    b.slab = TRY(shop.add(device, slab));
+    b.extra = TRY(shop.add(device, extra * slab));
+    b.scratch = TRY(shop.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
+    shop.streams_.push_back(TRY(device.stream()));
+    b.stream = shop.streams_.back().get();
+    shop.buffers_.push_back(b);
   }
-  std::vector<std::unique_ptr<Device::Memory>> memory_;
-  std::vector<std::unique_ptr<Stream>> streams_;
-  std::vector<Buffers> buffers_;
-};
+  return shop;
+}
+
+Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
+                  const SlabVisit& visit) {
+  return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
+    TRY(may_go_on(options));
+    const WalkSlab s = list.get(first + k);
+    const std::size_t tensor = items[s.item].tensor;
+    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+    const auto bytes = static_cast<std::size_t>(volume(s.box) * byte_size(source.catalog().tensors()[tensor].dtype));
+    if (TRY(source.read_to_device(tensor, s.box, *b.stream, b.slab.device.first(bytes))))
+      return visit(s, b.slab, Side::kDevice, b);
+    TRY(source.read(tensor, s.box, b.slab.host.first(bytes), b.scratch));
+    return visit(s, b.slab, Side::kHost, b);
+  });
+}
+
+Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
+                           const Buffers& buffers) {
+  if (side == Side::kHost) TRY(buffers.stream->upload(elements, n * byte_size(from)));
+  if (from == to) return elements;
+  TRY(buffers.stream->convert(from, to, elements.device.data(), buffers.extra.device.data(), n));
+  return buffers.extra;
+}
 
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
@@ -153,21 +168,15 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const SlabVisit process = [&](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) -> Status {
     const WalkItem& item = items[s.item];
     const Tensor& t = tensors[item.tensor];
-    const Index n = volume(s.box), bytes = n * byte_size(t.dtype);
-    if (side == Side::kHost) TRY(b.stream->upload(in, bytes));
+    const Index n = volume(s.box), bytes = n * byte_size(t.dtype), out_bytes = n * byte_size(item.as);
+    const bool converts = t.dtype != item.as;
+    const DeviceBuffer out = TRY(bring(in, side, t.dtype, item.as, n, b));
     Digest before, after;
     TRY(b.stream->digest_box(t.shape, s.box, byte_size(t.dtype), in.device.data(), &before));
-    const bool converts = t.dtype != item.as;
-    if (converts) {
-      TRY(b.stream->convert(t.dtype, item.as, in.device.data(), b.extra.device.data(), n));
-      TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), b.extra.device.data(), &after));
-      if (sink) TRY(b.stream->download(b.extra, n * byte_size(item.as)));
-    } else if (sink && side == Side::kDevice) {
-      TRY(b.stream->download(in, bytes));
-    }
+    if (converts) TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), out.device.data(), &after));
+    if (sink && (converts || side == Side::kDevice)) TRY(b.stream->download(out, out_bytes));
     TRY(b.stream->wait());
-    const MutableBytes out = converts ? b.extra.host : in.host;
-    if (sink) TRY(sink(s.item, s.box, out.first(static_cast<std::size_t>(n * byte_size(item.as))), b));
+    if (sink) TRY(sink(s.item, s.box, out.host.first(static_cast<std::size_t>(out_bytes)), b));
     proofs.add(s.item, before, converts ? after : before);
     const Index so_far = done += bytes;
     if (options.progress) options.progress(so_far);
@@ -176,17 +185,7 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   if (exchanges(options)) {
     TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
   } else {
-    TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
-      TRY(may_go_on(options));
-      const WalkSlab s = list.get(first + k);
-      const std::size_t tensor = items[s.item].tensor;
-      const Buffers& b = buffers[static_cast<std::size_t>(thread)];
-      const auto bytes = static_cast<std::size_t>(volume(s.box) * byte_size(tensors[tensor].dtype));
-      if (TRY(source.read_to_device(tensor, s.box, *b.stream, b.slab.device.first(bytes))))
-        return process(s, b.slab, Side::kDevice, b);
-      TRY(source.read(tensor, s.box, b.slab.host.first(bytes), b.scratch));
-      return process(s, b.slab, Side::kHost, b);
-    }));
+    TRY(read_slabs(items, list, first, first + count, source, options, buffers, process));
   }
   TRY(source.finish(buffers.front().scratch, options.ranks));
   return proofs.take(options.ranks);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -63,6 +63,38 @@ struct Buffers {
   MutableBytes scratch;  // of the host
   Stream* stream = nullptr;
 };
+
+// The memory and the streams of all threads.
+class Workshop {
+ public:
+  // Slabs of `slab` bytes, and `extra` times as much for what they become.
+  static Result<Workshop> make(Device& device, int threads, Index slab, Index extra);
+  const std::vector<Buffers>& buffers() const { return buffers_; }  // of each thread
+
+ private:
+  Result<DeviceBuffer> add(Device& device, Index bytes);
+  std::vector<std::unique_ptr<Device::Memory>> memory_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Buffers> buffers_;
+};
+
+// Where a slab's elements are there to be used.
+enum class Side { kHost, kDevice };
+
+// What is done with a slab whose elements are there, in the source's dtype, at the beginning of `elements`.
+using SlabVisit =
+    std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
+
+// Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
+// the list's largest slab.
+Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
+                  const SlabVisit& visit);
+
+// Queues on the buffers' stream what brings a slab's n elements to the device and makes them `to`. Returns where they
+// are then: where they were, or in buffers.extra.
+Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
+                           const Buffers& buffers);
 
 // Receives a slab after conversion, in host memory. buffers.scratch is free to use; so is buffers.extra where nothing
 // was converted.

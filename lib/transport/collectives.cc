@@ -40,8 +40,8 @@ Status exchange(Transport& ranks, std::vector<Outgoing> out, std::vector<Incomin
 }
 
 Status barrier(Transport* ranks) {
-  std::uint32_t nothing[1] = {0};
-  return sum(ranks, nothing);
+  Index nothing[1] = {0};
+  return maximum(ranks, nothing);
 }
 
 Result<std::string> broadcast(Transport* ranks, std::string bytes) {
@@ -89,10 +89,6 @@ Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Byt
   }
   if (tree.parent >= 0) TRY(exchange(*ranks, {{tree.parent, mine}}, {}));
   return spread(*ranks, mine);
-}
-
-Status sum(Transport* ranks, std::span<std::uint32_t> values) {
-  return combine_values(ranks, values, [](std::uint32_t& a, std::uint32_t b) { a += b; });
 }
 
 Status maximum(Transport* ranks, std::span<Index> values) {

@@ -1,7 +1,7 @@
 // What all ranks do together, built on the transport's one operation. Every rank calls the same functions in the same
 // order. With one rank, or a null transport, they return at once.
 //
-// Sums and maxima go up a binomial tree to rank 0 and come down it again: about 2 log2(n) messages a rank.
+// What is combined goes up a binomial tree to rank 0 and comes down it again: about 2 log2(n) messages a rank.
 #pragma once
 
 #include <cstdint>
@@ -60,9 +60,6 @@ Status combine_values(Transport* ranks, std::span<T> mine, Add add) {
     }
   });
 }
-
-// Sums modulo 2^32, in place, the same on every rank. All ranks give equally many.
-Status sum(Transport* ranks, std::span<std::uint32_t> values);
 
 // The largest of all ranks' values at each place, in place. All ranks give equally many.
 Status maximum(Transport* ranks, std::span<Index> values);

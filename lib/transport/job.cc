@@ -1,5 +1,6 @@
 #include "lib/transport/job.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -43,8 +44,16 @@ Launch how_launched(const std::function<const char*(const char* name)>& environm
   return is_more_than_one(environment("SLURM_STEP_NUM_TASKS")) ? Launch::kSlurmWithoutMpi : Launch::kAlone;
 }
 
+int local_rank(const std::function<const char*(const char* name)>& environment) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
+    if (const char* number = environment(name)) return std::max(0, std::atoi(number));
+  return 0;
+}
+
+const char* process_environment(const char* name) { return std::getenv(name); }
+
 Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
-  switch (how_launched([](const char* name) { return std::getenv(name); })) {
+  switch (how_launched(process_environment)) {
     case Launch::kMpi:
       return join_mpi_job(options);
     case Launch::kSlurmWithoutMpi:

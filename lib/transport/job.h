@@ -54,6 +54,12 @@ Result<std::unique_ptr<Job>> join_job(const JobOptions& options);
 enum class Launch { kAlone, kMpi, kSlurmWithoutMpi };
 Launch how_launched(const std::function<const char*(const char* name)>& environment);
 
+// The number of this process among those that the launcher started on its machine; 0 where that is not known.
+int local_rank(const std::function<const char*(const char* name)>& environment);
+
+// The environment of this process, for these two.
+const char* process_environment(const char* name);
+
 // The rows of the table in job.cc: mpi.cc, or what stands for it where it is not built.
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options);
 std::unique_ptr<Job> job_of_one();

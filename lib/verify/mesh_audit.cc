@@ -13,12 +13,11 @@
 namespace reshard {
 namespace {
 
-bool box_less(const Box& a, const Box& b) { return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin; }
 
 // The distinct boxes with elements, in order.
 std::vector<Box> distinct(std::vector<Box> boxes) {
   std::erase_if(boxes, [](const Box& b) { return b.empty(); });
-  std::sort(boxes.begin(), boxes.end(), box_less);
+  std::sort(boxes.begin(), boxes.end());
   boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
   return boxes;
 }
@@ -372,7 +371,7 @@ class MeshAuditor {
       for (Index rank = 0; rank < mesh_.ranks(); ++rank) {
         if (wrote.contains(rank) || !is_first_replica(mesh_, u.declared, rank)) continue;
         for (const LocalBox& b : owned_boxes(mesh_, u.declared, shape_of(u), rank))
-          if (!b.box.empty() && !std::binary_search(stored.begin(), stored.end(), b.box, box_less)) silent.insert(rank);
+          if (!b.box.empty() && !std::binary_search(stored.begin(), stored.end(), b.box)) silent.insert(rank);
       }
     }
     if (silent.empty()) return;

@@ -1,9 +1,10 @@
 // Every rank of a job loads its part of a checkpoint into memory, and says what it has.
 //
-//   mpirun -n 4 load_ranks CHECKPOINT tp=2,dp_shard=2 [--exchange] [--names hf] [--dump DIRECTORY]
+//   mpirun -n 4 load_ranks CHECKPOINT tp=2,dp_shard=2 [--exchange] [--device cuda] [--names hf] [--dump DIRECTORY]
 //   load_ranks CHECKPOINT tp=2,dp_shard=2 --rank 3        one rank alone, without a launcher
 //
-// With --dump the bytes of each tensor go to DIRECTORY/RANK.NAME.
+// On GPUs, of which each rank takes one of its machine, what ranks exchange goes over NCCL. With --dump the bytes of
+// each tensor go to DIRECTORY/RANK.NAME.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -13,20 +14,21 @@
 #include "formats/load.h"
 #include "lib/base/text.h"
 #include "lib/transport/job.h"
+#include "lib/transport/nccl.h"
 
 using namespace reshard;
 
 namespace {
 
 struct Arguments {
-  std::string checkpoint, mesh, names, dump;
+  std::string checkpoint, mesh, names, dump, device = "cpu";
   Index rank = 0;
   bool exchange = false;
 };
 
 Result<Arguments> parse(const std::vector<std::string>& words) {
-  const Error usage =
-      usage_error("load_ranks CHECKPOINT MESH [--exchange] [--names NAMES] [--dump DIRECTORY] [--rank N]");
+  const Error usage = usage_error(
+      "load_ranks CHECKPOINT MESH [--exchange] [--device cpu|cuda] [--names NAMES] [--dump DIRECTORY] [--rank N]");
   if (words.size() < 2) return usage;
   Arguments out{.checkpoint = words[0], .mesh = words[1], .names = "", .dump = ""};
   for (std::size_t i = 2; i < words.size(); ++i) {
@@ -39,6 +41,8 @@ Result<Arguments> parse(const std::vector<std::string>& words) {
       out.names = words[++i];
     else if (words[i] == "--dump")
       out.dump = words[++i];
+    else if (words[i] == "--device")
+      out.device = words[++i];
     else if (words[i] == "--rank")
       out.rank = std::atoll(words[++i].c_str());
     else
@@ -56,29 +60,37 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   options.names = find_names(arguments.names);
   if (!arguments.names.empty() && !options.names) return usage_error("there are no names '" + arguments.names + "'");
 
+  const auto device = TRY(open_device(arguments.device, 0, local_rank(process_environment)));
+  options.device = device.get();
+  std::unique_ptr<Transport> nccl;
+  if (ranks && arguments.exchange && !device->is_cpu()) nccl = TRY(open_nccl(*ranks, {.device = device->ordinal()}));
+  options.data = nccl.get();
+
   const OpenLoad open = TRY(open_load(arguments.checkpoint, options));
   const Load& load = *open.load;
 
   // The memory is this program's: an engine has its parameters there already.
-  std::vector<std::byte> memory(static_cast<std::size_t>(load.bytes()));
+  std::vector<std::unique_ptr<Device::Memory>> memory;
   std::vector<Destination> destinations;
-  std::byte* next = memory.data();
   for (const LoadTensor& tensor : load.tensors()) {
-    destinations.push_back({next, std::nullopt});
-    next += tensor.bytes();
+    memory.push_back(TRY(device->allocate(tensor.bytes())));
+    destinations.push_back({memory.back()->buffer().device.data(), std::nullopt});
   }
   const LoadReport report = TRY(open.load->run(destinations));
 
   const std::string rank = std::to_string(load.options().rank);
   std::string said = "rank " + rank + ": " + count_of(std::ssize(load.tensors()), "tensor") + ", " +
                      human_bytes(load.bytes()) + ", " + human_bytes(report.bytes_read) + " read\n";
-  for (std::size_t i = 0; i < destinations.size(); ++i) {
+  const auto stream = TRY(device->stream());
+  for (std::size_t i = 0; i < memory.size(); ++i) {
     const LoadTensor& tensor = load.tensors()[i];
     said += "rank " + rank + ": " + printable(tensor.name) + " " + std::string(info(tensor.dtype).torch_name) + " " +
             to_string(tensor.shape) + " of " + to_string(tensor.global_shape) + "\n";
     if (arguments.dump.empty()) continue;
     const File file = TRY(File::create(path_join(arguments.dump, rank + "." + tensor.name)));
-    TRY(file.write_at(0, {destinations[i].data, static_cast<std::size_t>(tensor.bytes())}));
+    TRY(stream->download(memory[i]->buffer(), tensor.bytes()));
+    TRY(stream->wait());
+    TRY(file.write_at(0, memory[i]->buffer().host));
   }
   for (const LoadProof& proof : report.proofs)
     said += "rank " + rank + ": digest " + proof.part.hex() + " " + printable(proof.name) + "\n";

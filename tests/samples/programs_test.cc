@@ -73,6 +73,21 @@ TEST(LoadRanks, SaysOnceWhatIsWrong) {
   EXPECT_EQ(r.err[1], "");
 }
 
+TEST(LoadRanks, TakesADevice) {
+  const std::vector<std::string> argv = {kLoadRanks, kCheckpoint, "tp=2", "--device"};
+  const auto on = [&](const std::string& device) {
+    std::vector<std::string> with = argv;
+    with.push_back(device);
+    return run_command(with);
+  };
+  EXPECT_EQ(on("cpu").exit_code, 0);
+  EXPECT_THAT(on("tpu").err, HasSubstr("load_ranks: device: expected cpu, cuda, cuda:N or auto, got 'tpu'"));
+  if (const auto gpu = open_device("cuda", 0); gpu)
+    EXPECT_EQ(on("cuda").out, on("cpu").out);
+  else
+    EXPECT_EQ(on("cuda").err, "load_ranks: " + gpu.error().message() + "\n");
+}
+
 TEST(LoadCuda, EndsWithAReasonWhereThereIsNoGpu) {
   const CommandResult r = run_command({kLoadCuda, kCheckpoint});
   if (open_device("cuda", 0)) {

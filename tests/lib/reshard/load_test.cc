@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
@@ -16,6 +17,7 @@
 #include "lib/transport/collectives.h"
 #include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/layouts.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
@@ -72,14 +74,26 @@ struct Loaded {
   LoadReport report;
 };
 
-// Loads into memory of its own, filled with a pattern first.
+// Loads into memory of its own on the device of the options, filled with a pattern first.
 Result<Loaded> load_all(const std::string& path, LoadOptions options) {
+  Device& device = options.device ? *options.device : cpu_device();
   Loaded out;
+  std::vector<std::pair<TensorValue*, std::unique_ptr<Device::Memory>>> parts;
   out.report = TRY(load(path, std::move(options), [&](const LoadTensor& t) -> Result<Destination> {
-    TensorValue& value = out.tensors[t.name];
-    value = {t.dtype, t.shape, std::string(static_cast<std::size_t>(t.bytes()), '\xA5')};
-    return Destination{reinterpret_cast<std::byte*>(value.bytes.data()), std::nullopt};
+    TensorValue& value = out.tensors[t.name] = {t.dtype, t.shape, {}};
+    parts.emplace_back(&value, TRY(device.allocate(t.bytes())));
+    const DeviceBuffer memory = parts.back().second->buffer();
+    std::fill(memory.host.begin(), memory.host.end(), std::byte{0xA5});
+    std::fill(memory.device.begin(), memory.device.end(), std::byte{0xA5});
+    return Destination{memory.device.data(), std::nullopt};
   }));
+  const auto stream = TRY(device.stream());
+  for (const auto& [value, memory] : parts) {
+    const MutableBytes bytes = memory->buffer().host;
+    TRY(stream->download(memory->buffer(), std::ssize(bytes)));
+    TRY(stream->wait());
+    value->bytes.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
   return out;
 }
 
@@ -294,6 +308,45 @@ std::vector<Loaded> load_on_ranks(const std::string& path, const LoadOptions& op
   return out;
 }
 
+// The same into the memories of devices; elements travel between these, or between the hosts.
+std::vector<Loaded> load_on_devices(const std::string& path, const LoadOptions& options, RankDevice kind,
+                                    bool between_devices) {
+  std::vector<Loaded> out(static_cast<std::size_t>(options.mesh.ranks()));
+  const Status done = run_device_ranks(static_cast<int>(options.mesh.ranks()), kind,
+                                       [&](Transport& ranks, Transport& data, Device& device) -> Status {
+                                         LoadOptions mine = options;
+                                         mine.ranks = &ranks;
+                                         mine.device = &device;
+                                         if (between_devices) mine.data = &data;
+                                         out[static_cast<std::size_t>(ranks.rank())] = TRY(load_all(path, mine));
+                                         return {};
+                                       });
+  EXPECT_TRUE(done) << done.error().message();
+  return out;
+}
+
+void expect_same_on_devices(const std::string& mesh, RankDevice kind) {
+  for (const bool converts : {false, true})
+    for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
+      LoadOptions options = options_for(mesh);
+      options.strategy = strategy;
+      options.names = Names::kHf;
+      if (converts) options.dtype = DType::kFloat32;
+      const std::vector<Loaded> host = load_on_ranks(checkpoint("fsdp4_tp2"), options);
+      for (const bool between_devices : {false, true}) {
+        const std::vector<Loaded> device = load_on_devices(checkpoint("fsdp4_tp2"), options, kind, between_devices);
+        for (std::size_t r = 0; r < host.size(); ++r) {
+          EXPECT_EQ(names_of(device[r].tensors), names_of(host[r].tensors));
+          for (const auto& [name, value] : device[r].tensors) expect_equal(value, host[r].tensors.at(name), name);
+          EXPECT_EQ(device[r].report.bytes_received, host[r].report.bytes_received);
+          ASSERT_EQ(device[r].report.proofs.size(), host[r].report.proofs.size());
+          for (std::size_t p = 0; p < host[r].report.proofs.size(); ++p)
+            EXPECT_EQ(device[r].report.proofs[p].whole, host[r].report.proofs[p].whole);
+        }
+      }
+    }
+}
+
 TEST(LoadTogether, GivesTheSameAndReadsEachByteOnce) {
   for (const std::string name : {"fsdp4_tp2", "pp2_tp4"}) {
     const TensorValues truth = load_checkpoint(sample(name) + "/full.safetensors");
@@ -317,6 +370,14 @@ TEST(LoadTogether, GivesTheSameAndReadsEachByteOnce) {
       }
     }
   }
+}
+
+TEST(LoadTogether, FillsTheMemoryOfADevice) { expect_same_on_devices("dp_replicate=2,tp=3", RankDevice::kSplit); }
+
+TEST(LoadTogether, FillsTheMemoryOfAGpu) {
+  if (const std::string why = why_no_gpu_ranks(); !why.empty()) GTEST_SKIP() << why;
+  for (const std::string mesh : {"tp=2", "dp_replicate=2,tp=2", "dp_shard=4,tp=2"})
+    expect_same_on_devices(mesh, RankDevice::kGpu);
 }
 
 TEST(LoadTogether, AddsUpToTheDigestsOfAConversion) {

@@ -2,6 +2,7 @@
 // for byte.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
 #include <random>
 #include <set>
@@ -14,7 +15,7 @@
 #include "lib/transport/collectives.h"
 #include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
-#include "tests/support/split_device.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -27,8 +28,8 @@ struct Request {
   Index memory = Index{1} << 30;
   int threads = 2;
   Strategy strategy = Strategy::kDirect;
-  bool on_device = false;  // elements are worked on in memory that is not the host's
-  bool device_messages = false;
+  Device* device = nullptr;
+  Transport* data = nullptr;
 };
 
 Status convert_one(const std::string& from, const std::string& into, const Request& job, Transport* ranks,
@@ -44,10 +45,8 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   o.run.threads = job.threads;
   o.run.ranks = ranks;
   o.run.strategy = job.strategy;
-  SplitDevice device;
-  if (job.on_device) o.run.device = &device;
-  std::optional<DeviceTransport> messages;
-  if (job.device_messages) o.run.data = &messages.emplace(*ranks);
+  o.run.device = job.device;
+  o.run.data = job.data;
   auto conversion = TRY(Conversion::prepare(*source.reader, *format, std::move(o)));
   auto done = TRY(conversion->run(into, false));
   if (outcome && rank_of(ranks) == 0) *outcome = done;
@@ -57,6 +56,17 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
 Status convert_on(int n, const std::string& from, const std::string& into, const Request& job,
                   Conversion::Outcome* outcome = nullptr) {
   return run_local_ranks(n, [&](Transport& ranks) { return convert_one(from, into, job, &ranks, outcome); });
+}
+
+// The same job on the devices of `n` ranks; elements travel between these, or between the hosts.
+Status on_devices(int n, RankDevice kind, const Request& job, bool between_devices,
+                  const std::function<Status(Transport& ranks, const Request& job)>& convert) {
+  return run_device_ranks(n, kind, [&](Transport& ranks, Transport& data, Device& device) {
+    Request mine = job;
+    mine.device = &device;
+    if (between_devices) mine.data = &data;
+    return convert(ranks, mine);
+  });
 }
 
 class Ranks : public testing::TestWithParam<const char*> {};
@@ -127,40 +137,48 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
       for (const int threads : {1, 3}) {
         const std::string out = dir_ / ("out" + std::to_string(made++));
         // The process holds `n` ranks; what they are granted differs, and they agree.
-        const Status status = run_local_ranks(n, [&](Transport& ranks) {
-          Request job{.to = "dcp", .mesh = "tp=3", .threads = threads, .strategy = strategy};
-          job.on_device = job.device_messages = threads == 3;
-          job.memory += ranks.rank() * (Index{3} << 20);
-          return convert_one(dir_ / "rows", out, job, &ranks);
-        });
+        Request job{.to = "dcp", .mesh = "tp=3", .threads = threads, .strategy = strategy};
+        const auto convert = [&](Transport& ranks, Request mine) {
+          mine.memory += ranks.rank() * (Index{3} << 20);
+          return convert_one(dir_ / "rows", out, mine, &ranks);
+        };
+        const Status status = threads == 3 ? on_devices(n, RankDevice::kSplit, job, true, convert)
+                                           : run_local_ranks(n, [&](Transport& ranks) { return convert(ranks, job); });
         ASSERT_TRUE(status) << status.error().message();
         EXPECT_TRUE(all_files(out) == expected) << strategy_name(strategy) << " on " << n << " ranks";
       }
   EXPECT_TRUE(load_checkpoint(dir_ / "out0") == tensors_);
 }
 
-// What a GPU would do, and NCCL: elements in memory that the host does not see.
-TEST_P(Ranks, WorkOnADeviceAsOnTheHost) {
+// Elements in memory that the host does not see, of a GPU or of what stands for one.
+void expect_same_on_devices(const std::string& name, const std::vector<int>& ranks, RankDevice kind) {
   const TempDir dir;
-  const std::string source = sample(GetParam()) + "/checkpoint";
+  const std::string source = sample(name) + "/checkpoint";
   int made = 0;
   for (const Request& job : {Request{.to = "hf"}, Request{.to = "dcp", .mesh = "tp=2,dp_shard=3"},
                              Request{.to = "hf", .dtype = DType::kFloat16}}) {
     const std::string alone = dir / ("alone" + std::to_string(made));
     ASSERT_TRUE(convert_one(source, alone, job, nullptr));
     const auto expected = all_files(alone);
-    for (const bool messages : {false, true})
-      for (const int n : {1, 3}) {
+    for (const bool between_devices : {false, true})
+      for (const int n : ranks) {
         Request with = job;
         with.strategy = Strategy::kExchange;
-        with.on_device = true;
-        with.device_messages = messages;
         const std::string out = dir / ("out" + std::to_string(made++));
-        const Status status = convert_on(n, source, out, with);
+        const Status status = on_devices(n, kind, with, between_devices, [&](Transport& control, const Request& mine) {
+          return convert_one(source, out, mine, &control);
+        });
         ASSERT_TRUE(status) << status.error().message();
-        EXPECT_TRUE(all_files(out) == expected) << job.to << " on " << n << " ranks, messages " << messages;
+        EXPECT_TRUE(all_files(out) == expected) << job.to << " on " << n << " ranks, " << between_devices;
       }
   }
+}
+
+TEST_P(Ranks, WorkOnADeviceAsOnTheHost) { expect_same_on_devices(GetParam(), {1, 3}, RankDevice::kSplit); }
+
+TEST_P(Ranks, WorkOnAGpuAsOnTheHost) {
+  if (const std::string why = why_no_gpu_ranks(); !why.empty()) GTEST_SKIP() << why;
+  expect_same_on_devices(GetParam(), {2, 4, 8}, RankDevice::kGpu);
 }
 
 // A source that counts what is read of it.

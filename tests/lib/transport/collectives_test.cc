@@ -56,7 +56,7 @@ TEST_P(Collectives, SumsMaximaAndMinimaAreTheSameEverywhere) {
   EXPECT_TRUE(run_local_ranks(n, [n](Transport& ranks) -> Status {
     const auto r = static_cast<std::uint32_t>(ranks.rank());
     std::uint32_t sums[3] = {1, r, 0xffffffffu};
-    TRY(sum(&ranks, sums));
+    TRY(combine_values(&ranks, std::span<std::uint32_t>(sums), [](std::uint32_t& a, std::uint32_t b) { a += b; }));
     const auto size = static_cast<std::uint32_t>(n);
     EXPECT_EQ(sums[0], size);
     EXPECT_EQ(sums[1], size * (size - 1) / 2);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -9,12 +10,17 @@
 namespace reshard {
 namespace {
 
-Launch launched(const std::map<std::string, std::string>& environment) {
-  return how_launched([&](const char* name) -> const char* {
-    const auto it = environment.find(name);
-    return it == environment.end() ? nullptr : it->second.c_str();
-  });
+using Variables = std::map<std::string, std::string>;
+
+std::function<const char*(const char* name)> environment_of(const Variables& variables) {
+  return [&](const char* name) -> const char* {
+    const auto it = variables.find(name);
+    return it == variables.end() ? nullptr : it->second.c_str();
+  };
 }
+
+Launch launched(const Variables& variables) { return how_launched(environment_of(variables)); }
+int local_rank_with(const Variables& variables) { return local_rank(environment_of(variables)); }
 
 TEST(Job, KnowsHowItWasStarted) {
   EXPECT_EQ(launched({}), Launch::kAlone);
@@ -26,6 +32,14 @@ TEST(Job, KnowsHowItWasStarted) {
   EXPECT_EQ(launched({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}}), Launch::kAlone);
   EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "5"}}), Launch::kSlurmWithoutMpi);
   EXPECT_EQ(launched({{"SLURM_STEP_NUM_TASKS", "1"}}), Launch::kAlone);
+}
+
+TEST(Job, KnowsItsNumberOnTheMachine) {
+  EXPECT_EQ(local_rank_with({}), 0);
+  EXPECT_EQ(local_rank_with({{"OMPI_COMM_WORLD_RANK", "9"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1);
+  EXPECT_EQ(local_rank_with({{"MPI_LOCALRANKID", "3"}}), 3);
+  EXPECT_EQ(local_rank_with({{"SLURM_LOCALID", "7"}}), 7);
+  EXPECT_EQ(local_rank_with({{"SLURM_LOCALID", "-1"}}), 0);
 }
 
 TEST(Job, OfOneReturnsWhatItsWorkReturns) {
