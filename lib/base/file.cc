@@ -60,6 +60,13 @@ Result<File> File::create_anonymous(const std::string& directory) {
   return file;
 }
 
+Result<File> File::reopen_direct() const {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd_);
+  const int fd = retry([&] { return sys().open(link.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC, 0); });
+  if (fd < 0) return errno_error(path_, "cannot open for direct reading");
+  return File(fd, path_);
+}
+
 File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {

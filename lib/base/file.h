@@ -31,7 +31,12 @@ class File {
   File& operator=(File&& other) noexcept;
   ~File();
 
+  // The same file once more, for reading past the page cache, whatever has become of its name. An error where the file
+  // system does not offer that.
+  Result<File> reopen_direct() const;
+
   const std::string& path() const { return path_; }
+  int descriptor() const { return fd_; }  // the file's own: not to be closed
   Result<Index> size() const;
 
   // Fills all of `out`; an end of file before that is a corrupt error that says how much was there.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/base/cursor.h"
+#include "lib/base/file.h"
 #include "lib/base/result.h"
 #include "lib/device/digest.h"
 #include "lib/device/health.h"
@@ -39,6 +40,15 @@ class Stream {
   // Bring the first `bytes` of a buffer to the device's side, or to the host's.
   virtual Status upload(const DeviceBuffer& buffer, Index bytes) = 0;
   virtual Status download(const DeviceBuffer& buffer, Index bytes) = 0;
+
+  // Whether read_file() may work: a GPU on a machine whose drives or network cards write into its memory.
+  virtual bool reads_files() const { return false; }
+  // Fills all of `to`, in device memory, from `offset` of the file on. Waits for nothing and has no place in the queue:
+  // `to` is there when it returns, and nothing queued may use it. False where this file cannot be read that way; then
+  // `to` may hold anything, and it is for the caller to read the file into host memory and upload.
+  virtual Result<bool> read_file(const std::shared_ptr<const File>&, Index /*offset*/, MutableBytes /*to*/) {
+    return false;
+  }
 
   // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h,
   // health.h).

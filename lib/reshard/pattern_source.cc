@@ -64,10 +64,10 @@ std::uint64_t seed_of(std::string_view name) {
   return seed;
 }
 
-// A tensor's values as a stream of bytes.
-class Stream {
+// A tensor's values, as its row-major bytes.
+class ValueBytes {
  public:
-  Stream(std::string_view name, DType dtype) : seed_(seed_of(name)), bits_(bits_of(dtype)) {}
+  ValueBytes(std::string_view name, DType dtype) : seed_(seed_of(name)), bits_(bits_of(dtype)) {}
 
   // Bytes [begin, begin + out.size()) of it.
   void fill(Index begin, MutableBytes out) const {
@@ -107,10 +107,10 @@ Dims coordinates(Index linear, const Dims& shape) {
 }
 
 // The only place whose values are `run`.
-std::optional<Index> find_run(const Stream& stream, Index elements, Index element_bytes, Bytes run) {
+std::optional<Index> find_run(const ValueBytes& values, Index elements, Index element_bytes, Bytes run) {
   const auto step = static_cast<std::size_t>(element_bytes);
   std::vector<std::byte> all(static_cast<std::size_t>(std::min(elements, kSearched)) * step);
-  stream.fill(0, all);
+  values.fill(0, all);
   std::optional<Index> found;
   for (std::size_t at = 0; at + run.size() <= all.size(); at += step) {
     if (std::memcmp(all.data() + at, run.data(), run.size()) != 0) continue;
@@ -146,7 +146,7 @@ Status PatternSource::read_parts(std::size_t number, const Box& box, const PartF
 
 void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const Box& box, MutableBytes out) {
   if (box.empty()) return;
-  const Stream stream(name, dtype);
+  const ValueBytes values(name, dtype);
   const Index element_bytes = byte_size(dtype);
   const Dims strides = row_major_strides(shape);
   // The trailing dimensions that the box takes whole, and one more, are runs.
@@ -162,7 +162,7 @@ void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const B
   for (std::size_t done = 0; done < out.size(); done += run_bytes) {
     Index first = 0;
     for (int d = 0; d < box.rank(); ++d) first += at[d] * strides[d];
-    stream.fill(first * element_bytes, out.subspan(done, run_bytes));
+    values.fill(first * element_bytes, out.subspan(done, run_bytes));
     for (int d = outer - 1; d >= 0 && ++at[d] == box.end(d); --d) at[d] = box.begin(d);
   }
 }
@@ -190,7 +190,7 @@ std::optional<Mismatch> check_pattern(std::string_view name, DType dtype, const 
   const Index in_row = box.rank() == 0 ? 1 : box.shape[box.rank() - 1] - out.at[box.rank() - 1];
   const auto run = data.subspan(first, static_cast<std::size_t>(std::min(in_row, kSearchedRun)) * step);
   for (int d = 0; d < box.rank(); ++d) out.at[d] += box.origin[d];
-  if (const auto found = find_run(Stream(name, dtype), volume(shape), byte_size(dtype), run))
+  if (const auto found = find_run(ValueBytes(name, dtype), volume(shape), byte_size(dtype), run))
     out.belongs = coordinates(*found, shape);
   return out;
 }

@@ -127,8 +127,10 @@ Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Inde
     const WalkSlab s = list.get(first + k);
     const std::size_t tensor = items[s.item].tensor;
     const Buffers& b = buffers[static_cast<std::size_t>(thread)];
-    const Index bytes = volume(s.box) * byte_size(source.catalog().tensors()[tensor].dtype);
-    TRY(source.read(tensor, s.box, b.slab.host.first(static_cast<std::size_t>(bytes)), b.scratch));
+    const auto bytes = static_cast<std::size_t>(volume(s.box) * byte_size(source.catalog().tensors()[tensor].dtype));
+    if (TRY(source.read_to_device(tensor, s.box, *b.stream, b.slab.device.first(bytes))))
+      return visit(s, b.slab, Side::kDevice, b);
+    TRY(source.read(tensor, s.box, b.slab.host.first(bytes), b.scratch));
     return visit(s, b.slab, Side::kHost, b);
   });
 }

@@ -19,6 +19,17 @@ Index swap_unit(DType dtype) {
   return byte_size(dtype) / (complex ? 2 : 1);
 }
 
+// Whether a group is one piece that lies in one run in its file and in memory with these strides.
+bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
+  const Piece& first = group.pieces.front();
+  return group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+         is_one_run(first.box.shape, out_strides);
+}
+
+std::string piece_text(const Tensor& tensor, const Piece& piece) {
+  return "tensor '" + printable(tensor.name) + "' " + to_string(piece.box);
+}
+
 }  // namespace
 
 Index column_count(const FragmentList& fragments) {
@@ -114,6 +125,29 @@ std::vector<StoredPart> FileSource::parts(std::size_t number, const Box& box) {
   return stored_parts(tensor.fragments, index(number), box, byte_size(tensor.dtype));
 }
 
+Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) {
+  if (!stream.reads_files()) return false;
+  const Tensor& tensor = catalog_.tensors()[number];
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  const auto groups = pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(out.size()));
+  const bool plain = std::all_of(groups.begin(), groups.end(), [&](const PieceGroup& group) {
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    return is_one_run(group, out_strides) && !fragment.encoding && !fragment.crc && !fragment.big_endian;
+  });
+  if (!plain) return false;
+  for (const PieceGroup& group : groups) {
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Piece& piece = group.pieces.front();
+    const MutableBytes to = out.subspan(static_cast<std::size_t>(offset_in(box, out_strides, piece.box) * eb),
+                                        static_cast<std::size_t>(group.length()));
+    const bool read =
+        TRY(stream.read_file(file, group.extent.offset + group.begin, to).context(piece_text(tensor, piece)));
+    if (!read) return false;
+  }
+  return true;
+}
+
 Status FileSource::read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
                               MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
@@ -130,15 +164,13 @@ Status FileSource::read_parts(std::size_t number, const Box& box, const PartFilt
     const auto place = [&](const Piece& p) { return out.data() + offset_in(box, out_strides, p.box) * eb; };
     // A piece that lies in one run on both sides needs no scratch memory.
     const Piece& first = group.pieces.front();
-    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
-                        is_one_run(first.box.shape, out_strides);
+    const bool direct = is_one_run(group, out_strides);
     const auto length = static_cast<std::size_t>(group.length());
     if (!direct && length > scratch.size())
       return internal_error("scratch memory of " + std::to_string(scratch.size()) + " bytes, a piece needs " +
                             std::to_string(length));
     const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.first(length);
-    TRY(file->read_at(group.extent.offset + group.begin, bytes)
-            .context("tensor '" + printable(tensor.name) + "' " + to_string(first.box)));
+    TRY(file->read_at(group.extent.offset + group.begin, bytes).context(piece_text(tensor, first)));
 
     if (fragment.crc) {
       const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));

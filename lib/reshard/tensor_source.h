@@ -13,6 +13,7 @@
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/device/codec.h"
+#include "lib/device/device.h"
 #include "lib/reshard/crc_ledger.h"
 #include "lib/reshard/pieces.h"
 #include "lib/transport/transport.h"
@@ -29,6 +30,13 @@ class TensorSource {
   // memory, one per thread. Thread-safe.
   Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) {
     return read_parts(tensor, box, nullptr, out, scratch);
+  }
+
+  // Fills `out`, memory of the stream's device, as read() would, without host memory in between and before it returns.
+  // False where that is not possible; then `out` may hold anything, and read() is to be used. Nothing that the stream
+  // has queued may use `out`. Thread-safe, as streams allow.
+  virtual Result<bool> read_to_device(std::size_t /*tensor*/, const Box&, Stream&, MutableBytes /*out*/) {
+    return false;
   }
 
   // The parts of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
@@ -53,6 +61,9 @@ class FileSource : public TensorSource {
   FileSource(const Catalog& catalog, FilePool& files);
 
   const Catalog& catalog() const override { return catalog_; }
+  // Where the stream reads files and the box lies there as it is wanted: in unbroken runs, plain, and without a CRC,
+  // which is computed on the way through host memory.
+  Result<bool> read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) override;
   std::vector<StoredPart> parts(std::size_t number, const Box& box) override;
   Status read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
                     MutableBytes scratch) override;

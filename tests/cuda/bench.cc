@@ -261,6 +261,28 @@ struct Worker {
   Digest digest;
 };
 
+// Reads a file into device memory, chunk by chunk on several threads: through host memory, or by the device itself.
+Status read_file(const std::shared_ptr<const File>& file, Index size, bool by_device, std::vector<Worker>& workers) {
+  const Index chunk = static_cast<Index>(workers[0].memory->buffer().host.size());
+  return parallel_for(ceil_div(size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
+    Worker& worker = workers[static_cast<std::size_t>(thread)];
+    const DeviceBuffer buffer = worker.memory->buffer();
+    const auto bytes = static_cast<std::size_t>(std::min(chunk, size - i * chunk));
+    if (!by_device) {
+      TRY(file->read_at(i * chunk, buffer.host.first(bytes)));
+      TRY(worker.stream->upload(buffer, static_cast<Index>(bytes)));
+    } else if (!TRY(worker.stream->read_file(file, i * chunk, buffer.device.first(bytes)))) {
+      return unsupported("cuFile does not read it");
+    }
+    Digest digest;
+    TRY(worker.stream->digest_box({size}, {{i * chunk}, {static_cast<Index>(bytes)}}, 1, buffer.device.data(),
+                                  &digest));
+    TRY(worker.stream->wait());
+    worker.digest += digest;
+    return {};
+  });
+}
+
 // Copies a file, chunk by chunk on several threads, through the device and a digest, or through host memory only.
 Status copy_file(const File& from, const File& to, Index size, bool through_device, std::vector<Worker>& workers) {
   const Index chunk = static_cast<Index>(workers[0].memory->buffer().host.size());
@@ -282,9 +304,35 @@ Status copy_file(const File& from, const File& to, Index size, bool through_devi
   });
 }
 
+Digest sum_of(const std::vector<Worker>& workers) {
+  Digest sum;
+  for (const Worker& worker : workers) sum += worker.digest;
+  return sum;
+}
+
+// A file to the device, from the page cache through host memory, and past both by cuFile where it can.
+Status time_reading(const std::shared_ptr<const File>& file, Index size, const Digest& expected,
+                    std::vector<Worker>& workers) {
+  for (const bool by_device : {false, true}) {
+    const char* what = by_device ? "file -> device -> digest, by cuFile" : "file -> host -> device -> digest";
+    const auto seconds = median_seconds([&]() -> Status {
+      for (Worker& worker : workers) worker.digest = {};
+      TRY(read_file(file, size, by_device, workers));
+      const Digest sum = sum_of(workers);
+      if (sum != expected) return internal_error("digest: expected " + expected.hex() + ", got " + sum.hex());
+      return {};
+    });
+    if (!seconds && seconds.error().code() != ErrorCode::kUnsupported) return seconds.error();
+    if (seconds) std::printf("%s: %.2f GB/s\n", what, static_cast<double>(size) / *seconds / 1e9);
+    if (!seconds) std::printf("%s: not here\n", what);
+  }
+  return {};
+}
+
 Status time_pipeline(Device& device, const Options& options, const Rates& rates) {
   constexpr Index kChunk = Index{16} << 20;
-  const File from = TRY(File::create_anonymous(options.directory)), to = TRY(File::create_anonymous(options.directory));
+  const auto source = std::make_shared<const File>(TRY(File::create_anonymous(options.directory)));
+  const File &from = *source, to = TRY(File::create_anonymous(options.directory));
   const Index size = options.file_bytes;
   TRY(from.allocate(size));
   TRY(to.allocate(size));
@@ -305,11 +353,11 @@ Status time_pipeline(Device& device, const Options& options, const Rates& rates)
   const double whole_way = TRY(median_seconds([&]() -> Status {
     for (Worker& worker : workers) worker.digest = {};
     TRY(copy_file(from, to, size, true, workers));
-    Digest sum;
-    for (const Worker& worker : workers) sum += worker.digest;
+    const Digest sum = sum_of(workers);
     if (sum != expected) return internal_error("digest: expected " + expected.hex() + ", got " + sum.hex());
     return {};
   }));
+  TRY(time_reading(source, size, expected, workers));
   for (Index at = 0; at < size; at += kChunk) {
     const MutableBytes part = host.first(static_cast<std::size_t>(std::min(kChunk, size - at)));
     TRY(to.read_at(at, part));

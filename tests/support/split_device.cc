@@ -24,7 +24,14 @@ class SplitMemory : public Device::Memory {
 // Queues, as a GPU does: nothing happens before wait().
 class SplitStream : public Stream {
  public:
-  explicit SplitStream(std::unique_ptr<Stream> cpu) : cpu_(std::move(cpu)) {}
+  SplitStream(std::unique_ptr<Stream> cpu, std::shared_ptr<CuFileReader> files)
+      : cpu_(std::move(cpu)), files_(std::move(files)) {}
+
+  bool reads_files() const override { return files_ != nullptr; }
+  Result<bool> read_file(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) override {
+    if (!steps_.empty()) return internal_error("a file is read while work is queued that may use the memory");
+    return files_->read(file, offset, to);
+  }
 
   Status upload(const DeviceBuffer& b, Index bytes) override {
     return later([=]() -> Status {
@@ -63,6 +70,7 @@ class SplitStream : public Stream {
     return {};
   }
   std::unique_ptr<Stream> cpu_;
+  std::shared_ptr<CuFileReader> files_;
   std::vector<std::function<Status()>> steps_;
 };
 
@@ -74,7 +82,7 @@ Result<std::unique_ptr<Device::Memory>> SplitDevice::allocate(Index bytes) {
 }
 
 Result<std::unique_ptr<Stream>> SplitDevice::stream() {
-  return std::unique_ptr<Stream>(std::make_unique<SplitStream>(TRY(cpu_device().stream())));
+  return std::unique_ptr<Stream>(std::make_unique<SplitStream>(TRY(cpu_device().stream()), files_));
 }
 
 }  // namespace reshard

@@ -1,11 +1,13 @@
 // A device whose memory is not the host's, made of ordinary memory: what a GPU would be given, and nothing it would not
-// see. Whoever forgets to upload or to download gets wrong bytes on every machine.
+// see. Whoever forgets to upload or to download gets wrong bytes on every machine. Its streams read files if they are
+// given a way to do so.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "lib/device/cuda/cufile.h"
 #include "lib/device/device.h"
 #include "lib/transport/transport.h"
 
@@ -13,10 +15,14 @@ namespace reshard {
 
 class SplitDevice : public Device {
  public:
+  explicit SplitDevice(std::shared_ptr<CuFileReader> files = nullptr) : files_(std::move(files)) {}
   std::string_view name() const override { return "split"; }
   bool is_cpu() const override { return false; }
   Result<std::unique_ptr<Memory>> allocate(Index bytes) override;
   Result<std::unique_ptr<Stream>> stream() override;
+
+ private:
+  std::shared_ptr<CuFileReader> files_;
 };
 
 // Sends through another transport what is said to lie in device memory.

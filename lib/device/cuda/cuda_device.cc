@@ -4,11 +4,13 @@
 
 #include <array>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <variant>
 
 #include "lib/base/text.h"
 #include "lib/device/budget.h"
+#include "lib/device/cuda/cufile.h"
 #include "lib/device/cuda/launch.h"
 
 namespace reshard {
@@ -83,6 +85,12 @@ class CudaMemory : public Device::Memory {
   GpuMemory device_;
 };
 
+// cuFile's functions, or null where it cannot be used. Loaded once, and never unloaded.
+const cufile::Functions* cufile_functions() {
+  static const Result<cufile::Functions> loaded = load_cufile(kCuFileLibrary, kCuFileNeeds);
+  return loaded ? &*loaded : nullptr;
+}
+
 // A digest or a health that kernels are adding up: a slot of kSlotBytes in the stream's result memory.
 struct Pending {
   struct OfDigest {
@@ -100,8 +108,14 @@ static_assert(kSlotBytes >= static_cast<Index>(sizeof(Digest)));
 
 class CudaStream : public Stream {
  public:
-  CudaStream(int ordinal, LaunchPlace place, PinnedMemory host_results, GpuMemory results)
-      : ordinal_(ordinal), place_(place), host_results_(std::move(host_results)), results_(std::move(results)) {
+  // `files` is null where there is no cuFile.
+  CudaStream(int ordinal, LaunchPlace place, PinnedMemory host_results, GpuMemory results,
+             std::shared_ptr<CuFileReader> files)
+      : ordinal_(ordinal),
+        place_(place),
+        host_results_(std::move(host_results)),
+        results_(std::move(results)),
+        files_(std::move(files)) {
     pending_.reserve(kSlots);
   }
   ~CudaStream() override {
@@ -116,6 +130,13 @@ class CudaStream : public Stream {
   }
   Status download(const DeviceBuffer& buffer, Index bytes) override {
     return move(buffer.host.data(), buffer.device.data(), bytes, cudaMemcpyDeviceToHost, " from the device");
+  }
+
+  bool reads_files() const override { return files_ != nullptr; }
+  Result<bool> read_file(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) override {
+    if (!files_) return false;
+    TRY(use_device());
+    return files_->read(file, offset, to);
   }
 
   Status copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides,
@@ -205,6 +226,7 @@ class CudaStream : public Stream {
   LaunchPlace place_;
   PinnedMemory host_results_;
   GpuMemory results_;
+  std::shared_ptr<CuFileReader> files_;
   std::vector<Pending> pending_;
 };
 
@@ -235,8 +257,8 @@ class CudaDevice : public Device {
     auto results = TRY(allocate_on_gpu(ordinal_, kSlots * kSlotBytes));
     cudaStream_t stream = nullptr;
     TRY(cuda_status(ordinal_, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream"));
-    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(ordinal_, LaunchPlace{stream, multiprocessors_},
-                                                                std::move(host_results), std::move(results)));
+    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(
+        ordinal_, LaunchPlace{stream, multiprocessors_}, std::move(host_results), std::move(results), file_reader()));
   }
 
  private:
@@ -246,10 +268,22 @@ class CudaDevice : public Device {
     return std::unique_ptr<Memory>(std::make_unique<CudaMemory>(budget_, std::move(host), std::move(device)));
   }
 
+  // One for all streams, and no longer than there are any: a device may be kept, the files that were read on it not.
+  std::shared_ptr<CuFileReader> file_reader() {
+    const cufile::Functions* functions = cufile_functions();
+    if (!functions) return nullptr;
+    const std::lock_guard lock(files_mutex_);
+    auto reader = files_.lock();
+    if (!reader) files_ = reader = std::make_shared<CuFileReader>(*functions);
+    return reader;
+  }
+
   int ordinal_;
   std::string name_;
   int multiprocessors_;
   std::shared_ptr<Budget> budget_;
+  std::mutex files_mutex_;
+  std::weak_ptr<CuFileReader> files_;
 };
 
 }  // namespace

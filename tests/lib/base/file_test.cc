@@ -169,6 +169,36 @@ TEST(File, AnAnonymousFileLeavesNoName) {
   EXPECT_TRUE(list_directory(dir.path())->empty());
 }
 
+TEST(File, IsReopenedForDirectReadingWhateverBecameOfItsName) {
+  const TempDir dir;
+  const std::string text(File::kDirectUnit, 'x');
+  const File file = *File::open(dir.write("f", text));
+  const auto direct = file.reopen_direct();
+  if (!direct) GTEST_SKIP() << "the file system has no direct reading: " << direct.error().message();
+  EXPECT_NE(direct->descriptor(), file.descriptor());
+  EXPECT_NE(::fcntl(direct->descriptor(), F_GETFL) & O_DIRECT, 0);
+  ASSERT_TRUE(remove_file(dir / "f"));
+  const auto again = file.reopen_direct();
+  ASSERT_TRUE(again) << again.error().message();
+  alignas(File::kDirectUnit) char got[File::kDirectUnit];
+  ASSERT_TRUE(again->read_at(0, {reinterpret_cast<std::byte*>(got), sizeof got}));
+  EXPECT_TRUE(std::string(got, sizeof got) == text);
+}
+
+TEST(File, AFileSystemWithoutDirectReadingSaysSo) {
+  const TempDir dir;
+  const File file = *File::open(dir.write("f", "abc"));
+  SysCalls calls = sys();
+  calls.open = [](const char*, int, mode_t) {
+    errno = EINVAL;
+    return -1;
+  };
+  const ScopedSysCalls refusing(calls);
+  const auto direct = file.reopen_direct();
+  ASSERT_FALSE(direct);
+  EXPECT_EQ(direct.error().message(), (dir / "f") + ": cannot open for direct reading: Invalid argument");
+}
+
 TEST(File, AnAnonymousFileNeedsNoTmpfileSupport) {
   const TempDir dir;
   SysCalls old = sys();

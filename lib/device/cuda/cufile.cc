@@ -1,0 +1,105 @@
+#include "lib/device/cuda/cufile.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace reshard {
+namespace {
+
+template <class Function>
+Status find_function(void* library, const std::string& file, const char* name, Function& out) {
+  out = reinterpret_cast<Function>(::dlsym(library, name));
+  if (!out) return unsupported("cufile: " + file + " has no " + name);
+  return {};
+}
+
+}  // namespace
+
+Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs) {
+  for (const std::string& path : needs)
+    if (!path_exists(path)) return unsupported("cufile: there is no " + path);
+  void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!opened) return unsupported("cufile: cannot open " + library + ": " + ::dlerror());
+  cufile::Functions out;
+  TRY(find_function(opened, library, "cuFileDriverOpen", out.driver_open));
+  TRY(find_function(opened, library, "cuFileHandleRegister", out.handle_register));
+  TRY(find_function(opened, library, "cuFileHandleDeregister", out.handle_deregister));
+  TRY(find_function(opened, library, "cuFileRead", out.read));
+  const int code = out.driver_open().code;
+  if (code != 0 && code != cufile::kAlreadyOpen)
+    return unsupported("cufile: the driver does not open: expected code 0, got " + std::to_string(code));
+  return out;
+}
+
+// A file of cuFile's. Has a descriptor of its own, past the page cache, and is let go of before that closes.
+class CuFileReader::Registration {
+ public:
+  Registration(const cufile::Functions& functions, File file, cufile::Handle handle)
+      : cufile_(functions), file_(std::move(file)), handle_(handle) {}
+  ~Registration() { cufile_.handle_deregister(handle_); }
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+  cufile::Handle handle() const { return handle_; }
+
+ private:
+  const cufile::Functions& cufile_;
+  File file_;
+  cufile::Handle handle_;
+};
+
+Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) {
+  const auto registration = registration_of(file);
+  if (!registration) return false;
+  const auto size = static_cast<Index>(to.size());
+  for (Index done = 0; done < size;) {
+    const ssize_t n =
+        cufile_.read(registration->handle(), to.data(), static_cast<std::size_t>(size - done), offset + done, done);
+    if (n == -1 && errno == EINTR) continue;
+    if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
+    if (n < 0) {
+      refuse(*file);
+      return false;
+    }
+    if (n == 0)
+      return corrupt(at(file->path(), offset) + ": expected " + std::to_string(size) + " bytes, got " +
+                     std::to_string(done) + " to the end of the file");
+    done += n;
+  }
+  return true;
+}
+
+std::shared_ptr<const CuFileReader::Registration> CuFileReader::registration_of(
+    const std::shared_ptr<const File>& file) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(known_.begin(), known_.end(), [&](const Known& known) { return known.file == file; });
+  if (it != known_.end()) {
+    std::rotate(it, it + 1, known_.end());
+  } else {
+    if (known_.size() == kMaxFiles) known_.erase(known_.begin());
+    known_.push_back({file, registered(*file)});
+  }
+  return known_.back().registration;
+}
+
+std::shared_ptr<const CuFileReader::Registration> CuFileReader::registered(const File& file) const {
+  Result<File> direct = file.reopen_direct();
+  if (!direct) return nullptr;
+  cufile::Descriptor descriptor;
+  descriptor.handle.fd = direct->descriptor();
+  cufile::Handle handle = nullptr;
+  if (cufile_.handle_register(&handle, &descriptor).code != 0) return nullptr;
+  return std::make_shared<const Registration>(cufile_, std::move(*direct), handle);
+}
+
+void CuFileReader::refuse(const File& file) {
+  const std::lock_guard lock(mutex_);
+  for (Known& known : known_)
+    if (known.file.get() == &file) known.registration = nullptr;
+}
+
+}  // namespace reshard
