@@ -403,6 +403,10 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const std::string source = sample("single") + "/checkpoint";
   EXPECT_EQ(reshard_cli({}).exit_code, 2);
   EXPECT_EQ(reshard_cli({"nonsense"}).exit_code, 2);
+  const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
+  EXPECT_EQ(typo.exit_code, 2);
+  EXPECT_EQ(typo.err,
+            "reshard: error: --strategy: exchnage not in {auto,direct,exchange}; see reshard convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
