@@ -421,6 +421,8 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("lots"));
   expect_failure(source, dir / "no/such/o", {"--to", "hf"}, 5, HasSubstr(dir / "no/such"));
   expect_failure(dir / "missing", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "missing: not found"));
+  std::filesystem::create_directory(dir / "empty");
+  expect_failure(dir / "empty", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "empty: an empty directory"));
   dir.write("notes/readme.txt", "hello");
   expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4, HasSubstr("not a checkpoint that reshard knows"));
 }
