@@ -34,7 +34,9 @@ constexpr Command kCommands[] = {
 std::string usage_text(const CLI::App* app, const CLI::Error& e) {
   const auto used = app->get_subcommands();
   const std::string command = used.empty() ? "" : " " + used.front()->get_name();
-  return "reshard: error: " + printable(e.what()) + "; see reshard" + command + " --help\n";
+  const auto unknown = app->remaining();
+  const std::string what = used.empty() && !unknown.empty() ? "expected a command, got " + unknown.front() : e.what();
+  return "reshard: error: " + printable(what) + "; see reshard" + command + " --help\n";
 }
 
 int run(int argc, char** argv) {

@@ -403,6 +403,7 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const std::string source = sample("single") + "/checkpoint";
   EXPECT_EQ(reshard_cli({}).exit_code, 2);
   EXPECT_EQ(reshard_cli({"nonsense"}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"nonsense"}).err, "reshard: error: expected a command, got nonsense; see reshard --help\n");
   const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(typo.err,
