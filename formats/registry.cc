@@ -9,6 +9,7 @@
 #include "formats/ranks/vllm.h"
 #include "formats/safetensors/safetensors.h"
 #include "formats/torch/torch.h"
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -34,6 +35,8 @@ Result<const Format*> find_format(std::string_view name) {
 
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
   if (!path_exists(path)) return io_error(path + ": not found");
+  if (is_directory(path) && TRY(list_directory(path)).empty())
+    return io_error(path + ": an empty directory, or one whose file system is not mounted");
   for (const Format* f : kFormats)
     if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
   std::vector<std::string> titles;

@@ -376,8 +376,8 @@ std::string rank_figures_text(const RankPlanFigures& figures) {
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
   const bool as_modelled = chosen.strategy == chosen.model.strategy;
   print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
-                         std::string(strategy_name(chosen.strategy)) +
-                         (as_modelled ? ": " + chosen.model.reason : ", as --strategy says"));
+                         std::string(strategy_name(chosen.strategy)) + (as_modelled ? "" : ", as --strategy says"));
+  if (as_modelled) print_row("", chosen.model.reason);
   print_row("", "by the cost model, not measured: direct " + to_string(chosen.model.direct));
   print_row("", "exchange " + to_string(chosen.model.exchange));
 }

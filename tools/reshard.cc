@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/job.h"
 
@@ -29,9 +30,19 @@ constexpr Command kCommands[] = {
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false},
 };
 
+// What the library found wrong with the command line, in our form.
+std::string usage_text(const CLI::App* app, const CLI::Error& e) {
+  const auto used = app->get_subcommands();
+  const std::string command = used.empty() ? "" : " " + used.front()->get_name();
+  const auto unknown = app->remaining();
+  const std::string what = used.empty() && !unknown.empty() ? "expected a command, got " + unknown.front() : e.what();
+  return "reshard: error: " + printable(what) + "; see reshard" + command + " --help\n";
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.");
   app.set_version_flag("--version", std::string("reshard ") + RESHARD_VERSION);
+  app.failure_message(usage_text);
   app.require_subcommand(1);
   app.fallthrough();
   double patience = JobOptions().patience;

@@ -77,7 +77,7 @@ Status apply_zip64(Cursor extra, Header& h, bool is_central) {
 }
 
 Result<Header> read_central(Cursor& c) {
-  const Index start = c.position();
+  [[maybe_unused]] const Index start = c.position();  // read where assertions are
   const auto magic = TRY(c.read<std::uint32_t>("central directory entry"));
   if (magic != kCentralMagic) return c.error("central directory entry", "expected the bytes PK 01 02");
   Header h;

@@ -173,13 +173,13 @@ std::string reason_for(const JobWork& work, const Choice& choice) {
   if (work.ranks == 1) return "one rank has nobody to exchange with";
   const double read_again = as_double(work.direct.total_bytes_read) / std::max(1.0, as_double(work.source_bytes));
   const std::string amplified = "reads every byte " + times(read_again);
-  const std::string reads = human_seconds(choice.direct.read) + " of reading against " +
-                            human_seconds(choice.exchange.read) + " and " +
-                            human_seconds(choice.exchange.traffic + choice.exchange.copies) + " of exchange";
+  const std::string reads = human_seconds(choice.direct.read) + " of reading, where exchange reads for " +
+                            human_seconds(choice.exchange.read) + " and sends for " +
+                            human_seconds(choice.exchange.traffic + choice.exchange.copies);
   if (choice.strategy == Strategy::kExchange) {
     if (read_again >= 1.25) return "direct " + amplified + ": " + reads;
-    return "direct takes " + with_commas(work.direct.requests) + " reads and opens " + with_commas(work.direct.opens) +
-           " files a rank: " + reads;
+    return "direct takes " + count_of(work.direct.requests, "read") + " and opens " +
+           count_of(work.direct.opens, "file") + " a rank: " + reads;
   }
   if (read_again < 1.25 && choice.direct.read <= choice.exchange.read * 1.25)
     return "every byte is read once either way, and nothing has to travel";

@@ -118,6 +118,10 @@ Result<std::unique_ptr<Output>> Output::create(const std::string& destination, T
   std::unique_ptr<Output> out(new Output(destination, target, replace, ranks));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
+  if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
+    return io_error(out->work_ +
+                    ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
+                    "same path, on a file system that they share");
   return out;
 }
 

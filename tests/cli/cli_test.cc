@@ -403,6 +403,11 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const std::string source = sample("single") + "/checkpoint";
   EXPECT_EQ(reshard_cli({}).exit_code, 2);
   EXPECT_EQ(reshard_cli({"nonsense"}).exit_code, 2);
+  EXPECT_EQ(reshard_cli({"nonsense"}).err, "reshard: error: expected a command, got nonsense; see reshard --help\n");
+  const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
+  EXPECT_EQ(typo.exit_code, 2);
+  EXPECT_EQ(typo.err,
+            "reshard: error: --strategy: exchnage not in {auto,direct,exchange}; see reshard convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
@@ -417,6 +422,8 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("lots"));
   expect_failure(source, dir / "no/such/o", {"--to", "hf"}, 5, HasSubstr(dir / "no/such"));
   expect_failure(dir / "missing", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "missing: not found"));
+  std::filesystem::create_directory(dir / "empty");
+  expect_failure(dir / "empty", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "empty: an empty directory"));
   dir.write("notes/readme.txt", "hello");
   expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4, HasSubstr("not a checkpoint that reshard knows"));
 }

@@ -62,6 +62,14 @@ TEST(MpiRanks, WriteWhatOneProcessWrites) {
     }
 }
 
+TEST(MpiRanks, AreRefusedByAProgramWithoutMpi) {
+  if (has_mpirun()) GTEST_SKIP() << "this reshard was built with MPI";
+  const std::string source = sample("single") + "/checkpoint";
+  const CommandResult r = run_command({RESHARD_BINARY, "inspect", source}, 60, {"OMPI_COMM_WORLD_SIZE=2"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("build it with -DRESHARD_MPI=ON, or start it once"));
+}
+
 TEST(MpiRanks, WriteTheSameAcrossANetwork) {
   NEEDS_MPIRUN();
   Job job;

@@ -206,7 +206,8 @@ TEST(Cost, ChoosesExchangeWhereReplicasWouldReadTheFileSystemDry) {
   EXPECT_EQ(choice.strategy, Strategy::kExchange);
   EXPECT_EQ(strategy_name(choice.strategy), "exchange");
   EXPECT_EQ(choice.reason,
-            "direct reads every byte 128.0 times: 43 m 12 s of reading against 20.2 s and 33.7 s of exchange");
+            "direct reads every byte 128.0 times: 43 m 12 s of reading, where exchange reads for 20.2 s and "
+            "sends for 33.7 s");
 }
 
 TEST(Cost, ChoosesDirectWhereTheNetworkIsSlowerThanReadingTwice) {

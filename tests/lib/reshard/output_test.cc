@@ -11,6 +11,8 @@
 #include "lib/device/crc32.h"
 #include "lib/plan/plan.h"
 #include "lib/reshard/pattern_source.h"
+#include "lib/transport/collectives.h"
+#include "lib/transport/local.h"
 #include "tests/support/layouts.h"
 #include "tests/support/temp_dir.h"
 
@@ -18,6 +20,7 @@ namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::HasSubstr;
 
 // One file "data" of fragments, and "index" beside it, which holds the checksum of each fragment's extent.
 class TestTarget : public Target {
@@ -158,6 +161,19 @@ TEST(Output, NeedsItsParentDirectory) {
   const auto r = Output::create(dir / "no/out", target, false);
   ASSERT_FALSE(r.has_value());
   EXPECT_EQ(r.error().code(), ErrorCode::kIo);
+}
+
+TEST(Output, SaysWhenARankDoesNotSeeWhatRankZeroMade) {
+  const TempDir dir;
+  TestTarget target = small_target();
+  const Status status = run_local_ranks(2, [&](Transport& ranks) -> Status {
+    const auto output = TRY(
+        Output::create(dir / ("out" + std::to_string(ranks.rank())), target, false, Output::Space::kReserved, &ranks));
+    return barrier(&ranks);
+  });
+  ASSERT_FALSE(status.has_value());
+  EXPECT_THAT(status.error().message(), HasSubstr("out1.partial: rank 0 made it, but it is not to be seen from here"));
+  EXPECT_EQ(names_in(dir.path()), Names{});
 }
 
 // ---- an existing destination

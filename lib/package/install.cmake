@@ -1,0 +1,26 @@
+# What `cmake --install` lays down below its prefix: the program, the library with its headers, and the package that
+# find_package(reshard) reads. Nothing of it knows where this tree or its build was.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(RESHARD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
+set(RESHARD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
+
+# Libraries that lie where the loader does not look (MPI or HDF5 of a cluster's modules) are found again.
+set_target_properties(reshard PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE)
+set_target_properties(reshard_core PROPERTIES EXPORT_NAME core)
+# Headers keep their paths, and are included as in this tree.
+target_include_directories(reshard_core INTERFACE $<INSTALL_INTERFACE:${RESHARD_INCLUDE_DIR}>)
+
+install(TARGETS reshard)
+install(TARGETS reshard_core EXPORT reshard-targets)
+install(DIRECTORY lib formats DESTINATION ${RESHARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
+        PATTERN package EXCLUDE)
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(EXPORT reshard-targets NAMESPACE reshard:: DESTINATION ${RESHARD_PACKAGE_DIR})
+
+configure_package_config_file(lib/package/reshard-config.cmake.in ${PROJECT_BINARY_DIR}/reshard-config.cmake
+                              INSTALL_DESTINATION ${RESHARD_PACKAGE_DIR})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/reshard-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/reshard-config.cmake ${PROJECT_BINARY_DIR}/reshard-config-version.cmake
+        DESTINATION ${RESHARD_PACKAGE_DIR})

@@ -1,0 +1,56 @@
+// What `cmake --install` lays down is whole: the program runs, an engine finds the package, builds and runs with it,
+// and nothing points back to where it was built.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+#ifdef RESHARD_CMAKE  // what is built with the sanitizers is not for installing
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+CommandResult cmake(std::vector<std::string> args) {
+  args.insert(args.begin(), RESHARD_CMAKE);
+  return run_command(args, 120);
+}
+
+TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
+  const TempDir dir;
+  const std::string prefix = dir / "prefix", build = dir / "build", checkpoint = sample("tp8") + "/checkpoint";
+  const CommandResult installed = cmake({"--install", RESHARD_BUILD_DIR, "--prefix", prefix, "--strip"});
+  ASSERT_EQ(installed.exit_code, 0) << installed.err;
+
+  const CommandResult version = run_command({prefix + "/bin/reshard", "--version"});
+  EXPECT_EQ(version.exit_code, 0) << version.err;
+
+  const CommandResult configured =
+      cmake({"-S", RESHARD_SOURCE_DIR "/tests/package", "-B", build, "-G", RESHARD_GENERATOR,
+             "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_COMPILER=" RESHARD_CXX, "-DCMAKE_PREFIX_PATH=" + prefix});
+  ASSERT_EQ(configured.exit_code, 0) << configured.err;
+  const CommandResult built = cmake({"--build", build});
+  ASSERT_EQ(built.exit_code, 0) << built.out << built.err;
+  const CommandResult ran = run_command({build + "/engine", checkpoint});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_EQ(ran.out, "39 tensors\n");
+
+  int packages = 0;
+  for (const auto& [name, text] : all_files(prefix)) {
+    const bool is_package = fs::path(name).extension() == ".cmake", is_program = name == "bin/reshard";
+    packages += is_package;
+    if (!is_package && !is_program) continue;
+    for (const std::string path : {RESHARD_SOURCE_DIR, RESHARD_BUILD_DIR})
+      EXPECT_EQ(text.find(path), std::string::npos) << name << " names " << path;
+  }
+  EXPECT_EQ(packages, 4);  // the package, its version, its targets and those of this kind of build
+}
+
+}  // namespace
+}  // namespace reshard
+
+#endif
