@@ -207,13 +207,12 @@ class Together {
     return parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
       TRY(may_go_on(job_.run));
       const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
-      return read_slab(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
+      return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
     });
   }
 
-  Status read_slab(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
-    const auto length = static_cast<std::size_t>(bytes_of(r.slab, job_.from(r.planned).dtype));
-    TRY(job_.source.read(job_.plan.tensors[r.planned].from, r.slab, b.slab.host.first(length), b.scratch));
+  Status read_and_pack(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
+    const Side side = TRY(read_box(job_.source, job_.plan.tensors[r.planned].from, r.slab, b.slab, b));
     const Index element = byte_size(job_.to(r.planned).dtype);
     const Dims strides = row_major_strides(r.slab.shape);
     const auto pack = [&](const std::byte* elements) -> Status {
@@ -224,7 +223,7 @@ class Together {
       }
       return {};
     };
-    return use_slab(job_, r.planned, r.slab, b.slab, Side::kHost, b, read_, pack);
+    return use_slab(job_, r.planned, r.slab, b.slab, side, b, read_, pack);
   }
 
   Status start(const ExchangeRound& round, int half) {

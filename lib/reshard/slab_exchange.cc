@@ -204,8 +204,8 @@ Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
     if (message.parts.size() == 1) {
       const SlabMessage::Part& only = message.parts.front();
       const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
-      TRY(source_.read(tensor, only.box, place.host, b.scratch));
-      if (!on_device_) return {};
+      if (!on_device_) return source_.read(tensor, only.box, place.host, b.scratch);
+      if (TRY(read_box(source_, tensor, only.box, place, b)) == Side::kDevice) return {};
       TRY(b.stream->upload(place, bytes_of(s, only.box)));
       return b.stream->wait();
     }

@@ -119,19 +119,22 @@ Result<Workshop> Workshop::make(Device& device, int threads, Index slab, Index e
   return shop;
 }
 
+Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
+                      const Buffers& buffers) {
+  const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(source.catalog().tensors()[tensor].dtype));
+  if (TRY(source.read_to_device(tensor, box, *buffers.stream, to.device.first(bytes)))) return Side::kDevice;
+  TRY(source.read(tensor, box, to.host.first(bytes), buffers.scratch));
+  return Side::kHost;
+}
+
 Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
                   TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
                   const SlabVisit& visit) {
   return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
     TRY(may_go_on(options));
     const WalkSlab s = list.get(first + k);
-    const std::size_t tensor = items[s.item].tensor;
     const Buffers& b = buffers[static_cast<std::size_t>(thread)];
-    const auto bytes = static_cast<std::size_t>(volume(s.box) * byte_size(source.catalog().tensors()[tensor].dtype));
-    if (TRY(source.read_to_device(tensor, s.box, *b.stream, b.slab.device.first(bytes))))
-      return visit(s, b.slab, Side::kDevice, b);
-    TRY(source.read(tensor, s.box, b.slab.host.first(bytes), b.scratch));
-    return visit(s, b.slab, Side::kHost, b);
+    return visit(s, b.slab, TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b)), b);
   });
 }
 

@@ -85,6 +85,11 @@ enum class Side { kHost, kDevice };
 using SlabVisit =
     std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
 
+// Reads a box of a tensor to the beginning of `to`: to the device's side where source and stream can do that, else to
+// the host's.
+Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
+                      const Buffers& buffers);
+
 // Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
 // the list's largest slab.
 Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,

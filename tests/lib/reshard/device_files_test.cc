@@ -4,12 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <optional>
 #include <random>
 
+#include "formats/load.h"
 #include "formats/registry.h"
 #include "lib/base/sys.h"
 #include "lib/reshard/conversion.h"
@@ -104,6 +108,25 @@ TEST_F(DeviceFiles, SafetensorsAreReadOnceAndByTheDeviceOnly) {
     expect_equal(dir_ / "hf", job);
     EXPECT_EQ(fake_.bytes_read, bytes_) << job.to;
     EXPECT_EQ(fake_.registered, 0);
+  }
+}
+
+TEST_F(DeviceFiles, LoadsAreReadByTheDeviceOnly) {
+  SplitDevice device = reading_device();
+  LoadOptions options;
+  options.device = &device;
+  options.threads = 3;
+  std::map<std::string, std::unique_ptr<Device::Memory>> memory;
+  const auto report = load(dir_ / "hf", options, [&](const LoadTensor& t) -> Result<Destination> {
+    memory[t.name] = TRY(device.allocate(t.bytes()));
+    return Destination{memory[t.name]->buffer().device.data(), std::nullopt};
+  });
+  ASSERT_TRUE(report) << report.error().message();
+  EXPECT_EQ(fake_.bytes_read, bytes_);
+  ASSERT_EQ(memory.size(), tensors_.size());
+  for (const auto& [name, value] : tensors_) {
+    const MutableBytes got = memory[name]->buffer().device;
+    EXPECT_TRUE(std::ranges::equal(got, as_bytes(value.bytes))) << name;
   }
 }
 
