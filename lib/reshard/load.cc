@@ -121,8 +121,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   }
   const Plan& plan = conversion_->plan();
   // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
-  if (FileSource source(conversion_->source_view(), source_.files()); options_.ranks || rank() == 0)
-    TRY(conversion_->check_equal_tensors(source));
+  if (options_.ranks || rank() == 0) TRY(conversion_->check_equal_tensors());
   FileSource source(conversion_->source_view(), source_.files());
   const Landings landings =
       TRY(Landings::make(plan, conversion_->target_view(), target(), rank(), held_, destinations));

@@ -20,6 +20,11 @@ struct Step {
   int first_writer = 0, end_writer = 0;
 };
 
+// The slabs of one writer in a step: numbers in the list.
+struct SlabRange {
+  Index begin = 0, end = 0;
+};
+
 // A slab of which this rank sends parts, or gets them.
 struct SlabMessage {
   Index slab = 0;
@@ -68,8 +73,8 @@ class Exchange {
   Status copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
                     const Buffers& b, bool pack) const;
 
-  template <class Visit>
-  void each_slab(const Step& step, Visit visit) const;
+  SlabRange slabs_of(const Step& step, int writer) const;
+  SlabMessage message_of(Index slab, bool mine) const;
   Result<std::vector<Step>> schedule() const;
   StepWork work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const;
   bool reads(const StoredPart& part) const { return readers_.reader(part) == ranks_.rank(); }
@@ -92,13 +97,9 @@ class Exchange {
   std::unique_ptr<Stream> host_;  // copies at once, in the caller's thread
 };
 
-// Calls visit(writer, slab number) for the slabs of a step, writer by writer.
-template <class Visit>
-void Exchange::each_slab(const Step& step, Visit visit) const {
-  for (int w = step.first_writer; w < step.end_writer; ++w) {
-    const Index end = std::min(share_end(w), share_begin(w) + step.end_round);
-    for (Index k = share_begin(w) + step.first_round; k < end; ++k) visit(w, k);
-  }
+SlabRange Exchange::slabs_of(const Step& step, int writer) const {
+  const Index begin = share_begin(writer);
+  return {begin + step.first_round, std::min(share_end(writer), begin + step.end_round)};
 }
 
 // Cuts the work into steps whose messages fit into the staging buffers of every rank. Each rank counts what it sends
@@ -108,15 +109,16 @@ Result<std::vector<Step>> Exchange::schedule() const {
   Index rounds = 0;
   for (int w = 0; w < n; ++w) rounds = std::max(rounds, share_end(w) - share_begin(w));
   std::vector<Index> sent(static_cast<std::size_t>(rounds), 0), got = sent;
-  each_slab({0, rounds, 0, n}, [&](int w, Index k) {
-    const auto round = static_cast<std::size_t>(k - share_begin(w));
-    const WalkSlab s = list_.get(k);
-    for (const StoredPart& part : source_.parts(items_[s.item].tensor, s.box)) {
-      const int reader = readers_.reader(part);
-      if (reader == me && w != me) sent[round] += bytes_of(s, part.box);
-      if (reader != me && w == me) got[round] += bytes_of(s, part.box);
+  for (int w = 0; w < n; ++w)
+    for (Index k = share_begin(w); k < share_end(w); ++k) {
+      const auto round = static_cast<std::size_t>(k - share_begin(w));
+      const WalkSlab s = list_.get(k);
+      for (const StoredPart& part : source_.parts(items_[s.item].tensor, s.box)) {
+        const int reader = readers_.reader(part);
+        if (reader == me && w != me) sent[round] += bytes_of(s, part.box);
+        if (reader != me && w == me) got[round] += bytes_of(s, part.box);
+      }
     }
-  });
   std::vector<Index> most;
   for (std::size_t j = 0; j < sent.size(); ++j) most.push_back(std::max(sent[j], got[j]));
   TRY(maximum(&ranks_, most));
@@ -141,36 +143,38 @@ Result<std::vector<Step>> Exchange::schedule() const {
   return steps;
 }
 
+// What this rank sends of a slab, or all there is of one that is `mine`.
+SlabMessage Exchange::message_of(Index slab, bool mine) const {
+  const WalkSlab s = list_.get(slab);
+  const auto parts = source_.parts(items_[s.item].tensor, s.box);
+  SlabMessage message{slab, {}, parts.size() == 1};
+  for (const StoredPart& part : parts)
+    if (const int reader = readers_.reader(part); mine || reader == ranks_.rank())
+      message.parts.push_back({part.box, reader, 0});
+  return message;
+}
+
 StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const {
   const int me = ranks_.rank();
   StepWork work;
-  const auto add = [&](std::vector<SlabMessage>& messages, Index k, bool mine) {
-    const WalkSlab s = list_.get(k);
-    SlabMessage message{k, {}, false};
-    const auto parts = source_.parts(items_[s.item].tensor, s.box);
-    for (const StoredPart& part : parts) {
-      const int reader = readers_.reader(part);
-      if (mine || reader == me) message.parts.push_back({part.box, reader, 0});
-    }
-    message.all_of_it = parts.size() == 1;
-    if (!message.parts.empty()) messages.push_back(std::move(message));
-  };
+  // What goes to each writer lies together, in the order of its slabs.
   Index at = 0;
   for (int w = step.first_writer; w < step.end_writer; ++w) {
     const Index begin = at;
-    Step one = step;
-    one.first_writer = w;
-    one.end_writer = w + 1;
-    each_slab(one, [&](int, Index k) {
-      if (w == me) return add(work.own, k, true);
-      const std::size_t before = work.sent.size();
-      add(work.sent, k, false);
-      for (std::size_t i = before; i < work.sent.size(); ++i)
-        for (SlabMessage::Part& part : work.sent[i].parts) {
-          part.offset = at;
-          at += bytes_of(list_.get(k), part.box);
-        }
-    });
+    const SlabRange slabs = slabs_of(step, w);
+    for (Index k = slabs.begin; k < slabs.end; ++k) {
+      SlabMessage message = message_of(k, w == me);
+      if (message.parts.empty()) continue;
+      if (w == me) {
+        work.own.push_back(std::move(message));
+        continue;
+      }
+      for (SlabMessage::Part& part : message.parts) {
+        part.offset = at;
+        at += bytes_of(list_.get(k), part.box);
+      }
+      work.sent.push_back(std::move(message));
+    }
     if (at > begin)
       work.out.push_back(
           {w, moved(sent).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});

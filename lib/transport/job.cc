@@ -30,18 +30,19 @@ class JobOfOne : public Job {
   std::function<void(Index done)> listener_;
 };
 
-bool is_more_than_one(const char* count) { return count != nullptr && std::atoll(count) > 1; }
+bool is_more_than_one(const char* count) { return std::atoll(count) > 1; }
 
 }  // namespace
 
 std::unique_ptr<Job> job_of_one() { return std::make_unique<JobOfOne>(); }
 
 Launch how_launched(const std::function<const char*(const char* name)>& environment) {
-  // Open MPI; MPICH, Intel MPI and srun --mpi=pmi2; PMIx, which tells the number of ranks to MPI only.
-  if (is_more_than_one(environment("OMPI_COMM_WORLD_SIZE")) || is_more_than_one(environment("PMI_SIZE")) ||
-      environment("PMIX_RANK") != nullptr)
-    return Launch::kMpi;
-  return is_more_than_one(environment("SLURM_STEP_NUM_TASKS")) ? Launch::kSlurmWithoutMpi : Launch::kAlone;
+  // Open MPI; MPICH, Intel MPI and srun --mpi=pmi2.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (const char* count = environment(name)) return is_more_than_one(count) ? Launch::kMpi : Launch::kAlone;
+  if (environment("PMIX_RANK") != nullptr) return Launch::kMpi;  // PMIx tells the number of ranks to MPI only
+  const char* const tasks = environment("SLURM_STEP_NUM_TASKS");
+  return tasks && is_more_than_one(tasks) ? Launch::kSlurmWithoutMpi : Launch::kAlone;
 }
 
 int local_rank(const std::function<const char*(const char* name)>& environment) {

@@ -2,6 +2,7 @@
 // for byte.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <functional>
 #include <mutex>
 #include <random>
@@ -69,15 +70,23 @@ Status on_devices(int n, RankDevice kind, const Request& job, bool between_devic
   });
 }
 
+// Checkpoints among the samples.
 class Ranks : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Samples, Ranks,
-                         testing::Values("tp8", "fsdp8", "fsdp16", "hsdp2x4", "fsdp4_tp2", "fsdp2_tp2_optim", "pp2_tp4",
-                                         "single"),
-                         [](const auto& param) { return std::string(param.param); });
+                         testing::Values("tp8/checkpoint", "fsdp8/checkpoint", "fsdp16/checkpoint",
+                                         "hsdp2x4/checkpoint", "fsdp4_tp2/checkpoint", "fsdp2_tp2_optim/checkpoint",
+                                         "pp2_tp4/checkpoint", "single/checkpoint",
+                                         "colossalai/healthy_st/epoch-0_step-7", "colossalai/pp2_bin",
+                                         "colossalai/unsharded_tied.bin", "fsdp4_tp2/hf.safetensors"),
+                         [](const auto& param) {
+                           std::string name = param.param;
+                           std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+                           return name;
+                         });
 
 TEST_P(Ranks, WriteWhatOneProcessWrites) {
   const TempDir dir;
-  const std::string source = sample(GetParam()) + "/checkpoint";
+  const std::string source = sample(GetParam());
   int made = 0;
   for (const Request& job : {Request{.to = "hf"}, Request{.to = "dcp", .mesh = "tp=2,dp_shard=3"},
                              Request{.to = "hf", .dtype = DType::kFloat16}, Request{.to = "hdf5"}}) {
@@ -99,7 +108,10 @@ TEST_P(Ranks, WriteWhatOneProcessWrites) {
         ASSERT_TRUE(status) << status.error().message();
         EXPECT_TRUE(read(out) == expected)
             << job.to << " " << strategy_name(strategy) << " on " << n << " ranks differs";
-        EXPECT_EQ(outcome.checksums, one.checksums) << job.to << " " << strategy_name(strategy) << " on " << n;
+        // A storage that two tensors share may be read, and summed, by two ranks.
+        const Index again = source.ends_with("unsharded_tied.bin") ? 1 : 0;
+        EXPECT_GE(outcome.checksums, one.checksums) << job.to << " " << strategy_name(strategy) << " on " << n;
+        EXPECT_LE(outcome.checksums, one.checksums + again) << job.to << " " << strategy_name(strategy) << " on " << n;
       }
   }
 }
@@ -153,7 +165,7 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
 // Elements in memory that the host does not see, of a GPU or of what stands for one.
 void expect_same_on_devices(const std::string& name, const std::vector<int>& ranks, RankDevice kind) {
   const TempDir dir;
-  const std::string source = sample(name) + "/checkpoint";
+  const std::string source = sample(name);
   int made = 0;
   for (const Request& job : {Request{.to = "hf"}, Request{.to = "dcp", .mesh = "tp=2,dp_shard=3"},
                              Request{.to = "hf", .dtype = DType::kFloat16}}) {

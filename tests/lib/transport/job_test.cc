@@ -25,7 +25,7 @@ int local_rank_with(const Variables& variables) { return local_rank(environment_
 TEST(Job, KnowsHowItWasStarted) {
   EXPECT_EQ(launched({}), Launch::kAlone);
   EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "4"}}), Launch::kMpi);
-  EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "1"}}), Launch::kAlone);
+  EXPECT_EQ(launched({{"OMPI_COMM_WORLD_SIZE", "1"}, {"PMIX_RANK", "0"}}), Launch::kAlone);
   EXPECT_EQ(launched({{"PMI_SIZE", "16"}, {"PMI_RANK", "3"}}), Launch::kMpi);
   EXPECT_EQ(launched({{"PMIX_RANK", "0"}, {"SLURM_STEP_NUM_TASKS", "8"}}), Launch::kMpi);
   // A batch script's own command has the job's number of tasks around it and is one process all the same.
