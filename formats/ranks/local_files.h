@@ -43,7 +43,7 @@ class LocalFiles {
 
   const LayoutRequest& request_;
   std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
-  std::vector<Tensor> tensors_;                 // of the request, as far as they are stored yet
+  std::vector<Tensor> tensors_;        // of the request, as far as they are stored yet
   std::vector<std::set<Box>> stored_;  // boxes of each
 };
 

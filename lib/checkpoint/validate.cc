@@ -139,7 +139,6 @@ Status check_box(const Tensor& tensor, const Box& box) {
   return {};
 }
 
-
 Status check_replicas(const Tensor& tensor) {
   if (tensor.replicas.empty()) return {};
   std::vector<Box> stored;

@@ -13,7 +13,6 @@
 namespace reshard {
 namespace {
 
-
 // The distinct boxes with elements, in order.
 std::vector<Box> distinct(std::vector<Box> boxes) {
   std::erase_if(boxes, [](const Box& b) { return b.empty(); });
