@@ -89,7 +89,7 @@ Index bytes_of(const Box& box, DType dtype) { return volume(box) * byte_size(dty
 using Use = std::function<Status(const std::byte* elements)>;
 
 // Waits for what was queued, all of it or not.
-Status finish(Status queued, Stream& stream) {
+Status finish(const Status& queued, Stream& stream) {
   Status done = stream.wait();
   return queued ? done : queued;
 }
