@@ -77,6 +77,7 @@ struct Loaded {
 // Loads into memory of its own on the device of the options, filled with a pattern first.
 Result<Loaded> load_all(const std::string& path, LoadOptions options) {
   Device& device = options.device ? *options.device : cpu_device();
+  const auto stream = TRY(device.stream());
   Loaded out;
   std::vector<std::pair<TensorValue*, std::unique_ptr<Device::Memory>>> parts;
   out.report = TRY(load(path, std::move(options), [&](const LoadTensor& t) -> Result<Destination> {
@@ -84,10 +85,10 @@ Result<Loaded> load_all(const std::string& path, LoadOptions options) {
     parts.emplace_back(&value, TRY(device.allocate(t.bytes())));
     const DeviceBuffer memory = parts.back().second->buffer();
     std::fill(memory.host.begin(), memory.host.end(), std::byte{0xA5});
-    std::fill(memory.device.begin(), memory.device.end(), std::byte{0xA5});
+    TRY(stream->upload(memory, t.bytes()));
+    TRY(stream->wait());
     return Destination{memory.device.data(), std::nullopt};
   }));
-  const auto stream = TRY(device.stream());
   for (const auto& [value, memory] : parts) {
     const MutableBytes bytes = memory->buffer().host;
     TRY(stream->download(memory->buffer(), std::ssize(bytes)));
