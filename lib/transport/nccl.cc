@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "lib/base/cursor.h"
+#include "lib/base/find_function.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/matching.h"
 #include "lib/transport/waiting.h"
@@ -45,13 +46,6 @@ struct Library {
   decltype(&::ncclRecv) receive = nullptr;
 };
 
-template <class Function>
-Status find_function(void* library, const char* name, Function& out) {
-  out = reinterpret_cast<Function>(::dlsym(library, name));
-  if (!out) return unsupported(std::string("nccl: libnccl.so.2 has no ") + name);
-  return {};
-}
-
 Result<Library> load_library() {
   void* library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (!library) {
@@ -59,18 +53,19 @@ Result<Library> load_library() {
     library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where it was when this was built
     if (!library) return unsupported("nccl: cannot open libnccl.so.2: " + why);
   }
+  const std::string what = "nccl: libnccl.so.2";
   Library out;
-  TRY(find_function(library, "ncclGetErrorString", out.error_string));
-  TRY(find_function(library, "ncclGetUniqueId", out.get_unique_id));
-  TRY(find_function(library, "ncclCommInitRankConfig", out.init));
-  TRY(find_function(library, "ncclCommGetAsyncError", out.async_error));
-  TRY(find_function(library, "ncclCommFinalize", out.finalize));
-  TRY(find_function(library, "ncclCommDestroy", out.destroy));
-  TRY(find_function(library, "ncclCommAbort", out.abort));
-  TRY(find_function(library, "ncclGroupStart", out.group_start));
-  TRY(find_function(library, "ncclGroupEnd", out.group_end));
-  TRY(find_function(library, "ncclSend", out.send));
-  TRY(find_function(library, "ncclRecv", out.receive));
+  TRY(find_function(library, what, "ncclGetErrorString", out.error_string));
+  TRY(find_function(library, what, "ncclGetUniqueId", out.get_unique_id));
+  TRY(find_function(library, what, "ncclCommInitRankConfig", out.init));
+  TRY(find_function(library, what, "ncclCommGetAsyncError", out.async_error));
+  TRY(find_function(library, what, "ncclCommFinalize", out.finalize));
+  TRY(find_function(library, what, "ncclCommDestroy", out.destroy));
+  TRY(find_function(library, what, "ncclCommAbort", out.abort));
+  TRY(find_function(library, what, "ncclGroupStart", out.group_start));
+  TRY(find_function(library, what, "ncclGroupEnd", out.group_end));
+  TRY(find_function(library, what, "ncclSend", out.send));
+  TRY(find_function(library, what, "ncclRecv", out.receive));
   return out;
 }
 

@@ -7,28 +7,21 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/find_function.h"
+
 namespace reshard {
-namespace {
-
-template <class Function>
-Status find_function(void* library, const std::string& file, const char* name, Function& out) {
-  out = reinterpret_cast<Function>(::dlsym(library, name));
-  if (!out) return unsupported("cufile: " + file + " has no " + name);
-  return {};
-}
-
-}  // namespace
 
 Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs) {
   for (const std::string& path : needs)
     if (!path_exists(path)) return unsupported("cufile: there is no " + path);
   void* opened = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) return unsupported("cufile: cannot open " + library + ": " + ::dlerror());
+  const std::string what = "cufile: " + library;
   cufile::Functions out;
-  TRY(find_function(opened, library, "cuFileDriverOpen", out.driver_open));
-  TRY(find_function(opened, library, "cuFileHandleRegister", out.handle_register));
-  TRY(find_function(opened, library, "cuFileHandleDeregister", out.handle_deregister));
-  TRY(find_function(opened, library, "cuFileRead", out.read));
+  TRY(find_function(opened, what, "cuFileDriverOpen", out.driver_open));
+  TRY(find_function(opened, what, "cuFileHandleRegister", out.handle_register));
+  TRY(find_function(opened, what, "cuFileHandleDeregister", out.handle_deregister));
+  TRY(find_function(opened, what, "cuFileRead", out.read));
   const int code = out.driver_open().code;
   if (code != 0 && code != cufile::kAlreadyOpen)
     return unsupported("cufile: the driver does not open: expected code 0, got " + std::to_string(code));
