@@ -1,4 +1,4 @@
-// Loading from a path (lib/reshard/load.h says what loading is): opens the checkpoint, whatever its format.
+// Loading from a path (lib/load/load.h says what loading is): opens the checkpoint, whatever its format.
 //
 //   const LoadReport report = TRY(load("/checkpoints/step-1000", options, [&](const LoadTensor& t) {
 //     return Result<Destination>({engine.allocate(t.name, t.shape)});
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "lib/checkpoint/format.h"
-#include "lib/reshard/load.h"
+#include "lib/load/load.h"
 
 namespace reshard {
 

@@ -2,13 +2,13 @@
 
 #include <array>
 
+#include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
 #include "formats/hdf5/hdf5.h"
+#include "formats/hf/hf.h"
 #include "formats/ranks/ranks.h"
 #include "formats/ranks/vllm.h"
-#include "formats/safetensors/safetensors.h"
-#include "formats/torch/torch.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 

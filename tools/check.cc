@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "lib/base/text.h"
-#include "lib/verify/feasibility.h"
+#include "lib/forecast/feasibility.h"
 #include "tools/commands.h"
 #include "tools/findings_report.h"
 #include "tools/job_options.h"

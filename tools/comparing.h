@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "formats/registry.h"
+#include "lib/audit/comparison.h"
 #include "lib/base/json.h"
-#include "lib/reshard/comparison.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {

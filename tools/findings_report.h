@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lib/audit/finding.h"
 #include "lib/base/json.h"
-#include "lib/verify/finding.h"
 
 namespace reshard::tools {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "formats/registry.h"
-#include "lib/verify/mesh_inference.h"
+#include "lib/infer/mesh_inference.h"
 
 namespace reshard::tools {
 

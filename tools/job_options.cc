@@ -9,7 +9,7 @@
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
-#include "lib/family/family_file.h"
+#include "lib/model/family_file.h"
 #include "lib/transport/collectives.h"
 #include "tools/commands.h"
 #include "tools/job.h"

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "formats/registry.h"
+#include "lib/audit/comparison.h"
 #include "lib/base/json.h"
+#include "lib/convert/conversion.h"
 #include "lib/layout/descriptor.h"
-#include "lib/reshard/comparison.h"
-#include "lib/reshard/conversion.h"
 
 namespace reshard::tools {
 

@@ -3,7 +3,7 @@
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
-#include "lib/verify/layout_inference.h"
+#include "lib/infer/layout_inference.h"
 #include "tools/commands.h"
 #include "tools/inspection.h"
 #include "tools/job_options.h"

@@ -6,8 +6,8 @@
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
-#include "lib/family/packing.h"
-#include "lib/reshard/pattern_source.h"
+#include "lib/engine/pattern_source.h"
+#include "lib/model/packing.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 

@@ -2,13 +2,13 @@
 #include <chrono>
 #include <cstdio>
 
+#include "lib/audit/check_values.h"
+#include "lib/audit/mesh_audit.h"
+#include "lib/audit/model_audit.h"
+#include "lib/audit/replicas.h"
+#include "lib/audit/structure_audit.h"
 #include "lib/base/text.h"
-#include "lib/family/placement.h"
-#include "lib/reshard/check_values.h"
-#include "lib/reshard/replicas.h"
-#include "lib/verify/mesh_audit.h"
-#include "lib/verify/model_audit.h"
-#include "lib/verify/structure_audit.h"
+#include "lib/model/placement.h"
 #include "tools/commands.h"
 #include "tools/comparing.h"
 #include "tools/findings_report.h"

@@ -8,7 +8,7 @@
 //
 // Directories that people wrote themselves, torch.save of each rank's state_dict, are read too: files whose names
 // differ only in the number of the rank. How they join is for the user to say, or for the model's family where it
-// leaves no doubt (lib/verify/rank_layout.h).
+// leaves no doubt (lib/infer/rank_layout.h).
 #pragma once
 
 #include "lib/checkpoint/format.h"

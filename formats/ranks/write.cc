@@ -5,7 +5,7 @@
 #include "formats/ranks/local_files.h"
 #include "formats/ranks/ranks.h"
 #include "lib/base/text.h"
-#include "lib/verify/rank_layout.h"
+#include "lib/infer/rank_layout.h"
 
 namespace reshard {
 namespace {

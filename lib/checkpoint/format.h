@@ -2,7 +2,7 @@
 //
 // A format is a row of the table in formats/registry.cc. Opening reads metadata only. Laying out is pure: it decides
 // every file, offset and length of the output before a byte is written, and later says what the bytes around the tensor
-// data are. The I/O in between belongs to lib/reshard.
+// data are. The I/O in between belongs to lib/engine.
 #pragma once
 
 #include <functional>

@@ -11,7 +11,7 @@ namespace reshard {
 namespace {
 
 constexpr Index kLongRun = Index{8} << 20;  // bytes of a read where a file is read from end to end
-// What a rank works on at a time, in bytes: 256 KiB of each of the pieces that lie side by side (lib/reshard/run.cc).
+// What a rank works on at a time, in bytes: 256 KiB of each of the pieces that lie side by side (lib/engine/run.cc).
 constexpr Index kSlab = Index{1} << 20;
 constexpr Index kPiece = Index{256} << 10;
 

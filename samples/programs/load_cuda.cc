@@ -9,7 +9,7 @@
 
 #include "formats/load.h"
 #include "lib/base/text.h"
-#include "lib/reshard/dlpack.h"
+#include "lib/load/dlpack.h"
 
 using namespace reshard;
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/family/placement.h"
+#include "lib/model/placement.h"
 #include "lib/plan/placed_model.h"
 
 namespace reshard {

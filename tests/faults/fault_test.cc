@@ -21,7 +21,7 @@
 #include "formats/dcp/dcp.h"
 #include "formats/registry.h"
 #include "lib/base/sys.h"
-#include "lib/reshard/conversion.h"
+#include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "formats/encoding/safetensors_header.h"
-#include "formats/safetensors/safetensors.h"
+#include "formats/hf/hf.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/temp_dir.h"
 

@@ -14,7 +14,7 @@
 #include "formats/registry.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
-#include "lib/reshard/run.h"
+#include "lib/engine/run.h"
 
 namespace reshard {
 namespace {

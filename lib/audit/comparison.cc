@@ -1,0 +1,248 @@
+#include "lib/audit/comparison.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+#include "lib/engine/tensor_source.h"
+#include "lib/model/packing.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+std::vector<std::size_t> all_tensors(const Catalog& catalog) {
+  std::vector<std::size_t> out(catalog.tensors().size());
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = i;
+  return out;
+}
+
+struct KindCount {
+  Index tensors = 0;
+  Index bytes = 0;
+};
+std::array<KindCount, 3> count_kinds(const Catalog& catalog) {
+  std::array<KindCount, 3> counts;
+  for (const Tensor& t : catalog.tensors()) {
+    KindCount& c = counts[static_cast<std::size_t>(split_state_key(t.name).kind)];
+    ++c.tensors;
+    c.bytes += t.bytes();
+  }
+  return counts;
+}
+
+// Sums over one part of a pair of tensors; parts add up.
+struct Sums {
+  Index different = 0;
+  double max_abs = 0, difference2 = 0, a2 = 0;
+
+  void add(const Sums& o) {
+    different += o.different;
+    max_abs = std::max(max_abs, o.max_abs);
+    difference2 += o.difference2;
+    a2 += o.a2;
+  }
+};
+
+Sums compare_floats(DType a_type, DType b_type, Bytes a, Bytes b, Index n) {
+  constexpr Index kBlock = 4096;
+  std::array<double, kBlock> x, y;
+  Sums sums;
+  for (Index done = 0; done < n; done += kBlock) {
+    const Index m = std::min(kBlock, n - done);
+    convert(a_type, DType::kFloat64, a.data() + done * byte_size(a_type), reinterpret_cast<std::byte*>(x.data()), m);
+    convert(b_type, DType::kFloat64, b.data() + done * byte_size(b_type), reinterpret_cast<std::byte*>(y.data()), m);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(m); ++i) {
+      sums.a2 += std::isfinite(x[i]) ? x[i] * x[i] : 0;
+      if (x[i] == y[i] || (std::isnan(x[i]) && std::isnan(y[i]))) continue;
+      ++sums.different;
+      const double d = std::abs(x[i] - y[i]);
+      // A NaN or infinity on one side only is infinitely far.
+      sums.max_abs = std::isnan(d) ? INFINITY : std::max(sums.max_abs, d);
+      sums.difference2 += std::isnan(d) ? INFINITY : d * d;
+    }
+  }
+  return sums;
+}
+
+Sums compare_bytes(Bytes a, Bytes b, Index element_bytes) {
+  Sums sums;
+  const auto width = static_cast<std::size_t>(element_bytes);
+  for (std::size_t i = 0; i + width <= a.size(); i += width)
+    if (std::memcmp(a.data() + i, b.data() + i, width) != 0) ++sums.different;
+  return sums;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Comparison>> Comparison::prepare(Reader& a, Reader& b, ComparisonOptions options) {
+  std::unique_ptr<Comparison> c(new Comparison(a, b, std::move(options)));
+  TRY(c->make_views());
+  TRY(c->match());
+  return c;
+}
+
+Status Comparison::make_views() {
+  for (auto [path, config] : {std::pair(&options_.config_a, &config_a_), std::pair(&options_.config_b, &config_b_)})
+    if (!path->empty()) *config = TRY(read_config(*path));
+  family_ = options_.detect_family ? common_family() : options_.family;
+  const auto names_a = family_ ? detect_names(*family_, a_.catalog()) : std::nullopt;
+  const auto names_b = family_ ? detect_names(*family_, b_.catalog()) : std::nullopt;
+  if (!names_a || !names_b) {
+    if (family_ && !options_.detect_family)
+      return unsupported("not both checkpoints are named as in family " + std::string(family_->name));
+    family_ = nullptr;
+  }
+  for (Reader* reader : {&a_, &b_})
+    TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
+  if (!family_) {
+    a_view_ = a_.catalog();
+    b_view_ = b_.catalog();
+    return {};
+  }
+  const bool hf_rows = !same_row_order(*names_a, *names_b);
+  a_view_ = TRY(canonical_view(a_.catalog(), {family_, config_a_ ? &*config_a_ : nullptr, hf_rows, true}, nullptr));
+  b_view_ = TRY(canonical_view(b_.catalog(), {family_, config_b_ ? &*config_b_ : nullptr, hf_rows, true}, nullptr));
+  return {};
+}
+
+// What a config says of either, or what the names of both suggest.
+const Family* Comparison::common_family() const {
+  for (const auto* config : {&config_a_, &config_b_})
+    if (const Family* family = *config ? family_of_model_type((*config)->model_type) : nullptr) return family;
+  const auto in_a = detect_family(a_.catalog()), in_b = detect_family(b_.catalog());
+  return in_a && in_b && in_a->family == in_b->family ? in_a->family : nullptr;
+}
+
+Status Comparison::match() {
+  const auto kinds_a = count_kinds(a_view_), kinds_b = count_kinds(b_view_);
+  static constexpr std::array<std::string_view, 3> kTitles = {"model", "optimizer", "training state"};
+  std::array<bool, 3> compared{};
+  for (std::size_t k = 0; k < compared.size(); ++k) {
+    compared[k] = k == 0 || (kinds_a[k].tensors > 0) == (kinds_b[k].tensors > 0);
+    if (compared[k]) continue;
+    const bool first = kinds_a[k].tensors > 0;
+    const KindCount& c = first ? kinds_a[k] : kinds_b[k];
+    not_compared_.push_back(std::string(kTitles[k]) + ": " + std::to_string(c.tensors) + " tensors, " +
+                            human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
+  }
+  const auto wanted = [&](const Tensor& t) { return compared[static_cast<std::size_t>(split_state_key(t.name).kind)]; };
+  for (std::size_t i = 0; i < a_view_.tensors().size(); ++i) {
+    const Tensor& t = a_view_.tensors()[i];
+    if (!wanted(t)) continue;
+    const auto other = b_view_.find(t.name);
+    if (!other)
+      only_a_.push_back(i);
+    else
+      (t.shape == b_view_.tensors()[*other].shape ? pairs_ : reshaped_).push_back({i, *other});
+  }
+  for (std::size_t i = 0; i < b_view_.tensors().size(); ++i)
+    if (wanted(b_view_.tensors()[i]) && !a_view_.find(b_view_.tensors()[i].name)) only_b_.push_back(i);
+  return {};
+}
+
+Index Comparison::bytes() const {
+  Index sum = 0;
+  for (const Pair& p : pairs_) sum += a_view_.tensors()[p.a].bytes() + b_view_.tensors()[p.b].bytes();
+  return sum;
+}
+
+Result<std::vector<Comparison::Digests>> Comparison::digests() {
+  std::vector<DigestRequest> from_a, from_b;
+  Index bytes_a = 0;
+  for (const Pair& p : pairs_) {
+    const Tensor &a = a_view_.tensors()[p.a], &b = b_view_.tensors()[p.b];
+    from_a.push_back({p.a, can_convert(a.dtype, b.dtype) ? b.dtype : a.dtype});
+    from_b.push_back({p.b, b.dtype});
+    bytes_a += a.bytes();
+  }
+  FileSource source_a(a_view_, a_.files()), source_b(b_view_, b_.files());
+  const auto proofs_a = TRY(digest_tensors(from_a, source_a, options_.run));
+  RunOptions second = options_.run;
+  if (second.progress) second.progress = [&](Index done) { options_.run.progress(bytes_a + done); };
+  const auto proofs_b = TRY(digest_tensors(from_b, source_b, second));
+  checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
+  std::vector<Digests> out;
+  for (std::size_t i = 0; i < pairs_.size(); ++i)
+    out.push_back({proofs_a[i].source, proofs_a[i].target, proofs_b[i].target});
+  return out;
+}
+
+std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob& blob) const {
+  if (!family_) return {blob.name};
+  const auto& config = config_a_ ? config_a_ : config_b_;
+  return canonical_keys(*family_, catalog, config ? &*config : nullptr, blob.name);
+}
+
+std::vector<std::string> Comparison::objects_of_one() const {
+  std::vector<std::string> out;
+  const auto look = [&](const Catalog& mine, const Catalog& others) {
+    std::set<std::string> names;
+    std::set<StateKind> kinds;  // that the other has anything of
+    for (const Blob& blob : others.blobs) {
+      for (std::string& key : keys_of(others, blob)) names.insert(std::move(key));
+      kinds.insert(split_state_key(blob.name).kind);
+    }
+    for (const Blob& blob : mine.blobs) {
+      if (!kinds.contains(split_state_key(blob.name).kind)) continue;
+      const auto keys = keys_of(mine, blob);
+      if (!std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return names.contains(key); }))
+        out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
+    }
+  };
+  look(a_.catalog(), b_.catalog());
+  look(b_.catalog(), a_.catalog());
+  return out;
+}
+
+Result<std::vector<std::string>> Comparison::differing_objects() {
+  std::vector<std::string> out;
+  std::unordered_map<std::string, const Blob*> in_b;
+  for (const Blob& blob : b_.catalog().blobs)
+    for (std::string& key : keys_of(b_.catalog(), blob)) in_b.emplace(std::move(key), &blob);
+  for (const Blob& blob : a_.catalog().blobs) {
+    bool differs = false;
+    for (const std::string& key : keys_of(a_.catalog(), blob)) {
+      const auto other = in_b.find(key);
+      if (other == in_b.end() || differs) continue;
+      differs = TRY(a_.blob_bytes(blob)) != TRY(b_.blob_bytes(*other->second));
+    }
+    if (differs) out.push_back(blob.name);
+  }
+  return out;
+}
+
+Result<std::vector<Comparison::Distance>> Comparison::distances() {
+  std::vector<PairRequest> requests;
+  for (const Pair& p : pairs_) requests.push_back({p.a, p.b});
+  FileSource source_a(a_view_, a_.files()), source_b(b_view_, b_.files());
+  std::vector<Sums> sums(pairs_.size());
+  std::mutex mutex;
+  TRY(visit_pairs(requests, source_a, source_b, options_.run, [&](std::size_t i, const Box& box, Bytes a, Bytes b) {
+    const DType ta = a_view_.tensors()[pairs_[i].a].dtype, tb = b_view_.tensors()[pairs_[i].b].dtype;
+    Sums part;
+    if (is_floating(ta) && is_floating(tb))
+      part = compare_floats(ta, tb, a, b, volume(box));
+    else if (ta == tb)
+      part = compare_bytes(a, b, byte_size(ta));
+    else
+      part.different = volume(box);
+    const std::lock_guard lock(mutex);
+    sums[i].add(part);
+  }));
+  checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
+  TRY(combine_values(options_.run.ranks, std::span(sums), [](Sums& all, const Sums& more) { all.add(more); }));
+  std::vector<Distance> out;
+  for (const Sums& s : sums) {
+    const double relative = s.difference2 == 0 ? 0 : s.a2 > 0 ? std::sqrt(s.difference2 / s.a2) : INFINITY;
+    out.push_back({s.different, s.max_abs, relative});
+  }
+  return out;
+}
+
+}  // namespace reshard

@@ -1,0 +1,84 @@
+// Two checkpoints of one model, whatever their formats, layouts and names: are they the same, and where not, by how
+// much?
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/engine/run.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+
+struct ComparisonOptions {
+  bool detect_family = true;  // false: `family` is what to use, null for comparing names as they are
+  const Family* family = nullptr;
+  std::string config_a, config_b;  // each checkpoint's config.json; empty: none
+  std::string spool = "/tmp";
+  RunOptions run;
+};
+
+// What two checkpoints have in common, brought under the same names and row order.
+class Comparison {
+ public:
+  // Locates the tensors both have. Refers to both readers.
+  static Result<std::unique_ptr<Comparison>> prepare(Reader& a, Reader& b, ComparisonOptions options);
+
+  struct Pair {
+    std::size_t a = 0, b = 0;  // in the views
+  };
+  const Catalog& a() const { return a_view_; }
+  const Catalog& b() const { return b_view_; }
+  const std::vector<Pair>& pairs() const { return pairs_; }  // of equal name and shape
+  const std::vector<Pair>& reshaped() const { return reshaped_; }
+  const std::vector<std::size_t>& only_a() const { return only_a_; }
+  const std::vector<std::size_t>& only_b() const { return only_b_; }
+  // Kinds of state that one side has none of, in words: they are not compared, and not a difference.
+  const std::vector<std::string>& not_compared() const { return not_compared_; }
+  Index bytes() const;  // that a comparison reads, of both sides
+
+  void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
+
+  // Digests of all pairs, of a's elements converted to b's dtype and of b's: equal where the tensors are.
+  struct Digests {
+    Digest a_as_stored, a, b;
+  };
+  Result<std::vector<Digests>> digests();
+  Index checksums_checked() const { return checksums_; }
+
+  // Objects that only one side has although the other has some of their kind, as sentences.
+  std::vector<std::string> objects_of_one() const;
+  // Names of objects that are in both and differ in bytes.
+  Result<std::vector<std::string>> differing_objects();
+
+  // How far apart the values are, in float64; for other types than floating point, how many elements differ.
+  struct Distance {
+    Index different = 0;     // elements that are not equal (NaN equals NaN)
+    double max_abs = 0;      // max |a - b|
+    double relative_l2 = 0;  // |a - b| / |a|
+  };
+  Result<std::vector<Distance>> distances();
+
+ private:
+  Comparison(Reader& a, Reader& b, ComparisonOptions options) : a_(a), b_(b), options_(std::move(options)) {}
+  Status make_views();
+  Status match();
+  const Family* common_family() const;
+  // The canonical keys of an object: several where it is named after a packed tensor.
+  std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
+
+  Reader &a_, &b_;
+  ComparisonOptions options_;
+  const Family* family_ = nullptr;
+  std::optional<ModelConfig> config_a_, config_b_;
+  Catalog a_view_, b_view_;
+  std::vector<Pair> pairs_, reshaped_;
+  std::vector<std::size_t> only_a_, only_b_;
+  std::vector<std::string> not_compared_;
+  Index checksums_ = 0;
+};
+
+}  // namespace reshard

@@ -1,0 +1,504 @@
+#include "lib/audit/mesh_audit.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <unordered_map>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/layout/stages.h"
+
+namespace reshard {
+namespace {
+
+// The distinct boxes with elements, in order.
+std::vector<Box> distinct(std::vector<Box> boxes) {
+  std::erase_if(boxes, [](const Box& b) { return b.empty(); });
+  std::sort(boxes.begin(), boxes.end());
+  boxes.erase(std::unique(boxes.begin(), boxes.end()), boxes.end());
+  return boxes;
+}
+
+std::vector<Box> boxes_of(const Tensor& t) {
+  std::vector<Box> boxes;
+  for (std::size_t i = 0; i < t.fragments.size(); ++i) boxes.push_back(t.fragments.box(i));
+  return distinct(std::move(boxes));
+}
+
+// How a tensor lies that does not lie as declared.
+enum class Cause {
+  kNotReplicated,  // dp_replicate cuts like dp_shard: plain FSDP
+  kNotSharded,     // FSDP did not cut it
+  kNotParallel,    // tensor parallelism did not cut it
+  kOtherDim,       // tensor parallelism cut another dimension: column and row confused
+  kOrder,          // FSDP cut before tensor parallelism
+  kJoinedPlainly,  // a fused tensor was cut as if it were one
+  kGathered,       // stored whole
+  kOther,
+};
+
+struct Suspect {
+  Cause cause = Cause::kOther;
+  Placement placement;
+};
+
+bool cuts_by(const Split& s, std::string_view axis) {
+  return std::find(s.axes.begin(), s.axes.end(), axis) != s.axes.end();
+}
+
+Placement without(Placement p, std::string_view axis) {
+  std::erase_if(p.splits, [&](const Split& s) { return cuts_by(s, axis); });
+  return p;
+}
+
+// What could have happened to a placement, the simplest first.
+std::vector<Suspect> suspects(const Placement& declared, const Mesh& mesh, int rank) {
+  std::vector<Suspect> out;
+  if (mesh.size("dp_replicate") > 1) {
+    Placement p = declared;
+    for (Split& s : p.splits)
+      if (cuts_by(s, "dp_shard")) s.axes.insert(s.axes.begin(), "dp_replicate");
+    out.push_back({Cause::kNotReplicated, std::move(p)});
+  }
+  out.push_back({Cause::kNotSharded, without(declared, "dp_shard")});
+  if (mesh.size("tp") > 1) {
+    out.push_back({Cause::kNotParallel, without(declared, "tp")});
+    Placement plain = declared;
+    for (Split& s : plain.splits) s.groups = 1;
+    out.push_back({Cause::kJoinedPlainly, std::move(plain)});
+    Placement reversed = declared;
+    std::reverse(reversed.splits.begin(), reversed.splits.end());
+    out.push_back({Cause::kOrder, std::move(reversed)});
+    for (int d = 0; d < rank; ++d) {
+      Placement moved = without(declared, "tp");
+      moved.splits.insert(moved.splits.begin(), Split{{"tp"}, d});
+      out.push_back({Cause::kOtherDim, std::move(moved)});
+    }
+  }
+  out.push_back({Cause::kGathered, Placement{{}, declared.stage}});
+  std::erase_if(out, [&](const Suspect& s) { return s.placement == declared; });
+  return out;
+}
+
+int tp_dim(const Placement& p) {
+  for (const Split& s : p.splits)
+    if (cuts_by(s, "tp")) return s.dim;
+  return -1;
+}
+
+// "4 x 2 boxes on dims 0 and 1", "whole"
+std::string grid_text(const std::vector<Box>& boxes, const Dims& shape) {
+  if (boxes.size() == 1 && boxes[0].shape == shape) return "whole";
+  std::vector<std::string> parts;
+  for (int d = 0; d < shape.rank(); ++d) {
+    std::set<Index> begins;
+    for (const Box& b : boxes) begins.insert(b.begin(d));
+    if (begins.size() > 1) parts.push_back(std::to_string(begins.size()) + " pieces of dim " + std::to_string(d));
+  }
+  return parts.empty() ? count_of(static_cast<Index>(boxes.size()), "box") : join(parts, " x ");
+}
+
+class MeshAuditor {
+ public:
+  MeshAuditor(const Catalog& catalog, const DeclaredLayout& declared, const InferredMesh& observed)
+      : catalog_(catalog), declared_(declared), mesh_(declared.mesh), observed_(observed) {
+    for (const CatalogFile& f : catalog_.files) {
+      const auto rank = rank_of_file(f.path);
+      writer_.push_back(rank.value_or(-1));
+      out_.writers_compared = out_.writers_compared || rank.has_value();
+    }
+  }
+
+  MeshAudit run() {
+    check_world();
+    for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) compare(i);
+    report_unlike();
+    if (unlike_.empty()) {
+      check_stages();
+      check_writers();
+    }
+    out_.findings = findings_.take();
+    return std::move(out_);
+  }
+
+ private:
+  // ---- how many ranks
+
+  void check_world() {
+    const Index ranks = mesh_.ranks(), seen = observed_.ranks;
+    // Fewer are no finding by themselves: ranks that hold only copies write nothing.
+    if (!out_.writers_compared || seen <= ranks) return;
+    std::vector<std::string> factors;
+    for (const MeshAxis& a : mesh_.axes()) factors.push_back(a.name + "=" + std::to_string(a.size));
+    const std::string product = join(factors, " x ") + " = " + count_of(ranks, "rank");
+    Finding& f = findings_.add(Severity::kError, "world-size");
+    f.what = "the declared degrees multiply to " + with_commas(ranks) + ", the files are of " + count_of(seen, "rank");
+    f.why.push_back(product + "; the highest file number is " + with_commas(seen - 1));
+    f.why.push_back(found_text());
+    f.advice = seen % ranks == 0 ? "Another degree of " + with_commas(seen / ranks) + " is missing in the declaration."
+                                 : "The job ran with another number of ranks than the declared mesh has.";
+  }
+
+  // "found: dp_shard=16"
+  std::string found_text() const {
+    std::vector<std::string> texts;
+    for (const Mesh& m : observed_.hypotheses) texts.push_back(m.to_string());
+    return texts.empty() ? "no mesh explains the stored boxes" : "the stored boxes fit " + join(texts, "; or ");
+  }
+
+  // ---- boxes
+
+  // The boxes that all ranks together hold of a tensor.
+  std::vector<Box> boxes_on_mesh(const Placement& placement, const Dims& shape) const {
+    std::vector<Box> out;
+    for (Index rank = 0; rank < mesh_.ranks(); ++rank) {
+      if (!is_first_replica(mesh_, placement, rank)) continue;
+      for (const LocalBox& b : owned_boxes(mesh_, placement, shape, rank)) out.push_back(b.box);
+    }
+    return distinct(std::move(out));
+  }
+
+  struct Known {
+    const Tensor* tensor = nullptr;
+    Placement placement;
+    Suspect verdict;
+    bool is_like = false;
+  };
+
+  void compare(std::size_t i) {
+    const Tensor& t = catalog_.tensors()[i];
+    if (t.elements() == 0) return;
+    auto placed = declared_.place(t);
+    if (!placed) {
+      ++out_.not_placed;
+      return;
+    }
+    ++out_.tensors;
+    out_.pieces += static_cast<Index>(t.fragments.size());
+    placements_.emplace(i, *placed);
+    Placement shape_only = *placed;
+    shape_only.stage = -1;  // which stage holds it makes no difference to its boxes
+    const auto [verdict, is_like] = verdict_of(t, shape_only);
+    // Column-parallel and row-parallel tensors are told of apart.
+    const int dim = verdict.cause == Cause::kOtherDim ? tp_dim(*placed) : -1;
+    if (!is_like) unlike_[{verdict.cause, dim}].push_back({i, *placed, verdict.placement});
+  }
+
+  // Tensors of a model's layers share shape, boxes and placement: each kind is looked at once.
+  std::pair<Suspect, bool> verdict_of(const Tensor& t, const Placement& placement) {
+    std::vector<Known>& alike = known_[t.fragments.hash_of_boxes()];
+    for (const Known& k : alike)
+      if (k.tensor->shape == t.shape && k.placement == placement && k.tensor->fragments.has_boxes_of(t.fragments))
+        return {k.verdict, k.is_like};
+    Known k{&t, placement, {}, false};
+    const std::vector<Box> stored = boxes_of(t);
+    k.is_like = stored == boxes_on_mesh(placement, t.shape);
+    if (!k.is_like)
+      for (Suspect& s : suspects(placement, mesh_, t.shape.rank()))
+        if (stored == boxes_on_mesh(s.placement, t.shape)) {
+          k.verdict = std::move(s);
+          break;
+        }
+    alike.push_back(k);
+    return {k.verdict, k.is_like};
+  }
+
+  // ---- what lies otherwise
+
+  struct Unlike {
+    std::size_t tensor = 0;
+    Placement declared, found;
+  };
+
+  void report_unlike() {
+    for (const auto& [kind, list] : unlike_) {
+      Finding& f = findings_.add(Severity::kError, "layout");
+      for (const Unlike& u : list) f.tensors.push_back(catalog_.tensors()[u.tensor].name);
+      switch (kind.first) {
+        case Cause::kNotReplicated:
+          explain_not_replicated(list, f);
+          break;
+        case Cause::kNotSharded:
+          explain_not_sharded(list, f);
+          break;
+        case Cause::kNotParallel:
+          f.id = "layout-not-tensor-parallel";
+          f.what =
+              "not cut by tensor parallelism, which the declared tp=" + std::to_string(mesh_.size("tp")) + " would";
+          f.why.push_back("every tp rank held all of " + std::string(list.size() == 1 ? "it" : "them") + ": " +
+                          with_commas(mesh_.size("tp")) + " times the declared memory");
+          f.advice = "Look at the parallelize plan: a module whose name matches no entry stays replicated, silently.";
+          break;
+        case Cause::kOtherDim:
+          f.id = "layout-wrong-dimension";
+          f.what = "cut on dim " + std::to_string(tp_dim(list[0].found)) + " where its role needs dim " +
+                   std::to_string(tp_dim(list[0].declared));
+          f.why.push_back(tp_dim(list[0].declared) == 0
+                              ? "column-parallel (q, k, v, gate, up: w1, w3) means rows of the weight, dim 0"
+                              : "row-parallel (o, down: w2) means columns of the weight, dim 1");
+          f.advice =
+              "The global tensor is whole and right; the parallel plan of the run confused column and row, which "
+              "costs a collective for each layer, or computes something else.";
+          break;
+        case Cause::kOrder:
+          explain_order(f);
+          break;
+        case Cause::kJoinedPlainly:
+          f.id = "layout-fused-plain";
+          f.what = "a fused tensor was cut as if it were one, so that ranks hold parts of different sections";
+          f.why.push_back("declared: " + count_of(groups(list[0].declared), "section") + ", each cut in " +
+                          std::to_string(mesh_.size("tp")) + "; found: the whole cut in " +
+                          std::to_string(mesh_.size("tp")));
+          f.lost =
+              "No data are lost if the ranks really held these columns; if they held a part of each section and were "
+              "joined "
+              "plainly, shape and size are right and the order is wrong.";
+          f.advice = "Compare a slice with the running model before using it.";
+          break;
+        case Cause::kGathered:
+          f.id = "layout-gathered";
+          f.what = "stored whole by one rank, where the declared mesh cuts it";
+          f.why.push_back("the whole tensor was gathered, or never distributed");
+          break;
+        case Cause::kOther:
+          explain_other(list, f);
+          add_silent_ranks(list);
+          break;
+      }
+      if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
+      // Where most tensors lie so it is the run that is told of, not a list of names.
+      if (2 * static_cast<Index>(list.size()) <= out_.tensors) continue;
+      f.why.insert(f.why.begin(),
+                   with_commas(static_cast<Index>(list.size())) + " of " + count_of(out_.tensors, "tensor"));
+      f.tensors.clear();
+    }
+  }
+
+  void explain_order(Finding& f) const {
+    f.id = "layout-order";
+    f.what = "FSDP cut before tensor parallelism, where tensor parallelism cuts first";
+    f.why.push_back("declared: dim 0 in " + with_commas(mesh_.size("tp")) +
+                    " tp blocks, each in FSDP's pieces (torch's _StridedShard); found: FSDP's pieces, each cut "
+                    "by tp");
+    f.advice =
+        "The global tensor is whole; a loader that assumes the declared order would give ranks each "
+        "other's rows.";
+  }
+
+  static Index groups(const Placement& p) {
+    Index most = 1;
+    for (const Split& s : p.splits) most = std::max(most, s.groups);
+    return most;
+  }
+
+  Index parameter_bytes() const {
+    Index sum = 0;
+    for (const Tensor& t : catalog_.tensors())
+      if (split_state_key(t.name).kind == StateKind::kModel) sum += t.bytes();
+    return sum;
+  }
+
+  Index fsdp_ranks() const { return mesh_.size("dp_shard") * mesh_.size("cp"); }
+
+  void explain_not_replicated(const std::vector<Unlike>& list, Finding& f) {
+    const Index replicas = mesh_.size("dp_replicate"), shards = fsdp_ranks(), all = replicas * shards;
+    f.id = "layout-not-replicated";
+    f.what = "declared HSDP, " + with_commas(replicas) + " replicas x " + with_commas(shards) +
+             " shards; found plain FSDP over " + with_commas(all);
+    f.why.push_back(
+        "tensors have " + with_commas(all) + " distinct dim-0 boxes where " + with_commas(shards) +
+        " would be held by " + with_commas(replicas) + " ranks each" +
+        (each_box_by_its_rank(list) ? ", and box i was always written by rank i: nothing is replicated" : ""));
+    const Index bytes = parameter_bytes() / mesh_.size("tp") / mesh_.size("pp");
+    f.why.push_back("memory: each rank held 1/" + with_commas(all) + " of the parameters instead of 1/" +
+                    with_commas(shards) + " (" + human_bytes(bytes / all) + " instead of " +
+                    human_bytes(bytes / shards) + ")");
+    f.why.push_back("traffic: every all-gather and reduce-scatter crossed all " + with_commas(all) +
+                    " ranks instead of staying within groups of " + with_commas(shards) + "; each rank received " +
+                    human_bytes(bytes / all * (all - 1)) + " a pass from the whole job");
+    f.lost = "";
+    f.advice =
+        "No data are lost and the checkpoint is whole. Look at why dp_replicate was not honoured "
+        "(torchtitan: parallelism.data_parallel_replicate_degree) before the next run.";
+  }
+
+  bool each_box_by_its_rank(const std::vector<Unlike>& list) const {
+    if (!out_.writers_compared) return false;
+    for (const Unlike& u : list) {
+      const FragmentList& boxes = catalog_.tensors()[u.tensor].fragments;
+      for (std::size_t i = 0; i < boxes.size(); ++i) {
+        const Index rank = writer_[boxes.extent(i).file];
+        if (rank >= mesh_.ranks() || !owns(u.found, catalog_.tensors()[u.tensor].shape, rank, boxes.box(i), mesh_))
+          return false;
+      }
+    }
+    return true;
+  }
+
+  void explain_not_sharded(const std::vector<Unlike>& list, Finding& f) const {
+    const Index shards = fsdp_ranks();
+    f.id = "layout-not-sharded";
+    f.what = "not cut by FSDP, which the declared dp_shard=" + with_commas(mesh_.size("dp_shard")) + " would";
+    f.why.push_back("found " + grid_text(boxes_of(catalog_.tensors()[list[0].tensor]), shape_of(list[0])) +
+                    "; every FSDP rank held all of it, " + with_commas(shards) + " times the declared memory");
+    f.why.push_back(found_text());
+    f.advice = "A module that fully_shard was not applied to, or a job that ran with replication only.";
+  }
+
+  const Dims& shape_of(const Unlike& u) const { return catalog_.tensors()[u.tensor].shape; }
+
+  void explain_other(const std::vector<Unlike>& list, Finding& f) {
+    const Tensor& t = catalog_.tensors()[list[0].tensor];
+    f.id = "layout-other";
+    f.what = "cut otherwise than " + declared_.title + " would";
+    f.why.push_back("'" + printable(t.name) + "' " + to_string(t.shape) + ": found " + grid_text(boxes_of(t), t.shape) +
+                    ", declared " + grid_text(boxes_on_mesh(Placement{list[0].declared.splits, -1}, t.shape), t.shape));
+    f.why.push_back(found_text());
+  }
+
+  // Ranks whose every box is missing, and who wrote nothing.
+  void add_silent_ranks(const std::vector<Unlike>& list) {
+    if (!out_.writers_compared) return;
+    std::set<Index> wrote;
+    for (const Tensor& t : catalog_.tensors())
+      for (std::size_t i = 0; i < t.fragments.size(); ++i) wrote.insert(writer_[t.fragments.extent(i).file]);
+    std::set<Index> silent;
+    for (const Unlike& u : list) {
+      const std::vector<Box> stored = boxes_of(catalog_.tensors()[u.tensor]);
+      for (Index rank = 0; rank < mesh_.ranks(); ++rank) {
+        if (wrote.contains(rank) || !is_first_replica(mesh_, u.declared, rank)) continue;
+        for (const LocalBox& b : owned_boxes(mesh_, u.declared, shape_of(u), rank))
+          if (!b.box.empty() && !std::binary_search(stored.begin(), stored.end(), b.box)) silent.insert(rank);
+      }
+    }
+    if (silent.empty()) return;
+    Finding& f = findings_.add(Severity::kError, "ranks-silent");
+    f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
+             (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
+             " own: " + rank_list(silent);
+    f.why.emplace_back("what they own by the declared mesh is in no file");
+    f.advice = "They died during the save, or their files were not copied.";
+  }
+
+  static std::string rank_list(const std::set<Index>& ranks) {
+    std::vector<std::string> names;
+    for (const Index r : ranks) names.push_back("rank." + std::to_string(r));
+    std::string text = folded(names);
+    return text.starts_with("rank.") ? "rank" + std::string(ranks.size() > 1 ? "s " : " ") + text.substr(5) : text;
+  }
+
+  // ---- who wrote
+
+  static bool owns(const Placement& placement, const Dims& shape, Index rank, const Box& box, const Mesh& mesh) {
+    for (const LocalBox& b : owned_boxes(mesh, placement, shape, rank))
+      if (b.box == box) return true;
+    return false;
+  }
+
+  // Whether every piece was written by a rank that holds it on `mesh`, with the cuts in reverse if `fsdp_first`.
+  bool writers_fit(const Mesh& mesh, bool fsdp_first, std::string* first) const {
+    for (const auto& [i, placed] : placements_) {
+      const Tensor& t = catalog_.tensors()[i];
+      Placement p = placed;
+      if (!declared_.stages_are_exact) p.stage = -1;
+      if (fsdp_first) std::reverse(p.splits.begin(), p.splits.end());
+      if (p.splits.empty() && p.stage < 0) continue;
+      for (std::size_t k = 0; k < t.fragments.size(); ++k) {
+        const Box box = t.fragments.box(k);
+        const Index rank = writer_[t.fragments.extent(k).file];
+        if (box.empty() || rank < 0) continue;
+        if (rank < mesh.ranks() && owns(p, t.shape, rank, box, mesh)) continue;
+        if (first)
+          *first = "'" + printable(t.name) + "' " + to_string(box) + " was written by rank " + std::to_string(rank);
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void check_writers() {
+    std::string first;
+    if (!out_.writers_compared || observed_.ranks > mesh_.ranks() || writers_fit(mesh_, false, &first)) return;
+    Finding& f = findings_.add(Severity::kError, "ranks-order");
+    f.what = "pieces were written by ranks that do not hold them on the declared mesh";
+    f.why.push_back(first);
+    if (writers_fit(mesh_, true, nullptr)) return explain_order(f);
+    std::vector<MeshAxis> axes = mesh_.axes();
+    std::erase_if(axes, [](const MeshAxis& a) { return a.size == 1; });
+    std::sort(axes.begin(), axes.end(), [](const MeshAxis& a, const MeshAxis& b) { return a.name < b.name; });
+    do {
+      const Mesh other(axes);
+      if (!writers_fit(other, false, nullptr)) continue;
+      f.why.push_back("ranks numbered over (" + other.to_string() +
+                      "), the last axis fastest, explain every writer; declared (" + mesh_.to_string() + ")");
+      f.advice =
+          "The order of the axes decides which ranks are neighbours: tensor parallelism belongs on the fastest "
+          "axis, within a machine.";
+      return;
+    } while (std::next_permutation(axes.begin(), axes.end(),
+                                   [](const MeshAxis& a, const MeshAxis& b) { return a.name < b.name; }));
+    f.advice = "Files were renamed or exchanged, or ranks were numbered in a way no order of these axes gives.";
+  }
+
+  // Each layer is written by one stage, and each stage writes.
+  void check_stages() {
+    const Index stages = mesh_.size("pp");
+    if (stages < 2 || !out_.writers_compared || observed_.ranks > mesh_.ranks()) return;
+    std::map<Index, std::set<Index>> stages_of_layer;
+    std::set<Index> that_wrote;
+    for (const auto& [i, placed] : placements_) {
+      const Tensor& t = catalog_.tensors()[i];
+      for (std::size_t k = 0; k < t.fragments.size(); ++k) {
+        const Index rank = writer_[t.fragments.extent(k).file];
+        if (rank < 0 || t.fragments.box(k).empty()) continue;
+        const Index stage = mesh_.coordinate(rank, "pp");
+        that_wrote.insert(stage);
+        if (const Index layer = layer_number(t.name); layer >= 0) stages_of_layer[layer].insert(stage);
+      }
+    }
+    report_stages(stages, that_wrote, stages_of_layer);
+  }
+
+  void report_stages(Index stages, const std::set<Index>& that_wrote,
+                     const std::map<Index, std::set<Index>>& stages_of_layer) {
+    std::vector<std::string> absent, torn;
+    for (Index s = 0; s < stages; ++s)
+      if (!that_wrote.contains(s)) absent.push_back(std::to_string(s));
+    for (const auto& [layer, of] : stages_of_layer)
+      if (of.size() > 1) torn.push_back(std::to_string(layer));
+    if (!absent.empty()) {
+      Finding& f = findings_.add(Severity::kError, "stages-missing");
+      f.what = "no tensor was written by pipeline stage " + join(absent, ", ") + " of " + with_commas(stages);
+      f.why.push_back("a stage is " + with_commas(mesh_.ranks() / stages) + " ranks; stage " + absent[0] +
+                      " is ranks " + with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
+      f.why.push_back(found_text());
+      f.advice =
+          "With the layers complete, the job ran without these stages; with layers missing, the stage was not saved.";
+    }
+    if (torn.empty()) return;
+    Finding& f = findings_.add(Severity::kError, "stages-torn");
+    f.what = "layers written by several pipeline stages: " + join(torn, ", ");
+    f.why.push_back("a layer belongs to one stage; " + found_text());
+  }
+
+  const Catalog& catalog_;
+  const DeclaredLayout& declared_;
+  const Mesh& mesh_;
+  const InferredMesh& observed_;
+  MeshAudit out_;
+  FindingList findings_;
+  std::vector<Index> writer_;  // of each file; -1: its name does not tell
+  std::map<std::size_t, Placement> placements_;
+  std::unordered_map<std::uint64_t, std::vector<Known>> known_;
+  std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // and the dimension that was declared
+};
+
+}  // namespace
+
+MeshAudit audit_mesh(const Catalog& catalog, const DeclaredLayout& declared, const InferredMesh& observed) {
+  return MeshAuditor(catalog, declared, observed).run();
+}
+
+}  // namespace reshard

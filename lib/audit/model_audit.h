@@ -1,0 +1,25 @@
+// Holds a checkpoint's tensors against the model that a config.json describes: names, shapes, dtypes, and the optimizer
+// state beside them. Looks at metadata only.
+#pragma once
+
+#include <vector>
+
+#include "lib/audit/finding.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+
+struct ModelAudit {
+  std::vector<Finding> findings;
+  Index expected_tensors = 0;  // of the config's table, tied ones left out
+  Index expected_elements = 0;
+  Index looked_at = 0;        // model tensors of the checkpoint that the family knows
+  bool head_is_tied = false;  // and not stored
+  std::string uniform_dtype;  // "float32" where all parameters have this one and the config names another, wider
+                              // than it: ordinary for training state, so no finding
+};
+
+// Fails only where the config lacks what the table needs.
+Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, const ModelConfig& config);
+
+}  // namespace reshard

@@ -1,0 +1,267 @@
+#include "lib/audit/values.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdio>
+#include <iterator>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kWorst = 5;        // tensors told of in a finding
+constexpr std::size_t kShownRanges = 4;  // ranges of rows in a sentence
+constexpr double kLargeWeight = 1e4;     // trained weights stay below 100 or so
+constexpr double kLargeHalf = 60000;     // of a float16, which ends at 65504
+
+// ---- what a tensor is
+
+// A tensor's name as its words: "layers.0.attn_norm.weight" has "attn" and "norm".
+std::vector<std::string> words_of(std::string_view name) {
+  std::vector<std::string> words(1);
+  for (const char c : name) {
+    if (c == '.' || c == '_')
+      words.emplace_back();
+    else
+      words.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return words;
+}
+
+bool has_word(const std::vector<std::string>& words, const auto& wanted) {
+  return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+    return std::find(std::begin(wanted), std::end(wanted), word) != std::end(wanted);
+  });
+}
+
+// RMSNorm is "norm", "layernorm", "rmsnorm"; GPT-2 has "ln_1" and "ln_f".
+bool is_norm(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(), [](const std::string& w) { return w.ends_with("norm") || w == "ln"; });
+}
+
+// What training does not move away from zero or one value: tables that are computed, scales of quantised blocks, the
+// half of a LoRA pair that begins as zeros, masks.
+bool is_derived(const std::vector<std::string>& words) {
+  static constexpr std::array<std::string_view, 11> kDerived = {"freqs", "freq",  "rotary", "cos",  "sin",   "cached",
+                                                                "mask",  "scale", "scales", "lora", "masked"};
+  return has_word(words, kDerived);
+}
+
+bool is_any_float(DType dtype) {
+  return is_floating(dtype) || dtype == DType::kFloat8E4M3 || dtype == DType::kFloat8E5M2 ||
+         dtype == DType::kFloat8E4M3Fnuz || dtype == DType::kFloat8E5M2Fnuz;
+}
+
+// Whether zeros and repetition in it are news.
+bool is_weight(const Tensor& tensor, const std::vector<std::string>& words) {
+  return is_any_float(tensor.dtype) && tensor.elements() >= HealthScan::kMinRowElements && words.back() != "bias" &&
+         !is_derived(words) && !(tensor.shape.rank() < 2 && is_norm(words));
+}
+
+bool is_vocabulary(const Tensor& tensor, const ValueContext& context) {
+  return tensor.shape.rank() == 2 &&
+         std::find(context.vocabulary.begin(), context.vocabulary.end(), tensor.name) != context.vocabulary.end();
+}
+
+// ---- the kinds of trouble
+
+struct Kind {
+  std::string_view id;
+  Severity severity;
+  std::string_view what;  // before "in 3 weights"
+  std::string_view noun;
+  std::string_view lost;
+  std::string_view advice;
+};
+
+enum KindNumber : std::size_t {
+  kNonFiniteWeights,
+  kNonFiniteOptimizer,
+  kZeroWeights,
+  kConstantWeights,
+  kZeroRows,
+  kConstantRows,
+  kUnusedTokens,
+  kPaddingRows,
+  kNearOverflow,
+  kLargeValues,
+  kKinds,
+};
+
+constexpr std::array<Kind, kKinds> kTable = {{
+    {"non-finite-weights", Severity::kError, "NaN or infinite values", "model tensor",
+     "The values that should be there are in no file.",
+     "Go back to the last checkpoint in which every weight is finite; training on from this one spreads them. The step "
+     "at which they appeared shows in the loss or the gradient norm."},
+    {"non-finite-optimizer", Severity::kError, "NaN or infinite values", "tensor of optimizer state",
+     "The moments of these elements are in no file.",
+     "The next optimizer step writes them into the weights. Go back to the last checkpoint without them, or drop the "
+     "optimizer state and warm up again."},
+    {"zero-weights", Severity::kWarning, "nothing but zeros", "weight", "",
+     "Was the tensor loaded or initialised before this was saved? A rank that skips a tensor leaves it as it was "
+     "allocated."},
+    {"constant-weights", Severity::kWarning, "one value for every element", "weight", "",
+     "A matrix of one value has not been initialised, or was overwritten."},
+    {"zero-rows", Severity::kWarning, "rows of zeros", "weight", "",
+     "Rows of zeros are outputs that never fire. Runs that begin or end at a multiple of a shard's rows point to a "
+     "shard that was never filled."},
+    {"constant-rows", Severity::kWarning, "rows of one repeated value", "weight", "",
+     "Rows of one value have not been initialised, or were overwritten."},
+    {"unused-tokens", Severity::kNote, "rows of zeros or of one value within the vocabulary", "tensor", "",
+     "Tokens that the tokenizer reserves, or that the data never had."},
+    {"padding-rows", Severity::kNote, "dead rows past the true vocabulary", "tensor", "",
+     "They only pad the vocabulary and can be cut off."},
+    {"near-overflow", Severity::kNote, "float16 values next to the largest there is, 65,504,", "tensor", "",
+     "A little more and they are infinite. bfloat16 has the range of float32."},
+    {"large-values", Severity::kNote, "values above 10,000", "weight", "",
+     "Trained weights are rarely larger than 100: look at the loss around the step of this checkpoint."},
+}};
+
+std::string number_text(double v) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", v);
+  return text;
+}
+
+std::string rows_of(const RowSet& rows, Index of) {
+  return (rows.count == 1 ? "row " : with_commas(rows.count) + " of " + with_commas(of) + " rows: ") + rows_text(rows);
+}
+
+// Gathers what is to be said of each kind.
+class Judge {
+ public:
+  explicit Judge(const ValueContext& context) : context_(context) {}
+
+  void look_at(const Tensor& tensor, const TensorHealth& h) {
+    const StateKind state = split_state_key(tensor.name).kind;
+    if (state == StateKind::kOther || h.elements == 0) return;
+    const std::vector<std::string> words = words_of(tensor.name);
+    const bool finite = h.nans + h.infs == 0;
+    const bool mask = h.nans == 0 && is_derived(words);  // minus infinity is what masks are made of
+    if (!finite && !mask)
+      add_non_finite(state == StateKind::kModel ? kNonFiniteWeights : kNonFiniteOptimizer, tensor, h);
+    if (state != StateKind::kModel) return;
+    if (!is_derived(words)) add_range(tensor, h);
+    if (!is_weight(tensor, words)) return;
+    if (h.zeros == h.elements) {
+      add(kZeroWeights, tensor, static_cast<double>(h.elements), with_commas(h.elements) + " elements");
+    } else if (finite && h.constant && tensor.shape.rank() >= 2) {
+      add(kConstantWeights, tensor, static_cast<double>(h.elements),
+          with_commas(h.elements) + " elements of magnitude " + number_text(h.absmax));
+    } else if (is_vocabulary(tensor, context_)) {
+      add_vocabulary_rows(tensor, h);
+    } else {
+      add_rows(kZeroRows, tensor, h.rows.zero);
+      if (finite) add_rows(kConstantRows, tensor, h.rows.constant);
+    }
+  }
+
+  std::vector<Finding> findings() {
+    std::vector<Finding> out;
+    for (std::size_t k = 0; k < kKinds; ++k)
+      if (!cases_[k].empty()) out.push_back(finding(kTable[k], cases_[k]));
+    return out;
+  }
+
+ private:
+  struct Case {
+    std::string tensor;
+    double weight = 0;  // the worst has the largest
+    std::string text;
+  };
+
+  void add(KindNumber kind, const Tensor& tensor, double weight, std::string text) {
+    cases_[kind].push_back({tensor.name, weight, std::move(text)});
+  }
+
+  void add_non_finite(KindNumber kind, const Tensor& tensor, const TensorHealth& h) {
+    add(kind, tensor, static_cast<double>(h.nans + h.infs),
+        with_commas(h.nans) + " NaN and " + with_commas(h.infs) + " infinite of " + with_commas(h.elements) +
+            " elements" +
+            (tensor.shape.rank() > 0 ? ", the first at index " + with_commas(h.first_not_finite_row) + " of dimension 0"
+                                     : ""));
+  }
+
+  void add_range(const Tensor& tensor, const TensorHealth& h) {
+    if (!is_floating(tensor.dtype)) return;
+    const std::string text = "the largest magnitude is " + number_text(h.absmax);
+    if (tensor.dtype == DType::kFloat16 && h.absmax > kLargeHalf)
+      add(kNearOverflow, tensor, h.absmax, text);
+    else if (h.absmax > kLargeWeight)
+      add(kLargeValues, tensor, h.absmax, text);
+  }
+
+  void add_rows(KindNumber kind, const Tensor& tensor, const RowSet& rows) {
+    if (rows.count > 0) add(kind, tensor, static_cast<double>(rows.count), rows_of(rows, tensor.shape[0]));
+  }
+
+  void add_vocabulary_rows(const Tensor& tensor, const TensorHealth& h) {
+    const Index rows = tensor.shape[0], begin = padding_begins(tensor, context_), known = begin < 0 ? rows : begin;
+    const auto say = [&](KindNumber kind, const RowSet& set, std::string_view value, Index of, std::string_view where) {
+      if (set.count > 0)
+        add(kind, tensor, static_cast<double>(set.count),
+            with_commas(set.count) + " of the " + with_commas(of) + " rows" + std::string(where) + " hold " +
+                std::string(value) + ": " + rows_text(set));
+    };
+    const std::string past = " past the true vocabulary of " + with_commas(known);
+    say(kUnusedTokens, h.rows.zero, "zeros", known, "");
+    say(kUnusedTokens, h.rows.constant, "one value", known, "");
+    say(kPaddingRows, h.tail.zero, "zeros", rows - known, past);
+    say(kPaddingRows, h.tail.constant, "one value", rows - known, past);
+  }
+
+  static Finding finding(const Kind& kind, std::vector<Case>& cases) {
+    Finding f;
+    f.severity = kind.severity;
+    f.id = kind.id;
+    for (const Case& c : cases) f.tensors.push_back(c.tensor);
+    std::sort(f.tensors.begin(), f.tensors.end(), natural_less);
+    f.tensors.erase(std::unique(f.tensors.begin(), f.tensors.end()), f.tensors.end());
+    const auto n = static_cast<Index>(f.tensors.size());
+    const bool plural = n != 1;
+    std::string noun(kind.noun);
+    if (plural) noun.insert(std::min(noun.find(" of "), noun.size()), "s");
+    f.what = std::string(kind.what) + " in " + with_commas(n) + " " + noun;
+    std::stable_sort(cases.begin(), cases.end(), [](const Case& a, const Case& b) { return a.weight > b.weight; });
+    for (std::size_t i = 0; i < std::min(kWorst, cases.size()); ++i)
+      f.why.push_back(printable(cases[i].tensor) + ": " + cases[i].text);
+    if (cases.size() > kWorst)
+      f.why.push_back("and " + with_commas(static_cast<Index>(cases.size() - kWorst)) + " more");
+    f.lost = kind.lost;
+    f.advice = kind.advice;
+    return f;
+  }
+
+  const ValueContext& context_;
+  std::array<std::vector<Case>, kKinds> cases_;
+};
+
+}  // namespace
+
+Index padding_begins(const Tensor& tensor, const ValueContext& context) {
+  const bool padded = context.vocab_size > 0 && is_vocabulary(tensor, context) && tensor.shape[0] > context.vocab_size;
+  return padded ? context.vocab_size : -1;
+}
+
+std::string rows_text(const RowSet& rows) {
+  std::vector<std::string> parts;
+  Index said = 0;
+  for (const RowRange& r : rows.ranges) {
+    if (parts.size() == kShownRanges) break;
+    parts.push_back(with_commas(r.begin) + (r.end - r.begin > 1 ? ".." + with_commas(r.end - 1) : ""));
+    said += r.end - r.begin;
+  }
+  return join(parts, "; ") + (said < rows.count ? " and " + with_commas(rows.count - said) + " more" : "");
+}
+
+std::vector<Finding> judge_values(const Catalog& catalog, const std::vector<TensorHealth>& health,
+                                  const ValueContext& context) {
+  Judge judge(context);
+  for (std::size_t i = 0; i < health.size(); ++i) judge.look_at(catalog.tensors()[i], health[i]);
+  return judge.findings();
+}
+
+}  // namespace reshard

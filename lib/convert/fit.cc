@@ -1,0 +1,495 @@
+#include "lib/convert/fit.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "lib/audit/replicas.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/device/convert.h"
+#include "lib/engine/tensor_source.h"
+#include "lib/model/packing.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kLook = Index{4} << 20;  // bytes looked at at once
+constexpr std::string_view kMadeUp = "(padding rows)";
+
+std::string shown(const Tensor& tensor) { return "tensor '" + printable(tensor.name) + "'"; }
+
+// Appends a file to a catalog, under a name of its own in the pool.
+std::uint32_t append_file(Catalog& catalog, FilePool& files, std::string name, Index size, File file) {
+  const auto number = static_cast<std::uint32_t>(catalog.files.size());
+  catalog.files.push_back({std::move(name), size});
+  files.pin(catalog.file_path(number), std::move(file));
+  return number;
+}
+
+// The parts of the fragments that lie in rows [begin, end), moved by `shift` rows.
+FragmentList take_rows(const FragmentList& in, int rank, Index begin, Index end, Index shift, Index element_bytes) {
+  FragmentList out(rank);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    Fragment f = in.get(i);
+    const Index first = std::max(begin, f.box.begin(0)), last = std::min(end, f.box.end(0));
+    if (first >= last || f.box.empty()) continue;
+    f.start += (first - f.box.begin(0)) * f.strides[0] * element_bytes;
+    f.box.origin[0] = first + shift;
+    f.box.shape[0] = last - first;
+    out.add(f);
+  }
+  return out;
+}
+
+void append(FragmentList& to, const FragmentList& from) {
+  for (std::size_t i = 0; i < from.size(); ++i) to.add(from.get(i));
+}
+
+void cut_rows(Tensor& tensor, Index rows) {
+  const Index eb = byte_size(tensor.dtype);
+  const int rank = tensor.shape.rank();
+  tensor.fragments = take_rows(tensor.fragments, rank, 0, rows, 0, eb);
+  tensor.replicas = take_rows(tensor.replicas, rank, 0, rows, 0, eb);
+  tensor.shape[0] = rows;
+}
+
+// Reads rows of one tensor, some at a time: visit(first row, elements) until it says false.
+template <class Visit>
+Status read_rows(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end, Visit visit) {
+  const Tensor& t = view.tensors()[tensor];
+  FileSource source(view, files);
+  const Index row_bytes = t.bytes() / std::max<Index>(1, t.shape[0]);
+  const Index step = std::max<Index>(1, kLook / std::max<Index>(1, row_bytes));
+  std::vector<std::byte> out(static_cast<std::size_t>(std::min(step, end - begin) * row_bytes));
+  std::vector<std::byte> scratch(out.size() + static_cast<std::size_t>(kLook));
+  for (Index row = begin; row < end; row += step) {
+    Box box = whole(t.shape);
+    box.origin[0] = row;
+    box.shape[0] = std::min(step, end - row);
+    const MutableBytes part(out.data(), static_cast<std::size_t>(volume(box) * byte_size(t.dtype)));
+    TRY(source.read(tensor, box, part, scratch));
+    if (!visit(row, Bytes(part))) return {};
+  }
+  return {};
+}
+
+// Whether rows are zeros, of either sign.
+Result<bool> are_zero(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end) {
+  const DType dtype = view.tensors()[tensor].dtype;
+  const auto width = static_cast<std::size_t>(byte_size(dtype));
+  bool zero = true;
+  TRY(read_rows(view, files, tensor, begin, end, [&](Index, Bytes bytes) {
+    for (std::size_t i = 0; i < bytes.size() && zero; ++i) {
+      const bool has_sign = is_floating(dtype) && i % width == width - 1;
+      zero = (bytes[i] & std::byte(has_sign ? 0x7f : 0xff)) == std::byte(0);
+    }
+    return zero;
+  }));
+  return zero;
+}
+
+// Rows of two tensors of equal row shape and dtype that differ, of the first `rows`.
+Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_tensor, const Catalog& b,
+                             FilePool& b_files, std::size_t b_tensor, Index rows) {
+  const Tensor& t = a.tensors()[a_tensor];
+  const auto row_bytes = static_cast<std::size_t>(t.bytes() / std::max<Index>(1, t.shape[0]));
+  Index different = 0;
+  Status failed;
+  TRY(read_rows(a, a_files, a_tensor, 0, rows, [&](Index row, Bytes mine) {
+    const Index count = static_cast<Index>(mine.size() / std::max<std::size_t>(1, row_bytes));
+    failed = read_rows(b, b_files, b_tensor, row, row + count, [&](Index at, Bytes theirs) {
+      const std::byte* from = mine.data() + static_cast<std::size_t>(at - row) * row_bytes;
+      for (std::size_t i = 0; i < theirs.size(); i += row_bytes)
+        different += std::memcmp(from + i, theirs.data() + i, row_bytes) != 0;
+      return true;
+    });
+    return failed.has_value();
+  }));
+  TRY(std::move(failed));
+  return different;
+}
+
+// Brings one view to its config.
+class Fitter {
+ public:
+  Fitter(Catalog& view, FilePool& files, const FitOptions& options) : view_(view), files_(files), options_(options) {}
+
+  Result<Fitted> fit() {
+    for (const Parameter& p : TRY(parameters(*options_.family, *options_.config))) expected_.emplace(p.name, p);
+    TRY(split_experts());
+    TRY(merge_heads());
+    TRY(fit_vocabulary());
+    return std::move(out_);
+  }
+
+ private:
+  // The parameter that a tensor is, or is optimizer state of; null for others.
+  const Parameter* parameter_of(const Tensor& tensor) const {
+    const StateKey key = split_state_key(tensor.name);
+    const auto found = expected_.find(key.parameter);
+    return found == expected_.end() ? nullptr : &found->second;
+  }
+
+  static Json range(Index begin, Index end) {
+    Json out = Json::array();
+    out.push_back(begin);
+    out.push_back(end);
+    return out;
+  }
+
+  void record(std::string_view what, const std::vector<std::string>& tensors, Json details = Json::object()) {
+    Json names = Json::array();
+    for (const std::string& name : tensors) names.push_back(name);
+    details.set("what", what).set("tensors", std::move(names));
+    out_.repairs.push_back(std::move(details));
+  }
+
+  static std::string named(const std::vector<std::string>& tensors) {
+    return tensors.size() == 1 ? printable(tensors.front())
+                               : printable(tensors.front()) + " and " + count_of(std::ssize(tensors) - 1, "other");
+  }
+
+  // ---- experts: with ep groups, key i of the k that are there holds the rows of experts i, i + k, i + 2 k, ...
+  // (ColossalAI's MoE plugin, unsharded save)
+
+  Status split_experts() {
+    struct Joined {
+      std::size_t tensor;
+      ParsedName name;
+      StateKey key;
+      Index times;
+    };
+    std::vector<Joined> joined;
+    Index present = 0;
+    for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
+      const Tensor& t = view_.tensors()[i];
+      StateKey key = split_state_key(t.name);
+      const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*options_.family, key.parameter);
+      const Parameter* p = parameter_of(t);
+      if (!parsed || parsed->expert < 0 || !p || t.shape.rank() != p->shape.rank() || t.shape.rank() == 0) continue;
+      present = std::max(present, parsed->expert + 1);
+      if (t.shape[0] == p->shape[0] || t.shape[0] % p->shape[0] != 0) continue;
+      joined.push_back({i, *parsed, std::move(key), t.shape[0] / p->shape[0]});
+    }
+    const Index experts = options_.config->number("num_experts");
+    std::erase_if(joined, [&](const Joined& j) { return j.times * present != experts; });
+    if (joined.empty()) return {};
+    const std::string what = count_of(std::ssize(joined), "tensor") + " (" +
+                             printable(view_.tensors()[joined[0].tensor].name) + ", ...) hold the rows of " +
+                             with_commas(joined[0].times) + " experts each: an unsharded save of expert-parallel " +
+                             "groups, which are there under the names of experts 0 to " + with_commas(present - 1) +
+                             " of " + with_commas(experts);
+    if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; --repair experts splits them");
+    std::map<std::size_t, const Joined*> by_tensor;
+    for (const Joined& j : joined) by_tensor.emplace(j.tensor, &j);
+    Catalog out = view_without_tensors();
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
+      const Tensor& t = view_.tensors()[i];
+      const auto found = by_tensor.find(i);
+      if (found == by_tensor.end()) {
+        TRY(out.add(t));
+        continue;
+      }
+      const Joined& j = *found->second;
+      PackedPart part{{}, t.shape, -1, {}, false, 1};
+      part.shape[0] = t.shape[0] / j.times;
+      for (Index block = 0; block < j.times; ++block) {
+        part.rows = {{0, block * part.shape[0], part.shape[0], 1}};
+        ParsedName name = j.name;
+        name.expert += block * present;
+        TRY(out.add(unpack(t, part, j.key.prefix + canonical_name(name) + j.key.suffix)));
+      }
+      names.push_back(t.name);
+    }
+    view_ = std::move(out);
+    view_.sort_by_name();
+    out_.notes.push_back(what + ". They are split.");
+    record("experts split", names);
+    return {};
+  }
+
+  Catalog view_without_tensors() const {
+    Catalog out;
+    out.root = view_.root;
+    out.files = view_.files;
+    out.blobs = view_.blobs;
+    out.attributes = view_.attributes;
+    return out;
+  }
+
+  // ---- key-value heads that several ranks held
+
+  Status merge_heads() {
+    std::vector<std::string> names;
+    Index times = 1;
+    Catalog copies;
+    copies.root = view_.root;
+    copies.files = view_.files;
+    for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
+      Tensor& t = view_.tensor(i);
+      const Parameter* p = parameter_of(t);
+      if (!p || p->rule->heads != "num_key_value_heads" || p->rule->tp_dim != 0) continue;
+      if (t.shape.rank() != p->shape.rank() || t.shape.rank() == 0 || t.shape[0] <= p->shape[0]) continue;
+      if (t.shape[0] % p->shape[0] != 0) continue;
+      times = t.shape[0] / p->shape[0];
+      merge_blocks(t, p->shape[0] / options_.config->num_key_value_heads(), times);
+      TRY(copies.add(t));
+      names.push_back(t.name);
+    }
+    if (names.empty()) return {};
+    if (!options_.metadata_only) {
+      TRY(validate(copies).context("heads that several ranks hold"));
+      const ReplicaReport report = TRY(compare_replicas(copies, files_, options_.run));
+      for (const Finding& f : report.findings)
+        if (f.severity == Severity::kError)
+          return corrupt(view_.root + ": tensor '" + printable(f.tensors.front()) + "' has " + with_commas(times) +
+                         " times the rows that " + options_.config->path + " gives it. Copies of each key-value head " +
+                         "would be equal; they are not: " + f.what);
+    }
+    out_.notes.push_back("Each key-value head is there " + with_commas(times) +
+                         " times; the copies agree, and one is kept (" + named(names) + ").");
+    record("copies of key-value heads left out", names, Json::object().set("times", times));
+    return {};
+  }
+
+  // Of `times` equal blocks in a row the first is kept, and the others become replicas.
+  static void merge_blocks(Tensor& t, Index block, Index times) {
+    const Index eb = byte_size(t.dtype), blocks = t.shape[0] / (block * times);
+    const int rank = t.shape.rank();
+    FragmentList kept(rank), replicas(rank);
+    for (Index b = 0; b < blocks; ++b)
+      for (Index k = 0; k < times; ++k) {
+        const Index begin = (b * times + k) * block;
+        append(k == 0 ? kept : replicas, take_rows(t.fragments, rank, begin, begin + block, b * block - begin, eb));
+      }
+    t.fragments = std::move(kept);
+    t.replicas = std::move(replicas);
+    t.shape[0] /= times;
+    t.row_group = std::max(t.row_group, block);
+  }
+
+  // ---- the vocabulary
+
+  Status fit_vocabulary() {
+    const Index size = options_.config->vocab_size();
+    std::vector<std::string> cut, cut_other;
+    Index rows = 0;
+    for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
+      const Tensor& t = view_.tensors()[i];
+      const Parameter* p = parameter_of(t);
+      if (!p || !p->rule->is_vocabulary() || t.shape.rank() != p->shape.rank() || t.shape[0] == size) continue;
+      if (Dims same = t.shape; (same[0] = size, same != p->shape)) continue;
+      if (t.shape[0] < size) {
+        TRY(complete(i, size));
+        continue;
+      }
+      rows = t.shape[0];
+      const bool zero = options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows));
+      if (!zero && !options_.repairs.vocabulary)
+        return corrupt(shown(t) + ": " + options_.config->path + " says a vocabulary of " + with_commas(size) +
+                       ", got " + with_commas(rows) + " rows, and those beyond it are not zeros: padding of a " +
+                       "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
+      (zero ? cut : cut_other).push_back(t.name);
+      cut_rows(view_.tensor(i), size);
+    }
+    report_cut(cut, size, rows, "rows of zeros");
+    report_cut(cut_other, size, rows, "rows that are not zeros");
+    return {};
+  }
+
+  void report_cut(const std::vector<std::string>& tensors, Index size, Index rows, std::string_view what) {
+    if (tensors.empty()) return;
+    out_.notes.push_back(with_commas(rows - size) + " " + std::string(what) + " beyond the vocabulary of " +
+                         with_commas(size) + (options_.metadata_only ? " would be" : " are") + " cut from " +
+                         named(tensors) + ".");
+    record("vocabulary padding cut", tensors,
+           Json::object().set("rows", range(size, rows)).set("zeros", what == "rows of zeros"));
+  }
+
+  // Rows that the source lost, from the donor.
+  Status complete(std::size_t i, Index size) {
+    const Tensor& t = view_.tensors()[i];
+    const Index rows = t.shape[0];
+    const std::string lost = shown(t) + ": " + options_.config->path + " says " + with_commas(size) + " rows, got " +
+                             with_commas(rows) + ": rows " + with_commas(rows) + " to " + with_commas(size - 1) +
+                             " are not in this checkpoint";
+    if (!options_.repairs.vocabulary || !options_.donor)
+      return corrupt(lost + "; --repair vocab --donor CKPT takes them from another one, such as the base model's");
+    const Catalog& donor = TRY(donor_view());
+    const auto found = donor.find(t.name);
+    if (!found) return corrupt(lost + ", and " + donor.root + " has no such tensor");
+    const Tensor& d = donor.tensors()[*found];
+    Dims due = t.shape;
+    due[0] = size;
+    if (d.shape != due || d.dtype != t.dtype)
+      return corrupt(lost + "; the donor " + donor.root + " should have it as " + to_string(due) + " of " +
+                     std::string(info(t.dtype).torch_name) + ", got " + to_string(d.shape) + " of " +
+                     std::string(info(d.dtype).torch_name));
+    Index different = 0;
+    if (!options_.metadata_only)
+      different = TRY(differing_rows(view_, files_, i, donor, options_.donor->files(), *found, rows));
+    append_donor_rows(i, donor, d, rows, size);
+    out_.notes.push_back(
+        with_commas(size - rows) + " rows of " + printable(t.name) + " come from " + donor.root + ". " +
+        (options_.metadata_only ? "Whether the others agree with it was not looked at."
+         : different == 0       ? "The others are the donor's bit by bit: the tensor was frozen, and is whole again."
+                                : with_commas(different) + " of the " + with_commas(rows) +
+                                " others differ from the donor's: it was trained, and these rows are not."));
+    record(
+        "rows of a donor", {t.name},
+        Json::object().set("donor", donor.root).set("rows", range(rows, size)).set("own_rows_that_differ", different));
+    return {};
+  }
+
+  Result<std::reference_wrapper<const Catalog>> donor_view() {
+    if (donor_) return std::cref(*donor_);
+    Reader& donor = *options_.donor;
+    std::vector<std::size_t> wanted;
+    for (std::size_t i = 0; i < donor.catalog().tensors().size(); ++i) {
+      const StateKey key = split_state_key(donor.catalog().tensors()[i].name);
+      const auto parsed = key.kind == StateKind::kModel ? parse_name(*options_.family, key.parameter) : std::nullopt;
+      if (parsed && parsed->rule->is_vocabulary()) wanted.push_back(i);
+    }
+    if (!options_.metadata_only) TRY(donor.locate(wanted, options_.run.threads, options_.spool));
+    Catalog only;
+    only.root = donor.catalog().root;
+    only.files = donor.catalog().files;
+    for (const std::size_t i : wanted) TRY(only.add(donor.catalog().tensors()[i]));
+    donor_ = TRY(canonical_view(only, {options_.family, options_.config, true, true}, nullptr));
+    return std::cref(*donor_);
+  }
+
+  void append_donor_rows(std::size_t i, const Catalog& donor, const Tensor& from, Index begin, Index end) {
+    Tensor& t = view_.tensor(i);
+    const FragmentList rows = take_rows(from.fragments, from.shape.rank(), begin, end, 0, byte_size(from.dtype));
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      Fragment f = rows.get(k);
+      const auto [slot, is_new] = donor_files_.try_emplace(f.extent.file, 0);
+      if (is_new) slot->second = add_donor_file(donor, f.extent.file);
+      f.extent.file = slot->second;
+      t.fragments.add(f);
+    }
+    t.shape[0] = end;
+  }
+
+  std::uint32_t add_donor_file(const Catalog& donor, std::uint32_t file) {
+    const std::string path = donor.file_path(file);
+    const auto number = static_cast<std::uint32_t>(view_.files.size());
+    view_.files.push_back({"(donor) " + path, donor.files[file].size});
+    if (auto opened = File::open(path)) files_.pin(view_.file_path(number), *std::move(opened));
+    return number;
+  }
+
+  Catalog& view_;
+  FilePool& files_;
+  const FitOptions& options_;
+  Fitted out_;
+  std::map<std::string, Parameter, std::less<>> expected_;
+  std::optional<Catalog> donor_;
+  std::map<std::uint32_t, std::uint32_t> donor_files_;  // the donor's number of a file, and the view's
+};
+
+// The mean of the rows, in the tensor's dtype.
+Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, std::size_t tensor) {
+  const Tensor& t = view.tensors()[tensor];
+  if (!can_convert(t.dtype, DType::kFloat64))
+    return unsupported(shown(t) + ": the mean of " + std::string(info(t.dtype).torch_name) + " rows is not defined");
+  const Index eb = byte_size(t.dtype), width = t.elements() / std::max<Index>(1, t.shape[0]);
+  std::vector<double> sum(static_cast<std::size_t>(width)), row(sum.size());
+  TRY(read_rows(view, files, tensor, 0, t.shape[0], [&](Index, Bytes bytes) {
+    for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(width * eb)) {
+      convert(t.dtype, DType::kFloat64, bytes.data() + at, reinterpret_cast<std::byte*>(row.data()), width);
+      for (std::size_t i = 0; i < row.size(); ++i) sum[i] += row[i];
+    }
+    return true;
+  }));
+  for (double& v : sum) v /= static_cast<double>(t.shape[0]);
+  std::vector<std::byte> out(static_cast<std::size_t>(width * eb));
+  convert(DType::kFloat64, t.dtype, reinterpret_cast<const std::byte*>(sum.data()), out.data(), width);
+  return out;
+}
+
+// A row-major row that stands for many.
+Fragment repeated_row(const Tensor& t, Index begin, Index end, std::uint32_t file, Index bytes) {
+  Fragment f;
+  f.box = whole(t.shape);
+  f.box.origin[0] = begin;
+  f.box.shape[0] = end - begin;
+  f.strides = row_major_strides(t.shape);
+  f.strides[0] = 0;
+  f.extent = {file, 0, bytes};
+  return f;
+}
+
+}  // namespace
+
+Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& options) {
+  Catalog fitted = view;  // an error leaves the view as it was
+  Fitted done = TRY(Fitter(fitted, files, options).fit());
+  view = std::move(fitted);
+  return done;
+}
+
+constexpr std::array<std::pair<VocabularyFill, std::string_view>, 3> kPaddings = {
+    {{VocabularyFill::kZero, "zero"}, {VocabularyFill::kRepeatLast, "repeat-last"}, {VocabularyFill::kMean, "mean"}}};
+
+std::optional<VocabularyFill> vocabulary_fill(std::string_view name) {
+  for (const auto& [padding, text] : kPaddings)
+    if (text == name) return padding;
+  return std::nullopt;
+}
+
+std::string_view vocabulary_fill_name(VocabularyFill padding) {
+  for (const auto& [value, text] : kPaddings)
+    if (value == padding) return text;
+  return "";
+}
+
+Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
+                const FitOptions& options) {
+  Tensor& t = view.tensor(tensor);
+  const Index have = t.shape[0], eb = byte_size(t.dtype);
+  if (rows == have) return {};
+  if (split_state_key(t.name).kind != StateKind::kModel) padding = VocabularyFill::kZero;
+  FragmentList more(t.shape.rank());
+  if (padding == VocabularyFill::kRepeatLast && have > 0) {
+    const FragmentList last = take_rows(t.fragments, t.shape.rank(), have - 1, have, 1, eb);
+    for (std::size_t i = 0; i < last.size(); ++i) {
+      Fragment f = last.get(i);
+      f.box.shape[0] = rows - have;
+      f.strides[0] = 0;
+      f.crc.reset();  // its bytes are read, and checked, where the row itself is
+      more.add(f);
+    }
+  } else {
+    const Index row_bytes = t.bytes() / std::max<Index>(1, have);
+    std::vector<std::byte> row(static_cast<std::size_t>(row_bytes));
+    if (padding == VocabularyFill::kMean && !options.metadata_only) row = TRY(mean_row(view, files, tensor));
+    File file = TRY(File::create_anonymous(options.spool));
+    TRY(file.write_at(0, row));
+    const std::string name = std::string(kMadeUp) + " " + t.name;
+    more.add(repeated_row(t, have, rows, append_file(view, files, name, row_bytes, std::move(file)), row_bytes));
+  }
+  append(t.fragments, more);
+  t.shape[0] = rows;
+  return {};
+}
+
+void repeat_blocks(Tensor& tensor, Index block, Index times) {
+  const Index eb = byte_size(tensor.dtype), blocks = tensor.shape[0] / block;
+  const int rank = tensor.shape.rank();
+  FragmentList out(rank);
+  for (Index b = 0; b < blocks; ++b)
+    for (Index k = 0; k < times; ++k)
+      append(out, take_rows(tensor.fragments, rank, b * block, (b + 1) * block, (b * (times - 1) + k) * block, eb));
+  tensor.fragments = std::move(out);
+  tensor.replicas = FragmentList(rank);
+  tensor.shape[0] *= times;
+  tensor.row_group = std::max(tensor.row_group, block);
+}
+
+}  // namespace reshard

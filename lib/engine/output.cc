@@ -1,0 +1,366 @@
+#include "lib/engine/output.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <span>
+
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/engine/pieces.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kMarker = ".reshard-partial";
+constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
+
+// Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would
+// leave the checkpoint itself where it is.
+Result<bool> may_replace_directory(const std::string& path) {
+  std::error_code ignored;
+  if (!is_directory(path) || std::filesystem::is_symlink(path, ignored)) return false;
+  const auto entries = TRY(list_directory(path));
+  return entries.empty() || std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& e) {
+           return e.name == ".metadata" || e.name == "reshard_manifest.json" || e.name.ends_with(".safetensors") ||
+                  e.name.ends_with(".distcp");
+         });
+}
+
+// The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
+std::vector<int> by_stride(const Piece& piece) {
+  std::vector<int> order(static_cast<std::size_t>(piece.box.rank()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return piece.strides[a] > piece.strides[b]; });
+  return order;
+}
+
+Dims reordered(const Dims& dims, std::span<const int> order) {
+  Dims out;
+  for (const int d : order) out.push_back(dims[d]);
+  return out;
+}
+
+// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimension, with the place
+// of each in the piece's extent.
+Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data, const Dims& data_strides,
+                  MutableBytes scratch, const std::function<Status(Index begin, Bytes run)>& write) {
+  const int rank = piece.box.rank();
+  const std::vector<int> order = by_stride(piece);
+  const Dims shape = reordered(piece.box.shape, order), to_strides = reordered(piece.strides, order),
+             from_strides = reordered(data_strides, order);
+  const auto last = [&](const Dims& dims, int n) {
+    return Dims(dims.span().subspan(static_cast<std::size_t>(rank - n)));
+  };
+  // The largest trailing part of the box that is one run in the file.
+  int run_dims = 0;
+  while (run_dims < rank && is_one_run(last(shape, run_dims + 1), last(to_strides, run_dims + 1))) ++run_dims;
+  const int outer = rank - run_dims;
+  const Dims run_shape = last(shape, run_dims), run_strides = last(from_strides, run_dims);
+  const auto run_bytes = static_cast<std::size_t>(volume(run_shape) * element_bytes);
+  Dims at = Dims::filled(outer, 0);
+  while (true) {
+    Index to = 0, from = 0;
+    for (int d = 0; d < outer; ++d) {
+      to += at[d] * to_strides[d];
+      from += at[d] * from_strides[d];
+    }
+    const MutableBytes run = scratch.first(run_bytes);
+    copy_box(run_shape, element_bytes, data + from * element_bytes, run_strides, run.data(),
+             row_major_strides(run_shape));
+    const Index begin = piece.begin + to * element_bytes;
+    TRY(write(begin, run));
+    int d = outer - 1;
+    while (d >= 0 && ++at[d] == shape[d]) at[d--] = 0;
+    if (d < 0) return {};
+  }
+}
+
+// Removes a work directory, or the checkpoint that took its name. The marker goes last: a run that is killed meanwhile
+// leaves something that the next one knows.
+Status remove_work(const std::string& path) {
+  for (const DirectoryEntry& e : TRY(list_directory(path)))
+    if (!e.is_directory && e.name != kMarker) TRY(remove_file(path_join(path, e.name)));
+  return remove_tree(path);
+}
+
+}  // namespace
+
+Output::Output(std::string destination, Target& target, bool replace, Transport* ranks)
+    : destination_(std::move(destination)),
+      target_(target),
+      replace_(replace),
+      ranks_(ranks),
+      written_(target.catalog().files.size()) {
+  while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
+  work_ = destination_ + ".partial";
+}
+
+Output::~Output() {
+  if (made_work_) (void)remove_work(work_);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+Result<std::unique_ptr<Output>> Output::create(const std::string& destination, Target& target, bool replace,
+                                               Space space, Transport* ranks) {
+  if (rank_count(ranks) > 1 && target.encodes())
+    return unsupported(destination +
+                       ": several ranks cannot write one compressed file; start one process with more --threads, or "
+                       "leave the compression out");
+  std::unique_ptr<Output> out(new Output(destination, target, replace, ranks));
+  if (rank_of(ranks) == 0) TRY(out->prepare(space));
+  TRY(barrier(ranks));
+  if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
+    return io_error(out->work_ +
+                    ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
+                    "same path, on a file system that they share");
+  return out;
+}
+
+Status Output::prepare(Space space) {
+  if (path_exists(destination_)) {
+    if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
+    if (!TRY(may_replace()))
+      return usage_error(destination_ +
+                         (target_.is_file() ? ": the destination is not a file of this format"
+                                            : ": the destination is neither a checkpoint nor empty") +
+                         "; it will not be replaced");
+  }
+  TRY(clear_leftover());
+  TRY(make_directory(work_));
+  made_work_ = true;
+  lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
+  TRY(File::create(path_join(work_, kMarker)));
+  for (const CatalogFile& f : target_.catalog().files) {
+    File file = TRY(File::create(path_join(work_, f.path)));
+    // How long encoded data will be nobody knows yet.
+    if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
+    TRY(file.close());
+  }
+  return {};
+}
+
+Result<bool> Output::may_replace() const {
+  if (!target_.is_file()) return may_replace_directory(destination_);
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(destination_, ignored) &&
+         !std::filesystem::is_symlink(destination_, ignored) && target_.is_own_file(destination_);
+}
+
+Status Output::clear_leftover() {
+  if (!path_exists(work_)) return {};
+  const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return io_error(work_ + ": is in the way and is not a directory");
+  const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
+  ::close(fd);
+  // A run may have been killed before it made the marker; an empty directory is nobody's loss.
+  const bool ours = path_exists(path_join(work_, kMarker)) || TRY(list_directory(work_)).empty();
+  if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
+  if (!free) return usage_error(work_ + ": another reshard is writing there now");
+  TRY(remove_work(work_));
+  removed_leftover_ = true;
+  return {};
+}
+
+std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
+
+Status Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+                     Bytes data, MutableBytes scratch) {
+  CrcLedger* crcs = target_.wants_crcs() ? &crcs_ : nullptr;
+  const Dims data_strides = row_major_strides(box.shape);
+  for (const PieceGroup& group :
+       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
+    const auto place = [&](const Piece& p) {
+      return data.data() + offset_in(box, data_strides, p.box) * element_bytes;
+    };
+    Index held = 0;
+    for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+    if (held != group.length()) {
+      const auto file = TRY(files_.open(file_path(group.extent.file)));
+      const auto write_run = [&](Index begin, Bytes run) -> Status {
+        if (target_.encodes()) return encode(group.extent.offset + begin, run);
+        if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run.size()), crc32(0, run));
+        written_[group.extent.file] = true;
+        return file->write_at(group.extent.offset + begin, run);
+      };
+      for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
+      continue;
+    }
+    const Piece& first = group.pieces.front();
+    const auto length = static_cast<std::size_t>(group.length());
+    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+                        is_one_run(first.box.shape, data_strides);
+    // Packed at the same distance from a page's start as in the file, so that whole pages can be written directly.
+    const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
+    const MutableBytes packed = scratch.subspan(shift, length);
+    Bytes bytes(place(first), length);
+    if (!direct) {
+      for (const Piece& p : group.pieces)
+        copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin),
+                 p.strides);
+      bytes = packed;
+    }
+    if (target_.encodes()) {
+      TRY(encode(group.extent.offset + group.begin, bytes));
+      continue;
+    }
+    if (crcs) crcs->add(group.extent, group.begin, group.length(), crc32(0, bytes));
+    TRY(put(group.extent.file, group.extent.offset + group.begin, bytes, scratch));
+  }
+  return {};
+}
+
+Status Output::encode(Index offset, Bytes bytes) {
+  return target_.encode(offset, bytes,
+                        [&](std::uint32_t file, Index place, Bytes stored) { return put(file, place, stored, {}); });
+}
+
+// Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
+Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scratch) {
+  constexpr Index kUnit = File::kDirectUnit;
+  written_[f] = true;
+  const auto length = static_cast<Index>(bytes.size());
+  const Index head = std::min(length, ceil_div(offset, kUnit) * kUnit - offset);
+  const Index pages = (length - head) / kUnit * kUnit;
+  const auto buffered = TRY(files_.open(file_path(f)));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data() + head) % kUnit == 0;
+  const bool movable = aligned || pages <= static_cast<Index>(scratch.size());
+  if (pages < kMinDirect || !direct_ || !movable) return buffered->write_at(offset, bytes);
+
+  auto direct = direct_files_.open(file_path(f));
+  if (!direct) {
+    direct_ = false;
+    return buffered->write_at(offset, bytes);
+  }
+  Bytes middle = bytes.subspan(static_cast<std::size_t>(head), static_cast<std::size_t>(pages));
+  const Bytes tail = bytes.subspan(static_cast<std::size_t>(head + pages));
+  TRY(buffered->write_at(offset, bytes.first(static_cast<std::size_t>(head))));
+  TRY(buffered->write_at(offset + head + pages, tail));
+  if (!aligned) {
+    // Moves the pages to the start of the scratch memory, which is aligned; they may lie in it already.
+    std::memmove(scratch.data(), middle.data(), middle.size());
+    middle = scratch.first(middle.size());
+  }
+  if ((*direct)->write_at(offset + head, middle)) return {};
+  // Whatever it was that the direct way did not like: the ordinary one decides.
+  direct_ = false;
+  return buffered->write_at(offset + head, middle);
+}
+
+Status Output::add_file(const std::string& name, std::string_view contents) {
+  if (target_.is_file()) return target_.add_side_file(name, contents);
+  File file = TRY(File::create(path_join(work_, name)));
+  TRY(file.write_at(0, as_bytes(contents)));
+  TRY(file.sync_data());
+  return file.close();
+}
+
+Status Output::commit() {
+  if (rank_of(ranks_) > 0) TRY(flush());
+  if (target_.wants_crcs() && rank_count(ranks_) > 1) {
+    const std::vector<CrcPiece> mine = crcs_.everything();
+    for (const CrcPiece& p : TRY(gather_values<CrcPiece>(ranks_, mine))) crcs_.add(p.extent, p.begin, p.length, p.crc);
+  }
+  TRY(barrier(ranks_));  // every rank's data are on disk
+  if (rank_of(ranks_) == 0) {
+    TRY(seal());
+    TRY(target_.is_file() ? publish_file() : publish());
+  }
+  return barrier(ranks_);  // the output is there
+}
+
+// Forces to disk what this rank wrote: on a shared file system nobody else can.
+Status Output::flush() {
+  for (std::uint32_t f = 0; f < written_.size(); ++f)
+    if (written_[f]) TRY(TRY(files_.open(file_path(f)))->sync_data());
+  return {};
+}
+
+// Writes what surrounds the data, and forces everything to disk.
+Status Output::seal() {
+  std::string missing_crc;
+  const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
+    if (e.length == 0) return 0;
+    const auto whole = crcs_.whole(e);
+    if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
+    return whole.value_or(0);
+  };
+  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    const auto file = TRY(files_.open(file_path(f)));
+    return file->write_at(offset, bytes);
+  };
+  TRY(target_.seal(crc, emit));
+  if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
+  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
+    const auto file = TRY(files_.open(file_path(f)));
+    if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encodes())
+      TRY(file->set_length(target_.sealed_size(f)));
+    TRY(file->sync_data());
+  }
+  return sync_directory(work_);
+}
+
+// Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours
+// all the while.
+Status Output::publish_file() {
+  const std::string made = file_path(0);
+  const bool replaces = path_exists(destination_);
+  TRY(replaces ? exchange_paths(made, destination_) : rename_no_replace(made, destination_));
+  Status lasting = sync_directory(parent_path(destination_));
+  if (lasting) {
+    made_work_ = false;
+    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
+                                      ", but its work directory could not be removed");
+  }
+  if (replaces ? exchange_paths(made, destination_) : rename_no_replace(destination_, made)) return lasting;
+  made_work_ = false;
+  return std::move(lasting).context(destination_ +
+                                    ": the output is complete, but may not survive a power cut, and could not be "
+                                    "taken back");
+}
+
+// Moves the finished directory to its name. When that cannot be made lasting it is taken back: after an error the
+// destination is what it was before.
+Status Output::publish() {
+  const std::string marker = path_join(destination_, kMarker);
+  const bool replaces = path_exists(destination_);
+  if (replaces) {
+    // The old checkpoint is about to become the work directory, and must be known as such if this run is killed.
+    if (!path_exists(marker)) TRY(File::create(marker));
+    if (Status swapped = exchange_paths(work_, destination_); !swapped) {
+      (void)remove_file(marker);
+      return swapped;
+    }
+  } else {
+    TRY(rename_no_replace(work_, destination_));
+  }
+  // Only now: a leftover without its marker could not be told from somebody else's directory.
+  Status lasting = remove_file(marker);
+  if (lasting) lasting = sync_directory(parent_path(destination_));
+  if (lasting) {
+    made_work_ = false;
+    if (!replaces) return {};
+    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
+                                      ", but the old one could not be removed");
+  }
+  const Status back = replaces ? exchange_paths(work_, destination_) : rename_no_replace(destination_, work_);
+  if (back) {
+    if (replaces) (void)remove_file(marker);
+    return lasting;
+  }
+  made_work_ = false;
+  return std::move(lasting).context(destination_ +
+                                    ": the output is complete, but may not survive a power cut, and "
+                                    "could not be taken back");
+}
+
+}  // namespace reshard

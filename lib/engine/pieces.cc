@@ -1,0 +1,115 @@
+#include "lib/engine/pieces.h"
+
+#include <algorithm>
+
+namespace reshard {
+namespace {
+
+// A span that is mostly gaps is not worth reading through once its runs are this long.
+constexpr Index kLongRun = 16 << 10;
+constexpr Index kMaxWaste = 4;
+
+Piece make_piece(std::size_t number, const Fragment& f, const Box& box, Index element_bytes) {
+  Piece p;
+  p.fragment = number;
+  p.extent = f.extent;
+  p.big_endian = f.big_endian;
+  p.box = box;
+  p.strides = f.strides;
+  Index first = 0, last = 0;  // elements
+  for (int d = 0; d < box.rank(); ++d) {
+    first += (box.begin(d) - f.box.begin(d)) * f.strides[d];
+    last += (box.shape[d] - 1) * f.strides[d];
+  }
+  p.begin = f.start + first * element_bytes;
+  p.end = p.begin + (last + 1) * element_bytes;
+  return p;
+}
+
+StoredPart part_of(const Piece& p) { return {p.box, p.extent.file, p.extent.offset + p.begin}; }
+
+// The dimension along which halving shortens the span most.
+int widest_dimension(const Piece& p) {
+  int widest = 0;
+  Index reach = -1;
+  for (int d = 0; d < p.box.rank(); ++d)
+    if (const Index r = (p.box.shape[d] - 1) * p.strides[d]; r > reach) {
+      reach = r;
+      widest = d;
+    }
+  return widest;
+}
+
+void cut_to_fit(const Fragment& f, const Piece& p, Index element_bytes, Index max_span, std::vector<Piece>& out) {
+  const Index span = p.end - p.begin;
+  const Index used = volume(p.box) * element_bytes;
+  const int d = p.box.rank() > 0 ? widest_dimension(p) : 0;
+  const bool sparse = span > kMaxWaste * used && p.box.rank() > 0 && used / p.box.shape[d] >= kLongRun;
+  if (p.box.rank() == 0 || p.box.shape[d] == 1 || (span <= max_span && !sparse)) {
+    out.push_back(p);
+    return;
+  }
+  Box half = p.box;
+  half.shape[d] /= 2;
+  cut_to_fit(f, make_piece(p.fragment, f, half, element_bytes), element_bytes, max_span, out);
+  half.origin[d] += half.shape[d];
+  half.shape[d] = p.box.shape[d] - half.shape[d];
+  cut_to_fit(f, make_piece(p.fragment, f, half, element_bytes), element_bytes, max_span, out);
+}
+
+}  // namespace
+
+bool is_one_run(const Dims& shape, const Dims& strides) {
+  Index step = 1;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    if (shape[d] == 1) continue;
+    if (strides[d] != step) return false;
+    step *= shape[d];
+  }
+  return true;
+}
+
+std::vector<StoredPart> stored_parts(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                     Index element_bytes) {
+  std::vector<StoredPart> out;
+  index.overlapping(box, [&](std::size_t i, const Box& both) {
+    out.push_back(part_of(make_piece(i, fragments.get(i), both, element_bytes)));
+  });
+  return out;
+}
+
+std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                  Index element_bytes, Index max_span, const PartFilter& wanted) {
+  std::vector<Piece> pieces;
+  index.overlapping(box, [&](std::size_t i, const Box& both) {
+    const Fragment f = fragments.get(i);
+    const Piece piece = make_piece(i, f, both, element_bytes);
+    if (!wanted || wanted(part_of(piece))) cut_to_fit(f, piece, element_bytes, max_span, pieces);
+  });
+  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    if (a.extent.file != b.extent.file) return a.extent.file < b.extent.file;
+    if (a.extent.offset != b.extent.offset) return a.extent.offset < b.extent.offset;
+    return a.begin < b.begin;
+  });
+  std::vector<PieceGroup> groups;
+  for (const Piece& p : pieces) {
+    if (!groups.empty()) {
+      PieceGroup& g = groups.back();
+      if (g.extent == p.extent && p.begin <= g.end && std::max(g.end, p.end) - g.begin <= max_span) {
+        g.end = std::max(g.end, p.end);
+        g.pieces.push_back(p);
+        continue;
+      }
+    }
+    groups.push_back({p.extent, p.begin, p.end, {p}});
+  }
+  return groups;
+}
+
+Index offset_in(const Box& box, const Dims& strides, const Box& part) {
+  Index offset = 0;
+  for (int d = 0; d < box.rank(); ++d) offset += (part.begin(d) - box.begin(d)) * strides[d];
+  return offset;
+}
+
+}  // namespace reshard

@@ -1,0 +1,139 @@
+#include "lib/engine/run.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/engine/slab_exchange.h"
+#include "lib/engine/slab_walk.h"
+#include "lib/transport/collectives.h"
+#include "lib/transport/waiting.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxSlab = Index{8} << 20;
+constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
+
+Index resident_bytes() {
+  long pages = 0, resident = 0;
+  if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
+}
+
+Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
+
+// What copying by a plan walks over, and the room it needs beside a slab.
+struct CopyItems {
+  std::vector<WalkItem> items;
+  Index extra = 0;
+};
+CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& target) {
+  CopyItems out;
+  for (const PlannedTensor& p : plan.tensors) {
+    const Tensor &from = source.tensors()[p.from], &to = target.tensors()[p.to];
+    out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments)});
+    if (from.dtype != to.dtype) out.extra = std::max(out.extra, ratio(from.dtype, to.dtype));
+  }
+  return out;
+}
+
+}  // namespace
+
+Status may_go_on(const RunOptions& options) {
+  if (options.interrupt && *options.interrupt) return io_error("interrupted");
+  if (is_stopped(options.ranks)) return job_is_over();
+  return {};
+}
+
+int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
+
+Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
+                               Index messages) {
+  MemoryPlan plan;
+  plan.now = resident_bytes();
+  const Index fixed = plan.now + kProcess + messages + worker_count(options) * (options.worker_bytes + decoding);
+  const Index per_slab_byte = worker_count(options) * (2 + extra);
+  const Index smallest = std::max(kMinSlab, largest_group);
+  const Index needed = fixed + per_slab_byte * smallest;
+  if (options.memory < needed)
+    return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
+                       human_bytes(needed) + " on " + std::to_string(worker_count(options)) + " threads");
+  const Index room = (options.memory - fixed) / per_slab_byte;
+  plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
+  plan.peak = fixed + per_slab_byte * plan.slab_bytes;
+  return plan;
+}
+
+Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
+                               const RunOptions& options) {
+  const CopyItems copy = copy_items(plan, source, target);
+  const Index group = largest_group(copy.items, source);
+  return plan_memory(options, group, copy.extra, decoding_memory(source), Staging::plan(options, group).total());
+}
+
+Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
+                                              Output& output, const RunOptions& options) {
+  CopyItems copy = copy_items(plan, source.catalog(), target);
+  std::vector<FragmentIndex> index, copies;
+  for (std::size_t i = 0; i < copy.items.size(); ++i) {
+    copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));
+    const Tensor& to = target.tensors()[plan.tensors[i].to];
+    index.emplace_back(to.fragments);
+    copies.emplace_back(to.replicas);
+  }
+  return walk(copy.items, source, copy.extra, options,
+              [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
+                const Tensor& to = target.tensors()[plan.tensors[i].to];
+                TRY(output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch));
+                if (to.replicas.empty()) return {};
+                return output.write(to.replicas, copies[i], box, byte_size(to.dtype), elements, buffers.scratch);
+              });
+}
+
+Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
+                                                const RunOptions& options, const BoxVisit& visit) {
+  std::vector<WalkItem> items;
+  Index extra = 0;
+  for (const DigestRequest& r : requests) {
+    const Tensor& t = source.catalog().tensors()[r.tensor];
+    items.push_back({r.tensor, r.as, t.row_group, source.columns(r.tensor)});
+    if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
+  }
+  if (!visit) return walk(items, source, extra, options, nullptr);
+  const SlabSink sink = [&](std::size_t i, const Box& box, Bytes elements, const Buffers&) -> Status {
+    visit(i, box, elements);
+    return {};
+  };
+  return walk(items, source, extra, options, sink, true);
+}
+
+Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, TensorSource& b,
+                   const RunOptions& options, const PairVisit& visit) {
+  std::vector<WalkItem> items;
+  Index extra = 1;
+  for (const PairRequest& r : requests) {
+    const Tensor &ta = a.catalog().tensors()[r.a], &tb = b.catalog().tensors()[r.b];
+    const Index columns = r.box ? 1 : std::max(a.columns(r.a), b.columns(r.b));
+    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns, r.box});
+    extra = std::max(extra, ratio(ta.dtype, tb.dtype));
+  }
+  TRY(walk(items, a, extra, options,
+           [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
+             const Tensor& tb = b.catalog().tensors()[requests[i].b];
+             const auto other = buffers.extra.host.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
+             TRY(b.read(requests[i].b, box, other, buffers.scratch));
+             visit(i, box, elements, other);
+             return {};
+           }));
+  std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
+  return b.finish(scratch, options.ranks);
+}
+
+}  // namespace reshard

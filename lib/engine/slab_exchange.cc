@@ -1,0 +1,353 @@
+#include "lib/engine/slab_exchange.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/engine/left_behind.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kUsualStaging = Index{32} << 20;
+
+// The work of one step: rounds [first_round, end_round) of the writers [first_writer, end_writer). In round j a writer
+// has the j-th slab of its share.
+struct Step {
+  Index first_round = 0, end_round = 0;
+  int first_writer = 0, end_writer = 0;
+};
+
+// The slabs of one writer in a step: numbers in the list.
+struct SlabRange {
+  Index begin = 0, end = 0;
+};
+
+// A slab of which this rank sends parts, or gets them.
+struct SlabMessage {
+  Index slab = 0;
+  struct Part {
+    Box box;
+    int reader = 0;
+    Index offset = 0;  // in the staging buffer
+  };
+  std::vector<Part> parts;
+  bool all_of_it = false;  // one part that is the whole slab
+};
+
+// What this rank does in a step.
+struct StepWork {
+  std::vector<SlabMessage> sent, own;
+  std::vector<Outgoing> out;
+  std::vector<Incoming> in;
+};
+
+class Exchange {
+ public:
+  Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+           TensorSource& source, const Staging& staging, const RunOptions& options, const std::vector<Buffers>& buffers,
+           const SlabVisit& visit)
+      : items_(items),
+        list_(list),
+        shares_(shares),
+        source_(source),
+        staging_(staging),
+        options_(options),
+        buffers_(buffers),
+        visit_(visit),
+        ranks_(*options.ranks),
+        data_(options.data ? *options.data : *options.ranks),
+        on_device_(data_.moves_device_memory()),
+        readers_(items, source.catalog(), options.ranks->size()) {}
+
+  Status run();
+
+ private:
+  Index share_begin(int writer) const { return shares_[static_cast<std::size_t>(writer)]; }
+  Index share_end(int writer) const { return shares_[static_cast<std::size_t>(writer) + 1]; }
+  const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
+  Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
+
+  Status copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
+                    const Buffers& b, bool pack) const;
+
+  SlabRange slabs_of(const Step& step, int writer) const;
+  SlabMessage message_of(Index slab, bool mine) const;
+  Result<std::vector<Step>> schedule() const;
+  StepWork work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const;
+  bool reads(const StoredPart& part) const { return readers_.reader(part) == ranks_.rank(); }
+  Status read(const StepWork& work, const DeviceBuffer& sent);
+  Status finish(const StepWork& work, const DeviceBuffer& received);
+  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
+
+  const std::vector<WalkItem>& items_;
+  const WorkList& list_;
+  const std::vector<Index>& shares_;
+  TensorSource& source_;
+  const Staging& staging_;
+  const RunOptions& options_;
+  const std::vector<Buffers>& buffers_;
+  const SlabVisit& visit_;
+  Transport& ranks_;  // for what all ranks do together
+  Transport& data_;   // for elements
+  bool on_device_;    // whether those lie in device memory then
+  ReaderMap readers_;
+  std::unique_ptr<Stream> host_;  // copies at once, in the caller's thread
+};
+
+SlabRange Exchange::slabs_of(const Step& step, int writer) const {
+  const Index begin = share_begin(writer);
+  return {begin + step.first_round, std::min(share_end(writer), begin + step.end_round)};
+}
+
+// Cuts the work into steps whose messages fit into the staging buffers of every rank. Each rank counts what it sends
+// and gets itself; the largest counts of all ranks decide, so that all cut alike.
+Result<std::vector<Step>> Exchange::schedule() const {
+  const int n = ranks_.size(), me = ranks_.rank();
+  Index rounds = 0;
+  for (int w = 0; w < n; ++w) rounds = std::max(rounds, share_end(w) - share_begin(w));
+  std::vector<Index> sent(static_cast<std::size_t>(rounds), 0), got = sent;
+  for (int w = 0; w < n; ++w)
+    for (Index k = share_begin(w); k < share_end(w); ++k) {
+      const auto round = static_cast<std::size_t>(k - share_begin(w));
+      const WalkSlab s = list_.get(k);
+      for (const StoredPart& part : source_.parts(items_[s.item].tensor, s.box)) {
+        const int reader = readers_.reader(part);
+        if (reader == me && w != me) sent[round] += bytes_of(s, part.box);
+        if (reader != me && w == me) got[round] += bytes_of(s, part.box);
+      }
+    }
+  std::vector<Index> most;
+  for (std::size_t j = 0; j < sent.size(); ++j) most.push_back(std::max(sent[j], got[j]));
+  TRY(maximum(&ranks_, most));
+
+  std::vector<Step> steps;
+  Index filled = 0;
+  for (Index j = 0; j < rounds; ++j) {
+    const Index bytes = most[static_cast<std::size_t>(j)];
+    if (bytes > staging_.bytes) {
+      // So few writers at a time that even all of their slabs fit.
+      const int writers = static_cast<int>(std::max<Index>(1, staging_.bytes / std::max<Index>(1, list_.largest())));
+      for (int w = 0; w < n; w += writers) steps.push_back({j, j + 1, w, std::min(n, w + writers)});
+      filled = staging_.bytes;
+    } else if (!steps.empty() && filled + bytes <= staging_.bytes) {
+      steps.back().end_round = j + 1;
+      filled += bytes;
+    } else {
+      steps.push_back({j, j + 1, 0, n});
+      filled = bytes;
+    }
+  }
+  return steps;
+}
+
+// What this rank sends of a slab, or all there is of one that is `mine`.
+SlabMessage Exchange::message_of(Index slab, bool mine) const {
+  const WalkSlab s = list_.get(slab);
+  const auto parts = source_.parts(items_[s.item].tensor, s.box);
+  SlabMessage message{slab, {}, parts.size() == 1};
+  for (const StoredPart& part : parts)
+    if (const int reader = readers_.reader(part); mine || reader == ranks_.rank())
+      message.parts.push_back({part.box, reader, 0});
+  return message;
+}
+
+StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const {
+  const int me = ranks_.rank();
+  StepWork work;
+  // What goes to each writer lies together, in the order of its slabs.
+  Index at = 0;
+  for (int w = step.first_writer; w < step.end_writer; ++w) {
+    const Index begin = at;
+    const SlabRange slabs = slabs_of(step, w);
+    for (Index k = slabs.begin; k < slabs.end; ++k) {
+      SlabMessage message = message_of(k, w == me);
+      if (message.parts.empty()) continue;
+      if (w == me) {
+        work.own.push_back(std::move(message));
+        continue;
+      }
+      for (SlabMessage::Part& part : message.parts) {
+        part.offset = at;
+        at += bytes_of(list_.get(k), part.box);
+      }
+      work.sent.push_back(std::move(message));
+    }
+    if (at > begin)
+      work.out.push_back(
+          {w, moved(sent).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+  }
+  // What each reader sends lies together, in the order of its sending.
+  at = 0;
+  for (int reader = 0; reader < ranks_.size(); ++reader) {
+    if (reader == me) continue;
+    const Index begin = at;
+    for (SlabMessage& message : work.own)
+      for (SlabMessage::Part& part : message.parts) {
+        if (part.reader != reader) continue;
+        part.offset = at;
+        at += bytes_of(list_.get(message.slab), part.box);
+      }
+    if (at > begin)
+      work.in.push_back(
+          {reader, moved(received).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+  }
+  return work;
+}
+
+// Reads what others need, and packs it.
+Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
+  const auto one = [&](int thread, Index i) -> Status {
+    TRY(may_go_on(options_));
+    const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
+    const WalkSlab s = list_.get(message.slab);
+    const std::size_t tensor = items_[s.item].tensor;
+    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    if (message.parts.size() == 1) {
+      const SlabMessage::Part& only = message.parts.front();
+      const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
+      if (!on_device_) return source_.read(tensor, only.box, place.host, b.scratch);
+      if (TRY(read_box(source_, tensor, only.box, place, b)) == Side::kDevice) return {};
+      TRY(b.stream->upload(place, bytes_of(s, only.box)));
+      return b.stream->wait();
+    }
+    // Parts may interleave in a file: read together, in the slab's own order, each byte is read once.
+    const Index length = bytes_of(s, s.box);
+    TRY(source_.read_parts(
+        tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+        b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
+    if (on_device_) TRY(b.stream->upload(b.slab, length));
+    return copy_parts(s, message.parts, sent, b, true);
+  };
+  return parallel_for(static_cast<Index>(work.sent.size()), static_cast<int>(buffers_.size()), one);
+}
+
+// Copies parts between their places in a slab and those in a staging buffer, where the messages lie.
+Status Exchange::copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
+                            const Buffers& b, bool pack) const {
+  const Index eb = byte_size(tensor_of(s).dtype);
+  const Dims strides = row_major_strides(s.box.shape);
+  Stream& stream = on_device_ ? *b.stream : *host_;
+  for (const SlabMessage::Part& part : parts) {
+    std::byte* const in_slab = moved(b.slab).data() + offset_in(s.box, strides, part.box) * eb;
+    std::byte* const in_message = moved(staging).data() + part.offset;
+    const Dims dense = row_major_strides(part.box.shape);
+    TRY(pack ? stream.copy_box(part.box.shape, eb, in_slab, strides, in_message, dense)
+             : stream.copy_box(part.box.shape, eb, in_message, dense, in_slab, strides));
+  }
+  return stream.wait();
+}
+
+// Puts together this rank's slabs from what it reads itself and what it received, and visits them.
+Status Exchange::finish(const StepWork& work, const DeviceBuffer& received) {
+  const auto one = [&](int thread, Index i) -> Status {
+    TRY(may_go_on(options_));
+    const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
+    const WalkSlab s = list_.get(message.slab);
+    const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
+    const Index length = bytes_of(s, s.box);
+    const Side side = on_device_ ? Side::kDevice : Side::kHost;
+    std::vector<SlabMessage::Part> theirs;
+    for (const SlabMessage::Part& part : message.parts)
+      if (part.reader != ranks_.rank()) theirs.push_back(part);
+    if (message.all_of_it && !theirs.empty()) return visit_(s, received.part(theirs.front().offset, length), side, b);
+    if (theirs.size() < message.parts.size()) {
+      TRY(source_.read_parts(
+          items_[s.item].tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+          b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
+      if (on_device_) TRY(b.stream->upload(b.slab, length));
+    }
+    TRY(copy_parts(s, theirs, received, b, false));
+    return visit_(s, b.slab, side, b);
+  };
+  return parallel_for(static_cast<Index>(work.own.size()), static_cast<int>(buffers_.size()), one);
+}
+
+Status Exchange::run() {
+  const std::vector<Step> steps = TRY(schedule());
+  host_ = TRY(cpu_device().stream());
+  std::vector<std::unique_ptr<Device::Memory>> memory;
+  for (int i = 0; i < 4; ++i) memory.push_back(TRY(device_of(options_).allocate(staging_.bytes)));
+  const DeviceBuffer sent[2] = {memory[0]->buffer(), memory[1]->buffer()};
+  const DeviceBuffer received[2] = {memory[2]->buffer(), memory[3]->buffer()};
+
+  StepWork now, next;
+  std::unique_ptr<Transfer> transfer;
+  const auto begin = [&](std::size_t s, StepWork& work) -> Status {
+    work = work_of(steps[s], sent[s % 2], received[s % 2]);
+    return read(work, sent[s % 2]);
+  };
+  const auto all = [&]() -> Status {
+    if (steps.empty()) return {};
+    TRY(begin(0, now));
+    transfer = TRY(data_.start(now.out, now.in));
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      const bool more = s + 1 < steps.size();
+      if (more) TRY(begin(s + 1, next));
+      TRY(transfer->wait());
+      if (more) transfer = TRY(data_.start(next.out, next.in));
+      TRY(finish(now, received[s % 2]));
+      std::swap(now, next);
+    }
+    return {};
+  };
+  Status status = all();
+  // Messages that were on their way when the job failed may still arrive: their memory stays.
+  if (!status) leave_behind(std::move(memory));
+  return status;
+}
+
+}  // namespace
+
+bool exchanges(const RunOptions& options) {
+  return rank_count(options.ranks) > 1 && options.strategy == Strategy::kExchange;
+}
+
+Staging Staging::plan(const RunOptions& options, Index largest_group) {
+  if (!exchanges(options)) return {};
+  return {std::max({std::min(kUsualStaging, options.memory / 12), largest_group, kMinSlab})};
+}
+
+Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+                      TensorSource& source, const Staging& staging, const RunOptions& options,
+                      const std::vector<Buffers>& buffers, const SlabVisit& visit) {
+  return Exchange(items, list, shares, source, staging, options, buffers, visit).run();
+}
+
+ReaderMap::ReaderMap(const std::vector<WalkItem>& items, const Catalog& catalog, int n) {
+  struct Stretch {
+    std::uint32_t file;
+    Index offset, bytes;
+  };
+  std::vector<Stretch> stretches;
+  Index total = 0;
+  for (const WalkItem& item : items) {
+    const Tensor& t = catalog.tensors()[item.tensor];
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+      const Extent& e = t.fragments.extent(i);
+      const Index bytes = volume(t.fragments.box(i)) * byte_size(t.dtype);
+      stretches.push_back({e.file, e.offset + t.fragments.get(i).start, bytes});
+      total += bytes;
+    }
+  }
+  std::sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) {
+    return a.file != b.file ? a.file < b.file : a.offset < b.offset;
+  });
+  Index before = 0;
+  std::size_t k = 0;
+  for (int r = 1; r < n; ++r) {
+    const Index goal = total / n * r + total % n * r / n;
+    while (k < stretches.size() && before + stretches[k].bytes <= goal) before += stretches[k++].bytes;
+    if (k == stretches.size()) break;
+    borders_.emplace_back(stretches[k].file, stretches[k].offset + (goal - before));
+  }
+}
+
+int ReaderMap::reader(const StoredPart& part) const {
+  const auto it = std::upper_bound(borders_.begin(), borders_.end(), std::pair(part.file, part.offset));
+  return static_cast<int>(it - borders_.begin());
+}
+
+}  // namespace reshard

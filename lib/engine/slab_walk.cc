@@ -1,0 +1,197 @@
+#include "lib/engine/slab_walk.h"
+
+#include <algorithm>
+#include <mutex>
+#include <span>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/engine/slab_exchange.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kUsualSlab = Index{1} << 20;
+constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
+
+Index wanted_slab(Index columns, Index limit) {
+  return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
+}
+
+Box part_of(const WalkItem& item, const Tensor& tensor) { return item.part ? *item.part : whole(tensor.shape); }
+
+// Digest of one box, added under a lock to its tensor's.
+class Proofs {
+ public:
+  explicit Proofs(std::size_t n) : proofs_(n) {}
+  void add(std::size_t i, const Digest& source, const Digest& target) {
+    const std::lock_guard lock(mutex_);
+    proofs_[i].source += source;
+    proofs_[i].target += target;
+  }
+  // Of all ranks.
+  Result<std::vector<TensorProof>> take(Transport* ranks) {
+    TRY(combine_values(ranks, std::span(proofs_), [](TensorProof& mine, const TensorProof& theirs) {
+      mine.source += theirs.source;
+      mine.target += theirs.target;
+    }));
+    return std::move(proofs_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<TensorProof> proofs_;
+};
+
+}  // namespace
+
+Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
+  Index largest = 0;
+  for (const WalkItem& item : items) {
+    const Tensor& t = source.tensors()[item.tensor];
+    const Dims shape = part_of(item, t).shape;
+    largest = std::max(largest, Slabs(shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
+  }
+  return largest;
+}
+
+WorkList::WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes) {
+  for (const WalkItem& item : items) {
+    const Tensor& t = catalog.tensors()[item.tensor];
+    const Box part = part_of(item, t);
+    const Index eb = byte_size(t.dtype);
+    const Slabs slabs(part.shape, eb, wanted_slab(item.columns, slab_bytes), item.row_group);
+    work_.push_back({slabs, part.origin, total_, volume(part) * eb, slabs.max_bytes()});
+    total_ += slabs.count();
+    largest_ = std::max(largest_, slabs.max_bytes());
+    bytes_ += volume(part) * eb;
+  }
+}
+
+WalkSlab WorkList::get(Index k) const {
+  auto it = std::upper_bound(work_.begin(), work_.end(), k, [](Index n, const Work& w) { return n < w.first; });
+  --it;
+  Box box = it->slabs.slab(k - it->first);
+  for (int d = 0; d < box.rank(); ++d) box.origin[d] += it->origin[d];
+  return {static_cast<std::size_t>(it - work_.begin()), box};
+}
+
+std::vector<Index> WorkList::shares(int n, bool whole_tensors) const {
+  std::vector<Index> out = {0};
+  std::size_t w = 0;
+  Index before = 0;  // bytes of the works before w
+  for (int r = 1; r < n; ++r) {
+    // Bytes before rank r's first slab; in two steps, as the product may be too large.
+    const Index goal = bytes_ / n * r + bytes_ % n * r / n;
+    while (w < work_.size() && before + work_[w].bytes <= goal) before += work_[w++].bytes;
+    if (w == work_.size()) {
+      out.push_back(total_);
+      continue;
+    }
+    const Work& work = work_[w];
+    // The nearest border between slabs, or between tensors.
+    const Index unit = whole_tensors ? work.bytes : work.slab_bytes;
+    const Index units = (goal - before + unit / 2) / unit;
+    const Index slab = whole_tensors ? units * work.slabs.count() : std::min(units, work.slabs.count());
+    out.push_back(std::max(out.back(), work.first + slab));
+  }
+  out.push_back(total_);
+  return out;
+}
+
+Result<DeviceBuffer> Workshop::add(Device& device, Index bytes) {
+  memory_.push_back(TRY(device.allocate(bytes)));
+  return memory_.back()->buffer();
+}
+
+Result<Workshop> Workshop::make(Device& device, int threads, Index slab, Index extra) {
+  Workshop shop;
+  for (int t = 0; t < threads; ++t) {
+    Buffers b;
+    b.slab = TRY(shop.add(device, slab));
+    b.extra = TRY(shop.add(device, extra * slab));
+    b.scratch = TRY(shop.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
+    shop.streams_.push_back(TRY(device.stream()));
+    b.stream = shop.streams_.back().get();
+    shop.buffers_.push_back(b);
+  }
+  return shop;
+}
+
+Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
+                      const Buffers& buffers) {
+  const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(source.catalog().tensors()[tensor].dtype));
+  if (TRY(source.read_to_device(tensor, box, *buffers.stream, to.device.first(bytes)))) return Side::kDevice;
+  TRY(source.read(tensor, box, to.host.first(bytes), buffers.scratch));
+  return Side::kHost;
+}
+
+Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
+                  const SlabVisit& visit) {
+  return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
+    TRY(may_go_on(options));
+    const WalkSlab s = list.get(first + k);
+    const Buffers& b = buffers[static_cast<std::size_t>(thread)];
+    return visit(s, b.slab, TRY(read_box(source, items[s.item].tensor, s.box, b.slab, b)), b);
+  });
+}
+
+Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
+                           const Buffers& buffers) {
+  if (side == Side::kHost) TRY(buffers.stream->upload(elements, n * byte_size(from)));
+  if (from == to) return elements;
+  TRY(buffers.stream->convert(from, to, elements.device.data(), buffers.extra.device.data(), n));
+  return buffers.extra;
+}
+
+Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
+  const auto& tensors = source.catalog().tensors();
+  const Index group = largest_group(items, source.catalog());
+  const Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
+  const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
+  // All ranks cut alike.
+  const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
+  const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
+  const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
+  const auto me = static_cast<std::size_t>(rank_of(options.ranks));
+  const Index first = shares[me], count = shares[me + 1] - first;
+
+  const Index slab = std::max(kMinSlab, list.largest());
+  const int threads =
+      static_cast<int>(std::clamp<Index>(exchanges(options) ? list.total() : count, 1, worker_count(options)));
+  const Workshop shop = TRY(Workshop::make(device_of(options), threads, slab, extra));
+  const std::vector<Buffers>& buffers = shop.buffers();
+
+  Proofs proofs(items.size());
+  std::atomic<Index> done{0};
+  // What is done with a slab once its elements are there.
+  const SlabVisit process = [&](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) -> Status {
+    const WalkItem& item = items[s.item];
+    const Tensor& t = tensors[item.tensor];
+    const Index n = volume(s.box), bytes = n * byte_size(t.dtype), out_bytes = n * byte_size(item.as);
+    const bool converts = t.dtype != item.as;
+    const DeviceBuffer out = TRY(bring(in, side, t.dtype, item.as, n, b));
+    Digest before, after;
+    TRY(b.stream->digest_box(t.shape, s.box, byte_size(t.dtype), in.device.data(), &before));
+    if (converts) TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), out.device.data(), &after));
+    if (sink && (converts || side == Side::kDevice)) TRY(b.stream->download(out, out_bytes));
+    TRY(b.stream->wait());
+    if (sink) TRY(sink(s.item, s.box, out.host.first(static_cast<std::size_t>(out_bytes)), b));
+    proofs.add(s.item, before, converts ? after : before);
+    const Index so_far = done += bytes;
+    if (options.progress) options.progress(so_far);
+    return {};
+  };
+  if (exchanges(options)) {
+    TRY(exchange_slabs(items, list, shares, source, staging, options, buffers, process));
+  } else {
+    TRY(read_slabs(items, list, first, first + count, source, options, buffers, process));
+  }
+  TRY(source.finish(buffers.front().scratch, options.ranks));
+  return proofs.take(options.ranks);
+}
+
+}  // namespace reshard

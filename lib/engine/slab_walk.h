@@ -1,0 +1,117 @@
+// The walk that every run is: all elements of some tensors, slab by slab, on several threads and, where a job has
+// several, on several ranks. For run.cc; slab_exchange.h is the part where ranks read for each other.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lib/engine/run.h"
+
+namespace reshard {
+
+inline constexpr Index kMinSlab = Index{256} << 10;  // bytes that a slab's memory is at least
+
+// One tensor of a walk.
+struct WalkItem {
+  std::size_t tensor = 0;
+  DType as = DType::kFloat32;  // what its elements are converted to
+  Index row_group = 1;
+  Index columns = 1;
+  std::optional<Box> part = std::nullopt;  // nothing: all of the tensor
+};
+
+// One slab of a walk.
+struct WalkSlab {
+  std::size_t item = 0;
+  Box box;
+};
+
+// The slabs of all items, in order, made on demand.
+class WorkList {
+ public:
+  // Slabs of about `slab_bytes` bytes at most, or larger where an item's columns are too narrow for that.
+  WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes);
+
+  Index total() const { return total_; }
+  Index largest() const { return largest_; }  // bytes
+  WalkSlab get(Index k) const;                // 0 <= k < total()
+
+  // n + 1 slab numbers: rank r's slabs are those from the r-th to before the next. Equal in bytes but for a slab, or
+  // for a tensor where tensors stay whole.
+  std::vector<Index> shares(int n, bool whole_tensors) const;
+
+ private:
+  struct Work {
+    Slabs slabs;
+    Dims origin;           // of the part that is walked over
+    Index first = 0;       // number of its first slab in the whole walk
+    Index bytes = 0;       // of the part
+    Index slab_bytes = 0;  // of its first slab
+  };
+  std::vector<Work> work_;
+  Index total_ = 0;
+  Index largest_ = 0;
+  Index bytes_ = 0;
+};
+
+// What one thread works with: memory for a slab's elements, for what they become, and for reading and writing.
+struct Buffers {
+  DeviceBuffer slab, extra;
+  MutableBytes scratch;  // of the host
+  Stream* stream = nullptr;
+};
+
+// The memory and the streams of all threads.
+class Workshop {
+ public:
+  // Slabs of `slab` bytes, and `extra` times as much for what they become.
+  static Result<Workshop> make(Device& device, int threads, Index slab, Index extra);
+  const std::vector<Buffers>& buffers() const { return buffers_; }  // of each thread
+
+ private:
+  Result<DeviceBuffer> add(Device& device, Index bytes);
+  std::vector<std::unique_ptr<Device::Memory>> memory_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<Buffers> buffers_;
+};
+
+// Where a slab's elements are there to be used.
+enum class Side { kHost, kDevice };
+
+// What is done with a slab whose elements are there, in the source's dtype, at the beginning of `elements`.
+using SlabVisit =
+    std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
+
+// Reads a box of a tensor to the beginning of `to`: to the device's side where source and stream can do that, else to
+// the host's.
+Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
+                      const Buffers& buffers);
+
+// Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
+// the list's largest slab.
+Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+                  TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
+                  const SlabVisit& visit);
+
+// Queues on the buffers' stream what brings a slab's n elements to the device and makes them `to`. Returns where they
+// are then: where they were, or in buffers.extra.
+Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
+                           const Buffers& buffers);
+
+// Receives a slab after conversion, in host memory. buffers.scratch is free to use; so is buffers.extra where nothing
+// was converted.
+using SlabSink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
+
+// Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,
+// in bytes for each byte of a slab, that conversion or the sink need beside it. With several ranks each takes its share
+// of the slabs, of whole tensors where `whole_tensors`, and all get the proofs of everything.
+Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors = false);
+
+// The largest slab that cannot be made smaller, bytes.
+Index largest_group(const std::vector<WalkItem>& items, const Catalog& source);
+
+}  // namespace reshard

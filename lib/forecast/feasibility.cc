@@ -1,0 +1,516 @@
+#include "lib/forecast/feasibility.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "lib/audit/vocabulary.h"
+#include "lib/base/text.h"
+#include "lib/layout/stages.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kDp = "dp", kDpShard = "dp_shard", kEp = "ep";
+// make_vocab_size_divisible_by, where a run does not set it.
+constexpr std::array<VocabularyPadding, 2> kPaddings = {{{"Megatron-LM", 128, 0}, {"ColossalAI", 64, 0}}};
+// The order in which another degree is proposed: those that change nothing about the model's tensors first.
+constexpr std::array<std::string_view, 5> kProposed = {"dp_shard", "dp_replicate", "cp", "pp", "tp"};
+
+std::string degree_text(std::string_view axis, Index size) { return std::string(axis) + "=" + std::to_string(size); }
+
+// ---- the model's tensors, those of one rule together
+
+struct RuleTensors {
+  const NameRule* rule = nullptr;
+  Dims shape;
+  std::vector<std::string> names;
+
+  bool is_cut() const { return rule->tp_dim >= 0 && rule->tp_dim < shape.rank(); }
+  // What tensor parallelism divides: the extent of each section along its dimension.
+  Index section() const { return shape[rule->tp_dim] / std::max<Index>(1, rule->sections); }
+};
+
+// In the table's order, without what is stored for another tensor: scales, and tied tensors.
+std::vector<RuleTensors> by_rule(const std::vector<Parameter>& parameters) {
+  std::vector<RuleTensors> out;
+  std::map<const NameRule*, std::size_t> places;
+  for (const Parameter& p : parameters) {
+    if (p.is_scale || p.is_tied) continue;
+    const auto [place, is_new] = places.emplace(p.rule, out.size());
+    if (is_new) out.push_back({p.rule, p.shape, {}});
+    out[place->second].names.push_back(p.name);
+  }
+  return out;
+}
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// The last part of a name that is not "weight" or "bias", for sentences: "k_proj".
+std::string short_name(const RuleTensors& t) {
+  const std::vector<std::string> parts = split(t.names.front(), '.');
+  return parts.size() < 2 ? t.names.front() : parts[parts.size() - 2] + "." + parts.back();
+}
+
+// "1/2 of a head", "2 heads", "1 1/3 heads"
+std::string heads_text(Index numerator, Index denominator) {
+  const Index whole = numerator / denominator, rest = numerator % denominator;
+  const Index common = std::gcd(rest, denominator);
+  const std::string part = std::to_string(rest / common) + "/" + std::to_string(denominator / common);
+  if (rest == 0) return count_of(whole, "head");
+  return whole == 0 ? part + " of a head" : std::to_string(whole) + " " + part + " heads";
+}
+
+// ---- the audit
+
+class Audit {
+ public:
+  Audit(const Family& family, const ModelConfig& config, const FeasibilityRequest& request)
+      : family_(family), config_(config), request_(request) {}
+
+  Result<Feasibility> run() {
+    out_.parameters = TRY(parameters(family_, config_));
+    TRY(check_countable(out_.parameters).context(config_.path));
+    out_.elements = count_elements(out_.parameters);
+    rules_ = by_rule(out_.parameters);
+    check_world();
+    check_heads();
+    check_parts();
+    check_vocabulary();
+    check_stages();
+    check_experts();
+    check_shards();
+    check_sequence();
+    const bool can_be_placed = size("pp") <= config_.num_hidden_layers() + 2 && expert_sharding(degrees());
+    if (can_be_placed)
+      out_.stages = stage_memory(out_.parameters, config_.num_hidden_layers(), degrees(), request_.memory);
+    return std::move(out_);
+  }
+
+  // The first thing that is wrong with the model on these degrees, whatever the number of ranks; empty: nothing.
+  std::string first_error(std::vector<RuleTensors> rules) {
+    rules_ = std::move(rules);
+    check_heads();
+    check_parts();
+    check_stages();
+    check_experts();
+    check_sequence();
+    for (const Finding& f : out_.findings)
+      if (f.severity == Severity::kError) return f.what;
+    return {};
+  }
+
+ private:
+  const Degrees& degrees() const { return request_.degrees; }
+  Index size(std::string_view axis) const { return degrees().size(axis); }
+  std::string number_text(std::string_view name) const {
+    return std::string(name) + " = " + with_commas(config_.number(name));
+  }
+  CheckRun& begin(std::string id, std::string title, Index looked_at) {
+    return out_.checks.emplace_back(CheckRun{std::move(id), std::move(title), looked_at, {}});
+  }
+  void find(Finding finding) { out_.findings.push_back(std::move(finding)); }
+
+  // What the sections of this rule are cut in: tp, but for experts whose ranks are all taken by ep.
+  Index tp_of(const NameRule& rule) const {
+    const auto experts = expert_sharding(degrees());
+    return rule.is_per_expert() && experts && !experts->is_cut_by_tp ? 1 : size("tp");
+  }
+
+  // ---- ranks
+
+  void check_world() {
+    CheckRun& check = begin("world-size", "the degrees multiply to the number of ranks", 1);
+    if (!request_.world) {
+      check.skipped = "--world is not given";
+      return;
+    }
+    const Index ranks = degrees().mesh.ranks(), world = *request_.world;
+    if (ranks == world) return;
+    Finding f;
+    f.id = "world-size";
+    f.what = "the degrees multiply to " + count_of(ranks, "rank") + ", and there are " + with_commas(world);
+    std::vector<std::string> factors;
+    for (const MeshAxis& axis : degrees().mesh.axes()) factors.push_back(axis.name + " " + std::to_string(axis.size));
+    f.why.push_back((factors.empty() ? "no degree is given" : join(factors, " x ") + " = " + with_commas(ranks)) +
+                    (world % ranks == 0   ? ": 1/" + with_commas(world / ranks) + " of " + with_commas(world)
+                     : ranks % world == 0 ? ": " + with_commas(ranks / world) + " times " + with_commas(world)
+                                          : ""));
+    f.advice = other_degrees(world, f.why);
+    find(std::move(f));
+  }
+
+  // What would make the degrees multiply to `world`, one of them changed; those that do not go with the model are
+  // reasons why not.
+  std::string other_degrees(Index world, std::vector<std::string>& why) const {
+    std::vector<std::string> fits;
+    for (const std::string_view axis : kProposed) {
+      if (size(axis) == 1 && axis != kDpShard) continue;
+      const Index others = degrees().mesh.ranks() / size(axis);
+      if (world % others != 0) continue;
+      const std::string proposal = degree_text(axis, world / others);
+      const std::string error = error_with(axis, world / others);
+      if (error.empty())
+        fits.push_back(proposal + (size(axis) > 1 ? " instead of " + std::to_string(size(axis)) : ""));
+      else
+        why.push_back(proposal + " would give " + with_commas(world) +
+                      " ranks, too, but not go with the model: " + error);
+    }
+    if (!fits.empty()) return "What fits, the other degrees as they are: " + join(fits, ", or ") + ".";
+    const Index others = degrees().mesh.ranks() / size(kDpShard), fewer = world / others;
+    std::vector<std::string> worlds;
+    for (const Index n : {fewer, fewer + 1})
+      if (n > 0) worlds.push_back(with_commas(n * others) + " with " + degree_text(kDpShard, n));
+    return "No change of one degree fits. The nearest numbers of ranks for the other degrees: " +
+           join(worlds, ", and ") + ".";
+  }
+
+  // What is wrong with the model when one degree is another.
+  std::string error_with(std::string_view axis, Index degree) const {
+    FeasibilityRequest changed = request_;
+    std::vector<MeshAxis> axes;
+    for (const std::string_view name : kMeshAxes)
+      if (const Index n = name == axis ? degree : degrees().mesh.size(name); n > 1)
+        axes.push_back({std::string(name), n});
+    changed.degrees.mesh = Mesh(std::move(axes));
+    return Audit(family_, config_, changed).first_error(rules_);
+  }
+
+  // ---- tensor parallelism
+
+  bool fits_tp(Index tp) const {
+    return std::all_of(rules_.begin(), rules_.end(), [&](const RuleTensors& t) {
+      if (!t.is_cut() || t.rule->is_vocabulary() || tp_of(*t.rule) == 1) return true;
+      return t.section() % tp == 0 && (t.rule->heads.empty() || config_.number(t.rule->heads) % tp == 0);
+    });
+  }
+  std::string largest_tp() const {
+    Index best = size("tp");
+    while (best > 1 && !fits_tp(best)) --best;
+    return "The largest tp up to this one that works: " + std::to_string(best) + ".";
+  }
+
+  // Attention heads must stay whole: their norms, rotations and scores are taken over all of a head.
+  void check_heads() {
+    std::map<std::string_view, std::vector<const RuleTensors*>> by_heads;
+    Index looked_at = 0;
+    for (const RuleTensors& t : rules_) {
+      if (!t.is_cut() || t.rule->heads.empty() || config_.number(t.rule->heads) < 1) continue;
+      by_heads[t.rule->heads].push_back(&t);
+      looked_at += static_cast<Index>(t.names.size());
+    }
+    begin("heads", "tensor parallelism gives every rank whole attention heads", looked_at);
+    for (const auto& [heads, tensors] : by_heads)
+      if (config_.number(heads) % size("tp") != 0) find(cut_heads(heads, tensors));
+  }
+
+  Finding cut_heads(std::string_view name, const std::vector<const RuleTensors*>& tensors) const {
+    const Index tp = size("tp"), heads = config_.number(name);
+    Finding f;
+    f.id = tp > heads ? "heads-exceeded" : "heads-uneven";
+    f.what = degree_text("tp", tp) + (tp > heads ? " exceeds " : " does not divide ") + number_text(name);
+    std::set<std::string> arithmetic;
+    for (const RuleTensors* t : tensors) {
+      append(f.tensors, t->names);
+      arithmetic.insert(cut_text(*t, heads));
+    }
+    f.why.assign(arithmetic.begin(), arithmetic.end());
+    f.advice = largest_tp();
+    const bool is_shared = heads < config_.num_attention_heads();
+    if (is_shared && tp % heads == 0 && config_.num_attention_heads() % tp == 0)
+      f.advice += " " + replication_text(tensors, tp / heads);
+    return f;
+  }
+
+  // "1,024 rows / 16 = 64 a rank: 1/2 of a head of 128"
+  std::string cut_text(const RuleTensors& t, Index heads) const {
+    const Index tp = size("tp"), section = t.section(), width = section / heads;
+    std::string text = with_commas(section) + (t.rule->tp_dim == 0 ? " rows" : " columns");
+    if (t.rule->sections > 1) text += " of each of " + std::to_string(t.rule->sections) + " sections";
+    text += " / " + std::to_string(tp);
+    if (section % tp == 0)
+      return text + " = " + with_commas(section / tp) + " a rank: " + heads_text(heads, tp) + " of width " +
+             with_commas(width);
+    return text + " is no whole number: " + heads_text(heads, tp) + " of width " + with_commas(width) + " a rank";
+  }
+
+  // What it takes to give every rank a head of its own where several share one.
+  std::string replication_text(const std::vector<const RuleTensors*>& tensors, Index copies) const {
+    std::vector<std::string> grown;
+    for (const RuleTensors* t : tensors) {
+      const auto elements = checked_mul(volume(t->shape), copies);
+      if (!elements) return {};
+      Dims shape = t->shape;
+      shape[t->rule->tp_dim] *= copies;
+      grown.push_back(short_name(*t) + " grows from " + with_commas(volume(t->shape)) + " to " +
+                      with_commas(*elements) + " elements, " + to_string(shape));
+    }
+    return "With each head on " + std::to_string(copies) + " ranks " + degree_text("tp", size("tp")) +
+           " works, too: " + join(grown, "; ") + ", in every layer.";
+  }
+
+  // Everything else that tensor parallelism cuts, but for the vocabulary.
+  void check_parts() {
+    Index looked_at = 0;
+    std::map<std::pair<Index, Index>, Finding> findings;  // by extent and degree
+    for (const RuleTensors& t : rules_) {
+      if (!t.is_cut() || t.rule->is_vocabulary()) continue;
+      looked_at += static_cast<Index>(t.names.size());
+      const Index tp = tp_of(*t.rule), n = t.section();
+      const bool is_told = !t.rule->heads.empty() && config_.number(t.rule->heads) % tp != 0;
+      if (n % tp == 0 || is_told) continue;
+      Finding& f = findings[{n, tp}];
+      f.id = "tp-uneven";
+      append(f.tensors, t.names);
+      f.what = degree_text("tp", tp) + " does not divide " + formula_text(t);
+      f.why = {with_commas(n) + " / " + std::to_string(tp) + " leaves " + std::to_string(n % tp) +
+               ": ranks would hold parts of " + with_commas(ceil_div(n, tp)) + " and " +
+               with_commas(local_extent(n, 1, tp, tp - 1)) +
+               "; Megatron-LM and ColossalAI refuse that, torch cuts "
+               "unevenly"};
+      f.advice = largest_tp();
+    }
+    begin("tp", "tensor parallelism divides what it cuts", looked_at);
+    for (auto& [key, finding] : findings) find(std::move(finding));
+  }
+
+  // What a tensor's cut dimension is in words of the config: "intermediate_size 14,336".
+  std::string formula_text(const RuleTensors& t) const {
+    const std::vector<std::string> formulas = split(t.rule->shape, ',');
+    std::string_view formula = formulas[static_cast<std::size_t>(t.rule->tp_dim)];
+    while (formula.starts_with(' ')) formula.remove_prefix(1);
+    return explain(formula, config_.numbers());
+  }
+
+  void check_vocabulary() {
+    const Index tp = size("tp"), rows = config_.vocab_size();
+    Finding f;
+    f.severity = Severity::kWarning;
+    f.id = "vocabulary-uneven";
+    for (const RuleTensors& t : rules_)
+      if (t.is_cut() && t.rule->is_vocabulary()) append(f.tensors, t.names);
+    begin("vocabulary", "tensor parallelism divides the vocabulary", static_cast<Index>(f.tensors.size()));
+    if (f.tensors.empty()) return;
+    std::vector<std::string> padded;
+    for (VocabularyPadding p : kPaddings) {
+      p.rows = padded_vocabulary(rows, p.multiple, tp);
+      padded.push_back(std::string(p.framework) + " to " + with_commas(p.rows) + " (a multiple of " +
+                       std::to_string(p.multiple) + " x " + std::to_string(tp) + ")");
+      out_.paddings.push_back(p);
+    }
+    if (rows % tp == 0) return;
+    f.what = degree_text("tp", tp) + " does not divide " + number_text("vocab_size");
+    f.why = {"torch cuts it unevenly, " + with_commas(ceil_div(rows, tp)) + " rows for the first ranks and " +
+                 with_commas(local_extent(rows, 1, tp, tp - 1)) + " for the last, which is legal",
+             "other frameworks pad it: " + join(padded, ", ")};
+    f.advice = "Expect padded rows in what Megatron-LM and ColossalAI save, and cut them off when converting.";
+    find(std::move(f));
+  }
+
+  // ---- pipeline
+
+  void check_stages() {
+    const Index stages = size("pp"), layers = config_.num_hidden_layers();
+    begin("stages", "every pipeline stage has layers, and as many as the others", layers);
+    if (stages > layers) {
+      Finding f;
+      f.id = "stages-exceeded";
+      f.what = degree_text("pp", stages) + " exceeds " + number_text("num_hidden_layers");
+      f.why = {with_commas(stages) + " stages, " + count_of(layers, "layer") + ": " + with_commas(stages - layers) +
+               " would have none"};
+      f.advice = "The largest pp is " + std::to_string(layers) + ".";
+      return find(std::move(f));
+    }
+    if (layers % stages == 0 || (layers + 2) % stages == 0) return;
+    Finding f;
+    f.severity = Severity::kNote;
+    f.id = "stages-uneven";
+    f.what = degree_text("pp", stages) + " divides neither " + number_text("num_hidden_layers") +
+             " nor layers + 2, so stages have unequal work";
+    f.why = {"layers of each stage as torchtitan deals them out, the embedding and the head counting as one: " +
+             dealt_text(layers, stages)};
+    f.advice =
+        "The pipeline runs at the pace of its fullest stage. Megatron-LM refuses this unless the first and the "
+        "last stage are given a number of their own.";
+    find(std::move(f));
+  }
+
+  // Runs of stages with as many layers: "stages 0..1: 9, stage 2: 8".
+  static std::string dealt_text(Index layers, Index stages) {
+    std::vector<Index> counts(static_cast<std::size_t>(stages));
+    for (Index i = 0; i < layers; ++i)
+      ++counts[static_cast<std::size_t>(stage_of_layer(StageRule::kTorchtitan, i, layers, stages))];
+    std::vector<std::string> runs;
+    for (std::size_t i = 0; i < counts.size();) {
+      std::size_t j = i;
+      while (j + 1 < counts.size() && counts[j + 1] == counts[i]) ++j;
+      runs.push_back(
+          (i == j ? "stage " + std::to_string(i) : "stages " + std::to_string(i) + ".." + std::to_string(j)) + ": " +
+          std::to_string(counts[i]));
+      i = j + 1;
+    }
+    return join(runs, ", ");
+  }
+
+  // ---- experts
+
+  void check_experts() {
+    const Index ep = size(kEp), experts = config_.number("num_experts");
+    Finding f;
+    for (const RuleTensors& t : rules_)
+      if (t.rule->is_per_expert()) append(f.tensors, t.names);
+    const bool has_experts = !f.tensors.empty();
+    CheckRun& check = begin("experts", "expert parallelism divides the experts and the ranks it shares out",
+                            static_cast<Index>(f.tensors.size()));
+    if (ep == 1) {
+      check.skipped = has_experts ? "no ep is given" : "the model has no experts";
+      return;
+    }
+    if (!has_experts) {
+      f.id = "experts-none";
+      f.what = degree_text(kEp, ep) + ", and the model has no experts";
+      f.advice = "Leave ep out.";
+      return find(std::move(f));
+    }
+    if (experts % ep != 0) {
+      Finding uneven = f;
+      uneven.id = "experts-uneven";
+      uneven.what =
+          degree_text(kEp, ep) + (ep > experts ? " exceeds " : " does not divide ") + number_text("num_experts");
+      uneven.why = {with_commas(experts) + " / " + std::to_string(ep) + " is no whole number of experts a rank"};
+      uneven.advice = "The nearest degrees that divide them: " + nearest_divisors(experts, ep) + ".";
+      find(std::move(uneven));
+    }
+    if (expert_sharding(degrees())) return;
+    const Index shards = degrees().shards();
+    f.id = "experts-degree";
+    f.what = degree_text(kEp, ep) + " divides neither dp_shard x cp = " + with_commas(shards) +
+             " nor dp_shard x cp x tp" + " = " + with_commas(shards * size("tp"));
+    f.why = {
+        "ep is no factor of the number of ranks: it shares out those that FSDP shards over, so it has to divide "
+        "them"};
+    f.advice = "The nearest degrees that do: " + nearest_divisors(shards, ep) + ".";
+    find(std::move(f));
+  }
+
+  // "8 and 16": the divisors of n around `wanted`.
+  static std::string nearest_divisors(Index n, Index wanted) {
+    Index below = std::min(n, wanted), above = wanted;
+    while (n % below != 0) --below;
+    while (above < n && n % above != 0) ++above;
+    return std::to_string(below) +
+           (above <= n && above != below && n % above == 0 ? " and " + std::to_string(above) : "");
+  }
+
+  // ---- FSDP
+
+  void check_shards() {
+    Finding f;
+    f.severity = Severity::kNote;
+    f.id = "shards-empty";
+    Index looked_at = 0;
+    std::set<std::string> reasons;
+    for (const RuleTensors& t : rules_) {
+      looked_at += static_cast<Index>(t.names.size());
+      const Index rows = rows_to_shard(t), pieces = shards_of(*t.rule);
+      if (rows >= pieces) continue;
+      reasons.insert(count_of(rows, "row") + " for " + with_commas(pieces) + " shards: " +
+                     count_of(pieces - rows, "rank") + (pieces - rows == 1 ? " holds" : " hold") + " nothing of it");
+      append(f.tensors, t.names);
+    }
+    begin("shards", "FSDP leaves no rank without a part of any tensor", looked_at);
+    if (f.tensors.empty()) return;
+    f.what = "FSDP leaves ranks without a part";
+    f.why.assign(reasons.begin(), reasons.end());
+    f.advice = "Harmless, but for the balance of memory. Such ranks save empty boxes, or none.";
+    find(std::move(f));
+  }
+
+  // The rows that tensor parallelism leaves the first rank of.
+  Index rows_to_shard(const RuleTensors& t) const {
+    if (t.shape.rank() == 0) return 1;
+    if (!t.is_cut() || t.rule->tp_dim != 0) return t.shape[0];
+    return local_extent(t.shape[0], t.rule->sections, tp_of(*t.rule), 0);
+  }
+  Index shards_of(const NameRule& rule) const {
+    const auto experts = expert_sharding(degrees());
+    return rule.is_per_expert() && experts ? experts->shards : degrees().shards();
+  }
+
+  // ---- sequences
+
+  // Ring attention with a balanced load gives each rank of cp two pieces, the k-th and the k-th from the end, and
+  // tensor parallelism shares a rank's tokens out between the blocks (sequence parallelism).
+  void check_sequence() {
+    const Index cp = size("cp"), tp = size("tp");
+    CheckRun& check = begin("sequence", "context and sequence parallelism divide the sequence", 1);
+    if (!request_.sequence) {
+      check.skipped = "--sequence is not given";
+      return;
+    }
+    const Index n = *request_.sequence, pieces = cp > 1 ? 2 * cp : 1;
+    const auto find_uneven = [&](Severity severity, const char* id, Index unit, const std::string& product,
+                                 std::string why) {
+      Finding f;
+      f.severity = severity;
+      f.id = id;
+      f.what = "a sequence of " + with_commas(n) + " tokens does not divide by " + product + " = " + with_commas(unit);
+      f.why = {std::move(why)};
+      const Index fewer = n / unit * unit;
+      f.advice = "The nearest lengths that do: " + (fewer > 0 ? with_commas(fewer) + " and " : std::string()) +
+                 with_commas(fewer + unit) + ".";
+      find(std::move(f));
+    };
+    if (n % pieces != 0)
+      find_uneven(Severity::kError, "sequence-uneven", pieces, "2 x cp",
+                  "ring attention with a balanced load gives each of the " + std::to_string(cp) +
+                      " ranks one piece from the front and one from the back");
+    else if (n % (pieces * tp) != 0)
+      find_uneven(Severity::kWarning, "sequence-tp", pieces * tp, cp > 1 ? "2 x cp x tp" : "tp",
+                  "sequence parallelism shares a rank's tokens out over tp");
+  }
+
+  const Family& family_;
+  const ModelConfig& config_;
+  const FeasibilityRequest& request_;
+  std::vector<RuleTensors> rules_;
+  Feasibility out_;
+};
+
+}  // namespace
+
+Result<Degrees> parse_degrees(std::string_view text) {
+  std::vector<std::string> axes;
+  std::string experts;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string name = part.substr(0, equals);
+    if (name == kEp && !experts.empty()) return usage_error("mesh axis 'ep' is given twice");
+    if (name == kEp)
+      experts = part;
+    else
+      axes.push_back(name == kDp ? std::string(kDpShard) + part.substr(equals) : part);
+  }
+  Degrees degrees;
+  // "ep=2" alone leaves no axis; what is no axis at all is for the mesh to complain of.
+  if (!axes.empty()) degrees.mesh = TRY(Mesh::parse(join(axes, ",")));
+  if (!experts.empty()) degrees.ep = TRY(Mesh::parse(experts)).size(kEp);
+  return degrees;
+}
+
+std::string to_string(const Degrees& degrees) {
+  std::vector<MeshAxis> axes = degrees.mesh.axes();
+  if (degrees.ep > 1) axes.push_back({std::string(kEp), degrees.ep});
+  return Mesh(std::move(axes)).to_string();
+}
+
+Result<Feasibility> check_feasibility(const Family& family, const ModelConfig& config,
+                                      const FeasibilityRequest& request) {
+  return Audit(family, config, request).run();
+}
+
+}  // namespace reshard

@@ -1,0 +1,191 @@
+#include "lib/load/load.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/load/load_engine.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+// The tensors alone, not how they lie: that differs from rank to rank where each has a target of its own.
+Result<Catalog> without_fragments(const Catalog& catalog) {
+  Catalog out;
+  for (const Tensor& t : catalog.tensors()) {
+    Tensor tensor;
+    tensor.name = t.name;
+    tensor.dtype = t.dtype;
+    tensor.shape = t.shape;
+    TRY(out.add(std::move(tensor)));
+  }
+  return out;
+}
+
+// What the ranks have of one planned tensor.
+struct PartDigests {
+  Digest first;  // placed by ranks that are first replicas
+  Digest all;    // placed
+  Digest read;
+};
+
+}  // namespace
+
+Load::Load(Reader& source, LoadOptions options) : source_(source), options_(std::move(options)) {}
+Load::~Load() = default;
+
+const MemoryTarget& Load::target() const { return static_cast<const MemoryTarget&>(conversion_->target()); }
+
+Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options) {
+  std::unique_ptr<Load> load(new Load(source, std::move(options)));
+  TRY(load->check_options());
+  const LoadOptions& o = load->options_;
+  ConversionOptions conversion;
+  conversion.source_path = source.catalog().root;
+  conversion.detect_family = o.detect_family;
+  conversion.family = o.family;
+  conversion.names = o.names;
+  conversion.config_path = find_config(source.catalog().root, o.config_path);
+  conversion.mesh = o.mesh;
+  conversion.layout = o.layout;
+  conversion.dtype = o.dtype;
+  conversion.keep_dtype = o.keep_dtype;
+  conversion.include = o.include;
+  conversion.exclude = o.exclude;
+  conversion.vocab_padding = o.vocab_padding;
+  conversion.vocab_divisible_by = o.vocab_divisible_by;
+  conversion.keep_unknown = o.keep_unknown;
+  conversion.spool = o.spool;
+  if (load->is_direct()) conversion.rank = o.rank;
+  conversion.run.threads = o.threads;
+  conversion.run.interrupt = o.interrupt;
+  conversion.run.ranks = o.ranks;
+  // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
+  conversion.run.memory = std::numeric_limits<Index>::max() / 2;
+  load->conversion_ = TRY(Conversion::prepare(source, kMemoryFormat, std::move(conversion)));
+  load->held_ = load->target().held_by(o.rank);
+  for (const HeldTensor& held : load->held_) {
+    const Tensor& t = load->target().catalog().tensors()[held.tensor];
+    load->tensors_.push_back({t.name, t.dtype, held.shape, t.shape, held.boxes});
+  }
+  TRY(load->check_ranks_agree());
+  return load;
+}
+
+Status Load::check_options() {
+  LoadOptions& o = options_;
+  if (o.layout && !o.layout->mesh)
+    return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; give it one (with_mesh)");
+  if (o.layout) o.mesh = *o.layout->mesh;
+  if (o.ranks) {
+    o.rank = o.ranks->rank();
+    if (o.mesh.ranks() != o.ranks->size())
+      return usage_error("mesh " + o.mesh.to_string() + " is of " + count_of(o.mesh.ranks(), "rank") +
+                         ", and there are " + std::to_string(o.ranks->size()));
+  } else if (o.strategy == Strategy::kExchange && o.mesh.ranks() > 1) {
+    return usage_error("ranks exchange what they read over a transport, and none is given");
+  }
+  return {};
+}
+
+// Messages are worked out from the plan by each rank for itself: it has to be the same plan.
+Status Load::check_ranks_agree() const {
+  if (!options_.ranks) return {};
+  const Catalog &from = conversion_->source_view(), &to = conversion_->target_view();
+  Catalog bare;
+  if (is_direct()) bare = TRY(without_fragments(to));
+  if (TRY(all_equal(options_.ranks, fingerprint(conversion_->plan(), from, is_direct() ? bare : to)))) return {};
+  return io_error(source_.catalog().root +
+                  ": the ranks do not see the same checkpoint, or were given other options: their plans differ");
+}
+
+Index Load::bytes() const {
+  Index sum = 0;
+  for (const LoadTensor& t : tensors_) sum += t.bytes();
+  return sum;
+}
+
+Result<LoadReport> Load::run(std::span<const Destination> destinations) {
+  if (destinations.size() != tensors_.size())
+    return usage_error("expected destinations for " + count_of(std::ssize(tensors_), "tensor") + ", got " +
+                       std::to_string(destinations.size()));
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const LoadTensor& t = tensors_[i];
+    const std::string what = "destination of tensor '" + printable(t.name) + "'";
+    if (t.bytes() == 0) continue;
+    if (!destinations[i].data)
+      return usage_error(what + ": expected memory of " + human_bytes(t.bytes()) + ", got none");
+    if (const auto& strides = destinations[i].strides) TRY(check_strides(t.shape, *strides, byte_size(t.dtype), what));
+  }
+  const Plan& plan = conversion_->plan();
+  // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
+  if (options_.ranks || rank() == 0) TRY(conversion_->check_equal_tensors());
+  FileSource source(conversion_->source_view(), source_.files());
+  const Landings landings =
+      TRY(Landings::make(plan, conversion_->target_view(), target(), rank(), held_, destinations));
+  RunOptions run;
+  run.memory = options_.memory;
+  run.threads = options_.threads;
+  run.progress = options_.progress;
+  run.interrupt = options_.interrupt;
+  run.ranks = options_.ranks;
+  run.data = options_.data;
+  run.device = options_.device;
+  const LoadJob job{plan, source, conversion_->target_view(), target(), landings, rank(), run};
+  const bool together = !is_direct() && options_.ranks;
+  const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
+  if (options_.ranks || options_.check_whole_items) {
+    std::vector<std::byte> scratch(std::size_t{1} << 20);
+    TRY(source.finish(scratch, options_.ranks));
+  }
+  LoadReport report;
+  report.bytes_read = digests.bytes_read;
+  report.bytes_received = digests.bytes_received;
+  report.checksums = source.checksums_checked();
+  for (std::size_t p = 0; p < plan.tensors.size(); ++p)
+    report.proofs.push_back({job.to(p).name, job.to(p).dtype, digests.placed[p], std::nullopt});
+  if (options_.ranks) TRY(add_up(digests, report));
+  return report;
+}
+
+// The parts of all first replicas make the tensor, and each element is held as often as there are replicas.
+Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
+  std::vector<PartDigests> parts;
+  const auto tensor_of = [&](std::size_t p) -> std::optional<std::size_t> {
+    const Tensor& to = conversion_->target_view().tensors()[conversion_->plan().tensors[p].to];
+    if (to.fragments.empty()) return std::nullopt;
+    return target().tensor_at(to.fragments.extent(0).offset);
+  };
+  const bool together = !is_direct();
+  for (std::size_t p = 0; p < report.proofs.size(); ++p) {
+    const auto tensor = tensor_of(p);
+    const bool is_first = tensor && target().is_first_replica(*tensor, rank());
+    parts.push_back({is_first ? digests.placed[p] : Digest(), digests.placed[p],
+                     together || is_first ? digests.read[p] : Digest()});
+  }
+  TRY(combine_values(options_.ranks, std::span(parts), [](PartDigests& mine, const PartDigests& theirs) {
+    mine.first += theirs.first;
+    mine.all += theirs.all;
+    mine.read += theirs.read;
+  }));
+  for (std::size_t p = 0; p < report.proofs.size(); ++p) {
+    LoadProof& proof = report.proofs[p];
+    const auto& [first, all, read] = parts[p];
+    const auto tensor = tensor_of(p);  // unknown where this rank holds nothing of it: then others look
+    Digest expected = read;
+    for (std::uint32_t& word : expected.words)
+      word *= static_cast<std::uint32_t>(tensor ? target().copies(*tensor) : 1);
+    if (first != read)
+      return io_error("tensor '" + printable(proof.name) + "': what arrived is not what was read: expected digest " +
+                      read.hex() + ", got " + first.hex());
+    if (tensor && all != expected)
+      return io_error("tensor '" + printable(proof.name) + "': replicas differ: expected the sum of digests " +
+                      expected.hex() + ", got " + all.hex());
+    proof.whole = first;
+  }
+  return {};
+}
+
+}  // namespace reshard

@@ -1,0 +1,323 @@
+#include "lib/load/load_engine.h"
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+#include "lib/device/copy.h"
+#include "lib/engine/exchange_schedule.h"
+#include "lib/engine/left_behind.h"
+#include "lib/engine/pieces.h"
+#include "lib/engine/slab_walk.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxSlab = Index{8} << 20;
+constexpr Index kMaxRound = Index{64} << 20;  // bytes of a round: many rounds overlap better than few
+
+// What is walked over of planned tensor `planned`: a box of it, or all.
+WalkItem item_of(const LoadJob& job, std::size_t planned, std::optional<Box> part) {
+  const std::size_t tensor = job.plan.tensors[planned].from;
+  const Tensor &from = job.from(planned), &to = job.to(planned);
+  return {tensor, to.dtype, std::max(from.row_group, to.row_group),
+          std::max(job.source.columns(tensor), column_count(to.fragments)), part};
+}
+
+// How many times larger elements become at most, and 0 where no tensor changes its dtype.
+Index growth(const LoadJob& job) {
+  Index most = 0;
+  for (std::size_t p = 0; p < job.plan.tensors.size(); ++p)
+    if (const DType from = job.from(p).dtype, to = job.to(p).dtype; from != to)
+      most = std::max({most, Index{1}, ceil_div(byte_size(to), byte_size(from))});
+  return most;
+}
+
+struct LoadMemory {
+  int threads = 1;
+  Index slab_bytes = 0;  // at most, of the source's elements
+};
+
+// As many threads and as large slabs as the memory has room for. A thread takes `per_thread` slabs, all of them
+// together take `shared` more.
+Result<LoadMemory> plan_load_memory(const LoadJob& job, const std::vector<WalkItem>& items, Index per_thread,
+                                    Index shared) {
+  const Index smallest = std::max(kMinSlab, largest_group(items, job.source.catalog()));
+  const Index decoding = decoding_memory(job.source.catalog());
+  const auto room = [&](int threads) {
+    return (job.run.memory - threads * decoding) / (threads * per_thread + shared);
+  };
+  LoadMemory out;
+  out.threads = worker_count(job.run);
+  while (out.threads > 1 && room(out.threads) < smallest) --out.threads;
+  if (room(out.threads) < smallest)
+    return usage_error("loading needs at least " + human_bytes(decoding + (per_thread + shared) * smallest) +
+                       " of memory for buffers, got " + human_bytes(job.run.memory));
+  out.slab_bytes = std::clamp(room(out.threads), smallest, std::max(smallest, kMaxSlab));
+  return out;
+}
+
+// What several threads see of the elements.
+class Account {
+ public:
+  Account(const LoadJob& job, std::vector<Digest>& digests) : job_(job), digests_(digests) {}
+  void add(std::size_t planned, const Digest& digest) {
+    const std::lock_guard lock(mutex_);
+    digests_[planned] += digest;
+  }
+  void add_read(Index bytes) {
+    const Index so_far = bytes_ += bytes;
+    if (job_.run.progress) job_.run.progress(so_far);
+  }
+  Index bytes_read() const { return bytes_; }
+
+ private:
+  const LoadJob& job_;
+  std::vector<Digest>& digests_;
+  std::mutex mutex_;
+  std::atomic<Index> bytes_{0};
+};
+
+Index bytes_of(const Box& box, DType dtype) { return volume(box) * byte_size(dtype); }
+
+// What is queued with a slab's elements on their device, once they are of the target's dtype. It may end in memory that
+// is not the engine's.
+using Use = std::function<Status(const std::byte* elements)>;
+
+// Waits for what was queued, all of it or not.
+Status finish(const Status& queued, Stream& stream) {
+  Status done = stream.wait();
+  return queued ? done : queued;
+}
+
+// Brings a slab of planned tensor `planned` to the device, digests it, uses it, and waits for all that, come what may.
+Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const DeviceBuffer& stored, Side side,
+                const Buffers& b, Account& account, const Use& use) {
+  const Tensor &from = job.from(planned), &to = job.to(planned);
+  Digest digest;
+  const auto queue = [&]() -> Status {
+    const DeviceBuffer elements = TRY(bring(stored, side, from.dtype, to.dtype, volume(box), b));
+    TRY(b.stream->digest_box(to.shape, box, byte_size(to.dtype), elements.device.data(), &digest));
+    return use(elements.device.data());
+  };
+  TRY(finish(queue(), *b.stream));
+  account.add(planned, digest);
+  account.add_read(bytes_of(box, from.dtype));
+  return {};
+}
+
+// ---- each rank for itself
+
+// What lands here: items for the walk, and which planned tensor each is of. The boxes of a tensor are joined to one
+// where they fill it: so are rows of a head that are stored in halves.
+struct LandingItems {
+  std::vector<WalkItem> items;
+  std::vector<std::size_t> planned;
+};
+LandingItems landing_items(const LoadJob& job) {
+  LandingItems out;
+  for (std::size_t p = 0; p < job.plan.tensors.size(); ++p) {
+    const FragmentList& boxes = job.landings.boxes(p);
+    if (boxes.empty()) continue;
+    Box hull = boxes.box(0);
+    Index elements = 0;
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      const Box box = boxes.box(i);
+      elements += volume(box);
+      for (int d = 0; d < box.rank(); ++d) {
+        const Index end = std::max(hull.end(d), box.end(d));
+        hull.origin[d] = std::min(hull.begin(d), box.begin(d));
+        hull.shape[d] = end - hull.begin(d);
+      }
+    }
+    WalkItem item = item_of(job, p, hull);
+    const bool is_filled = volume(hull) == elements;
+    for (std::size_t i = 0; i < (is_filled ? 1 : boxes.size()); ++i) {
+      if (!is_filled) item.part = boxes.box(i);
+      out.items.push_back(item);
+      out.planned.push_back(p);
+    }
+  }
+  return out;
+}
+
+// ---- all ranks together
+
+class Together {
+ public:
+  Together(const LoadJob& job, Index extra)
+      : job_(job),
+        extra_(extra),
+        device_(device_of(job.run)),
+        data_(job.run.data ? *job.run.data : *job.run.ranks),
+        on_device_(data_.moves_device_memory()) {}
+  ~Together() { (void)settle(); }
+  Together(const Together&) = delete;
+  Together& operator=(const Together&) = delete;
+
+  Result<LoadDigests> run() {
+    TRY(prepare());
+    int half = 0;
+    ExchangeRound rounds[2];
+    bool is_under_way = false;
+    for (; schedule_->next(rounds[half]); half = 1 - half) {
+      TRY(read(rounds[half], half));
+      TRY(settle());
+      TRY(start(rounds[half], half));
+      if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
+      is_under_way = true;
+    }
+    TRY(settle());
+    if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
+    out_.bytes_read = read_.bytes_read();
+    return std::move(out_);
+  }
+
+ private:
+  // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for.
+  Status prepare() {
+    std::vector<WalkItem> items;
+    for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
+    const Index larger = std::max<Index>(1, extra_);
+    const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
+    WorkList slabs(items, job_.source.catalog(), TRY(minimum(job_.run.ranks, memory.slab_bytes)));
+    const Index slab = std::max(kMinSlab, slabs.largest());
+    const Index workers = memory.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
+    const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
+    const Index limit = TRY(minimum(job_.run.ranks, room));
+    schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
+    for (int half = 0; half < 2; ++half) {
+      sent_.push_back(TRY(device_.allocate(limit)));
+      received_.push_back(TRY(device_.allocate(limit)));
+    }
+    readers_ = TRY(Workshop::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
+    for (int t = 0; t < memory.threads; ++t) placers_.push_back(TRY(device_.stream()));
+    return {};
+  }
+
+  int threads() const { return static_cast<int>(placers_.size()); }
+  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
+
+  Status read(const ExchangeRound& round, int half) {
+    const MutableBytes to = moved(sent_[static_cast<std::size_t>(half)]->buffer());
+    return parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
+      TRY(may_go_on(job_.run));
+      const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
+      return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
+    });
+  }
+
+  Status read_and_pack(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
+    const Side side = TRY(read_box(job_.source, job_.plan.tensors[r.planned].from, r.slab, b.slab, b));
+    const Index element = byte_size(job_.to(r.planned).dtype);
+    const Dims strides = row_major_strides(r.slab.shape);
+    const auto pack = [&](const std::byte* elements) -> Status {
+      for (const Box& piece : schedule_->packing_order(r.planned, r.slab)) {
+        TRY(b.stream->copy_box(piece.shape, element, elements + offset_in(r.slab, strides, piece) * element, strides,
+                               packed, row_major_strides(piece.shape)));
+        packed += volume(piece) * element;
+      }
+      return {};
+    };
+    return use_slab(job_, r.planned, r.slab, b.slab, side, b, read_, pack);
+  }
+
+  Status start(const ExchangeRound& round, int half) {
+    const MutableBytes sent = moved(sent_[static_cast<std::size_t>(half)]->buffer()),
+                       received = moved(received_[static_cast<std::size_t>(half)]->buffer());
+    const auto bytes = [](MutableBytes buffer, const ExchangeRound::Message& m) {
+      return buffer.subspan(static_cast<std::size_t>(m.offset), static_cast<std::size_t>(m.bytes));
+    };
+    std::vector<Outgoing> out;
+    std::vector<Incoming> in;
+    for (const ExchangeRound::Message& m : round.out) out.push_back({m.peer, bytes(sent, m)});
+    for (const ExchangeRound::Message& m : round.in) in.push_back({m.peer, bytes(received, m)});
+    out_.bytes_received += round.received_bytes;
+    under_way_ = TRY(data_.start(std::move(out), std::move(in)));
+    return {};
+  }
+
+  // Waits for the messages under way, if any. When others have failed they may still be, for ever: then the memory that
+  // they are in is left to the process.
+  Status settle() {
+    const auto transfer = std::move(under_way_);
+    Status done = transfer ? transfer->wait() : Status();
+    if (done) return done;
+    leave_behind(std::move(sent_));
+    leave_behind(std::move(received_));
+    return done;
+  }
+
+  Status place(const ExchangeRound& round, int half) {
+    const DeviceBuffer sent = sent_[static_cast<std::size_t>(half)]->buffer(),
+                       received = received_[static_cast<std::size_t>(half)]->buffer();
+    return parallel_for(std::ssize(round.arrivals), threads(), [&](int thread, Index i) -> Status {
+      TRY(may_go_on(job_.run));
+      const ExchangeRound::Arrival& a = round.arrivals[static_cast<std::size_t>(i)];
+      return place_arrival(a, (a.is_own ? sent : received).part(a.offset, a.bytes),
+                           *placers_[static_cast<std::size_t>(thread)]);
+    });
+  }
+
+  Status place_arrival(const ExchangeRound::Arrival& a, const DeviceBuffer& buffer, Stream& stream) {
+    const Tensor& to = job_.to(a.planned);
+    std::vector<Digest> digests(a.pieces.size());
+    const auto queue = [&]() -> Status {
+      if (!on_device_) TRY(stream.upload(buffer, a.bytes));
+      const std::byte* elements = buffer.device.data();
+      for (std::size_t i = 0; i < a.pieces.size(); ++i) {
+        TRY(stream.digest_box(to.shape, a.pieces[i], byte_size(to.dtype), elements, &digests[i]));
+        TRY(job_.landings.place(a.planned, a.pieces[i], elements, stream));
+        elements += bytes_of(a.pieces[i], to.dtype);
+      }
+      return {};
+    };
+    TRY(finish(queue(), stream));
+    for (const Digest& digest : digests) placed_.add(a.planned, digest);
+    return {};
+  }
+
+  const LoadJob& job_;
+  Index extra_;  // room for converting, in slabs
+  Device& device_;
+  Transport& data_;
+  bool on_device_;  // whether messages lie in device memory
+  LoadDigests out_{std::vector<Digest>(job_.plan.tensors.size()), std::vector<Digest>(job_.plan.tensors.size())};
+  Account read_{job_, out_.read}, placed_{job_, out_.placed};
+  std::optional<ExchangeSchedule> schedule_;
+  std::vector<std::unique_ptr<Device::Memory>> sent_, received_;  // two each: one travels while the other is filled
+  Workshop readers_;                                              // on the side where messages lie
+  std::vector<std::unique_ptr<Stream>> placers_;
+  std::unique_ptr<Transfer> under_way_;
+};
+
+}  // namespace
+
+Result<LoadDigests> load_direct(const LoadJob& job) {
+  const auto [items, planned] = landing_items(job);
+  const Index extra = growth(job);
+  const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
+  const WorkList slabs(items, job.source.catalog(), memory.slab_bytes);
+  const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
+  const Workshop shop = TRY(Workshop::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));
+  LoadDigests out;
+  out.placed.resize(job.plan.tensors.size());
+  Account placed(job, out.placed);
+  const auto place = [&, &of = planned](const WalkSlab& s, const DeviceBuffer& stored, Side side, const Buffers& b) {
+    const std::size_t p = of[s.item];
+    return use_slab(job, p, s.box, stored, side, b, placed,
+                    [&](const std::byte* elements) { return job.landings.place(p, s.box, elements, *b.stream); });
+  };
+  TRY(read_slabs(items, slabs, 0, slabs.total(), job.source, job.run, shop.buffers(), place));
+  out.bytes_read = placed.bytes_read();
+  out.read = out.placed;
+  return out;
+}
+
+Result<LoadDigests> load_together(const LoadJob& job) { return Together(job, growth(job)).run(); }
+
+}  // namespace reshard

@@ -1,0 +1,135 @@
+#include "lib/model/config.h"
+
+#include <algorithm>
+
+#include "lib/base/file.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxConfigBytes = Index{16} << 20;
+constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
+
+// What models have in common, where their family says nothing else.
+constexpr ConfigDefault kCommonDefaults[] = {
+    {"num_key_value_heads", "num_attention_heads"},
+    {"head_dim", "hidden_size/num_attention_heads"},
+    {"tie_word_embeddings", "0"},
+};
+
+}  // namespace
+
+Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
+  ModelConfig config;
+  config.path = std::move(path);
+  config.model_type = std::string(TRY(json.get_string("model_type")));
+  TRY(config.read(json));
+  if (const Json* text = json.find("text_config"); text && text->is_object()) TRY(config.read(*text));
+  TRY(config.derive());
+  TRY(config.check());
+  return config;
+}
+
+// Later readings win: a text_config describes the language model better than what is around it.
+Status ModelConfig::read(const Json& json) {
+  for (const Json::Member& member : TRY(json.as_object())) {
+    if (member.value.is_bool()) {
+      set(member.key, TRY(member.value.as_bool()) ? 1 : 0);
+    } else if (member.value.is_integer()) {
+      if (const auto n = member.value.as_index()) set(member.key, *n);
+    } else if (member.value.is_null()) {
+      numbers_.insert_or_assign(member.key, std::nullopt);
+    }
+  }
+  if (const Json* list = json.find("architectures"); list && list->is_array() && list->size() > 0)
+    if (const auto items = list->as_array(); items && (*items)[0].is_string())
+      architecture = std::string(TRY((*items)[0].as_string()));
+  for (const std::string_view key : {"torch_dtype", "dtype"})
+    if (const Json* name = json.find(key); name && name->is_string()) dtype = std::string(TRY(name->as_string()));
+  if (const Json* list = json.find("mlp_only_layers"); list && list->is_array())
+    for (const Json& layer : TRY(list->as_array())) mlp_only_layers_.push_back(TRY(layer.as_index()));
+  if (const Json* quantized = json.find("quantization_config"); quantized && quantized->is_object())
+    TRY(read_quantization(*quantized));
+  return {};
+}
+
+Status ModelConfig::read_quantization(const Json& json) {
+  quantization = std::string(TRY(json.get_string("quant_method")));
+  if (const Json* block = json.find("weight_block_size"); block && block->is_array() && block->size() == 2) {
+    const std::span<const Json> sides = TRY(block->as_array());
+    set("weight_block_rows", TRY(sides[0].as_index()));
+    set("weight_block_columns", TRY(sides[1].as_index()));
+  }
+  if (const Json* modules = json.find("modules_to_not_convert"); modules && modules->is_array())
+    for (const Json& module : TRY(modules->as_array())) unquantized_.emplace_back(TRY(module.as_string()));
+  return {};
+}
+
+Status ModelConfig::derive() {
+  // A family's defaults stand for what is left out; what models have in common also for what is null.
+  const auto fill = [this](const ConfigDefault& d) {
+    if (const auto n = evaluate(d.formula, numbers())) set(d.name, *n);
+  };
+  if (const Family* family = family_of_model_type(model_type))
+    for (const ConfigDefault& d : family->defaults)
+      if (!numbers_.contains(d.name)) fill(d);
+  for (const std::string_view name : {"hidden_size", "num_attention_heads"})
+    if (number(name) < 1) return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
+  for (const ConfigDefault& d : kCommonDefaults)
+    if (!find(d.name)) fill(d);
+  return {};
+}
+
+Status ModelConfig::check() const {
+  for (const std::string_view name :
+       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"})
+    if (number(name) < 1 || number(name) > kMaxSize)
+      return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
+  if (num_attention_heads() % num_key_value_heads() != 0)
+    return corrupt("num_attention_heads " + std::to_string(num_attention_heads()) + " is not a multiple of " +
+                   "num_key_value_heads " + std::to_string(num_key_value_heads()));
+  return {};
+}
+
+std::string ModelConfig::shown(std::string_view name) const {
+  const auto n = find(name);
+  return n ? std::to_string(*n) : "nothing";
+}
+
+std::optional<Index> ModelConfig::find(std::string_view name) const {
+  const auto found = numbers_.find(name);
+  return found == numbers_.end() ? std::nullopt : found->second;
+}
+
+bool ModelConfig::has_fp8_blocks() const {
+  return quantization == "fp8" && number("weight_block_rows") > 0 && number("weight_block_columns") > 0;
+}
+
+bool ModelConfig::is_left_unquantized(std::string_view parameter) const {
+  return std::any_of(unquantized_.begin(), unquantized_.end(), [&](const std::string& module) {
+    return parameter.starts_with(module) && parameter.substr(module.size()).starts_with('.');
+  });
+}
+
+bool ModelConfig::is_sparse_layer(Index layer) const {
+  if (number("num_experts") < 1 || layer < number("first_k_dense_replace")) return false;
+  if (std::find(mlp_only_layers_.begin(), mlp_only_layers_.end(), layer) != mlp_only_layers_.end()) return false;
+  return (layer + 1) % std::max<Index>(1, find("decoder_sparse_step").value_or(1)) == 0;
+}
+
+Result<ModelConfig> read_config(const std::string& path) {
+  const std::string text = TRY(read_whole_file(path, kMaxConfigBytes));
+  const Json json = TRY(parse_json(text, path));
+  return ModelConfig::parse(json, path).context(path);
+}
+
+std::string find_config(const std::string& checkpoint, const std::string& given) {
+  if (!given.empty()) return given;
+  const std::string directory = is_directory(checkpoint) ? checkpoint : parent_path(checkpoint);
+  for (const std::string& place : {directory, path_join(directory, "modeling"), parent_path(directory)})
+    if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
+  return {};
+}
+
+}  // namespace reshard

@@ -1,0 +1,73 @@
+// What a Hugging Face config.json says of a model's shape.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/model/formula.h"
+
+namespace reshard {
+
+class ModelConfig {
+ public:
+  // Fails where a number that every model has is missing, not positive, or makes no sense beside the others. What the
+  // family of the model_type derives or leaves to its defaults (families' tables) is filled in. A model with several
+  // parts is described by its text_config.
+  static Result<ModelConfig> parse(const Json& json, std::string path);
+
+  std::string path;          // where it was read
+  std::string model_type;    // "llama"
+  std::string architecture;  // "LlamaForCausalLM"; may be empty
+  std::string dtype;         // "bfloat16", of torch_dtype or dtype; may be empty
+  std::string quantization;  // "fp8", the quant_method of a quantized model; mostly empty
+
+  // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
+  std::optional<Index> find(std::string_view name) const;
+  Index number(std::string_view name) const { return find(name).value_or(0); }
+  NumberOf numbers() const {
+    return [this](std::string_view name) { return find(name); };
+  }
+  void set(std::string_view name, Index value) { numbers_.insert_or_assign(std::string(name), value); }
+
+  // What every model has.
+  Index vocab_size() const { return number("vocab_size"); }
+  Index hidden_size() const { return number("hidden_size"); }
+  Index num_hidden_layers() const { return number("num_hidden_layers"); }
+  Index num_attention_heads() const { return number("num_attention_heads"); }
+  Index num_key_value_heads() const { return number("num_key_value_heads"); }
+  Index head_dim() const { return number("head_dim"); }
+  bool tie_word_embeddings() const { return number("tie_word_embeddings") != 0; }
+
+  // Layers that follow those, which predict further tokens and need not be stored.
+  Index num_prediction_layers() const { return number("num_nextn_predict_layers"); }
+  // Whether matrices are float8 in blocks of weight_block_rows x weight_block_columns elements, each with a scale.
+  bool has_fp8_blocks() const;
+  // Whether a quantized model leaves this parameter as it was.
+  bool is_left_unquantized(std::string_view parameter) const;
+
+  // Whether the feed-forward part of a layer is experts: those from first_k_dense_replace on, every
+  // decoder_sparse_step-th, but for mlp_only_layers.
+  bool is_sparse_layer(Index layer) const;
+
+ private:
+  Status read(const Json& json);
+  Status read_quantization(const Json& json);
+  Status derive();
+  Status check() const;
+  std::string shown(std::string_view name) const;  // the number, or "nothing"
+
+  std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file
+  std::vector<std::string> unquantized_;                              // modules, "lm_head"
+  std::vector<Index> mlp_only_layers_;
+};
+
+Result<ModelConfig> read_config(const std::string& path);
+
+// The config.json to use for a checkpoint: `given` if not empty, else the one in the checkpoint's directory or its
+// parent. Empty when there is none.
+std::string find_config(const std::string& checkpoint, const std::string& given);
+
+}  // namespace reshard

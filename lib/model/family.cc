@@ -1,0 +1,446 @@
+#include "lib/model/family.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <numeric>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+std::vector<const Family*>& table() {
+  static std::vector<const Family*> families = {
+      &kLlamaFamily,      &kMistralFamily, &kQwen2Family,  &kQwen3Family, &kQwen3MoeFamily, &kMixtralFamily,
+      &kDeepseekV3Family, &kGemma2Family,  &kGemma3Family, &kGpt2Family,  &kBloomFamily,
+  };
+  return families;
+}
+constexpr std::string_view kHole = "{}";
+constexpr std::string_view kScale = "_scale_inv";
+constexpr NameRule kDerived = {.hf = "", .rows = Rows::kDropped};  // of names that stand for no parameter
+
+// ---- names
+
+std::string without_wrappers(std::string_view name) {
+  std::string out(name);
+  constexpr std::string_view kCompiled = "_orig_mod.";  // torch.compile wraps modules under this name
+  for (std::size_t at; (at = out.find(kCompiled)) != std::string::npos;) out.erase(at, kCompiled.size());
+  return out;
+}
+
+// Takes the number off the front of `text`.
+std::optional<Index> take_number(std::string_view& text) {
+  Index n = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (parsed.ec != std::errc() || n < 0) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
+  return n;
+}
+
+// Matches "layers.{}.x" against "layers.12.x". What no hole stands for is -1.
+struct Numbers {
+  Index layer = -1;
+  Index expert = -1;
+};
+std::optional<Numbers> match(std::string_view pattern, std::string_view name) {
+  Numbers numbers;
+  for (Index* number : {&numbers.layer, &numbers.expert}) {
+    const std::size_t hole = pattern.find(kHole);
+    if (hole == std::string_view::npos) break;
+    if (!name.starts_with(pattern.substr(0, hole))) return std::nullopt;
+    name.remove_prefix(hole);
+    pattern.remove_prefix(hole + kHole.size());
+    const auto n = take_number(name);
+    if (!n) return std::nullopt;
+    *number = *n;
+  }
+  return pattern == name ? std::optional<Numbers>(numbers) : std::nullopt;
+}
+
+const NameRule* rule_of(const Family& family, std::string_view hf) {
+  const auto rule =
+      std::find_if(family.rules.begin(), family.rules.end(), [&](const NameRule& r) { return r.hf == hf; });
+  return rule == family.rules.end() ? nullptr : &*rule;
+}
+
+bool may_match(std::string_view pattern, std::string_view name) {
+  return !pattern.empty() && (name.front() == pattern.front() || pattern.front() == '{');
+}
+
+std::span<const StoredRule> stored_rules(const Family& family, Names names) {
+  for (const Naming& naming : family.namings)
+    if (naming.names == names) return naming.rules;
+  return {};
+}
+
+std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) {
+  for (const NameRule& rule : family.rules) {
+    if (!may_match(rule.hf, name)) continue;
+    if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Names::kHf, n->layer, n->expert};
+  }
+  if (!name.ends_with(kScale)) return std::nullopt;
+  auto matrix = parse_hf(family, name.substr(0, name.size() - kScale.size()));
+  if (!matrix || !matrix->rule->quantized || matrix->is_scale) return std::nullopt;
+  matrix->is_scale = true;
+  return matrix;
+}
+
+std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Names names) {
+  if (names == Names::kHf) return parse_hf(family, name);
+  for (const StoredRule& stored : stored_rules(family, names)) {
+    if (!may_match(stored.stored, name)) continue;
+    const auto n = match(stored.stored, name);
+    if (!n) continue;
+    const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
+    if (rule) return ParsedName{rule, &stored, names, n->layer, n->expert};
+  }
+  return std::nullopt;
+}
+
+std::string replace_first(std::string text, std::string_view from, std::string_view to) {
+  if (const std::size_t at = text.find(from); at != std::string::npos) text.replace(at, from.size(), to);
+  return text;
+}
+
+// Names that differ in nothing but the numbers of layers and experts, which all parse alike.
+struct Alike {
+  std::string example;
+  Index count = 0;
+};
+using NameCounts = std::map<std::string, Alike, std::less<>>;
+
+// The name with a hole for each of its parts that is a number.
+std::string pattern_of(std::string_view name) {
+  std::string out;
+  while (true) {
+    const std::size_t end = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, end);
+    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    out += is_number ? kHole : part;
+    if (end == name.size()) return out;
+    out += '.';
+    name.remove_prefix(end + 1);
+  }
+}
+
+// The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
+NameCounts model_names(const Catalog& catalog) {
+  NameCounts out;
+  for (const Tensor& tensor : catalog.tensors()) {
+    StateKey key = split_state_key(tensor.name);
+    if (key.kind != StateKind::kModel) continue;
+    Alike& alike = out[pattern_of(key.parameter)];
+    if (alike.count++ == 0) alike.example = std::move(key.parameter);
+  }
+  return out;
+}
+
+std::array<Index, kAllNames.size()> count_names(const Family& family, const NameCounts& names) {
+  std::array<Index, kAllNames.size()> counts{};
+  for (const auto& [pattern, alike] : names)
+    if (const auto parsed = parse_name(family, alike.example))
+      counts[static_cast<std::size_t>(parsed->names)] += alike.count;
+  return counts;
+}
+
+// Torchtitan's two generations share most names; those only one of them has decide between the two.
+std::optional<Names> most_frequent(const std::array<Index, kAllNames.size()>& counts) {
+  const auto [hf, old, newer, megatron] = counts;
+  if (hf + old + newer + megatron == 0) return std::nullopt;
+  if (megatron > std::max(hf, old + newer)) return Names::kMegatron;
+  if (hf > old + newer) return Names::kHf;
+  return newer > 0 ? Names::kTorchtitan2026 : Names::kTorchtitan;
+}
+
+// ---- shapes
+
+bool holds(std::string_view condition, const ModelConfig& config) {
+  if (condition.empty()) return true;
+  const bool negated = condition.front() == '!';
+  const auto n = evaluate(condition.substr(negated ? 1 : 0),
+                          [&](std::string_view name) { return std::optional<Index>(config.number(name)); });
+  return n && (*n != 0) != negated;
+}
+
+bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
+  if (rule.place != NameRule::Place::kLayer) return true;
+  switch (rule.layers) {
+    case Layers::kAll:
+      return true;
+    case Layers::kPrediction:
+      return layer >= config.num_hidden_layers();
+    case Layers::kDense:
+    case Layers::kSparse:
+      break;
+  }
+  return config.is_sparse_layer(layer) == (rule.layers == Layers::kSparse);
+}
+
+Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config) {
+  Dims shape;
+  for (const std::string& formula : split(rule.shape, ',')) {
+    const Index n = TRY(evaluate(formula, config.numbers()).context(config.path).context(rule.hf));
+    if (n < 1) return corrupt(config.path + ": " + explain(formula, config.numbers()) + ": expected a positive size");
+    shape.push_back(n);
+  }
+  if (!checked_volume(shape)) return corrupt(config.path + ": " + std::string(rule.hf) + ": the shape overflows");
+  return shape;
+}
+
+// ---- the parameters of a model
+
+// Adds those of a range of layers, or of none: of the model itself.
+class ParameterList {
+ public:
+  ParameterList(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
+
+  Status add_layers(Index begin, Index end) {
+    for (const NameRule& rule : family_.rules)
+      if (rule.place == NameRule::Place::kLayer) TRY(add(rule, begin, end));
+    return {};
+  }
+  Status add_all() {
+    for (const NameRule& rule : family_.rules)
+      TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
+    return {};
+  }
+  std::vector<Parameter> take() { return std::move(out_); }
+
+ private:
+  Status add(const NameRule& rule, Index begin, Index end) {
+    if (rule.hf.empty() || rule.shape.empty() || !holds(rule.when, config_)) return {};
+    const Index experts = rule.is_per_expert() ? config_.number("num_experts") : 1;
+    const auto count = checked_mul(end - begin, experts);
+    if (!count || *count > kMaxParameters - static_cast<Index>(out_.size()))
+      return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors");
+    std::optional<Dims> shape;
+    for (Index layer = begin; layer < end; ++layer) {
+      if (!has_layer(rule, config_, layer)) continue;
+      if (!shape) shape = TRY(expected_shape(rule, config_));
+      for (Index expert = 0; expert < experts; ++expert) add(rule, *shape, layer, rule.is_per_expert() ? expert : -1);
+    }
+    return {};
+  }
+
+  void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
+    Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
+    p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
+    p.dtype = rule.dtype.empty() ? config_.dtype : std::string(rule.dtype);
+    if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
+      out_.push_back(std::move(p));
+      return;
+    }
+    Parameter scale = p;
+    p.dtype = "float8_e4m3fn";
+    scale.name = scale_name(p.name);
+    scale.shape = {ceil_div(shape[0], config_.number("weight_block_rows")),
+                   ceil_div(shape[1], config_.number("weight_block_columns"))};
+    scale.is_scale = true;
+    scale.dtype = "float32";
+    out_.push_back(std::move(p));
+    out_.push_back(std::move(scale));
+  }
+
+  static constexpr Index kMaxParameters = 4'000'000;
+  const Family& family_;
+  const ModelConfig& config_;
+  std::vector<Parameter> out_;
+};
+
+Status check_quantization(const Family& family, const ModelConfig& config) {
+  const bool known = config.has_fp8_blocks() && std::any_of(family.rules.begin(), family.rules.end(),
+                                                            [](const NameRule& rule) { return rule.quantized; });
+  if (config.quantization.empty() || known) return {};
+  return unsupported(config.path + ": a model of family " + std::string(family.name) + " quantized with " +
+                     printable(config.quantization) + ", whose tensors are not known");
+}
+
+}  // namespace
+
+std::string_view names_title(Names names) {
+  switch (names) {
+    case Names::kHf:
+      return "Hugging Face names";
+    case Names::kMegatron:
+      return "Megatron core names";
+    default:
+      return "torchtitan names";
+  }
+}
+
+std::string_view names_option(Names names) {
+  static constexpr std::array<std::string_view, kAllNames.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
+                                                                              "megatron"};
+  return kOptions[static_cast<std::size_t>(names)];
+}
+
+std::optional<Names> find_names(std::string_view option) {
+  if (option == "colossalai") return Names::kHf;
+  for (const Names names : kAllNames)
+    if (option == names_option(names)) return names;
+  return std::nullopt;
+}
+
+std::size_t StoredRule::part_count() const {
+  return static_cast<std::size_t>(
+      std::count_if(parts.begin(), parts.end(), [](std::string_view part) { return !part.empty(); }));
+}
+
+bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
+
+bool Family::has_names(Names names) const { return names == Names::kHf || !stored_rules(*this, names).empty(); }
+
+bool Family::knows_model_type(std::string_view model_type) const {
+  return std::find(model_types.begin(), model_types.end(), model_type) != model_types.end();
+}
+
+std::span<const Family* const> families() { return table(); }
+
+void add_family(const Family& family) { table().insert(table().begin(), &family); }
+
+const Family* family_of_model_type(std::string_view model_type) {
+  for (const Family* family : families())
+    if (family->knows_model_type(model_type)) return family;
+  return nullptr;
+}
+
+std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter) {
+  const std::string name = without_wrappers(parameter);
+  if (name.empty()) return std::nullopt;
+  for (const Names names : kAllNames)
+    if (auto parsed = parse_as(family, name, names)) return parsed;
+  const auto without = [&](std::string_view prefix, std::span<const Names> conventions) -> std::optional<ParsedName> {
+    if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
+    for (const Names names : conventions)
+      if (auto parsed = parse_as(family, std::string_view(name).substr(prefix.size()), names)) return parsed;
+    return std::nullopt;
+  };
+  if (auto parsed = without("model.", std::span(kAllNames).subspan(1))) return parsed;
+  return without(family.optional_prefix, std::span(kAllNames).first(1));
+}
+
+std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
+  std::string out(pattern);
+  for (const Index number : {layer, expert})
+    if (number >= 0) out = replace_first(std::move(out), kHole, std::to_string(number));
+  return out;
+}
+
+std::string canonical_name(const ParsedName& name) {
+  const std::string out = format_pattern(name.rule->hf, name.layer, name.expert);
+  return name.is_scale ? scale_name(out) : out;
+}
+
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Names names) {
+  for (const StoredRule& stored : stored_rules(family, names))
+    if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
+  return nullptr;
+}
+
+TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
+  const NameRule& rule = *name.rule;
+  TensorParallelCut cut{rule.tp_dim, rule.heads, rule.sections};
+  if (!name.is_packed() || cut.dim < 0) return cut;
+  switch (name.stored->form) {
+    case Form::kQkvByGroup:
+      cut.heads = "num_key_value_heads";
+      break;
+    case Form::kSections:
+      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->part_count());
+      break;
+    case Form::kStacked:
+      ++cut.dim;
+      break;
+    case Form::kTransposed:
+    case Form::kTransposedQkv: {
+      const bool is_matrix = split(rule.shape, ',').size() == 2;
+      if (is_matrix) cut.dim = 1 - cut.dim;
+      if (name.stored->form == Form::kTransposedQkv) cut.sections = 1;  // each head's rows are together
+      break;
+    }
+    case Form::kSame:
+    case Form::kDropped:
+      break;
+  }
+  return cut;
+}
+
+std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
+
+std::optional<Names> detect_names(const Family& family, const Catalog& catalog) {
+  return most_frequent(count_names(family, model_names(catalog)));
+}
+
+std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
+  const NameCounts names = model_names(catalog);
+  if (const Family* family = config ? family_of_model_type(config->model_type) : nullptr)
+    if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
+  std::optional<Detected> best;
+  Index most = 0;
+  for (const Family* family : families()) {
+    const auto counts = count_names(*family, names);
+    const Index sum = std::accumulate(counts.begin(), counts.end(), Index{0});
+    if (sum <= most) continue;
+    most = sum;
+    best = Detected{family, *most_frequent(counts)};
+  }
+  return best;
+}
+
+std::string rename_key(const Family& family, std::string_view key, Names names) {
+  const StateKey parts = split_state_key(key);
+  const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
+  if (!parsed || parsed->rule->rows == Rows::kDropped || parsed->is_packed()) return std::string(key);
+  if (names == Names::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
+  const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, names);
+  if (!stored) return std::string(key);
+  return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + parts.suffix;
+}
+
+std::string canonical_key(const Family& family, std::string_view key) { return rename_key(family, key, Names::kHf); }
+
+KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view to) {
+  if (from == to) return path;
+  const StateKey before = split_state_key(from), after = split_state_key(to);
+  KeyPath out = path;
+  for (auto& part : out)
+    if (auto* text = std::get_if<std::string>(&part)) *text = replace_first(*text, before.parameter, after.parameter);
+  // ("model", "tok_embeddings.weight") for "model.tok_embeddings.weight": the name was spread over the path.
+  std::string joined;
+  for (const auto& part : out) {
+    if (!joined.empty()) joined += '.';
+    joined +=
+        std::holds_alternative<std::string>(part) ? std::get<std::string>(part) : std::to_string(std::get<Index>(part));
+  }
+  if (joined != to) return {std::string(to)};
+  return out;
+}
+
+Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config) {
+  TRY(check_quantization(family, config));
+  ParameterList list(family, config);
+  TRY(list.add_all());
+  return list.take();
+}
+
+Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config) {
+  TRY(check_quantization(family, config));
+  ParameterList list(family, config);
+  const Index begin = config.num_hidden_layers();
+  const auto end = checked_add(begin, std::max<Index>(0, config.num_prediction_layers()));
+  if (!end) return corrupt(config.path + ": num_nextn_predict_layers overflows");
+  TRY(list.add_layers(begin, *end));
+  return list.take();
+}
+
+Index count_elements(const std::vector<Parameter>& parameters) {
+  Index sum = 0;
+  for (const Parameter& p : parameters)
+    if (!p.is_tied && !p.is_scale) sum += volume(p.shape);
+  return sum;
+}
+
+}  // namespace reshard

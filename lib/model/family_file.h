@@ -1,0 +1,32 @@
+// A model family that a user describes in a JSON file, for architectures that no table here knows:
+//
+//   {"reshard_family": 1,
+//    "name": "mymodel", "title": "My model", "model_types": ["mymodel"],
+//    "defaults": [["num_key_value_heads", "num_attention_heads"]],
+//    "parameters": [
+//      {"name": "model.layers.{}.attn.q.weight", "shape": "num_attention_heads*head_dim, hidden_size",
+//       "tp_dim": 0, "heads": "num_attention_heads"}, ...],
+//    "names": {"megatron": [
+//      {"stored": "decoder.layers.{}.self_attention.linear_qkv.weight", "form": "qkv_by_group",
+//       "parts": ["model.layers.{}.attn.q.weight", ...]}, ...]}}
+//
+// Members are those of NameRule, StoredRule and ConfigDefault (family.h); docs/adding.md describes them one by one.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "lib/base/result.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+
+// Reads a family strictly: members nobody knows, formulas that are none, parts that are no parameters are errors that
+// name path and member. The family lives as long as the process.
+Result<const Family*> parse_family(std::string_view text, std::string_view path);
+
+// The same of a file, read once; the family is then one of families(), before those that come with the program. Not
+// thread-safe: to be called before any work begins.
+Result<const Family*> load_family(const std::string& path);
+
+}  // namespace reshard

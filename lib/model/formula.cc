@@ -1,0 +1,85 @@
+#include "lib/model/formula.h"
+
+#include <cctype>
+#include <charconv>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+// One number or name of a formula, and the sign before it.
+struct Factor {
+  char sign = '+';  // +, * or /
+  std::string_view text;
+};
+
+// The formula cut at its signs; empty where it is none.
+std::vector<Factor> factors_of(std::string_view formula) {
+  std::vector<Factor> out;
+  char sign = '+';
+  while (true) {
+    const std::size_t end = std::min(formula.find_first_of("+*/"), formula.size());
+    std::string_view text = formula.substr(0, end);
+    while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+    while (!text.empty() && text.back() == ' ') text.remove_suffix(1);
+    if (text.empty()) return {};
+    out.push_back({sign, text});
+    if (end == formula.size()) return out;
+    sign = formula[end];
+    formula.remove_prefix(end + 1);
+  }
+}
+
+bool is_number(std::string_view text) { return std::isdigit(static_cast<unsigned char>(text.front())) != 0; }
+
+Result<Index> value_of(std::string_view text, const NumberOf& number_of) {
+  if (is_number(text)) {
+    Index n = 0;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return n;
+    return corrupt("'" + printable(text) + "' is not a whole number");
+  }
+  if (const auto n = number_of(text)) return *n;
+  return corrupt(printable(text) + " is not given");
+}
+
+}  // namespace
+
+Result<Index> evaluate(std::string_view formula, const NumberOf& number_of) {
+  const std::vector<Factor> factors = factors_of(formula);
+  if (factors.empty()) return corrupt("'" + printable(formula) + "' is not a formula");
+  Index sum = 0, product = 0;
+  for (const Factor& f : factors) {
+    const Index n = TRY(value_of(f.text, number_of));
+    std::optional<Index> next;
+    if (f.sign == '+') {
+      next = checked_add(sum, product);
+      if (next) sum = *next;
+      product = n;
+    } else if (f.sign == '*') {
+      next = checked_mul(product, n);
+      if (next) product = *next;
+    } else {
+      if (n == 0) return corrupt("'" + printable(formula) + "' divides by " + printable(f.text) + ", which is 0");
+      next = product /= n;
+    }
+    if (!next) return corrupt("'" + printable(formula) + "' overflows");
+  }
+  const auto result = checked_add(sum, product);
+  if (!result) return corrupt("'" + printable(formula) + "' overflows");
+  return *result;
+}
+
+std::string explain(std::string_view formula, const NumberOf& number_of) {
+  std::string out;
+  for (const Factor& f : factors_of(formula)) {
+    if (!out.empty()) out += f.sign == '*' ? " x " : f.sign == '/' ? " / " : " + ";
+    out += f.text;
+    if (is_number(f.text)) continue;
+    if (const auto n = number_of(f.text)) out += " " + with_commas(*n);
+  }
+  return out;
+}
+
+}  // namespace reshard

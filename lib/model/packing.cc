@@ -1,0 +1,332 @@
+#include "lib/model/packing.h"
+
+#include <algorithm>
+#include <map>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxExperts = 65'536;  // of one stack: bounds what a made-up shape can ask for
+
+// Canonical row n*D + t*(D/2) + j of head n is stored row base + 2j + t (t = 0, 1).
+void add_rotary_head(std::vector<RowSegment>& out, Index canonical, Index stored, Index head_dim) {
+  out.push_back({canonical, stored, head_dim / 2, 2});
+  out.push_back({canonical + head_dim / 2, stored + 1, head_dim / 2, 2});
+}
+
+// The fragments of a tensor whose rows are renumbered. `rows` ascends in its stored rows, within one head.
+FragmentList map_rows(const FragmentList& in, const std::vector<RowSegment>& rows, int rank, Index element_bytes) {
+  FragmentList out(rank);
+  // No segment reaches further than this from its first stored row.
+  Index reach = 0;
+  for (const RowSegment& s : rows) reach = std::max(reach, s.count * s.step);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const Fragment f = in.get(i);
+    if (f.box.empty()) continue;
+    const Index begin = f.box.begin(0), end = f.box.end(0);
+    auto s = std::lower_bound(rows.begin(), rows.end(), begin - reach,
+                              [](const RowSegment& row, Index stored) { return row.stored < stored; });
+    for (; s != rows.end() && s->stored < end; ++s) {
+      const Index first = begin <= s->stored ? 0 : ceil_div(begin - s->stored, s->step);
+      const Index last = std::min(s->count, ceil_div(end - s->stored, s->step));
+      if (first >= last) continue;
+      Fragment part = f;
+      part.box.origin[0] = s->canonical + first;
+      part.box.shape[0] = last - first;
+      part.start += (s->stored + first * s->step - begin) * f.strides[0] * element_bytes;
+      part.strides[0] *= s->step;
+      out.add(part);
+    }
+  }
+  return out;
+}
+
+Dims without_first(const Dims& dims) { return Dims(dims.span().subspan(1)); }
+
+// Those that reach `index` of the first dimension, without it.
+FragmentList slice(const FragmentList& in, Index index, int rank, Index element_bytes) {
+  FragmentList out(rank - 1);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const Fragment f = in.get(i);
+    if (f.box.empty() || index < f.box.begin(0) || index >= f.box.end(0)) continue;
+    Fragment part = f;
+    part.start += (index - f.box.begin(0)) * f.strides[0] * element_bytes;
+    part.box = {without_first(f.box.origin), without_first(f.box.shape)};
+    part.strides = without_first(f.strides);
+    out.add(part);
+  }
+  return out;
+}
+
+FragmentList transpose(const FragmentList& in) {
+  FragmentList out(2);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    Fragment f = in.get(i);
+    for (Dims* dims : {&f.box.origin, &f.box.shape, &f.strides}) std::swap((*dims)[0], (*dims)[1]);
+    out.add(f);
+  }
+  return out;
+}
+
+FragmentList part_fragments(const FragmentList& in, const PackedPart& part, int rank, Index element_bytes) {
+  FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
+  if (part.index >= 0) --rank;
+  if (!part.rows.empty()) out = map_rows(out, part.rows, rank, element_bytes);
+  return part.transposed ? transpose(out) : out;
+}
+
+std::string times(std::string_view a, Index x, std::string_view b, Index y) {
+  return std::string(a) + " " + std::to_string(x) + " x " + std::string(b) + " " + std::to_string(y);
+}
+
+// Finds the parts of one tensor.
+class Unpacker {
+ public:
+  Unpacker(const ParsedName& name, const Dims& shape, const ModelConfig* config, bool rotary_pairs,
+           const std::string& what)
+      : name_(name), form_(name.stored->form), shape_(shape), config_(config), pairs_(rotary_pairs), what_(what) {}
+
+  Result<std::vector<PackedPart>> parts() {
+    switch (form_) {
+      case Form::kQkvByGroup:
+        return by_group();
+      case Form::kSections:
+        return sections();
+      case Form::kStacked:
+        return stacked();
+      case Form::kTransposed:
+        return transposed();
+      case Form::kTransposedQkv:
+        return transposed_by_head();
+      case Form::kSame:
+      case Form::kDropped:
+        break;
+    }
+    return internal_error(what_ + ": is not packed");
+  }
+
+ private:
+  std::string part_name(std::size_t part, Index expert) const {
+    return format_pattern(name_.stored->parts[part], name_.layer, expert);
+  }
+
+  Status check_rows(Index expected, const ModelConfig& config, const std::string& arithmetic) const {
+    if (shape_[0] == expected) return {};
+    return corrupt(what_ + ": " + config.path + " says " + std::to_string(expected) + " rows (" + arithmetic +
+                   "), got shape " + to_string(shape_));
+  }
+
+  // Row ((kv * R + s) * D + i) with R = g + 2 blocks a key-value head: g query heads, the key, the value.
+  Result<std::vector<PackedPart>> by_group() {
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
+    const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
+    TRY(check_rows((heads + 2 * kv_heads) * d, c,
+                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
+                       std::to_string(kv_heads) + ") x head_dim " + std::to_string(d)));
+    const Index group = heads / kv_heads, blocks = group + 2;
+    const std::array<Index, 3> head_counts = {heads, kv_heads, kv_heads};
+    std::vector<PackedPart> out;
+    for (std::size_t p = 0; p < 3; ++p) {
+      PackedPart part{part_name(p, name_.expert), shape_, -1, {}, false, d};
+      part.shape[0] = head_counts[p] * d;
+      out.push_back(std::move(part));
+    }
+    const auto add = [&](std::size_t p, Index head, Index block) {
+      if (pairs_ && p < 2)
+        add_rotary_head(out[p].rows, head * d, block * d, d);
+      else
+        out[p].rows.push_back({head * d, block * d, d, 1});
+    };
+    for (Index kv = 0; kv < kv_heads; ++kv) {
+      for (Index s = 0; s < group; ++s) add(0, kv * group + s, kv * blocks + s);
+      add(1, kv, kv * blocks + group);
+      add(2, kv, kv * blocks + group + 1);
+    }
+    return out;
+  }
+
+  Result<std::vector<PackedPart>> sections() {
+    const auto n = static_cast<Index>(name_.stored->part_count());
+    if (shape_[0] % n != 0)
+      return corrupt(what_ + ": expected rows in " + std::to_string(n) + " equal sections, got shape " +
+                     to_string(shape_));
+    std::vector<PackedPart> out;
+    for (Index p = 0; p < n; ++p) {
+      PackedPart part{part_name(static_cast<std::size_t>(p), name_.expert), shape_, -1, {}, false, 1};
+      part.shape[0] = shape_[0] / n;
+      part.rows = {{0, p * part.shape[0], part.shape[0], 1}};
+      out.push_back(std::move(part));
+    }
+    return out;
+  }
+
+  Result<std::vector<PackedPart>> stacked() {
+    if (shape_[0] > kMaxExperts)
+      return corrupt(what_ + ": expected at most " + with_commas(kMaxExperts) + " experts, got shape " +
+                     to_string(shape_));
+    std::vector<PackedPart> out;
+    for (Index e = 0; e < shape_[0]; ++e) out.push_back({part_name(0, e), without_first(shape_), e, {}, false, 1});
+    return out;
+  }
+
+  Result<std::vector<PackedPart>> transposed() {
+    PackedPart part{part_name(0, name_.expert), shape_, -1, {}, false, 1};
+    if (shape_.rank() == 2) {
+      std::swap(part.shape[0], part.shape[1]);
+      part.transposed = true;
+    }
+    return std::vector{std::move(part)};
+  }
+
+  // Row ((n * 3 + s) * D + i) is column s * H + n * D + i of q | k | v.
+  Result<std::vector<PackedPart>> transposed_by_head() {
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
+    const Index d = c.head_dim(), heads = c.num_attention_heads();
+    TRY(check_rows(3 * heads * d, c, "3 x " + times("num_attention_heads", heads, "head_dim", d)));
+    std::vector<PackedPart> out = TRY(transposed());
+    for (Index n = 0; n < heads; ++n)
+      for (Index s = 0; s < 3; ++s) out[0].rows.push_back({(s * heads + n) * d, (n * 3 + s) * d, d, 1});
+    return out;
+  }
+
+  const ParsedName& name_;
+  const Form form_;
+  const Dims& shape_;
+  const ModelConfig* config_;
+  const bool pairs_;
+  const std::string& what_;
+};
+
+}  // namespace
+
+Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
+  Tensor out;
+  out.name = std::move(name);
+  out.dtype = packed.dtype;
+  out.shape = part.shape;
+  out.fragments = part_fragments(packed.fragments, part, packed.shape.rank(), byte_size(packed.dtype));
+  out.replicas = part_fragments(packed.replicas, part, packed.shape.rank(), byte_size(packed.dtype));
+  out.path = packed.path;
+  out.located = packed.located;
+  out.row_group = part.row_group;
+  return out;
+}
+
+Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
+  if (config) return config;
+  return usage_error(what +
+                     ": its rows are ordered by attention head, and no config.json says how many heads there are; "
+                     "give one with --config");
+}
+
+std::vector<RowSegment> rotary_rows(Index heads, Index head_dim) {
+  std::vector<RowSegment> out;
+  for (Index n = 0; n < heads; ++n) add_rotary_head(out, n * head_dim, n * head_dim, head_dim);
+  return out;
+}
+
+std::vector<std::string> part_names(const ParsedName& name, Index experts) {
+  std::vector<std::string> out;
+  const StoredRule& stored = *name.stored;
+  if (stored.form == Form::kStacked) {
+    for (Index e = 0; e < std::min(experts, kMaxExperts); ++e)
+      out.push_back(format_pattern(stored.parts[0], name.layer, e));
+    return out;
+  }
+  for (std::size_t p = 0; p < stored.part_count(); ++p)
+    out.push_back(format_pattern(stored.parts[p], name.layer, name.expert));
+  return out;
+}
+
+Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
+                                         bool rotary_pairs, const std::string& what) {
+  if (shape.rank() == 0) return corrupt(what + ": expected at least one dimension, got none");
+  return Unpacker(name, shape, config, rotary_pairs, what).parts();
+}
+
+Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts) {
+  Dims out = parts[0];
+  const auto refuse = [&](const Dims& part) {
+    return unsupported("parts of shapes " + to_string(parts[0]) + " and " + to_string(part) +
+                       " do not make one tensor");
+  };
+  if (stored.form == Form::kTransposed || stored.form == Form::kTransposedQkv) {
+    if (out.rank() == 2) std::swap(out[0], out[1]);
+    return out;
+  }
+  if (stored.form == Form::kStacked) {
+    for (const Dims& part : parts)
+      if (part != parts[0]) return refuse(part);
+    if (out.rank() == kMaxRank) return unsupported("a stack of tensors of " + std::to_string(kMaxRank) + " dimensions");
+    Dims stacked{static_cast<Index>(parts.size())};
+    for (int d = 0; d < out.rank(); ++d) stacked.push_back(out[d]);
+    return stacked;
+  }
+  for (const Dims& part : parts.subspan(1)) {
+    Dims same = part;
+    if (part.rank() == 0 || part.rank() != out.rank()) return refuse(part);
+    same[0] = parts[0][0];
+    if (same != parts[0] || (stored.form == Form::kSections && part != parts[0])) return refuse(part);
+    out[0] += part[0];
+  }
+  return out;
+}
+
+Result<std::vector<PackedGroup>> pack(const Family& family, Names names, const Catalog& view,
+                                      const std::vector<std::size_t>& tensors) {
+  struct Open {
+    std::size_t group = 0;
+    ParsedName name;  // the packed tensor's
+    StateKey key;
+    std::map<std::string, std::size_t> parts;
+  };
+  std::vector<PackedGroup> out;
+  std::map<std::string, Open> open;
+  for (const std::size_t i : tensors) {
+    const std::string& canonical = view.tensors()[i].name;
+    const StateKey key = split_state_key(canonical);
+    const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
+    const StoredRule* stored = parsed && !parsed->is_scale ? stored_rule(family, *parsed->rule, names) : nullptr;
+    const std::string name = rename_key(family, canonical, names);
+    if (!stored || stored->form == Form::kSame) {
+      out.push_back({name, nullptr, {i}});
+      continue;
+    }
+    ParsedName packed = *parsed;
+    packed.stored = stored;
+    const auto [it, is_new] = open.try_emplace(name, Open{out.size(), packed, key, {}});
+    if (is_new) out.push_back({name, stored, {}});
+    it->second.parts.emplace(key.parameter, i);
+  }
+  for (const auto& [name, group] : open) {
+    for (const std::string& part : part_names(group.name, std::ssize(group.parts))) {
+      const auto found = group.parts.find(part);
+      if (found == group.parts.end())
+        return unsupported("tensor '" + printable(name) + "' of the output is made of several, of which '" +
+                           printable(group.key.prefix + part + group.key.suffix) + "' is not there");
+      out[group.group].parts.push_back(found->second);
+    }
+    if (out[group.group].parts.size() != group.parts.size())
+      return unsupported("tensor '" + printable(name) + "' of the output is made of " +
+                         with_commas(std::ssize(out[group.group].parts)) + " tensors, got " +
+                         with_commas(std::ssize(group.parts)));
+  }
+  return out;
+}
+
+std::vector<std::string> canonical_keys(const Family& family, const Catalog& catalog, const ModelConfig* config,
+                                        std::string_view key) {
+  const StateKey parts = split_state_key(key);
+  const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
+  if (!parsed || !parsed->is_packed()) return {canonical_key(family, key)};
+  const auto parameter = catalog.find(parts.parameter);
+  Index experts = config ? config->number("num_experts") : 0;
+  if (parameter && catalog.tensors()[*parameter].shape.rank() > 0) experts = catalog.tensors()[*parameter].shape[0];
+  std::vector<std::string> out = part_names(*parsed, experts);
+  for (std::string& name : out) name = parts.prefix + name + parts.suffix;
+  return out;
+}
+
+}  // namespace reshard

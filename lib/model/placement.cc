@@ -1,0 +1,90 @@
+// Placement on a mesh. See placement.h.
+#include "lib/model/placement.h"
+
+#include <algorithm>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+
+namespace {
+
+// What a user should know before cutting attention heads apart; empty where none is.
+std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
+  const Index tp = mesh.size("tp");
+  if (config.num_key_value_heads() % tp == 0) return {};
+  Index best = tp;
+  while (config.num_key_value_heads() % best != 0) --best;
+  return "tp=" + std::to_string(tp) + " does not divide num_key_value_heads " +
+         std::to_string(config.num_key_value_heads()) + " of " + config.path +
+         ": the checkpoint loads into any mesh, but the model does not run at that degree (tp=" + std::to_string(best) +
+         " would)";
+}
+
+}  // namespace
+
+Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
+                            StageRule stages) {
+  if (mesh.size("ep") > 1)
+    return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
+  Placer placer(mesh, family, stages);
+  if (family && config) placer.warning_ = heads_warning(mesh, *config);
+  for (const Tensor& tensor : model.tensors()) {
+    const StateKey key = split_state_key(tensor.name);
+    if (key.kind != StateKind::kModel) continue;
+    placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
+    placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
+  }
+  if (config) placer.layers_ = std::max(placer.layers_, config->num_hidden_layers());
+  TRY(check_stages(stages, placer.layers_, mesh.size("pp")));
+  return placer;
+}
+
+Placement Placer::place(const Tensor& tensor) const {
+  const StateKey key = split_state_key(tensor.name);
+  Placement placement;
+  if (key.parameter.empty()) return placement;
+  placement.stage = stage(key.parameter);
+  if (key.kind == StateKind::kOptimizer) {
+    const auto shape = parameter_shapes_.find(key.parameter);
+    if (shape == parameter_shapes_.end() || shape->second != tensor.shape) return placement;
+  }
+  if (tensor.shape.rank() == 0) return placement;
+  if (const Split cut = tp_split(tensor, key.parameter); cut.dim >= 0) placement.splits.push_back(cut);
+  placement.splits.push_back({{"dp_shard", "cp"}, 0});
+  return placement;
+}
+
+// Its dim is -1 where tensor parallelism leaves the tensor whole.
+Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
+  Split cut{{"tp"}, -1};
+  if (family_) {
+    const auto parsed = parse_name(*family_, parameter);
+    const TensorParallelCut by_rule = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
+    if (by_rule.dim >= tensor.shape.rank()) return cut;
+    cut.dim = by_rule.dim;
+    cut.groups = by_rule.sections;
+    return cut;
+  }
+  if (tensor.shape.rank() < 2) return cut;
+  cut.dim = 0;
+  for (std::size_t i = 0; i < tensor.fragments.size() && cut.dim == 0; ++i) {
+    const Box box = tensor.fragments.box(i);
+    for (int d = box.rank() - 1; d > 0; --d)
+      if (!box.empty() && box.shape[d] < tensor.shape[d]) cut.dim = d;
+  }
+  return cut;
+}
+
+Index Placer::stage(std::string_view parameter) const {
+  const Index stages = mesh_.size("pp");
+  if (stages <= 1) return -1;
+  Index layer = layer_number(parameter);
+  bool first = layer < 0 && parameter.find("embed") != std::string_view::npos;
+  if (const auto parsed = family_ ? parse_name(*family_, parameter) : std::nullopt)
+    first = parsed->rule->place == NameRule::Place::kFirst;
+  if (layer >= 0) return stage_of_layer(stages_, layer, layers_, stages);
+  return first ? 0 : stages - 1;
+}
+
+}  // namespace reshard

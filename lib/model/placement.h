@@ -1,0 +1,40 @@
+// How a model's tensors lie on a mesh.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "lib/layout/layout.h"
+#include "lib/layout/stages.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+
+// How tensors are to lie on a mesh: tensor parallelism by the family's rules (without a family, along the dimension the
+// source itself was cut), FSDP on dimension 0 of what is left, pipeline stages by layer as `stages` deals them out.
+// Optimizer state follows its parameter.
+class Placer {
+ public:
+  // `model` holds the tensors that are to be placed, under the names of any convention; of their fragments only those
+  // of a model without a family are looked at. A usage error where there are more pipeline stages than layers.
+  static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
+                             StageRule stages = StageRule::kTorchtitan);
+  // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
+  const std::string& warning() const { return warning_; }
+  Placement place(const Tensor& tensor) const;
+
+ private:
+  Placer(const Mesh& mesh, const Family* family, StageRule stages) : mesh_(mesh), family_(family), stages_(stages) {}
+  Split tp_split(const Tensor& tensor, std::string_view parameter) const;
+  Index stage(std::string_view parameter) const;
+
+  Mesh mesh_;
+  const Family* family_;
+  StageRule stages_;
+  Index layers_ = 0;
+  std::string warning_;
+  std::unordered_map<std::string, Dims> parameter_shapes_;
+};
+
+}  // namespace reshard

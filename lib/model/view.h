@@ -1,0 +1,33 @@
+// Brings checkpoints under common names and a common order of rows:
+//
+//   canonical view   a catalog under Hugging Face names, its rows in Hugging Face order. The fragments are the same
+//                    bytes: a rotary permutation is a doubled row stride, a fused projection a cut at head borders.
+//
+// Source and target are both brought into the canonical view, and the plan is made there. The planner, the executor and
+// the verifier never hear of models.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/model/family.h"
+
+namespace reshard {
+
+struct ViewOptions {
+  const Family* family = nullptr;
+  const ModelConfig* config = nullptr;  // may be null where `hf_rows` is false and nothing is fused
+  bool hf_rows = true;                  // false: both sides of the job are torchtitan's, rows stay as they are
+  bool keep_unknown = false;            // carry model tensors that no rule knows under their own names
+  bool is_target = false;               // the view is written through: a number that counts for several is one tensor
+};
+// The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
+// part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.
+// `dropped` receives the names of tensors left out as derived data.
+Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
+
+// That the canonical view is the model the config describes: every parameter there, in its shape. Names the first
+// tensors that are missing or differ. `complete` = false allows missing ones.
+Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete);
+
+}  // namespace reshard

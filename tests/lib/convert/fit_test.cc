@@ -1,0 +1,231 @@
+// Rows that frameworks add or lose, against arrays that were cut and padded by hand.
+#include "lib/convert/fit.h"
+
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <random>
+
+#include "lib/base/json.h"
+#include "lib/engine/tensor_source.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Values = std::vector<float>;
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+
+ModelConfig config_of(const std::string& text) {
+  auto config = ModelConfig::parse(*parse_json(text, "config.json"), "config.json");
+  EXPECT_TRUE(config) << config.error().message();
+  return *std::move(config);
+}
+
+// Tensors of one file, float32, whole or cut at a row.
+class Store : public Reader {
+ public:
+  explicit Store(const TempDir& dir, const std::string& name) {
+    catalog_.root = dir.path();
+    catalog_.files.push_back({name, 0});
+  }
+  void add(const std::string& name, const Dims& shape, const Values& values, Index cut = 0) {
+    Tensor t;
+    t.name = name;
+    t.shape = shape;
+    t.fragments = FragmentList(shape.rank());
+    const Index row = volume(shape) / std::max<Index>(1, shape[0]) * 4;
+    for (const auto& [begin, end] : {std::pair(Index{0}, cut), {cut, shape[0]}}) {
+      if (begin == end) continue;
+      Box box = whole(shape);
+      box.origin[0] = begin;
+      box.shape[0] = end - begin;
+      t.fragments.add(box, {0, static_cast<Index>(bytes_.size()) + begin * row, (end - begin) * row});
+    }
+    ASSERT_TRUE(catalog_.add(std::move(t)));
+    bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+  }
+  void write() {
+    File file = *File::create(catalog_.file_path(0));
+    ASSERT_TRUE(file.write_at(0, as_bytes(bytes_)));
+    catalog_.files[0].size = static_cast<Index>(bytes_.size());
+  }
+  Values read(const std::string& name) {
+    const std::size_t i = *catalog_.find(name);
+    const Tensor& t = catalog_.tensors()[i];
+    EXPECT_TRUE(check_cover(t)) << name;
+    FileSource source(catalog_, files_);
+    Values out(static_cast<std::size_t>(volume(t.shape)));
+    std::vector<std::byte> scratch(1 << 20);
+    const Status done =
+        source.read(i, whole(t.shape), {reinterpret_cast<std::byte*>(out.data()), out.size() * 4}, scratch);
+    EXPECT_TRUE(done) << (done ? "" : done.error().message());
+    EXPECT_TRUE(source.finish(scratch, nullptr));
+    return out;
+  }
+  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
+  Result<std::string> blob_bytes(const Blob&) override { return std::string(); }
+  std::string describe(const Blob&) override { return ""; }
+
+ private:
+  std::string bytes_;
+};
+
+Values random_values(Index n, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Values out(static_cast<std::size_t>(n));
+  for (float& v : out) v = static_cast<float>(random() % 1000) + 1;
+  return out;
+}
+
+Values rows(const Values& all, Index begin, Index end, Index width) {
+  return {all.begin() + begin * width, all.begin() + end * width};
+}
+
+Values joined(Values a, const Values& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 6,
+  "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2})";
+
+class Fit : public testing::Test {
+ protected:
+  FitOptions options(const ModelConfig& config, const Family& family = kLlamaFamily) {
+    FitOptions o;
+    o.family = &family;
+    o.config = &config;
+    o.spool = dir_.path();
+    o.run.memory = Index{1} << 30;  // sanitizers take room of their own
+    return o;
+  }
+  TempDir dir_;
+  Store store_{dir_, "data"};
+  const ModelConfig config_ = config_of(kLlama);
+};
+
+TEST_F(Fit, RowsOfZerosBeyondTheVocabularyAreCut) {
+  const Values true_rows = random_values(40, 1);
+  Values zeros(24, 0.0f);
+  zeros[5] = -0.0f;
+  store_.add(kEmbedding, {16, 4}, joined(true_rows, zeros), 7);
+  store_.add("optimizer.state.model.embed_tokens.weight.exp_avg", {16, 4}, joined(true_rows, Values(24, 0.0f)));
+  store_.add(kHead, {10, 4}, true_rows);
+  store_.write();
+  const auto fitted = fit_to_config(store_.catalog(), store_.files(), options(config_));
+  ASSERT_TRUE(fitted) << fitted.error().message();
+  EXPECT_EQ(store_.read(kEmbedding), true_rows);
+  EXPECT_EQ(store_.read("optimizer.state.model.embed_tokens.weight.exp_avg"), true_rows);
+  EXPECT_THAT(fitted->notes, ElementsAre(HasSubstr("6 rows of zeros beyond the vocabulary of 10 are cut")));
+  EXPECT_EQ(fitted->repairs.size(), 1U);
+}
+
+TEST_F(Fit, OtherRowsBeyondTheVocabularyAreCutOnlyWhenAsked) {
+  const Values all = random_values(48, 2);
+  store_.add(kEmbedding, {12, 4}, all);
+  store_.write();
+  const auto refused = fit_to_config(store_.catalog(), store_.files(), options(config_));
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("not zeros"));
+  EXPECT_THAT(refused.error().message(), HasSubstr("--repair vocab"));
+  FitOptions asked = options(config_);
+  asked.repairs.vocabulary = true;
+  ASSERT_TRUE(fit_to_config(store_.catalog(), store_.files(), asked));
+  EXPECT_EQ(store_.read(kEmbedding), rows(all, 0, 10, 4));
+}
+
+TEST_F(Fit, LostRowsComeFromADonor) {
+  const Values base = random_values(40, 3);
+  Values trained = rows(base, 0, 6, 4);
+  trained[9] += 1;
+  store_.add(kEmbedding, {6, 4}, rows(base, 0, 6, 4));
+  store_.add(kHead, {6, 4}, trained);
+  store_.write();
+  Store donor(dir_, "donor");
+  donor.add(kEmbedding, {10, 4}, base, 8);
+  donor.add(kHead, {10, 4}, base);
+  donor.write();
+  FitOptions with = options(config_);
+  const auto refused = fit_to_config(store_.catalog(), store_.files(), with);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("rows 6 to 9 are not in this checkpoint"));
+  with.repairs.vocabulary = true;
+  with.donor = &donor;
+  const auto fitted = fit_to_config(store_.catalog(), store_.files(), with);
+  ASSERT_TRUE(fitted) << fitted.error().message();
+  EXPECT_EQ(store_.read(kEmbedding), base);
+  EXPECT_EQ(store_.read(kHead), joined(trained, rows(base, 6, 10, 4)));
+  EXPECT_THAT(fitted->notes, ElementsAre(HasSubstr("bit by bit"), HasSubstr("1 of the 6 others differ")));
+}
+
+TEST_F(Fit, CopiesOfHeadsAreMergedWhenTheyAgree) {
+  const Values head0 = random_values(8, 4), head1 = random_values(8, 5);
+  const std::string k = "model.layers.0.self_attn.k_proj.weight", v = "model.layers.0.self_attn.v_proj.weight";
+  store_.add(k, {8, 4}, joined(joined(head0, head0), joined(head1, head1)), 2);
+  store_.write();
+  ASSERT_TRUE(fit_to_config(store_.catalog(), store_.files(), options(config_)));
+  EXPECT_EQ(store_.read(k), joined(head0, head1));
+
+  Store bad(dir_, "bad");
+  Values other = head1;
+  other[3] += 1;
+  bad.add(v, {8, 4}, joined(joined(head0, head0), joined(head1, other)));
+  bad.write();
+  const auto refused = fit_to_config(bad.catalog(), bad.files(), options(config_));
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("has 2 times the rows"));
+  EXPECT_EQ(bad.catalog().tensors()[0].shape, (Dims{8, 4})) << "an error leaves the view as it was";
+}
+
+TEST_F(Fit, ExpertsJoinedByAnUnshardedSaveAreSplit) {
+  const ModelConfig config = config_of(R"({"model_type": "mixtral", "vocab_size": 10, "hidden_size": 4,
+      "intermediate_size": 3, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+      "num_local_experts": 4})");
+  const std::string experts = "model.layers.0.block_sparse_moe.experts.";
+  std::vector<Values> true_values;
+  for (std::uint32_t e = 0; e < 4; ++e) true_values.push_back(random_values(12, 10 + e));
+  // ep = 2: key 0 holds experts 0 and 2, key 1 holds 1 and 3.
+  store_.add(experts + "0.w1.weight", {6, 4}, joined(true_values[0], true_values[2]));
+  store_.add(experts + "1.w1.weight", {6, 4}, joined(true_values[1], true_values[3]));
+  store_.write();
+  FitOptions o = options(config, kMixtralFamily);
+  const auto refused = fit_to_config(store_.catalog(), store_.files(), o);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message(), HasSubstr("--repair experts"));
+  o.repairs.experts = true;
+  ASSERT_TRUE(fit_to_config(store_.catalog(), store_.files(), o));
+  for (std::size_t e = 0; e < 4; ++e)
+    EXPECT_EQ(store_.read(experts + std::to_string(e) + ".w1.weight"), true_values[e]) << e;
+}
+
+TEST_F(Fit, VocabulariesArePaddedByEachPolicy) {
+  const Values all = {1, 2, 3, 4, 5, 9};
+  for (const auto& [fill, row] : {std::pair(VocabularyFill::kZero, Values{0, 0}),
+                                  {VocabularyFill::kRepeatLast, {5, 9}},
+                                  {VocabularyFill::kMean, {3, 5}}}) {
+    Store store(dir_, "pad-" + std::string(vocabulary_fill_name(fill)));
+    store.add(kEmbedding, {3, 2}, all, 2);
+    store.add("optimizer.state.model.embed_tokens.weight.exp_avg", {3, 2}, all);
+    store.write();
+    for (const std::size_t i : {0U, 1U})
+      ASSERT_TRUE(pad_rows(store.catalog(), i, 5, fill, store.files(), options(config_)));
+    EXPECT_EQ(store.read(kEmbedding), joined(all, joined(row, row))) << vocabulary_fill_name(fill);
+    EXPECT_EQ(store.read("optimizer.state.model.embed_tokens.weight.exp_avg"), joined(all, Values(4, 0.0f)));
+  }
+}
+
+TEST_F(Fit, HeadsAreRepeatedForRanksThatShareThem) {
+  const Values head0 = random_values(8, 6), head1 = random_values(8, 7);
+  store_.add("k", {4, 4}, joined(head0, head1), 3);
+  store_.write();
+  repeat_blocks(store_.catalog().tensor(0), 2, 3);
+  EXPECT_EQ(store_.read("k"), joined(joined(head0, joined(head0, head0)), joined(head1, joined(head1, head1))));
+}
+
+}  // namespace
+}  // namespace reshard

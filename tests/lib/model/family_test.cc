@@ -1,0 +1,256 @@
+#include "lib/model/family.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "lib/base/file.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+ModelConfig published(const std::string& name) {
+  auto config = read_config(std::string(RESHARD_TEST_DATA) + "/configs/" + name + ".json");
+  EXPECT_TRUE(config) << config.error().message();
+  return *config;
+}
+
+std::vector<Parameter> table(const ModelConfig& config) {
+  auto list = parameters(*family_of_model_type(config.model_type), config);
+  EXPECT_TRUE(list) << list.error().message();
+  return list ? *list : std::vector<Parameter>();
+}
+
+std::map<std::string, Parameter> by_name(std::vector<Parameter> list) {
+  std::map<std::string, Parameter> out;
+  for (Parameter& p : list) out.emplace(p.name, std::move(p));
+  return out;
+}
+
+Catalog catalog_of(const std::vector<Parameter>& list, const std::string& prefix = "") {
+  Catalog catalog;
+  for (const Parameter& p : list) {
+    Tensor tensor;
+    tensor.name = prefix + p.name;
+    tensor.shape = p.shape;
+    EXPECT_TRUE(catalog.add(std::move(tensor)));
+  }
+  return catalog;
+}
+
+ModelConfig parsed_config(std::string_view text) {
+  auto config = ModelConfig::parse(*parse_json(text, "config.json"), "config.json");
+  EXPECT_TRUE(config) << config.error().message();
+  return *config;
+}
+
+// What transformers counts on torch's meta device, the router's bias of DeepSeek (a buffer there) included.
+TEST(Family, CountsThePublishedModels) {
+  const std::pair<std::string, Index> kCounts[] = {
+      {"llama-2-7b", 6'738'415'616},       {"llama-3.1-8b", 8'030'261'248},    {"llama-3.1-70b", 70'553'706'496},
+      {"llama-3.1-405b", 405'853'388'800}, {"mistral-7b-v0.1", 7'241'732'096}, {"mixtral-8x7b-v0.1", 46'702'792'704},
+      {"qwen2-7b", 7'615'616'512},         {"qwen2.5-0.5b", 494'032'768},      {"qwen3-8b", 8'190'735'360},
+      {"qwen3-30b-a3b", 30'532'122'624},   {"deepseek-v3", 671'026'419'200},   {"gemma-2-9b", 9'241'705'984},
+      {"gemma-3-1b", 999'885'952},         {"gemma-3-4b-it", 3'880'263'168},   {"gpt2", 124'439'808},
+  };
+  for (const auto& [name, count] : kCounts) EXPECT_EQ(count_elements(table(published(name))), count) << name;
+}
+
+TEST(Family, EveryParameterParsesBackToItsRule) {
+  for (const std::string name : {"llama-3.1-8b", "mistral-7b-v0.1", "mixtral-8x7b-v0.1", "qwen2.5-0.5b", "qwen3-8b",
+                                 "qwen3-30b-a3b", "deepseek-v3", "gemma-2-9b", "gemma-3-1b", "gpt2"}) {
+    const ModelConfig config = published(name);
+    const Family& family = *family_of_model_type(config.model_type);
+    std::set<std::string> seen;
+    for (const Parameter& p : table(config)) {
+      EXPECT_TRUE(seen.insert(p.name).second) << p.name;
+      const auto parsed = parse_name(family, p.name);
+      ASSERT_TRUE(parsed) << p.name;
+      EXPECT_EQ(parsed->rule, p.rule) << p.name;
+      EXPECT_EQ(parsed->layer, p.layer) << p.name;
+      EXPECT_EQ(parsed->expert, p.expert) << p.name;
+      EXPECT_EQ(parsed->is_scale, p.is_scale) << p.name;
+      EXPECT_EQ(canonical_name(*parsed), p.name);
+    }
+  }
+}
+
+// A rule that names a dimension its shape has not, or a tied name that is none, would be found only by its victims.
+TEST(Family, TablesAreConsistent) {
+  for (const Family* family : families()) {
+    for (const NameRule& rule : family->rules) {
+      const Index rank = std::count(rule.shape.begin(), rule.shape.end(), ',') + 1;
+      EXPECT_TRUE(rule.shape.empty() || rule.tp_dim < rank) << rule.hf;
+      EXPECT_TRUE(!rule.quantized || rank == 2) << rule.hf;
+      EXPECT_TRUE(rule.tied_to.empty() || parse_name(*family, rule.tied_to)) << rule.hf;
+      const bool has_hole = rule.hf.find("{}") != std::string::npos;
+      EXPECT_EQ(has_hole, rule.place == NameRule::Place::kLayer) << rule.hf;
+    }
+    for (const Naming& naming : family->namings) {
+      std::set<std::string_view> names;
+      for (const StoredRule& stored : naming.rules) {
+        EXPECT_TRUE(names.insert(stored.stored).second) << stored.stored;
+        for (std::size_t p = 0; p < stored.part_count(); ++p) {
+          const auto rule = std::find_if(family->rules.begin(), family->rules.end(),
+                                         [&](const NameRule& r) { return r.hf == stored.parts[p]; });
+          const bool of_part_of_family = rule == family->rules.end();  // a table of names may serve several families
+          EXPECT_TRUE(!of_part_of_family || stored.form == Form::kSame || stored.form == Form::kStacked ||
+                      stored.form == Form::kQkvByGroup)
+              << stored.parts[p];
+        }
+      }
+    }
+  }
+}
+
+TEST(Family, IsDetectedByWhatItAloneHas) {
+  const std::pair<std::string, std::string> kDetected[] = {
+      {"llama-3.1-8b", "llama"}, {"mistral-7b-v0.1", "llama"},   {"mixtral-8x7b-v0.1", "mixtral"},
+      {"qwen3-8b", "qwen3"},     {"qwen3-30b-a3b", "qwen3_moe"}, {"deepseek-v3", "deepseek_v3"},
+      {"gemma-2-9b", "gemma2"},  {"gemma-3-1b", "gemma3"},       {"gpt2", "gpt2"},
+      {"qwen2.5-0.5b", "llama"},
+  };
+  for (const auto& [name, family] : kDetected) {
+    const ModelConfig config = published(name);
+    const Catalog catalog = catalog_of(table(config));
+    const auto detected = detect_family(catalog);
+    ASSERT_TRUE(detected) << name;
+    EXPECT_EQ(detected->family->name, family) << name;
+    EXPECT_EQ(detected->names, Names::kHf);
+    EXPECT_EQ(detect_family(catalog, &config)->family->model_types.front(),
+              family_of_model_type(config.model_type)->model_types.front());
+  }
+}
+
+TEST(Family, IsDetectedAmongAHundredThousandTensors) {
+  const Catalog catalog = catalog_of(table(published("deepseek-v3")));
+  EXPECT_GT(catalog.tensors().size(), 90'000U);
+  EXPECT_EQ(detect_family(catalog)->family, &kDeepseekV3Family);
+}
+
+TEST(Family, NothingIsDetectedWhereNoNameIsKnown) {
+  Catalog catalog;
+  Tensor tensor;
+  tensor.name = "encoder.block.0.layer.0.SelfAttention.q.weight";
+  ASSERT_TRUE(catalog.add(std::move(tensor)));
+  EXPECT_FALSE(detect_family(catalog));
+}
+
+TEST(Family, APrefixIsLookedPast) {
+  const auto gpt2 = parse_name(kGpt2Family, "transformer.h.3.attn.c_attn.weight");
+  ASSERT_TRUE(gpt2);
+  EXPECT_EQ(canonical_name(*gpt2), "h.3.attn.c_attn.weight");
+  const auto gemma = parse_name(kGemma3Family, "language_model.model.layers.0.self_attn.q_norm.weight");
+  ASSERT_TRUE(gemma);
+  EXPECT_EQ(canonical_name(*gemma), "model.layers.0.self_attn.q_norm.weight");
+  EXPECT_FALSE(parse_name(kGemma2Family, "language_model.model.norm.weight"));
+  EXPECT_EQ(detect_family(catalog_of(table(published("gpt2")), "transformer."))->family, &kGpt2Family);
+}
+
+TEST(Family, OnlyNumbersThatFitAreLayers) {
+  EXPECT_EQ(parse_name(kQwen3MoeFamily, "model.layers.7.mlp.experts.12.up_proj.weight")->expert, 12);
+  EXPECT_FALSE(parse_name(kQwen3MoeFamily, "model.layers.99999999999999999999.mlp.up_proj.weight"));
+  EXPECT_FALSE(parse_name(kQwen3MoeFamily, "model.layers.-1.mlp.up_proj.weight"));
+  EXPECT_FALSE(parse_name(kQwen3MoeFamily, "model.layers..mlp.up_proj.weight"));
+}
+
+TEST(DeepSeek, QuantizedMatricesHaveScales) {
+  const auto list = by_name(table(published("deepseek-v3")));
+  const std::string layer = "model.layers.5.";
+  EXPECT_EQ(list.at(layer + "self_attn.kv_a_proj_with_mqa.weight").dtype, "float8_e4m3fn");
+  const Parameter& scale = list.at(layer + "self_attn.kv_a_proj_with_mqa.weight_scale_inv");
+  EXPECT_EQ(scale.shape, (Dims{5, 56}));  // of [576, 7168]: the last block of rows is half one
+  EXPECT_EQ(scale.dtype, "float32");
+  EXPECT_EQ(list.at(layer + "mlp.gate.weight").dtype, "bfloat16");
+  EXPECT_EQ(list.at(layer + "mlp.gate.e_score_correction_bias").dtype, "float32");
+  EXPECT_FALSE(list.contains(layer + "mlp.gate.weight_scale_inv"));
+  EXPECT_FALSE(list.contains("lm_head.weight_scale_inv"));
+  EXPECT_FALSE(parse_name(kDeepseekV3Family, "lm_head.weight_scale_inv"));
+  EXPECT_FALSE(parse_name(kDeepseekV3Family, layer + "self_attn.o_proj.weight_scale_inv_scale_inv"));
+  EXPECT_EQ(canonical_key(kDeepseekV3Family, scale.name), scale.name);
+}
+
+TEST(DeepSeek, PredictionLayersAreKnownAndNeedNotBeThere) {
+  const ModelConfig config = published("deepseek-v3");
+  const auto extra = prediction_parameters(kDeepseekV3Family, config);
+  ASSERT_TRUE(extra);
+  const auto list = by_name(*extra);
+  EXPECT_EQ(list.at("model.layers.61.eh_proj.weight").shape, (Dims{7168, 14336}));
+  EXPECT_EQ(list.at("model.layers.61.shared_head.head.weight").shape, (Dims{129280, 7168}));
+  EXPECT_TRUE(list.contains("model.layers.61.mlp.experts.255.down_proj.weight_scale_inv"));
+  EXPECT_FALSE(list.contains("model.embed_tokens.weight"));
+  for (const auto& [name, p] : list) EXPECT_EQ(p.layer, 61) << name;
+  EXPECT_FALSE(by_name(table(config)).contains("model.layers.60.eh_proj.weight"));
+  // As published: the model in 46,000 matrices and as many scales, and the layer that predicts.
+  Catalog whole = catalog_of(table(config));
+  EXPECT_TRUE(check_against_config(whole, kDeepseekV3Family, config, true));
+  for (const Parameter& p : *extra) {
+    Tensor tensor;
+    tensor.name = p.name;
+    tensor.shape = p.shape;
+    ASSERT_TRUE(whole.add(std::move(tensor)));
+  }
+  EXPECT_TRUE(check_against_config(whole, kDeepseekV3Family, config, true));
+  Tensor beyond;
+  beyond.name = "model.layers.62.enorm.weight";
+  beyond.shape = {7168};
+  ASSERT_TRUE(whole.add(std::move(beyond)));
+  EXPECT_FALSE(check_against_config(whole, kDeepseekV3Family, config, true));
+}
+
+TEST(DeepSeek, WithoutQueryRankTheQueriesAreOneMatrix) {
+  const ModelConfig config = parsed_config(R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32,
+      "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 4, "q_lora_rank": null, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+      "v_head_dim": 5, "n_routed_experts": 3, "n_shared_experts": 2, "first_k_dense_replace": 1,
+      "attention_bias": true})");
+  const auto list = by_name(table(config));
+  EXPECT_EQ(list.at("model.layers.0.self_attn.q_proj.weight").shape, (Dims{40, 32}));
+  EXPECT_FALSE(list.contains("model.layers.0.self_attn.q_a_proj.weight"));
+  EXPECT_FALSE(list.contains("model.layers.0.self_attn.q_a_proj.bias"));
+  EXPECT_EQ(list.at("model.layers.0.self_attn.kv_a_proj_with_mqa.bias").shape, (Dims{12}));
+  EXPECT_EQ(list.at("model.layers.0.self_attn.kv_b_proj.weight").shape, (Dims{44, 8}));
+  EXPECT_EQ(list.at("model.layers.1.mlp.shared_experts.down_proj.weight").shape, (Dims{32, 32}));
+  EXPECT_TRUE(list.contains("model.layers.0.mlp.up_proj.weight"));
+  EXPECT_FALSE(list.contains("model.layers.1.mlp.up_proj.weight"));
+}
+
+TEST(Gpt2, ColumnsAreTheLastDimension) {
+  const auto list = by_name(table(published("gpt2")));
+  const Parameter& fused = list.at("h.0.attn.c_attn.weight");
+  EXPECT_EQ(fused.shape, (Dims{768, 2304}));
+  EXPECT_EQ(fused.rule->tp_dim, 1);
+  EXPECT_EQ(fused.rule->sections, 3);
+  EXPECT_EQ(list.at("h.0.mlp.c_proj.weight").rule->tp_dim, 0);
+  EXPECT_TRUE(list.at("lm_head.weight").is_tied);
+  EXPECT_EQ(parse_name(kGpt2Family, "h.0.attn.bias")->rule->rows, Rows::kDropped);
+}
+
+TEST(Family, UnknownQuantizationIsRefusedByName) {
+  ModelConfig config = published("qwen3-8b");
+  config.quantization = "gptq";
+  const auto list = parameters(kQwen3Family, config);
+  ASSERT_FALSE(list);
+  EXPECT_NE(list.error().message().find("quantized with gptq"), std::string::npos) << list.error().message();
+}
+
+TEST(Family, MoreTensorsThanAnyModelHasAreRefused) {
+  ModelConfig config = published("qwen3-30b-a3b");
+  config.set("num_experts", Index{1} << 39);
+  EXPECT_FALSE(parameters(kQwen3MoeFamily, config));
+  config.set("num_experts", 8);
+  config.set("num_hidden_layers", Index{1} << 39);
+  EXPECT_FALSE(parameters(kQwen3MoeFamily, config));
+}
+
+TEST(Family, MistralSharesLlamasTorchtitanNames) {
+  EXPECT_TRUE(kMistralFamily.has_names(Names::kTorchtitan));
+  EXPECT_FALSE(kGemma3Family.has_names(Names::kTorchtitan));
+  EXPECT_EQ(rename_key(kMistralFamily, "model.layers.3.self_attn.q_proj.weight", Names::kTorchtitan),
+            "layers.3.attention.wq.weight");
+}
+
+}  // namespace
+}  // namespace reshard

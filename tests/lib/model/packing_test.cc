@@ -1,0 +1,343 @@
+// Packed tensors against the arithmetic of the frameworks that pack them, element by element.
+#include "lib/model/packing.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <random>
+
+#include "lib/model/family_file.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+ModelConfig config_of(Index heads, Index kv_heads, Index head_dim, Index experts = 0) {
+  ModelConfig config;
+  config.path = "config.json";
+  config.set("num_attention_heads", heads);
+  config.set("num_key_value_heads", kv_heads);
+  config.set("head_dim", head_dim);
+  config.set("num_experts", experts);
+  config.set("num_hidden_layers", 2);
+  return config;
+}
+
+// A tensor of one-byte elements, row-major from byte 0 of file 0, in fragments cut at random rows.
+Tensor stored_tensor(const std::string& name, const Dims& shape, std::mt19937& random) {
+  Tensor t;
+  t.name = name;
+  t.dtype = DType::kUint8;
+  t.shape = shape;
+  t.fragments = FragmentList(shape.rank());
+  const Index row = volume(shape) / std::max<Index>(1, shape[0]);
+  for (Index begin = 0; begin < shape[0];) {
+    const Index count = std::min<Index>(shape[0] - begin, 1 + static_cast<Index>(random() % 7));
+    Box box = whole(shape);
+    box.origin[0] = begin;
+    box.shape[0] = count;
+    t.fragments.add(box, {0, begin * row, count * row});
+    begin += count;
+  }
+  return t;
+}
+
+// The byte of the file at which each element of a tensor lies, row-major; every element must have one place.
+std::vector<Index> places(const Tensor& t) {
+  std::vector<Index> out(static_cast<std::size_t>(volume(t.shape)), -1);
+  for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+    const Fragment f = t.fragments.get(i);
+    for (Index n = 0; n < volume(f.box); ++n) {
+      Index rest = n, at = 0, to = 0;
+      const Dims steps = row_major_strides(t.shape);
+      for (int d = f.box.rank() - 1; d >= 0; --d) {
+        const Index k = rest % f.box.shape[d];
+        rest /= f.box.shape[d];
+        at += k * f.strides[d];
+        to += (f.box.begin(d) + k) * steps[d];
+      }
+      EXPECT_EQ(out[static_cast<std::size_t>(to)], -1) << t.name;
+      out[static_cast<std::size_t>(to)] = f.extent.offset + f.start + at;
+    }
+  }
+  return out;
+}
+
+Catalog view_of(const Family& family, const std::string& name, const Dims& shape, const ModelConfig& config,
+                std::mt19937& random) {
+  Catalog catalog;
+  EXPECT_TRUE(catalog.add(stored_tensor(name, shape, random)));
+  auto view = canonical_view(catalog, {&family, &config, true, false}, nullptr);
+  EXPECT_TRUE(view) << (view ? "" : view.error().message());
+  return view ? *std::move(view) : Catalog();
+}
+
+std::vector<Index> places_of(const Catalog& view, const std::string& name) {
+  const auto found = view.find(name);
+  EXPECT_TRUE(found) << name;
+  return found ? places(view.tensors()[*found]) : std::vector<Index>();
+}
+
+// megatron/core: rows by key-value group, its query heads, its key, its value.
+TEST(Packing, MegatronsQkvIsTakenApartByGroup) {
+  std::mt19937 random(1);
+  for (const auto& [heads, kv, d, h] : {std::array<Index, 4>{8, 2, 4, 3}, {4, 4, 2, 5}, {6, 1, 3, 2}}) {
+    const ModelConfig config = config_of(heads, kv, d);
+    const Catalog view = view_of(kQwen3Family, "decoder.layers.1.self_attention.linear_qkv.weight",
+                                 {(heads + 2 * kv) * d, h}, config, random);
+    std::vector<Index> q, k, v;
+    const Index group = heads / kv;
+    for (Index g = 0, row = 0; g < kv; ++g) {
+      for (Index n = 0; n < group * d; ++n, ++row)
+        for (Index c = 0; c < h; ++c) q.push_back(row * h + c);
+      for (Index n = 0; n < d; ++n, ++row)
+        for (Index c = 0; c < h; ++c) k.push_back(row * h + c);
+      for (Index n = 0; n < d; ++n, ++row)
+        for (Index c = 0; c < h; ++c) v.push_back(row * h + c);
+    }
+    EXPECT_EQ(places_of(view, "model.layers.1.self_attn.q_proj.weight"), q);
+    EXPECT_EQ(places_of(view, "model.layers.1.self_attn.k_proj.weight"), k);
+    EXPECT_EQ(places_of(view, "model.layers.1.self_attn.v_proj.weight"), v);
+  }
+}
+
+TEST(Packing, GateAndUpAreHalves) {
+  std::mt19937 random(2);
+  const Catalog view =
+      view_of(kLlamaFamily, "decoder.layers.0.mlp.linear_fc1.weight", {12, 5}, config_of(2, 2, 2), random);
+  std::vector<Index> gate(30), up(30);
+  for (Index i = 0; i < 30; ++i) {
+    gate[static_cast<std::size_t>(i)] = i;
+    up[static_cast<std::size_t>(i)] = 30 + i;
+  }
+  EXPECT_EQ(places_of(view, "model.layers.0.mlp.gate_proj.weight"), gate);
+  EXPECT_EQ(places_of(view, "model.layers.0.mlp.up_proj.weight"), up);
+}
+
+TEST(Packing, StackedExpertsAreSlices) {
+  std::mt19937 random(3);
+  for (const std::string name : {"layers.3.moe.experts.w2", "layers.3.moe.routed_experts.inner_experts.w2_EDF"}) {
+    const Catalog view = view_of(kQwen3MoeFamily, name, {5, 3, 4}, config_of(2, 2, 2, 5), random);
+    EXPECT_EQ(view.tensors().size(), 5U);
+    for (Index e = 0; e < 5; ++e) {
+      std::vector<Index> want(12);
+      for (Index i = 0; i < 12; ++i) want[static_cast<std::size_t>(i)] = e * 12 + i;
+      EXPECT_EQ(places_of(view, "model.layers.3.mlp.experts." + std::to_string(e) + ".down_proj.weight"), want);
+    }
+  }
+}
+
+// GPT-2 holds [in, q | k | v]; Megatron [out, in] with each head's q, k, v together.
+TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
+  std::mt19937 random(4);
+  const Index heads = 3, d = 2, h = heads * d;
+  const ModelConfig config = config_of(heads, heads, d);
+  const std::string layer = "decoder.layers.0.";
+  Catalog view = view_of(kGpt2Family, layer + "self_attention.linear_qkv.weight", {3 * h, h}, config, random);
+  std::vector<Index> want;
+  for (Index in = 0; in < h; ++in)
+    for (Index s = 0; s < 3; ++s)
+      for (Index n = 0; n < heads; ++n)
+        for (Index i = 0; i < d; ++i) want.push_back(((n * 3 + s) * d + i) * h + in);
+  EXPECT_EQ(places_of(view, "h.0.attn.c_attn.weight"), want);
+
+  view = view_of(kGpt2Family, layer + "self_attention.linear_qkv.bias", {3 * h}, config, random);
+  want.clear();
+  for (Index s = 0; s < 3; ++s)
+    for (Index n = 0; n < heads; ++n)
+      for (Index i = 0; i < d; ++i) want.push_back((n * 3 + s) * d + i);
+  EXPECT_EQ(places_of(view, "h.0.attn.c_attn.bias"), want);
+
+  view = view_of(kGpt2Family, layer + "mlp.linear_fc1.weight", {4, 3}, config, random);
+  want.clear();
+  for (Index in = 0; in < 3; ++in)
+    for (Index out = 0; out < 4; ++out) want.push_back(out * 3 + in);
+  EXPECT_EQ(places_of(view, "h.0.mlp.c_fc.weight"), want);
+}
+
+// Torchtitan's wqkv has its queries' and keys' rows in pairs as well.
+TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
+  std::mt19937 random(5);
+  const Index heads = 4, kv = 2, d = 4, group = 2;
+  const Catalog view = view_of(kLlamaFamily, "layers.0.attention.qkv_linear.wqkv.weight", {(heads + 2 * kv) * d, 1},
+                               config_of(heads, kv, d), random);
+  std::vector<Index> q;
+  for (Index n = 0; n < heads; ++n)
+    for (Index t = 0; t < 2; ++t)
+      for (Index j = 0; j < d / 2; ++j) q.push_back(((n / group) * (group + 2) + n % group) * d + 2 * j + t);
+  EXPECT_EQ(places_of(view, "model.layers.0.self_attn.q_proj.weight"), q);
+}
+
+// What pack() says a convention stores has the shape that unpacks into the same tensors.
+TEST(Packing, PackingAndUnpackingAreInverse) {
+  std::mt19937 random(6);
+  const ModelConfig config = config_of(4, 2, 2, 3);
+  Catalog model;
+  const std::pair<const char*, Dims> kTensors[] = {
+      {"model.layers.0.self_attn.q_proj.weight", {8, 6}},
+      {"model.layers.0.self_attn.k_proj.weight", {4, 6}},
+      {"model.layers.0.self_attn.v_proj.weight", {4, 6}},
+      {"model.layers.0.mlp.experts.0.gate_proj.weight", {5, 6}},
+      {"model.layers.0.mlp.experts.0.up_proj.weight", {5, 6}},
+      {"model.layers.0.mlp.experts.1.gate_proj.weight", {5, 6}},
+      {"model.layers.0.mlp.experts.1.up_proj.weight", {5, 6}},
+      {"optimizer.state.model.layers.0.mlp.experts.0.gate_proj.weight.exp_avg", {5, 6}},
+      {"optimizer.state.model.layers.0.mlp.experts.1.gate_proj.weight.exp_avg", {5, 6}},
+      {"optimizer.state.model.layers.0.mlp.experts.0.gate_proj.weight.step", {}},
+      {"optimizer.state.model.layers.0.mlp.experts.1.gate_proj.weight.step", {}},
+      {"model.norm.weight", {6}},
+  };
+  std::vector<std::size_t> all;
+  for (const auto& [name, shape] : kTensors) {
+    Tensor t;
+    t.name = name;
+    t.shape = shape;
+    all.push_back(model.tensors().size());
+    ASSERT_TRUE(model.add(std::move(t)));
+  }
+  const auto groups = pack(kQwen3MoeFamily, Names::kTorchtitan, model, all);
+  ASSERT_TRUE(groups) << groups.error().message();
+  std::map<std::string, Dims> stored;
+  for (const PackedGroup& g : *groups) {
+    std::vector<Dims> shapes;
+    for (const std::size_t p : g.parts) shapes.push_back(model.tensors()[p].shape);
+    stored[g.name] = g.stored && shapes[0].rank() > 0 ? *packed_shape(*g.stored, shapes) : shapes[0];
+  }
+  EXPECT_EQ(stored.at("layers.0.moe.experts.w1"), (Dims{2, 5, 6}));
+  EXPECT_EQ(stored.at("layers.0.moe.experts.w3"), (Dims{2, 5, 6}));
+  EXPECT_EQ(stored.at("optimizer.state.layers.0.moe.experts.w1.exp_avg"), (Dims{2, 5, 6}));
+  EXPECT_EQ(stored.at("optimizer.state.layers.0.moe.experts.w1.step"), Dims{});
+  EXPECT_EQ(stored.size(), 8U);
+  Catalog packed;
+  for (const auto& [name, shape] : stored) {
+    Tensor t = shape.rank() > 0 ? stored_tensor(name, shape, random) : Tensor();
+    t.name = name;
+    ASSERT_TRUE(packed.add(std::move(t)));
+  }
+  const auto view = canonical_view(packed, {&kQwen3MoeFamily, &config, true, false}, nullptr);
+  ASSERT_TRUE(view) << view.error().message();
+  EXPECT_EQ(view->tensors().size(), model.tensors().size());
+  for (const auto& [name, shape] : kTensors) {
+    ASSERT_TRUE(view->find(name)) << name;
+    EXPECT_EQ(view->tensors()[*view->find(name)].shape, shape) << name;
+  }
+}
+
+TEST(Packing, APartThatIsMissingIsNamed) {
+  Catalog model;
+  for (const char* name : {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.v_proj.weight"}) {
+    Tensor t;
+    t.name = name;
+    t.shape = {4, 4};
+    ASSERT_TRUE(model.add(std::move(t)));
+  }
+  const auto groups = pack(kLlamaFamily, Names::kMegatron, model, {0, 1});
+  ASSERT_FALSE(groups);
+  EXPECT_THAT(groups.error().message(), HasSubstr("'model.layers.0.self_attn.k_proj.weight' is not there"));
+}
+
+TEST(Packing, ShapesThatDoNotFitAreRefused) {
+  std::mt19937 random(7);
+  Catalog catalog;
+  ASSERT_TRUE(catalog.add(stored_tensor("decoder.layers.0.self_attention.linear_qkv.weight", {15, 2}, random)));
+  const ModelConfig config = config_of(4, 2, 2);
+  const auto view = canonical_view(catalog, {&kLlamaFamily, &config, true, false}, nullptr);
+  ASSERT_FALSE(view);
+  EXPECT_THAT(view.error().message(), HasSubstr("says 16 rows"));
+  const auto unknown = canonical_view(catalog, {&kLlamaFamily, nullptr, true, false}, nullptr);
+  ASSERT_FALSE(unknown);
+  EXPECT_THAT(unknown.error().message(), HasSubstr("--config"));
+  Catalog experts;
+  ASSERT_TRUE(experts.add([] {
+    Tensor t;
+    t.name = "layers.0.moe.experts.w1";
+    t.shape = {Index{1} << 40, 0, 1};
+    t.fragments = FragmentList(3);
+    return t;
+  }()));
+  const auto many = canonical_view(experts, {&kQwen3MoeFamily, &config, true, false}, nullptr);
+  ASSERT_FALSE(many);
+  EXPECT_THAT(many.error().message(), HasSubstr("at most 65,536 experts"));
+}
+
+TEST(Packing, TensorParallelismCutsPackedTensorsAsTheirFrameworkDoes) {
+  const auto cut = [](const Family& family, const char* name) {
+    const auto parsed = parse_name(family, name);
+    EXPECT_TRUE(parsed) << name;
+    return parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
+  };
+  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.mlp.linear_fc1.weight").sections, 2);
+  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
+  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
+  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.self_attention.linear_qkv.weight").heads, "num_key_value_heads");
+  EXPECT_EQ(cut(kQwen3MoeFamily, "layers.0.moe.experts.w1").dim, 1);
+  EXPECT_EQ(cut(kQwen3MoeFamily, "layers.0.moe.experts.w2").dim, 2);
+  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.weight").dim, 0);
+  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
+  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.bias").dim, 0);
+  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
+}
+
+// ---- families from files
+
+constexpr std::string_view kMine = R"({"reshard_family": 1, "name": "mine", "model_types": ["mine"],
+  "defaults": [["num_key_value_heads", "num_attention_heads"]],
+  "parameters": [
+    {"name": "emb.weight", "shape": "vocab_size, hidden_size", "tp_dim": 0},
+    {"name": "b.{}.q.weight", "shape": "num_attention_heads*head_dim, hidden_size", "tp_dim": 0,
+     "heads": "num_attention_heads"},
+    {"name": "b.{}.g.weight", "shape": "intermediate_size, hidden_size", "tp_dim": 0},
+    {"name": "b.{}.u.weight", "shape": "intermediate_size, hidden_size", "tp_dim": 0},
+    {"name": "out.weight", "shape": "vocab_size, hidden_size", "place": "last", "tied_to": "emb.weight"}],
+  "names": {"megatron": [
+    {"stored": "d.{}.fc1", "form": "sections", "parts": ["b.{}.g.weight", "b.{}.u.weight"]},
+    {"stored": "d.{}.q", "parts": ["b.{}.q.weight"]}]}})";
+
+TEST(FamilyFile, IsAFamilyLikeTheOthers) {
+  const auto family = parse_family(kMine, "mine.json");
+  ASSERT_TRUE(family) << family.error().message();
+  EXPECT_EQ((*family)->name, "mine");
+  EXPECT_TRUE((*family)->knows_model_type("mine"));
+  EXPECT_TRUE((*family)->has_names(Names::kMegatron));
+  EXPECT_FALSE((*family)->has_names(Names::kTorchtitan));
+  EXPECT_EQ(rename_key(**family, "b.3.q.weight", Names::kMegatron), "d.3.q");
+  EXPECT_EQ(canonical_key(**family, "d.3.q"), "b.3.q.weight");
+  EXPECT_TRUE(parse_name(**family, "d.0.fc1")->is_packed());
+  ModelConfig config = config_of(4, 4, 2);
+  for (const auto& [name, n] : {std::pair("vocab_size", 10), {"hidden_size", 8}, {"intermediate_size", 6}})
+    config.set(name, n);
+  const auto all = parameters(**family, config);
+  ASSERT_TRUE(all) << all.error().message();
+  EXPECT_EQ(all->size(), 8U);
+}
+
+TEST(FamilyFile, WhatMakesNoSenseIsNamed) {
+  const std::pair<std::string, std::string> kDamage[] = {
+      {R"("reshard_family": 1)", R"("reshard_family": 2)"},
+      {R"("tied_to": "emb.weight")", R"("tied": "emb.weight")"},
+      {R"("form": "sections")", R"("form": "halves")"},
+      {R"(["b.{}.g.weight", "b.{}.u.weight"])", R"(["b.{}.g.weight"])"},
+      {R"(["b.{}.q.weight"])", R"(["b.{}.x.weight"])"},
+      {R"("shape": "intermediate_size, hidden_size")", R"("shape": "intermediate_size +, hidden_size")"},
+      {R"("tp_dim": 0)", R"("tp_dim": 2)"},
+      {R"("name": "b.{}.u.weight")", R"("name": "b.{}.g.weight")"},
+      {R"("name": "b.{}.u.weight")", R"("name": "b.{}.{}.{}.weight")"},
+      {R"("place": "last")", R"("place": "layer")"},
+      {R"("megatron")", R"("hf")"},
+      {R"("name": "mine")", R"("name": "")"},
+  };
+  for (const auto& [good, bad] : kDamage) {
+    std::string text(kMine);
+    ASSERT_NE(text.find(good), std::string::npos) << good;
+    text.replace(text.find(good), good.size(), bad);
+    const auto family = parse_family(text, "mine.json");
+    ASSERT_FALSE(family) << bad;
+    EXPECT_THAT(family.error().message(), HasSubstr("mine.json")) << bad;
+  }
+  for (std::size_t n = 0; n < kMine.size(); ++n) EXPECT_FALSE(parse_family(kMine.substr(0, n), "cut.json")) << n;
+}
+
+}  // namespace
+}  // namespace reshard
