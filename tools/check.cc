@@ -328,26 +328,26 @@ Result<int> check(const CheckOptions& options) {
 
 }  // namespace
 
-void add_check(CLI::App& app, Action& action) {
+void add_check(CommandLine& line) {
   auto options = std::make_shared<CheckOptions>();
-  options->model.add(app);
-  app.get_option("--config")->required()->description("The model's config.json");
-  app.add_option("--mesh", options->mesh, "Degrees of parallelism: pp, dp_replicate, dp_shard (or dp), cp, tp, ep")
-      ->required();
-  app.add_option("--world", options->world, "The number of ranks there are, to hold the degrees against")
-      ->check(CLI::Range(Index{1}, kMaxMeshRanks));
-  app.add_option("--sequence", options->sequence, "Tokens of a sequence, to hold against cp")
-      ->check(CLI::Range(Index{1}, Index{1} << 40));
-  app.add_option("--dtype", options->dtype, "Of the weights in memory (default: the config's)");
-  app.add_option("--grad-dtype", options->grad_dtype, "Of the gradients")->capture_default_str();
-  app.add_flag("--tensors", options->tensors, "List the model's tensors");
-  options->findings.add(app);
-  app.footer(
+  options->model.add(line);
+  line.option("--config").required().described_as("The model's config.json");
+  line.add_option("--mesh", options->mesh, "Degrees of parallelism: pp, dp_replicate, dp_shard (or dp), cp, tp, ep")
+      .required();
+  line.add_option("--world", options->world, "The number of ranks there are, to hold the degrees against")
+      .within(Index{1}, kMaxMeshRanks);
+  line.add_option("--sequence", options->sequence, "Tokens of a sequence, to hold against cp")
+      .within(Index{1}, Index{1} << 40);
+  line.add_option("--dtype", options->dtype, "Of the weights in memory (default: the config's)");
+  line.add_option("--grad-dtype", options->grad_dtype, "Of the gradients").shows_default();
+  line.add_flag("--tensors", options->tensors, "List the model's tensors");
+  options->findings.add(line);
+  line.footer(
       "Examples:\n"
       "  reshard check --config config.json --mesh tp=16 --world 16\n"
       "  reshard check --config config.json --mesh pp=16,cp=16,dp=8,tp=8 --world 16384 --sequence 131072\n"
       "No checkpoint is needed. Exit code 1 when there is something to say, 0 when there is not.");
-  app.callback([options, &action] { action = [options] { return check(*options); }; });
+  line.action([options] { return check(*options); });
 }
 
 }  // namespace reshard::tools

@@ -2,7 +2,6 @@
 // text; reshard.cc holds the table.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -10,21 +9,19 @@
 
 #include "lib/base/json.h"
 #include "lib/base/result.h"
+#include "tools/command_line.h"
 
 namespace reshard::tools {
 
-// What a subcommand does once its options are parsed; the value is the exit code.
-using Action = std::function<Result<int>()>;
-
-// Adds the subcommand's options to `app`. `action` is to be set by the subcommand's callback.
-void add_inspect(CLI::App& app, Action& action);
-void add_convert(CLI::App& app, Action& action);
-void add_plan(CLI::App& app, Action& action);
-void add_verify(CLI::App& app, Action& action);
-void add_diff(CLI::App& app, Action& action);
-void add_check(CLI::App& app, Action& action);
-void add_layout(CLI::App& app, Action& action);
-void add_synth(CLI::App& app, Action& action);
+// Each adds a subcommand's options and what it does.
+void add_inspect(CommandLine& line);
+void add_convert(CommandLine& line);
+void add_plan(CommandLine& line);
+void add_verify(CommandLine& line);
+void add_diff(CommandLine& line);
+void add_check(CommandLine& line);
+void add_layout(CommandLine& line);
+void add_synth(CommandLine& line);
 
 // ---- what they share (terminal.cc)
 

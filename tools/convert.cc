@@ -125,12 +125,12 @@ Result<int> plan(const ConvertOptions& options, bool json) {
 
 }  // namespace
 
-void add_convert(CLI::App& app, Action& action) {
+void add_convert(CommandLine& line) {
   auto options = std::make_shared<ConvertOptions>();
-  options->add(app, true);
-  app.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
-  app.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
-  app.footer(
+  options->add(line, true);
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  line.footer(
       "Examples:\n"
       "  reshard convert step-1000 model --to hf                        a Hugging Face model\n"
       "  reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2  the same state, cut for other ranks\n"
@@ -139,25 +139,24 @@ void add_convert(CLI::App& app, Action& action) {
       "  reshard convert step-1000 step-1000.h5 --to hdf5 --codec zstd:3                an archive in one file\n"
       "  reshard convert step-1000 look.h5 --to hdf5-view --names hf   for h5py and h5dump, without copying\n"
       "The destination appears when it is complete: until then everything is in DST.partial.");
-  app.callback([options, &action] { action = [options] { return convert(*options); }; });
+  line.action([options] { return convert(*options); });
 }
 
-void add_plan(CLI::App& app, Action& action) {
+void add_plan(CommandLine& line) {
   auto options = std::make_shared<ConvertOptions>();
   auto json = std::make_shared<bool>(false);
-  options->add(app, false);
-  app.add_option("--ranks", options->ranks, "Ranks that convert will run on, as mpirun -n has it")
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--ranks-per-machine", options->ranks_per_machine, "How many of them share one machine")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_flag("--json", *json, "Print the plan as JSON");
-  app.footer(
+  options->add(line, false);
+  line.add_option("--ranks", options->ranks, "Ranks that convert will run on, as mpirun -n has it").within(1, 1 << 20);
+  line.add_option("--ranks-per-machine", options->ranks_per_machine, "How many of them share one machine")
+      .within(1, 1 << 20)
+      .shows_default();
+  line.add_flag("--json", *json, "Print the plan as JSON");
+  line.footer(
       "Examples:\n"
       "  reshard plan step-1000 --to dcp --mesh tp=4 --json\n"
       "  reshard plan step-1000 /scratch/model --to hf      also says whether it fits there\n"
       "Reads metadata only; the data files may be elsewhere.");
-  app.callback([options, json, &action] { action = [options, json] { return plan(*options, *json); }; });
+  line.action([options, json] { return plan(*options, *json); });
 }
 
 }  // namespace reshard::tools

@@ -91,23 +91,23 @@ Result<int> diff(const DiffOptions& options) {
 
 }  // namespace
 
-void add_diff(CLI::App& app, Action& action) {
+void add_diff(CommandLine& line) {
   auto options = std::make_shared<DiffOptions>();
-  app.add_option("A", options->a, "A checkpoint")->required();
-  app.add_option("B", options->b, "Another")->required();
-  app.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_flag("--json", options->json, "Print all tensors as JSON");
-  options->source_layout.add(app);
-  options->model.add(app);
-  options->resources.add(app);
-  app.footer(
+  line.add_option("A", options->a, "A checkpoint").required();
+  line.add_option("B", options->b, "Another").required();
+  line.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
+      .not_negative()
+      .shows_default();
+  line.add_flag("--json", options->json, "Print all tensors as JSON");
+  options->source_layout.add(line);
+  options->model.add(line);
+  options->resources.add(line);
+  line.footer(
       "Examples:\n"
       "  reshard diff step-1000 step-2000\n"
       "  reshard diff step-1000 model-bf16 --tolerance 1e-2\n"
       "Exit code 1 when something differs.");
-  app.callback([options, &action] { action = [options] { return diff(*options); }; });
+  line.action([options] { return diff(*options); });
 }
 
 }  // namespace reshard::tools

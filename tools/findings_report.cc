@@ -172,11 +172,10 @@ std::string xml_case(const Case& c, Severity threshold) {
 
 }  // namespace
 
-void FindingsOptions::add(CLI::App& app) {
-  app.add_flag("--json", json, "Print the result as JSON");
-  app.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers");
-  app.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note")
-      ->capture_default_str();
+void FindingsOptions::add(CommandLine& line) {
+  line.add_flag("--json", json, "Print the result as JSON");
+  line.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers");
+  line.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note").shows_default();
 }
 
 Result<Severity> FindingsOptions::threshold() const {

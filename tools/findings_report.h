@@ -1,12 +1,12 @@
 // The findings of an audit as people, programs and build servers read them. verify and check share it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "lib/audit/finding.h"
 #include "lib/base/json.h"
+#include "tools/command_line.h"
 
 namespace reshard::tools {
 
@@ -26,7 +26,7 @@ struct FindingsOptions {
   std::string junit;  // a file to write; empty: none
   std::string fail_on = "note";
 
-  void add(CLI::App& app);
+  void add(CommandLine& line);
   Result<Severity> threshold() const;  // of `fail_on`
 };
 

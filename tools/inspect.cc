@@ -28,22 +28,22 @@ Result<int> inspect(const InspectOptions& options) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Action& action) {
+void add_inspect(CommandLine& line) {
   auto options = std::make_shared<InspectOptions>();
-  app.add_option("path", options->path, "The checkpoint: a directory or a file")->required();
-  app.add_flag("--json", options->json, "Everything as JSON; docs/cli.md describes it");
-  app.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");
-  app.add_option("--filter", options->report.filters, "Only tensors whose name matches the glob, one a line")
-      ->allow_extra_args(false);
-  options->source_layout.add(app);
-  app.footer(
+  line.add_option("path", options->path, "The checkpoint: a directory or a file").required();
+  line.add_flag("--json", options->json, "Everything as JSON; docs/cli.md describes it");
+  line.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");
+  line.add_option("--filter", options->report.filters, "Only tensors whose name matches the glob, one a line")
+      .one_value_each();
+  options->source_layout.add(line);
+  line.footer(
       "Only the metadata is read, so it works on a copy of .metadata alone.\n"
       "Examples:\n"
       "  reshard inspect step-1000\n"
       "  reshard inspect step-1000 --filter 'layers.0.*' --shards\n"
       "  reshard inspect step-1000 --json | jq '.mesh.axes'\n"
       "Exit codes: 0 fine, 3 files are cut short or some are missing, 5 not found or I/O.");
-  app.callback([options, &action] { action = [options] { return inspect(*options); }; });
+  line.action([options] { return inspect(*options); });
 }
 
 }  // namespace reshard::tools

@@ -16,22 +16,22 @@
 
 namespace reshard::tools {
 
-void ResourceOptions::add(CLI::App& app) {
-  app.add_option("--memory", memory, "Memory the whole process may take")
-      ->envname("RESHARD_MEMORY")
-      ->capture_default_str();
-  app.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
-      ->check(CLI::Range(1, 1024));
-  app.add_option(
-         "--device", device,
-         "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
-      ->capture_default_str();
-  app.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)")->capture_default_str();
-  app.add_option("--transport", transport,
-                 "How elements travel between ranks: mpi, nccl (each rank with a GPU of its own), or auto")
-      ->check(CLI::IsMember({"auto", "mpi", "nccl"}))
-      ->capture_default_str();
-  app.add_flag("--quiet,-q", quiet, "Print errors only");
+void ResourceOptions::add(CommandLine& line) {
+  line.add_option("--memory", memory, "Memory the whole process may take")
+      .or_environment("RESHARD_MEMORY")
+      .shows_default();
+  line.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
+      .within(1, 1024);
+  line.add_option(
+          "--device", device,
+          "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
+      .shows_default();
+  line.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)").shows_default();
+  line.add_option("--transport", transport,
+                  "How elements travel between ranks: mpi, nccl (each rank with a GPU of its own), or auto")
+      .one_of({"auto", "mpi", "nccl"})
+      .shows_default();
+  line.add_flag("--quiet,-q", quiet, "Print errors only");
 }
 
 Result<RunOptions> ResourceOptions::run_options() const {
@@ -61,10 +61,10 @@ std::string family_names() {
 
 }  // namespace
 
-void ModelOptions::add(CLI::App& app) {
-  app.add_option("--family", family, "Model family: auto, none, or one of: " + family_names())->capture_default_str();
-  app.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
-  app.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
+void ModelOptions::add(CommandLine& line) {
+  line.add_option("--family", family, "Model family: auto, none, or one of: " + family_names()).shows_default();
+  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
+  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
 }
 
 Result<ModelOptions::Choice> ModelOptions::choice() const {
@@ -82,11 +82,11 @@ Result<ModelOptions::Choice> ModelOptions::choice() const {
   return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
 }
 
-void SourceOptions::add(CLI::App& app) {
-  app.add_option(
+void SourceOptions::add(CommandLine& line) {
+  line.add_option(
       "--source-layout", layout,
       "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names());
-  app.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
+  line.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
 }
 
 Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
@@ -114,62 +114,63 @@ std::string mesh_formats() {
 
 }  // namespace
 
-void ConvertOptions::add(CLI::App& app, bool destination_required) {
-  app.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows")->required();
-  app.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
-      ->required(destination_required);
-  app.add_option("--to", to, "Target format: " + target_names())->required();
-  app.add_option("--names", names,
-                 "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
-                 "(default: keep for --to dcp and hdf5, hf otherwise)");
-  app.add_option("--mesh", mesh,
-                 "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
-  app.add_option("--layout", layout,
-                 "Target layout for --to " + mesh_formats() + ": a file (reshard layout prints them) or one of " +
-                     builtin_layout_names());
-  app.add_option(
-         "--dtype", dtype,
-         "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
-      ->capture_default_str();
-  app.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
-  app.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
-  app.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
-  app.add_option("--max-shard-size", max_shard_size,
-                 "Largest file, where files are cut by size (default: 5GB, 1024MiB for colossalai)");
-  app.add_option("--shard-format", shard_format,
-                 "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
-      ->check(CLI::IsMember({"safetensors", "bin"}));
-  app.add_option(
-         "--strategy", strategy,
-         "On several ranks (mpirun): direct, each reads what it writes; exchange, each byte is read once and sent "
-         "to the rank that writes it; auto: what the cost model prefers")
-      ->check(CLI::IsMember({"auto", "direct", "exchange"}))
-      ->capture_default_str();
-  app.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
-      ->capture_default_str();
-  app.add_flag("--shuffle,!--no-shuffle", shuffle,
-               "Whether the bytes of elements are grouped before they are compressed")
-      ->capture_default_str();
-  app.add_option(
-         "--allow", allow,
-         "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
-         "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
-         "files)")
-      ->check(CLI::IsMember({"cover", "config", "external"}));
-  app.add_option("--repair", repair,
-                 "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
-                 "--donor), experts (split matrices that hold the rows of several experts)")
-      ->check(CLI::IsMember({"vocab", "experts"}));
-  app.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
-  app.add_option("--vocab-divisible-by", vocab_divisible_by,
-                 "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
-      ->check(CLI::Range(Index{1}, Index{1} << 20));
-  app.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
-      ->check(CLI::IsMember({"zero", "repeat-last", "mean"}));
-  app.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
-  source_layout.add(app);
-  model.add(app);
-  resources.add(app);
+void ConvertOptions::add(CommandLine& line, bool destination_required) {
+  line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
+  line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
+      .required(destination_required);
+  line.add_option("--to", to, "Target format: " + target_names()).required();
+  line.add_option(
+      "--names", names,
+      "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
+      "(default: keep for --to dcp and hdf5, hf otherwise)");
+  line.add_option("--mesh", mesh,
+                  "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
+  line.add_option("--layout", layout,
+                  "Target layout for --to " + mesh_formats() + ": a file (reshard layout prints them) or one of " +
+                      builtin_layout_names());
+  line.add_option(
+          "--dtype", dtype,
+          "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
+      .shows_default();
+  line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
+  line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
+  line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
+  line.add_option("--max-shard-size", max_shard_size,
+                  "Largest file, where files are cut by size (default: 5GB, 1024MiB for colossalai)");
+  line.add_option("--shard-format", shard_format,
+                  "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
+      .one_of({"safetensors", "bin"});
+  line.add_option(
+          "--strategy", strategy,
+          "On several ranks (mpirun): direct, each reads what it writes; exchange, each byte is read once and sent "
+          "to the rank that writes it; auto: what the cost model prefers")
+      .one_of({"auto", "direct", "exchange"})
+      .shows_default();
+  line.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
+      .shows_default();
+  line.add_flag("--shuffle,!--no-shuffle", shuffle,
+                "Whether the bytes of elements are grouped before they are compressed")
+      .shows_default();
+  line.add_option(
+          "--allow", allow,
+          "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
+          "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
+          "files)")
+      .one_of({"cover", "config", "external"});
+  line.add_option("--repair", repair,
+                  "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
+                  "--donor), experts (split matrices that hold the rows of several experts)")
+      .one_of({"vocab", "experts"});
+  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
+  line.add_option("--vocab-divisible-by", vocab_divisible_by,
+                  "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
+      .within(Index{1}, Index{1} << 20);
+  line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
+      .one_of({"zero", "repeat-last", "mean"});
+  line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
+  source_layout.add(line);
+  model.add(line);
+  resources.add(line);
 }
 
 Result<Compression> parse_codec(const std::string& codec, bool shuffle) {

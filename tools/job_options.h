@@ -1,7 +1,6 @@
 // Options that several subcommands share, and what they mean.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "lib/base/json.h"
 #include "lib/convert/conversion.h"
 #include "lib/layout/descriptor.h"
+#include "tools/command_line.h"
 
 namespace reshard::tools {
 
@@ -21,7 +21,7 @@ struct ResourceOptions {
   int threads = 0;
   bool quiet = false;
 
-  void add(CLI::App& app);
+  void add(CommandLine& line);
   Result<RunOptions> run_options() const;
 };
 
@@ -31,7 +31,7 @@ struct ModelOptions {
   std::string family_file;
   std::string config;
 
-  void add(CLI::App& app);
+  void add(CommandLine& line);
   // Whether the family is to be detected, and which it is otherwise (null for none).
   struct Choice {
     bool detect = true;
@@ -45,7 +45,7 @@ struct ModelOptions {
 struct SourceOptions {
   std::string layout, mesh;
 
-  void add(CLI::App& app);
+  void add(CommandLine& line);
   // Nothing where it was not given. A mesh alone says nothing of the cuts and is a usage error.
   Result<std::optional<LayoutDescriptor>> load() const;
 };
@@ -62,7 +62,7 @@ struct ConvertOptions {
   ModelOptions model;
   ResourceOptions resources;
 
-  void add(CLI::App& app, bool destination_required);
+  void add(CommandLine& line, bool destination_required);
   Result<ConversionOptions> conversion_options() const;
 
  private:

@@ -179,23 +179,23 @@ Result<int> layout(const LayoutOptions& options) {
 
 }  // namespace
 
-void add_layout(CLI::App& app, Action& action) {
+void add_layout(CommandLine& line) {
   auto options = std::make_shared<LayoutOptions>();
-  app.add_option("PATH", options->path, "The checkpoint: a directory or a file");
-  app.add_option("--hypothesis", options->hypothesis, "Which of the layouts that fit, from 1 on")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--builtin", options->builtin, "A layout that comes with the program: " + builtin_layout_names());
-  app.add_option("--mesh", options->mesh, "Mesh for --builtin, e.g. tp=4,dp_shard=2");
-  app.add_flag("--json", options->json, "The layout as a file; docs/layout.md describes it");
-  options->source_layout.add(app);
-  app.footer(
+  line.add_option("PATH", options->path, "The checkpoint: a directory or a file");
+  line.add_option("--hypothesis", options->hypothesis, "Which of the layouts that fit, from 1 on")
+      .positive()
+      .shows_default();
+  line.add_option("--builtin", options->builtin, "A layout that comes with the program: " + builtin_layout_names());
+  line.add_option("--mesh", options->mesh, "Mesh for --builtin, e.g. tp=4,dp_shard=2");
+  line.add_flag("--json", options->json, "The layout as a file; docs/layout.md describes it");
+  options->source_layout.add(line);
+  line.footer(
       "Only the metadata is read.\n"
       "Examples:\n"
       "  reshard layout step-1000\n"
       "  reshard layout step-1000 --json > l.json; reshard convert other out --to dcp --layout l.json\n"
       "  reshard layout --builtin torchtitan-llama --mesh tp=4,dp_shard=2 --json");
-  app.callback([options, &action] { action = [options] { return layout(*options); }; });
+  line.action([options] { return layout(*options); });
 }
 
 }  // namespace reshard::tools

@@ -11,13 +11,6 @@
 namespace reshard::tools {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* summary;
-  void (*add)(CLI::App& app, Action& action);
-  bool on_all_ranks;  // of a job that mpirun started; otherwise rank 0 does it alone
-};
-
 constexpr Command kCommands[] = {
     {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false},
     {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true},
@@ -30,47 +23,28 @@ constexpr Command kCommands[] = {
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false},
 };
 
-// What the library found wrong with the command line, in our form.
-std::string usage_text(const CLI::App* app, const CLI::Error& e) {
-  const auto used = app->get_subcommands();
-  const std::string command = used.empty() ? "" : " " + used.front()->get_name();
-  const auto unknown = app->remaining();
-  const std::string what = used.empty() && !unknown.empty() ? "expected a command, got " + unknown.front() : e.what();
-  return "reshard: error: " + printable(what) + "; see reshard" + command + " --help\n";
-}
-
 int run(int argc, char** argv) {
-  CLI::App app("Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.");
-  app.set_version_flag("--version", std::string("reshard ") + RESHARD_VERSION);
-  app.failure_message(usage_text);
-  app.require_subcommand(1);
-  app.fallthrough();
   double patience = JobOptions().patience;
-  app.add_option("--rank-timeout", patience,
-                 "Of ranks started by mpirun: seconds without a sign of life of one of them")
-      ->check(CLI::Range(1.0, 1e6))
-      ->capture_default_str();
-  app.footer(
-      "Examples:\n"
-      "  reshard inspect step-1000\n"
-      "  reshard convert step-1000 model --to hf\n"
-      "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
-      "  reshard verify step-1000 --against model\n"
-      "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
-      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
-      "6 a rank of several failed.");
-  Action action;
-  for (const Command& command : kCommands) command.add(*app.add_subcommand(command.name, command.summary), action);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {  // the library's way to say so
-    const int code = app.exit(e);
-    return code == 0 ? 0 : static_cast<int>(ErrorCode::kUsage);
-  }
-  const CLI::App* used = app.get_subcommands().front();
-  const auto command = std::find_if(std::begin(kCommands), std::end(kCommands),
-                                    [&](const Command& c) { return c.name == used->get_name(); });
-  return run_in_job(action, command->on_all_ranks, patience);
+  const auto common = [&](CommandLine& line) {
+    line.add_option("--rank-timeout", patience,
+                    "Of ranks started by mpirun: seconds without a sign of life of one of them")
+        .within_real(1.0, 1e6)
+        .shows_default();
+    line.footer(
+        "Examples:\n"
+        "  reshard inspect step-1000\n"
+        "  reshard convert step-1000 model --to hf\n"
+        "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
+        "  reshard verify step-1000 --against model\n"
+        "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
+        "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
+        "6 a rank of several failed.");
+  };
+  const ParsedLine parsed = parse_command_line(
+      argc, argv, "Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.",
+      kCommands, common);
+  if (!parsed.command) return parsed.exit_code;
+  return run_in_job(parsed.action, parsed.command->on_all_ranks, patience);
 }
 
 }  // namespace

@@ -265,35 +265,34 @@ Result<int> synth(const SynthOptions& options) {
 
 }  // namespace
 
-void add_synth(CLI::App& app, Action& action) {
+void add_synth(CommandLine& line) {
   auto options = std::make_shared<SynthOptions>();
-  app.add_option("DST", options->destination, "The directory to make")->required();
-  app.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
-  app.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
-  app.add_option("--to", options->to, "dcp or hf")->capture_default_str()->check(CLI::IsMember({"dcp", "hf"}));
-  app.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
-  app.add_option("--names", options->names,
-                 "Tensor names: torchtitan (until April 2026), torchtitan-2026, megatron, hf (default with --to hf)");
-  app.add_option("--dtype", options->dtype,
-                 "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
-  app.add_option("--layers", options->layers, "Layers, instead of the model's own number")
-      ->check(CLI::Range(1, 10'000));
-  app.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");
-  app.add_flag("--metadata-only", options->metadata_only, "Write .metadata and config.json, no data files");
-  app.add_flag("--headers-only", options->headers_only,
-               "Write files of full length whose tensor data are holes: they take no room");
-  app.add_option("--shape", options->shapes, "Give a tensor another shape than the model has: NAME=16064x8192");
-  app.add_option("--without", options->without, "Leave out tensors whose Hugging Face name matches this glob");
-  app.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
-  options->resources.add(app);
-  app.footer(
+  line.add_option("DST", options->destination, "The directory to make").required();
+  line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
+  line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
+  line.add_option("--to", options->to, "dcp or hf").shows_default().one_of({"dcp", "hf"});
+  line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
+  line.add_option("--names", options->names,
+                  "Tensor names: torchtitan (until April 2026), torchtitan-2026, megatron, hf (default with --to hf)");
+  line.add_option("--dtype", options->dtype,
+                  "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
+  line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);
+  line.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");
+  line.add_flag("--metadata-only", options->metadata_only, "Write .metadata and config.json, no data files");
+  line.add_flag("--headers-only", options->headers_only,
+                "Write files of full length whose tensor data are holes: they take no room");
+  line.add_option("--shape", options->shapes, "Give a tensor another shape than the model has: NAME=16064x8192");
+  line.add_option("--without", options->without, "Leave out tensors whose Hugging Face name matches this glob");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  options->resources.add(line);
+  line.footer(
       "Examples:\n"
       "  reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2       1 MB in four files\n"
       "  reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer      18 GB, as a training run leaves it\n"
       "  reshard synth big --model llama3-405b --mesh pp=16,dp_shard=128,tp=8 --metadata-only\n"
       "  reshard synth bad --model llama3-70b --to hf --headers-only --shape model.embed_tokens.weight=16064x8192\n"
       "Values are made up, and the same for every mesh and naming: reshard verify one --against another holds.");
-  app.callback([options, &action] { action = [options] { return synth(*options); }; });
+  line.action([options] { return synth(*options); });
 }
 
 }  // namespace reshard::tools

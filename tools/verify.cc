@@ -554,22 +554,21 @@ Result<int> verify(const VerifyOptions& options) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, Action& action) {
+void add_verify(CommandLine& line) {
   auto options = std::make_shared<VerifyOptions>();
-  app.add_option("PATH", options->path, "The checkpoint")->required();
-  options->model.add(app);
-  app.add_option("--layout", options->layout, "The layout it was saved in: a file (reshard layout) or a built-in");
-  app.add_option("--mesh", options->mesh, "The mesh it was saved by, e.g. dp_replicate=2,dp_shard=8");
-  app.add_option("--against", options->against, "Another checkpoint of the same model, of any format and layout");
-  app.add_flag("--bytes", options->bytes, "Read all data: checksums, digests (default where nothing else is asked)");
-  app.add_flag("--values", options->values, "Look for NaN, infinities, zero and constant rows while reading");
-  app.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
-  app.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all")
-      ->capture_default_str();
-  options->source_layout.add(app);
-  options->findings.add(app);
-  options->resources.add(app);
-  app.footer(
+  line.add_option("PATH", options->path, "The checkpoint").required();
+  options->model.add(line);
+  line.add_option("--layout", options->layout, "The layout it was saved in: a file (reshard layout) or a built-in");
+  line.add_option("--mesh", options->mesh, "The mesh it was saved by, e.g. dp_replicate=2,dp_shard=8");
+  line.add_option("--against", options->against, "Another checkpoint of the same model, of any format and layout");
+  line.add_flag("--bytes", options->bytes, "Read all data: checksums, digests (default where nothing else is asked)");
+  line.add_flag("--values", options->values, "Look for NaN, infinities, zero and constant rows while reading");
+  line.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
+  line.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all").shows_default();
+  options->source_layout.add(line);
+  options->findings.add(line);
+  options->resources.add(line);
+  line.footer(
       "Examples:\n"
       "  reshard verify model --config config.json                  names, shapes, dtypes; headers only\n"
       "  reshard verify step-1000 --mesh dp_replicate=2,dp_shard=8   is it the layout that was configured?\n"
@@ -577,7 +576,7 @@ void add_verify(CLI::App& app, Action& action) {
       "  reshard verify step-1000 --against model                   equal, although one is DCP and the other is not\n"
       "A config.json beside the checkpoint is used unless another is given. Without --config, --layout, --mesh or\n"
       "--against everything is read. Exit code 0 only when there is nothing to say, 1 with findings.");
-  app.callback([options, &action] { action = [options] { return verify(*options); }; });
+  line.action([options] { return verify(*options); });
 }
 
 }  // namespace reshard::tools
