@@ -1,0 +1,21 @@
+// What nearly every source includes, compiled once (CMake's precompiled headers). Sources say what they include all the
+// same.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/base/result.h"
+#include "lib/base/text.h"
