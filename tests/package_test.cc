@@ -1,19 +1,47 @@
 // What `cmake --install` lays down is whole: the program runs, an engine finds the package, builds and runs with it,
 // and nothing points back to where it was built.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
+#include "lib/base/text.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
-#ifdef RESHARD_CMAKE  // what is built with the sanitizers is not for installing
-
 namespace reshard {
 namespace {
 
+// What the loader reads of a program: "(NEEDED)  Shared library: [libz.so.1]", "(RUNPATH)  Library runpath: [...]".
+std::string dynamic_section(const std::string& program) {
+  const CommandResult read = run_command({"readelf", "-d", program});
+  EXPECT_EQ(read.exit_code, 0) << read.err;
+  EXPECT_THAT(read.out, testing::HasSubstr("(NEEDED)"));
+  return read.out;
+}
+
+// An empty entry, or one that does not begin at the root, is the current directory: whoever leaves a library there has
+// it run. Libraries of ranks and GPUs are opened when they are asked for.
+void expect_sound_to_start(const std::string& program) {
+  const std::string dynamic = dynamic_section(program);
+  for (const char* tag : {"runpath: [", "rpath: ["})
+    if (const auto at = dynamic.find(tag); at != std::string::npos) {
+      const std::size_t begin = at + std::string(tag).size();
+      for (const std::string& entry : split(dynamic.substr(begin, dynamic.find(']', begin) - begin), ':'))
+        EXPECT_TRUE(entry.starts_with('/') || entry.starts_with("$ORIGIN")) << program << ": '" << entry << "'";
+    }
+  for (const char* library : {"libmpi", "libnccl", "libcuda", "libcufile"})
+    EXPECT_THAT(dynamic, testing::Not(testing::HasSubstr(std::string("[") + library))) << program;
+}
+
+TEST(PackageTest, TheProgramLoadsNothingFromTheCurrentDirectoryAndNoMpi) { expect_sound_to_start(RESHARD_BINARY); }
+
+#ifdef RESHARD_CMAKE  // what is built with the sanitizers is not for installing
+
 namespace fs = std::filesystem;
+
+constexpr std::uintmax_t kMaxProgramBytes = 12 << 20;
 
 CommandResult cmake(std::vector<std::string> args) {
   args.insert(args.begin(), RESHARD_CMAKE);
@@ -26,6 +54,8 @@ TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
   const CommandResult installed = cmake({"--install", RESHARD_BUILD_DIR, "--prefix", prefix, "--strip"});
   ASSERT_EQ(installed.exit_code, 0) << installed.err;
 
+  expect_sound_to_start(prefix + "/bin/reshard");
+  EXPECT_LE(fs::file_size(prefix + "/bin/reshard"), kMaxProgramBytes);
   const CommandResult version = run_command({prefix + "/bin/reshard", "--version"});
   EXPECT_EQ(version.exit_code, 0) << version.err;
 
@@ -50,7 +80,7 @@ TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
   EXPECT_EQ(packages, 4);  // the package, its version, its targets and those of this kind of build
 }
 
+#endif
+
 }  // namespace
 }  // namespace reshard
-
-#endif

@@ -7,7 +7,9 @@ set(RESHARD_INCLUDE_DIR ${CMAKE_INSTALL_INCLUDEDIR}/reshard)
 set(RESHARD_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/reshard)
 
 # Libraries that lie where the loader does not look (MPI or HDF5 of a cluster's modules) are found again.
-set_target_properties(reshard PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE)
+# The same path from the start: CMake fills up one that is to be replaced with colons, and an empty entry in it is the
+# current directory, whatever libraries may lie there.
+set_target_properties(reshard PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE BUILD_WITH_INSTALL_RPATH TRUE)
 set_target_properties(reshard_core PROPERTIES EXPORT_NAME core)
 # Headers keep their paths, and are included as in this tree.
 target_include_directories(reshard_core INTERFACE $<INSTALL_INTERFACE:${RESHARD_INCLUDE_DIR}>)

@@ -3,6 +3,10 @@
 // Messages are non-blocking sends and receives, cut into parts of at most 1 GiB (MPI counts are ints). All waiting is
 // polling, so that a rank that waits still hears that another one failed. MPI is called from two threads, the one that
 // works and the one that keeps in touch, one at a time (MPI_THREAD_SERIALIZED).
+//
+// The library is opened when ranks are asked for: a program that runs alone does not need it, nor the time it takes to
+// load.
+#include <dlfcn.h>
 #include <mpi.h>
 
 #include <algorithm>
@@ -20,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/find_function.h"
 #include "lib/transport/job.h"
 #include "lib/transport/waiting.h"
 
@@ -34,6 +39,53 @@ constexpr std::size_t kMaxPart = std::size_t{1} << 30;
 constexpr milliseconds kLastWords{500};
 constexpr milliseconds kBetweenSums{50};
 
+// The functions of the library that are used, by their names without "MPI_".
+#define RESHARD_MPI_FUNCTIONS(each)                                                                                \
+  each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size)                \
+      each(Error_string) each(Finalize) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test)      \
+          each(Testall)
+
+struct Library {
+#define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;
+  RESHARD_MPI_FUNCTIONS(RESHARD_DECLARE)
+#undef RESHARD_DECLARE
+  void* opened = nullptr;
+};
+
+Result<Library> load_library() {
+  Library out;
+  // Its plugins look for its symbols among those of the whole process.
+  out.opened = ::dlopen(RESHARD_MPI_NAME, RTLD_NOW | RTLD_GLOBAL);
+  if (!out.opened) {
+    const std::string why = ::dlerror();
+    out.opened = ::dlopen(RESHARD_MPI_LIBRARY, RTLD_NOW | RTLD_GLOBAL);  // where it was when this was built
+    if (!out.opened) return unsupported("MPI: cannot open " RESHARD_MPI_NAME ": " + why);
+  }
+#define RESHARD_FIND(name) TRY(find_function(out.opened, RESHARD_MPI_NAME, "MPI_" #name, out.name));
+  RESHARD_MPI_FUNCTIONS(RESHARD_FIND)
+#undef RESHARD_FIND
+#ifdef OMPI_PREDEFINED_GLOBAL
+  if (!::dlsym(out.opened, "ompi_mpi_comm_world"))
+    return unsupported("MPI: " RESHARD_MPI_NAME " is not the Open MPI that reshard was built with");
+#endif
+  return out;
+}
+
+// Loaded once, and never unloaded.
+const Result<Library>& library() {
+  static const Result<Library> loaded = load_library();
+  return loaded;
+}
+
+// Where join_mpi_job() has found it.
+const Library& lib() { return *library(); }
+
+// Open MPI's constants are addresses within the library.
+#ifdef OMPI_PREDEFINED_GLOBAL
+#undef OMPI_PREDEFINED_GLOBAL
+#define OMPI_PREDEFINED_GLOBAL(type, global) static_cast<type>(::dlsym(lib().opened, #global))
+#endif
+
 std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -47,7 +99,7 @@ Status mpi(const char* what, Call call) {
   if (code == MPI_SUCCESS) return {};
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
-  MPI_Error_string(code, text.data(), &length);
+  lib().Error_string(code, text.data(), &length);
   return Error(ErrorCode::kPeer, std::string("MPI: ") + what + ": " + text.data());
 }
 
@@ -76,7 +128,7 @@ class MpiTransfer : public Transfer {
   ~MpiTransfer() override {
     if (done_) return;
     for (std::size_t i = 0; i < requests_.size(); ++i)
-      if (i < received_) (void)mpi("Cancel", [&] { return MPI_Cancel(&requests_[i]); });
+      if (i < received_) (void)mpi("Cancel", [&] { return lib().Cancel(&requests_[i]); });
     int all = 0;
     for (int look = 0; look < kLastLooks && all == 0; ++look) (void)test(&all);
     if (all == 0) transport_.abandon();
@@ -105,7 +157,7 @@ class MpiTransfer : public Transfer {
   static constexpr int kLastLooks = 100;
   Status test(int* all) {
     return mpi("Testall", [&] {
-      return MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), all, MPI_STATUSES_IGNORE);
+      return lib().Testall(static_cast<int>(requests_.size()), requests_.data(), all, MPI_STATUSES_IGNORE);
     });
   }
 
@@ -127,11 +179,11 @@ Result<std::unique_ptr<Transfer>> MpiTransport::start(std::vector<Outgoing> out,
   };
   for (const Incoming& message : in)
     TRY(in_parts(message.bytes, [&](std::byte* to, int n) {
-      return mpi("Irecv", [&] { return MPI_Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_receive()); });
+      return mpi("Irecv", [&] { return lib().Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_receive()); });
     }));
   for (const Outgoing& message : out)
     TRY(in_parts(message.bytes, [&](const std::byte* from, int n) {
-      return mpi("Isend", [&] { return MPI_Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_send()); });
+      return mpi("Isend", [&] { return lib().Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_send()); });
     }));
   return std::unique_ptr<Transfer>(std::move(transfer));
 }
@@ -181,7 +233,7 @@ Status MpiJob::await(MPI_Request request) {
   bool interrupted = false;
   for (Pause pause;; pause()) {
     int all = 0;
-    TRY(mpi("Test", [&] { return MPI_Test(&request, &all, MPI_STATUS_IGNORE); }));
+    TRY(mpi("Test", [&] { return lib().Test(&request, &all, MPI_STATUS_IGNORE); }));
     if (all != 0) return {};
     if (!interrupted && options_.interrupt && *options_.interrupt) {
       interrupted = true;
@@ -205,7 +257,7 @@ Status MpiJob::combine(std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   auto buffers = std::make_shared<std::pair<std::vector<T>, std::vector<T>>>(values, values);
   MPI_Request request = MPI_REQUEST_NULL;
   TRY(mpi("Iallreduce", [&] {
-    return MPI_Iallreduce(buffers->first.data(), buffers->second.data(), static_cast<int>(values.size()), type, op,
+    return lib().Iallreduce(buffers->first.data(), buffers->second.data(), static_cast<int>(values.size()), type, op,
                           control_, &request);
   }));
   Status ended = await(request);
@@ -286,30 +338,31 @@ int MpiJob::end(int exit_code) {
   }
   if (broken_) std::this_thread::sleep_for(kLastWords);  // the others are about to find the same, and to say it
   if (broken_ || transport_->abandoned()) {
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    lib().Abort(MPI_COMM_WORLD, exit_code);
     std::_Exit(exit_code);
   }
-  MPI_Finalize();
+  lib().Finalize();
   return exit_code;
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options) {
+  if (const Result<Library>& loaded = library(); !loaded) return loaded.error();
   int level = 0, rank = 0, size = 1;
-  TRY(mpi("Init_thread", [&] { return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); }));
+  TRY(mpi("Init_thread", [&] { return lib().Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level); }));
   if (level < MPI_THREAD_SERIALIZED)
     return unsupported("this MPI cannot be called from several threads (MPI_THREAD_SERIALIZED)");
   MPI_Comm control = MPI_COMM_NULL, data = MPI_COMM_NULL;
   for (MPI_Comm* comm : {&control, &data}) {
-    TRY(mpi("Comm_dup", [&] { return MPI_Comm_dup(MPI_COMM_WORLD, comm); }));
-    TRY(mpi("Comm_set_errhandler", [&] { return MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN); }));
+    TRY(mpi("Comm_dup", [&] { return lib().Comm_dup(MPI_COMM_WORLD, comm); }));
+    TRY(mpi("Comm_set_errhandler", [&] { return lib().Comm_set_errhandler(*comm, MPI_ERRORS_RETURN); }));
   }
-  MPI_Comm_rank(data, &rank);
-  MPI_Comm_size(data, &size);
+  lib().Comm_rank(data, &rank);
+  lib().Comm_size(data, &size);
   if (size == 1) {
     // One rank needs no company; what is left is to leave in good order.
-    MPI_Finalize();
+    lib().Finalize();
     return job_of_one();
   }
   return std::unique_ptr<Job>(
