@@ -190,8 +190,8 @@ Result<Compression> parse_codec(const std::string& codec, bool shuffle) {
 Status ConvertOptions::read_names(ConversionOptions& o) const {
   if (names.empty()) return {};
   o.keep_names = names == "keep";
-  o.names = find_names(names);
-  if (o.names || o.keep_names) return {};
+  o.convention = find_convention(names);
+  if (o.convention || o.keep_names) return {};
   return usage_error("'" + printable(names) +
                      "' are no names; there are hf, torchtitan, torchtitan-2026, megatron, colossalai, keep");
 }
@@ -203,7 +203,7 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.detect_family = choice.detect;
   o.family = choice.family;
   TRY(read_names(o));
-  if (o.names && !choice.detect && !choice.family)
+  if (o.convention && !choice.detect && !choice.family)
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
   const Format* format = TRY(find_format(to));
@@ -300,8 +300,9 @@ namespace {
 std::string family_text(const Conversion& c) {
   if (!c.family()) return "names and rows as they are";
   std::string text = std::string(c.family()->title) + ", ";
-  if (!c.target_names()) return text + std::string(names_title(*c.source_names()));
-  return text + std::string(names_title(*c.source_names())) + " -> " + std::string(names_title(*c.target_names()));
+  if (!c.target_convention()) return text + std::string(convention_title(*c.source_convention()));
+  return text + std::string(convention_title(*c.source_convention())) + " -> " +
+         std::string(convention_title(*c.target_convention()));
 }
 
 std::vector<std::string> warnings_of(const PreparedConversion& prepared) {

@@ -48,9 +48,9 @@ Result<Model> find_model(const SynthOptions& options) {
   return usage_error("'" + printable(options.model) + "' is not a model; there are " + join(names, ", "));
 }
 
-Result<Names> names_of(const SynthOptions& options) {
+Result<Convention> convention_of(const SynthOptions& options) {
   const std::string text = !options.names.empty() ? options.names : options.to == "hf" ? "hf" : "torchtitan";
-  if (const auto names = find_names(text)) return *names;
+  if (const auto convention = find_convention(text)) return *convention;
   return usage_error("'" + printable(text) + "' are no names; there are hf, torchtitan, torchtitan-2026, megatron");
 }
 
@@ -191,11 +191,11 @@ class HeadersOnly : public Target {
 };
 
 // The model's tensors as a convention stores them.
-Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Names names) {
+Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Convention convention) {
   std::vector<std::size_t> all(model.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   Catalog out;
-  for (const PackedGroup& group : TRY(pack(family, names, model, all))) {
+  for (const PackedGroup& group : TRY(pack(family, convention, model, all))) {
     std::vector<Dims> shapes;
     for (const std::size_t part : group.parts) shapes.push_back(model.tensors()[part].shape);
     Tensor t;
@@ -211,10 +211,11 @@ Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Names
 Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& subject, const SynthOptions& options) {
   LayoutRequest request;
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
-  const Names names = TRY(names_of(options));
-  if (!subject.family->has_names(names))
-    return unsupported("family " + std::string(subject.family->name) + " has no " + std::string(names_title(names)));
-  const Catalog stored = TRY(stored_catalog(model, *subject.family, names));
+  const Convention convention = TRY(convention_of(options));
+  if (!subject.family->has_convention(convention))
+    return unsupported("family " + std::string(subject.family->name) + " has no " +
+                       std::string(convention_title(convention)));
+  const Catalog stored = TRY(stored_catalog(model, *subject.family, convention));
   const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, stored));
   for (const Tensor& t : stored.tensors()) request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(t)});
   const Format* format = TRY(find_format(options.to));

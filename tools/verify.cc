@@ -128,7 +128,7 @@ class Verification {
     } else if (const auto detected = detect_family(catalog())) {
       family_ = detected->family;
     }
-    if (family_ && !detect_names(*family_, catalog())) family_ = nullptr;
+    if (family_ && !detect_convention(*family_, catalog())) family_ = nullptr;
     return {};
   }
 

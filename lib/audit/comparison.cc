@@ -91,9 +91,9 @@ Status Comparison::make_views() {
   for (auto [path, config] : {std::pair(&options_.config_a, &config_a_), std::pair(&options_.config_b, &config_b_)})
     if (!path->empty()) *config = TRY(read_config(*path));
   family_ = options_.detect_family ? common_family() : options_.family;
-  const auto names_a = family_ ? detect_names(*family_, a_.catalog()) : std::nullopt;
-  const auto names_b = family_ ? detect_names(*family_, b_.catalog()) : std::nullopt;
-  if (!names_a || !names_b) {
+  const auto convention_a = family_ ? detect_convention(*family_, a_.catalog()) : std::nullopt;
+  const auto convention_b = family_ ? detect_convention(*family_, b_.catalog()) : std::nullopt;
+  if (!convention_a || !convention_b) {
     if (family_ && !options_.detect_family)
       return unsupported("not both checkpoints are named as in family " + std::string(family_->name));
     family_ = nullptr;
@@ -105,7 +105,7 @@ Status Comparison::make_views() {
     b_view_ = b_.catalog();
     return {};
   }
-  const bool hf_rows = !same_row_order(*names_a, *names_b);
+  const bool hf_rows = !same_row_order(*convention_a, *convention_b);
   a_view_ = TRY(canonical_view(a_.catalog(), {family_, config_a_ ? &*config_a_ : nullptr, hf_rows, true}, nullptr));
   b_view_ = TRY(canonical_view(b_.catalog(), {family_, config_b_ ? &*config_b_ : nullptr, hf_rows, true}, nullptr));
   return {};

@@ -50,13 +50,13 @@ Status Conversion::choose_names() {
   TRY(choose_family());
   if (!family_) config_.reset();
   if (!family_ || options_.keep_names) return {};
-  target_names_ = options_.names;
-  if (!target_names_ && format_.hf_names) target_names_ = Names::kHf;
-  if (!target_names_) return {};
-  if (!family_->has_names(*target_names_))
-    return unsupported("family " + std::string(family_->name) + " has no " + std::string(names_title(*target_names_)) +
-                       "; --names keep leaves them as they are");
-  hf_rows_ = !same_row_order(*source_names_, *target_names_);
+  target_convention_ = options_.convention;
+  if (!target_convention_ && format_.hf_names) target_convention_ = Convention::kHf;
+  if (!target_convention_) return {};
+  if (!family_->has_convention(*target_convention_))
+    return unsupported("family " + std::string(family_->name) + " has no " +
+                       std::string(convention_title(*target_convention_)) + "; --names keep leaves them as they are");
+  hf_rows_ = !same_row_order(*source_convention_, *target_convention_);
   return {};
 }
 
@@ -69,14 +69,14 @@ Status Conversion::choose_family() {
     if (const auto detected = detect_family(catalog, config_ ? &*config_ : nullptr);
         detected && (!of_config || of_config == detected->family)) {
       family_ = detected->family;
-      source_names_ = detected->names;
+      source_convention_ = detected->convention;
     }
     return {};
   }
   if (!options_.family) return {};
   family_ = options_.family;
-  source_names_ = detect_names(*family_, catalog);
-  if (!source_names_)
+  source_convention_ = detect_convention(*family_, catalog);
+  if (!source_convention_)
     return unsupported(catalog.root + ": no tensor is named as in family " + std::string(family_->name));
   if (config_ && !family_->model_types.empty() && !family_->knows_model_type(config_->model_type))
     return usage_error(options_.config_path + ": expected a model of family " + std::string(family_->name) +
@@ -205,9 +205,9 @@ Status Conversion::check_config() {
 
 std::string Conversion::target_name(const std::string& canonical) const {
   const auto native = natives_.find(canonical);
-  if (!renames() || (source_names_ == Names::kHf && target_names_ == Names::kHf))
+  if (!renames() || (source_convention_ == Convention::kHf && target_convention_ == Convention::kHf))
     return native == natives_.end() ? canonical : native->second;
-  return rename_key(*family_, canonical, *target_names_);
+  return rename_key(*family_, canonical, *target_convention_);
 }
 
 // Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
@@ -247,7 +247,7 @@ Result<LayoutRequest> Conversion::layout_request() {
 // The tensors of the output, in the order of the source's view.
 Result<std::vector<TargetTensor>> Conversion::target_tensors() {
   std::vector<std::size_t> taken;
-  const bool ties = renames() && *target_names_ == Names::kHf && config_ && config_->tie_word_embeddings();
+  const bool ties = renames() && *target_convention_ == Convention::kHf && config_ && config_->tie_word_embeddings();
   for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
     const Tensor& tensor = source_view_.tensors()[i];
     if (!ties || !is_tied_head(*family_, tensor.name)) {
@@ -263,8 +263,8 @@ Result<std::vector<TargetTensor>> Conversion::target_tensors() {
                                     "tie_word_embeddings to false to keep both"});
   }
   std::vector<PackedGroup> groups;
-  if (renames() && target_names_ != Names::kHf)
-    groups = TRY(pack(*family_, *target_names_, source_view_, taken));
+  if (renames() && target_convention_ != Convention::kHf)
+    groups = TRY(pack(*family_, *target_convention_, source_view_, taken));
   else
     for (const std::size_t i : taken) groups.push_back({target_name(source_view_.tensors()[i].name), nullptr, {i}});
   std::vector<TargetTensor> out;
@@ -315,7 +315,7 @@ Result<std::vector<TargetBlob>> Conversion::target_blobs() {
     std::vector<std::string> names = {blob.name};
     if (renames()) names = canonical_keys(*family_, selected_, config_ ? &*config_ : nullptr, blob.name);
     for (const std::string& canonical : names) {
-      TargetBlob b{renames() ? rename_key(*family_, canonical, *target_names_) : canonical, {}, bytes};
+      TargetBlob b{renames() ? rename_key(*family_, canonical, *target_convention_) : canonical, {}, bytes};
       b.path = rename_path(blob.path, blob.name, b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
       if (is_new)
@@ -477,15 +477,15 @@ Status Conversion::lay_out() {
 // The source's view under the output's names. Its rows are where they are: in Hugging Face's order, or as stored.
 Status Conversion::name_view() {
   if (options_.dtype) return usage_error("--dtype: a view shows what is stored");
-  if (hf_rows_ && target_names_ != Names::kHf)
-    return unsupported("a view in the row order of " + std::string(names_title(*target_names_)) +
+  if (hf_rows_ && target_convention_ != Convention::kHf)
+    return unsupported("a view in the row order of " + std::string(convention_title(*target_convention_)) +
                        "; there are views in the stored order and in Hugging Face's");
   std::vector<std::size_t> all(source_view_.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   if (renames())
-    for (const PackedGroup& group : TRY(pack(*family_, *target_names_, source_view_, all)))
+    for (const PackedGroup& group : TRY(pack(*family_, *target_convention_, source_view_, all)))
       if (group.stored)
-        return unsupported("a view under " + std::string(names_title(*target_names_)) + ": tensor '" +
+        return unsupported("a view under " + std::string(convention_title(*target_convention_)) + ": tensor '" +
                            printable(group.name) + "' would be made of several");
   target_view_.root = source_view_.root;
   target_view_.files = source_view_.files;

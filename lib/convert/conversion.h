@@ -28,9 +28,9 @@ struct ConversionOptions {
   std::string source_path;    // as the user gave it, for the manifest
   bool detect_family = true;  // false: `family` is what to use, null for none
   const Family* family = nullptr;
-  std::optional<Names> names;  // the output's; nothing: the source's own
-  bool keep_names = false;     // keep the source's names whatever the format's habit is
-  std::string config_path;     // config.json, empty: none
+  std::optional<Convention> convention;  // the output's; nothing: the source's own
+  bool keep_names = false;               // keep the source's names whatever the format's habit is
+  std::string config_path;               // config.json, empty: none
   Mesh mesh;
   std::optional<LayoutDescriptor> layout;  // how the output lies on `mesh`, which is its; nothing: as Placer has it
   std::optional<DType> dtype;              // floating-point model tensors become this
@@ -69,8 +69,8 @@ class Conversion {
   const ConversionOptions& options() const { return options_; }
   const Family* family() const { return family_; }
   const std::optional<ModelConfig>& config() const { return config_; }
-  std::optional<Names> source_names() const { return source_names_; }
-  std::optional<Names> target_names() const { return target_names_; }
+  std::optional<Convention> source_convention() const { return source_convention_; }
+  std::optional<Convention> target_convention() const { return target_convention_; }
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
   const Catalog& source_view() const { return source_view_; }  // the two that the plan goes between
@@ -132,7 +132,7 @@ class Conversion {
   std::string target_name(const std::string& canonical) const;
   std::string manifest(const std::vector<TensorProof>& proofs) const;
   Result<std::vector<std::string>> add_side_files(Output& output) const;
-  bool renames() const { return family_ && target_names_.has_value(); }
+  bool renames() const { return family_ && target_convention_.has_value(); }
 
   static constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of config.json and the like
 
@@ -142,7 +142,7 @@ class Conversion {
   const Family* family_ = nullptr;
   std::optional<ModelConfig> config_;
   std::string config_text_;  // config.json, from beside the source or from within it
-  std::optional<Names> source_names_, target_names_;
+  std::optional<Convention> source_convention_, target_convention_;
   bool hf_rows_ = false;
   std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out
   bool complete_ = true;         // no filter took tensors out

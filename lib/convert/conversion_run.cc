@@ -142,7 +142,7 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
       .set("mesh", options_.mesh.to_string())
       .set("layout", options_.layout ? Json(options_.layout->name) : Json())
       .set("dtype", options_.dtype ? info(*options_.dtype).torch_name : "keep")
-      .set("names", target_names_ ? names_title(*target_names_) : "as in the source")
+      .set("names", target_convention_ ? convention_title(*target_convention_) : "as in the source")
       .set("filters", std::move(globs));
   Json manifest = Json::object();
   manifest.set("reshard", RESHARD_VERSION)

@@ -34,8 +34,9 @@ struct LoadOptions {
   std::optional<LayoutDescriptor> layout;  // how tensors lie on its mesh, which counts; nothing: by the family's rules
   Index rank = 0;                          // of the mesh, this one; with `ranks` it is theirs that counts
 
-  std::optional<Names> names;  // that the engine gives its tensors, and their row order; nothing: the source's
-  bool detect_family = true;   // false: `family` is what to use, null for none
+  std::optional<Convention>
+      convention;             // that the engine gives its tensors, and their row order; nothing: the source's
+  bool detect_family = true;  // false: `family` is what to use, null for none
   const Family* family = nullptr;
   std::string config_path;     // config.json; empty: beside the checkpoint, or one level up, where there is one
   std::optional<DType> dtype;  // floating-point model tensors become this

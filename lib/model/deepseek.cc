@@ -109,7 +109,8 @@ constexpr auto kTitan =
 constexpr auto kTitan2026 =
     rules::join(rules::kTitanCommon, rules::kTitanHead2026, rules::kTitanRouter, rules::kTitanExperts2026, kTitanLatent,
                 std::to_array<StoredRule>({{"layers.{}.moe.expert_bias_E", Form::kSame, {kBias}}}));
-constexpr Naming kNamings[] = {{Names::kTorchtitan, kTitan}, {Names::kTorchtitan2026, kTitan2026}};
+constexpr ConventionTable kConventionTables[] = {{Convention::kTorchtitan, kTitan},
+                                                 {Convention::kTorchtitan2026, kTitan2026}};
 
 constexpr std::string_view kModelTypes[] = {"deepseek_v3"};
 constexpr ConfigDefault kDefaults[] = {
@@ -130,6 +131,6 @@ constexpr ConfigDefault kDefaults[] = {
 
 }  // namespace
 
-const Family kDeepseekV3Family = {"deepseek_v3", "DeepSeek-V3", kModelTypes, kDefaults, kRules, {}, kNamings};
+const Family kDeepseekV3Family = {"deepseek_v3", "DeepSeek-V3", kModelTypes, kDefaults, kRules, {}, kConventionTables};
 
 }  // namespace reshard

@@ -70,16 +70,16 @@ bool may_match(std::string_view pattern, std::string_view name) {
   return !pattern.empty() && (name.front() == pattern.front() || pattern.front() == '{');
 }
 
-std::span<const StoredRule> stored_rules(const Family& family, Names names) {
-  for (const Naming& naming : family.namings)
-    if (naming.names == names) return naming.rules;
+std::span<const StoredRule> stored_rules(const Family& family, Convention convention) {
+  for (const ConventionTable& table : family.conventions)
+    if (table.convention == convention) return table.rules;
   return {};
 }
 
 std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) {
   for (const NameRule& rule : family.rules) {
     if (!may_match(rule.hf, name)) continue;
-    if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Names::kHf, n->layer, n->expert};
+    if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Convention::kHf, n->layer, n->expert};
   }
   if (!name.ends_with(kScale)) return std::nullopt;
   auto matrix = parse_hf(family, name.substr(0, name.size() - kScale.size()));
@@ -88,14 +88,14 @@ std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) 
   return matrix;
 }
 
-std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Names names) {
-  if (names == Names::kHf) return parse_hf(family, name);
-  for (const StoredRule& stored : stored_rules(family, names)) {
+std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Convention convention) {
+  if (convention == Convention::kHf) return parse_hf(family, name);
+  for (const StoredRule& stored : stored_rules(family, convention)) {
     if (!may_match(stored.stored, name)) continue;
     const auto n = match(stored.stored, name);
     if (!n) continue;
     const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
-    if (rule) return ParsedName{rule, &stored, names, n->layer, n->expert};
+    if (rule) return ParsedName{rule, &stored, convention, n->layer, n->expert};
   }
   return std::nullopt;
 }
@@ -138,21 +138,21 @@ NameCounts model_names(const Catalog& catalog) {
   return out;
 }
 
-std::array<Index, kAllNames.size()> count_names(const Family& family, const NameCounts& names) {
-  std::array<Index, kAllNames.size()> counts{};
+std::array<Index, kConventions.size()> count_names(const Family& family, const NameCounts& names) {
+  std::array<Index, kConventions.size()> counts{};
   for (const auto& [pattern, alike] : names)
     if (const auto parsed = parse_name(family, alike.example))
-      counts[static_cast<std::size_t>(parsed->names)] += alike.count;
+      counts[static_cast<std::size_t>(parsed->convention)] += alike.count;
   return counts;
 }
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
-std::optional<Names> most_frequent(const std::array<Index, kAllNames.size()>& counts) {
+std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
   const auto [hf, old, newer, megatron] = counts;
   if (hf + old + newer + megatron == 0) return std::nullopt;
-  if (megatron > std::max(hf, old + newer)) return Names::kMegatron;
-  if (hf > old + newer) return Names::kHf;
-  return newer > 0 ? Names::kTorchtitan2026 : Names::kTorchtitan;
+  if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
+  if (hf > old + newer) return Convention::kHf;
+  return newer > 0 ? Convention::kTorchtitan2026 : Convention::kTorchtitan;
 }
 
 // ---- shapes
@@ -260,27 +260,27 @@ Status check_quantization(const Family& family, const ModelConfig& config) {
 
 }  // namespace
 
-std::string_view names_title(Names names) {
-  switch (names) {
-    case Names::kHf:
+std::string_view convention_title(Convention convention) {
+  switch (convention) {
+    case Convention::kHf:
       return "Hugging Face names";
-    case Names::kMegatron:
+    case Convention::kMegatron:
       return "Megatron core names";
     default:
       return "torchtitan names";
   }
 }
 
-std::string_view names_option(Names names) {
-  static constexpr std::array<std::string_view, kAllNames.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
-                                                                              "megatron"};
-  return kOptions[static_cast<std::size_t>(names)];
+std::string_view convention_option(Convention convention) {
+  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
+                                                                                 "megatron"};
+  return kOptions[static_cast<std::size_t>(convention)];
 }
 
-std::optional<Names> find_names(std::string_view option) {
-  if (option == "colossalai") return Names::kHf;
-  for (const Names names : kAllNames)
-    if (option == names_option(names)) return names;
+std::optional<Convention> find_convention(std::string_view option) {
+  if (option == "colossalai") return Convention::kHf;
+  for (const Convention convention : kConventions)
+    if (option == convention_option(convention)) return convention;
   return std::nullopt;
 }
 
@@ -291,7 +291,9 @@ std::size_t StoredRule::part_count() const {
 
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
 
-bool Family::has_names(Names names) const { return names == Names::kHf || !stored_rules(*this, names).empty(); }
+bool Family::has_convention(Convention convention) const {
+  return convention == Convention::kHf || !stored_rules(*this, convention).empty();
+}
 
 bool Family::knows_model_type(std::string_view model_type) const {
   return std::find(model_types.begin(), model_types.end(), model_type) != model_types.end();
@@ -310,16 +312,17 @@ const Family* family_of_model_type(std::string_view model_type) {
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter) {
   const std::string name = without_wrappers(parameter);
   if (name.empty()) return std::nullopt;
-  for (const Names names : kAllNames)
-    if (auto parsed = parse_as(family, name, names)) return parsed;
-  const auto without = [&](std::string_view prefix, std::span<const Names> conventions) -> std::optional<ParsedName> {
+  for (const Convention convention : kConventions)
+    if (auto parsed = parse_as(family, name, convention)) return parsed;
+  const auto without = [&](std::string_view prefix,
+                           std::span<const Convention> conventions) -> std::optional<ParsedName> {
     if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
-    for (const Names names : conventions)
-      if (auto parsed = parse_as(family, std::string_view(name).substr(prefix.size()), names)) return parsed;
+    for (const Convention convention : conventions)
+      if (auto parsed = parse_as(family, std::string_view(name).substr(prefix.size()), convention)) return parsed;
     return std::nullopt;
   };
-  if (auto parsed = without("model.", std::span(kAllNames).subspan(1))) return parsed;
-  return without(family.optional_prefix, std::span(kAllNames).first(1));
+  if (auto parsed = without("model.", std::span(kConventions).subspan(1))) return parsed;
+  return without(family.optional_prefix, std::span(kConventions).first(1));
 }
 
 std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
@@ -334,8 +337,8 @@ std::string canonical_name(const ParsedName& name) {
   return name.is_scale ? scale_name(out) : out;
 }
 
-const StoredRule* stored_rule(const Family& family, const NameRule& rule, Names names) {
-  for (const StoredRule& stored : stored_rules(family, names))
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention) {
+  for (const StoredRule& stored : stored_rules(family, convention))
     if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
   return nullptr;
 }
@@ -370,7 +373,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
 
 std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
 
-std::optional<Names> detect_names(const Family& family, const Catalog& catalog) {
+std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(count_names(family, model_names(catalog)));
 }
 
@@ -390,17 +393,19 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
   return best;
 }
 
-std::string rename_key(const Family& family, std::string_view key, Names names) {
+std::string rename_key(const Family& family, std::string_view key, Convention convention) {
   const StateKey parts = split_state_key(key);
   const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
   if (!parsed || parsed->rule->rows == Rows::kDropped || parsed->is_packed()) return std::string(key);
-  if (names == Names::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
-  const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, names);
+  if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
+  const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, convention);
   if (!stored) return std::string(key);
   return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + parts.suffix;
 }
 
-std::string canonical_key(const Family& family, std::string_view key) { return rename_key(family, key, Names::kHf); }
+std::string canonical_key(const Family& family, std::string_view key) {
+  return rename_key(family, key, Convention::kHf);
+}
 
 KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view to) {
   if (from == to) return path;

@@ -17,20 +17,23 @@
 namespace reshard {
 
 // Who named the parameters.
-enum class Names {
+enum class Convention {
   kHf,              // model.layers.0.self_attn.q_proj.weight; ColossalAI's are the same
   kTorchtitan,      // layers.0.attention.wq.weight, output.weight: until April 2026
   kTorchtitan2026,  // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
   kMegatron,        // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
 };
-inline constexpr std::array kAllNames = {Names::kHf, Names::kTorchtitan, Names::kTorchtitan2026, Names::kMegatron};
-std::string_view names_title(Names names);                 // "torchtitan names"
-std::string_view names_option(Names names);                // "torchtitan-2026", as in --names
-std::optional<Names> find_names(std::string_view option);  // "colossalai" too: it has none of its own
+inline constexpr std::array kConventions = {Convention::kHf, Convention::kTorchtitan, Convention::kTorchtitan2026,
+                                            Convention::kMegatron};
+std::string_view convention_title(Convention convention);            // "torchtitan names"
+std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
+std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
 // Torchtitan keeps the rows of q and k as its rotary embedding wants them (pairs side by side), others as Hugging Face
 // does (first halves, then second halves).
-inline bool has_rotary_pairs(Names names) { return names == Names::kTorchtitan || names == Names::kTorchtitan2026; }
-inline bool same_row_order(Names a, Names b) { return has_rotary_pairs(a) == has_rotary_pairs(b); }
+inline bool has_rotary_pairs(Convention convention) {
+  return convention == Convention::kTorchtitan || convention == Convention::kTorchtitan2026;
+}
+inline bool same_row_order(Convention a, Convention b) { return has_rotary_pairs(a) == has_rotary_pairs(b); }
 
 // What rotary pairs do to the rows of a parameter.
 enum class Rows {
@@ -89,8 +92,8 @@ struct StoredRule {
   std::size_t part_count() const;
 };
 
-struct Naming {
-  Names names = Names::kHf;
+struct ConventionTable {
+  Convention convention = Convention::kHf;
   std::span<const StoredRule> rules;
 };
 
@@ -107,10 +110,10 @@ struct Family {
   std::span<const std::string_view> model_types;  // of config.json
   std::span<const ConfigDefault> defaults;        // in this order
   std::span<const NameRule> rules;
-  std::string_view optional_prefix = {};  // that Hugging Face names may have before them: "transformer."
-  std::span<const Naming> namings = {};   // of the conventions other than Hugging Face's
+  std::string_view optional_prefix = {};              // that Hugging Face names may have before them: "transformer."
+  std::span<const ConventionTable> conventions = {};  // of the conventions other than Hugging Face's
 
-  bool has_names(Names names) const;
+  bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
 };
 
@@ -127,7 +130,7 @@ const Family* family_of_model_type(std::string_view model_type);  // null where 
 struct ParsedName {
   const NameRule* rule = nullptr;      // of a tensor of several parts the first one's
   const StoredRule* stored = nullptr;  // where the name is not Hugging Face's
-  Names names = Names::kHf;
+  Convention convention = Convention::kHf;
   Index layer = -1;
   Index expert = -1;
   bool is_scale = false;  // of the matrix that the rule is about
@@ -142,7 +145,7 @@ std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 // The canonical name of a parameter that is not packed.
 std::string canonical_name(const ParsedName& name);
 // What a convention stores a canonical parameter as; null for Hugging Face's, and where it has none.
-const StoredRule* stored_rule(const Family& family, const NameRule& rule, Names names);
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention);
 
 // How tensor parallelism cuts a tensor; dim -1: not.
 struct TensorParallelCut {
@@ -159,15 +162,15 @@ std::string scale_name(std::string_view matrix);
 // The config's model_type decides where it has one that is known.
 struct Detected {
   const Family* family = nullptr;
-  Names names = Names::kHf;
+  Convention convention = Convention::kHf;
 };
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr);
 // How a catalog names this family's parameters; nothing where it has none of them.
-std::optional<Names> detect_names(const Family& family, const Catalog& catalog);
+std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog);
 
 // A canonical key under another convention's name, a packed tensor's where it becomes part of one: parameters, and
 // optimizer keys around them. Unknown ones unchanged.
-std::string rename_key(const Family& family, std::string_view canonical_key, Names names);
+std::string rename_key(const Family& family, std::string_view canonical_key, Convention convention);
 // Any key under its canonical name; a packed tensor's unchanged.
 std::string canonical_key(const Family& family, std::string_view key);
 // A nested path whose elements held the flattened key `from`, for the key `to`.

@@ -57,7 +57,7 @@ struct OwnedFamily {
   std::vector<ConfigDefault> defaults;
   std::vector<NameRule> rules;
   std::deque<std::vector<StoredRule>> stored;
-  std::vector<Naming> namings;
+  std::vector<ConventionTable> conventions;
   Family family;
 };
 
@@ -80,7 +80,7 @@ class FamilyReader {
     family.model_types = out_->model_types;
     family.defaults = out_->defaults;
     family.rules = out_->rules;
-    family.namings = out_->namings;
+    family.conventions = out_->conventions;
     return std::move(out_);
   }
 
@@ -184,12 +184,12 @@ class FamilyReader {
   Status read_names(const Json& json) {
     if (!json.contains("names")) return {};
     for (const Json::Member& m : TRY(json.get_object("names"))) {
-      const auto names = find_names(m.key);
-      if (!names || *names == Names::kHf)
+      const auto convention = find_convention(m.key);
+      if (!convention || *convention == Convention::kHf)
         return corrupt("names: expected torchtitan, torchtitan-2026 or megatron, got '" + printable(m.key) + "'");
       auto& rules = out_->stored.emplace_back();
       TRY(each(m.value.as_array(), "names: " + m.key, [&](const Json& item) { return read_stored(item, rules); }));
-      out_->namings.push_back({*names, rules});
+      out_->conventions.push_back({*convention, rules});
     }
     return {};
   }

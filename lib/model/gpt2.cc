@@ -63,7 +63,7 @@ constexpr auto kMegatron = std::to_array<StoredRule>({
     {"decoder.final_layernorm.bias", Form::kSame, {"ln_f.bias"}},
     {"output_layer.weight", Form::kSame, {"lm_head.weight"}},
 });
-constexpr Naming kNamings[] = {{Names::kMegatron, kMegatron}};
+constexpr ConventionTable kConventionTables[] = {{Convention::kMegatron, kMegatron}};
 
 constexpr std::string_view kModelTypes[] = {"gpt2"};
 constexpr ConfigDefault kDefaults[] = {
@@ -79,6 +79,6 @@ constexpr ConfigDefault kDefaults[] = {
 
 }  // namespace
 
-const Family kGpt2Family = {"gpt2", "GPT-2", kModelTypes, kDefaults, kRules, "transformer.", kNamings};
+const Family kGpt2Family = {"gpt2", "GPT-2", kModelTypes, kDefaults, kRules, "transformer.", kConventionTables};
 
 }  // namespace reshard

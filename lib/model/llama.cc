@@ -70,8 +70,8 @@ constexpr auto kMegatron =
                      {"model.layers.{}.mlp.gate_proj.bias", "model.layers.{}.mlp.up_proj.bias"}},
                     {"decoder.layers.{}.mlp.linear_fc2.bias", Form::kSame, {"model.layers.{}.mlp.down_proj.bias"}},
                 }));
-constexpr Naming kNamings[] = {
-    {Names::kTorchtitan, kTitan}, {Names::kTorchtitan2026, kTitan2026}, {Names::kMegatron, kMegatron}};
+constexpr ConventionTable kConventionTables[] = {
+    {Convention::kTorchtitan, kTitan}, {Convention::kTorchtitan2026, kTitan2026}, {Convention::kMegatron, kMegatron}};
 
 constexpr std::string_view kLlamaTypes[] = {"llama"};
 constexpr std::string_view kMistralTypes[] = {"mistral"};
@@ -79,7 +79,7 @@ constexpr ConfigDefault kMistralDefaults[] = {{"num_key_value_heads", "8"}};
 
 }  // namespace
 
-const Family kLlamaFamily = {"llama", "Llama", kLlamaTypes, {}, kRules, {}, kNamings};
-const Family kMistralFamily = {"mistral", "Mistral", kMistralTypes, kMistralDefaults, kRules, {}, kNamings};
+const Family kLlamaFamily = {"llama", "Llama", kLlamaTypes, {}, kRules, {}, kConventionTables};
+const Family kMistralFamily = {"mistral", "Mistral", kMistralTypes, kMistralDefaults, kRules, {}, kConventionTables};
 
 }  // namespace reshard

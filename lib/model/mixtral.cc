@@ -33,7 +33,7 @@ constexpr auto kMegatron =
                                         "model.layers.{}.block_sparse_moe.experts.{}.w1.weight",
                                         "model.layers.{}.block_sparse_moe.experts.{}.w3.weight",
                                         "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"));
-constexpr Naming kNamings[] = {{Names::kMegatron, kMegatron}};
+constexpr ConventionTable kConventionTables[] = {{Convention::kMegatron, kMegatron}};
 
 constexpr std::string_view kModelTypes[] = {"mixtral"};
 constexpr ConfigDefault kDefaults[] = {
@@ -41,6 +41,6 @@ constexpr ConfigDefault kDefaults[] = {
 
 }  // namespace
 
-const Family kMixtralFamily = {"mixtral", "Mixtral", kModelTypes, kDefaults, kRules, {}, kNamings};
+const Family kMixtralFamily = {"mixtral", "Mixtral", kModelTypes, kDefaults, kRules, {}, kConventionTables};
 
 }  // namespace reshard

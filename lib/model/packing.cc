@@ -274,7 +274,7 @@ Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts)
   return out;
 }
 
-Result<std::vector<PackedGroup>> pack(const Family& family, Names names, const Catalog& view,
+Result<std::vector<PackedGroup>> pack(const Family& family, Convention convention, const Catalog& view,
                                       const std::vector<std::size_t>& tensors) {
   struct Open {
     std::size_t group = 0;
@@ -288,8 +288,8 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Names names, const C
     const std::string& canonical = view.tensors()[i].name;
     const StateKey key = split_state_key(canonical);
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
-    const StoredRule* stored = parsed && !parsed->is_scale ? stored_rule(family, *parsed->rule, names) : nullptr;
-    const std::string name = rename_key(family, canonical, names);
+    const StoredRule* stored = parsed && !parsed->is_scale ? stored_rule(family, *parsed->rule, convention) : nullptr;
+    const std::string name = rename_key(family, canonical, convention);
     if (!stored || stored->form == Form::kSame) {
       out.push_back({name, nullptr, {i}});
       continue;

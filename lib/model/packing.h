@@ -64,7 +64,7 @@ struct PackedGroup {
 // What a convention makes of some tensors of a canonical view, in the order of their first parts. Optimizer state goes
 // with its parameter, and what has no name in the convention keeps its own. An error where a part of a tensor is not
 // among them.
-Result<std::vector<PackedGroup>> pack(const Family& family, Names names, const Catalog& view,
+Result<std::vector<PackedGroup>> pack(const Family& family, Convention convention, const Catalog& view,
                                       const std::vector<std::size_t>& tensors);
 
 // The canonical names of a key of a catalog, one for each part where it is a packed tensor's. Any key of an object too.

@@ -23,11 +23,13 @@ constexpr auto kMegatronMoe = rules::join(
     rules::megatron_experts("model.layers.{}.mlp.gate.weight", "model.layers.{}.mlp.experts.{}.gate_proj.weight",
                             "model.layers.{}.mlp.experts.{}.up_proj.weight",
                             "model.layers.{}.mlp.experts.{}.down_proj.weight"));
-constexpr Naming kQwen2Namings[] = {{Names::kMegatron, kMegatronDense}};
-constexpr Naming kQwen3Namings[] = {
-    {Names::kTorchtitan, kTitan}, {Names::kTorchtitan2026, kTitan2026}, {Names::kMegatron, kMegatronDense}};
-constexpr Naming kQwen3MoeNamings[] = {
-    {Names::kTorchtitan, kTitan}, {Names::kTorchtitan2026, kTitan2026}, {Names::kMegatron, kMegatronMoe}};
+constexpr ConventionTable kQwen2Conventions[] = {{Convention::kMegatron, kMegatronDense}};
+constexpr ConventionTable kQwen3Conventions[] = {{Convention::kTorchtitan, kTitan},
+                                                 {Convention::kTorchtitan2026, kTitan2026},
+                                                 {Convention::kMegatron, kMegatronDense}};
+constexpr ConventionTable kQwen3MoeConventions[] = {{Convention::kTorchtitan, kTitan},
+                                                    {Convention::kTorchtitan2026, kTitan2026},
+                                                    {Convention::kMegatron, kMegatronMoe}};
 
 constexpr std::string_view kQwen2Types[] = {"qwen2"};
 constexpr std::string_view kQwen3Types[] = {"qwen3"};
@@ -44,9 +46,9 @@ constexpr ConfigDefault kQwen3MoeDefaults[] = {
 
 }  // namespace
 
-const Family kQwen2Family = {"qwen2", "Qwen 2", kQwen2Types, kQwen2Defaults, kQwen2Rules, {}, kQwen2Namings};
-const Family kQwen3Family = {"qwen3", "Qwen 3", kQwen3Types, kQwen3Defaults, kQwen3Rules, {}, kQwen3Namings};
-const Family kQwen3MoeFamily = {"qwen3_moe",    "Qwen 3 MoE", kQwen3MoeTypes,  kQwen3MoeDefaults,
-                                kQwen3MoeRules, {},           kQwen3MoeNamings};
+const Family kQwen2Family = {"qwen2", "Qwen 2", kQwen2Types, kQwen2Defaults, kQwen2Rules, {}, kQwen2Conventions};
+const Family kQwen3Family = {"qwen3", "Qwen 3", kQwen3Types, kQwen3Defaults, kQwen3Rules, {}, kQwen3Conventions};
+const Family kQwen3MoeFamily = {"qwen3_moe",    "Qwen 3 MoE", kQwen3MoeTypes,      kQwen3MoeDefaults,
+                                kQwen3MoeRules, {},           kQwen3MoeConventions};
 
 }  // namespace reshard

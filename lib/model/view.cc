@@ -50,13 +50,14 @@ class ViewBuilder {
     std::string name = key.prefix + canonical_name(*parsed) + key.suffix;
     const NameRule& rule = *parsed->rule;
     const bool rotary = rule.rows == Rows::kRotaryQuery || rule.rows == Rows::kRotaryKey;
-    if (!rotary || !options_.hf_rows || !has_rotary_pairs(parsed->names) || tensor.shape.rank() == 0)
+    if (!rotary || !options_.hf_rows || !has_rotary_pairs(parsed->convention) || tensor.shape.rank() == 0)
       return out_.add(renamed(tensor, std::move(name)));
     return out_.add(TRY(with_halves(tensor, std::move(name), *TRY(need_pairs(tensor)), rule.rows)));
   }
 
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
-    const bool paired = parsed.rule->rows == Rows::kRotaryQuery && has_rotary_pairs(parsed.names) && options_.hf_rows;
+    const bool paired =
+        parsed.rule->rows == Rows::kRotaryQuery && has_rotary_pairs(parsed.convention) && options_.hf_rows;
     if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; written it is the first one's
       std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
       if (options_.is_target) names.resize(1);

@@ -57,8 +57,9 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   options.rank = arguments.rank;
   options.ranks = ranks;
   options.strategy = arguments.exchange ? Strategy::kExchange : Strategy::kDirect;
-  options.names = find_names(arguments.names);
-  if (!arguments.names.empty() && !options.names) return usage_error("there are no names '" + arguments.names + "'");
+  options.convention = find_convention(arguments.names);
+  if (!arguments.names.empty() && !options.convention)
+    return usage_error("there are no names '" + arguments.names + "'");
 
   const auto device = TRY(open_device(arguments.device, 0, local_rank(process_environment)));
   options.device = device.get();

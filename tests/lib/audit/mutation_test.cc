@@ -82,7 +82,7 @@ Result<std::vector<Finding>> audit_headers(const Question& q, OpenCheckpoint& op
   const Catalog& catalog = open.reader->catalog();
   const ModelConfig config = TRY(read_config(q.config));
   const Family* family = family_of_model_type(config.model_type);
-  if (!detect_names(*family, catalog)) return unsupported("no tensor is named as a parameter of the model");
+  if (!detect_convention(*family, catalog)) return unsupported("no tensor is named as a parameter of the model");
   StructureAudit structure = audit_structure(*open.reader, 1, "/tmp");
   std::vector<Finding> out = std::move(structure.findings);
   is_readable = structure.is_readable && !structure.metadata_only && refusal.empty();

@@ -51,7 +51,7 @@ TensorValue chunk_of(const TensorValue& whole, int dim, Index n, Index k) {
   return out;
 }
 
-// The dimension that tensor parallelism cuts in a Llama, under either naming; -1: none.
+// The dimension that tensor parallelism cuts in a Llama, in either convention; -1: none.
 int tp_dim(const std::string& name) {
   for (const char* rows : {"wq.", "wk.", "wv.", "q_proj", "k_proj", "v_proj", "w1.", "w3.", "gate_proj", "up_proj",
                            "tok_embeddings", "embed_tokens", "lm_head"})
@@ -143,14 +143,14 @@ TEST(Load, GivesEachRankItsPartOfEveryTensor) {
 
 TEST(Load, PermutesRotaryRowsEitherWay) {
   const std::string hf = sample("fsdp4_tp2") + "/hf.safetensors", full = sample("fsdp4_tp2") + "/full.safetensors";
-  for (const auto& [from, names, to] :
-       {std::tuple(checkpoint("fsdp4_tp2"), Names::kHf, hf), std::tuple(hf, Names::kTorchtitan, full)}) {
+  for (const auto& [from, convention, to] :
+       {std::tuple(checkpoint("fsdp4_tp2"), Convention::kHf, hf), std::tuple(hf, Convention::kTorchtitan, full)}) {
     const TensorValues truth = load_checkpoint(to);
     for (const std::string text : {"tp=2", "tp=2,dp_shard=3", "dp_shard=5"}) {
       const Mesh mesh = must(Mesh::parse(text));
       for (Index rank = 0; rank < mesh.ranks(); ++rank) {
         LoadOptions options = options_for(text, rank);
-        options.names = names;
+        options.convention = convention;
         options.config_path = sample("fsdp4_tp2") + "/config.json";
         const Loaded loaded = must(load_all(from, options));
         EXPECT_EQ(names_of(loaded.tensors), names_of(truth));
@@ -187,7 +187,7 @@ TEST(Load, GivesWhatTheFileOfARankHolds) {
     const Mesh mesh = must(Mesh::parse(c.mesh));
     for (Index rank = 0; rank < mesh.ranks(); ++rank) {
       LoadOptions options = options_for(c.mesh, rank);
-      if (c.options[1] == "hf") options.names = Names::kHf;
+      if (c.options[1] == "hf") options.convention = Convention::kHf;
       if (!c.layout.empty()) options.layout = must(load_layout(c.layout, c.mesh));
       if (!c.layout.empty()) options.vocab_padding = VocabularyFill::kZero;
       options.exclude = {"train_state*", "optimizer*"};
@@ -227,7 +227,7 @@ TEST(Load, ConvertsDtypes) {
 TEST(Load, FillsStridesOfTheCallersChoice) {
   const TensorValues truth = load_checkpoint(sample("fsdp4_tp2") + "/hf.safetensors");
   LoadOptions options = options_for("tp=2,dp_shard=2", 3);
-  options.names = Names::kHf;
+  options.convention = Convention::kHf;
   const OpenLoad open = must(open_load(checkpoint("fsdp4_tp2"), options));
   std::vector<std::string> memory;
   std::vector<Destination> destinations;
@@ -331,7 +331,7 @@ void expect_same_on_devices(const std::string& mesh, RankDevice kind) {
     for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
       LoadOptions options = options_for(mesh);
       options.strategy = strategy;
-      options.names = Names::kHf;
+      options.convention = Convention::kHf;
       if (converts) options.dtype = DType::kFloat32;
       const std::vector<Loaded> host = load_on_ranks(checkpoint("fsdp4_tp2"), options);
       for (const bool between_devices : {false, true}) {
@@ -392,7 +392,7 @@ TEST(LoadTogether, AddsUpToTheDigestsOfAConversion) {
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     LoadOptions options = options_for("dp_replicate=2,tp=2,pp=2");
     options.strategy = strategy;
-    options.names = Names::kHf;
+    options.convention = Convention::kHf;
     options.dtype = DType::kFloat32;
     const std::vector<Loaded> ranks = load_on_ranks(from, options);
     const Loaded alone = must(load_all(from, options_for("tp=1")));

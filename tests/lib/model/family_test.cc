@@ -88,9 +88,9 @@ TEST(Family, TablesAreConsistent) {
       const bool has_hole = rule.hf.find("{}") != std::string::npos;
       EXPECT_EQ(has_hole, rule.place == NameRule::Place::kLayer) << rule.hf;
     }
-    for (const Naming& naming : family->namings) {
+    for (const ConventionTable& table : family->conventions) {
       std::set<std::string_view> names;
-      for (const StoredRule& stored : naming.rules) {
+      for (const StoredRule& stored : table.rules) {
         EXPECT_TRUE(names.insert(stored.stored).second) << stored.stored;
         for (std::size_t p = 0; p < stored.part_count(); ++p) {
           const auto rule = std::find_if(family->rules.begin(), family->rules.end(),
@@ -118,7 +118,7 @@ TEST(Family, IsDetectedByWhatItAloneHas) {
     const auto detected = detect_family(catalog);
     ASSERT_TRUE(detected) << name;
     EXPECT_EQ(detected->family->name, family) << name;
-    EXPECT_EQ(detected->names, Names::kHf);
+    EXPECT_EQ(detected->convention, Convention::kHf);
     EXPECT_EQ(detect_family(catalog, &config)->family->model_types.front(),
               family_of_model_type(config.model_type)->model_types.front());
   }
@@ -246,9 +246,9 @@ TEST(Family, MoreTensorsThanAnyModelHasAreRefused) {
 }
 
 TEST(Family, MistralSharesLlamasTorchtitanNames) {
-  EXPECT_TRUE(kMistralFamily.has_names(Names::kTorchtitan));
-  EXPECT_FALSE(kGemma3Family.has_names(Names::kTorchtitan));
-  EXPECT_EQ(rename_key(kMistralFamily, "model.layers.3.self_attn.q_proj.weight", Names::kTorchtitan),
+  EXPECT_TRUE(kMistralFamily.has_convention(Convention::kTorchtitan));
+  EXPECT_FALSE(kGemma3Family.has_convention(Convention::kTorchtitan));
+  EXPECT_EQ(rename_key(kMistralFamily, "model.layers.3.self_attn.q_proj.weight", Convention::kTorchtitan),
             "layers.3.attention.wq.weight");
 }
 

@@ -197,7 +197,7 @@ TEST(Packing, PackingAndUnpackingAreInverse) {
     all.push_back(model.tensors().size());
     ASSERT_TRUE(model.add(std::move(t)));
   }
-  const auto groups = pack(kQwen3MoeFamily, Names::kTorchtitan, model, all);
+  const auto groups = pack(kQwen3MoeFamily, Convention::kTorchtitan, model, all);
   ASSERT_TRUE(groups) << groups.error().message();
   std::map<std::string, Dims> stored;
   for (const PackedGroup& g : *groups) {
@@ -233,7 +233,7 @@ TEST(Packing, APartThatIsMissingIsNamed) {
     t.shape = {4, 4};
     ASSERT_TRUE(model.add(std::move(t)));
   }
-  const auto groups = pack(kLlamaFamily, Names::kMegatron, model, {0, 1});
+  const auto groups = pack(kLlamaFamily, Convention::kMegatron, model, {0, 1});
   ASSERT_FALSE(groups);
   EXPECT_THAT(groups.error().message(), HasSubstr("'model.layers.0.self_attn.k_proj.weight' is not there"));
 }
@@ -300,9 +300,9 @@ TEST(FamilyFile, IsAFamilyLikeTheOthers) {
   ASSERT_TRUE(family) << family.error().message();
   EXPECT_EQ((*family)->name, "mine");
   EXPECT_TRUE((*family)->knows_model_type("mine"));
-  EXPECT_TRUE((*family)->has_names(Names::kMegatron));
-  EXPECT_FALSE((*family)->has_names(Names::kTorchtitan));
-  EXPECT_EQ(rename_key(**family, "b.3.q.weight", Names::kMegatron), "d.3.q");
+  EXPECT_TRUE((*family)->has_convention(Convention::kMegatron));
+  EXPECT_FALSE((*family)->has_convention(Convention::kTorchtitan));
+  EXPECT_EQ(rename_key(**family, "b.3.q.weight", Convention::kMegatron), "d.3.q");
   EXPECT_EQ(canonical_key(**family, "d.3.q"), "b.3.q.weight");
   EXPECT_TRUE(parse_name(**family, "d.0.fc1")->is_packed());
   ModelConfig config = config_of(4, 4, 2);
