@@ -1,0 +1,964 @@
+// What is read from the `.metadata` of torch.distributed.checkpoint: of real checkpoints, and of pickles made by hand.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "formats/dcp/dcp.h"
+#include "formats/dcp/metadata_writer.h"
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/pickle_values.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using namespace pickled;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::Pair;
+using testing::UnorderedElementsAreArray;
+
+const std::string kMetadata = "torch.distributed.checkpoint.metadata";
+const std::string kFilesystem = "torch.distributed.checkpoint.filesystem";
+
+std::string small(const std::string& name) { return std::string(RESHARD_TEST_DATA) + "/dcp_small/" + name; }
+
+// The catalog that the metadata of a directory make; the other files are not looked at.
+Result<std::unique_ptr<Reader>> open(const std::string& path, bool validated = true) {
+  return kDcpFormat.open(path, {.files_too = false, .validated = validated});
+}
+
+// "[0:2, 0:3] in __0_0.distcp at 864, 1180 bytes"
+std::string shown(const Catalog& catalog, const Fragment& f) {
+  return to_string(f.box) + " in " + catalog.files[f.extent.file].path + " at " + std::to_string(f.extent.offset) +
+         ", " + std::to_string(f.extent.length) + " bytes";
+}
+std::vector<std::string> shown(const Catalog& catalog, const FragmentList& fragments) {
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < fragments.size(); ++i) out.push_back(shown(catalog, fragments.get(i)));
+  return out;
+}
+
+std::string shown(const KeyPath& path) {
+  std::string out;
+  for (const auto& part : path) {
+    if (const auto* name = std::get_if<std::string>(&part))
+      out += "/" + *name;
+    else
+      out += "[" + std::to_string(std::get<Index>(part)) + "]";
+  }
+  return out;
+}
+
+// "model.weight bfloat16 [2, 3]"
+std::vector<std::string> tensors_of(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (const Tensor& t : catalog.tensors())
+    out.push_back(t.name + " " + std::string(info(t.dtype).torch_name) + " " + to_string(t.shape));
+  return out;
+}
+std::vector<std::string> blobs_of(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (const Blob& b : catalog.blobs)
+    out.push_back(b.name + " in " + catalog.files[b.extent.file].path + " at " + std::to_string(b.extent.offset) +
+                  ", " + std::to_string(b.extent.length) + " bytes");
+  return out;
+}
+std::vector<std::string> files_of(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (const CatalogFile& f : catalog.files) out.push_back(f.path);
+  return out;
+}
+std::string attribute(const Catalog& catalog, const std::string& name) {
+  for (const auto& [key, value] : catalog.attributes)
+    if (key == name) return value;
+  return "";
+}
+
+// ---- real checkpoints
+
+// expected.json is what torch itself says of each tensor.
+TEST(DcpMetadata, RealCheckpointsHaveTorchsNamesTypesAndShapes) {
+  std::vector<std::pair<std::string, std::string>> checkpoints;
+  for (const std::string name : {"ck1", "ck2", "ck4", "ck4low", "ckf_fsdp", "ckf_fsdptp", "ckf_hsdp", "ckz"})
+    checkpoints.emplace_back(small(name), small("expected/" + name + ".json"));
+  for (const std::string name : {"fsdp8", "fsdp2_tp2_optim"})
+    checkpoints.emplace_back(sample(name) + "/checkpoint", sample(name) + "/expected.json");
+  for (const auto& [path, truth] : checkpoints) {
+    SCOPED_TRACE(path);
+    const auto reader = open(path);
+    ASSERT_TRUE(reader) << reader.error().message();
+    const Json json = *parse_json(read_file(truth), truth);
+    std::vector<std::string> expected;
+    for (const Json::Member& m : *json.as_object()) {
+      Dims shape;
+      for (const Json& n : *m.value.get_array("shape")) shape.push_back(*n.as_index());
+      expected.push_back(m.key + " " + std::string(*m.value.get_string("dtype")) + " " + to_string(shape));
+    }
+    EXPECT_THAT(tensors_of((*reader)->catalog()), UnorderedElementsAreArray(expected));
+  }
+}
+
+TEST(DcpMetadata, SaysWhereEachItemOfARealCheckpointLies) {
+  const auto reader = open(small("ck2"));
+  ASSERT_TRUE(reader) << reader.error().message();
+  const Catalog& catalog = (*reader)->catalog();
+  EXPECT_THAT(tensors_of(catalog), ElementsAre("v bfloat16 [2, 3]", "w bfloat16 [2, 3]"));
+  EXPECT_THAT(shown(catalog, catalog.tensors()[0].fragments),
+              ElementsAre("[0:2, 0:3] in __0_0.distcp at 2044, 1180 bytes"));
+  EXPECT_THAT(shown(catalog, catalog.tensors()[1].fragments),
+              ElementsAre("[0:2, 0:3] in __0_0.distcp at 864, 1180 bytes"));
+  EXPECT_THAT(blobs_of(catalog), ElementsAre("n.s in __0_0.distcp at 0, 864 bytes"));
+  EXPECT_EQ(shown(catalog.blobs[0].path), "/n/s");
+  EXPECT_EQ(shown(catalog.tensors()[0].path), "/v");
+  EXPECT_FALSE(catalog.tensors()[0].located);  // the items are known, what is in them not yet
+  EXPECT_THAT(catalog.attributes,
+              ElementsAre(Pair("format", "PyTorch DCP"), Pair("torch", "2.4 or later"), Pair("python", "3.13")));
+  EXPECT_THAT(catalog.warnings, IsEmpty());
+}
+
+// Chunks stand in the order in which ranks planned them; a rank without rows has an empty chunk, and an item of it.
+TEST(DcpMetadata, KeepsTheOrderOfChunksOfARealCheckpoint) {
+  const auto reader = open(small("ck4"));
+  ASSERT_TRUE(reader) << reader.error().message();
+  const Catalog& catalog = (*reader)->catalog();
+  const auto fragments = [&](std::string_view name) {
+    return shown(catalog, catalog.tensors()[*catalog.find(name)].fragments);
+  };
+  EXPECT_THAT(fragments("colw"), ElementsAre("[0:2, 0:8] in __0_0.distcp at 4404, 1244 bytes",  //
+                                             "[4:6, 0:8] in __1_0.distcp at 5268, 1244 bytes",
+                                             "[2:4, 0:8] in __2_0.distcp at 6764, 1244 bytes",
+                                             "[6:8, 0:8] in __3_0.distcp at 8680, 1244 bytes"));
+  EXPECT_THAT(
+      fragments("uneven5"),
+      ElementsAre("[0:2, 0:2] in __0_0.distcp at 2044, 1180 bytes", "[2:4, 0:2] in __1_0.distcp at 2908, 1180 bytes",
+                  "[4:5, 0:2] in __2_0.distcp at 2044, 1180 bytes", "[5:5, 0:2] in __3_0.distcp at 2908, 1116 bytes"));
+  EXPECT_THAT(fragments("empty_t"), ElementsAre("[0:0, 0:3] in __1_0.distcp at 10180, 1116 bytes"));
+  EXPECT_THAT(fragments("scalar"), ElementsAre("[] in __3_0.distcp at 13592, 1180 bytes"));
+  EXPECT_THAT(fragments("hsdpb"), ElementsAre("[0:1, 0:2] in __2_0.distcp at 4404, 1180 bytes",
+                                              "[1:2, 0:2] in __3_0.distcp at 6320, 1180 bytes"));
+}
+
+TEST(DcpMetadata, KeepsTheKeyPathsOfARealCheckpoint) {
+  const auto reader = open(small("ck1"));
+  ASSERT_TRUE(reader) << reader.error().message();
+  const Catalog& catalog = (*reader)->catalog();
+  EXPECT_EQ(catalog.tensors().size(), 19u);
+  EXPECT_EQ(catalog.blobs.size(), 18u);
+  std::map<std::string, std::string> paths;
+  for (const Tensor& t : catalog.tensors()) paths[t.name] = shown(t.path);
+  for (const Blob& b : catalog.blobs) paths[b.name] = shown(b.path);
+  EXPECT_EQ(paths["model.weight"], "/model/weight");
+  EXPECT_EQ(paths["optimizer.state.0.exp_avg"], "/optimizer/state/0/exp_avg");       // a key of a dict
+  EXPECT_EQ(paths["optimizer.param_groups.0.lr"], "/optimizer/param_groups[0]/lr");  // a place in a list
+  EXPECT_EQ(paths["lst.0"], "/lst[0]");
+  EXPECT_EQ(paths["lst.1.a"], "/lst[1]/a");
+}
+
+TEST(DcpMetadata, TellsTheVersionsOfARealCheckpoint) {
+  const auto newer = open(small("wt"));
+  ASSERT_TRUE(newer) << newer.error().message();
+  EXPECT_EQ(attribute((*newer)->catalog(), "torch"), "2.9 or later");
+  EXPECT_EQ(attribute((*newer)->catalog(), "python"), "");  // protocol 2: not torch's own pickler
+  for (const std::string name : {"tp8", "fsdp16", "hsdp2x4", "fsdp4_tp2", "pp2_tp4", "single"}) {
+    const auto older = open(sample(name) + "/checkpoint");
+    ASSERT_TRUE(older) << older.error().message();
+    EXPECT_EQ(attribute((*older)->catalog(), "torch"), "2.4 or later") << name;
+    EXPECT_EQ(attribute((*older)->catalog(), "python"), "3.13") << name;
+  }
+}
+
+// Of eight ranks and 129 items: every box is stored once, by the rank whose file holds it.
+TEST(DcpMetadata, ReadsPipelineStagesOfARealCheckpoint) {
+  const auto reader = open(sample("pp2_tp4") + "/checkpoint");
+  ASSERT_TRUE(reader) << reader.error().message();
+  const Catalog& catalog = (*reader)->catalog();
+  EXPECT_EQ(catalog.tensors().size(), 39u);
+  std::size_t items = 0;
+  for (const Tensor& t : catalog.tensors()) {
+    items += t.fragments.size();
+    EXPECT_TRUE(t.replicas.empty());
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+      const std::string& file = catalog.files[t.fragments.extent(i).file].path;
+      if (t.name.starts_with("layers.0.")) EXPECT_LT(file, "__4_0.distcp") << t.name;
+      if (t.name.starts_with("layers.3.")) EXPECT_GE(file, "__4_0.distcp") << t.name;
+    }
+  }
+  EXPECT_EQ(items, 129u);
+}
+
+// ---- pickles made by hand
+
+Value size(const std::vector<Index>& dims) { return call(global("torch", "Size"), {integers(dims)}); }
+Value layout(const std::string& name = "torch.strided") {
+  return call(global("torch.serialization", "_get_layout"), {text(name)});
+}
+Value memory_format() { return call(global(kMetadata, "_MEM_FORMAT_ENCODING"), {integer(0)}); }
+Value dtype(const std::string& name = "float32") { return global("torch", name); }
+Value properties(Value type = dtype()) {
+  return object(global(kMetadata, "TensorProperties"),
+                tuple({std::move(type), layout(), boolean(false), memory_format(), boolean(false)}));
+}
+Value of_class(const std::string& name, const Fields& fields, const std::string& module = kMetadata) {
+  return object(global(module, name), fields_of(fields));
+}
+Value chunk(const std::vector<Index>& offsets, const std::vector<Index>& sizes) {
+  return of_class("ChunkStorageMetadata", {{"offsets", size(offsets)}, {"sizes", size(sizes)}});
+}
+Value tensor_entry(const std::vector<Index>& shape, Values chunks, Value type = properties()) {
+  return of_class("TensorStorageMetadata",
+                  {{"properties", std::move(type)}, {"size", size(shape)}, {"chunks", list(std::move(chunks))}});
+}
+Value bytes_entry() { return object(global(kMetadata, "BytesStorageMetadata")); }
+Value item_of(const std::string& fqn, const std::vector<Index>& offset, Index index) {
+  return of_class("MetadataIndex", {{"fqn", text(fqn)}, {"index", integer(index)}, {"offset", size(offset)}});
+}
+Value item_of(const std::string& fqn) { return of_class("MetadataIndex", {{"fqn", text(fqn)}, {"index", none()}}); }
+Value place(const std::string& path, Index offset, Index length) {
+  return of_class("_StorageInfo",
+                  {{"relative_path", text(path)}, {"offset", integer(offset)}, {"length", integer(length)}},
+                  kFilesystem);
+}
+
+// One float32 tensor w of [2, 3] in two rows, and one object; each part can be exchanged for another.
+struct Parts {
+  Value size = reshard::size({2, 3});
+  Value properties = reshard::properties();
+  Value chunks = list({chunk({0, 0}, {1, 3}), chunk({1, 0}, {1, 3})});
+  Value tensor = nullptr;   // instead of the three above
+  Value entries = nullptr;  // instead of all of state_dict_metadata
+  Entries more_entries = {};
+  Entries storage = {{item_of("w", {0, 0}, 0), place("__0_0.distcp", 0, 600)},
+                     {item_of("w", {1, 0}, 1), place("__0_0.distcp", 600, 600)},
+                     {item_of("step"), place("__0_0.distcp", 1200, 359)}};
+  Value storage_data = nullptr;  // instead of `storage`
+  Fields fields = {{"planner_data", dict({{text("w"), tuple({text("w")})}, {text("step"), tuple({text("step")})}})}};
+  std::string module = kMetadata;
+
+  std::string bytes() const {
+    const Value w = tensor ? tensor
+                           : of_class("TensorStorageMetadata",
+                                      {{"properties", properties}, {"size", size}, {"chunks", chunks}}, module);
+    Entries all = {{text("w"), w}, {text("step"), object(global(module, "BytesStorageMetadata"))}};
+    all.insert(all.end(), more_entries.begin(), more_entries.end());
+    Fields of_metadata = {{"state_dict_metadata", entries ? entries : dict(all)}};
+    of_metadata.insert(of_metadata.end(), fields.begin(), fields.end());
+    of_metadata.emplace_back("storage_data", storage_data ? storage_data : dict(storage));
+    return bytes_of(of_class("Metadata", of_metadata, module));
+  }
+};
+
+class DcpMetadataTest : public testing::Test {
+ protected:
+  void write(const std::string& bytes, const std::string& name = ".metadata") { dir_.write(name, bytes); }
+  void write(const Parts& parts, const std::string& name = ".metadata") { write(parts.bytes(), name); }
+
+  // The catalog of what was written. Fails the test where it is refused.
+  const Catalog& catalog(bool validated = true) {
+    auto reader = open(dir_.path(), validated);
+    if (reader) {
+      reader_ = *std::move(reader);
+      return reader_->catalog();
+    }
+    ADD_FAILURE() << reader.error().message();
+    static const Catalog nothing;
+    return nothing;
+  }
+  const Catalog& catalog_of(const Parts& parts, bool validated = true) {
+    write(parts);
+    return catalog(validated);
+  }
+
+  // Why what was written is refused, with D for the directory.
+  std::string refusal() {
+    const auto reader = open(dir_.path());
+    if (reader) return "accepted";
+    code_ = reader.error().code();
+    std::string message = reader.error().message();
+    for (auto at = message.find(dir_.path()); at != std::string::npos; at = message.find(dir_.path()))
+      message.replace(at, dir_.path().size(), "D");
+    return message;
+  }
+  std::string refusal_of(const Parts& parts) {
+    write(parts);
+    return refusal();
+  }
+
+  TempDir dir_;
+  std::unique_ptr<Reader> reader_;
+  ErrorCode code_ = ErrorCode::kInternal;
+};
+
+TEST_F(DcpMetadataTest, ReadsWhatIsMadeByHand) {
+  const Catalog& c = catalog_of({});
+  EXPECT_THAT(tensors_of(c), ElementsAre("w float32 [2, 3]"));
+  EXPECT_THAT(shown(c, c.tensors()[0].fragments), ElementsAre("[0:1, 0:3] in __0_0.distcp at 0, 600 bytes",
+                                                              "[1:2, 0:3] in __0_0.distcp at 600, 600 bytes"));
+  EXPECT_THAT(blobs_of(c), ElementsAre("step in __0_0.distcp at 1200, 359 bytes"));
+  EXPECT_THAT(files_of(c), ElementsAre("__0_0.distcp"));
+  EXPECT_EQ(attribute(c, "torch"), "2.3 or later, or another writer");
+}
+
+TEST_F(DcpMetadataTest, KnowsEveryTypeOfElement) {
+  for (int i = 0; i <= static_cast<int>(DType::kComplex128); ++i) {
+    const auto type = static_cast<DType>(i);
+    const Catalog& c = catalog_of({.properties = properties(dtype(std::string(info(type).torch_name)))});
+    EXPECT_EQ(c.tensors()[0].dtype, type);
+  }
+}
+
+// torch/distributed/checkpoint/metadata.py, TensorProperties.__getstate__: a tuple of five; before 2.3 an object of
+// _shard.sharded_tensor.metadata, with its fields by name or as a tuple; of a later one only the first element counts.
+TEST_F(DcpMetadataTest, ReadsPropertiesOfAllVersions) {
+  const std::string old = "torch.distributed._shard.sharded_tensor.metadata";
+  const Value type = dtype("bfloat16");
+  const Value states[] = {
+      tuple({type, layout(), boolean(false), memory_format(), boolean(false)}),
+      tuple({type, layout(), boolean(false), memory_format(), boolean(false), integer(7)}),
+      tuple({type}),
+      fields_of({{"layout", layout()}, {"dtype", type}, {"requires_grad", boolean(true)}}),
+      // Sparse layouts and gradients change nothing of the bytes that are stored for a dense chunk.
+      tuple({type, layout("torch.sparse_coo"), boolean(true), memory_format(), boolean(true)}),
+  };
+  for (const Value& state : states) {
+    for (const auto& [module, torch] :
+         std::map<std::string, std::string>{{kMetadata, "2.3 or later, or another writer"}, {old, "2.0 to 2.2"}}) {
+      const Catalog& c = catalog_of({.properties = object(global(module, "TensorProperties"), state)});
+      ASSERT_EQ(c.tensors().size(), 1u);
+      EXPECT_EQ(c.tensors()[0].dtype, DType::kBFloat16);
+      EXPECT_EQ(attribute(c, "torch"), torch);
+    }
+  }
+}
+
+TEST_F(DcpMetadataTest, RefusesPropertiesWithoutAType) {
+  const auto refused = [&](Value state) {
+    return refusal_of({.properties = object(global(kMetadata, "TensorProperties"), std::move(state))});
+  };
+  const std::string expected = "D/.metadata: 'w': D/.metadata: TensorProperties: expected a torch dtype, got ";
+  EXPECT_THAT(refused(tuple({})), testing::StartsWith(expected + "an object torch.distributed.checkpoint.metadata"));
+  EXPECT_THAT(refused(tuple({text("float32")})), testing::StartsWith(expected));
+  EXPECT_THAT(refused(tuple({global("numpy.core", "float32")})), testing::StartsWith(expected));
+  EXPECT_THAT(refused(fields_of({{"type", dtype()}})), testing::StartsWith(expected));
+  EXPECT_THAT(refused(list({dtype()})), testing::StartsWith(expected));
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+  EXPECT_EQ(refused(tuple({dtype("quint8")})), "D/.metadata: 'w': dtype torch.quint8 is not supported");
+  EXPECT_EQ(code_, ErrorCode::kUnsupported);
+}
+
+// The classes stood under _shard until torch 2.0.
+TEST_F(DcpMetadataTest, KnowsTheClassesUnderTheirOldName) {
+  const std::string old = "torch.distributed._shard.checkpoint.";
+  Parts parts{.chunks = list({of_class("ChunkStorageMetadata", {{"offsets", size({0, 0})}, {"sizes", size({2, 3})}},
+                                       old + "metadata")}),
+              .module = old + "metadata"};
+  const auto index = [&](const Fields& fields) { return of_class("MetadataIndex", fields, old + "metadata"); };
+  const auto stored = [&](Index offset, Index length) {
+    return of_class("_StorageInfo",
+                    {{"relative_path", text("__0_0.distcp")}, {"offset", integer(offset)}, {"length", integer(length)}},
+                    old + "filesystem");
+  };
+  parts.storage = {{index({{"fqn", text("w")}, {"offset", size({0, 0})}, {"index", none()}}), stored(0, 700)},
+                   {index({{"fqn", text("step")}, {"offset", none()}, {"index", none()}}), stored(700, 300)}};
+  const Catalog& c = catalog_of(parts);
+  EXPECT_THAT(shown(c, c.tensors()[0].fragments), ElementsAre("[0:2, 0:3] in __0_0.distcp at 0, 700 bytes"));
+  EXPECT_THAT(blobs_of(c), ElementsAre("step in __0_0.distcp at 700, 300 bytes"));
+}
+
+TEST_F(DcpMetadataTest, TellsTheVersionOfTorchByTheFieldsItAdded) {
+  const auto torch = [&](Fields more) {
+    Parts parts;
+    parts.fields.insert(parts.fields.end(), more.begin(), more.end());
+    return attribute(catalog_of(parts), "torch");
+  };
+  const Value meta = of_class("StorageMeta", {{"checkpoint_id", text("ck")}, {"save_id", text("x")}});
+  const Value with_modules = of_class("StorageMeta", {{"checkpoint_id", text("ck")}, {"modules", list({})}});
+  EXPECT_EQ(torch({}), "2.3 or later, or another writer");
+  EXPECT_EQ(torch({{"storage_meta", none()}}), "2.3 or later, or another writer");
+  EXPECT_EQ(torch({{"storage_meta", meta}}), "2.4 or later");
+  EXPECT_EQ(torch({{"storage_meta", with_modules}}), "2.7 or later");
+  EXPECT_EQ(torch({{"storage_meta", meta}, {"version", text("1.0.0")}}), "2.9 or later");
+  EXPECT_EQ(torch({{"storage_meta", meta}, {"what_comes_next", dict({})}}), "2.4 or later");  // unknown: left alone
+}
+
+// Items that went through an extension (torch 2.7, _extension.py) name it; zstd is the one that exists.
+TEST_F(DcpMetadataTest, KnowsItemsThatAreCompressed) {
+  const auto with = [](Value transforms) {
+    Parts parts;
+    parts.storage[2].second = of_class("_StorageInfo",
+                                       {{"relative_path", text("__0_0.distcp")},
+                                        {"offset", integer(1200)},
+                                        {"length", integer(359)},
+                                        {"transform_descriptors", std::move(transforms)}},
+                                       kFilesystem);
+    return parts;
+  };
+  EXPECT_EQ(attribute(catalog_of(with(list({text("stream.zstd/1")}))), "torch"), "2.7 or later");
+  EXPECT_EQ(attribute(catalog_of(with(list({}))), "torch"), "2.3 or later, or another writer");
+  EXPECT_EQ(attribute(catalog_of(with(none())), "torch"), "2.3 or later, or another writer");
+  EXPECT_EQ(refusal_of(with(list({text("stream.lz4/1")}))),
+            "D/.metadata: 'step' is stored through the transform ['stream.lz4/1']; only stream.zstd/1 is known");
+  EXPECT_EQ(code_, ErrorCode::kUnsupported);
+  EXPECT_EQ(
+      refusal_of(with(list({text("stream.zstd/1"), text("stream.zstd/1")}))),
+      "D/.metadata: 'step' is stored through the transform ['stream.zstd/1', 'stream.zstd/1']; only stream.zstd/1 "
+      "is known");
+}
+
+TEST_F(DcpMetadataTest, RefusesWhatIsNoMetadata) {
+  write(bytes_of(dict({})));
+  EXPECT_EQ(refusal(), "D/.metadata: root: expected torch.distributed.checkpoint's Metadata, got a dict of 0");
+  write(bytes_of(of_class("StorageMeta", {})));
+  EXPECT_THAT(refusal(),
+              testing::StartsWith("D/.metadata: root: expected torch.distributed.checkpoint's Metadata, got "));
+  write(bytes_of(object(global(kMetadata, "Metadata"), tuple({}))));
+  EXPECT_EQ(refusal(), "D/.metadata: Metadata: expected a dict of fields, got a tuple of 0");
+  write(bytes_of(of_class("Metadata", {})));
+  EXPECT_EQ(refusal(), "D/.metadata: Metadata: expected a field 'state_dict_metadata', got a dict of 0");
+  write(bytes_of(of_class("Metadata", {{"state_dict_metadata", dict({})}})));
+  EXPECT_EQ(refusal(), "D/.metadata: Metadata: expected a field 'storage_data', got a dict of 1");
+  EXPECT_EQ(refusal_of({.entries = list({})}), "D/.metadata: state_dict_metadata: expected a dict, got a list of 0");
+  EXPECT_EQ(refusal_of({.storage_data = none()}), "D/.metadata: storage_data: expected a dict, got None");
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+}
+
+TEST_F(DcpMetadataTest, AnEmptyStateIsACheckpointOfNothing) {
+  const Catalog& c = catalog_of({.entries = dict({}), .storage = {}, .fields = {}});
+  EXPECT_THAT(c.tensors(), IsEmpty());
+  EXPECT_THAT(c.blobs, IsEmpty());
+}
+
+// A name from elsewhere means that the pickle was written to be executed.
+TEST_F(DcpMetadataTest, RefusesGlobalsOfOtherPackages) {
+  const auto refused = [&](Value value) { return refusal_of({.fields = {{"storage_meta", std::move(value)}}}); };
+  EXPECT_EQ(
+      refused(call(global("os", "system"), {text("true")})),
+      "D/.metadata: the pickle names 'os.system', which no checkpoint needs; refused (nothing in it was executed)");
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+  EXPECT_THAT(refused(global("builtins", "eval")), testing::HasSubstr("names 'builtins.eval', which no"));
+  EXPECT_THAT(refused(global("torchx.evil", "f")), testing::HasSubstr("names 'torchx.evil.f', which no"));
+  for (const auto& [module, name] :
+       std::vector<std::pair<std::string, std::string>>{{"pathlib", "PosixPath"},
+                                                        {"pathlib._local", "PosixPath"},
+                                                        {"collections", "OrderedDict"},
+                                                        {"builtins", "set"},
+                                                        {"builtins", "getattr"},
+                                                        {"megatron.core.dist_checkpointing.mapping", "ShardedObject"}})
+    EXPECT_EQ(refused(global(module, name)), "accepted") << module << name;
+}
+
+TEST_F(DcpMetadataTest, TellsPythonByWhatItPickles) {
+  const auto python = [&](Value checkpoint_id, char protocol = 2) {
+    Parts parts;
+    parts.fields.emplace_back("storage_meta", of_class("StorageMeta", {{"checkpoint_id", std::move(checkpoint_id)}}));
+    std::string bytes = parts.bytes();
+    bytes[1] = protocol;
+    write(bytes);
+    return attribute(catalog(), "python");
+  };
+  EXPECT_EQ(python(call(global("pathlib._local", "PosixPath"), {text("ck")}), 4), "3.13");
+  EXPECT_EQ(python(call(global("pathlib", "PosixPath"), {text("ck")}), 4), "3.8 to 3.12");
+  EXPECT_EQ(python(call(global("pathlib", "PosixPath"), {text("ck")}), 5), "3.14 or later");
+  EXPECT_EQ(python(global("builtins", "getattr"), 4), "3.11.0 to 3.11.3");
+  EXPECT_EQ(python(none(), 2), "");
+}
+
+TEST_F(DcpMetadataTest, RefusesEntriesOfOtherKinds) {
+  const auto refused = [&](Value entry) { return refusal_of({.entries = dict({{text("x"), std::move(entry)}})}); };
+  const std::string expected =
+      "D/.metadata: 'x': D/.metadata: state_dict_metadata: expected TensorStorageMetadata or BytesStorageMetadata, "
+      "got ";
+  EXPECT_EQ(refused(none()), expected + "None");
+  EXPECT_EQ(refused(dict({})), expected + "a dict of 0");
+  EXPECT_THAT(refused(of_class("ChunkStorageMetadata", {})), testing::StartsWith(expected + "an object "));
+  EXPECT_THAT(refused(global(kMetadata, "TensorStorageMetadata")), testing::StartsWith(expected));
+  // A class of that name from elsewhere is another class.
+  EXPECT_THAT(refused(object(global("torch.other", "BytesStorageMetadata"))), testing::StartsWith(expected));
+  EXPECT_EQ(refusal_of({.entries = dict({{integer(3), bytes_entry()}})}),
+            "D/.metadata: state_dict_metadata: expected a string as key, got an int 3");
+}
+
+TEST_F(DcpMetadataTest, RefusesTensorsWithMissingFields) {
+  const auto refused = [&](const Fields& fields) {
+    return refusal_of({.tensor = of_class("TensorStorageMetadata", fields)});
+  };
+  const auto says = [](const std::string& name, int got) {
+    return "D/.metadata: 'w': D/.metadata: TensorStorageMetadata: expected a field '" + name + "', got a dict of " +
+           std::to_string(got);
+  };
+  EXPECT_EQ(refused({{"size", size({2})}, {"chunks", list({})}}), says("properties", 2));
+  EXPECT_EQ(refused({{"properties", properties()}, {"chunks", list({})}}), says("size", 2));
+  EXPECT_EQ(refused({{"properties", properties()}, {"size", size({2})}}), says("chunks", 2));
+  EXPECT_EQ(refusal_of({.tensor = object(global(kMetadata, "TensorStorageMetadata"))}),
+            "D/.metadata: 'w': D/.metadata: TensorStorageMetadata: expected a field 'properties', got None");
+  EXPECT_EQ(refusal_of({.chunks = none()}),
+            "D/.metadata: 'w': no list of chunks: the metadata is older than torch 2.0");
+  EXPECT_EQ(code_, ErrorCode::kUnsupported);
+}
+
+TEST_F(DcpMetadataTest, FieldsThatAreNotKnownChangeNothing) {
+  const Catalog& c = catalog_of(
+      {.tensor = of_class("TensorStorageMetadata", {{"future", list({integer(1)})},
+                                                    {"properties", properties()},
+                                                    {"size", size({2, 3})},
+                                                    {"chunks", list({chunk({0, 0}, {1, 3}), chunk({1, 0}, {1, 3})})},
+                                                    {"other", none()}})});
+  EXPECT_THAT(tensors_of(c), ElementsAre("w float32 [2, 3]"));
+}
+
+TEST_F(DcpMetadataTest, RefusesSizesThatAreNone) {
+  const auto refused = [&](Value v) { return refusal_of({.size = std::move(v)}); };
+  const std::string at = "D/.metadata: 'w': D/.metadata: size: expected ";
+  EXPECT_EQ(refused(integer(6)), at + "a tuple of integers, got an int 6");
+  EXPECT_EQ(refused(none()), at + "a tuple of integers, got None");
+  EXPECT_EQ(refused(size({2, -3})), at + "integers of 0 or more, got a tuple of 2");
+  EXPECT_EQ(refused(tuple({integer(2), text("3")})), at + "integers of 0 or more, got a tuple of 2");
+  EXPECT_EQ(refused(tuple({integer(2), number(3)})), at + "integers of 0 or more, got a tuple of 2");
+  EXPECT_EQ(refused(integers({1, 1, 1, 1, 1, 1, 1, 1, 1})), at + "at most 8 dimensions, got a tuple of 9");
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+}
+
+TEST_F(DcpMetadataTest, RefusesSizesWhoseBytesCannotBeCounted) {
+  EXPECT_EQ(refusal_of({.size = size({Index{1} << 40, Index{1} << 40})}),
+            "D/.metadata: 'w': size [1099511627776, 1099511627776] overflows");
+  EXPECT_EQ(refusal_of({.size = size({Index{1} << 61})}), "D/.metadata: 'w': size [2305843009213693952] overflows");
+  EXPECT_EQ(refusal_of({.size = size({INT64_MAX, 2, 0})}).substr(0, 22), "D/.metadata: 'w': size");
+  const Value huge = [](pickle::PickleWriter& w) {  // 2^64, which no 64-bit integer holds
+    w.mark();
+    w.big_integer(std::string_view("\0\0\0\0\0\0\0\0\1", 9));
+    w.tuple_from_mark();
+  };
+  EXPECT_EQ(refusal_of({.size = huge}),
+            "D/.metadata: 'w': D/.metadata: size: expected integers of 0 or more, got a tuple of 1");
+  // What can be counted is taken as it is, however large.
+  const Index rows = (Index{1} << 61) - 1;
+  const Catalog& c = catalog_of({.size = size({rows}),
+                                 .chunks = list({chunk({0}, {rows})}),
+                                 .storage = {{item_of("w", {0}, 0), place("__0_0.distcp", 0, INT64_MAX)},
+                                             {item_of("step"), place("__1_0.distcp", 0, 1)}}});
+  EXPECT_THAT(tensors_of(c), ElementsAre("w float32 [2305843009213693951]"));
+}
+
+TEST_F(DcpMetadataTest, SizesMayBeListsAndTuples) {
+  for (const Value& v : {integers({2, 3}), list({integer(2), integer(3)})})
+    EXPECT_THAT(tensors_of(catalog_of({.size = v})), ElementsAre("w float32 [2, 3]"));
+}
+
+TEST_F(DcpMetadataTest, RefusesChunksThatAreNone) {
+  const auto refused = [&](Values chunks) { return refusal_of({.chunks = list(std::move(chunks))}); };
+  EXPECT_EQ(refused({none()}), "D/.metadata: 'w': D/.metadata: chunks: expected ChunkStorageMetadata, got None");
+  EXPECT_EQ(refused({object(global(kMetadata, "ChunkStorageMetadata"))}),
+            "D/.metadata: 'w': D/.metadata: ChunkStorageMetadata: expected a dict of fields, got None");
+  EXPECT_EQ(refused({of_class("ChunkStorageMetadata", {{"sizes", size({1, 3})}})}),
+            "D/.metadata: 'w': D/.metadata: ChunkStorageMetadata: expected a field 'offsets', got a dict of 1");
+  EXPECT_EQ(refused({of_class("ChunkStorageMetadata", {{"offsets", size({0, 0})}})}),
+            "D/.metadata: 'w': D/.metadata: ChunkStorageMetadata: expected a field 'sizes', got a dict of 1");
+  EXPECT_EQ(refused({chunk({-1, 0}, {1, 3})}),
+            "D/.metadata: 'w': D/.metadata: offsets: expected integers of 0 or more, got a tuple of 2");
+  EXPECT_EQ(refused({chunk({0, 0}, {1, -3})}),
+            "D/.metadata: 'w': D/.metadata: sizes: expected integers of 0 or more, got a tuple of 2");
+  const auto outside = [](const std::string& which, const std::string& at, const std::string& of_size) {
+    return "D/.metadata: 'w': chunk " + which + " at " + at + " of size " + of_size +
+           " lies outside the tensor's size [2, 3]";
+  };
+  EXPECT_EQ(refused({chunk({0, 0}, {1, 3}), chunk({1, 0}, {2, 3})}), outside("1", "[1, 0]", "[2, 3]"));
+  EXPECT_EQ(refused({chunk({0}, {2})}), outside("0", "[0]", "[2]"));
+  EXPECT_EQ(refused({chunk({0, 0}, {2})}), outside("0", "[0, 0]", "[2]"));
+  EXPECT_EQ(refused({chunk({INT64_MAX, 0}, {INT64_MAX, 3})}),
+            outside("0", "[9223372036854775807, 0]", "[9223372036854775807, 3]"));
+}
+
+// Chunks are of a class each; that one of them is known must not let others through.
+TEST_F(DcpMetadataTest, LooksAtTheClassOfEveryChunk) {
+  EXPECT_THAT(
+      refusal_of({.chunks = list({chunk({0, 0}, {1, 3}),
+                                  of_class("MetadataIndex", {{"offsets", size({1, 0})}, {"sizes", size({1, 3})}})})}),
+      testing::StartsWith("D/.metadata: 'w': D/.metadata: chunks: expected ChunkStorageMetadata, got an object"));
+}
+
+// Fields are found by name, whatever their order, also when it changes from one object to the next.
+TEST_F(DcpMetadataTest, FindsFieldsInAnyOrder) {
+  const Value other =
+      of_class("ChunkStorageMetadata", {{"sizes", size({1, 3})}, {"offsets", size({1, 0})}, {"extra", integer(1)}});
+  Parts parts{.chunks = list({chunk({0, 0}, {1, 3}), other})};
+  parts.storage[1] = {
+      of_class("MetadataIndex", {{"offset", size({1, 0})}, {"fqn", text("w")}, {"index", integer(1)}}),
+      of_class("_StorageInfo",
+               {{"length", integer(600)}, {"offset", integer(600)}, {"relative_path", text("__0_0.distcp")}},
+               kFilesystem)};
+  const Catalog& c = catalog_of(parts);
+  EXPECT_THAT(shown(c, c.tensors()[0].fragments), ElementsAre("[0:1, 0:3] in __0_0.distcp at 0, 600 bytes",
+                                                              "[1:2, 0:3] in __0_0.distcp at 600, 600 bytes"));
+}
+
+TEST_F(DcpMetadataTest, OfAFieldThatIsThereTwiceTheLastCounts) {
+  Parts parts;
+  parts.storage[2].second = of_class("_StorageInfo",
+                                     {{"relative_path", text("../evil")},
+                                      {"offset", integer(-1)},
+                                      {"length", integer(359)},
+                                      {"relative_path", text("__0_0.distcp")},
+                                      {"offset", integer(1200)}},
+                                     kFilesystem);
+  EXPECT_THAT(blobs_of(catalog_of(parts)), ElementsAre("step in __0_0.distcp at 1200, 359 bytes"));
+}
+
+TEST_F(DcpMetadataTest, RefusesATensorThatIsAnObjectToo) {
+  EXPECT_EQ(refusal_of({.more_entries = {{text("w"), bytes_entry()}}}), "D/.metadata: 'w': is a tensor and an object");
+  EXPECT_EQ(refusal_of({.more_entries = {{text("step"), tensor_entry({1}, {chunk({0}, {1})})}}}),
+            "D/.metadata: 'step': is a tensor and an object");
+}
+
+TEST_F(DcpMetadataTest, RefusesATensorThatIsThereTwice) {
+  EXPECT_EQ(refusal_of({.more_entries = {{text("w"), tensor_entry({2, 3}, {chunk({0, 0}, {2, 3})})}}}),
+            "D/.metadata: tensor 'w' [0:2, 0:3]: storage_data does not say where it lies");
+  EXPECT_EQ(refusal_of({.more_entries = {{text("w"), tensor_entry({3, 2}, {chunk({0, 0}, {3, 2})})}}}),
+            "D/.metadata: 'w': expected [2, 3] as in the other ranks' metadata, got [3, 2]");
+}
+
+TEST_F(DcpMetadataTest, RefusesStorageThatIsNone) {
+  const auto refused = [&](Value key, Value info) {
+    return refusal_of({.storage = {{std::move(key), std::move(info)}}});
+  };
+  const Value good = place("__0_0.distcp", 0, 600);
+  EXPECT_EQ(refused(text("w"), good), "D/.metadata: storage_data: expected a MetadataIndex as key, got a string 'w'");
+  EXPECT_EQ(refused(item_of("w", {0, 0}, 0), none()), "D/.metadata: storage_data: expected _StorageInfo, got None");
+  EXPECT_EQ(refused(of_class("MetadataIndex", {{"index", none()}}), good),
+            "D/.metadata: MetadataIndex: expected a field 'fqn', got a dict of 1");
+  EXPECT_EQ(refused(of_class("MetadataIndex", {{"fqn", integer(1)}}), good),
+            "D/.metadata: MetadataIndex.fqn: expected a string, got an int 1");
+  EXPECT_EQ(refused(of_class("MetadataIndex", {{"fqn", text("w")}, {"offset", text("0")}}), good),
+            "D/.metadata: MetadataIndex.offset: expected a tuple of integers, got a string '0'");
+  EXPECT_EQ(refused(object(global(kMetadata, "MetadataIndex"), tuple({text("w")})), good),
+            "D/.metadata: MetadataIndex: expected a dict of fields, got a tuple of 1");
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+}
+
+TEST_F(DcpMetadataTest, RefusesPlacesThatAreNone) {
+  const auto refused = [&](const Fields& fields) {
+    Parts parts;
+    parts.storage[0].second = of_class("_StorageInfo", fields, kFilesystem);
+    return refusal_of(parts);
+  };
+  const auto lacks = [](const std::string& name) {
+    return "D/.metadata: _StorageInfo: expected a field '" + name + "', got a dict of 2";
+  };
+  const Value path = text("__0_0.distcp"), zero = integer(0), one = integer(1);
+  EXPECT_EQ(refused({{"offset", zero}, {"length", one}}), lacks("relative_path"));
+  EXPECT_EQ(refused({{"relative_path", path}, {"length", one}}), lacks("offset"));
+  EXPECT_EQ(refused({{"relative_path", path}, {"offset", zero}}), lacks("length"));
+  const std::string expected =
+      "D/.metadata: _StorageInfo of 'w': expected a path, an offset and a length, got an object "
+      "torch.distributed.checkpoint.filesystem._StorageInfo().state({...})";
+  const auto full = [](Value p, Value o, Value l) {
+    return Fields{{"relative_path", p}, {"offset", o}, {"length", l}};
+  };
+  EXPECT_EQ(refused(full(none(), zero, one)), expected);
+  EXPECT_EQ(refused(full(path, text("0"), one)), expected);
+  EXPECT_EQ(refused(full(path, zero, number(1))), expected);
+  EXPECT_EQ(refused(full(path, integer(-1), one)), expected);
+  EXPECT_EQ(refused(full(path, zero, integer(-1))), expected);
+  EXPECT_EQ(refused(full(path, integer(INT64_MAX), one)), expected);
+}
+
+TEST_F(DcpMetadataTest, RefusesFilesOutsideTheDirectory) {
+  for (const std::string path : {"../x.distcp", "/etc/passwd", "a/../../x", "./x", "a//b", "", "a\\b", "x/", ".."}) {
+    Parts parts;
+    parts.storage[0].second = place(path, 0, 600);
+    EXPECT_EQ(refusal_of(parts), "D/.metadata: relative_path '" + path + "' leaves the checkpoint's directory");
+  }
+  Parts parts;
+  parts.storage[0].second = place(std::string("a\0b", 3), 0, 600);
+  EXPECT_EQ(refusal_of(parts), "D/.metadata: relative_path 'a\\x00b' leaves the checkpoint's directory");
+  parts.storage[0].second = place("deep/down/x.distcp", 0, 600);
+  EXPECT_THAT(files_of(catalog_of(parts)), ElementsAre("deep/down/x.distcp", "__0_0.distcp"));
+}
+
+TEST_F(DcpMetadataTest, RefusesItemsOfNoChunk) {
+  const auto refused = [&](Value item) {
+    Parts parts;
+    parts.storage.emplace_back(std::move(item), place("__1_0.distcp", 0, 600));
+    return refusal_of(parts);
+  };
+  const std::string none_at = "D/.metadata: storage_data has a chunk of 'w' at ";
+  EXPECT_EQ(refused(item_of("w", {0, 1}, 0)), none_at + "[0, 1] that is not among its chunks, or has it twice");
+  EXPECT_EQ(refused(item_of("w", {1, 0}, 0)), none_at + "[1, 0] that is not among its chunks, or has it twice");
+  EXPECT_EQ(refused(item_of("w", {0}, 0)), none_at + "[0] that is not among its chunks, or has it twice");
+  EXPECT_EQ(refused(item_of("unknown", {0}, 0)),
+            "D/.metadata: storage_data has a chunk of 'unknown', state_dict_metadata has not");
+}
+
+TEST_F(DcpMetadataTest, RefusesWhatIsStoredNowhere) {
+  Parts parts;
+  parts.storage.erase(parts.storage.begin() + 1);
+  EXPECT_EQ(refusal_of(parts), "D/.metadata: tensor 'w' [1:2, 0:3]: storage_data does not say where it lies");
+  parts = {};
+  parts.storage.pop_back();
+  EXPECT_EQ(refusal_of(parts), "D/.metadata: object 'step': storage_data does not say where it lies");
+}
+
+TEST_F(DcpMetadataTest, WarnsOfAnObjectThatOnlyStorageHas) {
+  Parts parts;
+  parts.storage.emplace_back(item_of("left_over"), place("__0_0.distcp", 2000, 100));
+  EXPECT_THAT(catalog_of(parts).warnings, ElementsAre("storage_data has 'left_over', state_dict_metadata has not"));
+}
+
+// MetadataIndex.index is a hint, which torch itself looks at with care (metadata.py): it may be wrong or missing.
+TEST_F(DcpMetadataTest, TheOffsetCountsWhateverTheIndexSays) {
+  for (const Value& index : {integer(0), integer(7), integer(-1), integer(INT64_MAX), none(), text("1")}) {
+    Parts parts;
+    parts.storage[1].first =
+        of_class("MetadataIndex", {{"fqn", text("w")}, {"index", index}, {"offset", size({1, 0})}});
+    const Catalog& c = catalog_of(parts);
+    ASSERT_EQ(c.tensors().size(), 1u);
+    EXPECT_EQ(shown(c, c.tensors()[0].fragments.get(1)), "[1:2, 0:3] in __0_0.distcp at 600, 600 bytes");
+  }
+}
+
+// Torch before 2.8 may give an empty shard the offset of a full one: the stored item is then the full one's.
+TEST_F(DcpMetadataTest, AnItemBelongsToTheChunkThatHoldsData) {
+  for (const Index hint : {0, 1}) {
+    Parts parts{.chunks = list({chunk({0, 0}, {0, 3}), chunk({0, 0}, {2, 3})})};
+    parts.storage = {{item_of("w", {0, 0}, hint), place("__0_0.distcp", 0, 700)}, parts.storage[2]};
+    const Catalog& c = catalog_of(parts);
+    ASSERT_EQ(c.tensors().size(), 1u);
+    EXPECT_THAT(shown(c, c.tensors()[0].fragments), ElementsAre("[0:2, 0:3] in __0_0.distcp at 0, 700 bytes"));
+  }
+}
+
+TEST_F(DcpMetadataTest, RefusesChunksThatOverlapOrLeaveAHole) {
+  Parts parts{.chunks = list({chunk({0, 0}, {2, 3}), chunk({1, 0}, {1, 3})})};
+  EXPECT_THAT(refusal_of(parts), testing::AllOf(testing::HasSubstr("'w'"), testing::HasSubstr("[1:2, 0:3]")));
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 2u);  // an audit is told of it all the same
+  parts = {.chunks = list({chunk({0, 0}, {1, 3})})};
+  parts.storage.erase(parts.storage.begin() + 1);
+  EXPECT_THAT(refusal_of(parts), testing::HasSubstr("'w'"));
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+  EXPECT_EQ(catalog_of(parts, false).tensors()[0].fragments.size(), 1u);
+  parts = {.chunks = list({}), .storage = {parts.storage.back()}};
+  EXPECT_THAT(refusal_of(parts), testing::HasSubstr("'w'"));
+}
+
+TEST_F(DcpMetadataTest, ReadsKeyPathsOfNestedStates) {
+  Parts parts;
+  parts.fields[0].second = dict({{text("w"), tuple({text("a"), integer(3), text("")})},
+                                 {text("step"), list({text("not a tuple")})},         // a custom planner's own business
+                                 {integer(1), tuple({text("x")})},                    // likewise
+                                 {text("nobody"), tuple({text("x"), integer(0)})}});  // of what was not saved
+  const Catalog& c = catalog_of(parts);
+  EXPECT_EQ(shown(c.tensors()[0].path), "/a[3]/");
+  EXPECT_THAT(c.blobs[0].path, IsEmpty());
+  parts.fields[0].second = dict({{text("w"), tuple({text("a"), none()})}});
+  EXPECT_EQ(refusal_of(parts),
+            "D/.metadata: planner_data of 'w': expected a path of strings and integers, got a tuple of 2");
+  for (const Value& other : {none(), list({}), text("mine")}) {
+    parts.fields[0].second = other;
+    EXPECT_THAT(catalog_of(parts).tensors()[0].path, IsEmpty());
+  }
+  parts.fields.clear();
+  EXPECT_THAT(catalog_of(parts).tensors()[0].path, IsEmpty());
+}
+
+TEST_F(DcpMetadataTest, RefusesWhatIsNotAllThere) {
+  const std::string whole = Parts().bytes();
+  for (std::size_t n = 0; n < whole.size(); ++n) {
+    write(whole.substr(0, n));
+    EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata@")) << n;
+  }
+  write(whole + "x");
+  EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata@"));
+}
+
+TEST_F(DcpMetadataTest, NamesAreMadeSafeForTerminals) {
+  EXPECT_EQ(refusal_of({.entries = dict({{text("a\x1b[2J"), none()}})}),
+            "D/.metadata: 'a\\x1b[2J': D/.metadata: state_dict_metadata: expected TensorStorageMetadata or "
+            "BytesStorageMetadata, got None");
+}
+
+// ---- several files of metadata
+
+TEST_F(DcpMetadataTest, SaysWhenThereIsNone) {
+  dir_.write("__0_0.distcp", "x");
+  EXPECT_EQ(
+      refusal(),
+      "D: .metadata is missing: the save did not finish, and without it nothing tells what the .distcp files hold");
+  EXPECT_EQ(code_, ErrorCode::kCorrupt);
+}
+
+TEST_F(DcpMetadataTest, UsesMetadataThatWereNotRenamed) {
+  write(Parts(), ".metadata.tmp");
+  EXPECT_THAT(catalog().warnings,
+              ElementsAre(".metadata is missing, but .metadata.tmp is complete: the save died just before its last "
+                          "rename. It is used; renaming it to .metadata repairs the checkpoint."));
+  write(bytes_of(none()));
+  EXPECT_THAT(refusal(), testing::StartsWith("D/.metadata: root"));  // .metadata counts where both are
+}
+
+// Ranks that save on their own (torch 2.9, use_collectives=False): boxes join, replicated tensors repeat.
+TEST_F(DcpMetadataTest, JoinsTheMetadataOfRanks) {
+  const auto of_rank = [](Index rank) {
+    const std::string file = "__" + std::to_string(rank) + "_0.distcp";
+    Parts parts{.chunks = list({chunk({rank, 0}, {1, 3})}),
+                .more_entries = {{text("norm"), tensor_entry({4}, {chunk({0}, {4})})}}};
+    parts.storage = {{item_of("w", {rank, 0}, 0), place(file, 0, 600)},
+                     {item_of("norm", {0}, 0), place(file, 600, 600)},
+                     {item_of("step"), place(file, 1200, 300)}};
+    return parts;
+  };
+  write(of_rank(0), "__0.metadata");
+  write(of_rank(1), "__1.metadata");
+  dir_.write("__x.metadata", "none of ours");
+  const Catalog& c = catalog();
+  EXPECT_EQ(attribute(c, "format"), "PyTorch DCP, 2 ranks saved on their own");
+  EXPECT_THAT(tensors_of(c), ElementsAre("norm float32 [4]", "w float32 [2, 3]"));
+  EXPECT_THAT(shown(c, c.tensors()[0].fragments), ElementsAre("[0:4] in __0_0.distcp at 600, 600 bytes"));
+  EXPECT_THAT(shown(c, c.tensors()[0].replicas), ElementsAre("[0:4] in __1_0.distcp at 600, 600 bytes"));
+  EXPECT_THAT(shown(c, c.tensors()[1].fragments),
+              ElementsAre("[0:1, 0:3] in __0_0.distcp at 0, 600 bytes", "[1:2, 0:3] in __1_0.distcp at 0, 600 bytes"));
+  EXPECT_THAT(blobs_of(c), ElementsAre("step in __0_0.distcp at 1200, 300 bytes"));
+
+  Parts other = of_rank(1);
+  other.size = size({2, 4});
+  write(other, "__1.metadata");
+  EXPECT_EQ(refusal(), "D/__1.metadata: 'w': expected [2, 3] as in the other ranks' metadata, got [2, 4]");
+  std::filesystem::remove(dir_ / "__1.metadata");
+  EXPECT_THAT(refusal(), testing::HasSubstr("'w'"));  // half of it
+}
+
+// ---- what we write
+
+struct Written {
+  std::vector<TargetTensor> tensors;
+  std::vector<dcp::WrittenEntry> entries;
+  std::vector<std::string> files;
+};
+
+class RandomMetadata {
+ public:
+  explicit RandomMetadata(unsigned seed) : random_(seed) {}
+
+  // Entries point at tensors: what is returned may be moved, not copied.
+  Written make() {
+    Written out;
+    const Index files = 1 + below(4);
+    for (Index i = 0; i < files; ++i) out.files.push_back("d/__" + std::to_string(i) + "_0.distcp");
+    const auto n = static_cast<std::size_t>(below(12));
+    out.tensors.resize(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      dcp::WrittenEntry entry;
+      entry.name = name(static_cast<Index>(i));
+      entry.path = path();
+      if (below(4) > 0) {
+        TargetTensor& tensor = out.tensors[i];
+        tensor.name = entry.name;
+        tensor.dtype = static_cast<DType>(below(static_cast<Index>(DType::kComplex128) + 1));
+        std::vector<Box> boxes = cut(tensor.shape);
+        std::shuffle(boxes.begin(), boxes.end(), random_);
+        for (const Box& box : boxes) entry.items.push_back(item(box, files));
+        entry.tensor = &tensor;
+      } else {
+        entry.items.push_back(item({}, files));
+      }
+      out.entries.push_back(std::move(entry));
+    }
+    return out;
+  }
+
+ private:
+  Index below(Index n) { return std::uniform_int_distribution<Index>(0, n - 1)(random_); }
+
+  std::string name(Index i) {
+    const char* const parts[] = {"layers.", "ü", " ", "_orig_mod.", "\n", "'", "weight"};
+    std::string out = std::to_string(i);  // no two are equal
+    for (Index k = below(5); k > 0; --k) out += parts[below(7)];
+    return out;
+  }
+  KeyPath path() {
+    KeyPath out;
+    for (Index k = below(4); k > 0; --k) {
+      if (below(2) == 0)
+        out.emplace_back(below(Index{1} << 40));
+      else
+        out.emplace_back(name(k));
+    }
+    return out;
+  }
+  dcp::WrittenItem item(const Box& box, Index files) {
+    return {box, static_cast<std::uint32_t>(below(files)), below(Index{1} << 45), below(Index{1} << (1 + below(40)))};
+  }
+  // A grid of boxes, which sets the shape.
+  std::vector<Box> cut(Dims& shape) {
+    std::vector<Box> boxes = {Box{}};
+    for (Index rank = below(kMaxRank + 1); rank > 0; --rank) {
+      std::vector<Box> next;
+      Index begin = 0;
+      for (Index pieces = boxes.size() > 50 ? 1 : 1 + below(3); pieces > 0; --pieces) {
+        const Index extent = 1 + below(300);
+        for (Box box : boxes) {
+          box.origin.push_back(begin);
+          box.shape.push_back(extent);
+          next.push_back(box);
+        }
+        begin += extent;
+      }
+      if (boxes.size() == 1 && below(20) == 0) {  // an empty tensor is one item
+        next = {boxes[0]};
+        next[0].origin.push_back(0);
+        next[0].shape.push_back(0);
+        begin = 0;
+      }
+      shape.push_back(begin);
+      boxes = std::move(next);
+      if (begin == 0 || volume(shape) > (Index{1} << 40)) break;
+    }
+    return boxes;
+  }
+
+  std::mt19937 random_;
+};
+
+TEST_F(DcpMetadataTest, ReadsBackWhatIsWritten) {
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const Written written = RandomMetadata(seed).make();
+    write(dcp::write_metadata(written.entries, written.files));
+    const Catalog& c = catalog(false);
+    std::size_t tensors = 0, blobs = 0;
+    for (const dcp::WrittenEntry& entry : written.entries) {
+      std::vector<std::string> items;
+      for (const dcp::WrittenItem& i : entry.items)
+        items.push_back(to_string(i.box) + " in " + written.files[i.file] + " at " + std::to_string(i.offset) + ", " +
+                        std::to_string(i.length) + " bytes");
+      const KeyPath path = entry.path.empty() ? KeyPath{entry.name} : entry.path;
+      if (entry.tensor) {
+        ++tensors;
+        const auto found = c.find(entry.name);
+        ASSERT_TRUE(found) << entry.name;
+        const Tensor& t = c.tensors()[*found];
+        EXPECT_EQ(t.dtype, entry.tensor->dtype);
+        EXPECT_EQ(t.shape, entry.tensor->shape);
+        EXPECT_EQ(t.path, path);
+        EXPECT_EQ(shown(c, t.fragments), items);
+        EXPECT_TRUE(t.replicas.empty());
+      } else {
+        const auto blob =
+            std::find_if(c.blobs.begin(), c.blobs.end(), [&](const Blob& b) { return b.name == entry.name; });
+        ASSERT_NE(blob, c.blobs.end()) << entry.name;
+        ++blobs;
+        EXPECT_EQ(blob->path, path);
+        EXPECT_EQ(shown(c, Fragment{.extent = blob->extent}), items[0]);
+      }
+    }
+    EXPECT_EQ(c.tensors().size(), tensors);
+    EXPECT_EQ(c.blobs.size(), blobs);
+    EXPECT_THAT(c.warnings, IsEmpty());
+    if (HasFailure()) break;
+  }
+}
+
+}  // namespace
+}  // namespace reshard
