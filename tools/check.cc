@@ -42,17 +42,6 @@ Result<DType> find_dtype(const std::string& text) {
   return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16, ...");
 }
 
-Result<const Family*> find_family(const CheckOptions& options, const ModelConfig& config) {
-  const auto choice = TRY(options.model.choice());
-  const Family* family = choice.detect ? family_of_model_type(config.model_type) : choice.family;
-  if (family != nullptr) return family;
-  if (!choice.detect) return usage_error("--family none: check needs the table of a family's tensors");
-  std::vector<std::string> names;
-  for (const Family* f : families()) names.emplace_back(f->name);
-  return unsupported(config.path + ": model_type '" + printable(config.model_type) + "' belongs to no known family (" +
-                     join(names, ", ") + "); --family chooses one");
-}
-
 Result<FeasibilityRequest> request_of(const CheckOptions& options) {
   FeasibilityRequest request;
   request.degrees = TRY(parse_degrees(options.mesh));
@@ -314,7 +303,7 @@ Result<int> check(const CheckOptions& options) {
   const Severity threshold = TRY(options.findings.threshold());
   FeasibilityRequest request = TRY(request_of(options));
   const ModelConfig config = TRY(read_config(options.model.config));
-  const Family* family = TRY(find_family(options, config));
+  const Family* family = TRY(family_of(config, TRY(options.model.choice())));
   Feasibility result = TRY(check_feasibility(*family, config, request));
   const Checked checked{options, *family, config, std::move(request), std::move(result)};
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -11,9 +11,7 @@ Result<std::unique_ptr<Comparison>> compare(OpenCheckpoint& a, OpenCheckpoint& b
                                             const std::string& path_a, const std::string& path_b,
                                             const ResourceOptions& resources) {
   ComparisonOptions o;
-  const auto choice = TRY(model.choice());
-  o.detect_family = choice.detect;
-  o.family = choice.family;
+  o.model = TRY(model.choice());
   o.config_a = find_config(path_a, model.config);
   o.config_b = find_config(path_b, model.config);
   // A converted checkpoint may have left its config behind.

@@ -67,16 +67,16 @@ void ModelOptions::add(CommandLine& line) {
   line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
 }
 
-Result<ModelOptions::Choice> ModelOptions::choice() const {
+Result<ModelChoice> ModelOptions::choice() const {
   if (!family_file.empty()) {
     if (family != "auto") return usage_error("--family and --family-file: give one of them");
-    return Choice{false, TRY(load_family(family_file))};
+    return ModelChoice{false, TRY(load_family(family_file))};
   }
-  if (family == "auto") return Choice{true, nullptr};
-  if (family == "none") return Choice{false, nullptr};
+  if (family == "auto") return ModelChoice{};
+  if (family == "none") return ModelChoice{false, nullptr};
   std::vector<std::string> names = {"auto", "none"};
   for (const Family* f : families()) {
-    if (f->name == family) return Choice{false, f};
+    if (f->name == family) return ModelChoice{false, f};
     names.emplace_back(f->name);
   }
   return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
@@ -97,7 +97,7 @@ Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
 
 namespace {
 
-std::string target_names() {
+std::string target_formats() {
   std::vector<std::string> names;
   for (const Format* f : formats())
     if (f->lay_out || f->write_view) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
@@ -118,7 +118,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
   line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
       .required(destination_required);
-  line.add_option("--to", to, "Target format: " + target_names()).required();
+  line.add_option("--to", to, "Target format: " + target_formats()).required();
   line.add_option(
       "--names", names,
       "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
@@ -199,11 +199,9 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
 Result<ConversionOptions> ConvertOptions::conversion_options() const {
   ConversionOptions o;
   o.source_path = source;
-  const auto choice = TRY(model.choice());
-  o.detect_family = choice.detect;
-  o.family = choice.family;
+  o.model = TRY(model.choice());
   TRY(read_names(o));
-  if (o.convention && !choice.detect && !choice.family)
+  if (o.convention && o.model.is_none())
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
   const Format* format = TRY(find_format(to));
@@ -298,10 +296,10 @@ Result<Index> free_space_for(const std::string& destination) {
 namespace {
 
 std::string family_text(const Conversion& c) {
-  if (!c.family()) return "names and rows as they are";
-  std::string text = std::string(c.family()->title) + ", ";
-  if (!c.target_convention()) return text + std::string(convention_title(*c.source_convention()));
-  return text + std::string(convention_title(*c.source_convention())) + " -> " +
+  if (!c.model().family) return "names and rows as they are";
+  std::string text = std::string(c.model().family->title) + ", ";
+  if (!c.target_convention()) return text + std::string(convention_title(c.model().convention));
+  return text + std::string(convention_title(c.model().convention)) + " -> " +
          std::string(convention_title(*c.target_convention()));
 }
 
@@ -329,9 +327,9 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                         ((*format)->takes_mesh ? " on " + c.options().mesh.to_string() : "") +
                         (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
                         "   " + family_text(c));
-  if (c.config())
-    print_row("", (c.config()->architecture.empty() ? c.config()->model_type : printable(c.config()->architecture)) +
-                      ", " + printable(c.config()->path));
+  if (const auto& config = c.model().config)
+    print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
+                      printable(config->path));
   const auto free = free_space_for(options.destination);
   const auto files = static_cast<Index>(c.target().catalog().files.size());
   print_row("",
@@ -399,7 +397,7 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("target_format", options.to)
       .set("mesh", c.options().mesh.to_string())
       .set("layout", c.options().layout ? Json(c.options().layout->name) : Json())
-      .set("family", c.family() ? Json(c.family()->name) : Json())
+      .set("family", c.model().family ? Json(c.model().family->name) : Json())
       .set("tensors", c.plan().tensors.size())
       .set("moves", c.plan().moves)
       .set("bytes_read", c.plan().bytes_read)

@@ -32,12 +32,7 @@ struct ModelOptions {
   std::string config;
 
   void add(CommandLine& line);
-  // Whether the family is to be detected, and which it is otherwise (null for none).
-  struct Choice {
-    bool detect = true;
-    const Family* family = nullptr;
-  };
-  Result<Choice> choice() const;
+  Result<ModelChoice> choice() const;
 };
 
 // --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it

@@ -16,13 +16,13 @@ namespace {
 
 constexpr Index kMaxConfigBytes = Index{16} << 20;
 
-struct Model {
+struct KnownModel {
   std::string_view name;
   Index vocab, hidden, layers, heads, key_value_heads, intermediate;
 };
 
 // meta-llama's published sizes, with heads of their own where the 1B ties its head to the embedding.
-constexpr std::array<Model, 5> kModels = {{
+constexpr std::array<KnownModel, 5> kModels = {{
     {"llama3-tiny", 512, 128, 2, 16, 8, 384},
     {"llama3-1b", 128256, 2048, 16, 32, 8, 8192},
     {"llama3-8b", 128256, 4096, 32, 32, 8, 14336},
@@ -38,9 +38,9 @@ struct SynthOptions {
   ResourceOptions resources;
 };
 
-Result<Model> find_model(const SynthOptions& options) {
+Result<KnownModel> find_model(const SynthOptions& options) {
   std::vector<std::string> names;
-  for (Model m : kModels) {
+  for (KnownModel m : kModels) {
     if (options.layers > 0) m.layers = options.layers;
     if (m.name == options.model) return m;
     names.emplace_back(m.name);
@@ -60,7 +60,7 @@ Result<DType> find_dtype(const std::string& text) {
   return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16");
 }
 
-Json config_json(const Model& m, DType dtype) {
+Json config_json(const KnownModel& m, DType dtype) {
   return Json::object()
       .set("architectures", Json::array().push_back("LlamaForCausalLM"))
       .set("attention_bias", false)
@@ -100,12 +100,10 @@ Result<Subject> find_subject(const SynthOptions& options) {
     s.config_file = TRY(parse_json(TRY(read_whole_file(options.config, kMaxConfigBytes)), options.config));
     if (options.layers > 0) s.config_file.set("num_hidden_layers", options.layers);
   }
-  s.config = TRY(ModelConfig::parse(s.config_file, "config.json"));
-  s.family = family_of_model_type(s.config.model_type);
+  s.config = TRY(ModelConfig::parse(s.config_file, options.config.empty() ? "config.json" : options.config));
+  s.family = TRY(family_of(s.config));
   // A config without --dtype is taken at its word.
   if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
-  if (!s.family)
-    return unsupported(options.config + ": model_type '" + printable(s.config.model_type) + "' is of no family known");
   return s;
 }
 
@@ -247,9 +245,8 @@ Result<int> synth(const SynthOptions& options) {
                                    options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {
     // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
-    ModelConfig untied = subject.config;
-    untied.set("tie_word_embeddings", 0);  // a head that is not stored is not to be made either
-    const Catalog view = TRY(canonical_view(target->catalog(), {subject.family, &untied, true, false, true}, nullptr));
+    const Catalog view =
+        TRY(canonical_view(target->catalog(), {subject.family, &subject.config, true, false, true}, nullptr));
     const Plan plan = TRY(make_plan(source.catalog(), view));
     Progress progress("writing", plan.bytes_written, quiet);
     run.progress = [&](Index done) { progress.update(done); };

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <tuple>
 
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/engine/tensor_source.h"
 #include "lib/model/packing.h"
+#include "lib/model/view.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -88,35 +90,37 @@ Result<std::unique_ptr<Comparison>> Comparison::prepare(Reader& a, Reader& b, Co
 }
 
 Status Comparison::make_views() {
-  for (auto [path, config] : {std::pair(&options_.config_a, &config_a_), std::pair(&options_.config_b, &config_b_)})
-    if (!path->empty()) *config = TRY(read_config(*path));
-  family_ = options_.detect_family ? common_family() : options_.family;
-  const auto convention_a = family_ ? detect_convention(*family_, a_.catalog()) : std::nullopt;
-  const auto convention_b = family_ ? detect_convention(*family_, b_.catalog()) : std::nullopt;
-  if (!convention_a || !convention_b) {
-    if (family_ && !options_.detect_family)
-      return unsupported("not both checkpoints are named as in family " + std::string(family_->name));
-    family_ = nullptr;
-  }
+  std::tie(a_model_, b_model_) = TRY(recognise_pair());
   for (Reader* reader : {&a_, &b_})
     TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
-  if (!family_) {
-    a_view_ = a_.catalog();
-    b_view_ = b_.catalog();
-    return {};
-  }
-  const bool hf_rows = !same_row_order(*convention_a, *convention_b);
-  a_view_ = TRY(canonical_view(a_.catalog(), {family_, config_a_ ? &*config_a_ : nullptr, hf_rows, true}, nullptr));
-  b_view_ = TRY(canonical_view(b_.catalog(), {family_, config_b_ ? &*config_b_ : nullptr, hf_rows, true}, nullptr));
+  const bool hf_rows = !same_row_order(a_model_.convention, b_model_.convention);
+  const auto view_of = [&](const Catalog& catalog, const Model& model) -> Result<Catalog> {
+    if (!model.family) return catalog;
+    return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);
+  };
+  a_view_ = TRY(view_of(a_.catalog(), a_model_));
+  b_view_ = TRY(view_of(b_.catalog(), b_model_));
   return {};
 }
 
-// What a config says of either, or what the names of both suggest.
-const Family* Comparison::common_family() const {
-  for (const auto* config : {&config_a_, &config_b_})
-    if (const Family* family = *config ? family_of_model_type((*config)->model_type) : nullptr) return family;
-  const auto in_a = detect_family(a_.catalog()), in_b = detect_family(b_.catalog());
-  return in_a && in_b && in_a->family == in_b->family ? in_a->family : nullptr;
+// Both as one family's, or as none's. What the config of either says counts for the other too.
+Result<std::pair<Model, Model>> Comparison::recognise_pair() const {
+  const auto config_at = [](const std::string& path) -> Result<std::optional<ModelConfig>> {
+    if (path.empty()) return std::optional<ModelConfig>();
+    return std::optional(TRY(read_config(path)));
+  };
+  const auto config_a = TRY(config_at(options_.config_a)), config_b = TRY(config_at(options_.config_b));
+  Model a = TRY(recognise(a_.catalog(), options_.model, config_a));
+  Model b = TRY(recognise(b_.catalog(), options_.model, config_b));
+  if (a.family == b.family) return std::pair(std::move(a), std::move(b));
+  const Family* said = config_a && a.family ? a.family : config_b ? b.family : nullptr;
+  for (auto [model, catalog] : {std::pair(&a, &a_.catalog()), std::pair(&b, &b_.catalog())}) {
+    const auto convention = said ? detect_convention(*said, *catalog) : std::nullopt;
+    if (!convention) said = nullptr;
+    if (convention) model->convention = *convention;
+  }
+  a.family = b.family = said;
+  return std::pair(std::move(a), std::move(b));
 }
 
 Status Comparison::match() {
@@ -174,9 +178,9 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
 }
 
 std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob& blob) const {
-  if (!family_) return {blob.name};
-  const auto& config = config_a_ ? config_a_ : config_b_;
-  return canonical_keys(*family_, catalog, config ? &*config : nullptr, blob.name);
+  if (!a_model_.family) return {blob.name};
+  const Model& with_config = a_model_.config ? a_model_ : b_model_;
+  return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), blob.name);
 }
 
 std::vector<std::string> Comparison::objects_of_one() const {

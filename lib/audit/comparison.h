@@ -9,13 +9,12 @@
 
 #include "lib/checkpoint/format.h"
 #include "lib/engine/run.h"
-#include "lib/model/view.h"
+#include "lib/model/model.h"
 
 namespace reshard {
 
 struct ComparisonOptions {
-  bool detect_family = true;  // false: `family` is what to use, null for comparing names as they are
-  const Family* family = nullptr;
+  ModelChoice model;               // of both; none: names are compared as they are
   std::string config_a, config_b;  // each checkpoint's config.json; empty: none
   std::string spool = "/tmp";
   RunOptions run;
@@ -65,15 +64,14 @@ class Comparison {
  private:
   Comparison(Reader& a, Reader& b, ComparisonOptions options) : a_(a), b_(b), options_(std::move(options)) {}
   Status make_views();
+  Result<std::pair<Model, Model>> recognise_pair() const;
   Status match();
-  const Family* common_family() const;
   // The canonical keys of an object: several where it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 
   Reader &a_, &b_;
   ComparisonOptions options_;
-  const Family* family_ = nullptr;
-  std::optional<ModelConfig> config_a_, config_b_;
+  Model a_model_, b_model_;  // of one family, or both of none
   Catalog a_view_, b_view_;
   std::vector<Pair> pairs_, reshaped_;
   std::vector<std::size_t> only_a_, only_b_;

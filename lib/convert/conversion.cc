@@ -45,42 +45,19 @@ Status Conversion::choose_names() {
     config_text_ = std::move(*kept);
     config_name = path_join(options_.source_path, "config.json");
   }
-  if (!config_text_.empty() && (options_.detect_family || options_.family))
-    config_ = TRY(ModelConfig::parse(TRY(parse_json(config_text_, config_name)), config_name).context(config_name));
-  TRY(choose_family());
-  if (!family_) config_.reset();
-  if (!family_ || options_.keep_names) return {};
+  std::optional<ModelConfig> config;
+  if (!config_text_.empty() && !options_.model.is_none())
+    config = TRY(ModelConfig::parse(TRY(parse_json(config_text_, config_name)), config_name).context(config_name));
+  model_ = TRY(recognise(source_.catalog(), options_.model, std::move(config)));
+  if (!model_.family) model_.config.reset();
+  if (!model_.family || options_.keep_names) return {};
   target_convention_ = options_.convention;
   if (!target_convention_ && format_.hf_names) target_convention_ = Convention::kHf;
   if (!target_convention_) return {};
-  if (!family_->has_convention(*target_convention_))
-    return unsupported("family " + std::string(family_->name) + " has no " +
+  if (!model_.family->has_convention(*target_convention_))
+    return unsupported("family " + std::string(model_.family->name) + " has no " +
                        std::string(convention_title(*target_convention_)) + "; --names keep leaves them as they are");
-  hf_rows_ = !same_row_order(*source_convention_, *target_convention_);
-  return {};
-}
-
-Status Conversion::choose_family() {
-  const Catalog& catalog = source_.catalog();
-  const Family* of_config = config_ ? family_of_model_type(config_->model_type) : nullptr;
-  if (options_.detect_family) {
-    // Another model whose names look alike: what a config says wins over what names suggest.
-    if (config_ && !of_config) return {};
-    if (const auto detected = detect_family(catalog, config_ ? &*config_ : nullptr);
-        detected && (!of_config || of_config == detected->family)) {
-      family_ = detected->family;
-      source_convention_ = detected->convention;
-    }
-    return {};
-  }
-  if (!options_.family) return {};
-  family_ = options_.family;
-  source_convention_ = detect_convention(*family_, catalog);
-  if (!source_convention_)
-    return unsupported(catalog.root + ": no tensor is named as in family " + std::string(family_->name));
-  if (config_ && !family_->model_types.empty() && !family_->knows_model_type(config_->model_type))
-    return usage_error(options_.config_path + ": expected a model of family " + std::string(family_->name) +
-                       ", got model_type '" + printable(config_->model_type) + "'");
+  hf_rows_ = !same_row_order(model_.convention, *target_convention_);
   return {};
 }
 
@@ -151,13 +128,13 @@ Status Conversion::select() {
 
 Status Conversion::make_views() {
   for (const Tensor& t : selected_.tensors())
-    natives_.emplace(renames() ? canonical_key(*family_, t.name) : t.name, t.name);
+    natives_.emplace(renames() ? canonical_key(*model_.family, t.name) : t.name, t.name);
   if (!renames()) {
     source_view_ = selected_;
     return {};
   }
   std::vector<std::string> dropped;
-  const ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, options_.keep_unknown};
+  const ViewOptions view{model_.family, model_.config_or_null(), hf_rows_, options_.keep_unknown};
   source_view_ = TRY(canonical_view(selected_, view, &dropped));
   if (!dropped.empty()) {
     LeftOut out{"derived tensors (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0, 0};
@@ -173,13 +150,13 @@ Status Conversion::make_views() {
 }
 
 Status Conversion::fit() {
-  if (!config_) {
+  if (!model_.config) {
     if (options_.repairs.vocabulary || options_.repairs.experts)
       return usage_error("--repair needs to know what the model should be; give its config.json with --config");
     return {};
   }
-  FitOptions fit{family_,        &*config_,   options_.repairs, options_.donor, options_.metadata_only,
-                 options_.spool, options_.run};
+  FitOptions fit{model_.family,          &*model_.config, options_.repairs, options_.donor,
+                 options_.metadata_only, options_.spool,  options_.run};
   fit.run.progress = nullptr;
   auto fitted = fit_to_config(source_view_, source_.files(), fit);
   if (!fitted) {
@@ -193,8 +170,8 @@ Status Conversion::fit() {
 }
 
 Status Conversion::check_config() {
-  if (!config_) return {};
-  const Status fits = check_against_config(source_view_, *family_, *config_, complete_);
+  if (!model_.config) return {};
+  const Status fits = check_against_config(source_view_, *model_.family, *model_.config, complete_);
   if (fits) return {};
   const Error& error = fits.error();
   if (!options_.allow.config)
@@ -205,9 +182,9 @@ Status Conversion::check_config() {
 
 std::string Conversion::target_name(const std::string& canonical) const {
   const auto native = natives_.find(canonical);
-  if (!renames() || (source_convention_ == Convention::kHf && target_convention_ == Convention::kHf))
+  if (!renames() || (model_.convention == Convention::kHf && target_convention_ == Convention::kHf))
     return native == natives_.end() ? canonical : native->second;
-  return rename_key(*family_, canonical, *target_convention_);
+  return rename_key(*model_.family, canonical, *target_convention_);
 }
 
 // Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
@@ -216,7 +193,7 @@ Result<DType> Conversion::target_dtype(const Tensor& tensor, const std::string& 
   if (as == tensor.dtype || split_state_key(tensor.name).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
       any_glob_matches(options_.keep_dtype, native) || any_glob_matches(options_.keep_dtype, tensor.name))
     return tensor.dtype;
-  const auto parsed = family_ ? parse_name(*family_, tensor.name) : std::nullopt;
+  const auto parsed = model_.family ? parse_name(*model_.family, tensor.name) : std::nullopt;
   if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return tensor.dtype;
   if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
     return unsupported("tensor '" + printable(native) + "' is " + std::string(info(tensor.dtype).torch_name) +
@@ -233,7 +210,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   request.compression = options_.compression;
   request.container = options_.container;
   request.rank = options_.rank;
-  if (config_) request.heads = {config_->num_attention_heads(), config_->num_key_value_heads()};
+  if (model_.config) request.heads = {model_.config->num_attention_heads(), model_.config->num_key_value_heads()};
   TRY(pad_vocabulary());
   TRY(repeat_heads());
   request.tensors = TRY(target_tensors());
@@ -247,24 +224,26 @@ Result<LayoutRequest> Conversion::layout_request() {
 // The tensors of the output, in the order of the source's view.
 Result<std::vector<TargetTensor>> Conversion::target_tensors() {
   std::vector<std::size_t> taken;
-  const bool ties = renames() && *target_convention_ == Convention::kHf && config_ && config_->tie_word_embeddings();
+  const bool ties =
+      renames() && *target_convention_ == Convention::kHf && model_.config && model_.config->tie_word_embeddings();
   for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
     const Tensor& tensor = source_view_.tensors()[i];
-    if (!ties || !is_tied_head(*family_, tensor.name)) {
+    if (!ties || !is_tied_head(*model_.family, tensor.name)) {
       taken.push_back(i);
       continue;
     }
     if (!natives_.contains(tensor.name)) continue;
     left_out_.push_back({"output head, tied to the embedding", 1, 0, tensor.bytes()});
-    if (const auto embedding = source_view_.find(parse_name(*family_, tensor.name)->rule->tied_to))
+    if (const auto embedding = source_view_.find(parse_name(*model_.family, tensor.name)->rule->tied_to))
       equal_tensors_.push_back({*embedding, i,
-                                config_->path + " says tie_word_embeddings, but the stored head differs from the " +
+                                model_.config->path +
+                                    " says tie_word_embeddings, but the stored head differs from the " +
                                     "embedding: writing only one of them would lose the other. Set " +
                                     "tie_word_embeddings to false to keep both"});
   }
   std::vector<PackedGroup> groups;
   if (renames() && target_convention_ != Convention::kHf)
-    groups = TRY(pack(*family_, *target_convention_, source_view_, taken));
+    groups = TRY(pack(*model_.family, *target_convention_, source_view_, taken));
   else
     for (const std::size_t i : taken) groups.push_back({target_name(source_view_.tensors()[i].name), nullptr, {i}});
   std::vector<TargetTensor> out;
@@ -313,9 +292,9 @@ Result<std::vector<TargetBlob>> Conversion::target_blobs() {
     const std::string bytes = options_.metadata_only ? std::string(static_cast<std::size_t>(blob.extent.length), '\0')
                                                      : TRY(source_.blob_bytes(blob));
     std::vector<std::string> names = {blob.name};
-    if (renames()) names = canonical_keys(*family_, selected_, config_ ? &*config_ : nullptr, blob.name);
+    if (renames()) names = canonical_keys(*model_.family, selected_, model_.config_or_null(), blob.name);
     for (const std::string& canonical : names) {
-      TargetBlob b{renames() ? rename_key(*family_, canonical, *target_convention_) : canonical, {}, bytes};
+      TargetBlob b{renames() ? rename_key(*model_.family, canonical, *target_convention_) : canonical, {}, bytes};
       b.path = rename_path(blob.path, blob.name, b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
       if (is_new)
@@ -359,7 +338,7 @@ Status Conversion::pad_vocabulary() {
     const Tensor& t = source_view_.tensors()[i];
     const StateKey key = split_state_key(t.name);
     if (key.parameter.empty() || t.shape.rank() == 0) continue;
-    const auto parsed = family_ ? parse_name(*family_, key.parameter) : std::nullopt;
+    const auto parsed = model_.family ? parse_name(*model_.family, key.parameter) : std::nullopt;
     if (by_layout ? !any_glob_matches(vocabulary->tensors, target_name(t.name))
                   : !parsed || !parsed->rule->is_vocabulary())
       continue;
@@ -392,7 +371,7 @@ Status Conversion::pad_vocabulary() {
 // as share one.
 Index Conversion::head_copies() const {
   if (options_.layout) return options_.layout->kv_heads ? options_.layout->kv_heads->replication : 1;
-  const Index tp = options_.mesh.size("tp"), heads = config_ ? config_->num_key_value_heads() : 0;
+  const Index tp = options_.mesh.size("tp"), heads = model_.config ? model_.config->num_key_value_heads() : 0;
   return format_.local_files && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
 }
 
@@ -400,16 +379,16 @@ Index Conversion::head_copies() const {
 Status Conversion::repeat_heads() {
   const Index copies = head_copies();
   if (copies == 1) return {};
-  if (!config_)
+  if (!model_.config)
     return usage_error("layout '" + printable(options_.layout->name) +
                        "' repeats key-value heads, and no config.json " +
                        "says how many there are; give one with --config");
-  const Index heads = config_->num_key_value_heads();
+  const Index heads = model_.config->num_key_value_heads();
   Index repeated = 0;
   for (std::size_t i = 0; i < source_view_.tensors().size(); ++i) {
     Tensor& t = source_view_.tensor(i);
     const StateKey key = split_state_key(t.name);
-    const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
+    const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*model_.family, key.parameter);
     const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_scale &&
                           parsed->rule->heads == "num_key_value_heads" && parsed->rule->tp_dim == 0;
     const bool wanted =
@@ -441,15 +420,15 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
     Tensor tensor;
     tensor.name = t.name;
     tensor.shape = t.shape;
-    if (const auto from = source_view_.find(t.name); from && !family_)
+    if (const auto from = source_view_.find(t.name); from && !model_.family)
       tensor.fragments = source_view_.tensors()[*from].fragments;
     TRY(model.add(std::move(tensor)));
   }
   const Placer placer =
-      TRY(Placer::make(options_.mesh, family_, config_ ? &*config_ : nullptr, model, format_.stage_rule));
+      TRY(Placer::make(options_.mesh, model_.family, model_.config_or_null(), model, format_.stage_rule));
   // Ranks that load their files as they are have been given whole heads, as far as that goes.
-  const bool whole_heads = format_.local_files && config_ &&
-                           options_.mesh.size("tp") % std::max<Index>(1, config_->num_key_value_heads()) == 0;
+  const bool whole_heads = format_.local_files && model_.config &&
+                           options_.mesh.size("tp") % std::max<Index>(1, model_.config->num_key_value_heads()) == 0;
   if (!placer.warning().empty() && !whole_heads) warnings_.push_back(placer.warning());
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(model.tensors()[i]);
   return {};
@@ -458,13 +437,7 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
 Status Conversion::lay_out() {
   target_ = TRY(format_.lay_out(TRY(layout_request())));
   if (renames()) {
-    ViewOptions view{family_, config_ ? &*config_ : nullptr, hf_rows_, true, true};
-    ModelConfig untied;  // the target holds what it holds: no head is added to it
-    if (config_) {
-      untied = *config_;
-      untied.set("tie_word_embeddings", 0);
-      view.config = &untied;
-    }
+    const ViewOptions view{model_.family, model_.config_or_null(), hf_rows_, true, true};
     target_view_ = TRY(canonical_view(target_->catalog(), view, nullptr));
   } else {
     target_view_ = target_->catalog();
@@ -483,7 +456,7 @@ Status Conversion::name_view() {
   std::vector<std::size_t> all(source_view_.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   if (renames())
-    for (const PackedGroup& group : TRY(pack(*family_, *target_convention_, source_view_, all)))
+    for (const PackedGroup& group : TRY(pack(*model_.family, *target_convention_, source_view_, all)))
       if (group.stored)
         return unsupported("a view under " + std::string(convention_title(*target_convention_)) + ": tensor '" +
                            printable(group.name) + "' would be made of several");

@@ -11,6 +11,7 @@
 #include "lib/convert/fit.h"
 #include "lib/engine/run.h"
 #include "lib/layout/descriptor.h"
+#include "lib/model/model.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 #include "lib/plan/plan.h"
@@ -25,9 +26,8 @@ struct Allowed {
 };
 
 struct ConversionOptions {
-  std::string source_path;    // as the user gave it, for the manifest
-  bool detect_family = true;  // false: `family` is what to use, null for none
-  const Family* family = nullptr;
+  std::string source_path;  // as the user gave it, for the manifest
+  ModelChoice model;
   std::optional<Convention> convention;  // the output's; nothing: the source's own
   bool keep_names = false;               // keep the source's names whatever the format's habit is
   std::string config_path;               // config.json, empty: none
@@ -67,9 +67,7 @@ class Conversion {
   static Result<std::unique_ptr<Conversion>> prepare(Reader& source, const Format& format, ConversionOptions options);
 
   const ConversionOptions& options() const { return options_; }
-  const Family* family() const { return family_; }
-  const std::optional<ModelConfig>& config() const { return config_; }
-  std::optional<Convention> source_convention() const { return source_convention_; }
+  const Model& model() const { return model_; }  // the source's; a config without a family is not in it
   std::optional<Convention> target_convention() const { return target_convention_; }
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
@@ -112,7 +110,6 @@ class Conversion {
 
   Status select();
   Status choose_names();
-  Status choose_family();
   Status leave_out_faulty();
   Status make_views();
   Status fit();
@@ -132,17 +129,16 @@ class Conversion {
   std::string target_name(const std::string& canonical) const;
   std::string manifest(const std::vector<TensorProof>& proofs) const;
   Result<std::vector<std::string>> add_side_files(Output& output) const;
-  bool renames() const { return family_ && target_convention_.has_value(); }
+  bool renames() const { return model_.family && target_convention_.has_value(); }
 
   static constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of config.json and the like
 
   Reader& source_;
   const Format& format_;
   ConversionOptions options_;
-  const Family* family_ = nullptr;
-  std::optional<ModelConfig> config_;
+  Model model_;
   std::string config_text_;  // config.json, from beside the source or from within it
-  std::optional<Convention> source_convention_, target_convention_;
+  std::optional<Convention> target_convention_;
   bool hf_rows_ = false;
   std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out
   bool complete_ = true;         // no filter took tensors out

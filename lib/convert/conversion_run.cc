@@ -148,7 +148,7 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
   manifest.set("reshard", RESHARD_VERSION)
       .set("source", options_.source_path)
       .set("options", std::move(options))
-      .set("family", family_ && renames() ? Json(family_->name) : Json())
+      .set("family", model_.family && renames() ? Json(model_.family->name) : Json())
       .set("hf_rows", hf_rows_)
       .set("left_out", std::move(left_out))
       .set("repairs", repairs_)

@@ -44,8 +44,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   const LoadOptions& o = load->options_;
   ConversionOptions conversion;
   conversion.source_path = source.catalog().root;
-  conversion.detect_family = o.detect_family;
-  conversion.family = o.family;
+  conversion.model = o.model;
   conversion.convention = o.convention;
   conversion.config_path = find_config(source.catalog().root, o.config_path);
   conversion.mesh = o.mesh;

@@ -35,9 +35,8 @@ struct LoadOptions {
   Index rank = 0;                          // of the mesh, this one; with `ranks` it is theirs that counts
 
   std::optional<Convention>
-      convention;             // that the engine gives its tensors, and their row order; nothing: the source's
-  bool detect_family = true;  // false: `family` is what to use, null for none
-  const Family* family = nullptr;
+      convention;  // that the engine gives its tensors, and their row order; nothing: the source's
+  ModelChoice model;
   std::string config_path;     // config.json; empty: beside the checkpoint, or one level up, where there is one
   std::optional<DType> dtype;  // floating-point model tensors become this
   std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names

@@ -102,7 +102,7 @@ class ViewBuilder {
 
   // A tied model stores the embedding once: the head is a second tensor over the same bytes.
   void add_tied_head() {
-    if (!options_.config || !options_.config->tie_word_embeddings()) return;
+    if (options_.is_target || !options_.config || !options_.config->tie_word_embeddings()) return;
     for (const NameRule& rule : options_.family->rules) {
       if (rule.tied_to.empty() || out_.find(rule.hf)) continue;
       if (const auto embedding = out_.find(rule.tied_to))

@@ -19,7 +19,7 @@ struct ViewOptions {
   const ModelConfig* config = nullptr;  // may be null where `hf_rows` is false and nothing is fused
   bool hf_rows = true;                  // false: both sides of the job are torchtitan's, rows stay as they are
   bool keep_unknown = false;            // carry model tensors that no rule knows under their own names
-  bool is_target = false;               // the view is written through: a number that counts for several is one tensor
+  bool is_target = false;  // of what is to be written: no tied head is added, and what counts for several is one
 };
 // The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
 // part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.

@@ -61,7 +61,7 @@ Status to(const std::string& format, const std::string& from, const std::string&
   OpenCheckpoint open = TRY(open_checkpoint(from));
   ConversionOptions o;
   o.source_path = from;
-  o.detect_family = false;
+  o.model.detect = false;
   o.keep_names = true;
   o.compression = compression;
   o.run.threads = threads;

@@ -414,7 +414,7 @@ TEST(LoadTogether, EveryChecksumOfTheSourceIsChecked) {
   for (const Strategy strategy : {Strategy::kExchange, Strategy::kDirect}) {
     LoadOptions options = options_for("dp_replicate=2,tp=3");
     options.strategy = strategy;
-    options.detect_family = false;
+    options.model.detect = false;
     const std::vector<Loaded> ranks = load_on_ranks(checkpoint("fsdp4_tp2"), options);
     // Ranks on their own read some items twice.
     EXPECT_GE(ranks[0].report.checksums, recorded);

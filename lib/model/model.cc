@@ -1,0 +1,49 @@
+#include "lib/model/model.h"
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+std::string family_names() {
+  std::vector<std::string> names;
+  for (const Family* family : families()) names.emplace_back(family->name);
+  return join(names, ", ");
+}
+
+}  // namespace
+
+Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config) {
+  Model model{nullptr, Convention::kHf, std::move(config)};
+  if (choice.is_none()) return model;
+  if (!choice.detect) {
+    const auto convention = detect_convention(*choice.family, catalog);
+    if (!convention)
+      return unsupported(catalog.root + ": no tensor is named as in family " + std::string(choice.family->name));
+    if (model.config && !choice.family->model_types.empty() &&
+        !choice.family->knows_model_type(model.config->model_type))
+      return usage_error(model.config->path + ": expected a model of family " + std::string(choice.family->name) +
+                         ", got model_type '" + printable(model.config->model_type) + "'");
+    model.family = choice.family;
+    model.convention = *convention;
+    return model;
+  }
+  const Family* said = model.config ? family_of_model_type(model.config->model_type) : nullptr;
+  if (model.config && !said) return model;  // another model whose names may look alike
+  if (const auto detected = detect_family(catalog, model.config_or_null());
+      detected && (!said || said == detected->family)) {
+    model.family = detected->family;
+    model.convention = detected->convention;
+  }
+  return model;
+}
+
+Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice) {
+  if (choice.is_none()) return usage_error("--family none: the table of a family's tensors is needed here");
+  if (!choice.detect) return choice.family;
+  if (const Family* family = family_of_model_type(config.model_type)) return family;
+  return unsupported(config.path + ": model_type '" + printable(config.model_type) + "' belongs to no known family (" +
+                     family_names() + ")");
+}
+
+}  // namespace reshard

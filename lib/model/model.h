@@ -1,0 +1,33 @@
+// Which model a checkpoint holds, and in whose words: decided here, once, for every command.
+#pragma once
+
+#include <optional>
+
+#include "lib/model/family.h"
+
+namespace reshard {
+
+// As --family has it.
+struct ModelChoice {
+  bool detect = true;              // by the config and the tensors' names
+  const Family* family = nullptr;  // where not: this one; null: none, names and rows are as they are
+  bool is_none() const { return !detect && !family; }
+};
+
+struct Model {
+  const Family* family = nullptr;           // null: none that is known, or none is wanted
+  Convention convention = Convention::kHf;  // of the tensors' names, where there is a family
+  std::optional<ModelConfig> config;        // where there is one, of a known family or not
+
+  const ModelConfig* config_or_null() const { return config ? &*config : nullptr; }
+};
+
+// The model of a catalog, and of its config where there is one. What the config says wins over what names suggest: of a
+// model_type that is not known, or where no tensor is named as in its family, the model has none. Unsupported where no
+// tensor is named as in the family that was chosen; a usage error where the config describes a model of another one.
+Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config);
+
+// The family of a model that is a config alone; `choice` may name it. Unsupported where none is known.
+Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice = {});
+
+}  // namespace reshard
