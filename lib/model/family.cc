@@ -213,6 +213,7 @@ class ParameterList {
   Status add(const NameRule& rule, Index begin, Index end) {
     if (rule.hf.empty() || rule.shape.empty() || !holds(rule.when, config_)) return {};
     const Index experts = rule.is_per_expert() ? config_.number("num_experts") : 1;
+    if (experts < 1) return {};
     const auto count = checked_mul(end - begin, experts);
     if (!count || *count > kMaxParameters - static_cast<Index>(out_.size()))
       return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors");
@@ -220,6 +221,10 @@ class ParameterList {
     for (Index layer = begin; layer < end; ++layer) {
       if (!has_layer(rule, config_, layer)) continue;
       if (!shape) shape = TRY(expected_shape(rule, config_));
+      const auto here = checked_mul(volume(*shape), experts);
+      if (!here || *here > kMaxElements - elements_)
+        return corrupt(config_.path + ": describes more than " + with_commas(kMaxElements) + " elements");
+      elements_ += *here;
       for (Index expert = 0; expert < experts; ++expert) add(rule, *shape, layer, rule.is_per_expert() ? expert : -1);
     }
     return {};
@@ -245,8 +250,10 @@ class ParameterList {
   }
 
   static constexpr Index kMaxParameters = 4'000'000;
+  static constexpr Index kMaxElements = Index{1} << 55;  // so that what is counted of them in bytes can be counted
   const Family& family_;
   const ModelConfig& config_;
+  Index elements_ = 0;
   std::vector<Parameter> out_;
 };
 

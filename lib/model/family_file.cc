@@ -157,6 +157,9 @@ class FamilyReader {
     if (rule.shape.empty() != (rule.rows == Rows::kDropped))
       return corrupt("shape: expected one, unless rows are dropped");
     const auto formulas = rule.shape.empty() ? std::vector<std::string>() : split(rule.shape, ',');
+    if (formulas.size() > static_cast<std::size_t>(kMaxRank))
+      return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
+                     std::to_string(formulas.size()));
     for (const std::string& formula : formulas) TRY(check_formula(formula));
     if (rule.tp_dim >= static_cast<int>(formulas.size()) && rule.tp_dim >= 0)
       return corrupt("tp_dim: expected one of " + std::to_string(formulas.size()) + " dimensions, got " +

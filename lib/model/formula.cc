@@ -62,7 +62,8 @@ Result<Index> evaluate(std::string_view formula, const NumberOf& number_of) {
       if (next) product = *next;
     } else {
       if (n == 0) return corrupt("'" + printable(formula) + "' divides by " + printable(f.text) + ", which is 0");
-      next = product /= n;
+      next = n == -1 ? checked_mul(product, n) : product / n;
+      if (next) product = *next;
     }
     if (!next) return corrupt("'" + printable(formula) + "' overflows");
   }

@@ -245,6 +245,27 @@ TEST(Family, MoreTensorsThanAnyModelHasAreRefused) {
   EXPECT_FALSE(parameters(kQwen3MoeFamily, config));
 }
 
+TEST(Family, MoreElementsThanCanBeCountedAreRefused) {
+  ModelConfig config = published("llama-3.1-8b");
+  config.set("vocab_size", Index{1} << 40);
+  config.set("hidden_size", Index{1} << 22);  // each of the two vocabularies fits 64 bits, both together do not
+  const auto list = parameters(kLlamaFamily, config);
+  ASSERT_FALSE(list);
+  EXPECT_NE(list.error().message().find("describes more than 36,028,797,018,963,968 elements"), std::string::npos)
+      << list.error().message();
+}
+
+// A layer's experts are looked for in no layer where the config has none, however many layers it has.
+TEST(Family, NoExpertsAreListedAtOnce) {
+  ModelConfig config = published("llama-3.1-8b");
+  config.set("num_hidden_layers", Index{1} << 40);
+  const NameRule rules[] = {{.hf = "b.{}.e.{}.weight", .shape = "hidden_size", .layers = Layers::kSparse}};
+  const Family family{.name = "experts", .title = "Experts", .rules = rules};
+  const auto list = parameters(family, config);
+  ASSERT_TRUE(list) << list.error().message();
+  EXPECT_TRUE(list->empty());
+}
+
 TEST(Family, MistralSharesLlamasTorchtitanNames) {
   EXPECT_TRUE(kMistralFamily.has_convention(Convention::kTorchtitan));
   EXPECT_FALSE(kGemma3Family.has_convention(Convention::kTorchtitan));

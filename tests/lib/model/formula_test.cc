@@ -9,7 +9,8 @@ namespace {
 
 std::optional<Index> number(std::string_view name) {
   static const std::map<std::string_view, Index> kNumbers = {
-      {"heads", 32}, {"head_dim", 128}, {"hidden_size", 4096}, {"zero", 0}, {"huge", Index{1} << 62}};
+      {"heads", 32},        {"head_dim", 128}, {"hidden_size", 4096}, {"zero", 0}, {"huge", Index{1} << 62},
+      {"least", INT64_MIN}, {"minus", -1}};
   const auto found = kNumbers.find(name);
   return found == kNumbers.end() ? std::nullopt : std::optional<Index>(found->second);
 }
@@ -38,6 +39,8 @@ TEST(Formula, SaysWhatIsWrong) {
   EXPECT_EQ(error_of("heads/zero"), "'heads/zero' divides by zero, which is 0");
   EXPECT_EQ(error_of("huge*heads"), "'huge*heads' overflows");
   EXPECT_EQ(error_of("huge+huge"), "'huge+huge' overflows");
+  EXPECT_EQ(error_of("least/minus"), "'least/minus' overflows");
+  EXPECT_EQ(*evaluate("heads/minus", number), -32);
   EXPECT_EQ(error_of("heads*"), "'heads*' is not a formula");
   EXPECT_EQ(error_of(""), "'' is not a formula");
   EXPECT_EQ(error_of("3x"), "'3x' is not a whole number");

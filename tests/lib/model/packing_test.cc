@@ -322,6 +322,7 @@ TEST(FamilyFile, WhatMakesNoSenseIsNamed) {
       {R"(["b.{}.q.weight"])", R"(["b.{}.x.weight"])"},
       {R"("shape": "intermediate_size, hidden_size")", R"("shape": "intermediate_size +, hidden_size")"},
       {R"("tp_dim": 0)", R"("tp_dim": 2)"},
+      {R"("shape": "intermediate_size, hidden_size")", R"("shape": "1, 1, 1, 1, 1, 1, 1, 1, 1")"},
       {R"("name": "b.{}.u.weight")", R"("name": "b.{}.g.weight")"},
       {R"("name": "b.{}.u.weight")", R"("name": "b.{}.{}.{}.weight")"},
       {R"("place": "last")", R"("place": "layer")"},
