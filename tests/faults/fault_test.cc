@@ -24,6 +24,7 @@
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -192,15 +193,8 @@ void make_old(const Scenario& s, const std::string& destination) {
   write_file(destination + "/.metadata", "old");
 }
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
-
 TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
-  // Sanitized runs are slow: there each call fails in one of the six ways, otherwise in all of them.
-  const Index step = kSanitized ? 6 : 1;
+  const Index step = every_nth(6);  // 6: each call fails in one of the six ways
   Index way = 0;
   Index runs = 0, errors = 0, survived = 0;
   std::map<std::string, Index> survivors;
@@ -581,7 +575,8 @@ TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
       EXPECT_TRUE(got->contents == expected->contents) << name << " " << what << "\n" << got->contents;
       ++(got->names == expected->names ? harmless : names);
     };
-    for (std::size_t i = 0; i < healthy.size(); ++i) {
+    const auto step = static_cast<std::size_t>(every_nth(5));
+    for (std::size_t i = 0; i < healthy.size(); i += step) {
       for (const int flip : {0x01, 0x80, 0xff}) {
         std::string bytes = healthy;
         bytes[i] = static_cast<char>(bytes[i] ^ flip);
@@ -589,7 +584,7 @@ TEST(Metadata, EveryChangedByteIsAnErrorOrHarmlessOrAName) {
       }
     }
     const int harmless_flips = harmless, name_flips = names;
-    for (std::size_t n = 0; n < healthy.size(); ++n) check(healthy.substr(0, n), "cut at " + std::to_string(n));
+    for (std::size_t n = 0; n < healthy.size(); n += step) check(healthy.substr(0, n), "cut at " + std::to_string(n));
     EXPECT_EQ(harmless, harmless_flips);  // a pickle ends where it ends
     EXPECT_EQ(names, name_flips);
     std::printf("%s: %d errors, %d harmless, %d other names\n", name.c_str(), errors, harmless, names);

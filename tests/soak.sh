@@ -1,0 +1,36 @@
+#!/bin/bash
+# What is slow and rare, and so no part of tests/run.sh:
+#   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
+#   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
+#
+#   tests/soak.sh [SECONDS]    for each fuzz target (default 300)
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+
+seconds=${1:-300}
+jobs=${RESHARD_JOBS:-$(nproc)}
+logs=build/logs
+status=0
+mkdir -p "$logs/fuzz"
+
+build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" "${@:2}" | tail -n 30; }
+
+echo "== every case, with the sanitizers"
+if build dev --target reshard_tests; then
+  tests=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+, \w+' | sed -E 's/.*\((\w+), (\w+)/*\1.\2*/' | paste -sd:)
+  RESHARD_SOAK=1 build/dev/tests/reshard_tests --gtest_brief=1 --gtest_filter="$tests" || status=1
+else
+  status=1
+fi
+
+echo "== fuzz targets, $seconds seconds each"
+build fuzz || exit 1
+for target in build/fuzz/tests/fuzz/*_fuzz; do
+  name=$(basename "$target" _fuzz)
+  found=$logs/fuzz/$name
+  mkdir -p "$found"
+  echo "$name"
+  "$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -artifact_prefix="$found-" \
+    "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1 || { tail -n 20 "$found.log"; status=1; }
+done
+exit $status

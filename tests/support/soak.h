@@ -1,0 +1,25 @@
+// How thorough a run of the tests is. Loops that try everything do so where tests are built plainly. The sanitizers
+// make them ten times as slow: there they try every n-th case, each run the same, unless RESHARD_SOAK is set
+// (tests/soak.sh).
+#pragma once
+
+#include <cstdlib>
+
+namespace reshard {
+
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// 1, or how far the sanitized builds go at a time.
+inline int every_nth(int sanitized) { return kSanitized && std::getenv("RESHARD_SOAK") == nullptr ? sanitized : 1; }
+
+}  // namespace reshard
