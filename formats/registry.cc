@@ -16,9 +16,9 @@ namespace reshard {
 namespace {
 
 // In the order in which a path is tried.
-constexpr std::array<const Format*, 8> kFormats = {&kDcpFormat,         &kColossalaiFormat, &kRanksFormat,
-                                                   &kSafetensorsFormat, &kTorchFormat,      &kVllmFormat,
-                                                   &kHdf5Format,        &kHdf5ViewFormat};
+constexpr std::array<const Format*, 8> kFormats = {&kDcpFormat,   &kColossalaiFormat,  &kVllmFormat,
+                                                   &kRanksFormat, &kSafetensorsFormat, &kTorchFormat,
+                                                   &kHdf5Format,  &kHdf5ViewFormat};
 
 }  // namespace
 

@@ -15,11 +15,7 @@ std::span<const Format* const> formats();
 // The format of that name; a usage error that lists the others.
 Result<const Format*> find_format(std::string_view name);
 
-// A checkpoint of whichever format recognises the path, open.
-struct OpenCheckpoint {
-  const Format* format = nullptr;
-  std::unique_ptr<Reader> reader;
-};
+// An error where no format recognises the path.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
 
 }  // namespace reshard

@@ -9,6 +9,7 @@
 
 #include "lib/base/json.h"
 #include "lib/base/result.h"
+#include "lib/layout/box.h"
 #include "tools/command_line.h"
 
 namespace reshard::tools {
@@ -31,6 +32,8 @@ bool stderr_is_terminal();
 
 // "conclusion first" lines: a left column of fixed width, then text.  plan      DCP tp=8 -> ...
 void print_row(std::string_view label, std::string_view text);
+
+Json dims_json(const Dims& dims);  // a list of its numbers
 
 inline constexpr std::size_t kScreenWidth = 120;
 // The text in a colour (of an SGR sequence, "32") where standard output shows any.

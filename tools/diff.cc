@@ -3,7 +3,6 @@
 
 #include "lib/base/text.h"
 #include "tools/commands.h"
-#include "tools/comparing.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -28,14 +27,18 @@ Result<int> diff(const DiffOptions& options) {
   const auto layout = TRY(options.source_layout.load());
   const OpenOptions how{.layout = layout ? &*layout : nullptr};
   OpenCheckpoint a = TRY(open_checkpoint(options.a, how)), b = TRY(open_checkpoint(options.b, how));
-  const auto c = TRY(compare(a, b, options.model, options.a, options.b, options.resources));
+  const auto c = TRY(Comparison::prepare(*a.reader, *b.reader,
+                                         {.model = TRY(options.model.choice()),
+                                          .config = options.model.config,
+                                          .spool = temporary_directory(),
+                                          .run = TRY(options.resources.run_options())}));
   std::vector<Comparison::Distance> distances;
   {
     Progress progress("reading", c->bytes() / 2, options.resources.quiet || options.json);
     c->set_progress([&](Index done) { progress.update(done); });
     distances = TRY(c->distances());
   }
-  const std::vector<std::string> structural = structural_differences(*c);
+  const std::vector<std::string> structural = c->structural_differences();
   const std::vector<std::string> objects = TRY(c->differing_objects());
   Index beyond = 0;
   Json tensors = Json::array();
@@ -49,7 +52,7 @@ Result<int> diff(const DiffOptions& options) {
     if (options.json) {
       Json row = Json::object();
       row.set("name", ta.name)
-          .set("shape", shape_json(ta.shape))
+          .set("shape", dims_json(ta.shape))
           .set("dtype_a", info(ta.dtype).torch_name)
           .set("dtype_b", info(tb.dtype).torch_name)
           .set("different_elements", d.different);

@@ -289,12 +289,6 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
 
 // ---- as JSON
 
-Json dims_json(const Dims& dims) {
-  Json out = Json::array();
-  for (const Index n : dims) out.push_back(n);
-  return out;
-}
-
 template <class Strings>
 Json strings_json(const Strings& strings) {
   Json out = Json::array();

@@ -204,7 +204,7 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   TRY(read_names(o));
   if (o.convention && o.model.is_none())
     return usage_error("--names " + names + " needs a family; --family none keeps names");
-  o.config_path = find_config(source, model.config);
+  o.config_path = model.config;
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh && !(mesh.empty() && layout.empty()))
     return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
@@ -282,12 +282,18 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   OpenOptions how{.files_too = !metadata_only, .layout = layout ? &*layout : nullptr};
   how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
   p.source = TRY(open_source(options.source, how, o.allow.cover));
+  o.config_path = find_config(p.source.reader->catalog(), o.config_path);
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));
     o.donor = p.donor->reader.get();
   }
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;
+}
+
+std::string temporary_directory() {
+  const char* t = std::getenv("TMPDIR");
+  return t != nullptr && *t != '\0' ? t : "/tmp";
 }
 
 Result<Index> free_space_for(const std::string& destination) {

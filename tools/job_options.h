@@ -94,6 +94,9 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
 // What a view is of, for people.
 void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options);
 
+// $TMPDIR, or /tmp.
+std::string temporary_directory();
+
 // Bytes free where `destination` is to be made.
 Result<Index> free_space_for(const std::string& destination);
 

@@ -62,6 +62,12 @@ std::string in_column(std::string_view text, std::size_t indent, std::size_t sta
   return out;
 }
 
+Json dims_json(const Dims& dims) {
+  Json out = Json::array();
+  for (const Index n : dims) out.push_back(n);
+  return out;
+}
+
 void print_row(std::string_view label, std::string_view text) {
   std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
               text.data());

@@ -174,6 +174,7 @@ const Format kTorchFormat = {
     .recognises = recognises,
     .open = open,
     .lay_out = lay_out_torch,
+    .holds_whole_tensors = true,
     .model_only = true,
     .hf_names = true,
 };

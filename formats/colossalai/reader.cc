@@ -522,6 +522,8 @@ Status ColossalaiReader::open(const std::string& path, const OpenOptions& option
     TRY(open_scheduler());
     TRY(open_running_states());
   }
+  if (!is_directory(path_join(tree_.is_application ? tree_.root : parent_path(tree_.root), kOptimizer)))
+    catalog_.lacks_optimizer = tree_.is_application || base_name(tree_.root) == kModeling;
   std::string text = "ColossalAI";
   if (model_files_ > 0)
     text += std::string(is_safetensors_ ? ", safetensors, " : ", torch.save, ") + count_of(model_files_, "model file");
@@ -561,6 +563,7 @@ const Format kColossalaiFormat = {
     .recognises = colossalai::recognises,
     .open = colossalai::open,
     .lay_out = lay_out_colossalai,
+    .holds_whole_tensors = true,
     .model_only = true,
     .hf_names = true,
     .takes_mesh = true,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <set>
 
 #include "formats/dcp/class_names.h"
@@ -201,12 +202,27 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
   return {};
 }
 
+Index rank_of_file(std::string_view path) {
+  std::string_view name = path.substr(path.rfind('/') + 1);
+  constexpr std::string_view kPrefix = "__", kSuffix = ".distcp";
+  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return -1;
+  name = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
+  const std::size_t bar = name.find('_');
+  const auto number = [](std::string_view digits) -> Index {
+    Index n = 0;
+    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
+    return error != std::errc() || stop != digits.data() + digits.size() ? -1 : n;
+  };
+  if (bar == std::string_view::npos || number(name.substr(bar + 1)) < 0) return -1;
+  return std::max<Index>(number(name.substr(0, bar)), -1);
+}
+
 Result<std::uint32_t> MetadataReader::file_index(std::string_view relative_path) {
   if (const auto it = files_.find(relative_path); it != files_.end()) return it->second;
   if (!is_safe_relative_path(relative_path))
     return corrupt(path_ + ": relative_path '" + printable(relative_path) + "' leaves the checkpoint's directory");
   const auto index = static_cast<std::uint32_t>(catalog_.files.size());
-  catalog_.files.push_back({std::string(relative_path), -1});
+  catalog_.files.push_back({std::string(relative_path), -1, rank_of_file(relative_path)});
   files_.emplace(relative_path, index);
   return index;
 }

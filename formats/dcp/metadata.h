@@ -33,6 +33,9 @@ struct WriterFacts {
   std::string python;  // "3.13"
 };
 
+// The rank R of a file named `__R_K.distcp`; -1 of others.
+Index rank_of_file(std::string_view path);
+
 // Reads one metadata pickle and adds its tensors and blobs to `catalog`; their extents are the stored items. Rank-local
 // metadata of one save (`__R.metadata`) are added one after the other: boxes join, repeated boxes become replicas.
 // File sizes are not looked at.

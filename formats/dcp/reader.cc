@@ -133,7 +133,7 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
     if (e.size > 0)
       catalog_.stale_files.push_back(e.name);
     else if (e.name.starts_with("__"))
-      idle.push_back({e.name, 0});
+      idle.push_back({e.name, 0, rank_of_file(e.name)});
   }
   catalog_.files.insert(catalog_.files.end(), idle.begin(), idle.end());
 }

@@ -14,6 +14,7 @@ const Format kHdf5Format = {
     .open = hdf5::open,
     .lay_out = hdf5::lay_out,
     .keeps_side_files = true,
+    .holds_whole_tensors = true,
 };
 
 // Read as any HDF5 file: by the row before.

@@ -28,6 +28,7 @@ const Format kSafetensorsFormat = {
     .recognises = recognises,
     .open = open_safetensors,
     .lay_out = lay_out_safetensors,
+    .holds_whole_tensors = true,
     .model_only = true,
     .hf_names = true,
 };

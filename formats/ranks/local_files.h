@@ -25,13 +25,23 @@ struct LocalTensor {
   std::vector<LocalPart> parts;
 };
 
+// A tensor while its boxes are found in the files of ranks.
+struct JoinedTensor {
+  explicit JoinedTensor(const TargetTensor& wanted);
+  // Adds the box that `place` says, of a local tensor of that shape which is stored in row-major order in `extent`. Of
+  // a box that comes again, as ranks that replicate it hold it too, the first is a fragment and the others are copies.
+  void add(const Dims& local_shape, const LocalBox& place, const Extent& extent);
+
+  Tensor tensor;
+  std::set<Box> stored;
+};
+
 class LocalFiles {
  public:
   // Refers to `request`.
   explicit LocalFiles(const LayoutRequest& request);
 
-  // Appends a file of these local tensors. Of a box that comes again, as ranks that replicate it hold it too, the first
-  // is the tensor's fragment and the others are copies.
+  // Appends a file of these local tensors.
   Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
 
   TensorFilesTarget& target() { return *target_; }
@@ -39,12 +49,9 @@ class LocalFiles {
   Result<std::unique_ptr<Target>> finish() &&;
 
  private:
-  void add_part(const LocalTensor& local, const LocalPart& part, const Extent& extent);
-
   const LayoutRequest& request_;
   std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
-  std::vector<Tensor> tensors_;        // of the request, as far as they are stored yet
-  std::vector<std::set<Box>> stored_;  // boxes of each
+  std::vector<JoinedTensor> tensors_;  // of the request, as far as they are stored yet
 };
 
 }  // namespace reshard

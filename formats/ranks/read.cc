@@ -138,7 +138,7 @@ Status RanksReader::choose_files(RankFiles files) {
   for (const auto& [rank, name] : files.by_rank) {
     for (; next < rank && missing.size() < 3; ++next) missing.push_back(std::to_string(next));
     next = rank + 1;
-    catalog_.files.push_back({name, -1});
+    catalog_.files.push_back({name, -1, rank});
   }
   if (!missing.empty())
     return io_error(catalog_.root + ": the file of rank " + join(missing, ", ") + " is missing; there are " +
@@ -202,7 +202,7 @@ Status RanksReader::infer_layout() {
     for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape;
     tensors.push_back(std::move(t));
   }
-  const std::string config_path = find_config(catalog_.root, "");
+  const std::string config_path = find_config(catalog_);
   std::optional<ModelConfig> config;
   if (!config_path.empty()) config = TRY(read_config(config_path));
   layout_ = TRY(infer_rank_layout(catalog_.root, tensors, ranks(), config ? &*config : nullptr,
@@ -309,6 +309,7 @@ Status RanksReader::join_parts(std::size_t number) {
   for (const Part& part : parts_[number]) {
     const auto boxes = owned_boxes(*layout_.mesh, placement, tensor.shape, part.rank);
     TRY(check_part(part, tensor, local_shape(boxes), placement));
+    catalog_.shares_extents = catalog_.shares_extents || boxes.size() > 1;  // sections of one stored tensor
     for (const LocalBox& local : boxes) {
       if (local.box.empty() && tensor.elements() > 0) continue;
       const bool is_new = stored.insert(local.box).second;

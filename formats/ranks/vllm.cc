@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
 #include "formats/ranks/local_files.h"
+#include "formats/tensor_files/tensor_file_reader.h"
 #include "lib/base/text.h"
 #include "lib/layout/stages.h"
+#include "lib/model/family.h"
 
 namespace reshard {
 namespace {
@@ -82,24 +85,54 @@ struct Share {
   Index length = 0;
 };
 
+// A model's tensors as vLLM's parameters, on each worker.
 class VllmLayout {
  public:
-  explicit VllmLayout(LayoutRequest request) : request_(std::move(request)), workers_(request_.mesh.size("tp")) {}
-
-  Result<std::unique_ptr<Target>> lay_out() {
-    TRY(check());
-    TRY(stack());
-    LocalFiles files(request_);
-    for (Index worker = 0; worker < workers_; ++worker) TRY(add_worker(files, worker));
-    return std::move(files).finish();
-  }
-
- private:
-  // Which tensors make up each parameter, in the order of the request.
-  struct Parameter {
+  // A parameter of vLLM's, and the tensors of the request that it is made of.
+  struct Stack {
     std::string name;
     std::vector<std::size_t> tensors;  // in the order in which they are stacked
   };
+
+  static Result<VllmLayout> make(LayoutRequest request) {
+    VllmLayout layout(std::move(request));
+    TRY(layout.check());
+    TRY(layout.stack());
+    return layout;
+  }
+
+  const LayoutRequest& request() const { return request_; }
+  Index workers() const { return workers_; }
+  const std::vector<Stack>& parameters() const { return parameters_; }  // in the order of the request
+
+  // What a worker holds of a parameter.
+  Result<LocalTensor> local(const Stack& p, Index worker) const {
+    LocalTensor out;
+    out.name = p.name;
+    out.dtype = request_.tensors[p.tensors.front()].dtype;
+    Index row = 0;
+    for (const std::size_t i : p.tensors) {
+      const TargetTensor& t = request_.tensors[i];
+      const int d = rules_[i]->cut == Cut::kColumns ? 1 : 0;
+      const Share mine = TRY(share(t, rules_[i]->cut, worker));
+      LocalPart part{i, {whole(t.shape), Dims::filled(t.shape.rank(), 0)}};
+      part.place.box.origin[d] = mine.begin;
+      part.place.box.shape[d] = mine.held;
+      part.place.at[0] = row;
+      out.shape = t.shape;
+      out.shape[d] = mine.length;
+      row += out.shape[0];
+      out.parts.push_back(part);
+    }
+    out.shape[0] = row;
+    const auto elements = checked_volume(out.shape);
+    if (!elements || !checked_mul(*elements, byte_size(out.dtype)))
+      return refusal(request_.tensors[p.tensors.front()], "2^63 bytes or more with its padding");
+    return out;
+  }
+
+ private:
+  explicit VllmLayout(LayoutRequest request) : request_(std::move(request)), workers_(request_.mesh.size("tp")) {}
 
   Error refusal(const TargetTensor& tensor, const std::string& why) const {
     return unsupported("tensor '" + printable(tensor.name) + "' " + to_string(tensor.shape) + ": " + why);
@@ -148,7 +181,7 @@ class VllmLayout {
       if (is_new) parameters_.push_back({known->parameter, {}});
       parameters_[it->second].tensors.push_back(i);
     }
-    for (Parameter& p : parameters_) {
+    for (Stack& p : parameters_) {
       std::sort(p.tensors.begin(), p.tensors.end(),
                 [&](std::size_t a, std::size_t b) { return rules_[a]->place < rules_[b]->place; });
       TRY(check_stack(p));
@@ -157,7 +190,7 @@ class VllmLayout {
   }
 
   // All parts of a stacked parameter are there, and fit on one another.
-  Status check_stack(const Parameter& p) const {
+  Status check_stack(const Stack& p) const {
     const TargetTensor& first = request_.tensors[p.tensors.front()];
     const bool is_qkv = p.name.find("qkv_proj") != std::string::npos;
     const bool is_gate_up = p.name.find("gate_up_proj") != std::string::npos;
@@ -197,70 +230,145 @@ class VllmLayout {
     return Share{part * (size / parts), size / parts, size / parts};
   }
 
-  Result<LocalTensor> local(const Parameter& p, Index worker) const {
-    LocalTensor out;
-    out.name = p.name;
-    out.dtype = request_.tensors[p.tensors.front()].dtype;
-    Index row = 0;
-    for (const std::size_t i : p.tensors) {
-      const TargetTensor& t = request_.tensors[i];
-      const int d = rules_[i]->cut == Cut::kColumns ? 1 : 0;
-      const Share mine = TRY(share(t, rules_[i]->cut, worker));
-      LocalPart part{i, {whole(t.shape), Dims::filled(t.shape.rank(), 0)}};
-      part.place.box.origin[d] = mine.begin;
-      part.place.box.shape[d] = mine.held;
-      part.place.at[0] = row;
-      out.shape = t.shape;
-      out.shape[d] = mine.length;
-      row += out.shape[0];
-      out.parts.push_back(part);
-    }
-    out.shape[0] = row;
-    const auto elements = checked_volume(out.shape);
-    if (!elements || !checked_mul(*elements, byte_size(out.dtype)))
-      return refusal(request_.tensors[p.tensors.front()], "2^63 bytes or more with its padding");
-    return out;
-  }
-
-  Status add_worker(LocalFiles& files, Index worker) const {
-    std::vector<LocalTensor> in_part;
-    Index bytes = 0;
-    int part = 0;
-    const auto add_part = [&] {
-      return files.add_file("model-rank-" + std::to_string(worker) + "-part-" + std::to_string(part++) + ".safetensors",
-                            in_part);
-    };
-    for (const Parameter& p : parameters_) {
-      LocalTensor tensor = TRY(local(p, worker));
-      const Index size = volume(tensor.shape) * byte_size(tensor.dtype);
-      if (!in_part.empty() && size > request_.max_file_bytes - bytes) {
-        TRY(add_part());
-        in_part.clear();
-        bytes = 0;
-      }
-      bytes += size;
-      in_part.push_back(std::move(tensor));
-    }
-    return add_part();
-  }
-
   LayoutRequest request_;
   Index workers_;
   std::vector<const Rule*> rules_;  // of the request's tensors
-  std::vector<Parameter> parameters_;
+  std::vector<Stack> parameters_;
 };
 
-Result<std::unique_ptr<Target>> lay_out_vllm(LayoutRequest request) { return VllmLayout(std::move(request)).lay_out(); }
+// ---- writing
 
-bool recognises_none(const std::string&) { return false; }
+std::string file_name(Index worker, Index part) {
+  return "model-rank-" + std::to_string(worker) + "-part-" + std::to_string(part) + ".safetensors";
+}
+
+// Cut into parts by size.
+Status add_worker(const VllmLayout& layout, Index worker, LocalFiles& files) {
+  std::vector<LocalTensor> in_part;
+  Index bytes = 0, part = 0;
+  for (const VllmLayout::Stack& p : layout.parameters()) {
+    LocalTensor tensor = TRY(layout.local(p, worker));
+    const Index size = volume(tensor.shape) * byte_size(tensor.dtype);
+    if (!in_part.empty() && size > layout.request().max_file_bytes - bytes) {
+      TRY(files.add_file(file_name(worker, part++), in_part));
+      in_part.clear();
+      bytes = 0;
+    }
+    bytes += size;
+    in_part.push_back(std::move(tensor));
+  }
+  return files.add_file(file_name(worker, part), in_part);
+}
+
+Result<std::unique_ptr<Target>> lay_out_vllm(LayoutRequest request) {
+  const VllmLayout layout = TRY(VllmLayout::make(std::move(request)));
+  LocalFiles files(layout.request());
+  for (Index worker = 0; worker < layout.workers(); ++worker) TRY(add_worker(layout, worker, files));
+  return std::move(files).finish();
+}
+
+// ---- reading
+
+// Joins the parameters of the workers to the model that the config.json beside them describes.
+class VllmReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options) {
+    catalog_.root = path;
+    for (Index worker = 0; worker == 0 || path_exists(path_join(path, file_name(worker, 0))); ++worker)
+      TRY(read_worker(worker, options));
+    const VllmLayout layout = TRY(find_layout());
+    for (const TargetTensor& t : layout.request().tensors) tensors_.emplace_back(t);
+    for (const VllmLayout::Stack& p : layout.parameters())
+      for (Index worker = 0; worker < layout.workers(); ++worker)
+        TRY(add_parameter(TRY(layout.local(p, worker)), worker));
+    for (JoinedTensor& t : tensors_) TRY(catalog_.add(std::move(t.tensor)));
+    catalog_.attributes.emplace_back("format", "vLLM sharded_state of " + count_of(layout.workers(), "worker"));
+    return finish(options);
+  }
+
+ private:
+  struct Part {
+    std::uint32_t file = 0;
+    StoredTensor stored;
+  };
+
+  Status read_worker(Index worker, const OpenOptions& options) {
+    parts_.emplace_back();
+    for (Index part = 0; part == 0 || path_exists(path_join(catalog_.root, file_name(worker, part))); ++part) {
+      const OpenFile opened = TRY(open_file(file_name(worker, part), options));
+      catalog_.files[opened.file].writer = worker;
+      for (const TensorFile::Entry& entry : opened.content->tensors())
+        if (!parts_.back().emplace(entry.name, Part{opened.file, entry.tensor}).second)
+          return corrupt(catalog_.file_path(opened.file) + ": tensor '" + printable(entry.name) +
+                         "' is in another part of worker " + std::to_string(worker) + " too");
+    }
+    return {};
+  }
+
+  // That of the tensors which worker 0 has.
+  Result<VllmLayout> find_layout() const {
+    const std::string path = find_config(catalog_);
+    if (path.empty())
+      return unsupported(catalog_.root +
+                         ": expected a config.json beside vLLM's sharded_state, which says how its parameters are "
+                         "stacked; got none");
+    const ModelConfig config = TRY(read_config(path));
+    const Family* family = family_of_model_type(config.model_type);
+    if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
+    const auto& stored = parts_.front();
+    const bool is_tied = !stored.contains(kEmbedding);
+    LayoutRequest request;
+    request.mesh = Mesh({{"tp", static_cast<Index>(parts_.size())}});
+    request.heads = HeadCounts{config.num_attention_heads(), config.num_key_value_heads()};
+    std::set<std::string_view> used;
+    for (const Parameter& p : TRY(parameters(*family, config))) {
+      const auto known = find_rule(p.name);
+      const auto found = known ? stored.find(is_tied && p.name == kEmbedding ? kHead : known->parameter) : stored.end();
+      if (found == stored.end() || (is_tied && p.name == kHead)) continue;
+      used.insert(found->first);
+      request.tensors.push_back({p.name, found->second.stored.dtype, p.shape, {p.name}, {}});
+    }
+    for (const auto& [name, part] : stored)
+      if (!used.contains(name))
+        return unsupported(catalog_.file_path(part.file) + ": tensor '" + printable(name) + "' is no parameter that " +
+                           path + " describes");
+    return VllmLayout::make(std::move(request)).context(catalog_.root);
+  }
+
+  Status add_parameter(const LocalTensor& local, Index worker) {
+    const auto& stored = parts_[static_cast<std::size_t>(worker)];
+    const auto found = stored.find(local.name);
+    const std::string what = "worker " + std::to_string(worker) + ": tensor '" + printable(local.name) + "': expected ";
+    if (found == stored.end()) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
+    const auto& [file, tensor] = found->second;
+    if (tensor.shape != local.shape || tensor.dtype != local.dtype)
+      return corrupt(catalog_.file_path(file) + ": " + what + std::string(info(local.dtype).torch_name) +
+                     to_string(local.shape) + " by the config.json, got " + std::string(info(tensor.dtype).torch_name) +
+                     to_string(tensor.shape));
+    for (const LocalPart& part : local.parts)
+      tensors_[part.tensor].add(local.shape, part.place, {file, tensor.payload_offset, tensor.payload_length});
+    return {};
+  }
+
+  std::vector<std::map<std::string, Part, std::less<>>> parts_;  // of each worker, by name
+  std::vector<JoinedTensor> tensors_;                            // of the request
+};
+
+bool recognises_vllm(const std::string& path) { return path_exists(path_join(path, file_name(0, 0))); }
+
+Result<std::unique_ptr<Reader>> open_vllm(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<VllmReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
 
 }  // namespace
 
 const Format kVllmFormat = {
     .name = "vllm",
     .title = "vLLM sharded_state",
-    .recognises = recognises_none,
-    .open = nullptr,
+    .recognises = recognises_vllm,
+    .open = open_vllm,
     .lay_out = lay_out_vllm,
     .model_only = true,
     .hf_names = true,

@@ -22,8 +22,11 @@
 
 namespace reshard {
 
-// Written only. The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM
-// would not run. A usage error when tp > 1 and no config says how many heads there are.
+// The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM would not run. A
+// usage error when tp > 1 and no config says how many heads there are.
+//
+// Read under Hugging Face names, without the padding, as the config.json beside the files says how they are stacked;
+// unsupported where there is none.
 extern const Format kVllmFormat;
 
 }  // namespace reshard

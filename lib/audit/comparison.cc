@@ -105,11 +105,11 @@ Status Comparison::make_views() {
 
 // Both as one family's, or as none's. What the config of either says counts for the other too.
 Result<std::pair<Model, Model>> Comparison::recognise_pair() const {
-  const auto config_at = [](const std::string& path) -> Result<std::optional<ModelConfig>> {
-    if (path.empty()) return std::optional<ModelConfig>();
-    return std::optional(TRY(read_config(path)));
-  };
-  const auto config_a = TRY(config_at(options_.config_a)), config_b = TRY(config_at(options_.config_b));
+  const std::string path_a = find_config(a_.catalog(), options_.config);
+  const std::string path_b = find_config(b_.catalog(), options_.config);
+  std::optional<ModelConfig> config_a, config_b;
+  for (auto [mine, others, config] : {std::tuple(path_a, path_b, &config_a), std::tuple(path_b, path_a, &config_b)})
+    if (const std::string& path = mine.empty() ? others : mine; !path.empty()) *config = TRY(read_config(path));
   Model a = TRY(recognise(a_.catalog(), options_.model, config_a));
   Model b = TRY(recognise(b_.catalog(), options_.model, config_b));
   if (a.family == b.family) return std::pair(std::move(a), std::move(b));
@@ -181,6 +181,20 @@ std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob&
   if (!a_model_.family) return {blob.name};
   const Model& with_config = a_model_.config ? a_model_ : b_model_;
   return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), blob.name);
+}
+
+std::vector<std::string> Comparison::structural_differences() const {
+  std::vector<std::string> out;
+  for (const std::size_t i : only_a_)
+    out.push_back("tensor '" + printable(a_view_.tensors()[i].name) + "' is only in " + a_view_.root);
+  for (const std::size_t i : only_b_)
+    out.push_back("tensor '" + printable(b_view_.tensors()[i].name) + "' is only in " + b_view_.root);
+  for (const Pair& p : reshaped_)
+    out.push_back("tensor '" + printable(a_view_.tensors()[p.a].name) + "': shape " +
+                  to_string(a_view_.tensors()[p.a].shape) + " in " + a_view_.root + ", " +
+                  to_string(b_view_.tensors()[p.b].shape) + " in " + b_view_.root);
+  for (std::string& text : objects_of_one()) out.push_back(std::move(text));
+  return out;
 }
 
 std::vector<std::string> Comparison::objects_of_one() const {

@@ -14,8 +14,10 @@
 namespace reshard {
 
 struct ComparisonOptions {
-  ModelChoice model;               // of both; none: names are compared as they are
-  std::string config_a, config_b;  // each checkpoint's config.json; empty: none
+  ModelChoice model;  // of both; none: names are compared as they are
+  // The config.json of both; empty: the one beside each, or beside the other where it has none, as a checkpoint that
+  // was converted may have left its own behind.
+  std::string config;
   std::string spool = "/tmp";
   RunOptions run;
 };
@@ -48,8 +50,9 @@ class Comparison {
   Result<std::vector<Digests>> digests();
   Index checksums_checked() const { return checksums_; }
 
-  // Objects that only one side has although the other has some of their kind, as sentences.
-  std::vector<std::string> objects_of_one() const;
+  // Tensors that cannot be compared element by element, and objects that only one side has although the other has some
+  // of their kind, as sentences.
+  std::vector<std::string> structural_differences() const;
   // Names of objects that are in both and differ in bytes.
   Result<std::vector<std::string>> differing_objects();
 
@@ -66,6 +69,7 @@ class Comparison {
   Status make_views();
   Result<std::pair<Model, Model>> recognise_pair() const;
   Status match();
+  std::vector<std::string> objects_of_one() const;
   // The canonical keys of an object: several where it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 

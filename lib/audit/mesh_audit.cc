@@ -105,9 +105,8 @@ class MeshAuditor {
   MeshAuditor(const Catalog& catalog, const DeclaredLayout& declared, const InferredMesh& observed)
       : catalog_(catalog), declared_(declared), mesh_(declared.mesh), observed_(observed) {
     for (const CatalogFile& f : catalog_.files) {
-      const auto rank = rank_of_file(f.path);
-      writer_.push_back(rank.value_or(-1));
-      out_.writers_compared = out_.writers_compared || rank.has_value();
+      writer_.push_back(f.writer);
+      out_.writers_compared = out_.writers_compared || f.writer >= 0;
     }
   }
 
@@ -489,7 +488,7 @@ class MeshAuditor {
   const InferredMesh& observed_;
   MeshAudit out_;
   FindingList findings_;
-  std::vector<Index> writer_;  // of each file; -1: its name does not tell
+  std::vector<Index> writer_;  // of each file; -1: nothing tells
   std::map<std::size_t, Placement> placements_;
   std::unordered_map<std::uint64_t, std::vector<Known>> known_;
   std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // and the dimension that was declared

@@ -6,7 +6,6 @@
 #include <unordered_map>
 
 #include "lib/audit/vocabulary.h"
-#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
 
@@ -100,509 +99,538 @@ std::string ranges(const std::set<Index>& numbers) {
   return join(runs, ", ");
 }
 
-class ModelAuditor {
- public:
-  ModelAuditor(const Catalog& catalog, const Family& family, const ModelConfig& config)
-      : catalog_(catalog), family_(family), config_(config) {}
+// What the config describes, beside what there is.
+struct Subject {
+  const Catalog& catalog;
+  const Family& family;
+  const ModelConfig& config;
+  std::vector<Parameter> expected;  // what must be there, then what the config allows
+  std::size_t required = 0;         // how many of them must be there
+  std::unordered_map<std::string, const Parameter*> by_name;
 
-  Result<ModelAudit> run() {
-    expected_ = TRY(parameters(family_, config_));
-    required_ = expected_.size();
-    for (Parameter& p : TRY(prediction_parameters(family_, config_))) expected_.push_back(std::move(p));
-    for (const Parameter& p : expected_) by_name_.emplace(p.name, &p);
-    look_at_names();
-    compare_shapes();
-    report_vocabulary();
-    report_parts();
-    report_other_shapes();
-    report_missing();
-    report_extra();
-    report_dtypes();
-    look_at_optimizer();
-    out_.findings = findings_.take();
-    return std::move(out_);
+  bool requires_it(const Parameter& p) const { return static_cast<std::size_t>(&p - expected.data()) < required; }
+  DType dtype() const { return dtype_from_torch(config.dtype).value_or(DType::kBFloat16); }
+  Index bytes(const Parameter& p) const { return volume(p.shape) * byte_size(dtype()); }
+};
+
+// The checkpoint's model tensors by the parameters they are.
+struct Stored {
+  std::unordered_map<std::string, const Tensor*> found;  // by canonical name
+  std::set<std::string> packed;                          // canonical names that a fused projection holds
+  std::vector<std::pair<ParsedName, const Tensor*>> extra;
+  std::string other_head;  // "value_head", "score"
+
+  const Tensor* find(const Parameter& p) const {
+    const auto it = found.find(p.name);
+    return it == found.end() ? nullptr : it->second;
   }
+};
 
- private:
-  // ---- names
+// Tensors of another shape than is due, by what there is to say of them.
+struct Mismatches {
+  std::vector<Mismatch> vocabulary;  // another number of words, and no other fault
+  std::vector<Mismatch> parts;
+  std::vector<Mismatch> concatenated;
+  std::vector<Mismatch> others;
+};
 
-  void look_at_names() {
-    std::vector<std::string> unknown;
-    for (const Tensor& tensor : catalog_.tensors()) {
-      const StateKey key = split_state_key(tensor.name);
-      if (key.kind != StateKind::kModel) continue;
-      const auto parsed = parse_name(family_, key.parameter);
-      if (!parsed) {
-        look_at_unknown(tensor.name, unknown);
-        continue;
-      }
-      ++out_.looked_at;
-      if (parsed->rule->rows == Rows::kDropped) continue;
-      if (parsed->is_packed()) {
-        look_at_packed(tensor, *parsed);
-        continue;
-      }
-      const std::string name = canonical_key(family_, key.parameter);
-      const auto [it, is_new] = found_.emplace(name, &tensor);
-      if (!is_new) report_duplicate(name, *it->second, tensor);
-      if (!by_name_.contains(name)) extra_.emplace_back(*parsed, &tensor);
-    }
-    if (unknown.empty()) return;
-    Finding& f = findings_.add(Severity::kWarning, "name-unknown");
-    f.what = count_of(static_cast<Index>(unknown.size()), "tensor") + " whose name family " +
-             std::string(family_.name) + " does not know";
-    f.tensors = std::move(unknown);
-    f.advice =
-        "A head or an adapter of your own is carried with --keep-unknown; a misspelt name is a tensor that no "
-        "loader will find.";
+// Parameters that no tensor is, likewise.
+struct Missing {
+  const Parameter* head = nullptr;
+  std::set<Index> layer_numbers;  // of which nothing is there
+  std::vector<const Parameter*> layers, experts, others;
+};
+
+// ---- names
+
+void report_unknown(const Subject& subject, std::vector<std::string> unknown, FindingList& findings) {
+  if (unknown.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "name-unknown");
+  f.what = count_of(std::ssize(unknown), "tensor") + " whose name family " + std::string(subject.family.name) +
+           " does not know";
+  f.tensors = std::move(unknown);
+  f.advice =
+      "A head or an adapter of your own is carried with --keep-unknown; a misspelt name is a tensor that no "
+      "loader will find.";
+}
+
+void report_duplicate(const std::string& name, const Tensor& a, const Tensor& b, FindingList& findings) {
+  Finding& f = findings.add(Severity::kError, "name-duplicate");
+  f.tensors = {a.name, b.name};
+  f.what = "both are " + name;
+  f.why.push_back(a.shape == b.shape
+                      ? "both have shape " + to_string(a.shape) + "; only one can be loaded"
+                      : "their shapes contradict each other: " + to_string(a.shape) + " and " + to_string(b.shape));
+  f.advice = "Find out which of them the training run updated; --exclude leaves the other out of a conversion.";
+}
+
+// A packed tensor stands for its parts.
+void look_at_packed(const Subject& subject, const Tensor& tensor, const ParsedName& parsed, Stored& stored,
+                    FindingList& findings) {
+  std::vector<Dims> shapes;
+  std::vector<std::string> due;
+  for (const std::string& part : part_names(parsed, subject.config.number("num_experts"))) {
+    stored.packed.insert(part);
+    const auto expected = subject.by_name.find(part);
+    if (expected == subject.by_name.end()) continue;
+    shapes.push_back(expected->second->shape);
+    if (due.size() < 3) due.push_back(part + " " + to_string(shapes.back()));
   }
-
-  // Heads of reward and classification models stand where the language model has its own.
-  void look_at_unknown(const std::string& name, std::vector<std::string>& unknown) {
-    const bool is_head = name.starts_with("value_head.") || name.starts_with("score.");
-    if (is_head)
-      other_head_ = name.substr(0, name.find('.'));
-    else
-      unknown.push_back(name);
+  if (shapes.empty()) {
+    stored.extra.emplace_back(parsed, &tensor);
+    return;
   }
+  const auto shape = packed_shape(*parsed.stored, shapes);
+  if (!shape || tensor.shape == *shape) return;
+  Finding& f = findings.add(Severity::kError, "shape-other");
+  f.tensors = {tensor.name};
+  f.what = to_string(tensor.shape) + " where " + to_string(*shape) + " is due";
+  f.why.push_back(
+      "it is made of " + join(due, ", ") +
+      (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
+}
 
-  void report_duplicate(const std::string& name, const Tensor& a, const Tensor& b) {
-    Finding& f = findings_.add(Severity::kError, "name-duplicate");
-    f.tensors = {a.name, b.name};
-    f.what = "both are " + name;
-    f.why.push_back(a.shape == b.shape
-                        ? "both have shape " + to_string(a.shape) + "; only one can be loaded"
-                        : "their shapes contradict each other: " + to_string(a.shape) + " and " + to_string(b.shape));
-    f.advice = "Find out which of them the training run updated; --exclude leaves the other out of a conversion.";
-  }
-
-  // A packed tensor stands for its parts.
-  void look_at_packed(const Tensor& tensor, const ParsedName& parsed) {
-    std::vector<Dims> shapes;
-    std::vector<std::string> due;
-    for (const std::string& part : part_names(parsed, config_.number("num_experts"))) {
-      packed_.insert(part);
-      const auto expected = by_name_.find(part);
-      if (expected == by_name_.end()) continue;
-      shapes.push_back(expected->second->shape);
-      if (due.size() < 3) due.push_back(part + " " + to_string(shapes.back()));
-    }
-    if (shapes.empty()) {
-      extra_.emplace_back(parsed, &tensor);
-      return;
-    }
-    const auto shape = packed_shape(*parsed.stored, shapes);
-    if (!shape || tensor.shape == *shape) return;
-    Finding& f = findings_.add(Severity::kError, "shape-other");
-    f.tensors = {tensor.name};
-    f.what = to_string(tensor.shape) + " where " + to_string(*shape) + " is due";
-    f.why.push_back(
-        "it is made of " + join(due, ", ") +
-        (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
-  }
-
-  // ---- shapes
-
-  void compare_shapes() {
-    for (const Parameter& p : expected_) {
-      const auto found = found_.find(p.name);
-      const bool is_required = static_cast<std::size_t>(&p - expected_.data()) < required_;
-      if (!p.is_tied && is_required) {
-        ++out_.expected_tensors;
-        out_.expected_elements += volume(p.shape);
-      }
-      if (found == found_.end()) {
-        if (packed_.contains(p.name)) continue;
-        if (p.is_tied)
-          out_.head_is_tied = true;
-        else if (is_required)
-          missing_.push_back(&p);
-        continue;
-      }
-      if (found->second->shape != p.shape) mismatches_.push_back(classify(p, *found->second));
-    }
-  }
-
-  // Whether its only fault is the number of words.
-  static bool has_other_vocabulary(const Mismatch& m) {
-    const Dims &want = m.parameter->shape, &got = m.tensor->shape;
-    return m.parameter->rule->is_vocabulary() && got.rank() == want.rank() && got[0] != want[0] &&
-           (want.rank() < 2 || got[1] == want[1]);
-  }
-
-  void report_vocabulary() {
-    std::vector<VocabularyTensor> tensors;
-    bool differs = false;
-    for (const Parameter& p : expected_) {
-      const auto found = found_.find(p.name);
-      if (!p.rule->is_vocabulary() || found == found_.end() || found->second->shape.rank() != p.shape.rank()) continue;
-      const Tensor& t = *found->second;
-      const Index rows = t.shape[0];
-      if (p.shape.rank() == 2 && t.shape[1] != p.shape[1]) continue;
-      tensors.push_back({t.name, rows, rows > 0 ? t.bytes() / rows : 0});
-      differs = differs || rows != p.shape[0];
-    }
-    if (!differs) return;
-    VocabularyContext context{config_.path, config_.vocab_size(), config_.num_attention_heads(), false};
-    context.optimizer_missing =
-        base_name(catalog_.root) == "modeling" && !path_exists(path_join(parent_path(catalog_.root), "optimizer"));
-    for (Finding& f : audit_vocabulary(tensors, context)) findings_.add(std::move(f));
-    std::erase_if(mismatches_, has_other_vocabulary);
-  }
-
-  // Tensors that are one of t parts: of a rank's dump when tensor parallelism would cut them so, by mistake otherwise.
-  void report_parts() {
-    std::map<Index, std::vector<Mismatch>> as_due;
-    std::map<std::pair<const NameRule*, int>, std::vector<Mismatch>> wrong;
-    for (const Mismatch& m : mismatches_) {
-      if (m.difference != Difference::kPart) continue;
-      if (m.dim == m.parameter->rule->tp_dim)
-        as_due[m.times].push_back(m);
+Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findings) {
+  Stored out;
+  std::vector<std::string> unknown;
+  for (const Tensor& tensor : subject.catalog.tensors()) {
+    const StateKey key = split_state_key(tensor.name);
+    if (key.kind != StateKind::kModel) continue;
+    const auto parsed = parse_name(subject.family, key.parameter);
+    if (!parsed) {
+      // Heads of reward and classification models stand where the language model has its own.
+      if (tensor.name.starts_with("value_head.") || tensor.name.starts_with("score."))
+        out.other_head = tensor.name.substr(0, tensor.name.find('.'));
       else
-        wrong[{m.parameter->rule, m.dim}].push_back(m);
+        unknown.push_back(tensor.name);
+      continue;
     }
-    for (const auto& [t, list] : as_due) report_rank_part(t, list, as_due.size() == 1);
-    for (const auto& [key, list] : wrong) report_wrong_part(list);
-  }
-
-  void report_rank_part(Index t, const std::vector<Mismatch>& list, bool consistent) {
-    Finding& f = findings_.add(Severity::kError, "shape-part");
-    for (const Mismatch& m : list) f.tensors.push_back(m.tensor->name);
-    f.what = (list.size() == 1 ? "is" : "are") + std::string(" one of ") + std::to_string(t) + " tensor-parallel parts";
-    f.why = lines_by_rule(list);
-    Index cut = 0;
-    for (const Parameter& p : expected_)
-      cut += p.rule->tp_dim >= 0 && !p.rule->is_vocabulary() && found_.contains(p.name);
-    f.why.push_back(!consistent ? "other tensors are parts of another number: this is no consistent tensor parallelism"
-                    : static_cast<Index>(list.size()) == cut
-                        ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
-                              " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
-                        : with_commas(static_cast<Index>(list.size())) + " of " + with_commas(cut) +
-                              " tensors that tensor parallelism cuts, the others are whole");
-    Index lost = 0;
-    for (const Mismatch& m : list)
-      lost += (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
-    f.lost = "Not here: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" + human_bytes(lost) + ").";
-    f.advice = "If every rank wrote its own file, join the " + std::to_string(t) +
-               " files in rank order. If only rank 0 wrote, save again with the tensors gathered.";
-  }
-
-  void report_wrong_part(const std::vector<Mismatch>& list) {
-    const Mismatch& m = list[0];
-    const NameRule& rule = *m.parameter->rule;
-    const bool is_norm = m.parameter->shape.rank() == 1 && rule.tp_dim < 0;
-    Finding& f = findings_.add(Severity::kError, is_norm           ? "shape-norm-cut"
-                                                 : rule.tp_dim < 0 ? "shape-cut"
-                                                                   : "shape-wrong-dimension");
-    for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
-    f.what = shapes_text(m);
-    f.why.push_back(formula_text(rule, m.dim, config_) + "; " + with_commas(m.tensor->shape[m.dim]) + " is 1/" +
-                    std::to_string(m.times) + " of it");
-    if (rule.tp_dim < 0)
-      f.why.push_back(
-          "tensor parallelism leaves this tensor whole on every rank; it was cut by mistake, or it is a "
-          "shard of FSDP that was never gathered");
-    else
-      f.why.push_back("it is a part along dim " + std::to_string(m.dim) + "; a " +
-                      (rule.tp_dim == 0 ? "column" : "row") + "-parallel tensor is cut along dim " +
-                      std::to_string(rule.tp_dim) + ": column and row were confused");
-    const Index lost = (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
-    f.lost = human_bytes(lost * static_cast<Index>(list.size())) + " are not here.";
-    f.advice = "Look for the other " + count_of(m.times - 1, "part") + "; save again with the tensors gathered.";
-  }
-
-  void report_other_shapes() {
-    std::map<std::pair<const NameRule*, Difference>, std::vector<Mismatch>> groups;
-    for (const Mismatch& m : mismatches_)
-      if (m.difference != Difference::kPart) groups[{m.parameter->rule, m.difference}].push_back(m);
-    for (const auto& [key, list] : groups) {
-      if (key.second == Difference::kConcatenated) {
-        concatenated_.insert(concatenated_.end(), list.begin(), list.end());
-        continue;
-      }
-      const Mismatch& m = list[0];
-      Finding& f = findings_.add(Severity::kError, "shape-other");
-      for (const Mismatch& x : list) f.tensors.push_back(x.tensor->name);
-      f.what = shapes_text(m);
-      explain_shape(m, f);
+    ++audit.looked_at;
+    if (parsed->rule->rows == Rows::kDropped) continue;
+    if (parsed->is_packed()) {
+      look_at_packed(subject, tensor, *parsed, out, findings);
+      continue;
     }
-    report_concatenated();
+    const std::string name = canonical_key(subject.family, key.parameter);
+    const auto [it, is_new] = out.found.emplace(name, &tensor);
+    if (!is_new) report_duplicate(name, *it->second, tensor, findings);
+    if (!subject.by_name.contains(name)) out.extra.emplace_back(*parsed, &tensor);
   }
+  report_unknown(subject, std::move(unknown), findings);
+  return out;
+}
 
-  void explain_shape(const Mismatch& m, Finding& f) const {
-    const NameRule& rule = *m.parameter->rule;
-    if (m.difference == Difference::kTransposed) {
-      f.id = "shape-transposed";
-      f.why.push_back(
-          "the two dimensions are exchanged: a Conv1D weight [in, out] saved as a Linear weight [out, in], or "
-          "the other way round");
-      f.advice = "No data are lost; transpose it.";
-      return;
-    }
-    if (m.difference == Difference::kReplicated) {
-      f.id = "shape-kv-heads";
-      f.why.push_back(formula_text(rule, 0, config_) + " = " + with_commas(m.parameter->shape[0]) + "; " +
-                      with_commas(m.tensor->shape[0]) + " is " + std::to_string(m.times) +
-                      " times that: key-value heads were replicated for a tensor-parallel degree above " +
-                      with_commas(config_.num_key_value_heads()) + " and not merged");
-      f.advice = "No data are lost: keep one copy of each head, after a check that the copies agree.";
-      return;
-    }
-    for (int d = 0; d < m.parameter->shape.rank(); ++d) {
-      const std::string formula = formula_text(rule, d, config_), result = with_commas(m.parameter->shape[d]);
-      f.why.push_back("dim " + std::to_string(d) + ": " + formula + (formula.ends_with(result) ? "" : " = " + result));
-    }
-    f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
+// ---- shapes
+
+// Whether its only fault is the number of words.
+bool has_other_vocabulary(const Mismatch& m) {
+  const Dims &want = m.parameter->shape, &got = m.tensor->shape;
+  return m.parameter->rule->is_vocabulary() && got.rank() == want.rank() && got[0] != want[0] &&
+         (want.rank() < 2 || got[1] == want[1]);
+}
+
+Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
+  Mismatches out;
+  for (const Parameter& p : subject.expected) {
+    const Tensor* found = stored.find(p);
+    if (!found || found->shape == p.shape) continue;
+    const Mismatch m = classify(p, *found);
+    (has_other_vocabulary(m)                     ? out.vocabulary
+     : m.difference == Difference::kPart         ? out.parts
+     : m.difference == Difference::kConcatenated ? out.concatenated
+                                                 : out.others)
+        .push_back(m);
   }
+  return out;
+}
 
-  void report_concatenated() {
-    if (concatenated_.empty()) return;
-    const Index experts = config_.number("num_experts"), ep = concatenated_[0].times;
-    Finding& f = findings_.add(Severity::kError, "shape-experts-concatenated");
-    for (const Mismatch& m : concatenated_) f.tensors.push_back(m.tensor->name);
-    f.what = "hold " + std::to_string(ep) + " experts each, one below the other";
-    f.why = lines_by_rule(concatenated_);
-    const Index kept = experts / ep;
-    if (ep * kept == experts) {
-      f.why.push_back(with_commas(experts) + " experts over ep=" + std::to_string(ep) + " are " + with_commas(kept) +
-                      " a rank: expert i holds the rows of experts i, i + " + with_commas(kept) +
-                      (ep > 2 ? ", ..." : "") + ", in the order of the ranks");
-      std::erase_if(missing_, [&](const Parameter* p) { return p->expert >= kept; });
-    }
-    f.why.push_back("this is what ColossalAI's MoE plugin writes unsharded (shard=False) under expert parallelism");
-    f.advice = "No data are lost: split each into " + std::to_string(ep) + " blocks of rows.";
+void report_vocabulary(const Subject& subject, const Stored& stored, const Mismatches& mismatches,
+                       FindingList& findings) {
+  if (mismatches.vocabulary.empty()) return;
+  std::vector<VocabularyTensor> tensors;  // those that agree are told of too
+  for (const Parameter& p : subject.expected) {
+    const Tensor* t = stored.find(p);
+    if (!p.rule->is_vocabulary() || !t || t->shape.rank() != p.shape.rank()) continue;
+    if (p.shape.rank() == 2 && t->shape[1] != p.shape[1]) continue;
+    const Index rows = t->shape[0];
+    tensors.push_back({t->name, rows, rows > 0 ? t->bytes() / rows : 0});
   }
+  const VocabularyContext context{subject.config.path, subject.config.vocab_size(),
+                                  subject.config.num_attention_heads(), subject.catalog.lacks_optimizer};
+  for (Finding& f : audit_vocabulary(tensors, context)) findings.add(std::move(f));
+}
 
-  // ---- missing and extra
+Index missing_bytes(const std::vector<Mismatch>& list) {
+  Index sum = 0;
+  for (const Mismatch& m : list)
+    sum += (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
+  return sum;
+}
 
-  void report_missing() {
-    report_missing_head();
-    report_missing_layers();
-    std::vector<const Parameter*> experts, others;
-    for (const Parameter* p : missing_) (p->rule->is_per_expert() ? experts : others).push_back(p);
-    report_missing_tensors(experts, "missing-experts");
-    report_missing_tensors(others, "missing-tensors");
+std::vector<std::string> names_of(const std::vector<Mismatch>& list) {
+  std::vector<std::string> out;
+  for (const Mismatch& m : list) out.push_back(m.tensor->name);
+  return out;
+}
+
+void report_rank_part(const Subject& subject, const Stored& stored, Index t, const std::vector<Mismatch>& list,
+                      bool consistent, FindingList& findings) {
+  Finding& f = findings.add(Severity::kError, "shape-part");
+  f.tensors = names_of(list);
+  f.what = (list.size() == 1 ? "is" : "are") + std::string(" one of ") + std::to_string(t) + " tensor-parallel parts";
+  f.why = lines_by_rule(list);
+  Index cut = 0;
+  for (const Parameter& p : subject.expected) cut += p.rule->tp_dim >= 0 && !p.rule->is_vocabulary() && stored.find(p);
+  f.why.push_back(!consistent ? "other tensors are parts of another number: this is no consistent tensor parallelism"
+                  : std::ssize(list) == cut
+                      ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
+                            " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
+                      : with_commas(std::ssize(list)) + " of " + with_commas(cut) +
+                            " tensors that tensor parallelism cuts, the others are whole");
+  f.lost = "Not here: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" +
+           human_bytes(missing_bytes(list)) + ").";
+  f.advice = "If every rank wrote its own file, join the " + std::to_string(t) +
+             " files in rank order. If only rank 0 wrote, save again with the tensors gathered.";
+}
+
+void report_wrong_part(const Subject& subject, const std::vector<Mismatch>& list, FindingList& findings) {
+  const Mismatch& m = list[0];
+  const NameRule& rule = *m.parameter->rule;
+  const bool is_norm = m.parameter->shape.rank() == 1 && rule.tp_dim < 0;
+  Finding& f = findings.add(Severity::kError, is_norm           ? "shape-norm-cut"
+                                              : rule.tp_dim < 0 ? "shape-cut"
+                                                                : "shape-wrong-dimension");
+  f.tensors = names_of(list);
+  f.what = shapes_text(m);
+  f.why.push_back(formula_text(rule, m.dim, subject.config) + "; " + with_commas(m.tensor->shape[m.dim]) + " is 1/" +
+                  std::to_string(m.times) + " of it");
+  if (rule.tp_dim < 0)
+    f.why.push_back(
+        "tensor parallelism leaves this tensor whole on every rank; it was cut by mistake, or it is a "
+        "shard of FSDP that was never gathered");
+  else
+    f.why.push_back("it is a part along dim " + std::to_string(m.dim) + "; a " + (rule.tp_dim == 0 ? "column" : "row") +
+                    "-parallel tensor is cut along dim " + std::to_string(rule.tp_dim) +
+                    ": column and row were confused");
+  f.lost = human_bytes(missing_bytes(list)) + " are not here.";
+  f.advice = "Look for the other " + count_of(m.times - 1, "part") + "; save again with the tensors gathered.";
+}
+
+// Tensors that are one of t parts: of a rank's dump when tensor parallelism would cut them so, by mistake otherwise.
+void report_parts(const Subject& subject, const Stored& stored, const std::vector<Mismatch>& parts,
+                  FindingList& findings) {
+  std::map<Index, std::vector<Mismatch>> as_due;
+  std::map<std::pair<const NameRule*, int>, std::vector<Mismatch>> wrong;
+  for (const Mismatch& m : parts)
+    (m.dim == m.parameter->rule->tp_dim ? as_due[m.times] : wrong[{m.parameter->rule, m.dim}]).push_back(m);
+  for (const auto& [t, list] : as_due) report_rank_part(subject, stored, t, list, as_due.size() == 1, findings);
+  for (const auto& [key, list] : wrong) report_wrong_part(subject, list, findings);
+}
+
+void explain_shape(const Subject& subject, const Mismatch& m, Finding& f) {
+  const NameRule& rule = *m.parameter->rule;
+  if (m.difference == Difference::kTransposed) {
+    f.id = "shape-transposed";
+    f.why.push_back(
+        "the two dimensions are exchanged: a Conv1D weight [in, out] saved as a Linear weight [out, in], or "
+        "the other way round");
+    f.advice = "No data are lost; transpose it.";
+    return;
   }
-
-  void report_missing_tensors(const std::vector<const Parameter*>& list, std::string id) {
-    if (list.empty()) return;
-    Finding& f = findings_.add(Severity::kError, std::move(id));
-    std::map<const NameRule*, Index> by_rule;
-    Index bytes = 0;
-    for (const Parameter* p : list) {
-      f.tensors.push_back(p->name);
-      bytes += volume(p->shape) * byte_size(model_dtype());
-      ++by_rule[p->rule];
-    }
-    f.what = std::string(list.size() == 1 ? "is" : "are") + " missing, and " + config_.path + " describes " +
-             (list.size() == 1 ? "it" : "them");
-    for (const auto& [rule, n] : by_rule) {
-      if (f.why.size() == kShownLines) {
-        f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownLines), "kind") + " more");
-        break;
-      }
-      f.why.push_back(leaf(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
-                      std::string(rule->when));
-    }
-    if (list[0]->rule->is_per_expert()) add_expert_ranges(list, f);
-    f.lost = count_of(static_cast<Index>(list.size()), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
+  if (m.difference == Difference::kReplicated) {
+    f.id = "shape-kv-heads";
+    f.why.push_back(formula_text(rule, 0, subject.config) + " = " + with_commas(m.parameter->shape[0]) + "; " +
+                    with_commas(m.tensor->shape[0]) + " is " + std::to_string(m.times) +
+                    " times that: key-value heads were replicated for a tensor-parallel degree above " +
+                    with_commas(subject.config.num_key_value_heads()) + " and not merged");
+    f.advice = "No data are lost: keep one copy of each head, after a check that the copies agree.";
+    return;
   }
+  for (int d = 0; d < m.parameter->shape.rank(); ++d) {
+    const std::string formula = formula_text(rule, d, subject.config), result = with_commas(m.parameter->shape[d]);
+    f.why.push_back("dim " + std::to_string(d) + ": " + formula + (formula.ends_with(result) ? "" : " = " + result));
+  }
+  f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
+}
 
-  void add_expert_ranges(const std::vector<const Parameter*>& list, Finding& f) const {
+void report_other_shapes(const Subject& subject, const std::vector<Mismatch>& others, FindingList& findings) {
+  std::map<std::pair<const NameRule*, Difference>, std::vector<Mismatch>> groups;
+  for (const Mismatch& m : others) groups[{m.parameter->rule, m.difference}].push_back(m);
+  for (const auto& [key, list] : groups) {
+    Finding& f = findings.add(Severity::kError, "shape-other");
+    f.tensors = names_of(list);
+    f.what = shapes_text(list[0]);
+    explain_shape(subject, list[0], f);
+  }
+}
+
+// How many experts each rank wrote as one below the other, the tensors of the others being absent; 0 where that is not
+// what was done.
+Index experts_kept(const Subject& subject, const std::vector<Mismatch>& concatenated) {
+  const Index experts = subject.config.number("num_experts");
+  return concatenated.empty() || experts % concatenated[0].times != 0 ? 0 : experts / concatenated[0].times;
+}
+
+void report_concatenated(const Subject& subject, const std::vector<Mismatch>& list, FindingList& findings) {
+  if (list.empty()) return;
+  const Index ep = list[0].times, kept = experts_kept(subject, list);
+  Finding& f = findings.add(Severity::kError, "shape-experts-concatenated");
+  f.tensors = names_of(list);
+  f.what = "hold " + std::to_string(ep) + " experts each, one below the other";
+  f.why = lines_by_rule(list);
+  if (kept > 0)
+    f.why.push_back(with_commas(ep * kept) + " experts over ep=" + std::to_string(ep) + " are " + with_commas(kept) +
+                    " a rank: expert i holds the rows of experts i, i + " + with_commas(kept) +
+                    (ep > 2 ? ", ..." : "") + ", in the order of the ranks");
+  f.why.push_back("this is what ColossalAI's MoE plugin writes unsharded (shard=False) under expert parallelism");
+  f.advice = "No data are lost: split each into " + std::to_string(ep) + " blocks of rows.";
+}
+
+// ---- missing and extra
+
+bool is_head(const Parameter& p) { return p.rule->is_vocabulary() && p.rule->place == NameRule::Place::kLast; }
+
+Missing find_missing(const Subject& subject, const Stored& stored, const Mismatches& mismatches) {
+  const Index kept = experts_kept(subject, mismatches.concatenated);
+  Missing out;
+  std::map<Index, Index> due, gone;  // by layer
+  std::vector<const Parameter*> rest;
+  for (const Parameter& p : subject.expected) {
+    if (p.layer >= 0 && p.layer < subject.config.num_hidden_layers()) ++due[p.layer];
+    if (stored.find(p) || stored.packed.contains(p.name) || p.is_tied || !subject.requires_it(p)) continue;
+    if (kept > 0 && p.expert >= kept) continue;
+    if (!out.head && is_head(p)) {
+      out.head = &p;
+      continue;
+    }
+    if (p.layer >= 0) ++gone[p.layer];
+    rest.push_back(&p);
+  }
+  for (const auto& [layer, n] : gone)
+    if (n == due[layer]) out.layer_numbers.insert(layer);
+  for (const Parameter* p : rest)
+    (out.layer_numbers.contains(p->layer) ? out.layers
+     : p->rule->is_per_expert()           ? out.experts
+                                          : out.others)
+        .push_back(p);
+  return out;
+}
+
+void report_missing_tensors(const Subject& subject, const std::vector<const Parameter*>& list, std::string id,
+                            FindingList& findings) {
+  if (list.empty()) return;
+  Finding& f = findings.add(Severity::kError, std::move(id));
+  std::map<const NameRule*, Index> by_rule;
+  Index bytes = 0;
+  for (const Parameter* p : list) {
+    f.tensors.push_back(p->name);
+    bytes += subject.bytes(*p);
+    ++by_rule[p->rule];
+  }
+  f.what = std::string(list.size() == 1 ? "is" : "are") + " missing, and " + subject.config.path + " describes " +
+           (list.size() == 1 ? "it" : "them");
+  for (const auto& [rule, n] : by_rule) {
+    if (f.why.size() == kShownLines) {
+      f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownLines), "kind") + " more");
+      break;
+    }
+    f.why.push_back(leaf(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
+                    std::string(rule->when));
+  }
+  if (list[0]->rule->is_per_expert()) {
     std::set<Index> experts;
     for (const Parameter* p : list) experts.insert(p->expert);
-    f.why.push_back("experts " + ranges(experts) + " of " + with_commas(config_.number("num_experts")) +
+    f.why.push_back("experts " + ranges(experts) + " of " + with_commas(subject.config.number("num_experts")) +
                     ": a rank of expert parallelism that did not write, if they are one run");
   }
+  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
+}
 
-  void report_missing_head() {
-    const auto head = std::find_if(missing_.begin(), missing_.end(), [](const Parameter* p) {
-      return p->rule->is_vocabulary() && p->rule->place == NameRule::Place::kLast;
-    });
-    if (head == missing_.end()) return;
-    Finding& f = findings_.add(other_head_.empty() ? Severity::kError : Severity::kNote, "missing-head");
-    f.tensors = {(*head)->name};
-    if (other_head_.empty()) {
-      f.what = "is missing, and " + config_.path + " does not tie it to the embedding";
-      f.why.push_back("tie_word_embeddings is false: the head is a tensor of its own, " + to_string((*head)->shape));
-      f.lost = "The head (" + human_bytes(volume((*head)->shape) * byte_size(model_dtype())) +
-               "), unless the run did tie it: loaders would start it at random.";
-      f.advice = "If the run tied its embeddings, set tie_word_embeddings to true in " + config_.path + ".";
-    } else {
-      f.what = "is absent: " + std::string(other_head_ == "score" ? "a classifier" : "a reward model") + " (" +
-               other_head_ + " present), not an error";
-    }
-    missing_.erase(head);
+void report_missing_head(const Subject& subject, const Parameter& head, const std::string& other,
+                         FindingList& findings) {
+  Finding& f = findings.add(other.empty() ? Severity::kError : Severity::kNote, "missing-head");
+  f.tensors = {head.name};
+  if (!other.empty()) {
+    f.what = "is absent: " + std::string(other == "score" ? "a classifier" : "a reward model") + " (" + other +
+             " present), not an error";
+    return;
   }
+  f.what = "is missing, and " + subject.config.path + " does not tie it to the embedding";
+  f.why.push_back("tie_word_embeddings is false: the head is a tensor of its own, " + to_string(head.shape));
+  f.lost = "The head (" + human_bytes(subject.bytes(head)) +
+           "), unless the run did tie it: loaders would start it at random.";
+  f.advice = "If the run tied its embeddings, set tie_word_embeddings to true in " + subject.config.path + ".";
+}
 
-  void report_missing_layers() {
-    std::map<Index, Index> due, gone;
-    for (const Parameter& p : expected_)
-      if (p.layer >= 0 && p.layer < config_.num_hidden_layers()) ++due[p.layer];
-    for (const Parameter* p : missing_)
-      if (p->layer >= 0) ++gone[p->layer];
-    std::set<Index> layers;
-    for (const auto& [layer, n] : gone)
-      if (n == due[layer]) layers.insert(layer);
-    if (layers.empty()) return;
-    Finding& f = findings_.add(Severity::kError, "missing-layers");
-    Index bytes = 0;
-    for (const Parameter* p : missing_)
-      if (layers.contains(p->layer)) {
-        f.tensors.push_back(p->name);
-        bytes += volume(p->shape) * byte_size(model_dtype());
-      }
-    f.what = (layers.size() == 1 ? "layer " : "layers ") + ranges(layers) + " of 0 to " +
-             with_commas(config_.num_hidden_layers() - 1) + " " + (layers.size() == 1 ? "is" : "are") + " missing";
-    f.why.push_back(config_.path + " says num_hidden_layers = " + with_commas(config_.num_hidden_layers()) +
-                    "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
-    if (is_one_run(layers) && layers.size() > 1)
-      f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
-    f.lost =
-        with_commas(static_cast<Index>(f.tensors.size())) + " tensors, " + human_bytes(bytes) + ", not in any file.";
-    f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
-    std::erase_if(missing_, [&](const Parameter* p) { return layers.contains(p->layer); });
+bool is_one_run(const std::set<Index>& numbers) {
+  return *numbers.rbegin() - *numbers.begin() + 1 == static_cast<Index>(numbers.size());
+}
+
+void report_missing_layers(const Subject& subject, const Missing& missing, FindingList& findings) {
+  const std::set<Index>& layers = missing.layer_numbers;
+  if (layers.empty()) return;
+  Finding& f = findings.add(Severity::kError, "missing-layers");
+  Index bytes = 0;
+  for (const Parameter* p : missing.layers) {
+    f.tensors.push_back(p->name);
+    bytes += subject.bytes(*p);
   }
+  f.what = (layers.size() == 1 ? "layer " : "layers ") + ranges(layers) + " of 0 to " +
+           with_commas(subject.config.num_hidden_layers() - 1) + " " + (layers.size() == 1 ? "is" : "are") + " missing";
+  f.why.push_back(subject.config.path + " says num_hidden_layers = " + with_commas(subject.config.num_hidden_layers()) +
+                  "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
+  if (is_one_run(layers) && layers.size() > 1)
+    f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
+  f.lost = with_commas(std::ssize(f.tensors)) + " tensors, " + human_bytes(bytes) + ", not in any file.";
+  f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
+}
 
-  static bool is_one_run(const std::set<Index>& numbers) {
-    return *numbers.rbegin() - *numbers.begin() + 1 == static_cast<Index>(numbers.size());
+void report_missing(const Subject& subject, const Stored& stored, const Missing& missing, FindingList& findings) {
+  if (missing.head) report_missing_head(subject, *missing.head, stored.other_head, findings);
+  report_missing_layers(subject, missing, findings);
+  report_missing_tensors(subject, missing.experts, "missing-experts", findings);
+  report_missing_tensors(subject, missing.others, "missing-tensors", findings);
+}
+
+void report_extra(const Subject& subject, const Stored& stored, FindingList& findings) {
+  const ModelConfig& config = subject.config;
+  std::vector<std::string> beyond, unexpected;
+  Index deepest = 0;
+  for (const auto& [parsed, tensor] : stored.extra) {
+    const bool is_beyond = parsed.layer >= config.num_hidden_layers() + config.num_prediction_layers();
+    if (is_beyond) deepest = std::max(deepest, parsed.layer);
+    if (is_beyond || parsed.layer < config.num_hidden_layers())
+      (is_beyond ? beyond : unexpected).push_back(tensor->name);
   }
+  if (!beyond.empty()) {
+    Finding& f = findings.add(Severity::kError, "extra-layers");
+    f.tensors = std::move(beyond);
+    f.what = "belong to layers that the model has not";
+    f.why.push_back(config.path + " says num_hidden_layers = " + with_commas(config.num_hidden_layers()) +
+                    "; the files go up to layer " + with_commas(deepest));
+    f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
+  }
+  if (unexpected.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "extra-tensors");
+  f.what =
+      unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
+  f.tensors = std::move(unexpected);
+  f.advice = "A loader drops what the config does not describe.";
+}
 
-  void report_extra() {
-    std::vector<std::string> beyond, unexpected;
-    Index deepest = 0;
-    for (const auto& [parsed, tensor] : extra_) {
-      const bool is_beyond = parsed.layer >= config_.num_hidden_layers() + config_.num_prediction_layers();
-      if (is_beyond) deepest = std::max(deepest, parsed.layer);
-      if (is_beyond || parsed.layer < config_.num_hidden_layers())
-        (is_beyond ? beyond : unexpected).push_back(tensor->name);
-    }
-    if (!beyond.empty()) {
-      Finding& f = findings_.add(Severity::kError, "extra-layers");
-      f.tensors = std::move(beyond);
-      f.what = "belong to layers that the model has not";
-      f.why.push_back(config_.path + " says num_hidden_layers = " + with_commas(config_.num_hidden_layers()) +
-                      "; the files go up to layer " + with_commas(deepest));
-      f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
-    }
-    if (unexpected.empty()) return;
-    Finding& f = findings_.add(Severity::kWarning, "extra-tensors");
+// ---- dtypes
+
+// The one dtype of training state, if that is what it is (ModelAudit::uniform_dtype).
+std::string report_dtypes(const Subject& subject, const Stored& stored, FindingList& findings) {
+  std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
+  Index compared = 0;
+  for (const Parameter& p : subject.expected) {
+    const Tensor* found = stored.find(p);
+    if (!found || p.dtype.empty()) continue;
+    const std::string_view dtype = info(found->dtype).torch_name;
+    ++compared;
+    if (dtype != p.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
+  }
+  // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
+  if (by_dtype.size() == 1 && by_dtype.begin()->first.first == "float32" &&
+      std::ssize(by_dtype.begin()->second) == compared)
+    return "float32";
+  for (auto& [dtypes, names] : by_dtype) {
+    const auto& [dtype, due] = dtypes;
+    Finding& f = findings.add(Severity::kWarning, "dtype");
     f.what =
-        unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
-    f.tensors = std::move(unexpected);
-    f.advice = "A loader drops what the config does not describe.";
-  }
-
-  // ---- dtypes
-
-  DType model_dtype() const { return dtype_from_torch(config_.dtype).value_or(DType::kBFloat16); }
-
-  void report_dtypes() {
-    std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
-    Index compared = 0;
-    for (const Parameter& p : expected_) {
-      const auto found = found_.find(p.name);
-      if (found == found_.end() || p.dtype.empty()) continue;
-      const std::string_view stored = info(found->second->dtype).torch_name;
-      ++compared;
-      if (stored != p.dtype) by_dtype[{stored, p.dtype}].push_back(found->second->name);
-    }
-    if (by_dtype.empty()) return;
-    // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
-    if (by_dtype.size() == 1 && by_dtype.begin()->first.first == "float32" &&
-        static_cast<Index>(by_dtype.begin()->second.size()) == compared) {
-      out_.uniform_dtype = "float32";
-      return;
-    }
-    for (auto& [dtypes, names] : by_dtype) {
-      const auto& [stored, due] = dtypes;
-      Finding& f = findings_.add(Severity::kWarning, "dtype");
-      f.what = (names.size() == 1 ? "is " : "are ") + std::string(stored) + " where " +
-               (due == config_.dtype ? config_.path + " says " : std::string(family_.title) + " has ") +
-               std::string(due);
-      f.why.push_back(with_commas(static_cast<Index>(names.size())) + " of " + with_commas(compared) + " tensors");
-      f.tensors = std::move(names);
-      f.advice = "convert --dtype brings all of them to one.";
-    }
-  }
-
-  // ---- optimizer state
-
-  void look_at_optimizer() {
-    std::map<std::string, std::set<std::string>> have;  // state -> parameters that have it
-    std::vector<std::string> orphans, wrong;
-    const Tensor* first_wrong = nullptr;
-    std::unordered_map<std::string_view, const Tensor*> model;
-    for (const Tensor& t : catalog_.tensors())
-      if (split_state_key(t.name).kind == StateKind::kModel) model.emplace(t.name, &t);
-    for (const Tensor& t : catalog_.tensors()) {
-      const StateKey key = split_state_key(t.name);
-      if (key.kind != StateKind::kOptimizer || key.parameter.empty()) continue;
-      const auto parameter = model.find(key.parameter);
-      if (parameter == model.end()) {
-        orphans.push_back(t.name);
-        continue;
-      }
-      have[key.suffix].insert(key.parameter);
-      const bool is_factored = key.suffix.ends_with("_row") || key.suffix.ends_with("_col");  // Adafactor
-      if (t.shape.rank() == 0 || is_factored || t.shape == parameter->second->shape) continue;
-      if (!first_wrong) first_wrong = &t;
-      wrong.push_back(t.name);
-    }
-    if (first_wrong) report_optimizer_shapes(*first_wrong, std::move(wrong), model);
-    if (!orphans.empty()) {
-      Finding& f = findings_.add(Severity::kWarning, "optimizer-orphan");
-      f.what = "belong to parameters that are not here";
-      f.tensors = std::move(orphans);
-    }
-    report_uneven_state(have);
-  }
-
-  void report_optimizer_shapes(const Tensor& first, std::vector<std::string> names,
-                               const std::unordered_map<std::string_view, const Tensor*>& model) {
-    const StateKey key = split_state_key(first.name);
-    Finding& f = findings_.add(Severity::kError, "optimizer-shape");
+        (names.size() == 1 ? "is " : "are ") + std::string(dtype) + " where " +
+        (due == subject.config.dtype ? subject.config.path + " says " : std::string(subject.family.title) + " has ") +
+        std::string(due);
+    f.why.push_back(with_commas(std::ssize(names)) + " of " + with_commas(compared) + " tensors");
     f.tensors = std::move(names);
-    f.what = to_string(first.shape) + " where the parameter has " + to_string(model.find(key.parameter)->second->shape);
-    f.why.push_back("optimizer state of " + key.parameter + " has its parameter's shape, element by element");
+    f.advice = "convert --dtype brings all of them to one.";
+  }
+  return {};
+}
+
+// ---- optimizer state
+
+void report_uneven_state(const std::map<std::string, std::set<std::string>>& have, FindingList& findings) {
+  std::set<std::string> all;
+  for (const auto& [state, names] : have) all.insert(names.begin(), names.end());
+  std::vector<std::string> absent;
+  for (const auto& [state, names] : have)
+    for (const std::string& name : all)
+      if (!names.contains(name)) absent.push_back(name + state);
+  if (absent.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "optimizer-missing");
+  f.what = "optimizer state is missing, which other parameters have";
+  f.tensors = std::move(absent);
+  f.advice = "The optimizer starts these moments at zero when it resumes.";
+}
+
+void audit_optimizer(const Catalog& catalog, FindingList& findings) {
+  std::map<std::string, std::set<std::string>> have;  // state -> parameters that have it
+  std::vector<std::string> orphans, wrong, said;      // `said`: of the first that is wrong
+  std::unordered_map<std::string_view, const Tensor*> model;
+  for (const Tensor& t : catalog.tensors())
+    if (split_state_key(t.name).kind == StateKind::kModel) model.emplace(t.name, &t);
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.name);
+    if (key.kind != StateKind::kOptimizer || key.parameter.empty()) continue;
+    const auto parameter = model.find(key.parameter);
+    if (parameter == model.end()) {
+      orphans.push_back(t.name);
+      continue;
+    }
+    have[key.suffix].insert(key.parameter);
+    const Dims& due = parameter->second->shape;
+    const bool is_factored = key.suffix.ends_with("_row") || key.suffix.ends_with("_col");  // Adafactor
+    if (t.shape.rank() == 0 || is_factored || t.shape == due) continue;
+    if (wrong.empty())
+      said = {to_string(t.shape) + " where the parameter has " + to_string(due),
+              "optimizer state of " + key.parameter + " has its parameter's shape, element by element"};
+    wrong.push_back(t.name);
+  }
+  if (!wrong.empty()) {
+    Finding& f = findings.add(Severity::kError, "optimizer-shape");
+    f.tensors = std::move(wrong);
+    f.what = said[0];
+    f.why.push_back(said[1]);
     f.advice = "One of the two is a shard or padded; the audit of the parameter tells which.";
   }
-
-  void report_uneven_state(const std::map<std::string, std::set<std::string>>& have) {
-    std::set<std::string> all;
-    for (const auto& [state, names] : have) all.insert(names.begin(), names.end());
-    std::vector<std::string> absent;
-    for (const auto& [state, names] : have)
-      for (const std::string& name : all)
-        if (!names.contains(name)) absent.push_back(name + state);
-    if (absent.empty()) return;
-    Finding& f = findings_.add(Severity::kWarning, "optimizer-missing");
-    f.what = "optimizer state is missing, which other parameters have";
-    f.tensors = std::move(absent);
-    f.advice = "The optimizer starts these moments at zero when it resumes.";
+  if (!orphans.empty()) {
+    Finding& f = findings.add(Severity::kWarning, "optimizer-orphan");
+    f.what = "belong to parameters that are not here";
+    f.tensors = std::move(orphans);
   }
-
-  const Catalog& catalog_;
-  const Family& family_;
-  const ModelConfig& config_;
-  ModelAudit out_;
-  FindingList findings_;
-
-  std::vector<Parameter> expected_;  // what the config describes, then what it allows
-  std::size_t required_ = 0;         // how many of them must be there
-  std::unordered_map<std::string, const Parameter*> by_name_;
-  std::unordered_map<std::string, const Tensor*> found_;  // by canonical name
-  std::set<std::string> packed_;                          // canonical names that a fused projection holds
-  std::vector<std::pair<ParsedName, const Tensor*>> extra_;
-  std::vector<Mismatch> mismatches_, concatenated_;
-  std::vector<const Parameter*> missing_;
-  std::string other_head_;  // "value_head", "score"
-};
+  report_uneven_state(have, findings);
+}
 
 }  // namespace
 
 Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, const ModelConfig& config) {
-  return ModelAuditor(catalog, family, config).run();
+  Subject subject{catalog, family, config, TRY(parameters(family, config)), 0, {}};
+  subject.required = subject.expected.size();
+  for (Parameter& p : TRY(prediction_parameters(family, config))) subject.expected.push_back(std::move(p));
+  for (const Parameter& p : subject.expected) subject.by_name.emplace(p.name, &p);
+
+  ModelAudit audit;
+  FindingList findings;
+  const Stored stored = match_names(subject, audit, findings);
+  for (const Parameter& p : subject.expected) {
+    audit.head_is_tied = audit.head_is_tied || (p.is_tied && !stored.find(p) && !stored.packed.contains(p.name));
+    if (p.is_tied || !subject.requires_it(p)) continue;
+    ++audit.expected_tensors;
+    audit.expected_elements += volume(p.shape);
+  }
+  const Mismatches mismatches = compare_shapes(subject, stored);
+  report_vocabulary(subject, stored, mismatches, findings);
+  report_parts(subject, stored, mismatches.parts, findings);
+  report_other_shapes(subject, mismatches.others, findings);
+  report_concatenated(subject, mismatches.concatenated, findings);
+  report_missing(subject, stored, find_missing(subject, stored, mismatches), findings);
+  report_extra(subject, stored, findings);
+  audit.uniform_dtype = report_dtypes(subject, stored, findings);
+  audit_optimizer(catalog, findings);
+  audit.findings = findings.take();
+  return audit;
 }
 
 }  // namespace reshard

@@ -21,217 +21,199 @@ std::string some(const std::vector<std::string>& names) {
                                   : "");
 }
 
-class StructureAuditor {
- public:
-  StructureAuditor(Reader& reader, int threads, const std::string& spool)
-      : reader_(reader), catalog_(reader.catalog()), threads_(threads), spool_(spool), needs_(bytes_needed(catalog_)) {}
-
-  StructureAudit run() {
-    check_covers();
-    check_files();
-    if (const Status shared = check_extents_disjoint(catalog_, SharedExtents::kRefused); !shared) {
-      Finding& f = findings_.add(Severity::kError, "shared-bytes");
-      f.what = shared.error().message();
-      f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
-    }
-    check_unclaimed();
-    check_key_paths();
-    look_at_headers();
-    report_leftovers();
-    out_.is_readable = !findings_.has_errors();
-    out_.findings = findings_.take();
-    return std::move(out_);
-  }
-
- private:
-  void check_covers() {
-    std::vector<std::string> first_messages, names;
-    for (const auto& [tensor, error] : tensor_faults(catalog_, false)) {
-      names.push_back(catalog_.tensors()[tensor].name);
-      if (first_messages.size() < kShownFiles) first_messages.push_back(error.message());
-    }
-    if (names.empty()) return;
-    Finding& f = findings_.add(Severity::kError, "cover");
-    f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
-    f.tensors = std::move(names);
-    f.why = std::move(first_messages);
-    f.advice =
-        "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy. "
-        "convert --allow cover leaves such tensors out and writes the others.";
-  }
-
-  void check_files() {
-    std::vector<std::string> missing;
-    for (const CatalogFile& file : catalog_.files)
-      if (file.size < 0) missing.push_back(file.path);
-    if (!missing.empty() && missing.size() == catalog_.files.size()) {
-      out_.metadata_only = true;
-      return;
-    }
-    if (!missing.empty()) report_missing_files(missing);
-    report_short_files();
-  }
-
-  void report_missing_files(const std::vector<std::string>& missing) {
-    std::set<std::uint32_t> gone;
-    for (std::uint32_t f = 0; f < catalog_.files.size(); ++f)
-      if (catalog_.files[f].size < 0) gone.insert(f);
-    Finding& finding = findings_.add(Severity::kError, "file-missing");
-    finding.what = count_of(static_cast<Index>(missing.size()), "data file") + " of " +
-                   with_commas(static_cast<Index>(catalog_.files.size())) + (missing.size() == 1 ? " is" : " are") +
-                   " missing: " + some(missing);
-    Index bytes = 0;
-    finding.tensors = tensors_in(gone);
-    for (const std::uint32_t f : gone) bytes += needs_[f];
-    finding.lost = "At least " + human_bytes(bytes) + ", of " +
-                   count_of(static_cast<Index>(finding.tensors.size()), "tensor") + ".";
-    finding.advice =
-        "Copy the files from where the job wrote them; if they never were there, the save was interrupted or "
-        "ranks did not write.";
-  }
-
-  void report_short_files() {
-    std::set<std::uint32_t> cut;
-    std::vector<std::string> lines;
-    for (std::uint32_t f = 0; f < catalog_.files.size(); ++f) {
-      const CatalogFile& file = catalog_.files[f];
-      if (file.size < 0 || file.size >= needs_[f]) continue;
-      cut.insert(f);
-      if (lines.size() < kShownFiles)
-        lines.push_back(printable(file.path) + ": has " + with_commas(file.size) + " bytes, needs " +
-                        with_commas(needs_[f]));
-    }
-    if (cut.empty()) return;
-    Finding& f = findings_.add(Severity::kError, "file-short");
-    f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
-             " cut short: the disk was full, the copy or the save was interrupted, or it is of another save";
-    f.why = std::move(lines);
-    f.tensors = tensors_in(cut);
-  }
-
-  // Names of the tensors that have a piece in one of these files.
-  std::vector<std::string> tensors_in(const std::set<std::uint32_t>& files) const {
-    std::vector<std::string> names;
-    for (const Tensor& t : catalog_.tensors())
-      for (std::size_t i = 0; i < t.fragments.size(); ++i)
-        if (files.contains(t.fragments.extent(i).file)) {
-          names.push_back(t.name);
-          break;
-        }
-    return names;
-  }
-
-  // Writers of items put them one behind the other: what lies between them was recorded once. Of tensors that are
-  // located from the start, only payloads are known and not what is around them.
-  void check_unclaimed() {
-    if (catalog_.shares_extents) return;
-    std::vector<std::vector<std::pair<Index, Index>>> claimed(catalog_.files.size());
-    const auto claim = [&](const Extent& e) { claimed[e.file].emplace_back(e.offset, e.offset + e.length); };
-    for (const Tensor& t : catalog_.tensors()) {
-      if (t.located) return;
-      for (const FragmentList* list : {&t.fragments, &t.replicas})
-        for (std::size_t i = 0; i < list->size(); ++i) claim(list->extent(i));
-    }
-    for (const Blob& b : catalog_.blobs) claim(b.extent);
-    Index bytes = 0;
-    std::vector<std::string> lines;
-    for (std::size_t f = 0; f < claimed.size(); ++f) {
-      std::sort(claimed[f].begin(), claimed[f].end());
-      claimed[f].emplace_back(catalog_.files[f].size, catalog_.files[f].size);
-      Index end = 0;
-      for (const auto& [begin, next] : claimed[f]) {
-        if (begin > end) {
-          bytes += begin - end;
-          if (lines.size() < kShownFiles)
-            lines.push_back(printable(catalog_.files[f].path) + ": " + with_commas(begin - end) + " bytes at " +
-                            with_commas(end));
-        }
-        end = std::max(end, next);
+// Names of the tensors that have a piece in one of these files.
+std::vector<std::string> tensors_in(const Catalog& catalog, const std::set<std::uint32_t>& files) {
+  std::vector<std::string> names;
+  for (const Tensor& t : catalog.tensors())
+    for (std::size_t i = 0; i < t.fragments.size(); ++i)
+      if (files.contains(t.fragments.extent(i).file)) {
+        names.push_back(t.name);
+        break;
       }
+  return names;
+}
+
+void check_covers(const Catalog& catalog, FindingList& findings) {
+  std::vector<std::string> first_messages, names;
+  for (const auto& [tensor, error] : tensor_faults(catalog, false)) {
+    names.push_back(catalog.tensors()[tensor].name);
+    if (first_messages.size() < kShownFiles) first_messages.push_back(error.message());
+  }
+  if (names.empty()) return;
+  Finding& f = findings.add(Severity::kError, "cover");
+  f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
+  f.tensors = std::move(names);
+  f.why = std::move(first_messages);
+  f.advice =
+      "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy. "
+      "convert --allow cover leaves such tensors out and writes the others.";
+}
+
+// `missing` are names of files that are not there.
+void report_missing_files(const Catalog& catalog, const std::vector<std::string>& missing, FindingList& findings) {
+  const std::vector<Index> needs = bytes_needed(catalog);
+  std::set<std::uint32_t> gone;
+  for (std::uint32_t f = 0; f < catalog.files.size(); ++f)
+    if (catalog.files[f].size < 0) gone.insert(f);
+  Finding& finding = findings.add(Severity::kError, "file-missing");
+  finding.what = count_of(static_cast<Index>(missing.size()), "data file") + " of " +
+                 with_commas(static_cast<Index>(catalog.files.size())) + (missing.size() == 1 ? " is" : " are") +
+                 " missing: " + some(missing);
+  Index bytes = 0;
+  finding.tensors = tensors_in(catalog, gone);
+  for (const std::uint32_t f : gone) bytes += needs[f];
+  finding.lost =
+      "At least " + human_bytes(bytes) + ", of " + count_of(static_cast<Index>(finding.tensors.size()), "tensor") + ".";
+  finding.advice =
+      "Copy the files from where the job wrote them; if they never were there, the save was interrupted or "
+      "ranks did not write.";
+}
+
+void report_short_files(const Catalog& catalog, FindingList& findings) {
+  const std::vector<Index> needs = bytes_needed(catalog);
+  std::set<std::uint32_t> cut;
+  std::vector<std::string> lines;
+  for (std::uint32_t f = 0; f < catalog.files.size(); ++f) {
+    const CatalogFile& file = catalog.files[f];
+    if (file.size < 0 || file.size >= needs[f]) continue;
+    cut.insert(f);
+    if (lines.size() < kShownFiles)
+      lines.push_back(printable(file.path) + ": has " + with_commas(file.size) + " bytes, needs " +
+                      with_commas(needs[f]));
+  }
+  if (cut.empty()) return;
+  Finding& f = findings.add(Severity::kError, "file-short");
+  f.what = count_of(static_cast<Index>(cut.size()), "data file") + (cut.size() == 1 ? " is" : " are") +
+           " cut short: the disk was full, the copy or the save was interrupted, or it is of another save";
+  f.why = std::move(lines);
+  f.tensors = tensors_in(catalog, cut);
+}
+
+// Writers of items put them one behind the other: what lies between them was recorded once. Of tensors that are
+// located from the start, only payloads are known and not what is around them.
+void check_unclaimed(const Catalog& catalog, FindingList& findings) {
+  if (catalog.shares_extents) return;
+  std::vector<std::vector<std::pair<Index, Index>>> claimed(catalog.files.size());
+  const auto claim = [&](const Extent& e) { claimed[e.file].emplace_back(e.offset, e.offset + e.length); };
+  for (const Tensor& t : catalog.tensors()) {
+    if (t.located) return;
+    for (const FragmentList* list : {&t.fragments, &t.replicas})
+      for (std::size_t i = 0; i < list->size(); ++i) claim(list->extent(i));
+  }
+  for (const Blob& b : catalog.blobs) claim(b.extent);
+  Index bytes = 0;
+  std::vector<std::string> lines;
+  for (std::size_t f = 0; f < claimed.size(); ++f) {
+    std::sort(claimed[f].begin(), claimed[f].end());
+    claimed[f].emplace_back(catalog.files[f].size, catalog.files[f].size);
+    Index end = 0;
+    for (const auto& [begin, next] : claimed[f]) {
+      if (begin > end) {
+        bytes += begin - end;
+        if (lines.size() < kShownFiles)
+          lines.push_back(printable(catalog.files[f].path) + ": " + with_commas(begin - end) + " bytes at " +
+                          with_commas(end));
+      }
+      end = std::max(end, next);
     }
-    if (bytes == 0) return;
-    Finding& f = findings_.add(Severity::kWarning, "unclaimed-bytes");
-    f.what = human_bytes(bytes) + " in the data files belong to no tensor or object";
-    f.why = std::move(lines);
-    f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
   }
+  if (bytes == 0) return;
+  Finding& f = findings.add(Severity::kWarning, "unclaimed-bytes");
+  f.what = human_bytes(bytes) + " in the data files belong to no tensor or object";
+  f.why = std::move(lines);
+  f.advice = "Writers leave no gaps: the metadata lost an entry, or are of another save than the files.";
+}
 
-  // A key is its path in the nested state_dict, joined by dots.
-  void check_key_paths() {
-    std::vector<std::string> wrong;
-    bool has_paths = false;
-    const auto look_at = [&](const std::string& name, const KeyPath& path) {
-      std::vector<std::string> parts;
-      for (const auto& part : path)
-        parts.push_back(std::holds_alternative<Index>(part) ? std::to_string(std::get<Index>(part))
-                                                            : std::get<std::string>(part));
-      has_paths = has_paths || !path.empty();
-      if (join(parts, ".") != name) wrong.push_back(name);
-    };
-    for (const Tensor& t : catalog_.tensors()) look_at(t.name, t.path);
-    for (const Blob& b : catalog_.blobs) look_at(b.name, b.path);
-    if (!has_paths || wrong.empty()) return;
-    Finding& f = findings_.add(Severity::kWarning, "key-path");
-    f.what = "the path in the nested state_dict is not the name's";
-    f.tensors = std::move(wrong);
-    f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
+// A key is its path in the nested state_dict, joined by dots.
+void check_key_paths(const Catalog& catalog, FindingList& findings) {
+  std::vector<std::string> wrong;
+  bool has_paths = false;
+  const auto look_at = [&](const std::string& name, const KeyPath& path) {
+    std::vector<std::string> parts;
+    for (const auto& part : path)
+      parts.push_back(std::holds_alternative<Index>(part) ? std::to_string(std::get<Index>(part))
+                                                          : std::get<std::string>(part));
+    has_paths = has_paths || !path.empty();
+    if (join(parts, ".") != name) wrong.push_back(name);
+  };
+  for (const Tensor& t : catalog.tensors()) look_at(t.name, t.path);
+  for (const Blob& b : catalog.blobs) look_at(b.name, b.path);
+  if (!has_paths || wrong.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "key-path");
+  f.what = "the path in the nested state_dict is not the name's";
+  f.tensors = std::move(wrong);
+  f.advice = "Loaders that rebuild the nested state_dict would put it elsewhere: the metadata are damaged.";
+}
+
+// Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail. False
+// where there are too many.
+bool check_headers(Reader& reader, int threads, const std::string& spool, FindingList& findings) {
+  const Catalog& catalog = reader.catalog();
+  std::vector<std::size_t> all(catalog.tensors().size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  std::size_t pieces = 0;
+  for (const Tensor& t : catalog.tensors()) pieces += t.fragments.size();
+  if (pieces > kMaxHeaders) return false;
+  if (reader.locate(all, threads, spool)) {
+    if (const Status valid = validate(catalog); !valid)
+      findings.add(Severity::kError, "header").what = valid.error().message();
+    return true;
   }
-
-  // Reads the headers around the pieces, and on an error those of each tensor by itself, to name all that fail.
-  void look_at_headers() {
-    if (findings_.has_errors() || out_.metadata_only) return;
-    std::vector<std::size_t> all(catalog_.tensors().size());
-    std::iota(all.begin(), all.end(), std::size_t{0});
-    std::size_t pieces = 0;
-    for (const Tensor& t : catalog_.tensors()) pieces += t.fragments.size();
-    if (pieces > kMaxHeaders) return;
-    out_.headers_read = true;
-    if (reader_.locate(all, threads_, spool_)) return check_reach();
-    std::vector<std::string> names, messages;
-    for (const std::size_t i : all) {
-      const Status located = reader_.locate({i}, 1, spool_);
-      if (located) continue;
-      names.push_back(catalog_.tensors()[i].name);
-      if (messages.size() < kShownFiles) messages.push_back(located.error().message());
-    }
-    Finding& f = findings_.add(Severity::kError, "header");
-    f.what = "what is stored is not what the metadata " + std::string(names.size() == 1 ? "says of it" : "say of them");
-    f.tensors = std::move(names);
-    f.why = std::move(messages);
-    f.advice = "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  std::vector<std::string> names, messages;
+  for (const std::size_t i : all) {
+    const Status located = reader.locate({i}, 1, spool);
+    if (located) continue;
+    names.push_back(catalog.tensors()[i].name);
+    if (messages.size() < kShownFiles) messages.push_back(located.error().message());
   }
+  Finding& f = findings.add(Severity::kError, "header");
+  f.what = "what is stored is not what the metadata " + std::string(names.size() == 1 ? "says of it" : "say of them");
+  f.tensors = std::move(names);
+  f.why = std::move(messages);
+  f.advice = "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  return true;
+}
 
-  void check_reach() {
-    const Status valid = validate(catalog_);
-    if (!valid) findings_.add(Severity::kError, "header").what = valid.error().message();
-  }
-
-  void report_leftovers() {
-    for (const std::string& text : catalog_.warnings) findings_.add(Severity::kWarning, "reader").what = text;
-    if (catalog_.stale_files.empty()) return;
-    Finding& f = findings_.add(Severity::kWarning, "stale-files");
-    f.what = count_of(static_cast<Index>(catalog_.stale_files.size()), "file") + " in the directory " +
-             (catalog_.stale_files.size() == 1 ? "belongs" : "belong") +
-             " to no tensor or object: " + some(catalog_.stale_files);
-    f.why.emplace_back("left by an earlier save with more ranks or files, or by one that died");
-    f.advice =
-        "A loader that globs files instead of reading the index would mix them in. Remove them once the "
-        "checkpoint is known to be good.";
-  }
-
-  Reader& reader_;
-  const Catalog& catalog_;
-  int threads_;
-  const std::string& spool_;
-  std::vector<Index> needs_;
-  StructureAudit out_;
-  FindingList findings_;
-};
+void report_leftovers(const Catalog& catalog, FindingList& findings) {
+  for (const std::string& text : catalog.warnings) findings.add(Severity::kWarning, "reader").what = text;
+  if (catalog.stale_files.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "stale-files");
+  f.what = count_of(static_cast<Index>(catalog.stale_files.size()), "file") + " in the directory " +
+           (catalog.stale_files.size() == 1 ? "belongs" : "belong") +
+           " to no tensor or object: " + some(catalog.stale_files);
+  f.why.emplace_back("left by an earlier save with more ranks or files, or by one that died");
+  f.advice =
+      "A loader that globs files instead of reading the index would mix them in. Remove them once the "
+      "checkpoint is known to be good.";
+}
 
 }  // namespace
 
 StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool) {
-  return StructureAuditor(reader, threads, spool).run();
+  const Catalog& catalog = reader.catalog();
+  StructureAudit out;
+  FindingList findings;
+  check_covers(catalog, findings);
+  std::vector<std::string> missing;
+  for (const CatalogFile& file : catalog.files)
+    if (file.size < 0) missing.push_back(file.path);
+  out.metadata_only = !missing.empty() && missing.size() == catalog.files.size();
+  if (!out.metadata_only) {
+    if (!missing.empty()) report_missing_files(catalog, missing, findings);
+    report_short_files(catalog, findings);
+  }
+  if (const Status shared = check_extents_disjoint(catalog, SharedExtents::kRefused); !shared) {
+    Finding& f = findings.add(Severity::kError, "shared-bytes");
+    f.what = shared.error().message();
+    f.advice = "Two pieces cannot both be right: the metadata are damaged, or a writer was wrong.";
+  }
+  check_unclaimed(catalog, findings);
+  check_key_paths(catalog, findings);
+  out.headers_read = !findings.has_errors() && !out.metadata_only && check_headers(reader, threads, spool, findings);
+  report_leftovers(catalog, findings);
+  out.is_readable = !findings.has_errors();
+  out.findings = findings.take();
+  return out;
 }
 
 }  // namespace reshard

@@ -9,6 +9,7 @@
 #include "lib/audit/finding.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/device/health.h"
+#include "lib/engine/run.h"
 
 namespace reshard {
 
@@ -29,6 +30,26 @@ Index padding_begins(const Tensor& tensor, const ValueContext& context);
 // Biases, norms that are all one or zero, scales, tables of positions and integers are not judged by their zeros.
 std::vector<Finding> judge_values(const Catalog& catalog, const std::vector<TensorHealth>& health,
                                   const ValueContext& context);
+
+// One tensor's line in a table of values.
+struct ValueRow {
+  std::string name;
+  TensorHealth health;
+
+  double zero_percent() const;  // of its elements; 0 when it has none
+};
+
+struct ValueReport {
+  std::vector<TensorProof> proofs;  // one for each of the view's tensors, as digest_tensors gives them
+  std::vector<ValueRow> tensors;    // likewise
+  std::vector<Finding> findings;    // of judge_values
+  Index checksums_checked = 0;
+};
+
+// Reads every tensor of `view` once. Its tensors must be located; `files` is its reader's pool. An error where the
+// bytes cannot be read or a checksum does not hold.
+Result<ValueReport> check_values(const Catalog& view, FilePool& files, const ValueContext& context,
+                                 const RunOptions& options);
 
 // "128,256..128,511; 130,000 and 7 more": the first few ranges, and how many rows are in the others.
 std::string rows_text(const RowSet& rows);

@@ -45,7 +45,7 @@ struct VocabularyContext {
   std::string config_path;         // "config.json"
   Index size = 0;                  // as the config says
   Index heads = 0;                 // num_attention_heads; 0: not known
-  bool optimizer_missing = false;  // a directory of ColossalAI's without the optimizer/ that belongs beside it
+  bool optimizer_missing = false;  // Catalog::lacks_optimizer
 };
 
 // A finding for each wrong number of rows; tensors that agree share one.

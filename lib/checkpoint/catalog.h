@@ -110,8 +110,9 @@ struct Blob {
 };
 
 struct CatalogFile {
-  std::string path;  // relative to Catalog::root
-  Index size = -1;   // bytes; -1: it is missing
+  std::string path;   // relative to Catalog::root
+  Index size = -1;    // bytes; -1: it is missing
+  Index writer = -1;  // the rank that wrote it; -1: nothing tells
 };
 
 class Catalog {
@@ -124,6 +125,7 @@ class Catalog {
   // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
   // place of a blob that holds them.
   bool shares_extents = false;
+  bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 
   // Refuses a second tensor of the same name.

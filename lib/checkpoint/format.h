@@ -151,7 +151,8 @@ struct Format {
   // Makes a new file at `path` that shows the tensors of a located catalog where they lie, without copying; null: not
   // that kind of format. What it cannot express is in the report.
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path) = nullptr;
-  bool keeps_side_files = false;  // in a file of its own kind: Reader::side_file() finds those of that file
+  bool keeps_side_files = false;     // in a file of its own kind: Reader::side_file() finds those of that file
+  bool holds_whole_tensors = false;  // in one file each, whatever mesh trained them
 
   // What a conversion to it is, unless the user says otherwise.
   bool model_only = false;   // holds parameters, no optimizer and no training state
@@ -162,5 +163,13 @@ struct Format {
   StageRule stage_rule = StageRule::kTorchtitan;  // how layers are dealt out to pipeline stages
   Index max_file_bytes = 5'000'000'000;
 };
+
+// A checkpoint of whichever format recognises the path, open.
+struct OpenCheckpoint {
+  const Format* format = nullptr;
+  std::unique_ptr<Reader> reader;
+};
+// Opens one; open_checkpoint of formats/registry.h.
+using Opener = std::function<Result<OpenCheckpoint>(const std::string& path, const OpenOptions& options)>;
 
 }  // namespace reshard

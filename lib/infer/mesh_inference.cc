@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <set>
 #include <unordered_map>
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
@@ -131,18 +131,6 @@ std::string leaf_name(std::string_view tensor) {
   return std::string(tensor.substr(tensor.rfind('.') + 1));
 }
 
-// The number in "layers.12.attention": the first component that is one.
-std::optional<Index> layer_of(std::string_view name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(name.data() + begin, name.data() + end, n);
-    if (error == std::errc() && stop == name.data() + end && begin > 0) return n;
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
-
 std::string span_text(Index first, Index last) {
   return first == last ? with_commas(first) : with_commas(first) + " to " + with_commas(last);
 }
@@ -175,10 +163,9 @@ class Inference {
   void find_writers() {
     std::vector<Index> seen;
     for (const CatalogFile& file : catalog_.files) {
-      const auto rank = rank_of_file(file.path);
-      if (!rank || *rank >= kMaxRanks) return;
-      writer_.push_back(static_cast<std::int32_t>(*rank));
-      seen.push_back(*rank);
+      if (file.writer < 0 || file.writer >= kMaxRanks) return;
+      writer_.push_back(static_cast<std::int32_t>(file.writer));
+      seen.push_back(file.writer);
     }
     if (seen.empty()) return;
     std::sort(seen.begin(), seen.end());
@@ -376,8 +363,8 @@ class Inference {
           block_wrote_[static_cast<std::size_t>(block)] = 1;
         }
       if (range.last < 0) continue;
-      if (const auto layer = layer_of(t.name)) {
-        BlockRange& all = layers_[*layer];
+      if (const Index layer = layer_number(t.name); layer >= 0) {
+        BlockRange& all = layers_[layer];
         all.add(range.first);
         all.add(range.last);
       }
@@ -707,23 +694,6 @@ const InferredAxis* InferredMesh::find(std::string_view axis) const {
   for (const InferredAxis& a : axes)
     if (a.name == axis) return &a;
   return nullptr;
-}
-
-std::optional<Index> rank_of_file(std::string_view path) {
-  std::string_view name = path.substr(path.rfind('/') + 1);
-  constexpr std::string_view kSuffix = ".distcp";
-  if (!name.starts_with("__") || !name.ends_with(kSuffix)) return std::nullopt;
-  name = name.substr(2, name.size() - 2 - kSuffix.size());
-  const std::size_t bar = name.find('_');
-  if (bar == std::string_view::npos) return std::nullopt;
-  const auto number = [](std::string_view digits) -> std::optional<Index> {
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
-    if (error != std::errc() || stop != digits.data() + digits.size() || n < 0) return std::nullopt;
-    return n;
-  };
-  if (!number(name.substr(bar + 1))) return std::nullopt;
-  return number(name.substr(0, bar));
 }
 
 InferredMesh infer_mesh(const Catalog& catalog, std::optional<Index> dataloader_ranks) {

@@ -1,9 +1,9 @@
 // Which mesh wrote a checkpoint, told from its boxes alone.
 //
 // DCP records no mesh. But torch cuts by one rule (torch.chunk), numbers its ranks by one rule (row-major over pp,
-// dp_replicate, dp_shard, cp, tp), names a file after the rank that wrote it, and shards for each kind of parallelism
-// in one way. So every mesh that could have been is tried, and those are kept under which each box is a box that its
-// writer owned:
+// dp_replicate, dp_shard, cp, tp), names a file after the rank that wrote it (CatalogFile::writer), and shards for each
+// kind of parallelism in one way. So every mesh that could have been is tried, and those are kept under which each box
+// is a box that its writer owned:
 //
 //   FSDP             dim 0 in dp_shard x cp pieces, norms too
 //   row-parallel     dim 1 in tp pieces, dim 0 by FSDP           (wo, w2)
@@ -46,7 +46,7 @@ struct TensorPlacements {
 };
 
 struct InferredMesh {
-  Index ranks = 0;                       // that took part in the save; 0: the file names do not tell
+  Index ranks = 0;                       // that took part in the save; 0: the files do not tell
   std::vector<InferredAxis> axes;        // those there is something to say about; others have size 1
   std::vector<Mesh> hypotheses;          // every mesh that fits as well as the first, which is what the axes say
   std::vector<TensorPlacements> placed;  // the tensors on each of the hypotheses
@@ -59,8 +59,5 @@ struct InferredMesh {
 // `dataloader_ranks` is the value of the object dataloader.world_size where there is one: dp_replicate x dp_shard, the
 // only trace that context parallelism leaves. Takes some nanoseconds a box.
 InferredMesh infer_mesh(const Catalog& catalog, std::optional<Index> dataloader_ranks = std::nullopt);
-
-// The rank R of a file named `__R_K.distcp`.
-std::optional<Index> rank_of_file(std::string_view path);
 
 }  // namespace reshard

@@ -46,7 +46,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   conversion.source_path = source.catalog().root;
   conversion.model = o.model;
   conversion.convention = o.convention;
-  conversion.config_path = find_config(source.catalog().root, o.config_path);
+  conversion.config_path = find_config(source.catalog(), o.config_path);
   conversion.mesh = o.mesh;
   conversion.layout = o.layout;
   conversion.dtype = o.dtype;

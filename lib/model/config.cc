@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/base/file.h"
+#include "lib/checkpoint/catalog.h"
 #include "lib/model/family.h"
 
 namespace reshard {
@@ -124,10 +125,14 @@ Result<ModelConfig> read_config(const std::string& path) {
   return ModelConfig::parse(json, path).context(path);
 }
 
-std::string find_config(const std::string& checkpoint, const std::string& given) {
+std::string find_config(const Catalog& catalog, const std::string& given) {
   if (!given.empty()) return given;
-  const std::string directory = is_directory(checkpoint) ? checkpoint : parent_path(checkpoint);
-  for (const std::string& place : {directory, path_join(directory, "modeling"), parent_path(directory)})
+  std::vector<std::string> places = {catalog.root};
+  for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
+    if (std::string place = parent_path(catalog.file_path(file)); place != places.back())
+      places.push_back(std::move(place));
+  places.push_back(parent_path(catalog.root));
+  for (const std::string& place : places)
     if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
   return {};
 }

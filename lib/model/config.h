@@ -11,6 +11,8 @@
 
 namespace reshard {
 
+class Catalog;
+
 class ModelConfig {
  public:
   // Fails where a number that every model has is missing, not positive, or makes no sense beside the others. What the
@@ -66,8 +68,8 @@ class ModelConfig {
 
 Result<ModelConfig> read_config(const std::string& path);
 
-// The config.json to use for a checkpoint: `given` if not empty, else the one in the checkpoint's directory or its
-// parent. Empty when there is none.
-std::string find_config(const std::string& checkpoint, const std::string& given);
+// The config.json to use for a checkpoint: `given` if not empty, else the one in its directory, beside its files, or in
+// the directory's parent. Empty when there is none.
+std::string find_config(const Catalog& catalog, const std::string& given = {});
 
 }  // namespace reshard

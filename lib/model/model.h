@@ -19,6 +19,7 @@ struct Model {
   Convention convention = Convention::kHf;  // of the tensors' names, where there is a family
   std::optional<ModelConfig> config;        // where there is one, of a known family or not
 
+  bool is_described() const { return family && config; }  // by a config of a known family
   const ModelConfig* config_or_null() const { return config ? &*config : nullptr; }
 };
 

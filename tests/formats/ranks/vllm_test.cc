@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
@@ -90,6 +92,55 @@ TEST(Vllm, MoreWorkersThanKeyValueHeadsHoldThemTogether) {
   EXPECT_THAT(rows[1], ElementsAre(102, 103, 120, 121, 140, 141));
   EXPECT_THAT(rows[2], ElementsAre(104, 105, 122, 123, 142, 143));
   EXPECT_THAT(rows[3], ElementsAre(106, 107, 122, 123, 142, 143));
+}
+
+// A directory of the model for tp workers, with a config.json.
+std::string written(const TempDir& dir, Model& model, Index tp, const std::string& config) {
+  model.request.mesh = Mesh({{"tp", tp}});
+  const auto target = kVllmFormat.lay_out(model.request);
+  EXPECT_TRUE(target) << target.error().message();
+  const std::string path = dir / ("vllm" + std::to_string(tp));
+  write_target(model.values, **target, path);
+  if (!config.empty()) write_file(path + "/config.json", config);
+  return path;
+}
+
+std::string refusal_of(const std::string& path) {
+  const auto reader = kVllmFormat.open(path, {});
+  return reader ? "accepted" : reader.error().message();
+}
+
+const char* kConfig = R"({"model_type": "llama", "vocab_size": 70, "hidden_size": 2, "intermediate_size": 4,
+  "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
+  "tie_word_embeddings": true})";
+
+TEST(Vllm, ReadsWhatItWrote) {
+  for (const Index tp : {1, 2, 4})
+    for (const Index part : {70, 1 << 20}) {
+      const TempDir dir;
+      Model model;
+      model.request.max_file_bytes = part;
+      const std::string path = written(dir, model, tp, kConfig);
+      EXPECT_TRUE(kVllmFormat.recognises(path));
+      EXPECT_TRUE(load_checkpoint(path) == model.values) << tp;
+    }
+}
+
+TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
+  const TempDir dir, another;
+  Model model;
+  EXPECT_THAT(refusal_of(written(dir, model, 1, "")), HasSubstr("expected a config.json beside"));
+  std::string other = kConfig;
+  other.replace(other.find("\"intermediate_size\": 4"), 22, "\"intermediate_size\": 6");
+  EXPECT_THAT(refusal_of(written(dir, model, 2, other)),
+              HasSubstr("gate_up_proj.weight': expected int16[6, 2] by the config.json, got int16[4, 2]"));
+  const std::string path = written(dir, model, 4, kConfig);
+  write_file(path + "/model-rank-3-part-0.safetensors", read_file(path + "/model-rank-2-part-0.safetensors"));
+  EXPECT_EQ(refusal_of(path), "accepted");  // of the same shapes: nothing tells
+  std::filesystem::remove(path + "/model-rank-3-part-0.safetensors");
+  EXPECT_THAT(refusal_of(path), HasSubstr("does not run this model with tp=3"));
+  other.replace(other.find("llama"), 5, "gpt_x");
+  EXPECT_THAT(refusal_of(written(another, model, 2, other)), HasSubstr("model_type 'gpt_x' is of no family known"));
 }
 
 TEST(Vllm, PartsAreCutBySize) {

@@ -1,5 +1,5 @@
 // Whole checkpoints: planted damage is found, healthy samples are left in peace.
-#include "lib/audit/check_values.h"
+#include "lib/audit/values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

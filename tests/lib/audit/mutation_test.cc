@@ -1,22 +1,16 @@
-// Proves the auditor: every fixture, broken in hundreds of ways, is audited as `reshard verify --config --mesh --bytes
-// --replicas` does it. What it lets pass must have changed nothing, or be of a kind that no audit of one checkpoint can
-// see; then the comparison with a second copy has to see it.
+// Proves the auditor: every fixture, broken in hundreds of ways, is audited by the call that is `reshard verify
+// --config --mesh --bytes --replicas`. What it lets pass must have changed nothing, or be of a kind that no audit of
+// one checkpoint can see; then the comparison with a second copy has to see it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <set>
 
 #include "formats/encoding/torch_archive.h"
 #include "formats/registry.h"
-#include "lib/audit/comparison.h"
-#include "lib/audit/mesh_audit.h"
-#include "lib/audit/model_audit.h"
-#include "lib/audit/replicas.h"
-#include "lib/audit/structure_audit.h"
-#include "lib/model/placement.h"
+#include "lib/audit/verification.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/damage.h"
 #include "tests/support/run_command.h"
@@ -44,20 +38,13 @@ const Fixture kFixtures[] = {{"tp8", "tp=8"},
                              {"pp2_tp4", "pp=2,tp=4"},
                              {"single", "dp_shard=1"}};
 
-RunOptions one_thread() {
-  RunOptions options;
-  options.threads = 1;
-  options.memory = Index{2} << 30;
-  return options;
-}
-
 // What the auditor is asked.
 struct Question {
   std::string path, config;
   std::string mesh;  // empty: none is declared
 };
 
-// What it said: the first finding or error of each part, empty where there is none.
+// What it said: the first finding or error without data and with them, empty where there is none.
 struct Answer {
   std::string headers, data;
   std::map<std::string, std::string> state;  // all that was read: key -> dtype, shape, digest; or the object
@@ -65,41 +52,9 @@ struct Answer {
   bool is_clean() const { return headers.empty() && data.empty(); }
 };
 
-std::string first(const std::vector<Finding>& findings) {
-  return findings.empty() ? "" : findings[0].id + ": " + findings[0].what;
-}
-
-// Without data. The reader's tensors are located where that is possible.
-Result<std::vector<Finding>> audit_headers(const Question& q, OpenCheckpoint& open, bool& is_readable) {
-  auto opened = open_checkpoint(q.path, {.files_too = true, .validated = false});
-  std::string refusal;
-  if (!opened) {
-    refusal = opened.error().message();
-    auto again = open_checkpoint(q.path, {.files_too = false, .validated = false});
-    if (!again) return std::move(opened).error();
-    opened = std::move(again);
-  }
-  open = *std::move(opened);
-  const Catalog& catalog = open.reader->catalog();
-  const ModelConfig config = TRY(read_config(q.config));
-  const Family* family = family_of_model_type(config.model_type);
-  if (!detect_convention(*family, catalog)) return unsupported("no tensor is named as a parameter of the model");
-  StructureAudit structure = audit_structure(*open.reader, 1, "/tmp");
-  std::vector<Finding> out = std::move(structure.findings);
-  is_readable = structure.is_readable && !structure.metadata_only && refusal.empty();
-  if (structure.metadata_only)
-    out.push_back({Severity::kError, "file-missing", {}, "no data file is here", {}, "", ""});
-  if (!refusal.empty()) out.push_back({Severity::kError, "reader", {}, refusal, {}, "", ""});
-  const auto add = [&](std::vector<Finding> more) { out.insert(out.end(), more.begin(), more.end()); };
-  add(TRY(audit_model(catalog, *family, config)).findings);
-  if (q.mesh.empty()) return out;
-  DeclaredLayout declared;
-  declared.mesh = TRY(Mesh::parse(q.mesh));
-  declared.title = declared.mesh.to_string();
-  const Placer placer = TRY(Placer::make(declared.mesh, family, &config, catalog));
-  declared.place = [&](const Tensor& t) -> Result<Placement> { return placer.place(t); };
-  add(audit_mesh(catalog, declared, infer_mesh(catalog)).findings);
-  return out;
+std::string first(const Result<VerifyReport>& report) {
+  if (!report) return report.error().message();
+  return report->findings.empty() ? "" : report->findings[0].id + ": " + report->findings[0].what;
 }
 
 // A key's place in the nested state_dict.
@@ -112,63 +67,57 @@ std::string said(const std::string& name, const KeyPath& path) {
   return out;
 }
 
-std::string said(const Tensor& t, const TensorProof& proof) {
-  return std::string(info(t.dtype).torch_name) + to_string(t.shape) + proof.source.hex() + said(t.name, t.path);
-}
-
-Result<std::vector<Finding>> audit_data(const OpenCheckpoint& open, std::map<std::string, std::string>& state) {
-  Reader& reader = *open.reader;
-  const Catalog& catalog = reader.catalog();
-  std::vector<DigestRequest> requests;
-  std::vector<std::size_t> all;
-  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
-    requests.push_back({i, catalog.tensors()[i].dtype});
-    all.push_back(i);
-  }
-  TRY(reader.locate(all, 1, "/tmp"));
-  FileSource source(catalog, reader.files());
-  const std::vector<TensorProof> proofs = TRY(digest_tensors(requests, source, one_thread()));
-  for (const std::size_t i : all) state[catalog.tensors()[i].name] = said(catalog.tensors()[i], proofs[i]);
+// All that a checkpoint holds that was found to be clean.
+Result<std::map<std::string, std::string>> state_of(const std::string& path, const VerifyReport& report) {
+  std::map<std::string, std::string> state;
+  OpenCheckpoint open = TRY(open_checkpoint(path));
+  const Catalog& catalog = open.reader->catalog();
+  for (const VerifiedTensor& t : report.tensors)
+    state[t.name] = std::string(info(t.dtype).torch_name) + to_string(t.shape) + t.digest.hex() +
+                    said(t.name, catalog.tensors()[*catalog.find(t.name)].path);
   for (const Blob& blob : catalog.blobs) {
-    TRY(reader.blob_bytes(blob));
-    const auto file = TRY(reader.files().open(catalog.file_path(blob.extent.file)));
+    const auto file = TRY(open.reader->files().open(catalog.file_path(blob.extent.file)));
     const auto object = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
     state[blob.name] = pickle::print(object.root(), 100, 10'000) + said(blob.name, blob.path);
   }
-  return TRY(compare_replicas(catalog, reader.files(), one_thread())).findings;
+  return state;
 }
 
-// `reshard verify PATH --config C --mesh M --bytes --replicas`, with the library.
+VerifyOptions options_for(const Question& q) {
+  VerifyOptions options;
+  options.path = q.path;
+  options.config = q.config;
+  if (!q.mesh.empty()) options.mesh = *Mesh::parse(q.mesh);
+  options.run.threads = 1;
+  options.run.memory = Index{2} << 30;
+  return options;
+}
+
+// `reshard verify PATH --config C --mesh M`, and that with --bytes --replicas where it has nothing to say.
 Answer audit(const Question& q) {
   Answer answer;
-  OpenCheckpoint open;
-  bool is_readable = false;
-  const auto headers = audit_headers(q, open, is_readable);
-  answer.headers = headers ? first(*headers) : headers.error().message();
-  if (!headers || !is_readable) return answer;
-  const auto data = audit_data(open, answer.state);
-  answer.data = data ? first(*data) : data.error().message();
+  VerifyOptions options = options_for(q);
+  answer.headers = first(verify(open_checkpoint, options));
+  if (!answer.headers.empty()) return answer;
+  options.bytes = options.replicas = true;
+  const auto report = verify(open_checkpoint, options);
+  answer.data = first(report);
+  if (!answer.data.empty()) return answer;
+  auto state = state_of(q.path, *report);
+  if (state)
+    answer.state = *std::move(state);
+  else
+    answer.data = state.error().message();
   return answer;
 }
 
-// `reshard verify PATH --against OTHER`: whether that finds anything.
-Result<bool> differs(const std::string& path, const std::string& other, const std::string& config) {
-  OpenCheckpoint a = TRY(open_checkpoint(path)), b = TRY(open_checkpoint(other));
-  ComparisonOptions options;
-  options.config_a = options.config_b = config;
-  options.run = one_thread();
-  const auto c = TRY(Comparison::prepare(*a.reader, *b.reader, options));
-  if (!c->only_a().empty() || !c->only_b().empty() || !c->reshaped().empty()) return true;
-  for (const auto& d : TRY(c->digests()))
-    if (d.a != d.b) return true;
-  if (!TRY(c->differing_objects()).empty()) return true;
-  // Objects that only one has are not compared by --against: here their names are, where both have any.
-  const auto names = [](const OpenCheckpoint& open) {
-    std::set<std::string> out;
-    for (const Blob& blob : open.reader->catalog().blobs) out.insert(blob.name);
-    return out;
-  };
-  return !names(a).empty() && !names(b).empty() && names(a) != names(b);
+// Whether `reshard verify PATH --config C --against OTHER` finds a difference.
+bool differs(const Question& q, const std::string& other) {
+  VerifyOptions options = options_for({q.path, q.config, ""});
+  options.against = other;
+  const auto report = verify(open_checkpoint, options);
+  return !report || std::any_of(report->findings.begin(), report->findings.end(),
+                                [](const Finding& f) { return f.id.starts_with("against"); });
 }
 
 // ---- a broken copy, and its repair
@@ -250,10 +199,8 @@ Tally judge(const Experiment& e, const Damage& d, const Answer& answer) {
     t.by_data = 1;
   else if (answer.state == e.healthy_state)
     t.equivalent = 1;
-  else if (!d.undetectable.empty() && std::any_of(e.truths.begin(), e.truths.end(), [&](const std::string& truth) {
-             const auto result = differs(e.question.path, truth, e.question.config);
-             return !result || *result;
-           }))
+  else if (!d.undetectable.empty() && std::any_of(e.truths.begin(), e.truths.end(),
+                                                  [&](const std::string& truth) { return differs(e.question, truth); }))
     t.undetectable = 1;
   else
     t.missed = 1;

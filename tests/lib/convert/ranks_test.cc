@@ -9,7 +9,7 @@
 #include <set>
 
 #include "formats/registry.h"
-#include "lib/audit/check_values.h"
+#include "lib/audit/values.h"
 #include "lib/audit/comparison.h"
 #include "lib/convert/conversion.h"
 #include "lib/engine/slab_exchange.h"
@@ -318,7 +318,7 @@ TEST_F(ManySlabs, HealthAndDistancesAreThoseOfOneProcess) {
     if (rank_of(ranks) == 0) checksums = report.checksums_checked;
     auto a = TRY(open_checkpoint(sample("tp8") + "/checkpoint")), b = TRY(open_checkpoint(dir_ / "half"));
     ComparisonOptions options;
-    options.config_a = options.config_b = sample("tp8") + "/config.json";
+    options.config = sample("tp8") + "/config.json";
     options.spool = dir_ / "";
     options.run = run;
     auto comparison = TRY(Comparison::prepare(*a.reader, *b.reader, options));

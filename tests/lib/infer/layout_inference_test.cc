@@ -59,11 +59,11 @@ void expect_boxes_of(const Catalog& catalog, const LayoutDescriptor& layout) {
     for (const FragmentList* list : {&t.fragments, &t.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) {
         const Box box = list->box(i);
-        const auto rank = rank_of_file(catalog.files[list->extent(i).file].path);
-        if (!rank || box.empty()) continue;
-        ASSERT_LT(*rank, layout.mesh->ranks());
-        EXPECT_TRUE(of_rank[static_cast<std::size_t>(*rank)].contains({box.origin, box.shape}))
-            << t.name << ": rank " << *rank << " wrote " << to_string(box.origin) << " on " << layout.mesh->to_string();
+        const Index rank = catalog.files[list->extent(i).file].writer;
+        if (rank < 0 || box.empty()) continue;
+        ASSERT_LT(rank, layout.mesh->ranks());
+        EXPECT_TRUE(of_rank[static_cast<std::size_t>(rank)].contains({box.origin, box.shape}))
+            << t.name << ": rank " << rank << " wrote " << to_string(box.origin) << " on " << layout.mesh->to_string();
       }
   }
 }
@@ -114,7 +114,7 @@ TEST(LayoutInference, ThePipelineIsListedByLayers) {
 Catalog catalog_of(const Mesh& mesh, const std::vector<std::pair<std::string, Dims>>& tensors,
                    const LayoutDescriptor& layout, Index layers) {
   Catalog catalog;
-  for (Index r = 0; r < mesh.ranks(); ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0});
+  for (Index r = 0; r < mesh.ranks(); ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
   for (const auto& [name, shape] : tensors) {
     Tensor t;
     t.name = name;
@@ -171,7 +171,7 @@ TEST(LayoutInference, EveryHypothesisGivesTheBoxesOfTorchtitanMeshes) {
 TEST(LayoutInference, AllHypothesesThatFitAreToldAndEachIsConsistent) {
   // Two rows on four ranks: FSDP over all of them, two with nothing, or over two of them, twice.
   Catalog catalog;
-  for (int r = 0; r < 4; ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0});
+  for (int r = 0; r < 4; ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
   Tensor t;
   t.name = "a.weight";
   t.shape = {2, 8};
@@ -186,8 +186,8 @@ TEST(LayoutInference, AllHypothesesThatFitAreToldAndEachIsConsistent) {
 
 TEST(LayoutInference, NamesThatLookLikePatternsAreTakenLiterally) {
   Catalog catalog;
-  catalog.files.push_back({"__0_0.distcp", 0});
-  catalog.files.push_back({"__1_0.distcp", 0});
+  catalog.files.push_back({"__0_0.distcp", 0, 0});
+  catalog.files.push_back({"__1_0.distcp", 0, 1});
   for (const char* name : {"w[0]", "*", "w{1..3}", "layers.007.w", "layers.7.w?", "layers.8.w?", "."}) {
     Tensor t;
     t.name = name;
@@ -254,7 +254,7 @@ TEST(LayoutInference, TensorsThatLieOtherwiseAreNamed) {
 
 TEST(LayoutInference, NamesThatAreNoTextAreUnsupported) {
   Catalog catalog;
-  catalog.files.push_back({"__0_0.distcp", 0});
+  catalog.files.push_back({"__0_0.distcp", 0, 0});
   Tensor t;
   t.name = "w\xff";
   t.fragments = FragmentList(0);

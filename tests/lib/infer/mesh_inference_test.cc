@@ -46,7 +46,7 @@ enum class Dedup { kLowest, kAlternate };
 // Boxes as torch's ranks own them, each written by one of its owners, empty boxes left out.
 Catalog catalog_of(const Mesh& mesh, const std::vector<Parameter>& parameters, Dedup dedup = Dedup::kLowest) {
   Catalog catalog;
-  for (Index r = 0; r < mesh.ranks(); ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0});
+  for (Index r = 0; r < mesh.ranks(); ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
   int turn = 0;
   for (const Parameter& p : parameters) {
     Tensor t;
@@ -297,7 +297,7 @@ TEST(MeshInference, ListsEveryMeshThatFits) {
 
 TEST(MeshInference, ReportsBoxesThatFormNoGrid) {
   Catalog catalog;
-  for (int r = 0; r < 3; ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0});
+  for (int r = 0; r < 3; ++r) catalog.files.push_back({"__" + std::to_string(r) + "_0.distcp", 0, r});
   Tensor t;
   t.name = "odd";
   t.shape = {4, 4};
@@ -318,18 +318,10 @@ TEST(MeshInference, ReportsBoxesThatFormNoGrid) {
 
 TEST(MeshInference, ReportsRanksWithoutAFile) {
   Catalog catalog;
-  catalog.files = {{"__0_0.distcp", 0}, {"__3_0.distcp", 0}};
+  catalog.files = {{"0", 0, 0}, {"3", 0, 3}};
   const InferredMesh m = infer_mesh(catalog);
   EXPECT_EQ(m.ranks, 4);
   EXPECT_THAT(m.notes, testing::Contains("The highest file number is 3, but 2 ranks below it have no file."));
-}
-
-TEST(MeshInference, ReadsTheRankFromAFileName) {
-  EXPECT_EQ(rank_of_file("__12_0.distcp"), 12);
-  EXPECT_EQ(rank_of_file("deep/__3_7.distcp"), 3);
-  for (const char* name : {"", "__.distcp", "__1.distcp", "__1_.distcp", "__-1_0.distcp", "__1_0.distcp.tmp",
-                           "__99999999999999999999_0.distcp", "model.safetensors", "hint__1_0.distcp"})
-    EXPECT_EQ(rank_of_file(name), std::nullopt) << name;
 }
 
 }  // namespace

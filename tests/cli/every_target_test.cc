@@ -1,0 +1,150 @@
+// What reshard writes, verify finds nothing wrong with: every target in the registry, of every sample and family.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "formats/registry.h"
+#include "lib/audit/verification.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<const Format*> targets() {
+  std::vector<const Format*> out;
+  for (const Format* format : formats())
+    if (format->lay_out) out.push_back(format);
+  return out;
+}
+
+std::string identifier(std::string name) {
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+// Small models of the families whose tensors are fused, stacked, tied, biased or quantised.
+const std::pair<const char*, const char*> kModels[] = {
+    {"gpt2", R"({"model_type": "gpt2", "vocab_size": 50, "n_positions": 16, "n_embd": 8, "n_head": 2, "n_layer": 2})"},
+    {"bloom", R"({"model_type": "bloom", "vocab_size": 64, "hidden_size": 16, "n_head": 4, "n_layer": 2})"},
+    {"tied_qwen2", R"({"model_type": "qwen2", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 32,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": true})"},
+    {"qwen3_moe", R"({"model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+      "moe_intermediate_size": 8, "num_experts": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 4})"},
+    {"mixtral", R"({"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+      "num_local_experts": 4, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2})"},
+    {"gemma2", R"({"model_type": "gemma2", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4})"}};
+
+struct Source {
+  std::string name, path, config;
+};
+
+class EveryTarget : public testing::TestWithParam<const Format*> {
+ protected:
+  static void SetUpTestSuite() {
+    made_ = new TempDir;
+    for (const char* name : {"tp8", "pp2_tp4", "fsdp2_tp2_optim", "hsdp2x4"})
+      sources_.push_back({name, sample(name) + "/checkpoint", sample(name) + "/config.json"});
+    sources_.push_back(
+        {"colossalai", sample("colossalai") + "/healthy_st/epoch-0_step-7", sample("colossalai") + "/config.json"});
+    for (const auto& [name, config] : kModels) {
+      const std::string directory = *made_ / name, path = directory + ".json";
+      write_file(path, config);
+      const CommandResult r = reshard_cli({"synth", directory, "--config", path, "--to", "hf", "-q"});
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      sources_.push_back({name, directory, path});
+    }
+  }
+  static void TearDownTestSuite() {
+    delete made_;
+    sources_.clear();
+  }
+
+  static const Format& format() { return *GetParam(); }
+
+  // Of the source, by this target; empty where a model or mesh is not for it, as it says.
+  std::string convert(const Source& source, const std::string& mesh, const std::string& names = "") {
+    const std::string path = dir_ / (source.name + "." + std::to_string(count_++));
+    std::vector<std::string> args = {"convert", source.path, path,         "--to", std::string(format().name),
+                                     "-q",      "--config",  source.config};
+    if (!mesh.empty()) args.insert(args.end(), {"--mesh", mesh});
+    if (!names.empty()) args.insert(args.end(), {"--names", names});
+    const CommandResult r = reshard_cli(args);
+    if (r.exit_code == 0) return path;
+    EXPECT_EQ(r.exit_code, 4) << testing::PrintToString(args) << r.err;  // unsupported
+    return "";
+  }
+
+  static VerifyOptions all_of(const std::string& path) {
+    VerifyOptions options;
+    options.path = path;
+    options.bytes = options.replicas = true;
+    options.run.memory = Index{2} << 30;
+    options.run.threads = 2;
+    return options;
+  }
+
+  // The ids of what is found; an error's message.
+  static std::vector<std::string> found(const VerifyOptions& options) {
+    const auto report = verify(open_checkpoint, options);
+    if (!report) return {report.error().message()};
+    EXPECT_GT(report->tensor_count, 0);
+    std::vector<std::string> out;
+    for (const Finding& f : report->findings)
+      out.push_back(f.id + ": " + (f.tensors.empty() ? "" : f.tensors[0] + " ") + f.what);
+    return out;
+  }
+
+  TempDir dir_;
+  int count_ = 0;
+  static TempDir* made_;
+  static std::vector<Source> sources_;
+};
+TempDir* EveryTarget::made_ = nullptr;
+std::vector<Source> EveryTarget::sources_;
+
+TEST_P(EveryTarget, VerifiesClean) {
+  std::vector<std::string> meshes = {""};
+  if (format().takes_mesh) meshes = {"tp=2", "pp=2", "dp_shard=3,tp=2", "dp_replicate=2,dp_shard=2"};
+  int made = 0;
+  for (const Source& source : sources_)
+    for (const std::string& mesh : meshes) {
+      const std::string path = convert(source, mesh);
+      if (path.empty()) continue;
+      ++made;
+      VerifyOptions options = all_of(path);
+      EXPECT_THAT(found(options), ElementsAre()) << source.name << " " << mesh;
+      options.config = source.config;
+      EXPECT_THAT(found(options), ElementsAre()) << source.name << " " << mesh << " --config";
+    }
+  EXPECT_GE(made, 4);
+}
+
+TEST_P(EveryTarget, VerifiesCleanUnderEveryName) {
+  for (const Source& source : {sources_[0], sources_[2]})
+    for (const char* names : {"hf", "torchtitan", "torchtitan-2026", "megatron"}) {
+      const std::string path = convert(source, "", names);
+      if (path.empty()) continue;
+      VerifyOptions options = all_of(path);
+      options.config = source.config;
+      EXPECT_THAT(found(options), ElementsAre()) << source.name << " " << names;
+    }
+}
+
+TEST_P(EveryTarget, OfWholeTensorsSaysThatAMeshLeavesNoTrace) {
+  if (!format().holds_whole_tensors) GTEST_SKIP() << format().name << " follows the ranks";
+  VerifyOptions options = all_of(convert(sources_[0], ""));
+  options.mesh = *Mesh::parse("tp=8");
+  EXPECT_THAT(found(options), ElementsAre("layout-gathered-format: " + std::string(format().title) +
+                                          " files hold whole tensors: the mesh that trained them leaves no trace"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, EveryTarget, testing::ValuesIn(targets()),
+                         [](const auto& p) { return identifier(std::string(p.param->name)); });
+
+}  // namespace
+}  // namespace reshard
