@@ -206,7 +206,7 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
       continue;
     }
     ++audit.looked_at;
-    if (parsed->rule->rows == Rows::kDropped) continue;
+    if (parsed->rule->is_dropped()) continue;
     if (parsed->is_packed()) {
       look_at_packed(subject, tensor, *parsed, out, findings);
       continue;
