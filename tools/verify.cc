@@ -231,7 +231,7 @@ class Verification {
     MeshAudit audit = audit_mesh(catalog(), declared, infer_mesh(catalog()));
     if (audit.tensors == 0 && !options_.layout.empty())
       return usage_error("layout " + options_.layout + ": no pattern matches a tensor of " + options_.path);
-    const bool leaves_no_trace = open_.format->name == "hf" && !declared.stored_whole;
+    const bool leaves_no_trace = open_.format->holds_whole_tensors() && !declared.stored_whole;
     checked("layout", "every tensor is cut as declared", audit.tensors);
     checked("world-size", "the files are of as many ranks as declared", declared.mesh.ranks());
     checked("stages", "every pipeline stage wrote its layers", declared.mesh.size("pp"));
@@ -303,7 +303,7 @@ class Verification {
     Json manifest;
     const std::string manifest_path = path_join(options_.path, "reshard_manifest.json");
     Catalog view = catalog();
-    const bool has_side_files = is_directory(options_.path) || open_.format->keeps_side_files;
+    const bool has_side_files = is_directory(options_.path) || open_.format->is_file;
     const auto text = has_side_files ? TRY(reader.side_file("reshard_manifest.json", kMaxManifestBytes)) : std::nullopt;
     if (text) {
       manifest = TRY(parse_json(*text, manifest_path));

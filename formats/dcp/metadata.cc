@@ -4,7 +4,6 @@
 #include <array>
 #include <set>
 
-#include "formats/dcp/class_names.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 

@@ -1,4 +1,4 @@
-// Reads the `.metadata` pickle of a DCP directory (metadata_writer.h writes it).
+// The `.metadata` pickle of a DCP directory, read and written.
 //
 //   Metadata
 //     state_dict_metadata     FQN: TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)])
@@ -26,6 +26,10 @@
 #include "lib/checkpoint/format.h"
 
 namespace reshard::dcp {
+
+// Where torch's classes live.
+inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
 
 // What a metadata pickle tells of its writer.
 struct WriterFacts {
@@ -117,5 +121,23 @@ class MetadataReader {
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
   Familiar familiar_;  // of the pickle being read
 };
+
+// ---- Writing (metadata_writer.cc)
+
+// One stored item.
+struct WrittenItem {
+  Box box;  // of a tensor; unused for a blob
+  std::uint32_t file = 0;
+  Index offset = 0;  // of the item in its file
+  Index length = 0;
+};
+struct WrittenEntry {
+  const TargetTensor* tensor = nullptr;  // null: a blob
+  std::string name;
+  KeyPath path;
+  std::vector<WrittenItem> items;
+};
+// A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
+std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
 
 }  // namespace reshard::dcp

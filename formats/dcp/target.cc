@@ -1,5 +1,5 @@
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
 
@@ -34,7 +34,7 @@ WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
 
 Status DcpTarget::lay_out() {
   for (Index rank = 0; rank < request_.mesh.ranks(); ++rank)
-    catalog_.files.push_back({"__" + std::to_string(rank) + "_0.distcp", 0});
+    catalog_.files.push_back({"__" + std::to_string(rank) + "_0" + std::string(kDataEnding), 0});
   for (const TargetBlob& blob : request_.blobs)
     entries_.push_back({nullptr, blob.name, blob.path, {append(0, static_cast<Index>(blob.bytes.size()))}});
   for (const TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));
@@ -42,7 +42,7 @@ Status DcpTarget::lay_out() {
   std::vector<std::string> names;
   for (const CatalogFile& file : catalog_.files) names.push_back(file.path);
   metadata_ = write_metadata(entries_, names);
-  catalog_.files.push_back({".metadata", static_cast<Index>(metadata_.size())});
+  catalog_.files.push_back({std::string(kMetadataFile), static_cast<Index>(metadata_.size())});
   return {};
 }
 
@@ -112,16 +112,3 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
 }
 
 }  // namespace reshard::dcp
-
-namespace reshard {
-
-const Format kDcpFormat = {
-    .name = "dcp",
-    .title = "PyTorch DCP",
-    .recognises = dcp::recognises,
-    .open = dcp::open,
-    .lay_out = dcp::lay_out,
-    .takes_mesh = true,
-};
-
-}  // namespace reshard

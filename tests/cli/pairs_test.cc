@@ -25,8 +25,8 @@ std::vector<Way> ways() {
     if (!f->lay_out || !f->open) continue;
     const std::string to(f->name);
     out.push_back({to, {"--to", to}, true});
-    if (f->takes_mesh) out.push_back({to + "-pp2", {"--to", to, "--mesh", "pp=2"}});
-    if (f->takes_mesh && to != "colossalai") out.push_back({to + "-tp3", {"--to", to, "--mesh", "tp=3"}});
+    if (f->takes_mesh()) out.push_back({to + "-pp2", {"--to", to, "--mesh", "pp=2"}});
+    if (f->takes_mesh() && to != "colossalai") out.push_back({to + "-tp3", {"--to", to, "--mesh", "tp=3"}});
     if (to == "colossalai" || to == "ranks") out.push_back({to + "-bin", {"--to", to, "--shard-format", "bin"}});
     if (to == "hdf5") out.push_back({to + "-zstd", {"--to", to, "--codec", "zstd:1"}});
   }

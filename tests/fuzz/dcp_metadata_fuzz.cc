@@ -5,7 +5,7 @@
 #include <string>
 
 #include "formats/dcp/metadata.h"
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

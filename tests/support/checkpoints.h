@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {

@@ -1,4 +1,4 @@
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 
 #include <gtest/gtest.h>
 

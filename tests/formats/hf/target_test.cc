@@ -1,4 +1,3 @@
-#include "formats/hf/write.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,7 +35,7 @@ std::vector<std::string> files_of(const Target& target, char fill = 'd') {
 }
 
 std::string refusal(LayoutRequest request) {
-  const auto target = kSafetensorsFormat.lay_out(std::move(request));
+  const auto target = kHfFormat.lay_out(std::move(request));
   return target ? "accepted" : target.error().message();
 }
 
@@ -51,7 +50,7 @@ void expect_opens_as(const Target& target) {
   TempDir dir;
   const auto files = files_of(target);
   for (std::size_t i = 0; i < files.size(); ++i) dir.write(target.catalog().files[i].path, files[i]);
-  const auto reader = kSafetensorsFormat.open(dir.path(), OpenOptions{});
+  const auto reader = kHfFormat.open(dir.path(), OpenOptions{});
   ASSERT_TRUE(reader) << reader.error().message();
   const Catalog& got = (*reader)->catalog();
   EXPECT_THAT(got.warnings, IsEmpty());
@@ -75,7 +74,7 @@ TEST(SafetensorsWrite, OneFileWhenEverythingFits) {
   LayoutRequest request;
   request.tensors = {target("b", {3}), target("a", {2, 2}, DType::kBFloat16), target("s", {}), target("e", {0, 7})};
   request.max_file_bytes = 12;
-  const auto made = kSafetensorsFormat.lay_out(request);
+  const auto made = kHfFormat.lay_out(request);
   ASSERT_TRUE(made) << made.error().message();
   const Catalog& catalog = (*made)->catalog();
   EXPECT_THAT(paths(catalog), ElementsAre("model.safetensors"));
@@ -91,7 +90,7 @@ TEST(SafetensorsWrite, CutsFilesInTheTensorsOrder) {
   LayoutRequest request;
   request.tensors = {target("c", {6}), target("a", {4}), target("huge", {25}), target("b", {1}), target("d", {9})};
   request.max_file_bytes = 10;
-  const auto made = kSafetensorsFormat.lay_out(request);
+  const auto made = kHfFormat.lay_out(request);
   ASSERT_TRUE(made) << made.error().message();
   const Catalog& catalog = (*made)->catalog();
   EXPECT_THAT(paths(catalog), ElementsAre("model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
@@ -116,7 +115,7 @@ TEST(SafetensorsWrite, CutsFilesInTheTensorsOrder) {
 }
 
 TEST(SafetensorsWrite, NoTensorsMakeAnEmptyFile) {
-  const auto made = kSafetensorsFormat.lay_out({});
+  const auto made = kHfFormat.lay_out({});
   ASSERT_TRUE(made) << made.error().message();
   EXPECT_EQ((*made)->catalog().files[0].size, 4096);
   expect_opens_as(**made);
@@ -135,7 +134,7 @@ TEST(SafetensorsWrite, AnyTensorsAndAnyLimitReadBack) {
       largest = std::max(largest, volume(shape) * byte_size(request.tensors.back().dtype));
     }
     request.max_file_bytes = 1 + below(2000);
-    const auto made = kSafetensorsFormat.lay_out(request);
+    const auto made = kHfFormat.lay_out(request);
     ASSERT_TRUE(made) << made.error().message();
     for (const CatalogFile& file : (*made)->catalog().files)
       if (file.path.ends_with(".safetensors")) {

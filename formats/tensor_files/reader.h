@@ -37,7 +37,7 @@ class TensorFileReader : public Reader {
 
   // A tensor that lies in one piece. A second one of that name is refused by the catalog.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);
-  static Fragment whole_fragment(std::uint32_t file, const StoredTensor& stored);
+  static Fragment in_file(const StoredTensor& stored, std::uint32_t file);
   // A value, of a file that open_file() opened. Corrupt where there is one of that name, or a tensor.
   Status add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value);
   // A value that was JSON.

@@ -1,12 +1,11 @@
-#include "formats/colossalai/write.h"
-
 #include <algorithm>
 #include <cstdio>
 
+#include "formats/colossalai/colossalai.h"
 #include "formats/tensor_files/target.h"
 #include "lib/base/text.h"
 
-namespace reshard {
+namespace reshard::colossalai {
 namespace {
 
 constexpr double kMiB = 1 << 20;
@@ -71,7 +70,7 @@ class ColossalaiLayout {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out_colossalai(LayoutRequest request) {
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   TRY(check_mesh(request.mesh));
   if (!request.blobs.empty())
     return internal_error("ColossalAI's model files hold tensors only: got object '" +
@@ -79,4 +78,4 @@ Result<std::unique_ptr<Target>> lay_out_colossalai(LayoutRequest request) {
   return ColossalaiLayout(request).lay_out();
 }
 
-}  // namespace reshard
+}  // namespace reshard::colossalai

@@ -1,4 +1,4 @@
-#include "formats/ranks/local_files.h"
+#include "formats/tensor_files/local_files.h"
 
 #include "lib/base/text.h"
 
@@ -19,7 +19,7 @@ LocalFiles::LocalFiles(const LayoutRequest& request) : request_(request), stored
 
 Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& tensors) {
   std::vector<FileTensor> stored;
-  for (const LocalTensor& t : tensors) stored.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape});
+  for (const LocalTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
   const auto extents = TRY(target_->add_file(std::move(name), request_.container, std::move(stored)));
   for (std::size_t i = 0; i < tensors.size(); ++i)
     for (const LocalPart& part : tensors[i].parts) add_part(tensors[i], part, extents[i]);

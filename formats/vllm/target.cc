@@ -1,14 +1,13 @@
-#include "formats/ranks/vllm.h"
-
 #include <algorithm>
 #include <array>
 #include <map>
 
-#include "formats/ranks/local_files.h"
+#include "formats/tensor_files/local_files.h"
+#include "formats/vllm/vllm.h"
 #include "lib/base/text.h"
 #include "lib/layout/stages.h"
 
-namespace reshard {
+namespace reshard::vllm {
 namespace {
 
 constexpr Index kVocabularyUnit = 64;  // DEFAULT_VOCAB_PADDING_SIZE
@@ -250,21 +249,8 @@ class VllmLayout {
   std::vector<Parameter> parameters_;
 };
 
-Result<std::unique_ptr<Target>> lay_out_vllm(LayoutRequest request) { return VllmLayout(std::move(request)).lay_out(); }
-
-bool recognises_none(const std::string&) { return false; }
-
 }  // namespace
 
-const Format kVllmFormat = {
-    .name = "vllm",
-    .title = "vLLM sharded_state",
-    .recognises = recognises_none,
-    .open = nullptr,
-    .lay_out = lay_out_vllm,
-    .model_only = true,
-    .hf_names = true,
-    .takes_mesh = true,
-};
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) { return VllmLayout(std::move(request)).lay_out(); }
 
-}  // namespace reshard
+}  // namespace reshard::vllm

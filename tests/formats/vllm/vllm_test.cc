@@ -1,4 +1,4 @@
-#include "formats/ranks/vllm.h"
+#include "formats/vllm/vllm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "formats/colossalai/write.h"
+#include "formats/colossalai/colossalai.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(ColossalaiWrite, FilesAlwaysHaveACounterAndTheIndexCountsMiB) {
   const TempDir dir;
   LayoutRequest request;
   request.tensors = {wanted("z", {512, 1024}), wanted("a", {1024, 1024})};
-  const auto target = lay_out_colossalai(request);
+  const auto target = kColossalaiFormat.lay_out(request);
   ASSERT_TRUE(target) << target.error().message();
   EXPECT_THAT(paths(**target), ElementsAre("model-00001.safetensors", "model.safetensors.index.json"));
   write_target(zeros(request), **target, dir / "out");
@@ -58,7 +58,7 @@ TEST(ColossalaiWrite, WholeMiBAreFloatsToo) {
   LayoutRequest request;
   request.tensors = {wanted("w", {2, 1024, 1024})};
   request.container = Container::kTorchSave;
-  const auto target = lay_out_colossalai(request);
+  const auto target = kColossalaiFormat.lay_out(request);
   ASSERT_TRUE(target) << target.error().message();
   EXPECT_THAT(paths(**target), ElementsAre("pytorch_model-00001.bin", "pytorch_model.bin.index.json"));
   write_target(zeros(request), **target, dir / "out");
@@ -70,7 +70,7 @@ TEST(ColossalaiWrite, StagesAreCutByThemselves) {
   request.mesh = Mesh({{"pp", 3}});
   request.tensors = {wanted("embed", {8}, 0), wanted("layers.0", {8}, 0), wanted("head", {4}, 2)};
   request.max_file_bytes = 10;
-  const auto target = lay_out_colossalai(request);
+  const auto target = kColossalaiFormat.lay_out(request);
   ASSERT_TRUE(target) << target.error().message();
   EXPECT_THAT(paths(**target),
               ElementsAre("model-stage-00001-shard-00001.safetensors", "model-stage-00001-shard-00002.safetensors",
@@ -82,7 +82,7 @@ TEST(ColossalaiWrite, StagesAreCutByThemselves) {
 TEST(ColossalaiWrite, RefusesAxesThatItsLoaderCutsAlong) {
   LayoutRequest request;
   request.mesh = Mesh({{"pp", 2}, {"tp", 4}});
-  const auto target = lay_out_colossalai(request);
+  const auto target = kColossalaiFormat.lay_out(request);
   ASSERT_FALSE(target);
   EXPECT_EQ(target.error().message(),
             "ColossalAI checkpoints hold whole tensors, which its loader cuts for each rank: expected a mesh of "

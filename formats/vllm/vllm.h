@@ -22,8 +22,13 @@
 
 namespace reshard {
 
-// Written only. The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM
-// would not run. A usage error when tp > 1 and no config says how many heads there are.
 extern const Format kVllmFormat;
 
+namespace vllm {
+
+// Written only. The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM
+// would not run. A usage error when tp > 1 and no config says how many heads there are.
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+
+}  // namespace vllm
 }  // namespace reshard

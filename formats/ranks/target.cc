@@ -1,13 +1,11 @@
-#include "formats/ranks/write.h"
-
 #include <cstdio>
 
-#include "formats/ranks/local_files.h"
 #include "formats/ranks/ranks.h"
+#include "formats/tensor_files/local_files.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 
-namespace reshard {
+namespace reshard::ranks {
 namespace {
 
 std::string file_name(Index rank, Container container) {
@@ -40,7 +38,7 @@ Result<std::string> descriptor(const LayoutRequest& request) {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out_ranks(LayoutRequest request) {
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   if (!request.blobs.empty())
     return internal_error("files of ranks hold tensors only: got object '" + printable(request.blobs.front().name) +
                           "'");
@@ -52,4 +50,4 @@ Result<std::unique_ptr<Target>> lay_out_ranks(LayoutRequest request) {
   return std::move(files).finish();
 }
 
-}  // namespace reshard
+}  // namespace reshard::ranks

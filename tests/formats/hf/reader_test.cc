@@ -1,4 +1,3 @@
-#include "formats/hf/read.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +37,7 @@ SafetensorsMetadata shards(const std::string& info) {
 class SafetensorsReadTest : public testing::Test {
  protected:
   Result<std::unique_ptr<Reader>> open(const std::string& name = "", bool files_too = true) {
-    return kSafetensorsFormat.open(name.empty() ? dir_.path() : dir_ / name, {.files_too = files_too});
+    return kHfFormat.open(name.empty() ? dir_.path() : dir_ / name, {.files_too = files_too});
   }
 
   // Why it is refused, with D for the directory.
@@ -64,7 +63,7 @@ class SafetensorsReadTest : public testing::Test {
 
 TEST_F(SafetensorsReadTest, OpensAFileOfARealProducer) {
   const auto reader =
-      kSafetensorsFormat.open(std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
+      kHfFormat.open(std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
   ASSERT_TRUE(reader) << reader.error().message();
   Catalog& catalog = (*reader)->catalog();
   EXPECT_EQ(catalog.root, std::string(RESHARD_TEST_DATA) + "/safetensors");
@@ -87,17 +86,17 @@ TEST_F(SafetensorsReadTest, OpensAFileOfARealProducer) {
 }
 
 TEST_F(SafetensorsReadTest, RecognisesNamesAndLeavesDistributedCheckpointsAlone) {
-  EXPECT_FALSE(kSafetensorsFormat.recognises(dir_.path()));
-  EXPECT_FALSE(kSafetensorsFormat.recognises(dir_ / "absent.safetensors"));
+  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
+  EXPECT_FALSE(kHfFormat.recognises(dir_ / "absent.safetensors"));
   dir_.write("sharded/a.safetensors", "");
-  EXPECT_FALSE(kSafetensorsFormat.recognises(dir_.path()));
-  EXPECT_TRUE(kSafetensorsFormat.recognises(dir_ / "sharded"));
-  EXPECT_TRUE(kSafetensorsFormat.recognises(dir_ / "sharded/a.safetensors"));
+  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
+  EXPECT_TRUE(kHfFormat.recognises(dir_ / "sharded"));
+  EXPECT_TRUE(kHfFormat.recognises(dir_ / "sharded/a.safetensors"));
   dir_.write("x.safetensors.index.json", "");
-  EXPECT_TRUE(kSafetensorsFormat.recognises(dir_.path()));
-  EXPECT_TRUE(kSafetensorsFormat.recognises(dir_ / "x.safetensors.index.json"));
+  EXPECT_TRUE(kHfFormat.recognises(dir_.path()));
+  EXPECT_TRUE(kHfFormat.recognises(dir_ / "x.safetensors.index.json"));
   dir_.write(".metadata", "");
-  EXPECT_FALSE(kSafetensorsFormat.recognises(dir_.path()));
+  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
 }
 
 TEST_F(SafetensorsReadTest, ADirectoryWithoutAnIndexIsAllItsFiles) {

@@ -1,4 +1,4 @@
-#include "formats/bin/write.h"
+#include "formats/bin/bin.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ std::vector<std::string> paths(const Target& target) {
 TEST(TorchWrite, OneFileWhenEverythingFits) {
   LayoutRequest request;
   request.tensors = {wanted("b", {3}), wanted("a", {2, 2}, DType::kBFloat16)};
-  const auto target = lay_out_torch(request);
+  const auto target = kBinFormat.lay_out(request);
   ASSERT_TRUE(target) << target.error().message();
   EXPECT_THAT(paths(**target), ElementsAre("pytorch_model.bin"));
   EXPECT_TRUE((*target)->wants_crcs());
@@ -40,7 +40,7 @@ TEST(TorchWrite, SeveralFilesHaveHuggingFacesIndexInBytes) {
   LayoutRequest request;
   request.tensors = {wanted("c", {6}), wanted("a", {4}), wanted("b", {9})};
   request.max_file_bytes = 10;
-  const auto target = lay_out_torch(request);
+  const auto target = kBinFormat.lay_out(request);
   ASSERT_TRUE(target) << target.error().message();
   EXPECT_THAT(paths(**target), ElementsAre("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin",
                                            "pytorch_model.bin.index.json"));
@@ -65,7 +65,7 @@ TEST(TorchWrite, RefusesRanks) {
   LayoutRequest request;
   request.tensors = {wanted("w", {2})};
   request.mesh = Mesh({{"tp", 2}});
-  const auto target = lay_out_torch(request);
+  const auto target = kBinFormat.lay_out(request);
   ASSERT_FALSE(target);
   EXPECT_EQ(target.error().message(),
             "a Hugging Face model's files hold whole tensors: expected a mesh of one rank, got tp=2");

@@ -50,7 +50,7 @@ TEST_F(TorchFormat, AnUnshardedSaveIsTheModelWithItsTie) {
   EXPECT_EQ(load_checkpoint(sample("colossalai/unsharded_tied_legacy.bin")), full);
   const auto open = open_checkpoint(sample("colossalai/unsharded_tied.bin"));
   ASSERT_TRUE(open);
-  EXPECT_EQ(open->format, &kTorchFormat);
+  EXPECT_EQ(open->format, &kBinFormat);
   EXPECT_TRUE(open->reader->catalog().shares_extents);
 }
 
@@ -85,15 +85,15 @@ TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
   dir_.write("single/pytorch_model.bin", bytes);
   const auto single = open_checkpoint(dir_ / "single");
   ASSERT_TRUE(single) << single.error().message();
-  EXPECT_EQ(single->format, &kTorchFormat);
+  EXPECT_EQ(single->format, &kBinFormat);
 }
 
 TEST_F(TorchFormat, IsRecognisedByItsBytes) {
   dir_.write("anything", read_file(kData + "protocol4_legacy.pt"));
-  EXPECT_TRUE(kTorchFormat.recognises(dir_ / "anything"));
+  EXPECT_TRUE(kBinFormat.recognises(dir_ / "anything"));
   dir_.write("text.bin", "no such thing");
-  EXPECT_FALSE(kTorchFormat.recognises(dir_ / "text.bin"));
-  EXPECT_FALSE(kTorchFormat.recognises(dir_ / "absent"));
+  EXPECT_FALSE(kBinFormat.recognises(dir_ / "text.bin"));
+  EXPECT_FALSE(kBinFormat.recognises(dir_ / "absent"));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "formats/hf/read.h"
-
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -8,14 +6,11 @@
 
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/weight_index.h"
+#include "formats/hf/hf.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
-namespace reshard {
-
-bool is_safetensors_name(std::string_view path) { return path.ends_with(".safetensors"); }
-bool is_index_name(std::string_view path) { return path.ends_with(".safetensors.index.json"); }
-
+namespace reshard::hf {
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
@@ -53,7 +48,7 @@ Result<Sources> indexed_sources(const std::string& root, const std::string& inde
   sources.files = sources.index->files();
   const std::set<std::string> files(sources.files.begin(), sources.files.end());
   for (const DirectoryEntry& entry : TRY(list_directory(root)))
-    if (!entry.is_directory && is_safetensors_name(entry.name) && !files.contains(entry.name))
+    if (!entry.is_directory && is_file_name(entry.name) && !files.contains(entry.name))
       sources.stale_files.push_back(entry.name);
   return sources;
 }
@@ -112,7 +107,7 @@ Result<Sources> directory_sources(const std::string& root) {
   for (const DirectoryEntry& entry : TRY(list_directory(root))) {
     if (entry.is_directory) continue;
     if (is_index_name(entry.name)) indexes.push_back(entry.name);
-    if (is_safetensors_name(entry.name)) files.push_back(entry.name);
+    if (is_file_name(entry.name)) files.push_back(entry.name);
   }
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
@@ -133,7 +128,7 @@ Result<Sources> find_sources(const std::string& path) {
 
 // ---- What they hold
 
-class SafetensorsReader : public Reader {
+class HfReader : public Reader {
  public:
   static Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
 
@@ -197,7 +192,7 @@ Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& pat
 }
 
 // Which tensor and which box of it an entry is.
-Result<SafetensorsReader::Piece> SafetensorsReader::place(const SafetensorsEntry& entry, const Json* sharding) const {
+Result<HfReader::Piece> HfReader::place(const SafetensorsEntry& entry, const Json* sharding) const {
   Piece piece{entry.name, Dims::filled(entry.shape.rank(), 0), entry};
   if (sharding == nullptr) return piece;
   const auto offsets = TRY(sharding->get_array("saved_offsets"));
@@ -215,7 +210,7 @@ Result<SafetensorsReader::Piece> SafetensorsReader::place(const SafetensorsEntry
 }
 
 // Adds a piece to a tensor that another one began. The shape is the smallest that holds them all.
-Status SafetensorsReader::join(Tensor& tensor, const Piece& piece) const {
+Status HfReader::join(Tensor& tensor, const Piece& piece) const {
   const std::uint32_t file = static_cast<std::uint32_t>(catalog_.files.size() - 1);
   const std::uint32_t first = tensor.fragments.extent(0).file;
   const std::string what = catalog_.file_path(file) + ": " + tensor_text(tensor.name);
@@ -233,7 +228,7 @@ Status SafetensorsReader::join(Tensor& tensor, const Piece& piece) const {
   return {};
 }
 
-Status SafetensorsReader::add(Piece piece) {
+Status HfReader::add(Piece piece) {
   if (const auto there = catalog_.find(piece.tensor)) return join(catalog_.tensor(*there), piece);
   Tensor tensor;
   tensor.name = std::move(piece.tensor);
@@ -246,7 +241,7 @@ Status SafetensorsReader::add(Piece piece) {
 }
 
 // Whether an entry is to be read, by the index. One that the index does not know is: a loader would find it too.
-bool SafetensorsReader::wanted(const std::string& key, const std::string& file, bool sharded) {
+bool HfReader::wanted(const std::string& key, const std::string& file, bool sharded) {
   if (!sources_.index) return true;
   const auto entry = sources_.index->find(key);
   if (!entry) {
@@ -258,7 +253,7 @@ bool SafetensorsReader::wanted(const std::string& key, const std::string& file, 
   return sharded;
 }
 
-Status SafetensorsReader::read_file(const std::string& name, SafetensorsEnd end) {
+Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const std::string path = path_join(catalog_.root, name);
   const auto file = TRY(files_.open(path));
   catalog_.files.push_back({name, TRY(file->size())});
@@ -282,7 +277,7 @@ Status SafetensorsReader::read_file(const std::string& name, SafetensorsEnd end)
 }
 
 // Shapes that were put together from pieces have not been looked at as a whole.
-Status SafetensorsReader::check_shapes() const {
+Status HfReader::check_shapes() const {
   for (const Tensor& tensor : catalog_.tensors()) {
     const auto elements = checked_volume(tensor.shape);
     if (elements && checked_mul(*elements, byte_size(tensor.dtype))) continue;
@@ -292,7 +287,7 @@ Status SafetensorsReader::check_shapes() const {
   return {};
 }
 
-Status SafetensorsReader::check_index() {
+Status HfReader::check_index() {
   if (!sources_.index) return {};
   const WeightIndex& index = *sources_.index;
   std::vector<std::string> absent;
@@ -319,7 +314,7 @@ Status SafetensorsReader::check_index() {
   return {};
 }
 
-void SafetensorsReader::describe_format() {
+void HfReader::describe_format() {
   const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
   if (sharded)
     catalog_.warnings.push_back(
@@ -342,8 +337,8 @@ Error missing_file(const Sources& sources, const std::string& name) {
                   count_text(tensors.size(), "tensor") + ": " + some_names(tensors));
 }
 
-Result<std::unique_ptr<Reader>> SafetensorsReader::open(const std::string& path, const OpenOptions& options) {
-  auto reader = std::make_unique<SafetensorsReader>();
+Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<HfReader>();
   reader->sources_ = TRY(find_sources(path));
   const Sources& sources = reader->sources_;
   if (sources.index) reader->seen_.resize(sources.index->entries().size());
@@ -364,8 +359,8 @@ Result<std::unique_ptr<Reader>> SafetensorsReader::open(const std::string& path,
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open_safetensors(const std::string& path, const OpenOptions& options) {
-  return SafetensorsReader::open(path, options);
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  return HfReader::open(path, options);
 }
 
-}  // namespace reshard
+}  // namespace reshard::hf

@@ -1,4 +1,4 @@
-#include "formats/tensor_files/tensor_file_reader.h"
+#include "formats/tensor_files/reader.h"
 
 #include <algorithm>
 #include <utility>
@@ -74,14 +74,9 @@ Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string
   return OpenFile{static_cast<std::uint32_t>(catalog_.files.size() - 1), open_.back().get()};
 }
 
-Fragment TensorFileReader::whole_fragment(std::uint32_t file, const StoredTensor& stored) {
-  Fragment fragment;
-  fragment.box = whole(stored.shape);
-  fragment.strides = stored.strides;
-  fragment.extent = {file, stored.payload_offset, stored.payload_length};
-  fragment.start = stored.start_bytes;
-  fragment.crc = stored.crc;
-  fragment.big_endian = stored.big_endian;
+Fragment TensorFileReader::in_file(const StoredTensor& stored, std::uint32_t file) {
+  Fragment fragment = stored;
+  fragment.extent.file = file;
   return fragment;
 }
 
@@ -90,10 +85,10 @@ Status TensorFileReader::add_tensor(const std::string& name, KeyPath path, std::
   Tensor tensor;
   tensor.name = name;
   tensor.dtype = stored.dtype;
-  tensor.shape = stored.shape;
+  tensor.shape = stored.shape();
   tensor.path = std::move(path);
-  tensor.fragments = FragmentList(stored.shape.rank());
-  tensor.fragments.add(whole_fragment(file, stored));
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  tensor.fragments.add(in_file(stored, file));
   return catalog_.add(std::move(tensor)).context(catalog_.file_path(file));
 }
 

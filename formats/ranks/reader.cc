@@ -1,84 +1,19 @@
-#include "formats/ranks/read.h"
-
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstring>
-#include <map>
 #include <set>
 #include <unordered_map>
 
 #include "formats/encoding/tensor_file.h"
-#include "formats/ranks/local_files.h"
 #include "formats/ranks/ranks.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 
-namespace reshard {
+namespace reshard::ranks {
 namespace {
 
 constexpr Index kMaxLayoutBytes = Index{16} << 20;
 constexpr Index kCompareBytes = Index{1} << 20;
-constexpr std::array<std::string_view, 5> kExtensions = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
-// What stands before the number of a rank.
-constexpr std::array<std::string_view, 4> kMarks = {"rank_", "rank-", "rank", "tp_"};
-
 std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
-// ---- Which files there are
-
-// A file name around the number of its rank.
-struct RankName {
-  std::string before, after;
-  Index rank = 0;
-};
-
-std::optional<RankName> parse_rank_name(std::string_view name) {
-  if (std::none_of(kExtensions.begin(), kExtensions.end(), [&](auto e) { return name.ends_with(e); }))
-    return std::nullopt;
-  std::size_t best = std::string_view::npos;  // where the digits of the last mark begin
-  for (const std::string_view mark : kMarks)
-    for (std::size_t at = name.find(mark); at != std::string_view::npos; at = name.find(mark, at + 1)) {
-      const std::size_t digits = at + mark.size();
-      const bool is_number = digits < name.size() && name[digits] >= '0' && name[digits] <= '9';
-      if (is_number && (best == std::string_view::npos || digits > best)) best = digits;
-    }
-  if (best == std::string_view::npos) return std::nullopt;
-  RankName out;
-  const char* end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + best, end, out.rank);
-  if (parsed.ec != std::errc() || out.rank >= kMaxMeshRanks) return std::nullopt;
-  out.before = name.substr(0, best);
-  out.after = std::string(parsed.ptr, end);
-  return out;
-}
-
-// The files of a directory of ranks.
-struct RankFiles {
-  std::map<Index, std::string> by_rank;
-  std::vector<std::string> others;  // files of tensors that are of no rank
-  bool has_layout = false;
-  bool has_index = false;
-  bool is_ambiguous = false;  // files of two patterns, or two of one rank
-};
-
-Result<RankFiles> find_files(const std::string& path) {
-  RankFiles out;
-  std::set<std::pair<std::string, std::string>> patterns;
-  for (const DirectoryEntry& e : TRY(list_directory(path))) {
-    if (e.is_directory) continue;
-    out.has_layout = out.has_layout || e.name == kLayoutFile;
-    out.has_index = out.has_index || e.name.ends_with(".index.json");
-    if (const auto parsed = parse_rank_name(e.name)) {
-      out.is_ambiguous = out.is_ambiguous || !out.by_rank.emplace(parsed->rank, e.name).second;
-      patterns.emplace(parsed->before, parsed->after);
-    } else if (std::any_of(kExtensions.begin(), kExtensions.end(), [&](auto x) { return e.name.ends_with(x); })) {
-      out.others.push_back(e.name);
-    }
-  }
-  out.is_ambiguous = out.is_ambiguous || patterns.size() > 1;
-  return out;
-}
 
 // ---- What they hold
 
@@ -199,7 +134,7 @@ Status RanksReader::infer_layout() {
   std::vector<RankTensor> tensors;
   for (std::size_t i = 0; i < names_.size(); ++i) {
     RankTensor t{names_[i], std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
-    for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape;
+    for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
     tensors.push_back(std::move(t));
   }
   const std::string config_path = find_config(catalog_.root, "");
@@ -220,17 +155,17 @@ const Part* RanksReader::part_of(std::size_t number, Index rank) const {
 // By the bytes that lie in the two files for it. Ranks of one save lay their tensors out alike.
 Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) {
   const StoredTensor &x = part_of(tensor, a)->stored, &y = part_of(tensor, b)->stored;
-  if (x.dtype != y.dtype || x.shape != y.shape || x.strides != y.strides) return false;
-  const Index bytes = volume(x.shape) * byte_size(x.dtype);
-  if (x.strides != row_major_strides(x.shape))
+  if (x.dtype != y.dtype || x.shape() != y.shape() || x.strides != y.strides) return false;
+  const Index bytes = volume(x.shape()) * byte_size(x.dtype);
+  if (x.strides != row_major_strides(x.shape()))
     return unsupported(rank_path(a) + ": " + tensor_text(names_[tensor]) +
                        " is not stored row by row; --source-layout spares the comparison");
   const auto first = TRY(files_.open(rank_path(a))), second = TRY(files_.open(rank_path(b)));
   std::vector<std::byte> left(static_cast<std::size_t>(kCompareBytes)), right(left.size());
   for (Index done = 0; done < bytes; done += kCompareBytes) {
     const auto n = static_cast<std::size_t>(std::min(kCompareBytes, bytes - done));
-    TRY(first->read_at(x.payload_offset + x.start_bytes + done, MutableBytes(left).first(n)));
-    TRY(second->read_at(y.payload_offset + y.start_bytes + done, MutableBytes(right).first(n)));
+    TRY(first->read_at(x.extent.offset + x.start + done, MutableBytes(left).first(n)));
+    TRY(second->read_at(y.extent.offset + y.start + done, MutableBytes(right).first(n)));
     if (std::memcmp(left.data(), right.data(), n) != 0) return false;
   }
   return true;
@@ -265,7 +200,7 @@ Result<Dims> RanksReader::whole_shape(std::size_t number) const {
   const Part& first = parts_[number].front();
   const auto rule = std::find_if(layout_.tensors.begin(), layout_.tensors.end(),
                                  [&](const TensorRule& r) { return any_glob_matches(r.names, names_[number]); });
-  Dims shape = first.stored.shape;
+  Dims shape = first.stored.shape();
   if (rule == layout_.tensors.end()) return shape;
   for (int d = 0; d < shape.rank(); ++d) {
     std::set<std::string> cutting;
@@ -279,10 +214,10 @@ Result<Dims> RanksReader::whole_shape(std::size_t number) const {
       });
       if (!in_line) continue;
       const auto more =
-          part.stored.shape.rank() == shape.rank() ? checked_add(sum, part.stored.shape[d]) : std::nullopt;
+          part.stored.shape().rank() == shape.rank() ? checked_add(sum, part.stored.shape()[d]) : std::nullopt;
       if (!more)
         return corrupt(rank_path(part.rank) + ": " + tensor_text(names_[number]) + ": its shape " +
-                       to_string(part.stored.shape) + " does not join with " + to_string(first.stored.shape) +
+                       to_string(part.stored.shape()) + " does not join with " + to_string(first.stored.shape()) +
                        " of rank " + std::to_string(first.rank));
       sum = *more;
     }
@@ -326,24 +261,20 @@ Status RanksReader::check_part(const Part& part, const Tensor& tensor, const Dim
     return corrupt(what + ": expected " + std::string(info(tensor.dtype).torch_name) + " as on rank " +
                    std::to_string(parts_[number_.at(tensor.name)].front().rank) + ", got " +
                    std::string(info(part.stored.dtype).torch_name));
-  if (part.stored.shape != expected)
+  if (part.stored.shape() != expected)
     return corrupt(what + ": expected " + to_string(expected) + ", the part of rank " + std::to_string(part.rank) +
                    " of " + to_string(tensor.shape) + " cut as layout " + layout_text_ + " has it (" +
-                   to_string(placement.splits) + "), got " + to_string(part.stored.shape));
+                   to_string(placement.splits) + "), got " + to_string(part.stored.shape()));
   return {};
 }
 
 Fragment RanksReader::fragment_of(const Part& part, const LocalBox& local) const {
-  Fragment f;
+  Fragment f = part.stored;
   f.box = local.box;
-  f.strides = part.stored.strides;
-  f.extent = {static_cast<std::uint32_t>(part.rank), part.stored.payload_offset, part.stored.payload_length};
-  f.start = part.stored.start_bytes;
+  f.extent.file = static_cast<std::uint32_t>(part.rank);
   // Inside the payload: the whole local tensor is, and a box of it that has elements.
   if (!local.box.empty())
     for (int d = 0; d < local.box.rank(); ++d) f.start += local.at[d] * f.strides[d] * byte_size(part.stored.dtype);
-  f.crc = part.stored.crc;
-  f.big_endian = part.stored.big_endian;
   return f;
 }
 
@@ -378,18 +309,10 @@ Status RanksReader::open(const std::string& path, const OpenOptions& options) {
 
 }  // namespace
 
-bool recognises_ranks(const std::string& path) {
-  if (!is_directory(path)) return false;
-  const auto files = find_files(path);
-  if (!files) return false;
-  if (files->has_layout) return !files->by_rank.empty();
-  return files->by_rank.size() > 1 && !files->is_ambiguous && !files->has_index && files->others.empty();
-}
-
-Result<std::unique_ptr<Reader>> open_ranks(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<RanksReader>();
   TRY(reader->open(path, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 
-}  // namespace reshard
+}  // namespace reshard::ranks
