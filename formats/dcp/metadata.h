@@ -52,8 +52,9 @@ class MetadataReader {
  private:
   struct PendingTensor {
     Tensor tensor;
-    std::vector<std::uint8_t> stored;            // whether storage_data has told where fragment i lies
-    std::multimap<Dims, std::size_t> by_origin;  // of the pickle being read; made when a hint was wrong
+    std::vector<std::uint8_t> stored;  // whether storage_data has told where fragment i lies
+    // Fragments of the pickle being read, those with elements first; made when a hint was wrong.
+    std::multimap<Dims, std::size_t> by_origin;
   };
   struct PendingBlob {
     Blob blob;
@@ -106,11 +107,14 @@ class MetadataReader {
   // the boxes of replicated tensors.
   Status sort_out(PendingTensor& pending) const;
   Result<std::uint32_t> file_index(std::string_view relative_path);
+  // Counts what is copied out of the pickle. Corrupt where it becomes far more than the pickle holds.
+  Status charge(std::size_t bytes);
   void read_facts(const pickle::Document& document, const pickle::Value& state);
 
   Catalog& catalog_;
   std::string path_;  // of the pickle being read, for messages
   int pickles_ = 0;
+  Index budget_ = 0;         // bytes that may yet be copied out of the pickle being read
   bool transforms_ = false;  // some items went through one
   WriterFacts facts_;
   std::vector<PendingTensor> tensors_;
