@@ -1,9 +1,10 @@
+#include "formats/tensor_files/reader.h"
+
 #include <algorithm>
 #include <array>
 
 #include "formats/bin/bin.h"
-#include "formats/encoding/weight_index.h"
-#include "formats/tensor_files/reader.h"
+#include "formats/tensor_files/indexed_files.h"
 #include "lib/base/text.h"
 
 namespace reshard::bin {
@@ -16,12 +17,9 @@ class BinReader : public TensorFileReader {
  private:
   Status open_directory(const std::string& path);
   Status read_file(const std::string& name, const OpenOptions& options);
-  Status check_index();
 
   std::vector<std::string> names_;  // of the files to read
-  std::optional<WeightIndex> index_;
-  std::vector<std::string> unindexed_;
-  std::vector<std::string> elsewhere_;   // tensors that the index has in another file
+  std::optional<IndexedFiles> index_;
   std::vector<std::string> unreadable_;  // values of classes: what is inside them is not looked at
   std::string prefix_;                   // left out of the names
 };
@@ -59,18 +57,11 @@ Status BinReader::open_directory(const std::string& path) {
     catalog_.stale_files = numbered;
     return {};
   }
-  index_ = TRY(WeightIndex::read(path_join(path, indexes.front())));
+  index_ = TRY(IndexedFiles::open(path, indexes.front()));
   names_ = index_->files();
   if (has_single) numbered.emplace_back(kSingleFile);
   for (const std::string& name : numbered)
-    if (!std::binary_search(names_.begin(), names_.end(), name)) catalog_.stale_files.push_back(name);
-  for (const std::string& name : names_) {
-    if (path_exists(path_join(path, name))) continue;
-    std::vector<std::string> tensors;
-    for (const WeightIndex::Entry& e : index_->entries())
-      if (e.file == name) tensors.push_back(e.name);
-    return io_error(path_join(path, name) + ": file is missing; it holds " + names_text(tensors, "tensor"));
-  }
+    if (!index_->contains(name)) catalog_.stale_files.push_back(name);
   return {};
 }
 
@@ -81,36 +72,13 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   for (const TensorFile::Entry& e : open.content->tensors()) {
     std::string tensor = prefix.empty() ? e.name : e.name.substr(prefix.size() + 1);
     KeyPath path(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end());
-    if (index_) {
-      const auto entry = index_->find(tensor);
-      if (!entry) {
-        unindexed_.push_back(tensor);
-      } else if (index_->entries()[*entry].file != name) {
-        elsewhere_.push_back(tensor);
-        continue;
-      }
-    }
+    if (index_ && !index_->is_wanted(tensor, name)) continue;
     TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
   }
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(o.name, o.path, open.file, o.value));
     if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
   }
-  return {};
-}
-
-Status BinReader::check_index() {
-  if (!index_) return {};
-  for (const WeightIndex::Entry& e : index_->entries())
-    if (!catalog_.find(e.name))
-      return corrupt(path_join(catalog_.root, e.file) + ": expected tensor '" + printable(e.name) + "', as " +
-                     index_->path() + " says; it is not there");
-  if (!unindexed_.empty())
-    catalog_.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
-                                ". Read all the same.");
-  if (!elsewhere_.empty())
-    catalog_.warnings.push_back("In a file other than the index says: " + names_text(elsewhere_, "tensor") +
-                                ". Only the copy that the index names is read.");
   return {};
 }
 
@@ -126,7 +94,7 @@ Status BinReader::open(const std::string& path, const OpenOptions& options) {
     names_ = {base_name(path)};
   }
   for (const std::string& name : names_) TRY(read_file(name, options));
-  TRY(check_index());
+  if (index_) TRY(index_->check(catalog_));
   if (!unreadable_.empty())
     catalog_.warnings.push_back(
         "Instances of classes, whose insides are not looked at: " + names_text(unreadable_, "object") +

@@ -1,12 +1,13 @@
+#include "formats/tensor_files/reader.h"
+
 #include <algorithm>
 #include <charconv>
 #include <map>
 #include <optional>
-#include <set>
 
 #include "formats/encoding/safetensors_header.h"
-#include "formats/encoding/weight_index.h"
 #include "formats/hf/hf.h"
+#include "formats/tensor_files/indexed_files.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
@@ -17,20 +18,6 @@ constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
 
 std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
 
-// "'a', 'b', 'c' and 2 more"
-std::string some_names(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 3;
-  std::vector<std::string> shown;
-  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown.push_back("'" + printable(names[i]) + "'");
-  std::string out = join(shown, ", ");
-  if (names.size() > kShown) out += " and " + with_commas(static_cast<Index>(names.size() - kShown)) + " more";
-  return out;
-}
-
-std::string count_text(std::size_t n, const std::string& thing) {
-  return with_commas(static_cast<Index>(n)) + " " + thing + (n == 1 ? "" : "s");
-}
-
 // ---- Which files there are
 
 // What is to be read.
@@ -38,17 +25,16 @@ struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files;
-  std::optional<WeightIndex> index;
+  std::optional<IndexedFiles> index;
 };
 
 Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
   Sources sources;
   sources.root = root;
-  sources.index = TRY(WeightIndex::read(path_join(root, index_name)));
+  sources.index = TRY(IndexedFiles::open(root, index_name));
   sources.files = sources.index->files();
-  const std::set<std::string> files(sources.files.begin(), sources.files.end());
   for (const DirectoryEntry& entry : TRY(list_directory(root)))
-    if (!entry.is_directory && is_file_name(entry.name) && !files.contains(entry.name))
+    if (!entry.is_directory && is_file_name(entry.name) && !sources.index->contains(entry.name))
       sources.stale_files.push_back(entry.name);
   return sources;
 }
@@ -114,7 +100,8 @@ Result<Sources> directory_sources(const std::string& root) {
     return indexed_sources(root, std::string(kUsual));
   if (indexes.size() == 1) return indexed_sources(root, indexes.front());
   if (indexes.size() > 1)
-    return unsupported(root + ": expected one index, got " + some_names(indexes) + "; open one of them by its path");
+    return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
+                       "; open one of them by its path");
   if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   TRY(check_numbers(root, files));
   return Sources{root, std::move(files), {}, std::nullopt};
@@ -128,15 +115,9 @@ Result<Sources> find_sources(const std::string& path) {
 
 // ---- What they hold
 
-class HfReader : public Reader {
+class HfReader : public TensorFileReader {
  public:
   static Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
-
-  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
-  Result<std::string> blob_bytes(const Blob& blob) override {
-    return internal_error("safetensors hold tensors only: asked for object '" + printable(blob.name) + "'");
-  }
-  std::string describe(const Blob&) override { return ""; }
 
  private:
   // A box of a tensor, as one header gives it.
@@ -147,20 +128,15 @@ class HfReader : public Reader {
   };
 
   Status read_file(const std::string& name, SafetensorsEnd end);
-  bool wanted(const std::string& key, const std::string& file, bool sharded);
   Result<Piece> place(const SafetensorsEntry& entry, const Json* sharding) const;
   Status add(Piece piece);
   Status join(Tensor& tensor, const Piece& piece) const;
   Status check_shapes() const;
-  Status check_index();
   void describe_format();
 
   Sources sources_;
-  std::vector<bool> seen_;              // of each entry of the index: whether its file has it
-  std::vector<bool> sharded_;           // of each file: whether it has DCP_SHARDING_INFO
-  std::vector<std::string> unindexed_;  // tensors that the index does not have
-  std::vector<std::string> copies_;     // tensors that the index has in another file
-  std::string hints_;                   // __metadata__ of the first file that has any
+  std::vector<bool> sharded_;  // of each file: whether it has DCP_SHARDING_INFO
+  std::string hints_;          // __metadata__ of the first file that has any
 };
 
 Fragment fragment_of(const Dims& origin, const SafetensorsEntry& entry, std::uint32_t file) {
@@ -240,19 +216,6 @@ Status HfReader::add(Piece piece) {
   return catalog_.add(std::move(tensor));
 }
 
-// Whether an entry is to be read, by the index. One that the index does not know is: a loader would find it too.
-bool HfReader::wanted(const std::string& key, const std::string& file, bool sharded) {
-  if (!sources_.index) return true;
-  const auto entry = sources_.index->find(key);
-  if (!entry) {
-    unindexed_.push_back(key);
-    return true;
-  }
-  if (sources_.index->entries()[*entry].file == file) return seen_[*entry] = true;
-  if (!sharded) copies_.push_back(key);
-  return sharded;
-}
-
 Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const std::string path = path_join(catalog_.root, name);
   const auto file = TRY(files_.open(path));
@@ -263,7 +226,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   if (hints_.empty()) hints_ = hints_of(header.metadata);
   std::size_t placed = 0;
   for (SafetensorsEntry& entry : header.entries) {
-    if (!wanted(entry.name, name, sharding.is_object())) continue;
+    if (sources_.index && !sources_.index->is_wanted(entry.name, name, sharding.is_object())) continue;
     const Json* box = sharding.find(entry.name);
     placed += box != nullptr;
     auto piece = place(entry, box);
@@ -272,7 +235,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   }
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
-                   count_text(sharding.size() - placed, "entry of none"));
+                   count_of(static_cast<Index>(sharding.size() - placed), "entry of none"));
   return {};
 }
 
@@ -287,73 +250,32 @@ Status HfReader::check_shapes() const {
   return {};
 }
 
-Status HfReader::check_index() {
-  if (!sources_.index) return {};
-  const WeightIndex& index = *sources_.index;
-  std::vector<std::string> absent;
-  for (std::size_t i = 0; i < seen_.size(); ++i)
-    if (!seen_[i]) absent.push_back(index.entries()[i].name);
-  if (!absent.empty()) {
-    std::sort(absent.begin(), absent.end(), natural_less);
-    return corrupt(path_join(catalog_.root, index.entries()[*index.find(absent.front())].file) + ": expected " +
-                   tensor_text(absent.front()) + ", as " + index.path() + " says; it is not there (" +
-                   count_text(absent.size(), "such tensor") + ")");
-  }
-  if (!unindexed_.empty())
-    catalog_.warnings.push_back(count_text(unindexed_.size(), "tensor") + " in the files but not in the index: " +
-                                some_names(unindexed_) + ". Read all the same.");
-  if (!copies_.empty())
-    catalog_.warnings.push_back(count_text(copies_.size(), "tensor") + " in a file other than the index says: " +
-                                some_names(copies_) + ". Only the copy that the index names is read.");
-  if (const Json& total = index.total_size(); !total.is_null()) {
-    const auto stated = total.as_index();
-    if (!stated || *stated != catalog_.tensor_bytes())
-      catalog_.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
-                                  "; the tensors have " + std::to_string(catalog_.tensor_bytes()) + " bytes.");
-  }
-  return {};
-}
-
 void HfReader::describe_format() {
   const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
   if (sharded)
     catalog_.warnings.push_back(
         "These shards do not record the shapes of whole tensors: if the last shard of a tensor is missing, the tensor "
         "looks smaller, and nothing in the files tells.");
-  catalog_.attributes.emplace_back("format", "Hugging Face safetensors, " + count_text(catalog_.files.size(), "file") +
-                                                 (sources_.index ? ", index" : "") +
-                                                 (sharded ? ", Distributed Checkpoint shards" : ""));
+  catalog_.attributes.emplace_back(
+      "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
+                    (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
-}
-
-// The error for a file of the index that is not there.
-Error missing_file(const Sources& sources, const std::string& name) {
-  std::vector<std::string> tensors;
-  if (sources.index)
-    for (const WeightIndex::Entry& entry : sources.index->entries())
-      if (entry.file == name) tensors.push_back(entry.name);
-  std::sort(tensors.begin(), tensors.end(), natural_less);
-  return io_error(path_join(sources.root, name) + ": file is missing; it holds " +
-                  count_text(tensors.size(), "tensor") + ": " + some_names(tensors));
 }
 
 Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<HfReader>();
   reader->sources_ = TRY(find_sources(path));
   const Sources& sources = reader->sources_;
-  if (sources.index) reader->seen_.resize(sources.index->entries().size());
   Catalog& catalog = reader->catalog_;
   catalog.root = sources.root;
   catalog.stale_files = sources.stale_files;
   for (const std::string& name : sources.files) {
-    if (sources.index && !path_exists(path_join(sources.root, name))) return missing_file(sources, name);
     TRY(reader->read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
   }
   TRY(reader->check_shapes());
-  TRY(reader->check_index());
+  if (sources.index) TRY(sources.index->check(catalog));
   reader->describe_format();
-  catalog.sort_by_name();
-  if (options.validated) TRY(validate(catalog, options.files_too));
+  TRY(reader->finish(options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -3,8 +3,8 @@
 #include <set>
 #include <unordered_map>
 
-#include "formats/encoding/tensor_file.h"
 #include "formats/ranks/ranks.h"
+#include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 
@@ -23,15 +23,9 @@ struct Part {
   StoredTensor stored;
 };
 
-class RanksReader : public Reader {
+class RanksReader : public TensorFileReader {
  public:
   Status open(const std::string& path, const OpenOptions& options);
-
-  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
-  Result<std::string> blob_bytes(const Blob& blob) override {
-    return internal_error("files of ranks are read without objects: asked for '" + printable(blob.name) + "'");
-  }
-  std::string describe(const Blob&) override { return ""; }
 
  private:
   Status choose_files(RankFiles files);

@@ -29,8 +29,7 @@ Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t fi
     const auto elements = checked_volume(t.shape);
     const auto bytes = elements ? checked_mul(*elements, byte_size(t.dtype)) : std::nullopt;
     const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
-    if (!sum)
-      return unsupported("tensor '" + printable(t.name) + "': the file's data would be 2^63 bytes or more");
+    if (!sum) return unsupported("tensor '" + printable(t.name) + "': the file's data would be 2^63 bytes or more");
     t.extent.length = *bytes;
     total = *sum;
   }

@@ -15,10 +15,19 @@
 namespace reshard {
 
 // What loaders of Hugging Face models look for beside config.json (transformers; sentencepiece).
-inline constexpr std::array<std::string_view, 13> kModelSideFiles = {
-    "generation_config.json", "tokenizer.json", "tokenizer.model",     "tokenizer_config.json",    "special_tokens_map.json",
-    "added_tokens.json",      "vocab.json",     "vocab.txt",           "merges.txt",               "chat_template.jinja",
-    "chat_template.json",     "preprocessor_config.json", "original_config.json"};
+inline constexpr std::array<std::string_view, 13> kModelSideFiles = {"generation_config.json",
+                                                                     "tokenizer.json",
+                                                                     "tokenizer.model",
+                                                                     "tokenizer_config.json",
+                                                                     "special_tokens_map.json",
+                                                                     "added_tokens.json",
+                                                                     "vocab.json",
+                                                                     "vocab.txt",
+                                                                     "merges.txt",
+                                                                     "chat_template.jinja",
+                                                                     "chat_template.json",
+                                                                     "preprocessor_config.json",
+                                                                     "original_config.json"};
 
 // A tensor of a file: whole and row-major there.
 struct FileTensor {

@@ -62,8 +62,7 @@ class SafetensorsReadTest : public testing::Test {
 };
 
 TEST_F(SafetensorsReadTest, OpensAFileOfARealProducer) {
-  const auto reader =
-      kHfFormat.open(std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
+  const auto reader = kHfFormat.open(std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
   ASSERT_TRUE(reader) << reader.error().message();
   Catalog& catalog = (*reader)->catalog();
   EXPECT_EQ(catalog.root, std::string(RESHARD_TEST_DATA) + "/safetensors");
@@ -191,8 +190,8 @@ TEST_F(SafetensorsReadTest, WhatTheIndexDoesNotSayIsToldInWarnings) {
   EXPECT_THAT(names((*reader)->catalog()), ElementsAre("a [2]", "b [3]", "extra [1]"));
   EXPECT_THAT(
       (*reader)->catalog().warnings,
-      ElementsAre("1 tensor in the files but not in the index: 'extra'. Read all the same.",
-                  "1 tensor in a file other than the index says: 'a'. Only the copy that the index names is read.",
+      ElementsAre("In the files but not in the index: 1 tensor: 'extra'. Read all the same.",
+                  "In a file other than the index says: 1 tensor: 'a'. Only the copy that the index names is read.",
                   "The index gives a total_size of 0.5; the tensors have 6 bytes."));
 }
 
@@ -217,7 +216,7 @@ TEST_F(SafetensorsReadTest, OfSeveralIndexesTheUsualOneCounts) {
   dir_.write("y.safetensors.index.json", "broken");
   EXPECT_EQ(
       refusal(),
-      "D: expected one index, got 'x.safetensors.index.json', 'y.safetensors.index.json'; open one of them by its "
+      "D: expected one index, got 2 files: 'x.safetensors.index.json', 'y.safetensors.index.json'; open one of them by its "
       "path");
   EXPECT_EQ(refusal("x.safetensors.index.json"), "accepted");
   dir_.write("model.safetensors.index.json", R"({"weight_map":{}})");
