@@ -126,10 +126,19 @@ Result<ModelConfig> read_config(const std::string& path) {
 
 std::string find_config(const std::string& checkpoint, const std::string& given) {
   if (!given.empty()) return given;
-  const std::string directory = is_directory(checkpoint) ? checkpoint : parent_path(checkpoint);
-  for (const std::string& place : {directory, path_join(directory, "modeling"), parent_path(directory)})
-    if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
-  return {};
+  const std::string name = "config.json";
+  const bool is_tree = is_directory(checkpoint);
+  const std::string directory = is_tree ? checkpoint : parent_path(checkpoint);
+  if (std::string path = path_join(directory, name); path_exists(path)) return path;
+  // Training runs that keep model and optimizer apart have it in the model's directory.
+  std::vector<std::string> below;
+  if (const auto entries = list_directory(directory); entries && is_tree)
+    for (const DirectoryEntry& e : *entries)
+      if (const std::string path = path_join(path_join(directory, e.name), name); e.is_directory && path_exists(path))
+        below.push_back(path);
+  if (below.size() == 1) return below.front();
+  const std::string above = path_join(parent_path(directory), name);
+  return path_exists(above) ? above : std::string();
 }
 
 }  // namespace reshard

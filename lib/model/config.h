@@ -66,8 +66,8 @@ class ModelConfig {
 
 Result<ModelConfig> read_config(const std::string& path);
 
-// The config.json to use for a checkpoint: `given` if not empty, else the one in the checkpoint's directory or its
-// parent. Empty when there is none.
+// The config.json to use for a checkpoint: `given` if not empty, else the one in the checkpoint's directory, in the only
+// directory below it that has one, or in its parent. Empty when there is none.
 std::string find_config(const std::string& checkpoint, const std::string& given);
 
 }  // namespace reshard
