@@ -6,6 +6,8 @@
 namespace reshard::dcp {
 namespace {
 
+constexpr Index kMaxBytes = Index{1} << 62;  // of all tensors: with the archives around them below 2^63
+
 class DcpTarget : public Target {
  public:
   explicit DcpTarget(LayoutRequest request) : request_(std::move(request)) {}
@@ -21,6 +23,7 @@ class DcpTarget : public Target {
   LayoutRequest request_;
   std::vector<WrittenEntry> entries_;  // blobs, then tensors, in the order of the request
   std::string metadata_;
+  Index bytes_ = 0;  // of the tensors so far
 };
 
 WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
@@ -47,6 +50,12 @@ Status DcpTarget::lay_out() {
 }
 
 Status DcpTarget::add_tensor(const TargetTensor& wanted) {
+  const auto elements = checked_volume(wanted.shape);
+  const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
+  const auto total = bytes ? checked_add(bytes_, *bytes) : std::nullopt;
+  if (!total || *total > kMaxBytes)
+    return unsupported("tensor '" + printable(wanted.name) + "': 2^62 bytes or more in all");
+  bytes_ = *total;
   Tensor tensor;
   tensor.name = wanted.name;
   tensor.dtype = wanted.dtype;
