@@ -1,3 +1,5 @@
+#include "formats/tensor_files/reader.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -10,7 +12,6 @@
 #include "formats/colossalai/rank_files.h"
 #include "formats/colossalai/stage_indexes.h"
 #include "formats/encoding/weight_index.h"
-#include "formats/tensor_files/reader.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 

@@ -1,8 +1,9 @@
+#include "formats/tensor_files/target.h"
+
 #include <algorithm>
 #include <cstdio>
 
 #include "formats/colossalai/colossalai.h"
-#include "formats/tensor_files/target.h"
 #include "lib/base/text.h"
 
 namespace reshard::colossalai {

@@ -149,11 +149,11 @@ enum class Holds {
 
 // How a format's files follow the ranks of a mesh.
 enum class Sharding {
-  kNone,         // whole tensors: the mesh leaves no trace
-  kStages,       // whole tensors, those of a pipeline stage in files of their own
-  kBoxes,        // a rank's file holds the boxes that it owns, cut as the layout says that files are
-  kLocal,        // a rank's file holds its local tensors, even where the layout says that files are whole
-  kOwnLocal,     // likewise, cut by the format's own rules and no layout
+  kNone,      // whole tensors: the mesh leaves no trace
+  kStages,    // whole tensors, those of a pipeline stage in files of their own
+  kBoxes,     // a rank's file holds the boxes that it owns, cut as the layout says that files are
+  kLocal,     // a rank's file holds its local tensors, even where the layout says that files are whole
+  kOwnLocal,  // likewise, cut by the format's own rules and no layout
 };
 
 // A row of the table in formats/registry.cc.
@@ -171,10 +171,10 @@ struct Format {
 
   Holds holds = Holds::kEverything;
   Sharding sharding = Sharding::kNone;
-  bool is_file = false;              // a checkpoint is one file; what lies beside others is inside it
-  bool takes_container = false;      // LayoutRequest::container is for the user to choose
-  bool takes_compression = false;    // and LayoutRequest::compression
-  bool hf_names = false;             // its loaders expect Hugging Face names
+  bool is_file = false;                               // a checkpoint is one file; what lies beside others is inside it
+  bool takes_container = false;                       // LayoutRequest::container is for the user to choose
+  bool takes_compression = false;                     // and LayoutRequest::compression
+  bool hf_names = false;                              // its loaders expect Hugging Face names
   std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
   Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise

@@ -318,7 +318,8 @@ Result<Index> Conversion::padded_to_multiple(Index rows) const {
 // Gives the vocabulary the rows that the target framework has.
 Status Conversion::pad_vocabulary() {
   const auto* vocabulary = options_.layout && options_.layout->vocabulary ? &*options_.layout->vocabulary : nullptr;
-  const bool follows = format_.holds_local_tensors() || !options_.layout || options_.layout->stored_as == StoredAs::kShards;
+  const bool follows =
+      format_.holds_local_tensors() || !options_.layout || options_.layout->stored_as == StoredAs::kShards;
   const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
   if (!by_layout && options_.vocab_divisible_by == 0) {
     if (options_.vocab_padding)
@@ -412,7 +413,7 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
     for (TargetTensor& t : tensors)
       t.placement = TRY(format_.holds_local_tensors() ? options_.layout->place(t.name, t.shape, layers)
-                                            : options_.layout->place_in_files(t.name, t.shape, layers));
+                                                      : options_.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
   Catalog model;

@@ -1,8 +1,7 @@
-#include "formats/colossalai/colossalai.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "formats/colossalai/colossalai.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 

@@ -98,7 +98,7 @@ TEST_F(TorchArchive, KeepsTheStridesOfTransposedAndChannelsLastTensors) {
   const File file = data("ck1/__0_0.distcp");
   const auto transposed = torch_archive::read_tensor_item(file, 27604, 1180);
   ASSERT_TRUE(transposed);
-  EXPECT_EQ(transposed->shape, (Dims{3, 2}));
+  EXPECT_EQ(transposed->shape(), (Dims{3, 2}));
   EXPECT_EQ(transposed->strides, (Dims{1, 3}));
   const auto channels_last = torch_archive::read_tensor_item(file, 31144, 1244);
   ASSERT_TRUE(channels_last);

@@ -84,7 +84,7 @@ TEST_F(TorchFileTest, ReadsEveryPickleProtocolThatTorchWrites) {
     ASSERT_TRUE(file) << file.error().message();
     const auto tensor = file->resolve(member(*file, "w"));
     ASSERT_TRUE(tensor) << tensor.error().message();
-    EXPECT_EQ(tensor->shape, Dims{3});
+    EXPECT_EQ(tensor->shape(), Dims{3});
   }
 }
 

@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "formats/encoding/tensor_file.h"
-#include "formats/tensor_files/local_files.h"
 #include "formats/registry.h"
+#include "formats/tensor_files/local_files.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
 #include "tests/support/temp_dir.h"

@@ -80,10 +80,10 @@ TEST(TensorFilesTarget, ReadsBackAsItsTensors) {
 TEST(TensorFilesTarget, TorchFilesGoBeyond4GiB) {
   const TempDir dir;
   TensorFilesTarget target;
-  const auto extents = target.add_file("big.bin", Container::kTorchSave,
-                                       {tensor("a", DType::kUint8, {10}),
-                                        tensor("b", DType::kFloat32, {Index{1} << 20, 1 << 11}),
-                                        tensor("c", DType::kBFloat16, {3})});
+  const auto extents =
+      target.add_file("big.bin", Container::kTorchSave,
+                      {tensor("a", DType::kUint8, {10}), tensor("b", DType::kFloat32, {Index{1} << 20, 1 << 11}),
+                       tensor("c", DType::kBFloat16, {3})});
   ASSERT_TRUE(extents) << extents.error().message();
   const File file = *File::create(dir / "big.bin");
   ASSERT_TRUE(file.set_length(target.catalog().files[0].size));
@@ -105,8 +105,7 @@ TEST(TensorFilesTarget, RefusesWhatTheContainerCannotHold) {
   EXPECT_EQ(refusal(Container::kTorchSave, tensor("w", DType::kUint8, huge)),
             "tensor 'w': the file's data would be 2^63 bytes or more");
   EXPECT_NE(refusal(Container::kSafetensors, tensor("w", DType::kUint8, huge)), "accepted");
-  EXPECT_EQ(refusal(Container::kTorchSave, tensor("\xff", DType::kUint8, {1})),
-            "tensor '\xff': the name is not UTF-8");
+  EXPECT_EQ(refusal(Container::kTorchSave, tensor("\xff", DType::kUint8, {1})), "tensor '\xff': the name is not UTF-8");
   EXPECT_EQ(refusal(Container::kSafetensors, tensor("w", DType::kComplex128, {1})),
             "tensor 'w': safetensors has no element type complex128");
   EXPECT_EQ(refusal(Container::kTorchSave, tensor("w", DType::kComplex128, {1})), "accepted");
