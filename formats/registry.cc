@@ -1,46 +1,44 @@
 #include "formats/registry.h"
 
-#include <array>
-
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
 #include "formats/ranks/ranks.h"
-#include "formats/ranks/vllm.h"
+#include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {
-namespace {
-
-// In the order in which a path is tried.
-constexpr std::array<const Format*, 8> kFormats = {&kDcpFormat,   &kColossalaiFormat,  &kVllmFormat,
-                                                   &kRanksFormat, &kSafetensorsFormat, &kTorchFormat,
-                                                   &kHdf5Format,  &kHdf5ViewFormat};
-
-}  // namespace
-
-std::span<const Format* const> formats() { return kFormats; }
+FormatTable& formats() {
+  static FormatTable table({&kDcpFormat, &kColossalaiFormat, &kVllmFormat, &kRanksFormat, &kHfFormat, &kBinFormat,
+                            &kHdf5Format, &kHdf5ViewFormat});
+  return table;
+}
 
 Result<const Format*> find_format(std::string_view name) {
   std::vector<std::string> names;
-  for (const Format* f : kFormats) {
+  for (const Format* f : formats()) {
     if (f->name == name) return f;
     names.emplace_back(f->name);
   }
   return usage_error("'" + printable(name) + "' is not a format; there are " + join(names, ", "));
 }
 
+const Format* recognised_format(const std::string& path) {
+  for (const Format* f : formats())
+    if (f->recognises(path)) return f;
+  return nullptr;
+}
+
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
   if (!path_exists(path)) return io_error(path + ": not found");
   if (is_directory(path) && TRY(list_directory(path)).empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  for (const Format* f : kFormats)
-    if (f->recognises(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
+  if (const Format* f = recognised_format(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
   std::vector<std::string> titles;
-  for (const Format* f : kFormats)
+  for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }

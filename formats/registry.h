@@ -2,18 +2,34 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
 
-std::span<const Format* const> formats();
+// Rows, in the order in which a path is tried.
+class FormatTable {
+ public:
+  explicit FormatTable(std::vector<const Format*> rows) : rows_(std::move(rows)) {}
+  // A row of a program's own, before it opens or writes anything.
+  void add(const Format& format) { rows_.push_back(&format); }
+
+  auto begin() const { return rows_.begin(); }
+  auto end() const { return rows_.end(); }
+
+ private:
+  std::vector<const Format*> rows_;
+};
+FormatTable& formats();
 
 // The format of that name; a usage error that lists the others.
 Result<const Format*> find_format(std::string_view name);
+
+// The format that recognises the path; null where none does.
+const Format* recognised_format(const std::string& path);
 
 // An error where no format recognises the path.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});

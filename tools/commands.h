@@ -14,6 +14,9 @@
 
 namespace reshard::tools {
 
+// The whole program: parses its command line, and gives its exit code.
+int run_program(int argc, char** argv);
+
 // Each adds a subcommand's options and what it does.
 void add_inspect(CommandLine& line);
 void add_convert(CommandLine& line);

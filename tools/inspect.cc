@@ -37,7 +37,7 @@ void add_inspect(CommandLine& line) {
       .one_value_each();
   options->source_layout.add(line);
   line.footer(
-      "Only the metadata is read, so it works on a copy of .metadata alone.\n"
+      "Only the metadata is read, so it works on a copy of them without the data.\n"
       "Examples:\n"
       "  reshard inspect step-1000\n"
       "  reshard inspect step-1000 --filter 'layers.0.*' --shards\n"

@@ -109,7 +109,7 @@ std::string target_formats() {
 std::string mesh_formats() {
   std::vector<std::string> names;
   for (const Format* f : formats())
-    if (f->takes_mesh) names.emplace_back(f->name);
+    if (f->takes_mesh()) names.emplace_back(f->name);
   return join(names, ", ");
 }
 
@@ -206,11 +206,11 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = model.config;
   const Format* format = TRY(find_format(to));
-  if (!format->takes_mesh && !(mesh.empty() && layout.empty()))
+  if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
     return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
                        "; the files of --to " + to + " are not cut by rank");
   o.compression = TRY(parse_codec(codec, shuffle));
-  if (o.compression.zstd_level > 0 && to != "hdf5") return usage_error("--codec is for --to hdf5");
+  if (o.compression.zstd_level > 0 && !format->takes_compression) return usage_error("--codec is for --to hdf5");
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
     if (!o.layout->mesh)
@@ -331,7 +331,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   const Conversion& c = *prepared.conversion;
   const auto format = find_format(options.to);
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
-                        ((*format)->takes_mesh ? " on " + c.options().mesh.to_string() : "") +
+                        ((*format)->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
                         (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
                         "   " + family_text(c));
   if (const auto& config = c.model().config)

@@ -48,12 +48,13 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace reshard::tools
 
-int main(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
-  const auto code = reshard::without_exceptions([&] { return reshard::tools::run(argc, argv); });
+  const auto code = without_exceptions([&] { return run(argc, argv); });
   if (code) return *code;
   std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
   return static_cast<int>(code.error().code());
 }
+
+}  // namespace reshard::tools

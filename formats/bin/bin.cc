@@ -1,26 +1,21 @@
 #include "formats/bin/bin.h"
 
 #include <algorithm>
-#include <array>
 
-#include "formats/bin/write.h"
 #include "formats/encoding/torch_file.h"
-#include "formats/encoding/weight_index.h"
-#include "formats/tensor_files/tensor_file_reader.h"
-#include "lib/base/text.h"
+#include "formats/tensor_files/reader.h"
+#include "formats/tensor_files/target.h"
 
 namespace reshard {
-namespace {
+namespace bin {
 
-constexpr std::string_view kIndexEnding = ".bin.index.json";
-constexpr std::string_view kSingleFile = "pytorch_model.bin";
+bool is_index_name(std::string_view name) { return name.ends_with(".bin.index.json"); }
 
-bool is_index_name(std::string_view name) { return name.ends_with(kIndexEnding); }
-
-// "pytorch_model-00001-of-00004.bin"
 bool is_numbered_name(std::string_view name) {
   return name.starts_with("pytorch_model") && name.ends_with(".bin") && name.find("-of-") != std::string_view::npos;
 }
+
+namespace {
 
 bool recognises(const std::string& path) {
   if (!is_directory(path)) return is_index_name(path) || TorchFile::recognises(head_of(path));
@@ -30,153 +25,24 @@ bool recognises(const std::string& path) {
          });
 }
 
-class TorchReader : public TensorFileReader {
- public:
-  Status open(const std::string& path, const OpenOptions& options);
-
- private:
-  Status open_directory(const std::string& path);
-  Status read_file(const std::string& name, const OpenOptions& options);
-  Status check_index();
-
-  std::vector<std::string> names_;  // of the files to read
-  std::optional<WeightIndex> index_;
-  std::vector<std::string> unindexed_;
-  std::vector<std::string> elsewhere_;   // tensors that the index has in another file
-  std::vector<std::string> unreadable_;  // values of classes: what is inside them is not looked at
-  std::string prefix_;                   // left out of the names
-};
-
-// The one word that all tensors of a file are under, if it is a word for the model.
-std::string prefix_of(const TensorFile& file) {
-  static constexpr std::array<std::string_view, 3> kWords = {"model", "state_dict", "module"};
-  if (file.tensors().empty() || file.tensors().front().path.size() < 2) return {};
-  const auto* first = std::get_if<std::string>(&file.tensors().front().path.front());
-  if (first == nullptr || std::find(kWords.begin(), kWords.end(), *first) == kWords.end()) return {};
-  const auto is_under = [&](const TensorFile::Entry& e) {
-    return e.path.size() > 1 && e.path.front() == ValuePath::value_type(*first);
-  };
-  return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
-}
-
-Status TorchReader::open_directory(const std::string& path) {
-  std::vector<std::string> indexes, numbered;
-  bool has_single = false;
-  for (const DirectoryEntry& e : TRY(list_directory(path))) {
-    if (e.is_directory) continue;
-    if (is_index_name(e.name)) indexes.push_back(e.name);
-    if (is_numbered_name(e.name)) numbered.push_back(e.name);
-    has_single = has_single || e.name == kSingleFile;
-  }
-  if (indexes.size() > 1)
-    return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
-                       "; open one of them by its path");
-  if (indexes.empty()) {
-    if (!has_single)
-      return corrupt(path + ": expected an index beside " + names_text(numbered, "file") +
-                     "; without it nothing tells whether all of them are there. Open a single file to see what it "
-                     "holds.");
-    names_ = {std::string(kSingleFile)};
-    catalog_.stale_files = numbered;
-    return {};
-  }
-  index_ = TRY(WeightIndex::read(path_join(path, indexes.front())));
-  names_ = index_->files();
-  if (has_single) numbered.emplace_back(kSingleFile);
-  for (const std::string& name : numbered)
-    if (!std::binary_search(names_.begin(), names_.end(), name)) catalog_.stale_files.push_back(name);
-  for (const std::string& name : names_) {
-    if (path_exists(path_join(path, name))) continue;
-    std::vector<std::string> tensors;
-    for (const WeightIndex::Entry& e : index_->entries())
-      if (e.file == name) tensors.push_back(e.name);
-    return io_error(path_join(path, name) + ": file is missing; it holds " + names_text(tensors, "tensor"));
-  }
-  return {};
-}
-
-Status TorchReader::read_file(const std::string& name, const OpenOptions& options) {
-  const OpenFile open = TRY(open_file(name, options));
-  const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
-  if (!prefix.empty()) prefix_ = prefix;
-  for (const TensorFile::Entry& e : open.content->tensors()) {
-    std::string tensor = prefix.empty() ? e.name : e.name.substr(prefix.size() + 1);
-    KeyPath path(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end());
-    if (index_) {
-      const auto entry = index_->find(tensor);
-      if (!entry) {
-        unindexed_.push_back(tensor);
-      } else if (index_->entries()[*entry].file != name) {
-        elsewhere_.push_back(tensor);
-        continue;
-      }
-    }
-    TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
-  }
-  for (const TensorFile::Object& o : open.content->objects()) {
-    TRY(add_object(o.name, o.path, open.file, o.value));
-    if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
-  }
-  return {};
-}
-
-Status TorchReader::check_index() {
-  if (!index_) return {};
-  for (const WeightIndex::Entry& e : index_->entries())
-    if (!catalog_.find(e.name))
-      return corrupt(path_join(catalog_.root, e.file) + ": expected tensor '" + printable(e.name) + "', as " +
-                     index_->path() + " says; it is not there");
-  if (!unindexed_.empty())
-    catalog_.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
-                                ". Read all the same.");
-  if (!elsewhere_.empty())
-    catalog_.warnings.push_back("In a file other than the index says: " + names_text(elsewhere_, "tensor") +
-                                ". Only the copy that the index names is read.");
-  return {};
-}
-
-Status TorchReader::open(const std::string& path, const OpenOptions& options) {
-  if (is_directory(path)) {
-    catalog_.root = path;
-    TRY(open_directory(path));
-  } else if (is_index_name(path)) {
-    catalog_.root = parent_path(path);
-    TRY(open_directory(catalog_.root));
-  } else {
-    catalog_.root = parent_path(path);
-    names_ = {base_name(path)};
-  }
-  for (const std::string& name : names_) TRY(read_file(name, options));
-  TRY(check_index());
-  if (!unreadable_.empty())
-    catalog_.warnings.push_back(
-        "Instances of classes, whose insides are not looked at: " + names_text(unreadable_, "object") +
-        ". If tensors are in them, save their state_dict() instead.");
-  catalog_.attributes.emplace_back(
-      "format", "torch.save, " + count_of(static_cast<Index>(names_.size()), "file") + (index_ ? ", index" : ""));
-  if (!prefix_.empty())
-    catalog_.attributes.emplace_back("names",
-                                     "all tensors are under '" + prefix_ + "', which is left out of their names");
-  return finish(options);
-}
-
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
-  auto reader = std::make_unique<TorchReader>();
-  TRY(reader->open(path, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+// Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.
+// (transformers/modeling_utils.py, save_pretrained(safe_serialization=False))
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {  // NOLINT(performance-unnecessary-value-param)
+  return lay_out_model(request, "pytorch_model", Container::kTorchSave);
 }
 
 }  // namespace
+}  // namespace bin
 
-const Format kTorchFormat = {
+const Format kBinFormat = {
     .name = "bin",
     .title = "torch.save",
-    .recognises = recognises,
-    .open = open,
-    .lay_out = lay_out_torch,
-    .holds_whole_tensors = true,
-    .model_only = true,
+    .recognises = bin::recognises,
+    .open = bin::open,
+    .lay_out = bin::lay_out,
+    .holds = Holds::kModel,
     .hf_names = true,
+    .side_files = kModelSideFiles,
 };
 
 }  // namespace reshard

@@ -15,6 +15,7 @@
 // as train_state.*. Described in docs/formats/colossalai.md.
 #pragma once
 
+#include "formats/colossalai/names.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
@@ -23,8 +24,44 @@ extern const Format kColossalaiFormat;
 
 namespace colossalai {
 
-bool recognises(const std::string& path);
+bool has_file(const std::string& path);  // and it is no directory
+
+// A directory's files of one part.
+struct PartFiles {
+  std::vector<std::string> indexes;  // of the whole part
+  std::vector<std::string> shards;
+};
+
+Result<PartFiles> files_of(const std::string& directory, Part part);
+
+// The name of the one file of an unsharded save, in a directory without an index and shards; empty where there is none.
+std::string single_file(const std::string& directory, Part part);
+
+// What is to be opened, as paths below the root.
+struct Tree {
+  std::string root;
+  std::string model, optimizer;  // their directories; "" is the root itself
+  bool has_model = false;
+  bool has_optimizer = false;
+  bool is_application = false;  // modeling/, optimizer/ and so on
+  std::string index;            // the model's, where the caller chose one
+};
+
+Tree tree_of(const std::string& path);
+
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
+// A model as the Booster saves one with shard=True, for its CheckpointIO to load:
+//
+//   model-00001.safetensors                       always a counter, never "-of-"
+//   model-stage-00001-shard-00001.safetensors     with a pipeline: the tensors of stage 1
+//   model.safetensors.index.json                  {"metadata": {"total_size": MiB}, "weight_map": {tensor: file}}
+//
+// or pytorch_model-00001.bin and so on with pytorch_model.bin.index.json in the torch.save container. Files hold whole
+// tensors under Hugging Face names whatever the degree of tensor parallelism: the loader cuts them itself.
+// (colossalai/checkpoint_io/utils.py, general_checkpoint_io.py, hybrid_parallel_checkpoint_io.py)
+// Unsupported for a mesh with another axis than pp.
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
 
 }  // namespace colossalai
 }  // namespace reshard

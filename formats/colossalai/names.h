@@ -34,6 +34,8 @@ struct IndexName {
 };
 std::optional<IndexName> parse_index_name(std::string_view name);
 
+inline constexpr std::string_view kModeling = "modeling", kOptimizer = "optimizer";  // directories
+inline constexpr std::string_view kScheduler = "lr_scheduler", kRunningStates = "running_states.json";
 inline constexpr std::string_view kTemporaryIndexes = "tmp_index_files";
 inline constexpr std::string_view kGroupFile = "pytorch_optim_group.bin";  // where an index names no other
 

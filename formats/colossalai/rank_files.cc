@@ -5,7 +5,7 @@
 #include <set>
 #include <tuple>
 
-#include "formats/tensor_files/tensor_file_reader.h"
+#include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 
 namespace reshard::colossalai {
@@ -166,8 +166,8 @@ Status RankReader::read_optimizer(Value meta, const Placed& placed) {
     }
   for (const std::string& name : TRY(read_files(meta, "optimizer"))) {
     const OpenFile optimizer = TRY(open_file(name, options_));
-    const auto parse = [&](const ValuePath& path) -> std::optional<std::tuple<Index, std::string, std::string>> {
-      const std::size_t at = !path.empty() && path.front() == ValuePath::value_type("state") ? 1 : 0;
+    const auto parse = [&](const KeyPath& path) -> std::optional<std::tuple<Index, std::string, std::string>> {
+      const std::size_t at = !path.empty() && path.front() == KeyPath::value_type("state") ? 1 : 0;
       if (path.size() != at + 2) return std::nullopt;
       const auto* id = std::get_if<std::string>(&path[at]);
       const auto* key = std::get_if<std::string>(&path[at + 1]);
@@ -203,7 +203,7 @@ Status RankReader::read_optimizer(Value meta, const Placed& placed) {
 Result<LocalParts> RankReader::group(const std::string& name, const std::vector<Part>& parts) const {
   LocalParts out;
   for (const Part& part : parts) {
-    const Dims& local = part.meta.zero_elements ? part.meta.zero_shape : part.stored.shape;
+    const Dims& local = part.meta.zero_elements ? part.meta.zero_shape : part.stored.shape();
     auto& [shape, same] = out.try_emplace(part.meta.tp_rank, local, std::vector<Part>{}).first->second;
     if (shape != local || part.stored.dtype != parts.front().stored.dtype ||
         part.meta.cuts != parts.front().meta.cuts ||
@@ -222,7 +222,7 @@ Result<LocalParts> RankReader::group(const std::string& name, const std::vector<
 
 // Adds one stored part of the local tensor that lies at `offset` of the whole; `begin` is where its run begins.
 Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& local, const Dims& offset, Index& begin) {
-  Fragment fragment = whole_fragment(part.file, part.stored);
+  Fragment fragment = in_file(part.stored, part.file);
   const auto move = [&](Box box) {
     for (int d = 0; d < box.rank(); ++d) box.origin[d] += offset[d];
     return box;
@@ -232,7 +232,7 @@ Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& loca
     tensor.fragments.add(fragment);
     return {};
   }
-  const Dims& flat = part.stored.shape;
+  const Dims& flat = part.stored.shape();
   const Index elements = volume(flat);
   if (flat.rank() != 1 || elements > *part.meta.zero_elements - begin)
     return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
@@ -252,7 +252,7 @@ Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& loca
       Index first = 0;
       for (int d = 0; d < box.rank(); ++d) first += box.origin[d] * steps[d];
       fragment.box = move(box);
-      fragment.start = part.stored.start_bytes + (first - begin) * byte_size(part.stored.dtype);
+      fragment.start = part.stored.start + (first - begin) * byte_size(part.stored.dtype);
       tensor.fragments.add(fragment);
     }
   }

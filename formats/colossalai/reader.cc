@@ -1,3 +1,5 @@
+#include "formats/tensor_files/reader.h"
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -9,99 +11,19 @@
 #include "formats/colossalai/parameter_ids.h"
 #include "formats/colossalai/rank_files.h"
 #include "formats/colossalai/stage_indexes.h"
-#include "formats/colossalai/write.h"
 #include "formats/encoding/weight_index.h"
-#include "formats/tensor_files/tensor_file_reader.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
 namespace reshard::colossalai {
 namespace {
 
-constexpr std::string_view kModeling = "modeling";
-constexpr std::string_view kOptimizer = "optimizer";
-constexpr std::string_view kScheduler = "lr_scheduler";
-constexpr std::string_view kRunningStates = "running_states.json";
-constexpr std::string_view kSingleModels[] = {"pytorch_model.bin", "model.safetensors"};
-constexpr std::string_view kSingleOptimizers[] = {"pytorch_optim.bin", "optimizer.safetensors"};
 constexpr Index kMaxRunningStates = Index{16} << 20;
 constexpr std::size_t kMaxGroupOptions = 64;  // each becomes a value for each parameter
 constexpr double kMebibyte = 1048576.0;
 
-bool has_file(const std::string& path) { return path_exists(path) && !is_directory(path); }
-
 std::string below(std::string_view directory, const std::string& name) {
   return directory.empty() ? name : path_join(directory, name);
-}
-
-// A directory's files of one part.
-struct PartFiles {
-  std::vector<std::string> indexes;  // of the whole part
-  std::vector<std::string> shards;
-};
-
-Result<PartFiles> files_of(const std::string& directory, Part part) {
-  PartFiles out;
-  for (const DirectoryEntry& e : TRY(list_directory(directory))) {
-    if (e.is_directory) continue;
-    if (const auto index = parse_index_name(e.name); index && index->part == part && index->stage == 0)
-      out.indexes.push_back(e.name);
-    if (const auto shard = parse_shard_name(e.name); shard && shard->part == part) out.shards.push_back(e.name);
-  }
-  return out;
-}
-
-// A directory without an index and shards: the one file of an unsharded save, if there is one.
-template <std::size_t N>
-std::string single_file(const std::string& directory, const std::string_view (&names)[N]) {
-  for (const std::string_view name : names)
-    if (has_file(path_join(directory, name))) return std::string(name);
-  return {};
-}
-
-// What is to be opened, as paths below the root.
-struct Tree {
-  std::string root;
-  std::string model, optimizer;  // their directories; "" is the root itself
-  bool has_model = false;
-  bool has_optimizer = false;
-  bool is_application = false;  // modeling/, optimizer/ and so on
-  std::string index;            // the model's, where the caller chose one
-};
-
-bool looks_like_model(const std::string& directory) {
-  if (is_directory(path_join(directory, kTemporaryIndexes))) return true;
-  const auto files = files_of(directory, Part::kModel);
-  return files && !files->shards.empty();
-}
-
-// Whether a directory, of which the name already promises one, holds a model in some form.
-bool has_model(const std::string& directory) {
-  if (!is_directory(directory)) return false;
-  const auto files = files_of(directory, Part::kModel);
-  return looks_like_model(directory) || (files && !files->indexes.empty()) ||
-         !single_file(directory, kSingleModels).empty();
-}
-
-bool looks_like_optimizer(const std::string& directory) {
-  const auto files = files_of(directory, Part::kOptimizer);
-  return files && (!files->shards.empty() || !files->indexes.empty() || has_file(path_join(directory, kGroupFile)));
-}
-
-Tree tree_of(const std::string& path) {
-  Tree tree;
-  tree.root = is_directory(path) ? path : parent_path(path);
-  if (tree.root != path) tree.index = base_name(path);
-  if (has_model(path_join(path, kModeling))) {
-    tree.is_application = tree.has_model = true;
-    tree.model = kModeling;
-    tree.optimizer = kOptimizer;
-    tree.has_optimizer = is_directory(path_join(path, kOptimizer));
-    return tree;
-  }
-  tree.has_model = looks_like_model(tree.root);
-  tree.has_optimizer = looks_like_optimizer(tree.root);
-  return tree;
 }
 
 class ColossalaiReader : public TensorFileReader {
@@ -194,7 +116,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
     total_size_ = stages.total_size();
     warn("The save was interrupted: there is no index, but " + std::string(kTemporaryIndexes) + "/ holds " +
          stages.text() + ", and they cover the whole model. They are used.");
-  } else if (const std::string single = single_file(directory, kSingleModels); !single.empty()) {
+  } else if (const std::string single = single_file(directory, Part::kModel); !single.empty()) {
     files.push_back({single, {}});
   } else if (there.shards.empty()) {
     return corrupt(directory + ": expected a model, got neither an index nor shards");
@@ -229,11 +151,11 @@ void ColossalaiReader::note_order(const TensorFile& content, const ModelFile& fi
   if (content.is_torch() || file.tensors.empty()) {
     is_ordered_ = is_ordered_ && content.is_torch();
     for (const TensorFile::Entry& e : content.tensors())
-      if (is_mine(e.name)) note(e.name, e.tensor.shape);
+      if (is_mine(e.name)) note(e.name, e.tensor.shape());
     return;
   }
   std::unordered_map<std::string_view, const Dims*> shapes;
-  for (const TensorFile::Entry& e : content.tensors()) shapes.emplace(e.name, &e.tensor.shape);
+  for (const TensorFile::Entry& e : content.tensors()) shapes.emplace(e.name, &e.tensor.shape());
   for (const std::string& name : file.tensors)
     if (const auto shape = shapes.find(name); shape != shapes.end()) note(name, *shape->second);
   is_ordered_ = is_ordered_ && (file.tensors.size() < 3 || !std::is_sorted(file.tensors.begin(), file.tensors.end()));
@@ -247,7 +169,7 @@ Status ColossalaiReader::read_model_file(const ModelFile& file) {
   for (const TensorFile::Entry& e : open.content->tensors()) {
     there.insert(e.name);
     const StoredTensor& t = e.tensor;
-    stored_bytes_ += static_cast<double>(volume(t.shape)) * static_cast<double>(byte_size(t.dtype));
+    stored_bytes_ += static_cast<double>(volume(t.shape())) * static_cast<double>(byte_size(t.dtype));
     const auto mapped = mapped_.find(e.name);
     if (mapped != mapped_.end() && mapped->second != file.name) {
       copies_.push_back({e.name, open.file, t});
@@ -274,12 +196,12 @@ Status ColossalaiReader::add_copies() {
     Tensor& tensor = catalog_.tensor(*catalog_.find(copy.name));
     const std::string where = catalog_.file_path(copy.file) + ": tensor '" + printable(copy.name) + "'";
     const std::string other = catalog_.file_path(tensor.fragments.extent(0).file);
-    if (copy.stored.dtype != tensor.dtype || copy.stored.shape != tensor.shape)
+    if (copy.stored.dtype != tensor.dtype || copy.stored.shape() != tensor.shape)
       return corrupt(where + ": expected " + std::string(info(tensor.dtype).torch_name) + " " +
                      to_string(tensor.shape) + " as in " + other + ", got " +
-                     std::string(info(copy.stored.dtype).torch_name) + " " + to_string(copy.stored.shape));
+                     std::string(info(copy.stored.dtype).torch_name) + " " + to_string(copy.stored.shape()));
     if (tensor.replicas.empty()) tensor.replicas = FragmentList(tensor.shape.rank());
-    tensor.replicas.add(whole_fragment(copy.file, copy.stored));
+    tensor.replicas.add(in_file(copy.stored, copy.file));
   }
   return {};
 }
@@ -397,7 +319,7 @@ Status ColossalaiReader::open_optimizer() {
   std::vector<std::string> names;
   std::string groups(kGroupFile);
   if (there.indexes.empty()) {
-    const std::string single = single_file(directory, kSingleOptimizers);
+    const std::string single = single_file(directory, Part::kOptimizer);
     if (single.empty() && there.shards.empty())
       return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") + " holds no optimizer files" +
                     std::string(kHint));
@@ -443,7 +365,7 @@ Status ColossalaiReader::add_states() {
     if (const auto states = states_.find(id); states != states_.end())
       for (const State& s : states->second)
         if (s.tensor != nullptr && (s.key == "exp_avg" || s.key == "exp_avg_sq" || s.key == "momentum_buffer"))
-          parameter.shape = s.tensor->shape;
+          parameter.shape = s.tensor->shape();
     ids.push_back(parameter);
   }
   const ParameterNames names = name_parameters(parameters_, is_ordered_, ids, groups);
@@ -482,7 +404,7 @@ Status ColossalaiReader::add_states() {
 Status ColossalaiReader::open_scheduler() {
   if (!has_file(path_join(tree_.root, kScheduler))) return {};
   const OpenFile open = TRY(open_file(std::string(kScheduler), options_));
-  const auto inside = [](const ValuePath& path) {
+  const auto inside = [](const KeyPath& path) {
     KeyPath out = {std::string(kScheduler)};
     out.insert(out.end(), path.begin(), path.end());
     return out;
@@ -536,16 +458,6 @@ Status ColossalaiReader::open(const std::string& path, const OpenOptions& option
 
 }  // namespace
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) {
-    const auto index = parse_index_name(base_name(path));
-    return path_exists(path) && index && index->part == Part::kModel && looks_like_model(parent_path(path));
-  }
-  if (is_rank_directory(path)) return true;
-  const Tree tree = tree_of(path);
-  return tree.has_model || tree.has_optimizer;
-}
-
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
   if (is_rank_directory(path)) return open_rank_directory(path, options);
   auto reader = std::make_unique<ColossalaiReader>();
@@ -554,21 +466,3 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions&
 }
 
 }  // namespace reshard::colossalai
-
-namespace reshard {
-
-const Format kColossalaiFormat = {
-    .name = "colossalai",
-    .title = "ColossalAI",
-    .recognises = colossalai::recognises,
-    .open = colossalai::open,
-    .lay_out = lay_out_colossalai,
-    .holds_whole_tensors = true,
-    .model_only = true,
-    .hf_names = true,
-    .takes_mesh = true,
-    .stage_rule = StageRule::kColossalai,
-    .max_file_bytes = Index{1} << 30,
-};
-
-}  // namespace reshard

@@ -17,8 +17,14 @@ extern const Format kDcpFormat;
 
 namespace dcp {
 
-bool recognises(const std::string& path);
+inline constexpr std::string_view kMetadataFile = ".metadata";
+inline constexpr std::string_view kDataEnding = ".distcp";
+inline constexpr std::string_view kUnfinishedMetadata = ".metadata.tmp";  // of a save that died at its last rename
+bool is_rank_metadata(std::string_view name);  // "__3.metadata": of a rank that saved on its own (torch >= 2.9,
+                                               // use_collectives=False)
+
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
 // One file `__r_0.distcp` for each rank of the mesh, holding the boxes that rank owns and no lower one holds as well;
 // objects in rank 0's.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);

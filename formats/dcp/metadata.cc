@@ -5,7 +5,6 @@
 #include <charconv>
 #include <set>
 
-#include "formats/dcp/class_names.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 
@@ -16,6 +15,10 @@ using pickle::Kind;
 using pickle::Value;
 
 constexpr std::string_view kOldPropertiesModule = "torch.distributed._shard.sharded_tensor.metadata";
+
+// What may be copied out of a pickle, by its size: an object that is there once may be referred to a million times.
+constexpr Index kCopiedPerByte = 64;
+constexpr Index kFreeBytes = Index{16} << 20;
 
 // Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
 // that somebody wrote a pickle to be executed, and the file is refused by that name.
@@ -114,8 +117,16 @@ Status MetadataReader::check_globals(const pickle::Document& document) const {
   return {};
 }
 
+Status MetadataReader::charge(std::size_t bytes) {
+  budget_ -= static_cast<Index>(bytes);
+  if (budget_ >= 0) return {};
+  return corrupt("the names, boxes and paths of this pickle are more than " + std::to_string(kCopiedPerByte) +
+                 " times its size: the same ones are used too often");
+}
+
 Status MetadataReader::add(const pickle::Document& document, const std::string& path) {
   path_ = path;
+  budget_ = kFreeBytes + kCopiedPerByte * std::ssize(document.bytes());
   familiar_ = {};
   ++pickles_;
   TRY(check_globals(document));
@@ -134,6 +145,7 @@ Status MetadataReader::add(const pickle::Document& document, const std::string& 
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto name = entries.key(i).as_string();
     if (!name) return entries.key(i).mismatch("state_dict_metadata", "a string as key");
+    TRY(charge(name->size()).context(path_));
     TRY(add_entry(*name, entries.value(i)).context(path_ + ": '" + printable(*name) + "'"));
   }
   const Value storage = TRY(field(state, "storage_data", "Metadata"));
@@ -185,6 +197,7 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
 
   const Value chunks = TRY(field(state, "chunks", "TensorStorageMetadata"));
   if (chunks.kind() != Kind::kList) return unsupported("no list of chunks: the metadata is older than torch 2.0");
+  TRY(charge(chunks.size() * (sizeof(Extent) + 2 * sizeof(Index) * static_cast<std::size_t>(shape.rank()))));
   pending.tensor.fragments.reserve(pending.tensor.fragments.size() + chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const Value chunk = chunks[i];
@@ -255,6 +268,7 @@ Status MetadataReader::add_storage(const Value& storage) {
 
     const auto at = index_fields.find(2);
     if (!at || at->is_none()) {
+      TRY(charge(name->size()).context(path_));
       const auto blob = blob_index_.find(std::string(*name));
       if (blob == blob_index_.end()) {
         catalog_.warnings.push_back("storage_data has '" + printable(*name) + "', state_dict_metadata has not");
@@ -268,6 +282,7 @@ Status MetadataReader::add_storage(const Value& storage) {
     }
     auto known = by_identity.find(fqn.identity());
     if (known == by_identity.end()) {
+      TRY(charge(name->size()).context(path_));
       const auto it = tensor_index_.find(std::string(*name));
       if (it == tensor_index_.end())
         return corrupt(path_ + ": storage_data has a chunk of '" + printable(*name) + "', state_dict_metadata has not");
@@ -287,18 +302,22 @@ Status MetadataReader::place(PendingTensor& pending, std::size_t first, const Di
                              const Extent& extent) {
   FragmentList& fragments = pending.tensor.fragments;
   // Torch before 2.8 may give an empty shard the offset of a full one; the stored item is then the full one's.
-  const auto fits = [&](std::size_t i) { return fragments.box(i).origin == offset && !pending.stored[i]; };
   const auto holds_data = [&](std::size_t i) { return !fragments.box(i).empty(); };
   std::optional<std::size_t> found;
-  if (hint && *hint >= static_cast<Index>(first) && *hint < static_cast<Index>(fragments.size()) &&
-      fits(static_cast<std::size_t>(*hint)) && holds_data(static_cast<std::size_t>(*hint)))
-    found = static_cast<std::size_t>(*hint);
+  if (hint && *hint >= static_cast<Index>(first) && *hint < static_cast<Index>(fragments.size())) {
+    const auto i = static_cast<std::size_t>(*hint);
+    if (fragments.box(i).origin == offset && !pending.stored[i] && holds_data(i)) found = i;
+  }
   if (!found) {
     if (pending.by_origin.empty())
-      for (std::size_t i = first; i < fragments.size(); ++i) pending.by_origin.emplace(fragments.box(i).origin, i);
-    const auto [begin, end] = pending.by_origin.equal_range(offset);
-    for (auto it = begin; it != end; ++it)
-      if (fits(it->second) && (!found || holds_data(it->second))) found = it->second;
+      for (const bool with_data : {true, false})
+        for (std::size_t i = first; i < fragments.size(); ++i)
+          if (holds_data(i) == with_data) pending.by_origin.emplace(fragments.box(i).origin, i);
+    for (auto it = pending.by_origin.lower_bound(offset);
+         it != pending.by_origin.end() && it->first == offset && !found;) {
+      if (!pending.stored[it->second]) found = it->second;
+      it = pending.by_origin.erase(it);
+    }
   }
   if (!found)
     return corrupt("storage_data has a chunk of '" + printable(pending.tensor.name) + "' at " + to_string(offset) +
@@ -313,9 +332,12 @@ Status MetadataReader::add_paths(const Value& paths) {
     const auto name = paths.key(i).as_string();
     const Value parts = paths.value(i);
     if (!name || parts.kind() != Kind::kTuple) continue;  // a custom planner's own business
+    TRY(charge(name->size() + parts.size() * sizeof(KeyPath::value_type)).context(path_));
     KeyPath path;
     for (std::size_t k = 0; k < parts.size(); ++k) {
-      if (const auto text = parts[k].as_string())
+      const auto text = parts[k].as_string();
+      if (text) TRY(charge(text->size()).context(path_));
+      if (text)
         path.emplace_back(std::string(*text));
       else if (const auto number = parts[k].as_int())
         path.emplace_back(*number);

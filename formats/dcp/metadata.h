@@ -1,4 +1,4 @@
-// Reads the `.metadata` pickle of a DCP directory (metadata_writer.h writes it).
+// The `.metadata` pickle of a DCP directory, read and written.
 //
 //   Metadata
 //     state_dict_metadata     FQN: TensorStorageMetadata(properties, size, chunks: [(offsets, sizes)])
@@ -27,6 +27,10 @@
 
 namespace reshard::dcp {
 
+// Where torch's classes live.
+inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
+inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
+
 // What a metadata pickle tells of its writer.
 struct WriterFacts {
   std::string torch;   // "2.4 or later"
@@ -51,8 +55,9 @@ class MetadataReader {
  private:
   struct PendingTensor {
     Tensor tensor;
-    std::vector<std::uint8_t> stored;            // whether storage_data has told where fragment i lies
-    std::multimap<Dims, std::size_t> by_origin;  // of the pickle being read; made when a hint was wrong
+    std::vector<std::uint8_t> stored;  // whether storage_data has told where fragment i lies
+    // Fragments of the pickle being read, those with elements first; made when a hint was wrong.
+    std::multimap<Dims, std::size_t> by_origin;
   };
   struct PendingBlob {
     Blob blob;
@@ -105,11 +110,14 @@ class MetadataReader {
   // the boxes of replicated tensors.
   Status sort_out(PendingTensor& pending) const;
   Result<std::uint32_t> file_index(std::string_view relative_path);
+  // Counts what is copied out of the pickle. Corrupt where it becomes far more than the pickle holds.
+  Status charge(std::size_t bytes);
   void read_facts(const pickle::Document& document, const pickle::Value& state);
 
   Catalog& catalog_;
   std::string path_;  // of the pickle being read, for messages
   int pickles_ = 0;
+  Index budget_ = 0;         // bytes that may yet be copied out of the pickle being read
   bool transforms_ = false;  // some items went through one
   WriterFacts facts_;
   std::vector<PendingTensor> tensors_;
@@ -120,5 +128,23 @@ class MetadataReader {
   std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>> files_;
   Familiar familiar_;  // of the pickle being read
 };
+
+// ---- Writing (metadata_writer.cc)
+
+// One stored item.
+struct WrittenItem {
+  Box box;  // of a tensor; unused for a blob
+  std::uint32_t file = 0;
+  Index offset = 0;  // of the item in its file
+  Index length = 0;
+};
+struct WrittenEntry {
+  const TargetTensor* tensor = nullptr;  // null: a blob
+  std::string name;
+  KeyPath path;
+  std::vector<WrittenItem> items;
+};
+// A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
+std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
 
 }  // namespace reshard::dcp

@@ -1,10 +1,8 @@
-#include "formats/dcp/metadata_writer.h"
-
 #include <string_view>
 #include <utility>
 #include <variant>
 
-#include "formats/dcp/class_names.h"
+#include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
 
 namespace reshard::dcp {

@@ -19,13 +19,6 @@ constexpr Index kMaxBlobBytes = Index{1} << 30;
 constexpr Index kArchiveOverhead = Index{1} << 20;  // what an item holds beside its tensor, generously
 constexpr std::string_view kSpoolName = "(decoded items)";
 
-// "__3.metadata" -> a rank saved on its own (torch >= 2.9, use_collectives=False).
-bool is_rank_local_metadata(std::string_view name) {
-  if (!name.starts_with("__") || !name.ends_with(".metadata")) return false;
-  const std::string_view rank = name.substr(2, name.size() - 2 - std::string_view(".metadata").size());
-  return !rank.empty() && rank.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 class DcpReader : public Reader {
  public:
   Status open(const std::string& path, const OpenOptions& options);
@@ -82,16 +75,16 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
   };
   std::vector<std::string> names;
   std::string how = "PyTorch DCP";
-  if (has(".metadata")) {
-    names = {".metadata"};
-  } else if (has(".metadata.tmp")) {
-    names = {".metadata.tmp"};
+  if (has(kMetadataFile)) {
+    names = {std::string(kMetadataFile)};
+  } else if (has(kUnfinishedMetadata)) {
+    names = {std::string(kUnfinishedMetadata)};
     catalog_.warnings.emplace_back(
         ".metadata is missing, but .metadata.tmp is complete: the save died just before its last rename. It is used; "
         "renaming it to .metadata repairs the checkpoint.");
   } else {
     for (const DirectoryEntry& e : entries)
-      if (is_rank_local_metadata(e.name)) names.push_back(e.name);
+      if (is_rank_metadata(e.name)) names.push_back(e.name);
     std::sort(names.begin(), names.end(), natural_less);
     how += ", " + std::to_string(names.size()) + " ranks saved on their own";
   }
@@ -129,7 +122,7 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
   }
   std::vector<CatalogFile> idle;  // of ranks that had nothing to write; they tell how many ranks there were
   for (const DirectoryEntry& e : entries) {
-    if (e.is_directory || !e.name.ends_with(".distcp") || used.contains(e.name)) continue;
+    if (e.is_directory || !e.name.ends_with(kDataEnding) || used.contains(e.name)) continue;
     if (e.size > 0)
       catalog_.stale_files.push_back(e.name);
     else if (e.name.starts_with("__"))
@@ -193,18 +186,14 @@ Result<Fragment> DcpReader::locate_item(const Tensor& tensor, const Fragment& it
     head = TRY(magic(*file, where));
   }
   if (head != zip::kMagic) return locate_in_blob(tensor, item, *file, dtype);
-  const auto stored = TRY(torch_archive::read_tensor_item(*file, where.offset, where.length));
-  if (stored.shape != item.box.shape)
+  auto stored = TRY(torch_archive::read_tensor_item(*file, where.offset, where.length));
+  if (stored.shape() != item.box.shape)
     return corrupt(at(file->path(), where.offset) + ": expected shape " + to_string(item.box.shape) + ", got " +
-                   to_string(stored.shape) + ": the file is from another save, or two were swapped");
+                   to_string(stored.shape()) + ": the file is from another save, or two were swapped");
   dtype = stored.dtype;
-  Fragment f = item;
-  f.strides = stored.strides;
-  f.extent = {where.file, stored.payload_offset, stored.payload_length};
-  f.start = stored.start_bytes;
-  f.crc = stored.crc;
-  f.big_endian = stored.big_endian;
-  return f;
+  stored.box = item.box;
+  stored.extent.file = where.file;
+  return Fragment(std::move(stored));
 }
 
 Result<Fragment> DcpReader::locate_in_blob(const Tensor& tensor, const Fragment& item, const File& file, DType& dtype) {
@@ -276,15 +265,6 @@ std::string DcpReader::describe(const Blob& blob) {
 }
 
 }  // namespace
-
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return false;
-  const auto entries = list_directory(path);
-  return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
-           return e.name == ".metadata" || e.name == ".metadata.tmp" || is_rank_local_metadata(e.name) ||
-                  (e.name.starts_with("__") && e.name.ends_with(".distcp"));
-         });
-}
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<DcpReader>();

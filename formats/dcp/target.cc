@@ -1,10 +1,12 @@
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
 namespace {
+
+constexpr Index kMaxBytes = Index{1} << 62;  // of all tensors: with the archives around them below 2^63
 
 class DcpTarget : public Target {
  public:
@@ -21,6 +23,7 @@ class DcpTarget : public Target {
   LayoutRequest request_;
   std::vector<WrittenEntry> entries_;  // blobs, then tensors, in the order of the request
   std::string metadata_;
+  Index bytes_ = 0;  // of the tensors so far
 };
 
 WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
@@ -34,7 +37,7 @@ WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
 
 Status DcpTarget::lay_out() {
   for (Index rank = 0; rank < request_.mesh.ranks(); ++rank)
-    catalog_.files.push_back({"__" + std::to_string(rank) + "_0.distcp", 0});
+    catalog_.files.push_back({"__" + std::to_string(rank) + "_0" + std::string(kDataEnding), 0});
   for (const TargetBlob& blob : request_.blobs)
     entries_.push_back({nullptr, blob.name, blob.path, {append(0, static_cast<Index>(blob.bytes.size()))}});
   for (const TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));
@@ -42,11 +45,17 @@ Status DcpTarget::lay_out() {
   std::vector<std::string> names;
   for (const CatalogFile& file : catalog_.files) names.push_back(file.path);
   metadata_ = write_metadata(entries_, names);
-  catalog_.files.push_back({".metadata", static_cast<Index>(metadata_.size())});
+  catalog_.files.push_back({std::string(kMetadataFile), static_cast<Index>(metadata_.size())});
   return {};
 }
 
 Status DcpTarget::add_tensor(const TargetTensor& wanted) {
+  const auto elements = checked_volume(wanted.shape);
+  const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
+  const auto total = bytes ? checked_add(bytes_, *bytes) : std::nullopt;
+  if (!total || *total > kMaxBytes)
+    return unsupported("tensor '" + printable(wanted.name) + "': 2^62 bytes or more in all");
+  bytes_ = *total;
   Tensor tensor;
   tensor.name = wanted.name;
   tensor.dtype = wanted.dtype;
@@ -112,16 +121,3 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
 }
 
 }  // namespace reshard::dcp
-
-namespace reshard {
-
-const Format kDcpFormat = {
-    .name = "dcp",
-    .title = "PyTorch DCP",
-    .recognises = dcp::recognises,
-    .open = dcp::open,
-    .lay_out = dcp::lay_out,
-    .takes_mesh = true,
-};
-
-}  // namespace reshard

@@ -102,7 +102,7 @@ class Walk {
 
   Result<std::string> charged_name() {
     std::string out = name();
-    names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(ValuePath::value_type));
+    names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(KeyPath::value_type));
     if (names_bytes_ > kMaxNameBytes) return too_much("names of more than " + human_bytes(kMaxNameBytes) + " in all");
     return out;
   }
@@ -110,7 +110,7 @@ class Walk {
   const TorchFile& file_;
   std::vector<TensorFile::Entry>& tensors_;
   std::vector<TensorFile::Object>& objects_;
-  ValuePath path_;
+  KeyPath path_;
   Index visits_left_;
   Index names_bytes_ = 0;
   std::unordered_map<std::uint32_t, bool> apart_;  // sequences, by identity
@@ -174,7 +174,7 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
   metadata_ = std::move(header.metadata);
   auto keys = TRY(non_tensor_keys(metadata_, file.path()));
   for (SafetensorsEntry& entry : header.entries) {
-    ValuePath path = {entry.name};
+    KeyPath path = {entry.name};
     if (keys.erase(entry.name) > 0) {
       documents_.push_back(TRY(read_object(file, entry)));
       objects_.push_back({entry.name, std::move(path), documents_.back().root()});
@@ -182,10 +182,9 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
     }
     StoredTensor tensor;
     tensor.dtype = entry.dtype;
-    tensor.shape = entry.shape;
+    tensor.box = whole(entry.shape);
     tensor.strides = row_major_strides(entry.shape);
-    tensor.payload_offset = entry.offset;
-    tensor.payload_length = entry.length;
+    tensor.extent = {0, entry.offset, entry.length};
     tensors_.push_back({std::move(entry.name), std::move(path), tensor});
   }
   if (!keys.empty())

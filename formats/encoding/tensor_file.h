@@ -17,7 +17,6 @@
 
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "formats/encoding/pickle.h"
@@ -29,20 +28,17 @@
 
 namespace reshard {
 
-// The keys on the way to a value; integers are positions in lists. (A dict's integer keys are decimal text.)
-using ValuePath = std::vector<std::variant<std::string, Index>>;
-
 class TensorFile {
  public:
   struct Entry {
     std::string name;
-    ValuePath path;
+    KeyPath path;  // a dict's integer keys are decimal text
     StoredTensor tensor;
   };
   // A value that is no tensor. It refers to the TensorFile.
   struct Object {
     std::string name;
-    ValuePath path;
+    KeyPath path;
     pickle::Value value;
   };
 

@@ -143,27 +143,27 @@ Status refuse_lazy_math(Value metadata, std::string_view place) {
 // Bytes from the storage's first to behind the last that the strides reach; nothing on overflow.
 std::optional<Index> reach(const StoredTensor& t) {
   Index last = 0;
-  for (int d = 0; d < t.shape.rank(); ++d) {
-    const std::optional<Index> step = checked_mul(t.shape[d] - 1, t.strides[d]);
+  for (int d = 0; d < t.shape().rank(); ++d) {
+    const std::optional<Index> step = checked_mul(t.shape()[d] - 1, t.strides[d]);
     const std::optional<Index> sum = step ? checked_add(last, *step) : std::nullopt;
     if (!sum) return std::nullopt;
     last = *sum;
   }
   const std::optional<Index> end = checked_add(last, 1);
   const std::optional<Index> bytes = end ? checked_mul(*end, byte_size(t.dtype)) : std::nullopt;
-  return bytes ? checked_add(t.start_bytes, *bytes) : std::nullopt;
+  return bytes ? checked_add(t.start, *bytes) : std::nullopt;
 }
 
 Status check_reach(const StoredTensor& t, std::string_view place) {
-  const std::optional<Index> elements = checked_volume(t.shape);
+  const std::optional<Index> elements = checked_volume(t.shape());
   if (!elements || !checked_mul(*elements, byte_size(t.dtype)))
-    return corrupt(std::string(place) + ": tensor: shape " + to_string(t.shape) + " has more than 2^63 bytes");
+    return corrupt(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " has more than 2^63 bytes");
   if (*elements == 0) return {};
   const std::optional<Index> end = reach(t);
-  if (!end || *end > t.payload_length)
-    return corrupt(std::string(place) + ": tensor: shape " + to_string(t.shape) + " with strides " +
-                   to_string(t.strides) + " from byte " + std::to_string(t.start_bytes) +
-                   " on: expected to stay inside the storage of " + std::to_string(t.payload_length) + " bytes, got " +
+  if (!end || *end > t.extent.length)
+    return corrupt(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " with strides " +
+                   to_string(t.strides) + " from byte " + std::to_string(t.start) +
+                   " on: expected to stay inside the storage of " + std::to_string(t.extent.length) + " bytes, got " +
                    (end ? std::to_string(*end) : "an overflow"));
   return {};
 }
@@ -469,16 +469,16 @@ Result<StoredTensor> TorchFile::resolve(Value value) const {
     return corrupt(place_ + ": " + name + ": expected " + std::to_string(storage.bytes) + " bytes, got " +
                    std::to_string(stored->second.length));
 
-  out.shape = TRY(read_dims(args[2], "tensor size"));
+  out.box = whole(TRY(read_dims(args[2], "tensor size")));
   out.strides = TRY(read_dims(args[3], "tensor stride"));
-  if (out.strides.rank() != out.shape.rank())
-    return args[3].mismatch("tensor stride", std::to_string(out.shape.rank()) + " numbers");
+  if (out.strides.rank() != out.shape().rank())
+    return args[3].mismatch("tensor stride", std::to_string(out.shape().rank()) + " numbers");
   const std::optional<Index> start = checked_mul(TRY(read_count(args[1], "storage offset")), byte_size(out.dtype));
   const std::optional<Index> sum = start ? checked_add(*start, storage.start_bytes) : std::nullopt;
   if (!sum) return args[1].mismatch("storage offset", "an offset that fits 63 bits");
-  out.start_bytes = *sum;
-  out.payload_offset = stored->second.offset;
-  out.payload_length = stored->second.length;
+  out.start = *sum;
+  out.extent.offset = stored->second.offset;
+  out.extent.length = stored->second.length;
   out.crc = stored->second.crc;
   out.big_endian = big_endian_;
   TRY(check_reach(out, place_));

@@ -1,9 +1,6 @@
 #include "formats/hdf5/hdf5.h"
 
 #include "formats/hdf5/library.h"
-#include "formats/hdf5/reader.h"
-#include "formats/hdf5/target.h"
-#include "formats/hdf5/view.h"
 
 namespace reshard {
 
@@ -13,8 +10,8 @@ const Format kHdf5Format = {
     .recognises = hdf5::is_hdf5_file,
     .open = hdf5::open,
     .lay_out = hdf5::lay_out,
-    .keeps_side_files = true,
-    .holds_whole_tensors = true,
+    .is_file = true,
+    .takes_compression = true,
 };
 
 // Read as any HDF5 file: by the row before.
@@ -25,6 +22,7 @@ const Format kHdf5ViewFormat = {
     .open = hdf5::open,
     .lay_out = nullptr,
     .write_view = hdf5::write_view,
+    .is_file = true,
 };
 
 }  // namespace reshard

@@ -18,7 +18,23 @@ extern const Format kHdf5Format;
 extern const Format kHdf5ViewFormat;
 
 namespace hdf5 {
-inline constexpr int kZstdFilter = 32015;  // as registered with The HDF Group
-}
 
+inline constexpr int kZstdFilter = 32015;  // as registered with The HDF Group
+
+// Ours, or anybody's: every dataset of numbers is a tensor under its path with dots for slashes; others are named in a
+// warning. After opening, the library is not needed any more: elements are read and decoded by the engine.
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
+// Whole tensors, contiguous and page-aligned where large; or, with request.compression, in chunks of about a megabyte
+// that are whole runs of the row-major tensor. Unsupported for more than one rank.
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+
+// A file that shows the tensors of another checkpoint where they lie. A tensor in one piece is a dataset whose storage
+// is external: a place in the other file. One in several pieces, or with gaps, is a virtual dataset of parts of strips
+// in /reshard/pieces: a strip is a whole file as elements of one type. Paths of files are absolute: a library looks for
+// others from the directory its reader happens to be in. The catalog's tensors must be located. The file must not be
+// there; after an error it is not.
+Result<ViewReport> write_view(const Catalog& catalog, const std::string& path);
+
+}  // namespace hdf5
 }  // namespace reshard

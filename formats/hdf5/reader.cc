@@ -1,8 +1,7 @@
-#include "formats/hdf5/reader.h"
-
 #include <algorithm>
 
 #include "formats/encoding/torch_archive.h"
+#include "formats/hdf5/hdf5.h"
 #include "formats/hdf5/scan.h"
 #include "lib/base/text.h"
 

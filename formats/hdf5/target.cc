@@ -1,5 +1,3 @@
-#include "formats/hdf5/target.h"
-
 #include <hdf5.h>
 
 #include <algorithm>

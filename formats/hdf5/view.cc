@@ -1,5 +1,3 @@
-#include "formats/hdf5/view.h"
-
 #include <hdf5.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "formats/hdf5/hdf5.h"
 #include "formats/hdf5/library.h"
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"

@@ -18,6 +18,16 @@
 
 namespace reshard {
 
-extern const Format kSafetensorsFormat;
+extern const Format kHfFormat;
 
+namespace hf {
+
+bool is_file_name(std::string_view path);   // ends in ".safetensors"
+bool is_index_name(std::string_view path);  // ends in ".safetensors.index.json"
+
+// `path` is a file, an index or a directory. With options.files_too = false the headers have to be there, the data
+// behind them need not.
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
+}  // namespace hf
 }  // namespace reshard

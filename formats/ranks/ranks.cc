@@ -1,20 +1,92 @@
 #include "formats/ranks/ranks.h"
 
-#include "formats/ranks/read.h"
-#include "formats/ranks/write.h"
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <set>
+
+#include "formats/tensor_files/target.h"
+#include "lib/infer/rank_layout.h"
 
 namespace reshard {
+namespace ranks {
+namespace {
+
+constexpr std::array<std::string_view, 5> kExtensions = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"};
+// What stands before the number of a rank.
+constexpr std::array<std::string_view, 4> kMarks = {"rank_", "rank-", "rank", "tp_"};
+
+// A file name around the number of its rank.
+struct RankName {
+  std::string before, after;
+  Index rank = 0;
+};
+
+std::optional<RankName> parse_rank_name(std::string_view name) {
+  if (std::none_of(kExtensions.begin(), kExtensions.end(), [&](auto e) { return name.ends_with(e); }))
+    return std::nullopt;
+  std::size_t best = std::string_view::npos;  // where the digits of the last mark begin
+  for (const std::string_view mark : kMarks)
+    for (std::size_t at = name.find(mark); at != std::string_view::npos; at = name.find(mark, at + 1)) {
+      const std::size_t digits = at + mark.size();
+      const bool is_number = digits < name.size() && name[digits] >= '0' && name[digits] <= '9';
+      if (is_number && (best == std::string_view::npos || digits > best)) best = digits;
+    }
+  if (best == std::string_view::npos) return std::nullopt;
+  RankName out;
+  const char* end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data() + best, end, out.rank);
+  if (parsed.ec != std::errc() || out.rank >= kMaxMeshRanks) return std::nullopt;
+  out.before = name.substr(0, best);
+  out.after = std::string(parsed.ptr, end);
+  return out;
+}
+
+}  // namespace
+
+Result<RankFiles> find_files(const std::string& path) {
+  RankFiles out;
+  std::set<std::pair<std::string, std::string>> patterns;
+  for (const DirectoryEntry& e : TRY(list_directory(path))) {
+    if (e.is_directory) continue;
+    out.has_layout = out.has_layout || e.name == kLayoutFile;
+    out.has_index = out.has_index || e.name.ends_with(".index.json");
+    if (const auto parsed = parse_rank_name(e.name)) {
+      out.is_ambiguous = out.is_ambiguous || !out.by_rank.emplace(parsed->rank, e.name).second;
+      patterns.emplace(parsed->before, parsed->after);
+    } else if (std::any_of(kExtensions.begin(), kExtensions.end(), [&](auto x) { return e.name.ends_with(x); })) {
+      out.others.push_back(e.name);
+    }
+  }
+  out.is_ambiguous = out.is_ambiguous || patterns.size() > 1;
+  return out;
+}
+
+namespace {
+
+// A descriptor, or two or more files of ranks and no index.
+bool recognises(const std::string& path) {
+  if (!is_directory(path)) return false;
+  const auto files = find_files(path);
+  if (!files) return false;
+  if (files->has_layout) return !files->by_rank.empty();
+  return files->by_rank.size() > 1 && !files->is_ambiguous && !files->has_index && files->others.empty();
+}
+
+}  // namespace
+}  // namespace ranks
 
 const Format kRanksFormat = {
     .name = "ranks",
     .title = "files of ranks",
-    .recognises = recognises_ranks,
-    .open = open_ranks,
-    .lay_out = lay_out_ranks,
-    .model_only = true,
+    .recognises = ranks::recognises,
+    .open = ranks::open,
+    .lay_out = ranks::lay_out,
+    .holds = Holds::kModel,
+    .sharding = Sharding::kLocal,
+    .takes_container = true,
     .hf_names = true,
-    .takes_mesh = true,
-    .local_files = true,
+    .side_files = kModelSideFiles,
 };
 
 }  // namespace reshard

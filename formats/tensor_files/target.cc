@@ -3,13 +3,56 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
-TensorFileKind kind_of(Container container) {
-  return container == Container::kSafetensors ? TensorFileKind::kSafetensors : TensorFileKind::kTorchSave;
+// Room for an archive's own bytes, far more than its directory may have.
+constexpr Index kMaxArchiveBytes = Index{1} << 40;
+
+// The bytes around the tensors of a torch.save file; with checksums once `crc` can tell them.
+zip::Builder::Around around(const std::vector<FileTensor>& tensors, const PayloadCrc& crc) {
+  std::vector<torch_archive::NamedTensor> named;
+  named.reserve(tensors.size());
+  for (const FileTensor& t : tensors) named.push_back({t.name, t.dtype, t.shape, crc ? crc(t.extent) : 0});
+  return torch_archive::around_tensors(named);
+}
+
+// Both fill in the extents of the tensors, in a file of this number, and give its size.
+Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t file) {
+  Index total = kMaxArchiveBytes;
+  for (FileTensor& t : tensors) {
+    if (!is_utf8(t.name)) return unsupported("tensor '" + printable(t.name) + "': the name is not UTF-8");
+    const auto elements = checked_volume(t.shape);
+    const auto bytes = elements ? checked_mul(*elements, byte_size(t.dtype)) : std::nullopt;
+    const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
+    if (!sum) return unsupported("tensor '" + printable(t.name) + "': the file's data would be 2^63 bytes or more");
+    t.extent.length = *bytes;
+    total = *sum;
+  }
+  const zip::Builder::Around parts = around(tensors, nullptr);
+  Index size = std::ssize(parts.before);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].extent = {file, size, tensors[i].extent.length};
+    size += tensors[i].extent.length + std::ssize(parts.after[i]);
+  }
+  return size;
+}
+
+Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, std::string& header) {
+  std::vector<SafetensorsEntry> entries;
+  entries.reserve(tensors.size());
+  for (const FileTensor& t : tensors) entries.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape});
+  header = TRY(safetensors_header(entries, {{"format", "pt"}}));
+  Index size = std::ssize(header);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].extent = {file, entries[i].offset, entries[i].length};
+    size = entries[i].offset + entries[i].length;
+  }
+  return size;
 }
 
 std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
@@ -26,19 +69,17 @@ std::string_view container_extension(Container container) {
   return container == Container::kSafetensors ? ".safetensors" : ".bin";
 }
 
-bool TensorFilesTarget::wants_crcs() const {
-  return std::any_of(tensor_files_.begin(), tensor_files_.end(),
-                     [](const TensorFile& f) { return f.layout.wants_crcs(); });
-}
+bool TensorFilesTarget::wants_crcs() const { return !archives_.empty(); }
 
 Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const TensorFile& f : tensor_files_)
-    TRY(f.layout.seal(
-        [&](const FileTensor& t) {
-          return crc(Extent{f.file, t.offset, t.length});
-        },
-        [&](Index offset, Bytes bytes) { return emit(f.file, offset, bytes); }));
-  for (const TextFile& f : text_files_) TRY(emit(f.file, 0, as_bytes(f.text)));
+  for (const std::vector<FileTensor>& tensors : archives_) {
+    const std::uint32_t file = tensors.front().extent.file;
+    const zip::Builder::Around parts = around(tensors, crc);
+    TRY(emit(file, 0, as_bytes(parts.before)));
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      TRY(emit(file, tensors[i].extent.offset + tensors[i].extent.length, as_bytes(parts.after[i])));
+  }
+  for (const TextFile& f : texts_) TRY(emit(f.file, 0, as_bytes(f.text)));
   return {};
 }
 
@@ -49,17 +90,28 @@ std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
 
 Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
                                                         std::vector<FileTensor> tensors) {
-  TensorFileLayout layout = TRY(TensorFileLayout::make(kind_of(container), std::move(tensors)));
-  const std::uint32_t file = append(std::move(name), layout.size());
+  const auto file = static_cast<std::uint32_t>(catalog_.files.size());
+  std::string text;
+  Index size = 0;
+  if (container == Container::kSafetensors)
+    size = TRY(lay_out_safetensors(tensors, file, text));
+  else
+    size = TRY(lay_out_archive(tensors, file));
+  append(std::move(name), size);
   std::vector<Extent> extents;
-  for (const FileTensor& t : layout.tensors()) extents.push_back({file, t.offset, t.length});
-  tensor_files_.push_back({file, std::move(layout)});
+  for (const FileTensor& t : tensors) extents.push_back(t.extent);
+  if (container == Container::kTorchSave && !tensors.empty()) {
+    archives_.push_back(std::move(tensors));
+  } else {
+    if (container == Container::kTorchSave) text = around({}, nullptr).before;
+    texts_.push_back({file, std::move(text)});
+  }
   return extents;
 }
 
 Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors) {
   std::vector<FileTensor> stored;
-  for (const TargetTensor& t : tensors) stored.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape});
+  for (const TargetTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
   const auto extents = TRY(add_file(std::move(name), container, std::move(stored)));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor tensor;
@@ -75,7 +127,7 @@ Status TensorFilesTarget::add_whole(std::string name, Container container, const
 
 void TensorFilesTarget::add_text(std::string name, std::string text) {
   const std::uint32_t file = append(std::move(name), static_cast<Index>(text.size()));
-  text_files_.push_back({file, std::move(text)});
+  texts_.push_back({file, std::move(text)});
 }
 
 Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<TargetTensor>& tensors,

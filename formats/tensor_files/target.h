@@ -1,15 +1,41 @@
-// A target that consists of files of named tensors (formats/encoding/tensor_file_layout.h) and of small texts. What the
-// files are called, and which tensor lies in which, is for the formats to say that are built on it.
+// A target that consists of files of named tensors, in either of the containers that model files come in, and of small
+// texts. What the files are called, and which tensor lies in which, is for the formats to say that are built on it.
+//
+//   [header][tensor 0][between][tensor 1] ... [trailer]      torch.save (formats/encoding/torch_archive.h)
+//   [header][tensor 0][tensor 1] ...                         safetensors (formats/encoding/safetensors_header.h)
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
-#include "formats/encoding/tensor_file_layout.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
+
+// What loaders of Hugging Face models look for beside config.json (transformers; sentencepiece).
+inline constexpr std::array<std::string_view, 13> kModelSideFiles = {"generation_config.json",
+                                                                     "tokenizer.json",
+                                                                     "tokenizer.model",
+                                                                     "tokenizer_config.json",
+                                                                     "special_tokens_map.json",
+                                                                     "added_tokens.json",
+                                                                     "vocab.json",
+                                                                     "vocab.txt",
+                                                                     "merges.txt",
+                                                                     "chat_template.jinja",
+                                                                     "chat_template.json",
+                                                                     "preprocessor_config.json",
+                                                                     "original_config.json"};
+
+// A tensor of a file: whole and row-major there.
+struct FileTensor {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  Dims shape;
+  Extent extent;  // filled in by add_file()
+};
 
 class TensorFilesTarget : public Target {
  public:
@@ -17,7 +43,7 @@ class TensorFilesTarget : public Target {
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
 
   // Appends a file of these tensors, in this order; the catalog's tensors are left to the caller. Where each tensor's
-  // bytes lie.
+  // bytes lie. Unsupported for an element type or a name that the container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
   // Appends a file of whole tensors, and the tensors to the catalog.
   Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors);
@@ -28,18 +54,14 @@ class TensorFilesTarget : public Target {
   using Target::catalog;
 
  private:
-  struct TensorFile {
-    std::uint32_t file = 0;
-    TensorFileLayout layout;
-  };
   struct TextFile {
     std::uint32_t file = 0;
     std::string text;
   };
   std::uint32_t append(std::string name, Index size);
 
-  std::vector<TensorFile> tensor_files_;
-  std::vector<TextFile> text_files_;
+  std::vector<std::vector<FileTensor>> archives_;  // files of torch.save: made anew when the checksums are known
+  std::vector<TextFile> texts_;                    // and headers of safetensors
 };
 
 // The extensions of the two containers: ".safetensors", ".bin".

@@ -226,7 +226,7 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
   if (audit.not_placed > 0)
     fact(report, "", count_of(audit.not_placed, "tensor") + " the layout says nothing of were not looked at");
   const Format& format = *opened.checkpoint.format;
-  if (declared.mesh.ranks() > 1 && !declared.stored_whole && format.holds_whole_tensors && is_gathered(catalog))
+  if (declared.mesh.ranks() > 1 && !declared.stored_whole && format.holds_whole_tensors() && is_gathered(catalog))
     add(report, Severity::kNote, "layout-gathered-format",
         std::string(format.title) + " files hold whole tensors: the mesh that trained them leaves no trace");
   else
@@ -259,7 +259,7 @@ Result<Catalog> manifest_view(const Json& manifest, const Catalog& native, const
 
 // Nothing where there is none.
 Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
-  if (!is_directory(path) && !opened.checkpoint.format->keeps_side_files) return std::optional<Json>();
+  if (!is_directory(path) && !opened.checkpoint.format->is_file) return std::optional<Json>();
   const auto text = TRY(opened.reader().side_file(std::string(kManifest), kMaxManifestBytes));
   return text ? std::optional(TRY(parse_json(*text, manifest))) : std::optional<Json>();
 }

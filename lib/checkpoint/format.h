@@ -1,13 +1,13 @@
 // What a checkpoint format is to the rest of the program: a way to open one, a way to lay one out, or both.
 //
-// A format is a row of the table in formats/registry.cc. Opening reads metadata only. Laying out is pure: it decides
-// every file, offset and length of the output before a byte is written, and later says what the bytes around the tensor
-// data are. The I/O in between belongs to lib/engine.
+// Opening reads metadata only. Laying out is pure: it decides every file, offset and length of the output before a byte
+// is written, and later says what the bytes around the tensor data are. The I/O in between belongs to lib/engine.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -140,6 +140,23 @@ struct ViewReport {
   std::vector<std::pair<std::string, std::string>> refused;  // names of tensors, and why
 };
 
+// What a format holds of a training state.
+enum class Holds {
+  kEverything,
+  kTensors,  // parameters and optimizer state, no other objects
+  kModel,    // parameters alone
+};
+
+// How a format's files follow the ranks of a mesh.
+enum class Sharding {
+  kNone,      // whole tensors: the mesh leaves no trace
+  kStages,    // whole tensors, those of a pipeline stage in files of their own
+  kBoxes,     // a rank's file holds the boxes that it owns, cut as the layout says that files are
+  kLocal,     // a rank's file holds its local tensors, even where the layout says that files are whole
+  kOwnLocal,  // likewise, cut by the format's own rules and no layout
+};
+
+// A row of the table in formats/registry.cc.
 struct Format {
   std::string_view name;   // as in --to
   std::string_view title;  // for people
@@ -151,17 +168,20 @@ struct Format {
   // Makes a new file at `path` that shows the tensors of a located catalog where they lie, without copying; null: not
   // that kind of format. What it cannot express is in the report.
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path) = nullptr;
-  bool keeps_side_files = false;     // in a file of its own kind: Reader::side_file() finds those of that file
-  bool holds_whole_tensors = false;  // in one file each, whatever mesh trained them
 
-  // What a conversion to it is, unless the user says otherwise.
-  bool model_only = false;   // holds parameters, no optimizer and no training state
-  bool objects = true;       // holds the state that is no tensors too, unless it is model_only
-  bool hf_names = false;     // its loaders expect Hugging Face names, and the tokenizer's files beside the model
-  bool takes_mesh = false;   // its files follow the ranks of a mesh
-  bool local_files = false;  // and each is what one rank holds, even where the layout says that files are whole
-  StageRule stage_rule = StageRule::kTorchtitan;  // how layers are dealt out to pipeline stages
-  Index max_file_bytes = 5'000'000'000;
+  Holds holds = Holds::kEverything;
+  Sharding sharding = Sharding::kNone;
+  bool is_file = false;                               // a checkpoint is one file; what lies beside others is inside it
+  bool takes_container = false;                       // LayoutRequest::container is for the user to choose
+  bool takes_compression = false;                     // and LayoutRequest::compression
+  bool hf_names = false;                              // its loaders expect Hugging Face names
+  std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
+  StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
+  Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise
+
+  bool takes_mesh() const { return sharding != Sharding::kNone; }
+  bool holds_whole_tensors() const { return sharding == Sharding::kNone || sharding == Sharding::kStages; }
+  bool holds_local_tensors() const { return sharding == Sharding::kLocal; }
 };
 
 // A checkpoint of whichever format recognises the path, open.

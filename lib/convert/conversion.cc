@@ -80,7 +80,7 @@ Status Conversion::leave_out_faulty() {
 }
 
 Status Conversion::select() {
-  const bool model_only = format_.model_only;
+  const bool model_only = format_.holds == Holds::kModel;
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
   std::vector<std::size_t> chosen;
   const auto& tensors = source_.catalog().tensors();
@@ -102,7 +102,7 @@ Status Conversion::select() {
   }
   for (const Blob& blob : source_.catalog().blobs) {
     LeftOut* out = nullptr;
-    if (model_only || !format_.objects)
+    if (format_.holds != Holds::kEverything)
       out = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!out && !selects(options_, blob.name)) out = &excluded;
     if (!out) {
@@ -316,7 +316,8 @@ Result<Index> Conversion::padded_to_multiple(Index rows) const {
 // Gives the vocabulary the rows that the target framework has.
 Status Conversion::pad_vocabulary() {
   const auto* vocabulary = options_.layout && options_.layout->vocabulary ? &*options_.layout->vocabulary : nullptr;
-  const bool follows = format_.local_files || !options_.layout || options_.layout->stored_as == StoredAs::kShards;
+  const bool follows =
+      format_.holds_local_tensors() || !options_.layout || options_.layout->stored_as == StoredAs::kShards;
   const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
   if (!by_layout && options_.vocab_divisible_by == 0) {
     if (options_.vocab_padding)
@@ -370,7 +371,7 @@ Status Conversion::pad_vocabulary() {
 Index Conversion::head_copies() const {
   if (options_.layout) return options_.layout->kv_heads ? options_.layout->kv_heads->replication : 1;
   const Index tp = options_.mesh.size("tp"), heads = model_.config ? model_.config->num_key_value_heads() : 0;
-  return format_.local_files && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
+  return format_.holds_local_tensors() && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
 }
 
 // Gives every tensor-parallel rank the key-value head it computes with, where several share one.
@@ -409,8 +410,8 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
     for (TargetTensor& t : tensors)
-      t.placement = TRY(format_.local_files ? options_.layout->place(t.name, t.shape, layers)
-                                            : options_.layout->place_in_files(t.name, t.shape, layers));
+      t.placement = TRY(format_.holds_local_tensors() ? options_.layout->place(t.name, t.shape, layers)
+                                                      : options_.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
   Catalog model;
@@ -425,7 +426,7 @@ Status Conversion::place(std::vector<TargetTensor>& tensors) {
   const Placer placer =
       TRY(Placer::make(options_.mesh, model_.family, model_.config_or_null(), model, format_.stage_rule));
   // Ranks that load their files as they are have been given whole heads, as far as that goes.
-  const bool whole_heads = format_.local_files && model_.config &&
+  const bool whole_heads = format_.holds_local_tensors() && model_.config &&
                            options_.mesh.size("tp") % std::max<Index>(1, model_.config->num_key_value_heads()) == 0;
   if (!placer.warning().empty() && !whole_heads) warnings_.push_back(placer.warning());
   for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(model.tensors()[i]);

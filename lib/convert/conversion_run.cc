@@ -1,5 +1,4 @@
 // Running what conversion.cc prepared: the copy, and what lies beside it.
-#include <array>
 #include <string_view>
 #include <utility>
 
@@ -10,21 +9,6 @@
 
 namespace reshard {
 namespace {
-
-// Files beside a model that its loaders want (transformers; sentencepiece).
-constexpr std::array<std::string_view, 13> kTokenizerFiles = {"generation_config.json",
-                                                              "tokenizer.json",
-                                                              "tokenizer.model",
-                                                              "tokenizer_config.json",
-                                                              "special_tokens_map.json",
-                                                              "added_tokens.json",
-                                                              "vocab.json",
-                                                              "vocab.txt",
-                                                              "merges.txt",
-                                                              "chat_template.jinja",
-                                                              "chat_template.json",
-                                                              "preprocessor_config.json",
-                                                              "original_config.json"};
 
 // Whether two tensors are the same bytes of the same files.
 bool are_one(const Tensor& a, const Tensor& b) {
@@ -93,10 +77,9 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     TRY(output.add_file("config.json", text));
     copied.emplace_back("config.json");
   }
-  if (!format_.model_only) return copied;
   std::vector<std::string> places = {selected_.root, parent_path(selected_.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
-  for (const std::string_view name : kTokenizerFiles) {
+  for (const std::string_view name : format_.side_files) {
     for (const std::string& place : places) {
       const std::string path = path_join(place, name);
       if (!path_exists(path)) continue;

@@ -91,8 +91,7 @@ const Format kMemoryFormat = {.name = "memory",
                               .recognises = [](const std::string&) { return false; },
                               .open = nullptr,
                               .lay_out = MemoryTarget::lay_out,
-                              .objects = false,
-                              .takes_mesh = true,
-                              .local_files = true};
+                              .holds = Holds::kTensors,
+                              .sharding = Sharding::kLocal};
 
 }  // namespace reshard

@@ -11,7 +11,7 @@
 #include <regex>
 #include <set>
 
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "formats/registry.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"

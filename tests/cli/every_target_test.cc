@@ -109,7 +109,7 @@ std::vector<Source> EveryTarget::sources_;
 
 TEST_P(EveryTarget, VerifiesClean) {
   std::vector<std::string> meshes = {""};
-  if (format().takes_mesh) meshes = {"tp=2", "pp=2", "dp_shard=3,tp=2", "dp_replicate=2,dp_shard=2"};
+  if (format().takes_mesh()) meshes = {"tp=2", "pp=2", "dp_shard=3,tp=2", "dp_replicate=2,dp_shard=2"};
   int made = 0;
   for (const Source& source : sources_)
     for (const std::string& mesh : meshes) {
@@ -136,7 +136,7 @@ TEST_P(EveryTarget, VerifiesCleanUnderEveryName) {
 }
 
 TEST_P(EveryTarget, OfWholeTensorsSaysThatAMeshLeavesNoTrace) {
-  if (!format().holds_whole_tensors) GTEST_SKIP() << format().name << " follows the ranks";
+  if (!format().holds_whole_tensors()) GTEST_SKIP() << format().name << " follows the ranks";
   VerifyOptions options = all_of(convert(sources_[0], ""));
   options.mesh = *Mesh::parse("tp=8");
   EXPECT_THAT(found(options), ElementsAre("layout-gathered-format: " + std::string(format().title) +

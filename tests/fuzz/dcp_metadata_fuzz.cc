@@ -5,7 +5,6 @@
 #include <string>
 
 #include "formats/dcp/metadata.h"
-#include "formats/dcp/metadata_writer.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(text && text->size() % 8 == 0);
 
   const std::string path = directory.write("model.safetensors", as_string(bytes));
-  const auto reader = kSafetensorsFormat.open(path, OpenOptions{});
+  const auto reader = kHfFormat.open(path, OpenOptions{});
   if (reader) require((*reader)->catalog().tensor_bytes() == header->end - header->data_start);
   return 0;
 }

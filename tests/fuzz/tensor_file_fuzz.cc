@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::unordered_set<std::string> names;
   for (const TensorFile::Entry& e : file->tensors()) {
     require(names.insert(e.name).second);
-    require(fits_inside(e.tensor.payload_offset, e.tensor.payload_length, static_cast<Index>(size)));
+    require(fits_inside(e.tensor.extent.offset, e.tensor.extent.length, static_cast<Index>(size)));
     require(e.path.size() <= static_cast<std::size_t>(TensorFile::kMaxDepth));
   }
   for (const TensorFile::Object& o : file->objects()) {

@@ -13,14 +13,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (const auto object = torch_archive::read_object_item(file, 0, length)) (void)pickle::print(object->root());
   const auto tensor = torch_archive::read_tensor_item(file, 0, length);
   if (!tensor) return 0;
-  require(fits_inside(tensor->payload_offset, tensor->payload_length, length));
-  require(tensor->strides.rank() == tensor->shape.rank());
+  require(fits_inside(tensor->extent.offset, tensor->extent.length, length));
+  require(tensor->strides.rank() == tensor->shape().rank());
   Index last = 0;
-  for (int d = 0; d < tensor->shape.rank(); ++d) {
-    if (tensor->shape[d] == 0) return 0;
-    last += (tensor->shape[d] - 1) * tensor->strides[d];
+  for (int d = 0; d < tensor->shape().rank(); ++d) {
+    if (tensor->shape()[d] == 0) return 0;
+    last += (tensor->shape()[d] - 1) * tensor->strides[d];
   }
   const Index width = byte_size(tensor->dtype);
-  require(fits_inside(tensor->start_bytes + last * width, width, tensor->payload_length));
+  require(fits_inside(tensor->start + last * width, width, tensor->extent.length));
   return 0;
 }

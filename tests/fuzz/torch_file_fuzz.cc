@@ -13,15 +13,15 @@ using namespace reshard;
 namespace {
 
 void check(const StoredTensor& tensor, Index length) {
-  require(fits_inside(tensor.payload_offset, tensor.payload_length, length));
-  require(tensor.strides.rank() == tensor.shape.rank());
+  require(fits_inside(tensor.extent.offset, tensor.extent.length, length));
+  require(tensor.strides.rank() == tensor.shape().rank());
   Index last = 0;
-  for (int d = 0; d < tensor.shape.rank(); ++d) {
-    if (tensor.shape[d] == 0) return;
-    last += (tensor.shape[d] - 1) * tensor.strides[d];
+  for (int d = 0; d < tensor.shape().rank(); ++d) {
+    if (tensor.shape()[d] == 0) return;
+    last += (tensor.shape()[d] - 1) * tensor.strides[d];
   }
   const Index width = byte_size(tensor.dtype);
-  require(fits_inside(tensor.start_bytes + last * width, width, tensor.payload_length));
+  require(fits_inside(tensor.start + last * width, width, tensor.extent.length));
 }
 
 }  // namespace

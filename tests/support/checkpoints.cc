@@ -68,25 +68,26 @@ class MemorySource : public TensorSource {
 
 }  // namespace
 
-TensorValues load_checkpoint(const std::string& path) {
-  const OpenCheckpoint open = must(open_checkpoint(path));
-  Catalog& catalog = open.reader->catalog();
+Result<TensorValues> load_values(Reader& reader) {
+  Catalog& catalog = reader.catalog();
   std::vector<std::size_t> all(catalog.tensors().size());
   std::iota(all.begin(), all.end(), std::size_t{0});
-  must(open.reader->locate(all, 1, fs::temp_directory_path()));
-  FileSource source(catalog, open.reader->files());
+  TRY(reader.locate(all, 1, fs::temp_directory_path()));
+  FileSource source(catalog, reader.files());
   std::vector<std::byte> scratch(std::size_t{1} << 20);
   TensorValues out;
   for (const std::size_t i : all) {
     const Tensor& t = catalog.tensors()[i];
     TensorValue value{t.dtype, t.shape, std::string(static_cast<std::size_t>(t.bytes()), '\0')};
     const MutableBytes bytes(reinterpret_cast<std::byte*>(value.bytes.data()), value.bytes.size());
-    must(source.read(i, whole(t.shape), bytes, scratch));
+    TRY(source.read(i, whole(t.shape), bytes, scratch));
     out.emplace(t.name, std::move(value));
   }
-  must(source.finish(scratch, nullptr));
+  TRY(source.finish(scratch, nullptr));
   return out;
 }
+
+TensorValues load_checkpoint(const std::string& path) { return must(load_values(*must(open_checkpoint(path)).reader)); }
 
 void write_target(const TensorValues& tensors, Target& target, const std::string& path) {
   MemorySource source(tensors);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
@@ -20,7 +20,9 @@ struct TensorValue {
 };
 using TensorValues = std::map<std::string, TensorValue>;
 
-// Every tensor of a checkpoint of any format. Fails the test and ends it when it cannot be read.
+// Every tensor of an open checkpoint: located, read, and its checksums held against the bytes.
+Result<TensorValues> load_values(Reader& reader);
+// The same of a checkpoint of any format. Fails the test and ends it when it cannot be read.
 TensorValues load_checkpoint(const std::string& path);
 
 // Writes these tensors, which are those of the target, into a new directory as the target has it.

@@ -9,7 +9,7 @@
 #include <set>
 #include <tuple>
 
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "formats/encoding/safetensors_header.h"
 #include "formats/registry.h"
 #include "lib/checkpoint/state_key.h"

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/pickle_values.h"

@@ -20,7 +20,7 @@ const std::string kData = RESHARD_TEST_DATA "/torch_save/";
 
 std::vector<std::string> names(const TensorFile& file) {
   std::vector<std::string> out;
-  for (const auto& e : file.tensors()) out.push_back(e.name + " " + to_string(e.tensor.shape));
+  for (const auto& e : file.tensors()) out.push_back(e.name + " " + to_string(e.tensor.shape()));
   return out;
 }
 
@@ -58,8 +58,8 @@ TEST_F(TensorFileTest, NamesValuesByTheirPathsInBothContainers) {
         ElementsAre("epoch = 3", "none = None", "groups.0.lr = 0.0003", "groups.0.betas = (0.9, 0.95)",
                     "groups.0.params = [0, 1]", "state.0.step = 7", "pair.1 = 'x'", testing::StartsWith("bytes = "),
                     "big = 0x100000000000000000000", testing::StartsWith("set = "), "nothing = {}"));
-    EXPECT_EQ(file->objects()[3].path, (ValuePath{"groups", Index{0}, "betas"}));
-    EXPECT_EQ(file->tensors()[13].path, (ValuePath{"state", "0", "exp_avg"}));
+    EXPECT_EQ(file->objects()[3].path, (KeyPath{"groups", Index{0}, "betas"}));
+    EXPECT_EQ(file->tensors()[13].path, (KeyPath{"state", "0", "exp_avg"}));
   }
 }
 
@@ -171,7 +171,7 @@ TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
         EXPECT_LT(read.error().message().size(), 2000u);
       } else {
         for (const TensorFile::Entry& e : read->tensors())
-          ASSERT_TRUE(fits_inside(e.tensor.payload_offset, e.tensor.payload_length, size)) << name << " " << i;
+          ASSERT_TRUE(fits_inside(e.tensor.extent.offset, e.tensor.extent.length, size)) << name << " " << i;
       }
       ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(whole.substr(i, 1))));
     }

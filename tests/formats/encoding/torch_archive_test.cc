@@ -85,20 +85,20 @@ TEST_F(TorchArchive, FindsTheTensorsOfARealCheckpoint) {
   const auto t = torch_archive::read_tensor_item(file, 864, 1180);
   ASSERT_TRUE(t) << t.error().message();
   EXPECT_EQ(t->dtype, DType::kBFloat16);
-  EXPECT_EQ(t->shape, (Dims{2, 3}));
+  EXPECT_EQ(t->shape(), (Dims{2, 3}));
   EXPECT_EQ(t->strides, (Dims{3, 1}));
-  EXPECT_EQ(t->payload_offset, 864 + 448);
-  EXPECT_EQ(t->payload_length, 12);
-  EXPECT_EQ(t->start_bytes, 0);
+  EXPECT_EQ(t->extent.offset, 864 + 448);
+  EXPECT_EQ(t->extent.length, 12);
+  EXPECT_EQ(t->start, 0);
   EXPECT_FALSE(t->big_endian);
-  EXPECT_EQ(t->crc, crc32(0, as_bytes(bytes_of(file, t->payload_offset, 12))));
+  EXPECT_EQ(t->crc, crc32(0, as_bytes(bytes_of(file, t->extent.offset, 12))));
 }
 
 TEST_F(TorchArchive, KeepsTheStridesOfTransposedAndChannelsLastTensors) {
   const File file = data("ck1/__0_0.distcp");
   const auto transposed = torch_archive::read_tensor_item(file, 27604, 1180);
   ASSERT_TRUE(transposed);
-  EXPECT_EQ(transposed->shape, (Dims{3, 2}));
+  EXPECT_EQ(transposed->shape(), (Dims{3, 2}));
   EXPECT_EQ(transposed->strides, (Dims{1, 3}));
   const auto channels_last = torch_archive::read_tensor_item(file, 31144, 1244);
   ASSERT_TRUE(channels_last);
@@ -110,7 +110,7 @@ TEST_F(TorchArchive, ReadsTypesWithoutAStorageClass) {
   const auto u16 = torch_archive::read_tensor_item(file, 35928, 1180);
   ASSERT_TRUE(u16);
   EXPECT_EQ(u16->dtype, DType::kUint16);
-  EXPECT_EQ(u16->payload_length, 4);
+  EXPECT_EQ(u16->extent.length, 4);
   const auto f8 = torch_archive::read_tensor_item(file, 37108, 1180);
   ASSERT_TRUE(f8);
   EXPECT_EQ(f8->dtype, DType::kFloat8E4M3);
@@ -141,10 +141,10 @@ TEST_F(TorchArchive, ItemsItLaysOutReadBack) {
       const auto t = torch_archive::read_tensor_item(file, base, sizes.total());
       ASSERT_TRUE(t) << t.error().message();
       EXPECT_EQ(t->dtype, dtype);
-      EXPECT_EQ(t->shape, shape);
+      EXPECT_EQ(t->shape(), shape);
       EXPECT_EQ(t->strides, row_major_strides(shape));
-      EXPECT_EQ(t->payload_offset, base + sizes.header_bytes);
-      EXPECT_EQ(t->payload_offset % 64, 0);
+      EXPECT_EQ(t->extent.offset, base + sizes.header_bytes);
+      EXPECT_EQ(t->extent.offset % 64, 0);
       EXPECT_EQ(t->crc, crc);
     }
 }
@@ -210,7 +210,7 @@ TEST_F(TorchArchive, UnwrapsParameters) {
   b.add("archive/data/0", std::string(24, 'x'));
   const auto t = tensor(std::move(b).finish().before);
   ASSERT_TRUE(t) << t.error().message();
-  EXPECT_EQ(t->shape, Dims{6});
+  EXPECT_EQ(t->shape(), Dims{6});
 }
 
 TEST_F(TorchArchive, SaysWhenAnItemIsStale) {
@@ -229,7 +229,7 @@ TEST_F(TorchArchive, EveryTruncationIsAnErrorAndEveryFlipIsReadOrRefused) {
       ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(one)));
       const auto t = torch_archive::read_tensor_item(file, 0, 1180);
       if (t) {
-        EXPECT_LE(t->payload_offset + t->payload_length, 1180);
+        EXPECT_LE(t->extent.offset + t->extent.length, 1180);
       }
       ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(whole.substr(i, 1))));
     }

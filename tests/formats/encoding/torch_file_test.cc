@@ -51,18 +51,18 @@ TEST_F(TorchFileTest, ReadsTheSameTensorsFromBothContainers) {
       return *t;
     };
     const StoredTensor view = resolve("view");
-    EXPECT_EQ(view.shape, (Dims{3, 4})) << name;
-    EXPECT_EQ(view.start_bytes, 16);
-    EXPECT_EQ(view.payload_length, 96);
+    EXPECT_EQ(view.shape(), (Dims{3, 4})) << name;
+    EXPECT_EQ(view.start, 16);
+    EXPECT_EQ(view.extent.length, 96);
     float first;
-    ASSERT_TRUE(file_->read_at(view.payload_offset + view.start_bytes, std::as_writable_bytes(std::span(&first, 1))));
+    ASSERT_TRUE(file_->read_at(view.extent.offset + view.start, std::as_writable_bytes(std::span(&first, 1))));
     EXPECT_EQ(first, 4.0f);
     EXPECT_EQ(resolve("transposed").strides, (Dims{1, 6}));
-    EXPECT_EQ(resolve("transposed").payload_offset, view.payload_offset) << "views of one storage";
-    EXPECT_EQ(resolve("tied_a").payload_offset, resolve("tied_b").payload_offset);
-    EXPECT_EQ(resolve("scalar").shape, Dims{});
-    EXPECT_EQ(resolve("empty").shape, (Dims{0, 3}));
-    EXPECT_EQ(resolve("parameter").shape, Dims{2});
+    EXPECT_EQ(resolve("transposed").extent.offset, view.extent.offset) << "views of one storage";
+    EXPECT_EQ(resolve("tied_a").extent.offset, resolve("tied_b").extent.offset);
+    EXPECT_EQ(resolve("scalar").shape(), Dims{});
+    EXPECT_EQ(resolve("empty").shape(), (Dims{0, 3}));
+    EXPECT_EQ(resolve("parameter").shape(), Dims{2});
     EXPECT_EQ(resolve("colo").dtype, DType::kFloat16);
     EXPECT_EQ(resolve("f8").dtype, DType::kFloat8E4M3);
     EXPECT_EQ(resolve("u16").dtype, DType::kUint16);
@@ -70,7 +70,7 @@ TEST_F(TorchFileTest, ReadsTheSameTensorsFromBothContainers) {
     EXPECT_EQ(resolve("flags").dtype, DType::kBool);
     Index second;
     const StoredTensor i64 = resolve("i64");
-    ASSERT_TRUE(file_->read_at(i64.payload_offset + 8, std::as_writable_bytes(std::span(&second, 1))));
+    ASSERT_TRUE(file_->read_at(i64.extent.offset + 8, std::as_writable_bytes(std::span(&second, 1))));
     EXPECT_EQ(second, Index{1} << 40);
     EXPECT_FALSE(i64.big_endian);
   }
@@ -84,7 +84,7 @@ TEST_F(TorchFileTest, ReadsEveryPickleProtocolThatTorchWrites) {
     ASSERT_TRUE(file) << file.error().message();
     const auto tensor = file->resolve(member(*file, "w"));
     ASSERT_TRUE(tensor) << tensor.error().message();
-    EXPECT_EQ(tensor->shape, Dims{3});
+    EXPECT_EQ(tensor->shape(), Dims{3});
   }
 }
 
@@ -195,8 +195,8 @@ TEST_F(TorchFileTest, StreamsHaveViewsOfStoragesAndAreLittleEndianWhateverTheySa
   ASSERT_TRUE(file) << file.error().message();
   const auto tensor = file->resolve(file->root());
   ASSERT_TRUE(tensor) << tensor.error().message();
-  EXPECT_EQ(tensor->start_bytes, 2 * (3 + 1));
-  EXPECT_EQ(tensor->payload_length, 16);
+  EXPECT_EQ(tensor->start, 2 * (3 + 1));
+  EXPECT_EQ(tensor->extent.length, 16);
   EXPECT_FALSE(tensor->big_endian);
 }
 

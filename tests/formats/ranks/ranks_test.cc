@@ -6,9 +6,8 @@
 #include <filesystem>
 
 #include "formats/encoding/tensor_file.h"
-#include "formats/encoding/tensor_file_layout.h"
-#include "formats/ranks/local_files.h"
 #include "formats/registry.h"
+#include "formats/tensor_files/local_files.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
 #include "tests/support/temp_dir.h"
@@ -46,8 +45,8 @@ std::map<std::string, std::vector<int>> contents(const std::string& path) {
   std::map<std::string, std::vector<int>> out;
   for (const auto& e : read->tensors()) {
     std::vector<int>& values = out[e.name];
-    for (Index i = 0; i < e.tensor.payload_length; ++i)
-      values.push_back(static_cast<unsigned char>(bytes[static_cast<std::size_t>(e.tensor.payload_offset + i)]));
+    for (Index i = 0; i < e.tensor.extent.length; ++i)
+      values.push_back(static_cast<unsigned char>(bytes[static_cast<std::size_t>(e.tensor.extent.offset + i)]));
   }
   return out;
 }
@@ -245,13 +244,13 @@ TEST(Ranks, AnyShapesUnderAnyLayoutAreRefusedOrHold) {
       shape = local_shape(boxes);
       if (below(rng, 8) == 0 && shape.rank() > 0) shape[static_cast<int>(below(rng, shape.rank()))] += 1;
       if (below(rng, 20) == 0) shape.push_back(1 + below(rng, 3));
-      std::vector<FileTensor> tensors = {{.name = "x", .dtype = DType::kUint8, .shape = {}}};
+      std::vector<FileTensor> tensors = {{.name = "x", .dtype = DType::kUint8, .shape = {}, .extent = {}}};
       layout.tensors.push_back({{"x"}, {}});
-      if (below(rng, 30) != 0) tensors.push_back({.name = "w", .dtype = DType::kUint8, .shape = shape});
-      const auto file = TensorFileLayout::make(TensorFileKind::kSafetensors, tensors);
-      ASSERT_TRUE(file);
-      std::string bytes(static_cast<std::size_t>(file->size()), '\0');
-      ASSERT_TRUE(file->seal(nullptr, [&](Index offset, Bytes text) -> Status {
+      if (below(rng, 30) != 0) tensors.push_back({"w", DType::kUint8, shape, {}});
+      TensorFilesTarget target;
+      ASSERT_TRUE(target.add_file("rank", Container::kSafetensors, tensors));
+      std::string bytes(static_cast<std::size_t>(target.catalog().files[0].size), '\0');
+      ASSERT_TRUE(target.seal(nullptr, [&](std::uint32_t, Index offset, Bytes text) -> Status {
         bytes.replace(static_cast<std::size_t>(offset), text.size(), as_string(text));
         return {};
       }));

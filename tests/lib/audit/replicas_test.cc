@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata_writer.h"
+#include "formats/dcp/metadata.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"

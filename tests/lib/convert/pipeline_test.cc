@@ -204,9 +204,9 @@ class Pipeline : public testing::Test {
       hf.mesh = Mesh();
       for (TargetTensor& t : hf.tensors) t.placement = {};
       hf.max_file_bytes = 1 + below(rng, 100'000);
-      ASSERT_OK(write_checkpoint(*last.source, kSafetensorsFormat, hf, hf_path, options, &again));
+      ASSERT_OK(write_checkpoint(*last.source, kHfFormat, hf, hf_path, options, &again));
       for (std::size_t i = 0; i < proofs.size(); ++i) ASSERT_EQ(proofs[i].target, again[i].target);
-      last = must(open_all(kSafetensorsFormat, hf_path, dir.path()));
+      last = must(open_all(kHfFormat, hf_path, dir.path()));
       ASSERT_NO_FATAL_FAILURE(expect_pattern(*last.source, rng));
     }
     if (seed % 3 == 0)

@@ -1,0 +1,118 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <array>
+
+#include "formats/bin/bin.h"
+#include "formats/tensor_files/indexed_files.h"
+#include "lib/base/text.h"
+
+namespace reshard::bin {
+namespace {
+
+class BinReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+
+ private:
+  Status open_directory(const std::string& path);
+  Status read_file(const std::string& name, const OpenOptions& options);
+
+  std::vector<std::string> names_;  // of the files to read
+  std::optional<IndexedFiles> index_;
+  std::vector<std::string> unreadable_;  // values of classes: what is inside them is not looked at
+  std::string prefix_;                   // left out of the names
+};
+
+// The one word that all tensors of a file are under, if it is a word for the model.
+std::string prefix_of(const TensorFile& file) {
+  static constexpr std::array<std::string_view, 3> kWords = {"model", "state_dict", "module"};
+  if (file.tensors().empty() || file.tensors().front().path.size() < 2) return {};
+  const auto* first = std::get_if<std::string>(&file.tensors().front().path.front());
+  if (first == nullptr || std::find(kWords.begin(), kWords.end(), *first) == kWords.end()) return {};
+  const auto is_under = [&](const TensorFile::Entry& e) {
+    return e.path.size() > 1 && e.path.front() == KeyPath::value_type(*first);
+  };
+  return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
+}
+
+Status BinReader::open_directory(const std::string& path) {
+  std::vector<std::string> indexes, numbered;
+  bool has_single = false;
+  for (const DirectoryEntry& e : TRY(list_directory(path))) {
+    if (e.is_directory) continue;
+    if (is_index_name(e.name)) indexes.push_back(e.name);
+    if (is_numbered_name(e.name)) numbered.push_back(e.name);
+    has_single = has_single || e.name == kSingleFile;
+  }
+  if (indexes.size() > 1)
+    return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
+                       "; open one of them by its path");
+  if (indexes.empty()) {
+    if (!has_single)
+      return corrupt(path + ": expected an index beside " + names_text(numbered, "file") +
+                     "; without it nothing tells whether all of them are there. Open a single file to see what it "
+                     "holds.");
+    names_ = {std::string(kSingleFile)};
+    catalog_.stale_files = numbered;
+    return {};
+  }
+  index_ = TRY(IndexedFiles::open(path, indexes.front()));
+  names_ = index_->files();
+  if (has_single) numbered.emplace_back(kSingleFile);
+  for (const std::string& name : numbered)
+    if (!index_->contains(name)) catalog_.stale_files.push_back(name);
+  return {};
+}
+
+Status BinReader::read_file(const std::string& name, const OpenOptions& options) {
+  const OpenFile open = TRY(open_file(name, options));
+  const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
+  if (!prefix.empty()) prefix_ = prefix;
+  for (const TensorFile::Entry& e : open.content->tensors()) {
+    std::string tensor = prefix.empty() ? e.name : e.name.substr(prefix.size() + 1);
+    KeyPath path(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end());
+    if (index_ && !index_->is_wanted(tensor, name)) continue;
+    TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
+  }
+  for (const TensorFile::Object& o : open.content->objects()) {
+    TRY(add_object(o.name, o.path, open.file, o.value));
+    if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
+  }
+  return {};
+}
+
+Status BinReader::open(const std::string& path, const OpenOptions& options) {
+  if (is_directory(path)) {
+    catalog_.root = path;
+    TRY(open_directory(path));
+  } else if (is_index_name(path)) {
+    catalog_.root = parent_path(path);
+    TRY(open_directory(catalog_.root));
+  } else {
+    catalog_.root = parent_path(path);
+    names_ = {base_name(path)};
+  }
+  for (const std::string& name : names_) TRY(read_file(name, options));
+  if (index_) TRY(index_->check(catalog_));
+  if (!unreadable_.empty())
+    catalog_.warnings.push_back(
+        "Instances of classes, whose insides are not looked at: " + names_text(unreadable_, "object") +
+        ". If tensors are in them, save their state_dict() instead.");
+  catalog_.attributes.emplace_back(
+      "format", "torch.save, " + count_of(static_cast<Index>(names_.size()), "file") + (index_ ? ", index" : ""));
+  if (!prefix_.empty())
+    catalog_.attributes.emplace_back("names",
+                                     "all tensors are under '" + prefix_ + "', which is left out of their names");
+  return finish(options);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<BinReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::bin

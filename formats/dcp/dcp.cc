@@ -1,0 +1,37 @@
+#include "formats/dcp/dcp.h"
+
+#include <algorithm>
+
+namespace reshard {
+namespace dcp {
+
+bool is_rank_metadata(std::string_view name) {
+  if (!name.starts_with("__") || !name.ends_with(kMetadataFile)) return false;
+  const std::string_view rank = name.substr(2, name.size() - 2 - kMetadataFile.size());
+  return !rank.empty() && rank.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+namespace {
+
+bool recognises(const std::string& path) {
+  if (!is_directory(path)) return false;
+  const auto entries = list_directory(path);
+  return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
+           return e.name == kMetadataFile || e.name == kUnfinishedMetadata || is_rank_metadata(e.name) ||
+                  (e.name.starts_with("__") && e.name.ends_with(kDataEnding));
+         });
+}
+
+}  // namespace
+}  // namespace dcp
+
+const Format kDcpFormat = {
+    .name = "dcp",
+    .title = "PyTorch DCP",
+    .recognises = dcp::recognises,
+    .open = dcp::open,
+    .lay_out = dcp::lay_out,
+    .sharding = Sharding::kBoxes,
+};
+
+}  // namespace reshard

@@ -1,0 +1,288 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+
+#include "formats/encoding/safetensors_header.h"
+#include "formats/hf/hf.h"
+#include "formats/tensor_files/indexed_files.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+
+namespace reshard::hf {
+namespace {
+
+constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
+
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+// ---- Which files there are
+
+// What is to be read.
+struct Sources {
+  std::string root;
+  std::vector<std::string> files;  // relative to root
+  std::vector<std::string> stale_files;
+  std::optional<IndexedFiles> index;
+};
+
+Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
+  Sources sources;
+  sources.root = root;
+  sources.index = TRY(IndexedFiles::open(root, index_name));
+  sources.files = sources.index->files();
+  for (const DirectoryEntry& entry : TRY(list_directory(root)))
+    if (!entry.is_directory && is_file_name(entry.name) && !sources.index->contains(entry.name))
+      sources.stale_files.push_back(entry.name);
+  return sources;
+}
+
+// "model-00002-of-00004.safetensors" taken apart.
+struct Numbered {
+  std::string prefix;  // "model-"
+  Index i = 0;
+  Index n = 0;
+  std::size_t width = 0;
+};
+
+std::optional<Numbered> parse_numbered(std::string_view name) {
+  name.remove_suffix(std::string_view(".safetensors").size());
+  const std::size_t of = name.rfind("-of-");
+  if (of == std::string_view::npos) return std::nullopt;
+  const std::string_view n = name.substr(of + 4);
+  const std::size_t dash = name.substr(0, of).rfind('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const std::string_view i = name.substr(dash + 1, of - dash - 1);
+  Numbered out{std::string(name.substr(0, dash + 1)), 0, 0, i.size()};
+  const auto number = [](std::string_view digits, Index& value) {
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    return parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size() && value > 0;
+  };
+  if (!number(i, out.i) || !number(n, out.n)) return std::nullopt;
+  return out;
+}
+
+// Without an index, only the numbers in the names tell that a file is missing. Distributed Checkpoint numbers the parts
+// of each rank ("shard-..."), and a rank writes no file when it has nothing for it.
+Status check_numbers(const std::string& root, const std::vector<std::string>& names) {
+  std::map<std::pair<std::string, Index>, std::pair<Index, std::size_t>> next;  // by prefix and n: next i, width
+  const auto missing = [&](const std::string& prefix, Index i, Index n, std::size_t width) {
+    const auto digits = [&](Index v) {
+      const std::string text = std::to_string(v);
+      return std::string(width - std::min(width, text.size()), '0') + text;
+    };
+    return io_error(path_join(root, prefix + digits(i) + "-of-" + digits(n) + ".safetensors") +
+                    ": file is missing, and there is no index; open a single file to see what it holds");
+  };
+  for (const std::string& name : names) {
+    const auto numbered = parse_numbered(name);
+    if (!numbered || name.starts_with("shard-")) continue;
+    auto& [i, width] = next.try_emplace({numbered->prefix, numbered->n}, 1, numbered->width).first->second;
+    if (numbered->i != i) return missing(numbered->prefix, i, numbered->n, width);
+    ++i;
+  }
+  for (const auto& [set, at_number] : next)
+    if (at_number.first <= set.second) return missing(set.first, at_number.first, set.second, at_number.second);
+  return {};
+}
+
+Result<Sources> directory_sources(const std::string& root) {
+  std::vector<std::string> indexes, files;
+  for (const DirectoryEntry& entry : TRY(list_directory(root))) {
+    if (entry.is_directory) continue;
+    if (is_index_name(entry.name)) indexes.push_back(entry.name);
+    if (is_file_name(entry.name)) files.push_back(entry.name);
+  }
+  constexpr std::string_view kUsual = "model.safetensors.index.json";
+  if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
+    return indexed_sources(root, std::string(kUsual));
+  if (indexes.size() == 1) return indexed_sources(root, indexes.front());
+  if (indexes.size() > 1)
+    return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
+                       "; open one of them by its path");
+  if (files.empty()) return io_error(root + ": expected safetensors files, got none");
+  TRY(check_numbers(root, files));
+  return Sources{root, std::move(files), {}, std::nullopt};
+}
+
+Result<Sources> find_sources(const std::string& path) {
+  if (is_directory(path)) return directory_sources(path);
+  if (is_index_name(path)) return indexed_sources(parent_path(path), base_name(path));
+  return Sources{parent_path(path), {base_name(path)}, {}, std::nullopt};
+}
+
+// ---- What they hold
+
+class HfReader : public TensorFileReader {
+ public:
+  static Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
+ private:
+  // A box of a tensor, as one header gives it.
+  struct Piece {
+    std::string tensor;
+    Dims origin;
+    SafetensorsEntry entry;
+  };
+
+  Status read_file(const std::string& name, SafetensorsEnd end);
+  Result<Piece> place(const SafetensorsEntry& entry, const Json* sharding) const;
+  Status add(Piece piece);
+  Status join(Tensor& tensor, const Piece& piece) const;
+  Status check_shapes() const;
+  void describe_format();
+
+  Sources sources_;
+  std::vector<bool> sharded_;  // of each file: whether it has DCP_SHARDING_INFO
+  std::string hints_;          // __metadata__ of the first file that has any
+};
+
+Fragment fragment_of(const Dims& origin, const SafetensorsEntry& entry, std::uint32_t file) {
+  Fragment fragment;
+  fragment.box = {origin, entry.shape};
+  fragment.strides = row_major_strides(entry.shape);
+  fragment.extent = {file, entry.offset, entry.length};
+  return fragment;
+}
+
+std::string hints_of(const SafetensorsMetadata& metadata) {
+  constexpr std::size_t kLongest = 100;
+  std::vector<std::string> hints;
+  for (const auto& [key, value] : metadata)
+    if (key != kShardingInfo && hints.size() < 8)
+      hints.push_back(printable(key.substr(0, kLongest)) + ": " + printable(value.substr(0, kLongest)));
+  return join(hints, ", ");
+}
+
+// DCP_SHARDING_INFO as JSON; null where the file has none.
+Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& path) {
+  for (const auto& [key, value] : header.metadata) {
+    if (key != kShardingInfo) continue;
+    Json info = TRY(parse_json(value, path + ": " + std::string(kShardingInfo)));
+    TRY(info.as_object().context(path + ": " + std::string(kShardingInfo)));
+    return info;
+  }
+  return Json();
+}
+
+// Which tensor and which box of it an entry is.
+Result<HfReader::Piece> HfReader::place(const SafetensorsEntry& entry, const Json* sharding) const {
+  Piece piece{entry.name, Dims::filled(entry.shape.rank(), 0), entry};
+  if (sharding == nullptr) return piece;
+  const auto offsets = TRY(sharding->get_array("saved_offsets"));
+  const Dims& shape = piece.entry.shape;
+  if (offsets.size() != static_cast<std::size_t>(shape.rank()))
+    return corrupt("saved_offsets: expected " + std::to_string(shape.rank()) + " numbers for shape " +
+                   to_string(shape) + ", got " + std::to_string(offsets.size()));
+  for (int d = 0; d < shape.rank(); ++d) {
+    piece.origin[d] = TRY(offsets[static_cast<std::size_t>(d)].as_index().context("saved_offsets"));
+    if (piece.origin[d] < 0 || !checked_add(piece.origin[d], shape[d]))
+      return corrupt("saved_offsets: " + std::to_string(piece.origin[d]) + " is out of range");
+  }
+  if (sharding->contains("logical_fqn")) piece.tensor = std::string(TRY(sharding->get_string("logical_fqn")));
+  return piece;
+}
+
+// Adds a piece to a tensor that another one began. The shape is the smallest that holds them all.
+Status HfReader::join(Tensor& tensor, const Piece& piece) const {
+  const std::uint32_t file = static_cast<std::uint32_t>(catalog_.files.size() - 1);
+  const std::uint32_t first = tensor.fragments.extent(0).file;
+  const std::string what = catalog_.file_path(file) + ": " + tensor_text(tensor.name);
+  if (!sharded_[file] || !sharded_[first])
+    return corrupt(what + ": expected it in one file, got it in " + catalog_.file_path(first) + " too");
+  if (piece.entry.dtype != tensor.dtype)
+    return corrupt(what + ": expected " + std::string(info(tensor.dtype).safetensors_name) + " as in " +
+                   catalog_.file_path(first) + ", got " + std::string(info(piece.entry.dtype).safetensors_name));
+  if (piece.entry.shape.rank() != tensor.shape.rank())
+    return corrupt(what + ": expected " + std::to_string(tensor.shape.rank()) + " dimensions as in " +
+                   catalog_.file_path(first) + ", got " + std::to_string(piece.entry.shape.rank()));
+  for (int d = 0; d < tensor.shape.rank(); ++d)
+    tensor.shape[d] = std::max(tensor.shape[d], piece.origin[d] + piece.entry.shape[d]);
+  tensor.fragments.add(fragment_of(piece.origin, piece.entry, file));
+  return {};
+}
+
+Status HfReader::add(Piece piece) {
+  if (const auto there = catalog_.find(piece.tensor)) return join(catalog_.tensor(*there), piece);
+  Tensor tensor;
+  tensor.name = std::move(piece.tensor);
+  tensor.dtype = piece.entry.dtype;
+  tensor.shape = piece.entry.shape;
+  for (int d = 0; d < tensor.shape.rank(); ++d) tensor.shape[d] += piece.origin[d];
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  tensor.fragments.add(fragment_of(piece.origin, piece.entry, static_cast<std::uint32_t>(catalog_.files.size() - 1)));
+  return catalog_.add(std::move(tensor));
+}
+
+Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
+  const std::string path = path_join(catalog_.root, name);
+  const auto file = TRY(files_.open(path));
+  catalog_.files.push_back({name, TRY(file->size())});
+  SafetensorsHeader header = TRY(read_safetensors_header(*file, end));
+  const Json sharding = TRY(sharding_of(header, path));
+  sharded_.push_back(sharding.is_object());
+  if (hints_.empty()) hints_ = hints_of(header.metadata);
+  std::size_t placed = 0;
+  for (SafetensorsEntry& entry : header.entries) {
+    if (sources_.index && !sources_.index->is_wanted(entry.name, name, sharding.is_object())) continue;
+    const Json* box = sharding.find(entry.name);
+    placed += box != nullptr;
+    auto piece = place(entry, box);
+    if (!piece) return std::move(piece).error().context(path + ": " + tensor_text(entry.name));
+    TRY(add(*std::move(piece)));
+  }
+  if (placed < sharding.size())
+    return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
+                   count_of(static_cast<Index>(sharding.size() - placed), "entry of none"));
+  return {};
+}
+
+// Shapes that were put together from pieces have not been looked at as a whole.
+Status HfReader::check_shapes() const {
+  for (const Tensor& tensor : catalog_.tensors()) {
+    const auto elements = checked_volume(tensor.shape);
+    if (elements && checked_mul(*elements, byte_size(tensor.dtype))) continue;
+    return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": the size of " + to_string(tensor.shape) +
+                   " is 2^63 bytes or more");
+  }
+  return {};
+}
+
+void HfReader::describe_format() {
+  const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
+  if (sharded)
+    catalog_.warnings.push_back(
+        "These shards do not record the shapes of whole tensors: if the last shard of a tensor is missing, the tensor "
+        "looks smaller, and nothing in the files tells.");
+  catalog_.attributes.emplace_back(
+      "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
+                    (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
+  if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
+}
+
+Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<HfReader>();
+  reader->sources_ = TRY(find_sources(path));
+  const Sources& sources = reader->sources_;
+  Catalog& catalog = reader->catalog_;
+  catalog.root = sources.root;
+  catalog.stale_files = sources.stale_files;
+  for (const std::string& name : sources.files) {
+    TRY(reader->read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
+  }
+  TRY(reader->check_shapes());
+  if (sources.index) TRY(sources.index->check(catalog));
+  reader->describe_format();
+  TRY(reader->finish(options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  return HfReader::open(path, options);
+}
+
+}  // namespace reshard::hf

@@ -1,0 +1,313 @@
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <unordered_map>
+
+#include "formats/ranks/ranks.h"
+#include "formats/tensor_files/reader.h"
+#include "lib/base/text.h"
+#include "lib/infer/rank_layout.h"
+
+namespace reshard::ranks {
+namespace {
+
+constexpr Index kMaxLayoutBytes = Index{16} << 20;
+constexpr Index kCompareBytes = Index{1} << 20;
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+// ---- What they hold
+
+// One rank's part of a tensor.
+struct Part {
+  Index rank = 0;
+  StoredTensor stored;
+};
+
+class RanksReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+
+ private:
+  Status choose_files(RankFiles files);
+  Status read_file(Index rank, SafetensorsEnd end);
+  Status choose_layout(const OpenOptions& options, bool has_layout);
+  Status infer_layout();
+  Result<bool> have_same_bytes(std::size_t tensor, Index a, Index b);
+  Status check_rank_count() const;
+
+  Status join_parts(std::size_t number);
+  Status check_holders(std::size_t number, Index stage) const;
+  Result<Dims> whole_shape(std::size_t number) const;
+  Status check_part(const Part& part, const Tensor& tensor, const Dims& expected, const Placement& placement) const;
+  Fragment fragment_of(const Part& part, const LocalBox& local) const;
+  const Part* part_of(std::size_t number, Index rank) const;
+  std::string rank_path(Index rank) const { return catalog_.file_path(static_cast<std::uint32_t>(rank)); }
+  Index ranks() const { return static_cast<Index>(catalog_.files.size()); }
+  void describe_format();
+
+  std::vector<std::string> names_;        // of the tensors, in the order they were met
+  std::vector<std::vector<Part>> parts_;  // of each, by rank
+  std::unordered_map<std::string, std::size_t> number_;
+  Index objects_ = 0;
+  LayoutDescriptor layout_;
+  std::string layout_text_;  // where it is from, for people
+  bool is_inferred_ = false;
+  Index layers_ = 0;
+};
+
+// Files 0, 1, ... without a gap.
+Status RanksReader::choose_files(RankFiles files) {
+  if (files.by_rank.empty()) return io_error(catalog_.root + ": expected a file for each rank, got none");
+  if (files.is_ambiguous)
+    return unsupported(catalog_.root +
+                       ": expected one file for each rank, their names alike but for its number; got "
+                       "several of one rank, or names of several kinds");
+  std::vector<std::string> missing;
+  Index next = 0;
+  for (const auto& [rank, name] : files.by_rank) {
+    for (; next < rank && missing.size() < 3; ++next) missing.push_back(std::to_string(next));
+    next = rank + 1;
+    catalog_.files.push_back({name, -1, rank});
+  }
+  if (!missing.empty())
+    return io_error(catalog_.root + ": the file of rank " + join(missing, ", ") + " is missing; there are " +
+                    count_of(ranks(), "file") + " of ranks up to " + std::to_string(files.by_rank.rbegin()->first));
+  catalog_.stale_files = std::move(files.others);
+  return {};
+}
+
+Status RanksReader::read_file(Index rank, SafetensorsEnd end) {
+  const auto file = TRY(files_.open(rank_path(rank)));
+  catalog_.files[static_cast<std::size_t>(rank)].size = TRY(file->size());
+  const TensorFile contents = TRY(TensorFile::open(*file, end));
+  objects_ += static_cast<Index>(contents.objects().size());
+  for (const TensorFile::Entry& entry : contents.tensors()) {
+    const auto [it, is_new] = number_.emplace(entry.name, names_.size());
+    if (is_new) {
+      names_.push_back(entry.name);
+      parts_.emplace_back();
+    }
+    parts_[it->second].push_back({rank, entry.tensor});
+    layers_ = std::max(layers_, layer_number(entry.name) + 1);
+  }
+  return {};
+}
+
+// ---- How they join
+
+Status RanksReader::check_rank_count() const {
+  const Index wanted = layout_.mesh->ranks();
+  if (wanted == ranks()) return {};
+  if (wanted < ranks())
+    return usage_error(catalog_.root + ": the layout " + layout_text_ + " has " + count_of(wanted, "rank") + " (" +
+                       layout_.mesh->to_string() + "), there are files of " + with_commas(ranks()));
+  return io_error(catalog_.root + ": the file of rank " + std::to_string(ranks()) +
+                  (wanted > ranks() + 1 ? " and those after it are" : " is") + " missing; the layout " + layout_text_ +
+                  " has " + count_of(wanted, "rank") + " (" + layout_.mesh->to_string() + ")");
+}
+
+Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
+  if (options.layout) {
+    layout_ = *options.layout;
+    layout_text_ = "'" + printable(layout_.name) + "'";
+    if (!layout_.mesh) layout_ = TRY(layout_.with_mesh(Mesh({{"tp", ranks()}})));
+  } else if (has_layout) {
+    const std::string path = path_join(catalog_.root, kLayoutFile);
+    layout_ = TRY(LayoutDescriptor::parse(TRY(read_whole_file(path, kMaxLayoutBytes)), path));
+    layout_text_ = std::string(kLayoutFile);
+    if (!layout_.mesh) return corrupt(path + ": expected a mesh, got none");
+  } else {
+    TRY(infer_layout());
+    is_inferred_ = true;
+    layout_text_ = "'inferred'";
+  }
+  return check_rank_count();
+}
+
+Status RanksReader::infer_layout() {
+  std::vector<RankTensor> tensors;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    RankTensor t{names_[i], std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
+    for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
+    tensors.push_back(std::move(t));
+  }
+  const std::string config_path = find_config(catalog_);
+  std::optional<ModelConfig> config;
+  if (!config_path.empty()) config = TRY(read_config(config_path));
+  layout_ = TRY(infer_rank_layout(catalog_.root, tensors, ranks(), config ? &*config : nullptr,
+                                  [this](std::size_t t, Index a, Index b) { return have_same_bytes(t, a, b); }));
+  return {};
+}
+
+const Part* RanksReader::part_of(std::size_t number, Index rank) const {
+  const auto& parts = parts_[number];
+  const auto it =
+      std::lower_bound(parts.begin(), parts.end(), rank, [](const Part& part, Index r) { return part.rank < r; });
+  return it != parts.end() && it->rank == rank ? &*it : nullptr;
+}
+
+// By the bytes that lie in the two files for it. Ranks of one save lay their tensors out alike.
+Result<bool> RanksReader::have_same_bytes(std::size_t tensor, Index a, Index b) {
+  const StoredTensor &x = part_of(tensor, a)->stored, &y = part_of(tensor, b)->stored;
+  if (x.dtype != y.dtype || x.shape() != y.shape() || x.strides != y.strides) return false;
+  const Index bytes = volume(x.shape()) * byte_size(x.dtype);
+  if (x.strides != row_major_strides(x.shape()))
+    return unsupported(rank_path(a) + ": " + tensor_text(names_[tensor]) +
+                       " is not stored row by row; --source-layout spares the comparison");
+  const auto first = TRY(files_.open(rank_path(a))), second = TRY(files_.open(rank_path(b)));
+  std::vector<std::byte> left(static_cast<std::size_t>(kCompareBytes)), right(left.size());
+  for (Index done = 0; done < bytes; done += kCompareBytes) {
+    const auto n = static_cast<std::size_t>(std::min(kCompareBytes, bytes - done));
+    TRY(first->read_at(x.extent.offset + x.start + done, MutableBytes(left).first(n)));
+    TRY(second->read_at(y.extent.offset + y.start + done, MutableBytes(right).first(n)));
+    if (std::memcmp(left.data(), right.data(), n) != 0) return false;
+  }
+  return true;
+}
+
+// Every rank of the tensor's stage has it, and no other. A tensor that the layout gives to no stage in particular is on
+// all ranks of those that have it.
+Status RanksReader::check_holders(std::size_t number, Index stage) const {
+  const Mesh& mesh = *layout_.mesh;
+  std::vector<bool> has(static_cast<std::size_t>(mesh.size("pp")), false);
+  for (const Part& part : parts_[number]) has[static_cast<std::size_t>(mesh.coordinate(part.rank, "pp"))] = true;
+  if (stage >= 0) {
+    has.assign(has.size(), false);
+    has[static_cast<std::size_t>(stage)] = true;
+  }
+  for (Index rank = 0; rank < ranks(); ++rank) {
+    const bool should = has[static_cast<std::size_t>(mesh.coordinate(rank, "pp"))];
+    if (should == (part_of(number, rank) != nullptr)) continue;
+    const std::string what = rank_path(rank) + ": " + tensor_text(names_[number]);
+    if (should)
+      return corrupt(what + ": expected it, as rank " + std::to_string(parts_[number].front().rank) +
+                     " has it; it is not there");
+    return corrupt(what + ": expected it on stage " + std::to_string(stage) + " only, as the layout " + layout_text_ +
+                   " has it");
+  }
+  return {};
+}
+
+// The local extents of the ranks along the axes that cut a dimension, summed.
+Result<Dims> RanksReader::whole_shape(std::size_t number) const {
+  const Mesh& mesh = *layout_.mesh;
+  const Part& first = parts_[number].front();
+  const auto rule = std::find_if(layout_.tensors.begin(), layout_.tensors.end(),
+                                 [&](const TensorRule& r) { return any_glob_matches(r.names, names_[number]); });
+  Dims shape = first.stored.shape();
+  if (rule == layout_.tensors.end()) return shape;
+  for (int d = 0; d < shape.rank(); ++d) {
+    std::set<std::string> cutting;
+    for (const Split& s : rule->splits)
+      if (s.dim == d) cutting.insert(s.axes.begin(), s.axes.end());
+    if (cutting.empty()) continue;
+    Index sum = 0;
+    for (const Part& part : parts_[number]) {
+      const bool in_line = std::all_of(mesh.axes().begin(), mesh.axes().end(), [&](const MeshAxis& a) {
+        return cutting.contains(a.name) || mesh.coordinate(part.rank, a.name) == mesh.coordinate(first.rank, a.name);
+      });
+      if (!in_line) continue;
+      const auto more =
+          part.stored.shape().rank() == shape.rank() ? checked_add(sum, part.stored.shape()[d]) : std::nullopt;
+      if (!more)
+        return corrupt(rank_path(part.rank) + ": " + tensor_text(names_[number]) + ": its shape " +
+                       to_string(part.stored.shape()) + " does not join with " + to_string(first.stored.shape()) +
+                       " of rank " + std::to_string(first.rank));
+      sum = *more;
+    }
+    shape[d] = sum;
+  }
+  return shape;
+}
+
+Status RanksReader::join_parts(std::size_t number) {
+  Tensor tensor;
+  tensor.name = names_[number];
+  tensor.dtype = parts_[number].front().stored.dtype;
+  tensor.shape = TRY(whole_shape(number));
+  const auto elements = checked_volume(tensor.shape);
+  if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
+    return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": the size of " + to_string(tensor.shape) +
+                   " is 2^63 bytes or more");
+  Placement placement = TRY(layout_.place(tensor.name, tensor.shape, layers_).context(catalog_.root));
+  TRY(check_holders(number, placement.stage));
+  placement.stage = -1;  // the holders are known: every one is asked for its part
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  tensor.replicas = FragmentList(tensor.shape.rank());
+  std::set<Box> stored;
+  for (const Part& part : parts_[number]) {
+    const auto boxes = owned_boxes(*layout_.mesh, placement, tensor.shape, part.rank);
+    TRY(check_part(part, tensor, local_shape(boxes), placement));
+    catalog_.shares_extents = catalog_.shares_extents || boxes.size() > 1;  // sections of one stored tensor
+    for (const LocalBox& local : boxes) {
+      if (local.box.empty() && tensor.elements() > 0) continue;
+      const bool is_new = stored.insert(local.box).second;
+      (is_new ? tensor.fragments : tensor.replicas).add(fragment_of(part, local));
+    }
+  }
+  return catalog_.add(std::move(tensor));
+}
+
+// That a rank's part is what the layout gives the rank.
+Status RanksReader::check_part(const Part& part, const Tensor& tensor, const Dims& expected,
+                               const Placement& placement) const {
+  const std::string what = rank_path(part.rank) + ": " + tensor_text(tensor.name);
+  if (part.stored.dtype != tensor.dtype)
+    return corrupt(what + ": expected " + std::string(info(tensor.dtype).torch_name) + " as on rank " +
+                   std::to_string(parts_[number_.at(tensor.name)].front().rank) + ", got " +
+                   std::string(info(part.stored.dtype).torch_name));
+  if (part.stored.shape() != expected)
+    return corrupt(what + ": expected " + to_string(expected) + ", the part of rank " + std::to_string(part.rank) +
+                   " of " + to_string(tensor.shape) + " cut as layout " + layout_text_ + " has it (" +
+                   to_string(placement.splits) + "), got " + to_string(part.stored.shape()));
+  return {};
+}
+
+Fragment RanksReader::fragment_of(const Part& part, const LocalBox& local) const {
+  Fragment f = part.stored;
+  f.box = local.box;
+  f.extent.file = static_cast<std::uint32_t>(part.rank);
+  // Inside the payload: the whole local tensor is, and a box of it that has elements.
+  if (!local.box.empty())
+    for (int d = 0; d < local.box.rank(); ++d) f.start += local.at[d] * f.strides[d] * byte_size(part.stored.dtype);
+  return f;
+}
+
+void RanksReader::describe_format() {
+  catalog_.attributes.emplace_back("format",
+                                   "files of " + count_of(ranks(), "rank") + ", " + layout_.mesh->to_string());
+  std::vector<std::string> evidence;
+  if (is_inferred_)
+    for (const LayoutEvidence& e : layout_.evidence)
+      evidence.push_back(e.about + " " + e.confidence + ": " + e.because);
+  catalog_.attributes.emplace_back("joined", is_inferred_ ? join(evidence, "; ") : "under " + layout_text_);
+  if (objects_ > 0)
+    catalog_.warnings.push_back(count_of(objects_, "object") +
+                                " that are no tensors in the files of the ranks are not read.");
+}
+
+Status RanksReader::open(const std::string& path, const OpenOptions& options) {
+  catalog_.root = path;
+  RankFiles files = TRY(find_files(path));
+  const bool has_layout = files.has_layout;
+  TRY(choose_files(std::move(files)));
+  const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;
+  for (Index rank = 0; rank < ranks(); ++rank) TRY(read_file(rank, end));
+  if (names_.empty()) return corrupt(path + ": the files of the ranks hold no tensors");
+  TRY(choose_layout(options, has_layout));
+  for (std::size_t i = 0; i < names_.size(); ++i) TRY(join_parts(i));
+  describe_format();
+  catalog_.sort_by_name();
+  if (options.validated) TRY(validate(catalog_, options.files_too));
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<RanksReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::ranks

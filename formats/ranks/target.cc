@@ -1,0 +1,53 @@
+#include <cstdio>
+
+#include "formats/ranks/ranks.h"
+#include "formats/tensor_files/local_files.h"
+#include "lib/base/text.h"
+#include "lib/infer/rank_layout.h"
+
+namespace reshard::ranks {
+namespace {
+
+std::string file_name(Index rank, Container container) {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank-%05lld", static_cast<long long>(rank));
+  return name + std::string(container_extension(container));
+}
+
+std::vector<LocalTensor> held_by(const LayoutRequest& request, Index rank) {
+  std::vector<LocalTensor> out;
+  for (std::size_t i = 0; i < request.tensors.size(); ++i) {
+    const TargetTensor& t = request.tensors[i];
+    const auto boxes = owned_boxes(request.mesh, t.placement, t.shape, rank);
+    if (boxes.empty()) continue;  // another stage's
+    LocalTensor local{t.name, t.dtype, local_shape(boxes), {}};
+    for (const LocalBox& box : boxes) local.parts.push_back({i, box});
+    out.push_back(std::move(local));
+  }
+  return out;
+}
+
+Result<std::string> descriptor(const LayoutRequest& request) {
+  std::vector<NamedPlacement> placements;
+  for (const TargetTensor& t : request.tensors) placements.push_back({t.name, t.placement});
+  const std::string name = request.layout ? request.layout->name : request.mesh.to_string();
+  LayoutDescriptor layout = TRY(describe_placements(request.mesh, placements, name));
+  layout.description = "Which part of each tensor the file of a rank holds.";
+  return to_text(layout.to_json(), 1) + "\n";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
+  if (!request.blobs.empty())
+    return internal_error("files of ranks hold tensors only: got object '" + printable(request.blobs.front().name) +
+                          "'");
+  std::string layout = TRY(descriptor(request));
+  LocalFiles files(request);
+  for (Index rank = 0; rank < request.mesh.ranks(); ++rank)
+    TRY(files.add_file(file_name(rank, request.container), held_by(request, rank)));
+  files.target().add_text(std::string(kLayoutFile), std::move(layout));
+  return std::move(files).finish();
+}
+
+}  // namespace reshard::ranks

@@ -1,0 +1,65 @@
+#include "formats/tensor_files/indexed_files.h"
+
+#include <algorithm>
+
+#include "formats/tensor_files/reader.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+
+Result<IndexedFiles> IndexedFiles::open(const std::string& root, const std::string& index) {
+  IndexedFiles out(TRY(WeightIndex::read(path_join(root, index))));
+  out.files_ = out.index_.files();
+  out.seen_.resize(out.index_.entries().size());
+  for (const std::string& file : out.files_) {
+    if (path_exists(path_join(root, file))) continue;
+    std::vector<std::string> tensors;
+    for (const WeightIndex::Entry& e : out.index_.entries())
+      if (e.file == file) tensors.push_back(e.name);
+    std::sort(tensors.begin(), tensors.end(), natural_less);
+    return io_error(path_join(root, file) + ": file is missing; it holds " + names_text(tensors, "tensor"));
+  }
+  return out;
+}
+
+bool IndexedFiles::contains(const std::string& file) const {
+  return std::binary_search(files_.begin(), files_.end(), file);
+}
+
+bool IndexedFiles::is_wanted(const std::string& tensor, const std::string& file, bool is_piece) {
+  const auto entry = index_.find(tensor);
+  if (!entry) {
+    unindexed_.push_back(tensor);
+    return true;
+  }
+  if (index_.entries()[*entry].file == file) return seen_[*entry] = true;
+  if (!is_piece) copies_.push_back(tensor);
+  return is_piece;
+}
+
+Status IndexedFiles::check(Catalog& catalog) const {
+  std::vector<std::string> absent;
+  for (std::size_t i = 0; i < seen_.size(); ++i)
+    if (!seen_[i]) absent.push_back(index_.entries()[i].name);
+  if (!absent.empty()) {
+    std::sort(absent.begin(), absent.end(), natural_less);
+    return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) +
+                   ": expected tensor '" + printable(absent.front()) + "', as " + index_.path() +
+                   " says; it is not there (" + count_of(std::ssize(absent), "such tensor") + ")");
+  }
+  if (!unindexed_.empty())
+    catalog.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +
+                               ". Read all the same.");
+  if (!copies_.empty())
+    catalog.warnings.push_back("In a file other than the index says: " + names_text(copies_, "tensor") +
+                               ". Only the copy that the index names is read.");
+  if (const Json& total = index_.total_size(); !total.is_null()) {
+    const auto stated = total.as_index();
+    if (!stated || *stated != catalog.tensor_bytes())
+      catalog.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
+                                 "; the tensors have " + std::to_string(catalog.tensor_bytes()) + " bytes.");
+  }
+  return {};
+}
+
+}  // namespace reshard

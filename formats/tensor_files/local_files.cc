@@ -1,0 +1,49 @@
+#include "formats/tensor_files/local_files.h"
+
+#include "lib/base/text.h"
+
+namespace reshard {
+
+JoinedTensor::JoinedTensor(const TargetTensor& wanted) {
+  tensor.name = wanted.name;
+  tensor.dtype = wanted.dtype;
+  tensor.shape = wanted.shape;
+  tensor.path = wanted.path;
+  tensor.fragments = FragmentList(wanted.shape.rank());
+  tensor.replicas = FragmentList(wanted.shape.rank());
+}
+
+void JoinedTensor::add(const Dims& local_shape, const LocalBox& place, const Extent& extent) {
+  const Box& box = place.box;
+  // An empty tensor is stored once, as itself.
+  if (box.empty() && !(tensor.elements() == 0 && tensor.fragments.empty())) return;
+  Fragment f;
+  f.box = box.empty() ? whole(tensor.shape) : box;
+  f.strides = row_major_strides(local_shape);
+  f.extent = extent;
+  for (int d = 0; d < box.rank(); ++d) f.start += place.at[d] * f.strides[d] * byte_size(tensor.dtype);
+  const bool is_new = stored.insert(box).second;
+  (is_new ? tensor.fragments : tensor.replicas).add(f);
+}
+
+LocalFiles::LocalFiles(const LayoutRequest& request)
+    : request_(request), tensors_(request.tensors.begin(), request.tensors.end()) {}
+
+Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& tensors) {
+  std::vector<FileTensor> stored;
+  for (const LocalTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
+  const auto extents = TRY(target_->add_file(std::move(name), request_.container, std::move(stored)));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    for (const LocalPart& part : tensors[i].parts) tensors_[part.tensor].add(tensors[i].shape, part.place, extents[i]);
+  return {};
+}
+
+Result<std::unique_ptr<Target>> LocalFiles::finish() && {
+  for (JoinedTensor& joined : tensors_) {
+    TRY(check_cover(joined.tensor));
+    TRY(target_->catalog().add(std::move(joined.tensor)));
+  }
+  return std::unique_ptr<Target>(std::move(target_));
+}
+
+}  // namespace reshard

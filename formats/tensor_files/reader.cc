@@ -1,0 +1,131 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/torch_archive.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr int kMaxJsonDepth = 64;
+
+Status write_json(pickle::PickleWriter& w, const Json& value, int depth) {
+  if (depth > kMaxJsonDepth) return unsupported("JSON nested deeper than " + std::to_string(kMaxJsonDepth) + " levels");
+  if (value.is_null()) {
+    w.none();
+  } else if (value.is_bool()) {
+    w.boolean(TRY(value.as_bool()));
+  } else if (value.is_integer()) {
+    w.integer(TRY(value.as_index()));
+  } else if (value.is_number()) {
+    w.number(TRY(value.as_double()));
+  } else if (value.is_string()) {
+    w.text(TRY(value.as_string()));
+  } else if (value.is_array()) {
+    w.empty_list();
+    pickle::ElementRuns runs(w, &pickle::PickleWriter::append_items);
+    for (const Json& item : TRY(value.as_array())) {
+      runs.next();
+      TRY(write_json(w, item, depth + 1));
+    }
+    runs.end();
+  } else {
+    w.empty_dict();
+    pickle::ElementRuns runs(w, &pickle::PickleWriter::set_items);
+    for (const Json::Member& member : TRY(value.as_object())) {
+      runs.next();
+      w.text(member.key);
+      TRY(write_json(w, member.value, depth + 1));
+    }
+    runs.end();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string names_text(const std::vector<std::string>& names, std::string_view noun) {
+  constexpr std::size_t kShown = 3;
+  std::vector<std::string> shown;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown.push_back("'" + printable(names[i]) + "'");
+  std::string out = count_of(static_cast<Index>(names.size()), noun) + ": " + join(shown, ", ");
+  if (names.size() > kShown) out += " and " + with_commas(static_cast<Index>(names.size() - kShown)) + " more";
+  return out;
+}
+
+std::string head_of(const std::string& path) {
+  const auto file = File::open(path);
+  const auto size = file ? file->size() : Result<Index>(file.error());
+  if (!size) return {};
+  std::string head(static_cast<std::size_t>(std::min(*size, TorchFile::kHeadBytes)), '\0');
+  if (!file->read_at(0, std::as_writable_bytes(std::span(head)))) return {};
+  return head;
+}
+
+Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string& name, const OpenOptions& options) {
+  const auto file = TRY(files_.open(path_join(catalog_.root, name)));
+  auto content = std::make_unique<const TensorFile>(
+      TRY(TensorFile::open(*file, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked)));
+  catalog_.files.push_back({name, TRY(file->size())});
+  open_.push_back(std::move(content));
+  return OpenFile{static_cast<std::uint32_t>(catalog_.files.size() - 1), open_.back().get()};
+}
+
+Fragment TensorFileReader::in_file(const StoredTensor& stored, std::uint32_t file) {
+  Fragment fragment = stored;
+  fragment.extent.file = file;
+  return fragment;
+}
+
+Status TensorFileReader::add_tensor(const std::string& name, KeyPath path, std::uint32_t file,
+                                    const StoredTensor& stored) {
+  Tensor tensor;
+  tensor.name = name;
+  tensor.dtype = stored.dtype;
+  tensor.shape = stored.shape();
+  tensor.path = std::move(path);
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  tensor.fragments.add(in_file(stored, file));
+  return catalog_.add(std::move(tensor)).context(catalog_.file_path(file));
+}
+
+Status TensorFileReader::add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value) {
+  if (catalog_.find(name) || !values_.emplace(name, value).second)
+    return corrupt(catalog_.file_path(file) + ": object '" + printable(name) + "': two values have this name");
+  catalog_.blobs.push_back({name, {file, 0, 0}, std::move(path)});
+  return {};
+}
+
+Status TensorFileReader::add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value) {
+  const std::string where = catalog_.file_path(file) + ": " + printable(name);
+  pickle::PickleWriter w;
+  TRY(write_json(w, value, 0).context(where));
+  documents_.push_back(TRY(pickle::parse(std::move(w).finish(), where)));
+  return add_object(name, std::move(path), file, documents_.back().root());
+}
+
+Status TensorFileReader::finish(const OpenOptions& options) {
+  catalog_.sort_by_name();
+  catalog_.shares_extents = !check_extents_disjoint(catalog_, SharedExtents::kRefused);
+  if (!options.validated) return {};
+  return validate(catalog_, options.files_too);
+}
+
+Result<std::string> TensorFileReader::blob_bytes(const Blob& blob) {
+  const auto value = values_.find(blob.name);
+  if (value == values_.end()) return internal_error("no object '" + printable(blob.name) + "'");
+  pickle::PickleWriter w;
+  TRY(pickle::write_value(w, value->second)
+          .context(catalog_.file_path(blob.extent.file) + ": object '" + printable(blob.name) + "'"));
+  return torch_archive::object_item(std::move(w).finish());
+}
+
+std::string TensorFileReader::describe(const Blob& blob) {
+  const auto value = values_.find(blob.name);
+  return value == values_.end() ? "" : pickle::print(value->second, 2, 4);
+}
+
+}  // namespace reshard

@@ -1,0 +1,55 @@
+// What readers share whose checkpoints are files of named tensors (formats/encoding/tensor_file.h): the catalog's
+// files, whole tensors that lie in them, and values beside them.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "formats/encoding/pickle.h"
+#include "formats/encoding/tensor_file.h"
+#include "lib/base/json.h"
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+// "1,024 tensors: 'a', 'b', 'c' and 1,021 more"
+std::string names_text(const std::vector<std::string>& names, std::string_view noun);
+
+// The first bytes of a file, as many as TorchFile::recognises() asks for; empty where it cannot be read.
+std::string head_of(const std::string& path);
+
+class TensorFileReader : public Reader {
+ public:
+  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
+  Result<std::string> blob_bytes(const Blob& blob) override;
+  std::string describe(const Blob& blob) override;
+
+ protected:
+  struct OpenFile {
+    std::uint32_t file = 0;               // an index into the catalog's files
+    const TensorFile* content = nullptr;  // as long as the reader lives
+  };
+  // Reads the directory of the file `name` below the catalog's root, and makes it the last of the catalog's files.
+  Result<OpenFile> open_file(const std::string& name, const OpenOptions& options);
+
+  // A tensor that lies in one piece. A second one of that name is refused by the catalog.
+  Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);
+  static Fragment in_file(const StoredTensor& stored, std::uint32_t file);
+  // A value, of a file that open_file() opened. Corrupt where there is one of that name, or a tensor.
+  Status add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value);
+  // A value that was JSON.
+  Status add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value);
+
+  // The last step of opening: the order people expect, whether storages are shared, and validate() where asked for.
+  Status finish(const OpenOptions& options);
+
+ private:
+  std::vector<std::unique_ptr<const TensorFile>> open_;
+  std::deque<pickle::Document> documents_;                 // values that were JSON
+  std::unordered_map<std::string, pickle::Value> values_;  // by blob
+};
+
+}  // namespace reshard

@@ -1,0 +1,53 @@
+// A model's tensors as vLLM's parameters, on each worker: what vllm.h says in words.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/tensor_files/local_files.h"
+
+namespace reshard::vllm {
+
+inline constexpr std::string_view kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
+
+struct Rule;
+
+// A rule for a tensor of the request, and the name of the parameter it goes into.
+struct Known {
+  const Rule* rule = nullptr;
+  std::string parameter;
+};
+std::optional<Known> find_rule(std::string_view name);
+
+class VllmLayout {
+ public:
+  // A parameter of vLLM's, and the tensors of the request that it is made of.
+  struct Stack {
+    std::string name;
+    std::vector<std::size_t> tensors;  // in the order in which they are stacked
+  };
+
+  static Result<VllmLayout> make(LayoutRequest request);
+
+  const LayoutRequest& request() const { return request_; }
+  Index workers() const { return workers_; }
+  const std::vector<Stack>& parameters() const { return parameters_; }  // in the order of the request
+
+  // What a worker holds of a parameter.
+  Result<LocalTensor> local(const Stack& p, Index worker) const;
+
+ private:
+  explicit VllmLayout(LayoutRequest request) : request_(std::move(request)), workers_(request_.mesh.size("tp")) {}
+  Status check() const;
+  Status stack();
+  Status check_stack(const Stack& p) const;
+
+  LayoutRequest request_;
+  Index workers_;
+  std::vector<const Rule*> rules_;  // of the request's tensors
+  std::vector<Stack> parameters_;
+};
+
+}  // namespace reshard::vllm

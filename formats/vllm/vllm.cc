@@ -1,0 +1,32 @@
+#include "formats/vllm/vllm.h"
+
+#include "formats/tensor_files/target.h"
+#include "lib/base/file.h"
+
+namespace reshard {
+namespace vllm {
+
+std::string file_name(Index worker, Index part) {
+  return "model-rank-" + std::to_string(worker) + "-part-" + std::to_string(part) + ".safetensors";
+}
+
+namespace {
+
+bool recognises(const std::string& path) { return path_exists(path_join(path, file_name(0, 0))); }
+
+}  // namespace
+}  // namespace vllm
+
+const Format kVllmFormat = {
+    .name = "vllm",
+    .title = "vLLM sharded_state",
+    .recognises = vllm::recognises,
+    .open = vllm::open,
+    .lay_out = vllm::lay_out,
+    .holds = Holds::kModel,
+    .sharding = Sharding::kOwnLocal,
+    .hf_names = true,
+    .side_files = kModelSideFiles,
+};
+
+}  // namespace reshard

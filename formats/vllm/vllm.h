@@ -1,0 +1,40 @@
+// vLLM's sharded_state: the state of each tensor-parallel worker as it is in memory, so that a worker reads its own
+// files and nothing else (vllm/model_executor/model_loader/sharded_state_loader.py).
+//
+//   model-rank-0-part-0.safetensors     worker 0, cut into parts by size
+//   model-rank-0-part-1.safetensors
+//   model-rank-1-part-0.safetensors     ...
+//
+// The tensors are vLLM's own parameters, so the layout is that of its model classes. Known here is the one that
+// Llama, Mistral, Qwen2 and Qwen3 share (vllm/model_executor/models/llama.py, qwen2.py, qwen3.py; layers/linear.py,
+// layers/vocab_parallel_embedding.py), unquantized:
+//
+//   qkv_proj       the worker's query heads, then its key heads, then its value heads. With more workers than key-value
+//                  heads, tp / heads of them in a row hold the same one
+//   gate_up_proj   the worker's rows of gate_proj, then those of up_proj
+//   embed_tokens, lm_head   rows padded with zeros to a multiple of 64, in equal parts; tied ones are stored once, as
+//                  lm_head.weight
+//   o_proj, down_proj       columns in equal parts
+//   norms, other biases     whole
+#pragma once
+
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+extern const Format kVllmFormat;
+
+namespace vllm {
+
+// The file of one part of what a worker holds.
+std::string file_name(Index worker, Index part);
+
+// Read under Hugging Face names, without the padding, as the config.json beside the files says how they are stacked;
+// unsupported where there is none.
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+// The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM would not run. A
+// usage error when tp > 1 and no config says how many heads there are.
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+
+}  // namespace vllm
+}  // namespace reshard

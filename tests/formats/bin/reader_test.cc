@@ -1,0 +1,100 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "formats/bin/bin.h"
+#include "formats/registry.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Pair;
+
+const std::string kData = RESHARD_TEST_DATA "/torch_save/";
+
+std::vector<std::string> names(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (const Tensor& t : catalog.tensors()) out.push_back(t.name);
+  return out;
+}
+
+class TorchFormat : public testing::Test {
+ protected:
+  std::string refusal(const std::string& path) {
+    const auto open = open_checkpoint(path);
+    return open ? "accepted" : open.error().message();
+  }
+  TempDir dir_;
+};
+
+TEST_F(TorchFormat, BothContainersHoldTheSameValues) {
+  const TensorValues zip = load_checkpoint(kData + "mixed.pt");
+  EXPECT_EQ(load_checkpoint(kData + "mixed_legacy.pt"), zip);
+  EXPECT_EQ(zip.at("model.transposed").shape, (Dims{6, 4}));
+  float second;
+  std::memcpy(&second, zip.at("model.transposed").bytes.data() + 4, 4);
+  EXPECT_EQ(second, 6.0f) << "row 0, column 1 of the transpose";
+}
+
+TEST_F(TorchFormat, AnUnshardedSaveIsTheModelWithItsTie) {
+  TensorValues full = load_checkpoint(sample("colossalai/full.safetensors"));
+  full["lm_head.weight"] = full["model.embed_tokens.weight"];
+  EXPECT_EQ(load_checkpoint(sample("colossalai/unsharded_tied.bin")), full);
+  EXPECT_EQ(load_checkpoint(sample("colossalai/unsharded_tied_legacy.bin")), full);
+  const auto open = open_checkpoint(sample("colossalai/unsharded_tied.bin"));
+  ASSERT_TRUE(open);
+  EXPECT_EQ(open->format, &kBinFormat);
+  EXPECT_TRUE(open->reader->catalog().shares_extents);
+}
+
+TEST_F(TorchFormat, LeavesOutTheWordThatAllTensorsAreUnder) {
+  const auto open = open_checkpoint(kData + "mixed.pt");
+  ASSERT_TRUE(open) << open.error().message();
+  EXPECT_THAT(names(open->reader->catalog()), Contains("model.view")) << "not all tensors are under it";
+  EXPECT_THAT(open->reader->catalog().attributes, ElementsAre(Pair("format", "torch.save, 1 file")));
+  const auto nested = open_checkpoint(kData + "nested.pt");
+  ASSERT_TRUE(nested) << nested.error().message();
+  EXPECT_THAT(names(nested->reader->catalog()), ElementsAre("w"));
+  EXPECT_THAT(nested->reader->catalog().attributes,
+              Contains(Pair("names", "all tensors are under 'model', which is left out of their names")));
+  ASSERT_EQ(nested->reader->catalog().blobs.size(), 1u);
+  EXPECT_EQ(nested->reader->describe(nested->reader->catalog().blobs[0]), "3");
+}
+
+TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
+  const std::string bytes = read_file(kData + "protocol4.pt");
+  dir_.write("pytorch_model-00001-of-00001.bin", bytes);
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("expected an index beside 1 file"));
+  const auto with = [&](const std::string& map) {
+    dir_.write("pytorch_model.bin.index.json", "{\"weight_map\": " + map + "}");
+    return refusal(dir_.path());
+  };
+  EXPECT_EQ(with(R"({"w": "pytorch_model-00001-of-00001.bin"})"), "accepted");
+  EXPECT_EQ(refusal(dir_ / "pytorch_model.bin.index.json"), "accepted");
+  EXPECT_THAT(with(R"({"w": "pytorch_model-00002-of-00002.bin"})"),
+              HasSubstr("file is missing; it holds 1 tensor: 'w'"));
+  EXPECT_THAT(with(R"({"w": "pytorch_model-00001-of-00001.bin", "v": "pytorch_model-00001-of-00001.bin"})"),
+              HasSubstr("expected tensor 'v'"));
+  dir_.write("single/pytorch_model.bin", bytes);
+  const auto single = open_checkpoint(dir_ / "single");
+  ASSERT_TRUE(single) << single.error().message();
+  EXPECT_EQ(single->format, &kBinFormat);
+}
+
+TEST_F(TorchFormat, IsRecognisedByItsBytes) {
+  dir_.write("anything", read_file(kData + "protocol4_legacy.pt"));
+  EXPECT_TRUE(kBinFormat.recognises(dir_ / "anything"));
+  dir_.write("text.bin", "no such thing");
+  EXPECT_FALSE(kBinFormat.recognises(dir_ / "text.bin"));
+  EXPECT_FALSE(kBinFormat.recognises(dir_ / "absent"));
+}
+
+}  // namespace
+}  // namespace reshard

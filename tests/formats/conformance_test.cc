@@ -1,0 +1,203 @@
+// What is true of every format that can be written and read, by its row in the table alone; of the toy too, which only
+// tests know. The program's side of it is in cli/pairs_test.cc.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "formats/encoding/torch_archive.h"
+#include "formats/registry.h"
+#include "tests/formats/toy/toy.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+std::vector<const Format*> rows() {
+  std::vector<const Format*> out = {&kToyFormat};
+  for (const Format* f : formats())
+    if (f->open && f->lay_out) out.push_back(f);
+  return out;
+}
+
+TensorValues model() {
+  TensorValues out;
+  std::mt19937 random(1);
+  const auto add = [&](const std::string& name, DType dtype, const Dims& shape) {
+    TensorValue value{dtype, shape, std::string(static_cast<std::size_t>(volume(shape) * byte_size(dtype)), '\0')};
+    for (char& c : value.bytes) c = static_cast<char>(dtype == DType::kBool ? random() % 2 : random());
+    out.emplace(name, std::move(value));
+  };
+  add("model.embed_tokens.weight", DType::kBFloat16, {8, 6});
+  add("model.layers.0.self_attn.q_proj.weight", DType::kFloat32, {6, 4});
+  add("model.layers.1.self_attn.q_proj.weight", DType::kFloat16, {7, 4});  // not cut evenly
+  add("model.layers.1.mask", DType::kBool, {3});
+  add("model.layers.1.scales", DType::kFloat8E4M3, {2, 2, 2});
+  add("model.layers.1.empty", DType::kFloat32, {0, 3});
+  add("model.norm.count", DType::kInt64, {});
+  add("names are \"any\" / text\xc3\xa9", DType::kFloat64, {5});
+  return out;
+}
+
+// The model for two ranks, where the format has files for them.
+LayoutRequest request_for(const Format& format, const TensorValues& values) {
+  LayoutRequest request;
+  if (format.takes_mesh()) request.mesh = Mesh({{format.sharding == Sharding::kStages ? "pp" : "tp", 2}});
+  for (const auto& [name, value] : values) {
+    TargetTensor t{name, value.dtype, value.shape, {name}, {}};
+    if (format.sharding == Sharding::kStages)
+      t.placement.stage = static_cast<Index>(request.tensors.size() % 2);
+    else if (format.takes_mesh() && value.shape.rank() > 0)
+      t.placement.splits = {{{"tp"}, 0}};
+    request.tensors.push_back(std::move(t));
+  }
+  if (format.holds == Holds::kEverything)
+    request.blobs.push_back({"step", {"step"}, torch_archive::object_item(std::string_view("\x80\x02N.", 4))});
+  return request;
+}
+
+class Conformance : public testing::TestWithParam<const Format*> {
+ protected:
+  const Format& format() const { return *GetParam(); }
+
+  void write(const std::string& path) {
+    auto target = format().lay_out(request_for(format(), values_));
+    ASSERT_TRUE(target) << target.error().message();
+    EXPECT_EQ((*target)->is_file(), format().is_file);
+    write_target(values_, **target, path);
+  }
+  // Everything that reading it comes to: an error, or the values.
+  Result<TensorValues> read(const std::string& path) {
+    const auto reader = TRY(format().open(path, {}));
+    return load_values(*reader);
+  }
+  // The files of a checkpoint: those below a directory, or the one.
+  static std::vector<std::string> files_of(const std::string& path) {
+    if (!is_directory(path)) return {path};
+    std::vector<std::string> out;
+    for (const auto& [name, bytes] : all_files(path)) out.push_back(path_join(path, name));
+    return out;
+  }
+  // For each of these files, which bytes are no tensor's.
+  std::vector<Index> places_outside_tensors(const std::string& path, const std::string& file, Index size) {
+    std::vector<bool> taken(static_cast<std::size_t>(size), false);
+    const auto reader = format().open(path, {});
+    EXPECT_TRUE(reader && load_values(**reader));  // which locates them
+    const Catalog& catalog = (*reader)->catalog();
+    for (const Tensor& t : catalog.tensors())
+      for (const FragmentList* list : {&t.fragments, &t.replicas})
+        for (std::size_t i = 0; i < list->size(); ++i) {
+          const Extent& e = list->extent(i);
+          if (catalog.file_path(e.file) == file) std::fill_n(taken.begin() + e.offset, e.length, true);
+        }
+    std::vector<Index> out;
+    for (Index i = 0; i < size; ++i)
+      if (!taken[static_cast<std::size_t>(i)]) out.push_back(i);
+    return out;
+  }
+
+  const TempDir dir_;
+  const TensorValues values_ = model();
+  std::mt19937 random_{7};
+};
+
+TEST_P(Conformance, ReadsWhatItWrites) {
+  const std::string path = dir_ / "a";
+  ASSERT_NO_FATAL_FAILURE(write(path));
+  EXPECT_TRUE(format().recognises(path));
+  EXPECT_EQ(is_directory(path), !format().is_file);
+  EXPECT_EQ(recognised_format(path), &format() == &kToyFormat ? nullptr : &format()) << "a row before it takes it";
+  const auto reader = format().open(path, {});
+  ASSERT_TRUE(reader) << reader.error().message();
+  const auto values = load_values(**reader);
+  ASSERT_TRUE(values) << values.error().message();
+  EXPECT_EQ(*values, values_);
+  EXPECT_EQ((*reader)->catalog().stale_files, std::vector<std::string>());
+  EXPECT_EQ((*reader)->catalog().warnings, std::vector<std::string>());
+  for (const Tensor& t : (*reader)->catalog().tensors()) {
+    if (format().holds_whole_tensors()) EXPECT_LE(t.fragments.size(), 1U) << t.name;
+  }
+  if (format().holds == Holds::kEverything) {
+    ASSERT_EQ((*reader)->catalog().blobs.size(), 1U);
+    const Blob& blob = (*reader)->catalog().blobs[0];
+    EXPECT_EQ(blob.name, "step");
+    EXPECT_EQ((*reader)->describe(blob), "None");
+    EXPECT_EQ(*(*reader)->blob_bytes(blob), torch_archive::object_item(std::string_view("\x80\x02N.", 4)));
+  }
+  // Metadata alone tell the same.
+  const auto without = format().open(path, {.files_too = false});
+  ASSERT_TRUE(without) << without.error().message();
+  EXPECT_EQ((*without)->catalog().tensors().size(), values_.size());
+}
+
+TEST_P(Conformance, WritesTheSameBytesAgain) {
+  ASSERT_NO_FATAL_FAILURE(write(dir_ / "a"));
+  ASSERT_NO_FATAL_FAILURE(write(dir_ / "b"));
+  const auto a = files_of(dir_ / "a"), b = files_of(dir_ / "b");
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(read_file(a[i]), read_file(b[i])) << a[i];
+}
+
+TEST_P(Conformance, RefusesWhatItCannotHold) {
+  LayoutRequest request;
+  request.tensors = {{"w", DType::kUint8, {Index{1} << 40, Index{1} << 40}, {"w"}, {}}};
+  EXPECT_FALSE(format().lay_out(request));
+  if (!format().takes_mesh()) {
+    request = request_for(format(), values_);
+    request.mesh = Mesh({{"tp", 2}});
+    EXPECT_FALSE(format().lay_out(request)) << "its row says that it takes no mesh";
+  }
+}
+
+// A file that ends early is an error, unless what is gone says nothing.
+TEST_P(Conformance, SeesEveryTruncation) {
+  const std::string path = dir_ / "a";
+  ASSERT_NO_FATAL_FAILURE(write(path));
+  for (const std::string& file : files_of(path)) {
+    const std::string whole = read_file(file);
+    std::vector<std::size_t> lengths = {0, 1, whole.size() / 2, whole.size() - 1};
+    for (int i = 0; i < 30; ++i) lengths.push_back(random_() % whole.size());
+    for (const std::size_t length : lengths) {
+      write_file(file, std::string_view(whole).substr(0, length));
+      if (const auto got = read(path)) EXPECT_EQ(*got, values_) << file << " cut to " << length;
+    }
+    write_file(file, whole);
+  }
+}
+
+// A flipped bit outside the tensors is an error, or a checkpoint whose every claim holds: other names, perhaps, but
+// nothing that is read twice, left out, or from beyond a file. (Values have checksums where a format has them.)
+TEST_P(Conformance, SurvivesFlippedBits) {
+  const std::string path = dir_ / "a";
+  ASSERT_NO_FATAL_FAILURE(write(path));
+  Index refused = 0;
+  for (const std::string& file : files_of(path)) {
+    const std::string whole = read_file(file);
+    const auto places = places_outside_tensors(path, file, std::ssize(whole));
+    for (int i = 0; i < 60 && !places.empty(); ++i) {
+      std::string damaged = whole;
+      damaged[static_cast<std::size_t>(places[random_() % places.size()])] ^= static_cast<char>(1 << random_() % 8);
+      write_file(file, damaged);
+      const auto reader = format().open(path, {});
+      refused += !reader;
+      if (!reader) continue;
+      EXPECT_TRUE(validate((*reader)->catalog()));
+      (void)load_values(**reader);
+    }
+    write_file(file, whole);
+  }
+  EXPECT_GT(refused, 0);
+  const auto again = read(path);
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(*again, values_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Conformance, testing::ValuesIn(rows()), [](const auto& info) {
+  std::string name(info.param->name);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace reshard

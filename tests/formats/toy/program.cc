@@ -1,0 +1,9 @@
+// reshard with one format more.
+#include "formats/registry.h"
+#include "tests/formats/toy/toy.h"
+#include "tools/commands.h"
+
+int main(int argc, char** argv) {
+  reshard::formats().add(reshard::kToyFormat);
+  return reshard::tools::run_program(argc, argv);
+}

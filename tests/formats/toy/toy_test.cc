@@ -1,0 +1,50 @@
+// A row of the table brings the whole program with it: inspect, convert both ways, verify, --force.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+CommandResult toy_cli(std::vector<std::string> args) {
+  args.insert(args.begin(), RESHARD_TOY_BINARY);
+  return run_command(args);
+}
+
+class Toy : public testing::Test {
+ protected:
+  void convert(const std::string& from, const std::string& to, const std::string& format) {
+    const CommandResult done = toy_cli({"convert", from, to, "--to", format, "--names", "hf", "--quiet"});
+    ASSERT_EQ(done.exit_code, 0) << done.err;
+  }
+  const TempDir dir_;
+  const std::string source_ = sample("tp8") + "/hf.safetensors", toy_ = dir_ / "toy";
+};
+
+TEST_F(Toy, GoesThereAndBack) {
+  ASSERT_NO_FATAL_FAILURE(convert(source_, toy_, "toy"));
+  ASSERT_NO_FATAL_FAILURE(convert(toy_, dir_ / "back", "dcp"));
+  for (const std::string& made : {toy_, dir_ / "back"}) {
+    const CommandResult same = toy_cli({"diff", source_, made});
+    EXPECT_EQ(same.exit_code, 0) << same.out << same.err;
+    const CommandResult verified = toy_cli({"verify", made});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+  const CommandResult shown = toy_cli({"inspect", toy_});
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("toy, "));
+}
+
+TEST_F(Toy, IsInTheTablesText) {
+  EXPECT_THAT(toy_cli({"convert", "--help"}).out, HasSubstr("toy (toys)"));
+  EXPECT_THAT(toy_cli({"convert", source_, toy_, "--to", "toys"}).err, HasSubstr("hdf5-view, toy"));
+  EXPECT_THAT(reshard_cli({"convert", source_, toy_, "--to", "toy"}).err, HasSubstr("'toy' is not a format"));
+}
+
+}  // namespace
+}  // namespace reshard
