@@ -15,7 +15,7 @@ namespace {
 
 // What the loader reads of a program: "(NEEDED)  Shared library: [libz.so.1]", "(RUNPATH)  Library runpath: [...]".
 std::string dynamic_section(const std::string& program) {
-  const CommandResult read = run_command({"readelf", "-d", program});
+  const CommandResult read = run_command({"/usr/bin/env", "readelf", "-d", program});
   EXPECT_EQ(read.exit_code, 0) << read.err;
   EXPECT_THAT(read.out, testing::HasSubstr("(NEEDED)"));
   return read.out;

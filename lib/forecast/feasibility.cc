@@ -74,7 +74,6 @@ class Audit {
 
   Result<Feasibility> run() {
     out_.parameters = TRY(parameters(family_, config_));
-    TRY(check_countable(out_.parameters).context(config_.path));
     out_.elements = count_elements(out_.parameters);
     rules_ = by_rule(out_.parameters);
     check_world();

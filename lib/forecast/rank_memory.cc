@@ -10,8 +10,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxElements = Index{1} << 56;  // of a model: bytes and their sums stay far from overflow
-
 // Tensors of one stage that every rank cuts alike: of one rule, shape and dtype.
 struct Alike {
   const NameRule* rule = nullptr;
@@ -110,16 +108,6 @@ std::optional<ExpertSharding> expert_sharding(const Degrees& degrees) {
   if (shards % degrees.ep == 0) return ExpertSharding{true, shards / degrees.ep};
   if (shards * tp % degrees.ep == 0) return ExpertSharding{false, shards * tp / degrees.ep};
   return std::nullopt;
-}
-
-Status check_countable(const std::vector<Parameter>& parameters) {
-  Index elements = 0;
-  for (const Parameter& p : parameters) {
-    const auto sum = checked_add(elements, volume(p.shape));
-    if (!sum || *sum > kMaxElements) return unsupported("the model has more than 2^56 parameters");
-    elements = *sum;
-  }
-  return {};
 }
 
 DType weight_dtype(const Parameter& parameter, const MemoryOptions& options) {

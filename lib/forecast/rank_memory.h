@@ -52,9 +52,6 @@ struct MemoryOptions {
   DType gradients = DType::kFloat32;
 };
 
-// Refuses a model of more elements than the sums here can count, 2^56.
-Status check_countable(const std::vector<Parameter>& parameters);
-
 // Every stage's ranks, when tensor parallelism cuts as the family's rules say, FSDP cuts dimension 0 of what is left
 // (both as torch.chunk does, so that the last ranks may have less), and layers are dealt out as torchtitan does it. A
 // tied head is counted where it is on another stage than the embedding, which needs a copy then. The model

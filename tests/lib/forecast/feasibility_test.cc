@@ -314,7 +314,7 @@ TEST(RankMemory, AModelThatCannotBeCountedIsRefused) {
   const ModelConfig config = *ModelConfig::parse(json, "config.json");
   const auto f = check_feasibility(family_of(config), config, {});
   ASSERT_FALSE(f);
-  EXPECT_EQ(f.error().message(), "config.json: the model has more than 2^56 parameters");
+  EXPECT_EQ(f.error().message(), "config.json: describes more than 36,028,797,018,963,968 elements");
 }
 
 }  // namespace
