@@ -265,8 +265,8 @@ TEST(Family, MoreElementsThanCanBeCountedAreRefused) {
 TEST(Family, NoExpertsAreListedAtOnce) {
   ModelConfig config = published("llama-3.1-8b");
   config.set("num_hidden_layers", Index{1} << 40);
-  const NameRule rules[] = {{.hf = "b.{}.e.{}.weight", .shape = "hidden_size", .layers = Layers::kSparse}};
-  const Family family{.name = "experts", .title = "Experts", .rules = rules};
+  Family family;
+  family.rules = {{.hf = "b.{}.e.{}.weight", .shape = "hidden_size", .layers = Layers::kSparse}};
   const auto list = parameters(family, config);
   ASSERT_TRUE(list) << list.error().message();
   EXPECT_TRUE(list->empty());
