@@ -42,9 +42,7 @@ Result<Catalog> manifest_view(const Json& manifest, const Catalog& native, const
   if (!family_name || family_name->is_null()) return native;
   for (const Family* family : families()) {
     if (family->name != TRY(family_name->as_string())) continue;
-    std::optional<ModelConfig> untied = config;
-    if (untied) untied->set("tie_word_embeddings", 0);  // what is not stored has no digest
-    return canonical_view(native, {family, untied ? &*untied : nullptr, TRY(manifest.get_bool("hf_rows")), true, true},
+    return canonical_view(native, {family, config ? &*config : nullptr, TRY(manifest.get_bool("hf_rows")), true, true},
                           nullptr);
   }
   return unsupported("reshard_manifest.json names a family this version does not know");

@@ -93,7 +93,7 @@ Status Comparison::make_views() {
   std::tie(a_model_, b_model_) = TRY(recognise_pair());
   for (Reader* reader : {&a_, &b_})
     TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
-  const bool hf_rows = !same_row_order(a_model_.convention, b_model_.convention);
+  const bool hf_rows = a_model_.family && !same_row_order(*a_model_.family, a_model_.convention, b_model_.convention);
   const auto view_of = [&](const Catalog& catalog, const Model& model) -> Result<Catalog> {
     if (!model.family) return catalog;
     return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);

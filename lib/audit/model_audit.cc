@@ -137,7 +137,7 @@ class ModelAuditor {
         continue;
       }
       ++out_.looked_at;
-      if (parsed->rule->rows == Rows::kDropped) continue;
+      if (parsed->rule->is_dropped()) continue;
       if (parsed->is_packed()) {
         look_at_packed(tensor, *parsed);
         continue;

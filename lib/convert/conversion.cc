@@ -57,7 +57,7 @@ Status Conversion::choose_names() {
   if (!model_.family->has_convention(*target_convention_))
     return unsupported("family " + std::string(model_.family->name) + " has no " +
                        std::string(convention_title(*target_convention_)) + "; --names keep leaves them as they are");
-  hf_rows_ = !same_row_order(model_.convention, *target_convention_);
+  hf_rows_ = !same_row_order(*model_.family, model_.convention, *target_convention_);
   return {};
 }
 

@@ -12,7 +12,7 @@ constexpr Index kMaxConfigBytes = Index{16} << 20;
 constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 
 // What models have in common, where their family says nothing else.
-constexpr ConfigDefault kCommonDefaults[] = {
+const ConfigDefault kCommonDefaults[] = {
     {"num_key_value_heads", "num_attention_heads"},
     {"head_dim", "hidden_size/num_attention_heads"},
     {"tie_word_embeddings", "0"},

@@ -7,20 +7,18 @@
 #include <numeric>
 
 #include "lib/base/text.h"
+#include "lib/model/family_file.h"
 
 namespace reshard {
 namespace {
 
 std::vector<const Family*>& table() {
-  static std::vector<const Family*> families = {
-      &kLlamaFamily,      &kMistralFamily, &kQwen2Family,  &kQwen3Family, &kQwen3MoeFamily, &kMixtralFamily,
-      &kDeepseekV3Family, &kGemma2Family,  &kGemma3Family, &kGpt2Family,  &kBloomFamily,
-  };
+  static std::vector<const Family*> families = read_builtin_families();
   return families;
 }
 constexpr std::string_view kHole = "{}";
 constexpr std::string_view kScale = "_scale_inv";
-constexpr NameRule kDerived = {.hf = "", .rows = Rows::kDropped};  // of names that stand for no parameter
+const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
 
@@ -211,7 +209,7 @@ class ParameterList {
 
  private:
   Status add(const NameRule& rule, Index begin, Index end) {
-    if (rule.hf.empty() || rule.shape.empty() || !holds(rule.when, config_)) return {};
+    if (rule.is_dropped() || !holds(rule.when, config_)) return {};
     const Index experts = rule.is_per_expert() ? config_.number("num_experts") : 1;
     if (experts < 1) return {};
     const auto count = checked_mul(end - begin, experts);
@@ -233,7 +231,7 @@ class ParameterList {
   void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
     Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
     p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
-    p.dtype = rule.dtype.empty() ? config_.dtype : std::string(rule.dtype);
+    p.dtype = rule.dtype.empty() ? config_.dtype : rule.dtype;
     if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
       out_.push_back(std::move(p));
       return;
@@ -261,7 +259,7 @@ Status check_quantization(const Family& family, const ModelConfig& config) {
   const bool known = config.has_fp8_blocks() && std::any_of(family.rules.begin(), family.rules.end(),
                                                             [](const NameRule& rule) { return rule.quantized; });
   if (config.quantization.empty() || known) return {};
-  return unsupported(config.path + ": a model of family " + std::string(family.name) + " quantized with " +
+  return unsupported(config.path + ": a model of family " + family.name + " quantized with " +
                      printable(config.quantization) + ", whose tensors are not known");
 }
 
@@ -291,9 +289,12 @@ std::optional<Convention> find_convention(std::string_view option) {
   return std::nullopt;
 }
 
-std::size_t StoredRule::part_count() const {
-  return static_cast<std::size_t>(
-      std::count_if(parts.begin(), parts.end(), [](std::string_view part) { return !part.empty(); }));
+bool StoredRule::is_packed() const {
+  return form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey && form != Form::kDropped;
+}
+
+bool StoredRule::has_pairs(std::string_view part) const {
+  return is_rotary(form) && (parts[0] == part || (form == Form::kRotaryQkvByGroup && parts[1] == part));
 }
 
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
@@ -310,10 +311,25 @@ std::span<const Family* const> families() { return table(); }
 
 void add_family(const Family& family) { table().insert(table().begin(), &family); }
 
+const Family* find_family(std::string_view name) {
+  for (const Family* family : families())
+    if (family->name == name) return family;
+  return nullptr;
+}
+
 const Family* family_of_model_type(std::string_view model_type) {
   for (const Family* family : families())
     if (family->knows_model_type(model_type)) return family;
   return nullptr;
+}
+
+bool same_row_order(const Family& family, Convention a, Convention b) {
+  const auto is_paired = [&](const NameRule& rule, Convention convention) {
+    const StoredRule* stored = stored_rule(family, rule, convention);
+    return stored && stored->has_pairs(rule.hf);
+  };
+  return std::all_of(family.rules.begin(), family.rules.end(),
+                     [&](const NameRule& rule) { return is_paired(rule, a) == is_paired(rule, b); });
 }
 
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter) {
@@ -356,10 +372,11 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
   if (!name.is_packed() || cut.dim < 0) return cut;
   switch (name.stored->form) {
     case Form::kQkvByGroup:
+    case Form::kRotaryQkvByGroup:
       cut.heads = "num_key_value_heads";
       break;
     case Form::kSections:
-      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->part_count());
+      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());
       break;
     case Form::kStacked:
       ++cut.dim;
@@ -372,6 +389,8 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
       break;
     }
     case Form::kSame:
+    case Form::kRotaryQuery:
+    case Form::kRotaryKey:
     case Form::kDropped:
       break;
   }
@@ -403,7 +422,7 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
 std::string rename_key(const Family& family, std::string_view key, Convention convention) {
   const StateKey parts = split_state_key(key);
   const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
-  if (!parsed || parsed->rule->rows == Rows::kDropped || parsed->is_packed()) return std::string(key);
+  if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
   const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, convention);
   if (!stored) return std::string(key);

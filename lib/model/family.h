@@ -1,6 +1,6 @@
 // Model families: what the parameters of a model are called in each convention, their shapes, how their rows are
-// ordered, and how tensor parallelism cuts them. A family is a table in a file of its own (llama.cc); what is done with
-// it stands beside: view.h brings checkpoints under common names, placement.h lays them out on a mesh.
+// ordered, and how tensor parallelism cuts them. A family is a JSON file (samples/families, family_file.h); what is
+// done with it stands beside: view.h brings checkpoints under common names, placement.h lays them out on a mesh.
 #pragma once
 
 #include <array>
@@ -28,31 +28,25 @@ inline constexpr std::array kConventions = {Convention::kHf, Convention::kTorcht
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
-// Torchtitan keeps the rows of q and k as its rotary embedding wants them (pairs side by side), others as Hugging Face
-// does (first halves, then second halves).
-inline bool has_rotary_pairs(Convention convention) {
-  return convention == Convention::kTorchtitan || convention == Convention::kTorchtitan2026;
-}
-inline bool same_row_order(Convention a, Convention b) { return has_rotary_pairs(a) == has_rotary_pairs(b); }
-
-// What rotary pairs do to the rows of a parameter.
-enum class Rows {
-  kPlain,        // nothing
-  kRotaryQuery,  // num_attention_heads heads, each permuted
-  kRotaryKey,    // num_key_value_heads heads, each permuted
-  kDropped,      // derived data that is not carried
-};
 
 // How a tensor of another convention is made of canonical parameters, its parts.
 enum class Form {
-  kSame,           // is the one part
-  kQkvByGroup,     // rows of q, k and v: for each key-value head its query heads, the key, the value
-  kSections,       // the parts, all of one shape, one after the other along dimension 0
-  kStacked,        // the part of every expert, along a new first dimension
-  kTransposed,     // [out, in] of the part's [in, out]
-  kTransposedQkv,  // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
-  kDropped,        // derived data that is not carried
+  kSame,              // is the one part
+  kRotaryQuery,       // is the one part, the rows of each of its num_attention_heads heads in rotary pairs
+  kRotaryKey,         // the same of num_key_value_heads heads
+  kQkvByGroup,        // rows of q, k and v: for each key-value head its query heads, the key, the value
+  kRotaryQkvByGroup,  // the same, the rows of each head of q and k in rotary pairs
+  kSections,          // the parts, all of one shape, one after the other along dimension 0
+  kStacked,           // the part of every expert, along a new first dimension
+  kTransposed,        // [out, in] of the part's [in, out]
+  kTransposedQkv,     // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
+  kDropped,           // derived data that is not carried
 };
+// Rotary pairs: the rows that a rotary embedding rotates together, 2j and 2j + 1 of a head. Hugging Face has them half
+// a head apart: first halves, then second halves.
+inline bool is_rotary(Form form) {
+  return form == Form::kRotaryQuery || form == Form::kRotaryKey || form == Form::kRotaryQkvByGroup;
+}
 
 // Which layers have a parameter.
 enum class Layers {
@@ -64,20 +58,21 @@ enum class Layers {
 
 // One parameter, or with "{}" the same one of every layer; a second "{}" stands for the expert.
 struct NameRule {
-  std::string_view hf;          // its canonical name
-  std::string_view shape = {};  // formulas over the config, "vocab_size, hidden_size"; empty: derived data
-  Rows rows = Rows::kPlain;
-  int tp_dim = -1;              // the dimension tensor parallelism cuts; -1: every rank holds all of it
-  std::string_view heads = {};  // the member that counts what must not be cut apart along it: "num_key_value_heads"
-  Index sections = 1;           // equal parts fused along that dimension, each cut by itself
+  std::string hf;          // its canonical name
+  std::string shape = {};  // formulas over the config, "vocab_size, hidden_size"; empty: see is_dropped()
+  int tp_dim = -1;         // the dimension tensor parallelism cuts; -1: every rank holds all of it
+  std::string heads = {};  // the member that counts what must not be cut apart along it: "num_key_value_heads"
+  Index sections = 1;      // equal parts fused along that dimension, each cut by itself
   enum class Place { kFirst, kLayer, kLast } place = Place::kLayer;  // in a pipeline
   Layers layers = Layers::kAll;
-  std::string_view when = {};     // a formula that must not be 0, absent members being 0; "!name": that must be 0
-  std::string_view tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
-  std::string_view dtype = {};    // where it is not the model's
-  bool quantized = false;         // a matrix that FP8 models hold in blocks, scaled by a second tensor: scale_name()
+  std::string when = {};     // a formula that must not be 0, absent members being 0; "!name": that must be 0
+  std::string tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
+  std::string dtype = {};    // where it is not the model's
+  bool quantized = false;    // a matrix that FP8 models hold in blocks, scaled by a second tensor: scale_name()
 
   bool is_per_expert() const;
+  // Derived data that is not carried: a causal mask, the frequencies of a rotary embedding.
+  bool is_dropped() const { return shape.empty(); }
   // Whether its rows (dimension 0) are words.
   bool is_vocabulary() const { return shape.starts_with("vocab_size,"); }
 };
@@ -85,46 +80,49 @@ struct NameRule {
 // A tensor under a name of another convention. Where several have a part in common, the first is what is written, and
 // the others are read as well.
 struct StoredRule {
-  std::string_view stored;  // with "{}" as in a NameRule
+  std::string stored;  // with "{}" as in a NameRule
   Form form = Form::kSame;
-  std::array<std::string_view, 3> parts = {};  // NameRule::hf, as many as the form has
+  std::vector<std::string> parts;  // NameRule::hf, as many as the form has
 
-  std::size_t part_count() const;
+  // Whether the tensor is something else than one canonical parameter under another name.
+  bool is_packed() const;
+  // Whether the rows of this one of its parts are in rotary pairs.
+  bool has_pairs(std::string_view part) const;
 };
 
 struct ConventionTable {
   Convention convention = Convention::kHf;
-  std::span<const StoredRule> rules;
+  std::vector<StoredRule> rules;
 };
 
 // A number that a config.json may leave out, and what it is then. What the file says is null stays without a value, and
 // so does what cannot be computed.
 struct ConfigDefault {
-  std::string_view name;
-  std::string_view formula;
+  std::string name;
+  std::string formula;
 };
 
 struct Family {
-  std::string_view name;                          // as in --family
-  std::string_view title;                         // for people
-  std::span<const std::string_view> model_types;  // of config.json
-  std::span<const ConfigDefault> defaults;        // in this order
-  std::span<const NameRule> rules;
-  std::string_view optional_prefix = {};              // that Hugging Face names may have before them: "transformer."
-  std::span<const ConventionTable> conventions = {};  // of the conventions other than Hugging Face's
+  std::string name;                      // as in --family
+  std::string title;                     // for people
+  std::vector<std::string> model_types;  // of config.json
+  std::vector<ConfigDefault> defaults;   // in this order
+  std::vector<NameRule> rules;
+  std::string optional_prefix;               // that Hugging Face names may have before them: "transformer."
+  std::vector<ConventionTable> conventions;  // other than Hugging Face's
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
 };
 
-extern const Family kLlamaFamily, kMistralFamily, kQwen2Family, kQwen3Family, kQwen3MoeFamily, kMixtralFamily,
-    kDeepseekV3Family, kGemma2Family, kGemma3Family, kGpt2Family, kBloomFamily;
-
-// Every family there is. Where names fit several, the first of them.
+// Every family there is. Where names fit several, the first of them. The program's own are read at the first call.
 std::span<const Family* const> families();
 // Puts one before the others. Not thread-safe: for the start of the program, as family_file.h does it.
 void add_family(const Family& family);
+const Family* find_family(std::string_view name);                 // as in --family; null where there is none
 const Family* family_of_model_type(std::string_view model_type);  // null where there is none
+// Whether two conventions keep the rows of every parameter in the same order: rotary pairs in both, or in neither.
+bool same_row_order(const Family& family, Convention a, Convention b);
 
 // A parameter's name, understood.
 struct ParsedName {
@@ -135,8 +133,7 @@ struct ParsedName {
   Index expert = -1;
   bool is_scale = false;  // of the matrix that the rule is about
 
-  // Whether the tensor is something else than one canonical parameter under another name.
-  bool is_packed() const { return stored && stored->form != Form::kSame && stored->form != Form::kDropped; }
+  bool is_packed() const { return stored && stored->is_packed(); }
 };
 // Looks past "_orig_mod." anywhere, a leading "model." of torchtitan's older checkpoints, and the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter);

@@ -1,9 +1,12 @@
 #include "lib/model/family_file.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
+#include <functional>
 #include <map>
-#include <memory>
+#include <set>
 
 #include "lib/base/file.h"
 #include "lib/base/json.h"
@@ -19,23 +22,22 @@ constexpr Index kVersion = 1;
 template <class Value>
 using Word = std::pair<std::string_view, Value>;
 
-constexpr std::array<Word<Rows>, 4> kRows = {{{"plain", Rows::kPlain},
-                                              {"rotary_query", Rows::kRotaryQuery},
-                                              {"rotary_key", Rows::kRotaryKey},
-                                              {"dropped", Rows::kDropped}}};
 constexpr std::array<Word<NameRule::Place>, 3> kPlaces = {
     {{"first", NameRule::Place::kFirst}, {"layer", NameRule::Place::kLayer}, {"last", NameRule::Place::kLast}}};
 constexpr std::array<Word<Layers>, 4> kLayers = {{{"all", Layers::kAll},
                                                   {"dense", Layers::kDense},
                                                   {"sparse", Layers::kSparse},
                                                   {"prediction", Layers::kPrediction}}};
-constexpr std::array<Word<Form>, 7> kForms = {{{"same", Form::kSame},
-                                               {"qkv_by_group", Form::kQkvByGroup},
-                                               {"sections", Form::kSections},
-                                               {"stacked", Form::kStacked},
-                                               {"transposed", Form::kTransposed},
-                                               {"transposed_qkv", Form::kTransposedQkv},
-                                               {"dropped", Form::kDropped}}};
+constexpr std::array<Word<Form>, 10> kForms = {{{"same", Form::kSame},
+                                                {"rotary_query", Form::kRotaryQuery},
+                                                {"rotary_key", Form::kRotaryKey},
+                                                {"qkv_by_group", Form::kQkvByGroup},
+                                                {"rotary_qkv_by_group", Form::kRotaryQkvByGroup},
+                                                {"sections", Form::kSections},
+                                                {"stacked", Form::kStacked},
+                                                {"transposed", Form::kTransposed},
+                                                {"transposed_qkv", Form::kTransposedQkv},
+                                                {"dropped", Form::kDropped}}};
 
 template <class Value, std::size_t N>
 Result<Value> word(const Json& json, std::string_view member, const std::array<Word<Value>, N>& words,
@@ -50,47 +52,62 @@ Result<Value> word(const Json& json, std::string_view member, const std::array<W
   return corrupt(std::string(member) + ": expected " + join(all, ", ") + ", got '" + printable(text) + "'");
 }
 
-// A family and all that its table points at.
-struct OwnedFamily {
-  std::deque<std::string> texts;
-  std::vector<std::string_view> model_types;
-  std::vector<ConfigDefault> defaults;
-  std::vector<NameRule> rules;
-  std::deque<std::vector<StoredRule>> stored;
-  std::vector<ConventionTable> conventions;
-  Family family;
-};
+// A family by its name; null where there is none.
+using FamilyOf = std::function<const Family*(std::string_view name)>;
 
 class FamilyReader {
  public:
-  Result<std::unique_ptr<OwnedFamily>> read(const Json& json) {
-    TRY(only(json, {"reshard_family", "name", "title", "model_types", "defaults", "parameters", "names", "prefix"}));
+  explicit FamilyReader(const FamilyOf& family_of) : family_of_(family_of) {}
+
+  Result<Family> read(const Json& json) {
+    TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "model_types", "prefix", "defaults",
+                    "without", "parameters", "names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
-    Family& family = out_->family;
-    family.name = TRY(text(json, "name"));
-    if (family.name.empty()) return corrupt("name: expected a name, got none");
-    family.title = json.contains("title") ? TRY(text(json, "title")) : family.name;
-    family.optional_prefix = TRY(text(json, "prefix"));
-    TRY(read_model_types(json));
-    TRY(read_defaults(json));
-    TRY(each(json.get_array("parameters"), "parameters", [&](const Json& item) { return read_rule(item); }));
+    if (json.contains("extends")) TRY(extend(TRY(json.get_string("extends"))));
+    out_.name = TRY(json.get_string("name"));
+    if (out_.name.empty()) return corrupt("name: expected a name, got none");
+    out_.title = TRY(text(json, "title", out_.name));
+    out_.optional_prefix = TRY(text(json, "prefix", out_.optional_prefix));
+    TRY(each(json, "model_types", [&](const Json& item) -> Status {
+      out_.model_types.emplace_back(TRY(item.as_string()));
+      return {};
+    }));
+    if (json.contains("defaults")) out_.defaults.clear();
+    TRY(each(json, "defaults", [&](const Json& item) { return read_default(item); }));
+    TRY(each(json, "without", [&](const Json& item) { return leave_out(item); }));
+    TRY(each(json, "parameters", [&](const Json& item) { return read_rule(item); }));
+    for (ConventionTable& table : out_.conventions)
+      std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json));
-    family.model_types = out_->model_types;
-    family.defaults = out_->defaults;
-    family.rules = out_->rules;
-    family.conventions = out_->conventions;
+    TRY(check_pairs());
     return std::move(out_);
   }
 
  private:
-  std::string_view keep(std::string_view text) { return out_->texts.emplace_back(text); }
+  // All of another family but what it is called and the model types it is for.
+  Status extend(std::string_view name) {
+    const Family* base = family_of_(name);
+    if (!base) return corrupt("extends: '" + printable(name) + "' is not a family");
+    out_ = *base;
+    out_.model_types.clear();
+    return {};
+  }
 
-  // A member's text, empty where there is none.
-  Result<std::string_view> text(const Json& json, std::string_view member) {
-    if (!json.contains(member)) return std::string_view();
-    return keep(TRY(json.get_string(member)));
+  Status leave_out(const Json& item) {
+    const std::string_view pattern = TRY(item.as_string());
+    std::size_t erased = std::erase_if(out_.rules, [&](const NameRule& r) { return glob_match(pattern, r.hf); });
+    for (ConventionTable& table : out_.conventions)
+      erased += std::erase_if(table.rules, [&](const StoredRule& r) { return glob_match(pattern, r.stored); });
+    if (erased > 0) return {};
+    return corrupt("'" + printable(pattern) + "' matches no name of what this extends");
+  }
+
+  // A member's text.
+  static Result<std::string> text(const Json& json, std::string_view member, const std::string& otherwise = {}) {
+    if (!json.contains(member)) return otherwise;
+    return std::string(TRY(json.get_string(member)));
   }
 
   static Status only(const Json& json, std::initializer_list<std::string_view> known) {
@@ -100,8 +117,14 @@ class FamilyReader {
     return {};
   }
 
+  // Reads the items of an array; of none where there is no such member.
   template <class Read>
-  static Status each(const Result<std::span<const Json>>& items, std::string_view member, Read read) {
+  static Status each(const Json& json, std::string_view member, Read read) {
+    if (!json.contains(member)) return {};
+    return each_of(json.get_array(member), member, read);
+  }
+  template <class Read>
+  static Status each_of(const Result<std::span<const Json>>& items, std::string_view member, Read read) {
     if (!items) return items.error();
     for (std::size_t i = 0; i < items->size(); ++i)
       if (Status done = read((*items)[i]); !done)
@@ -109,22 +132,11 @@ class FamilyReader {
     return {};
   }
 
-  Status read_model_types(const Json& json) {
-    if (!json.contains("model_types")) return {};
-    return each(json.get_array("model_types"), "model_types", [&](const Json& item) -> Status {
-      out_->model_types.push_back(keep(TRY(item.as_string())));
-      return {};
-    });
-  }
-
-  Status read_defaults(const Json& json) {
-    if (!json.contains("defaults")) return {};
-    return each(json.get_array("defaults"), "defaults", [&](const Json& item) -> Status {
-      const auto pair = TRY(item.as_array());
-      if (pair.size() != 2) return corrupt("expected [name, formula]");
-      out_->defaults.push_back({keep(TRY(pair[0].as_string())), keep(TRY(pair[1].as_string()))});
-      return check_formula(out_->defaults.back().formula);
-    });
+  Status read_default(const Json& item) {
+    const auto pair = TRY(item.as_array());
+    if (pair.size() != 2) return corrupt("expected [name, formula]");
+    out_.defaults.push_back({std::string(TRY(pair[0].as_string())), std::string(TRY(pair[1].as_string()))});
+    return check_formula(out_.defaults.back().formula);
   }
 
   // That it can be computed once its names have values.
@@ -136,16 +148,16 @@ class FamilyReader {
   }
 
   Status read_rule(const Json& json) {
-    TRY(only(json, {"name", "shape", "rows", "tp_dim", "heads", "sections", "place", "layers", "when", "tied_to",
+    TRY(only(json, {"name", "shape", "dropped", "tp_dim", "heads", "sections", "place", "layers", "when", "tied_to",
                     "dtype", "quantized"}));
     NameRule rule{.hf = TRY(text(json, "name"))};
     TRY(check_pattern("name", rule.hf));
     rule.shape = TRY(text(json, "shape"));
-    rule.rows = TRY(word(json, "rows", kRows, rule.rows));
+    const bool dropped = json.contains("dropped") && TRY(json.get_bool("dropped"));
     if (json.contains("tp_dim")) rule.tp_dim = static_cast<int>(TRY(number(json, "tp_dim", -1, kMaxRank - 1)));
     rule.heads = TRY(text(json, "heads"));
     if (json.contains("sections")) rule.sections = TRY(number(json, "sections", 1, 1024));
-    const bool is_layer = rule.hf.find("{}") != std::string_view::npos;
+    const bool is_layer = rule.hf.find("{}") != std::string::npos;
     rule.place = TRY(word(json, "place", kPlaces, is_layer ? rule.place : NameRule::Place::kFirst));
     rule.layers = TRY(word(json, "layers", kLayers, rule.layers));
     rule.when = TRY(text(json, "when"));
@@ -154,8 +166,7 @@ class FamilyReader {
     if (json.contains("quantized")) rule.quantized = TRY(json.get_bool("quantized"));
     if (is_layer != (rule.place == NameRule::Place::kLayer))
       return corrupt("place: '" + printable(rule.hf) + "' " + (is_layer ? "has" : "has no") + " layer number {}");
-    if (rule.shape.empty() != (rule.rows == Rows::kDropped))
-      return corrupt("shape: expected one, unless rows are dropped");
+    if (rule.shape.empty() != dropped) return corrupt("shape: expected one, unless the parameter is dropped");
     const auto formulas = rule.shape.empty() ? std::vector<std::string>() : split(rule.shape, ',');
     if (formulas.size() > static_cast<std::size_t>(kMaxRank))
       return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
@@ -164,9 +175,18 @@ class FamilyReader {
     if (rule.tp_dim >= static_cast<int>(formulas.size()) && rule.tp_dim >= 0)
       return corrupt("tp_dim: expected one of " + std::to_string(formulas.size()) + " dimensions, got " +
                      std::to_string(rule.tp_dim));
-    for (const NameRule& other : out_->rules)
-      if (other.hf == rule.hf) return corrupt("name: '" + printable(rule.hf) + "' is there twice");
-    out_->rules.push_back(rule);
+    return put(out_.rules, std::move(rule), &NameRule::hf, "");
+  }
+
+  // Adds a rule, in the place of the one of this name that the extended family has.
+  template <class Rule>
+  Status put(std::vector<Rule>& rules, Rule rule, std::string Rule::*name, std::string_view convention) {
+    if (!own_.emplace(convention, rule.*name).second) return corrupt("'" + printable(rule.*name) + "' is there twice");
+    const auto there = std::find_if(rules.begin(), rules.end(), [&](const Rule& r) { return r.*name == rule.*name; });
+    if (there == rules.end())
+      rules.push_back(std::move(rule));
+    else
+      *there = std::move(rule);
     return {};
   }
 
@@ -184,70 +204,125 @@ class FamilyReader {
                    ", got " + std::to_string(n));
   }
 
+  // "torchtitan, torchtitan-2026": rules of both; null: none of them, whatever the extended family has.
   Status read_names(const Json& json) {
     if (!json.contains("names")) return {};
     for (const Json::Member& m : TRY(json.get_object("names"))) {
-      const auto convention = find_convention(m.key);
-      if (!convention || *convention == Convention::kHf)
-        return corrupt("names: expected torchtitan, torchtitan-2026 or megatron, got '" + printable(m.key) + "'");
-      auto& rules = out_->stored.emplace_back();
-      TRY(each(m.value.as_array(), "names: " + m.key, [&](const Json& item) { return read_stored(item, rules); }));
-      out_->conventions.push_back({*convention, rules});
+      for (const std::string& name : split(m.key, ',')) {
+        const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
+        const auto convention = find_convention(option);
+        if (!convention || *convention == Convention::kHf)
+          return corrupt("names: expected torchtitan, torchtitan-2026 or megatron, got '" + printable(option) + "'");
+        if (m.value.is_null()) {
+          std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
+          continue;
+        }
+        TRY(each_of(m.value.as_array(), "names: " + m.key,
+                    [&](const Json& item) { return read_stored(item, *convention); }));
+      }
     }
     return {};
   }
 
-  Status read_stored(const Json& json, std::vector<StoredRule>& rules) {
+  bool are_known(const std::vector<std::string>& parts) const {
+    return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+      return std::any_of(out_.rules.begin(), out_.rules.end(), [&](const NameRule& r) { return r.hf == part; });
+    });
+  }
+
+  Status read_stored(const Json& json, Convention convention) {
     TRY(only(json, {"stored", "form", "parts"}));
     StoredRule rule;
     rule.stored = TRY(text(json, "stored"));
     TRY(check_pattern("stored", rule.stored));
     rule.form = TRY(word(json, "form", kForms, rule.form));
-    std::size_t n = 0;
-    if (json.contains("parts")) {
-      TRY(each(json.get_array("parts"), "parts", [&](const Json& item) -> Status {
-        const std::string_view part = keep(TRY(item.as_string()));
-        const auto known =
-            std::any_of(out_->rules.begin(), out_->rules.end(), [&](const NameRule& r) { return r.hf == part; });
-        if (!known) return corrupt("'" + printable(part) + "' is none of the parameters");
-        if (n == rule.parts.size()) return corrupt("expected at most " + std::to_string(n));
-        rule.parts[n++] = part;
-        return {};
-      }));
+    TRY(each(json, "parts", [&](const Json& item) -> Status {
+      rule.parts.emplace_back(TRY(item.as_string()));
+      if (are_known({rule.parts.back()})) return {};
+      return corrupt("'" + printable(rule.parts.back()) + "' is none of the parameters");
+    }));
+    const auto [least, most] = part_counts(rule.form);
+    if (rule.parts.size() < least || rule.parts.size() > most)
+      return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
+    auto table = std::find_if(out_.conventions.begin(), out_.conventions.end(),
+                              [&](const ConventionTable& t) { return t.convention == convention; });
+    if (table == out_.conventions.end()) table = out_.conventions.insert(table, {convention, {}});
+    return put(table->rules, std::move(rule), &StoredRule::stored, convention_option(convention));
+  }
+
+  static std::pair<std::size_t, std::size_t> part_counts(Form form) {
+    switch (form) {
+      case Form::kDropped:
+        return {0, 0};
+      case Form::kQkvByGroup:
+      case Form::kRotaryQkvByGroup:
+        return {3, 3};
+      case Form::kSections:
+        return {2, 3};
+      default:
+        return {1, 1};
     }
-    const std::size_t least = rule.form == Form::kDropped      ? 0
-                              : rule.form == Form::kQkvByGroup ? 3
-                              : rule.form == Form::kSections   ? 2
-                                                               : 1;
-    const std::size_t most = rule.form == Form::kSections ? rule.parts.size() : least;
-    if (n < least || n > most)
-      return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(n));
-    rules.push_back(rule);
+  }
+
+  // That one convention does not keep the rows of a parameter in two orders.
+  Status check_pairs() const {
+    for (const ConventionTable& table : out_.conventions) {
+      std::map<std::string_view, bool> paired;
+      for (const StoredRule& rule : table.rules)
+        for (const std::string& part : rule.parts)
+          if (paired.try_emplace(part, rule.has_pairs(part)).first->second != rule.has_pairs(part))
+            return corrupt("names: " + std::string(convention_option(table.convention)) + ": '" + printable(part) +
+                           "' is in rotary pairs in one tensor and not in another");
+    }
     return {};
   }
 
-  std::unique_ptr<OwnedFamily> out_ = std::make_unique<OwnedFamily>();
+  const FamilyOf& family_of_;
+  Family out_;
+  std::set<std::pair<std::string_view, std::string>> own_;  // the file's own names, of each convention
 };
 
+Result<Family> read_family(std::string_view text, std::string_view path, const FamilyOf& family_of) {
+  const Json json = TRY(parse_json(text, path));
+  return FamilyReader(family_of).read(json).context(path);
+}
+
 // Families live as long as the process: configs and views keep pointers to them.
-const Family* keep_forever(std::unique_ptr<OwnedFamily> family) {
-  static std::deque<std::unique_ptr<OwnedFamily>> kept;
-  return &kept.emplace_back(std::move(family))->family;
+const Family* keep_forever(Family family) {
+  static std::deque<Family> kept;
+  return &kept.emplace_back(std::move(family));
 }
 
 }  // namespace
 
-Result<const Family*> parse_family(std::string_view text, std::string_view path) {
-  const Json json = TRY(parse_json(text, path));
-  auto family = FamilyReader().read(json);
-  if (!family) return std::move(family).error().context(path);
-  return keep_forever(*std::move(family));
+Result<Family> parse_family(std::string_view text, std::string_view path) {
+  return read_family(text, path, find_family);
+}
+
+std::vector<const Family*> read_builtin_families() {
+  std::map<std::string_view, const Family*> known;
+  const FamilyOf family_of = [&](std::string_view name) -> const Family* {
+    const Family*& family = known[name];
+    for (const BuiltinFamily& builtin : builtin_families()) {
+      if (family || builtin.name != name) continue;
+      auto read = read_family(builtin.text, name, family_of);
+      if (!read) {  // not found by any test before it was compiled in
+        std::fprintf(stderr, "%s\n", read.error().message().c_str());
+        std::abort();
+      }
+      family = keep_forever(*std::move(read));
+    }
+    return family;
+  };
+  std::vector<const Family*> out;
+  for (const BuiltinFamily& builtin : builtin_families()) out.push_back(family_of(builtin.name));
+  return out;
 }
 
 Result<const Family*> load_family(const std::string& path) {
   static std::map<std::string, const Family*> loaded;
   if (const auto found = loaded.find(path); found != loaded.end()) return found->second;
-  const Family* family = TRY(parse_family(TRY(read_whole_file(path, kMaxFamilyFile)), path));
+  const Family* family = keep_forever(TRY(parse_family(TRY(read_whole_file(path, kMaxFamilyFile)), path)));
   add_family(*family);
   loaded.emplace(path, family);
   return family;

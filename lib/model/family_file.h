@@ -1,7 +1,8 @@
-// A model family that a user describes in a JSON file, for architectures that no table here knows:
+// A model family as a JSON file: those that come with the program (samples/families, compiled in), and a user's own:
 //
 //   {"reshard_family": 1,
 //    "name": "mymodel", "title": "My model", "model_types": ["mymodel"],
+//    "extends": "llama", "without": ["*.bias"],
 //    "defaults": [["num_key_value_heads", "num_attention_heads"]],
 //    "parameters": [
 //      {"name": "model.layers.{}.attn.q.weight", "shape": "num_attention_heads*head_dim, hidden_size",
@@ -13,8 +14,10 @@
 // Members are those of NameRule, StoredRule and ConfigDefault (family.h); docs/adding.md describes them one by one.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lib/base/result.h"
 #include "lib/model/family.h"
@@ -22,11 +25,19 @@
 namespace reshard {
 
 // Reads a family strictly: members nobody knows, formulas that are none, parts that are no parameters are errors that
-// name path and member. The family lives as long as the process.
-Result<const Family*> parse_family(std::string_view text, std::string_view path);
+// name path and member. What it extends is one of families().
+Result<Family> parse_family(std::string_view text, std::string_view path);
 
-// The same of a file, read once; the family is then one of families(), before those that come with the program. Not
-// thread-safe: to be called before any work begins.
+// The same of a file, read once; the family is then one of families(), before those that come with the program, as long
+// as the process lives. Not thread-safe: to be called before any work begins.
 Result<const Family*> load_family(const std::string& path);
+
+// The families of the program, in the order in which names are held against them.
+std::vector<const Family*> read_builtin_families();
+
+struct BuiltinFamily {
+  std::string_view name, text;
+};
+std::span<const BuiltinFamily> builtin_families();
 
 }  // namespace reshard

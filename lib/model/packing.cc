@@ -81,16 +81,28 @@ std::string times(std::string_view a, Index x, std::string_view b, Index y) {
   return std::string(a) + " " + std::to_string(x) + " x " + std::string(b) + " " + std::to_string(y);
 }
 
+// `what` is the tensor, for messages.
+Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
+  if (config) return config;
+  return usage_error(what +
+                     ": its rows are ordered by attention head, and no config.json says how many heads there are; "
+                     "give one with --config");
+}
+
 // Finds the parts of one tensor.
 class Unpacker {
  public:
-  Unpacker(const ParsedName& name, const Dims& shape, const ModelConfig* config, bool rotary_pairs,
-           const std::string& what)
-      : name_(name), form_(name.stored->form), shape_(shape), config_(config), pairs_(rotary_pairs), what_(what) {}
+  Unpacker(const ParsedName& name, const Dims& shape, const ModelConfig* config, bool hf_rows, const std::string& what)
+      : name_(name), form_(name.stored->form), shape_(shape), config_(config), hf_rows_(hf_rows), what_(what) {}
 
   Result<std::vector<PackedPart>> parts() {
     switch (form_) {
+      case Form::kRotaryQuery:
+        return rotary("num_attention_heads");
+      case Form::kRotaryKey:
+        return rotary("num_key_value_heads");
       case Form::kQkvByGroup:
+      case Form::kRotaryQkvByGroup:
         return by_group();
       case Form::kSections:
         return sections();
@@ -118,9 +130,30 @@ class Unpacker {
                    "), got shape " + to_string(shape_));
   }
 
+  // The config, if its heads can be in rotary pairs.
+  Result<const ModelConfig*> need_pairs() const {
+    const ModelConfig* config = TRY(need_head_counts(config_, what_));
+    if (config->head_dim() % 2 == 0) return config;
+    return corrupt(config->path + ": head_dim " + std::to_string(config->head_dim()) +
+                   " is odd; a rotary embedding needs pairs");
+  }
+
+  Result<std::vector<PackedPart>> rotary(std::string_view counted) {
+    PackedPart part{part_name(0, name_.expert), shape_, -1, {}, false, 1};
+    if (hf_rows_) {
+      const ModelConfig& c = *TRY(need_pairs());
+      const Index heads = c.number(counted), d = c.head_dim();
+      TRY(check_rows(heads * d, c, times(counted, heads, "head_dim", d)));
+      for (Index n = 0; n < heads; ++n) add_rotary_head(part.rows, n * d, n * d, d);
+      part.row_group = d;
+    }
+    return std::vector{std::move(part)};
+  }
+
   // Row ((kv * R + s) * D + i) with R = g + 2 blocks a key-value head: g query heads, the key, the value.
   Result<std::vector<PackedPart>> by_group() {
-    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
+    const bool pairs = form_ == Form::kRotaryQkvByGroup && hf_rows_;
+    const ModelConfig& c = *TRY(pairs ? need_pairs() : need_head_counts(config_, what_));
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
     TRY(check_rows((heads + 2 * kv_heads) * d, c,
                    "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
@@ -134,7 +167,7 @@ class Unpacker {
       out.push_back(std::move(part));
     }
     const auto add = [&](std::size_t p, Index head, Index block) {
-      if (pairs_ && p < 2)
+      if (pairs && p < 2)
         add_rotary_head(out[p].rows, head * d, block * d, d);
       else
         out[p].rows.push_back({head * d, block * d, d, 1});
@@ -148,7 +181,7 @@ class Unpacker {
   }
 
   Result<std::vector<PackedPart>> sections() {
-    const auto n = static_cast<Index>(name_.stored->part_count());
+    const Index n = std::ssize(name_.stored->parts);
     if (shape_[0] % n != 0)
       return corrupt(what_ + ": expected rows in " + std::to_string(n) + " equal sections, got shape " +
                      to_string(shape_));
@@ -195,7 +228,7 @@ class Unpacker {
   const Form form_;
   const Dims& shape_;
   const ModelConfig* config_;
-  const bool pairs_;
+  const bool hf_rows_;
   const std::string& what_;
 };
 
@@ -214,19 +247,6 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
   return out;
 }
 
-Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what) {
-  if (config) return config;
-  return usage_error(what +
-                     ": its rows are ordered by attention head, and no config.json says how many heads there are; "
-                     "give one with --config");
-}
-
-std::vector<RowSegment> rotary_rows(Index heads, Index head_dim) {
-  std::vector<RowSegment> out;
-  for (Index n = 0; n < heads; ++n) add_rotary_head(out, n * head_dim, n * head_dim, head_dim);
-  return out;
-}
-
 std::vector<std::string> part_names(const ParsedName& name, Index experts) {
   std::vector<std::string> out;
   const StoredRule& stored = *name.stored;
@@ -235,15 +255,14 @@ std::vector<std::string> part_names(const ParsedName& name, Index experts) {
       out.push_back(format_pattern(stored.parts[0], name.layer, e));
     return out;
   }
-  for (std::size_t p = 0; p < stored.part_count(); ++p)
-    out.push_back(format_pattern(stored.parts[p], name.layer, name.expert));
+  for (const std::string& part : stored.parts) out.push_back(format_pattern(part, name.layer, name.expert));
   return out;
 }
 
 Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
-                                         bool rotary_pairs, const std::string& what) {
+                                         bool hf_rows, const std::string& what) {
   if (shape.rank() == 0) return corrupt(what + ": expected at least one dimension, got none");
-  return Unpacker(name, shape, config, rotary_pairs, what).parts();
+  return Unpacker(name, shape, config, hf_rows, what).parts();
 }
 
 Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts) {
@@ -290,7 +309,7 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
     const StoredRule* stored = parsed && !parsed->is_scale ? stored_rule(family, *parsed->rule, convention) : nullptr;
     const std::string name = rename_key(family, canonical, convention);
-    if (!stored || stored->form == Form::kSame) {
+    if (!stored || !stored->is_packed()) {
       out.push_back({name, nullptr, {i}});
       continue;
     }

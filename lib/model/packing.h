@@ -26,7 +26,7 @@ struct RowSegment {
 struct PackedPart {
   std::string name;              // canonical, without an optimizer key's prefix and suffix
   Dims shape;                    // of the part
-  Index index = -1;              // along the first dimension of a stacked tensor, which the part has not
+  Index index = -1;              // of the part in a stacked tensor, along its first dimension; -1: not stacked
   std::vector<RowSegment> rows;  // ascending in the stored rows within a head; empty: the rows as they are
   bool transposed = false;       // after that
   Index row_group = 1;           // of the part, as in Tensor
@@ -35,21 +35,16 @@ struct PackedPart {
 // The part as a tensor over the same bytes, of that name.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
-// The config, where there is one; a usage error that says what for where not. `what` is the tensor, for messages.
-Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std::string& what);
-
-// The rows of a query or key that the rotary embedding wants in pairs.
-std::vector<RowSegment> rotary_rows(Index heads, Index head_dim);
-
 // The canonical names of the parts of a packed tensor. `experts` is how many a stacked one holds; more
 // than any model has are left out.
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
-// The parts of a packed tensor of this shape (not of an optimizer's number: rank 0). `config` may be null where the
-// form needs no head counts; `rotary_pairs` says that the rows of queries and keys are in pairs and are to be permuted.
-// Errors say what `what` (the tensor, for messages) should have been.
+// The parts of a tensor that a convention stores, of this shape (not of an optimizer's number: rank 0); one part where
+// its rows are in rotary pairs and nothing is packed. With `hf_rows` such rows come into Hugging Face's order, else
+// they stay. `config` may be null where the form needs no head counts. Errors say what `what` (the tensor, for
+// messages) should have been.
 Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
-                                         bool rotary_pairs, const std::string& what);
+                                         bool hf_rows, const std::string& what);
 
 // The shape of the packed tensor whose parts have these shapes, in the order of part_names(). Unsupported where they do
 // not fit together.

@@ -42,30 +42,24 @@ class ViewBuilder {
       if (key.kind == StateKind::kModel && !options_.keep_unknown) unknown_.push_back(tensor.name);
       return out_.add(tensor);
     }
-    if (parsed->rule->rows == Rows::kDropped) {
+    if (parsed->rule->is_dropped()) {
       if (dropped_) dropped_->push_back(tensor.name);
       return {};
     }
     if (parsed->is_packed()) return add_parts(tensor, key, *parsed);
-    std::string name = key.prefix + canonical_name(*parsed) + key.suffix;
-    const NameRule& rule = *parsed->rule;
-    const bool rotary = rule.rows == Rows::kRotaryQuery || rule.rows == Rows::kRotaryKey;
-    if (!rotary || !options_.hf_rows || !has_rotary_pairs(parsed->convention) || tensor.shape.rank() == 0)
-      return out_.add(renamed(tensor, std::move(name)));
-    return out_.add(TRY(with_halves(tensor, std::move(name), *TRY(need_pairs(tensor)), rule.rows)));
+    const bool is_paired = parsed->stored && is_rotary(parsed->stored->form) && tensor.shape.rank() > 0;
+    if (is_paired && options_.hf_rows) return add_parts(tensor, key, *parsed);
+    return out_.add(renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix));
   }
 
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
-    const bool paired =
-        parsed.rule->rows == Rows::kRotaryQuery && has_rotary_pairs(parsed.convention) && options_.hf_rows;
-    if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; written it is the first one's
+    if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; stored it is the first one's
       std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
-      if (options_.is_target) names.resize(1);
+      if (options_.as_stored) names.resize(1);
       for (const std::string& name : names) TRY(out_.add(renamed(tensor, key.prefix + name + key.suffix)));
       return {};
     }
-    if (paired) TRY(need_pairs(tensor));
-    for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, paired, what(tensor))))
+    for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor))))
       TRY(out_.add(unpack(tensor, part, key.prefix + part.name + key.suffix)));
     return {};
   }
@@ -82,31 +76,12 @@ class ViewBuilder {
 
   static std::string what(const Tensor& tensor) { return "tensor '" + printable(tensor.name) + "'"; }
 
-  // The tensor with the rows of each head in halves.
-  static Result<Tensor> with_halves(const Tensor& tensor, std::string name, const ModelConfig& config, Rows rows) {
-    const bool query = rows == Rows::kRotaryQuery;
-    const Index heads = query ? config.num_attention_heads() : config.num_key_value_heads(), d = config.head_dim();
-    if (tensor.shape[0] != heads * d)
-      return corrupt(what(tensor) + ": " + config.path + " says " + std::to_string(heads * d) + " rows (" +
-                     (query ? "num_attention_heads " : "num_key_value_heads ") + std::to_string(heads) +
-                     " x head_dim " + std::to_string(d) + "), got shape " + to_string(tensor.shape));
-    return unpack(tensor, {{}, tensor.shape, -1, rotary_rows(heads, d), false, d}, std::move(name));
-  }
-
-  Result<const ModelConfig*> need_pairs(const Tensor& tensor) const {
-    const ModelConfig* config = TRY(need_head_counts(options_.config, what(tensor)));
-    if (config->head_dim() % 2 == 0) return config;
-    return corrupt(config->path + ": head_dim " + std::to_string(config->head_dim()) +
-                   " is odd; a rotary embedding needs pairs");
-  }
-
   // A tied model stores the embedding once: the head is a second tensor over the same bytes.
   void add_tied_head() {
-    if (options_.is_target || !options_.config || !options_.config->tie_word_embeddings()) return;
+    if (options_.as_stored || !options_.config || !options_.config->tie_word_embeddings()) return;
     for (const NameRule& rule : options_.family->rules) {
       if (rule.tied_to.empty() || out_.find(rule.hf)) continue;
-      if (const auto embedding = out_.find(rule.tied_to))
-        (void)out_.add(renamed(out_.tensors()[*embedding], std::string(rule.hf)));
+      if (const auto embedding = out_.find(rule.tied_to)) (void)out_.add(renamed(out_.tensors()[*embedding], rule.hf));
     }
   }
 

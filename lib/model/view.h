@@ -16,10 +16,12 @@ namespace reshard {
 
 struct ViewOptions {
   const Family* family = nullptr;
-  const ModelConfig* config = nullptr;  // may be null where `hf_rows` is false and nothing is fused
-  bool hf_rows = true;                  // false: both sides of the job are torchtitan's, rows stay as they are
+  const ModelConfig* config = nullptr;  // may be null where `hf_rows` is false and nothing is packed by head
+  bool hf_rows = true;                  // false: both sides of the job have the same order of rows, which they keep
   bool keep_unknown = false;            // carry model tensors that no rule knows under their own names
-  bool is_target = false;  // of what is to be written: no tied head is added, and what counts for several is one
+  // Every stored element is in the view once: no tied head beside its embedding; an optimizer's number that a packed
+  // tensor's parts share is the first part's.
+  bool as_stored = false;
 };
 // The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
 // part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.

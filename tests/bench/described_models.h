@@ -25,7 +25,7 @@ inline Result<Catalog> model_of(const std::string& config_path, bool with_optimi
     tensor.shape = shape;
     return catalog.add(std::move(tensor));
   };
-  for (const Parameter& p : TRY(parameters(kLlamaFamily, config))) {
+  for (const Parameter& p : TRY(parameters(*find_family("llama"), config))) {
     TRY(add(p.name, DType::kBFloat16, p.shape));
     if (!with_optimizer) continue;
     for (const char* state : {".exp_avg", ".exp_avg_sq", ".master"})
@@ -37,7 +37,7 @@ inline Result<Catalog> model_of(const std::string& config_path, bool with_optimi
 // The model on a mesh, as the family's rules and torchtitan's stages put it there.
 inline Result<PlacedModel> placed(const Catalog& model, const std::string& mesh_text) {
   const Mesh mesh = TRY(Mesh::parse(mesh_text));
-  const Placer placer = TRY(Placer::make(mesh, &kLlamaFamily, nullptr, model));
+  const Placer placer = TRY(Placer::make(mesh, find_family("llama"), nullptr, model));
   return place_model(model, mesh, [&](const Tensor& t) -> Result<Placement> { return placer.place(t); });
 }
 

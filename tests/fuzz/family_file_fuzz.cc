@@ -29,20 +29,20 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(!family.error().message().empty());
     return 0;
   }
-  for (const NameRule& rule : (*family)->rules) {
-    ask(**family, format_pattern(rule.hf, 3, 5));
-    ask(**family, "_orig_mod.model." + format_pattern(rule.hf, 0, 0) + "_scale_inv");
+  for (const NameRule& rule : family->rules) {
+    ask(*family, format_pattern(rule.hf, 3, 5));
+    ask(*family, "_orig_mod.model." + format_pattern(rule.hf, 0, 0) + "_scale_inv");
     for (const Convention convention : kConventions)
-      (void)rename_key(**family, "optimizer.state." + format_pattern(rule.hf, 1, 2) + ".exp_avg", convention);
+      (void)rename_key(*family, "optimizer.state." + format_pattern(rule.hf, 1, 2) + ".exp_avg", convention);
   }
-  for (const ConventionTable& table : (*family)->conventions)
-    for (const StoredRule& rule : table.rules) ask(**family, format_pattern(rule.stored, 3, 5));
+  for (const ConventionTable& table : family->conventions)
+    for (const StoredRule& rule : table.rules) ask(*family, format_pattern(rule.stored, 3, 5));
   static const ModelConfig config = *ModelConfig::parse(
       *parse_json(R"({"model_type": "llama", "vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2,
                       "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40})",
                   "config"),
       "config");
-  if (const auto all = parameters(**family, config)) {
+  if (const auto all = parameters(*family, config)) {
     require(count_elements(*all) >= 0);
     for (const Parameter& p : *all) require(checked_volume(p.shape).has_value());
   } else {

@@ -96,7 +96,7 @@ constexpr const char* kLlama = R"({"model_type": "llama", "vocab_size": 10, "hid
 
 class Fit : public testing::Test {
  protected:
-  FitOptions options(const ModelConfig& config, const Family& family = kLlamaFamily) {
+  FitOptions options(const ModelConfig& config, const Family& family = *find_family("llama")) {
     FitOptions o;
     o.family = &family;
     o.config = &config;
@@ -193,7 +193,7 @@ TEST_F(Fit, ExpertsJoinedByAnUnshardedSaveAreSplit) {
   store_.add(experts + "0.w1.weight", {6, 4}, joined(true_values[0], true_values[2]));
   store_.add(experts + "1.w1.weight", {6, 4}, joined(true_values[1], true_values[3]));
   store_.write();
-  FitOptions o = options(config, kMixtralFamily);
+  FitOptions o = options(config, *find_family("mixtral"));
   const auto refused = fit_to_config(store_.catalog(), store_.files(), o);
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message(), HasSubstr("--repair experts"));

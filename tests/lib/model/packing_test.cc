@@ -85,7 +85,7 @@ TEST(Packing, MegatronsQkvIsTakenApartByGroup) {
   std::mt19937 random(1);
   for (const auto& [heads, kv, d, h] : {std::array<Index, 4>{8, 2, 4, 3}, {4, 4, 2, 5}, {6, 1, 3, 2}}) {
     const ModelConfig config = config_of(heads, kv, d);
-    const Catalog view = view_of(kQwen3Family, "decoder.layers.1.self_attention.linear_qkv.weight",
+    const Catalog view = view_of(*find_family("qwen3"), "decoder.layers.1.self_attention.linear_qkv.weight",
                                  {(heads + 2 * kv) * d, h}, config, random);
     std::vector<Index> q, k, v;
     const Index group = heads / kv;
@@ -106,7 +106,7 @@ TEST(Packing, MegatronsQkvIsTakenApartByGroup) {
 TEST(Packing, GateAndUpAreHalves) {
   std::mt19937 random(2);
   const Catalog view =
-      view_of(kLlamaFamily, "decoder.layers.0.mlp.linear_fc1.weight", {12, 5}, config_of(2, 2, 2), random);
+      view_of(*find_family("llama"), "decoder.layers.0.mlp.linear_fc1.weight", {12, 5}, config_of(2, 2, 2), random);
   std::vector<Index> gate(30), up(30);
   for (Index i = 0; i < 30; ++i) {
     gate[static_cast<std::size_t>(i)] = i;
@@ -119,7 +119,7 @@ TEST(Packing, GateAndUpAreHalves) {
 TEST(Packing, StackedExpertsAreSlices) {
   std::mt19937 random(3);
   for (const std::string name : {"layers.3.moe.experts.w2", "layers.3.moe.routed_experts.inner_experts.w2_EDF"}) {
-    const Catalog view = view_of(kQwen3MoeFamily, name, {5, 3, 4}, config_of(2, 2, 2, 5), random);
+    const Catalog view = view_of(*find_family("qwen3_moe"), name, {5, 3, 4}, config_of(2, 2, 2, 5), random);
     EXPECT_EQ(view.tensors().size(), 5U);
     for (Index e = 0; e < 5; ++e) {
       std::vector<Index> want(12);
@@ -135,7 +135,7 @@ TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
   const Index heads = 3, d = 2, h = heads * d;
   const ModelConfig config = config_of(heads, heads, d);
   const std::string layer = "decoder.layers.0.";
-  Catalog view = view_of(kGpt2Family, layer + "self_attention.linear_qkv.weight", {3 * h, h}, config, random);
+  Catalog view = view_of(*find_family("gpt2"), layer + "self_attention.linear_qkv.weight", {3 * h, h}, config, random);
   std::vector<Index> want;
   for (Index in = 0; in < h; ++in)
     for (Index s = 0; s < 3; ++s)
@@ -143,14 +143,14 @@ TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
         for (Index i = 0; i < d; ++i) want.push_back(((n * 3 + s) * d + i) * h + in);
   EXPECT_EQ(places_of(view, "h.0.attn.c_attn.weight"), want);
 
-  view = view_of(kGpt2Family, layer + "self_attention.linear_qkv.bias", {3 * h}, config, random);
+  view = view_of(*find_family("gpt2"), layer + "self_attention.linear_qkv.bias", {3 * h}, config, random);
   want.clear();
   for (Index s = 0; s < 3; ++s)
     for (Index n = 0; n < heads; ++n)
       for (Index i = 0; i < d; ++i) want.push_back((n * 3 + s) * d + i);
   EXPECT_EQ(places_of(view, "h.0.attn.c_attn.bias"), want);
 
-  view = view_of(kGpt2Family, layer + "mlp.linear_fc1.weight", {4, 3}, config, random);
+  view = view_of(*find_family("gpt2"), layer + "mlp.linear_fc1.weight", {4, 3}, config, random);
   want.clear();
   for (Index in = 0; in < 3; ++in)
     for (Index out = 0; out < 4; ++out) want.push_back(out * 3 + in);
@@ -161,8 +161,8 @@ TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
 TEST(Packing, TorchtitansFusedProjectionIsAlsoPaired) {
   std::mt19937 random(5);
   const Index heads = 4, kv = 2, d = 4, group = 2;
-  const Catalog view = view_of(kLlamaFamily, "layers.0.attention.qkv_linear.wqkv.weight", {(heads + 2 * kv) * d, 1},
-                               config_of(heads, kv, d), random);
+  const Catalog view = view_of(*find_family("llama"), "layers.0.attention.qkv_linear.wqkv.weight",
+                               {(heads + 2 * kv) * d, 1}, config_of(heads, kv, d), random);
   std::vector<Index> q;
   for (Index n = 0; n < heads; ++n)
     for (Index t = 0; t < 2; ++t)
@@ -197,7 +197,7 @@ TEST(Packing, PackingAndUnpackingAreInverse) {
     all.push_back(model.tensors().size());
     ASSERT_TRUE(model.add(std::move(t)));
   }
-  const auto groups = pack(kQwen3MoeFamily, Convention::kTorchtitan, model, all);
+  const auto groups = pack(*find_family("qwen3_moe"), Convention::kTorchtitan, model, all);
   ASSERT_TRUE(groups) << groups.error().message();
   std::map<std::string, Dims> stored;
   for (const PackedGroup& g : *groups) {
@@ -216,7 +216,7 @@ TEST(Packing, PackingAndUnpackingAreInverse) {
     t.name = name;
     ASSERT_TRUE(packed.add(std::move(t)));
   }
-  const auto view = canonical_view(packed, {&kQwen3MoeFamily, &config, true, false}, nullptr);
+  const auto view = canonical_view(packed, {find_family("qwen3_moe"), &config, true, false}, nullptr);
   ASSERT_TRUE(view) << view.error().message();
   EXPECT_EQ(view->tensors().size(), model.tensors().size());
   for (const auto& [name, shape] : kTensors) {
@@ -233,7 +233,7 @@ TEST(Packing, APartThatIsMissingIsNamed) {
     t.shape = {4, 4};
     ASSERT_TRUE(model.add(std::move(t)));
   }
-  const auto groups = pack(kLlamaFamily, Convention::kMegatron, model, {0, 1});
+  const auto groups = pack(*find_family("llama"), Convention::kMegatron, model, {0, 1});
   ASSERT_FALSE(groups);
   EXPECT_THAT(groups.error().message(), HasSubstr("'model.layers.0.self_attn.k_proj.weight' is not there"));
 }
@@ -243,10 +243,10 @@ TEST(Packing, ShapesThatDoNotFitAreRefused) {
   Catalog catalog;
   ASSERT_TRUE(catalog.add(stored_tensor("decoder.layers.0.self_attention.linear_qkv.weight", {15, 2}, random)));
   const ModelConfig config = config_of(4, 2, 2);
-  const auto view = canonical_view(catalog, {&kLlamaFamily, &config, true, false}, nullptr);
+  const auto view = canonical_view(catalog, {find_family("llama"), &config, true, false}, nullptr);
   ASSERT_FALSE(view);
   EXPECT_THAT(view.error().message(), HasSubstr("says 16 rows"));
-  const auto unknown = canonical_view(catalog, {&kLlamaFamily, nullptr, true, false}, nullptr);
+  const auto unknown = canonical_view(catalog, {find_family("llama"), nullptr, true, false}, nullptr);
   ASSERT_FALSE(unknown);
   EXPECT_THAT(unknown.error().message(), HasSubstr("--config"));
   Catalog experts;
@@ -257,7 +257,7 @@ TEST(Packing, ShapesThatDoNotFitAreRefused) {
     t.fragments = FragmentList(3);
     return t;
   }()));
-  const auto many = canonical_view(experts, {&kQwen3MoeFamily, &config, true, false}, nullptr);
+  const auto many = canonical_view(experts, {find_family("qwen3_moe"), &config, true, false}, nullptr);
   ASSERT_FALSE(many);
   EXPECT_THAT(many.error().message(), HasSubstr("at most 65,536 experts"));
 }
@@ -268,16 +268,17 @@ TEST(Packing, TensorParallelismCutsPackedTensorsAsTheirFrameworkDoes) {
     EXPECT_TRUE(parsed) << name;
     return parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
   };
-  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.mlp.linear_fc1.weight").sections, 2);
-  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
-  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
-  EXPECT_EQ(cut(kLlamaFamily, "decoder.layers.0.self_attention.linear_qkv.weight").heads, "num_key_value_heads");
-  EXPECT_EQ(cut(kQwen3MoeFamily, "layers.0.moe.experts.w1").dim, 1);
-  EXPECT_EQ(cut(kQwen3MoeFamily, "layers.0.moe.experts.w2").dim, 2);
-  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.weight").dim, 0);
-  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
-  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.self_attention.linear_qkv.bias").dim, 0);
-  EXPECT_EQ(cut(kGpt2Family, "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
+  EXPECT_EQ(cut(*find_family("llama"), "decoder.layers.0.mlp.linear_fc1.weight").sections, 2);
+  EXPECT_EQ(cut(*find_family("llama"), "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
+  EXPECT_EQ(cut(*find_family("llama"), "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
+  EXPECT_EQ(cut(*find_family("llama"), "decoder.layers.0.self_attention.linear_qkv.weight").heads,
+            "num_key_value_heads");
+  EXPECT_EQ(cut(*find_family("qwen3_moe"), "layers.0.moe.experts.w1").dim, 1);
+  EXPECT_EQ(cut(*find_family("qwen3_moe"), "layers.0.moe.experts.w2").dim, 2);
+  EXPECT_EQ(cut(*find_family("gpt2"), "decoder.layers.0.self_attention.linear_qkv.weight").dim, 0);
+  EXPECT_EQ(cut(*find_family("gpt2"), "decoder.layers.0.self_attention.linear_qkv.weight").sections, 1);
+  EXPECT_EQ(cut(*find_family("gpt2"), "decoder.layers.0.self_attention.linear_qkv.bias").dim, 0);
+  EXPECT_EQ(cut(*find_family("gpt2"), "decoder.layers.0.mlp.linear_fc2.weight").dim, 1);
 }
 
 // ---- families from files
@@ -298,19 +299,53 @@ constexpr std::string_view kMine = R"({"reshard_family": 1, "name": "mine", "mod
 TEST(FamilyFile, IsAFamilyLikeTheOthers) {
   const auto family = parse_family(kMine, "mine.json");
   ASSERT_TRUE(family) << family.error().message();
-  EXPECT_EQ((*family)->name, "mine");
-  EXPECT_TRUE((*family)->knows_model_type("mine"));
-  EXPECT_TRUE((*family)->has_convention(Convention::kMegatron));
-  EXPECT_FALSE((*family)->has_convention(Convention::kTorchtitan));
-  EXPECT_EQ(rename_key(**family, "b.3.q.weight", Convention::kMegatron), "d.3.q");
-  EXPECT_EQ(canonical_key(**family, "d.3.q"), "b.3.q.weight");
-  EXPECT_TRUE(parse_name(**family, "d.0.fc1")->is_packed());
+  EXPECT_EQ(family->name, "mine");
+  EXPECT_TRUE(family->knows_model_type("mine"));
+  EXPECT_TRUE(family->has_convention(Convention::kMegatron));
+  EXPECT_FALSE(family->has_convention(Convention::kTorchtitan));
+  EXPECT_EQ(rename_key(*family, "b.3.q.weight", Convention::kMegatron), "d.3.q");
+  EXPECT_EQ(canonical_key(*family, "d.3.q"), "b.3.q.weight");
+  EXPECT_TRUE(parse_name(*family, "d.0.fc1")->is_packed());
   ModelConfig config = config_of(4, 4, 2);
   for (const auto& [name, n] : {std::pair("vocab_size", 10), {"hidden_size", 8}, {"intermediate_size", 6}})
     config.set(name, n);
-  const auto all = parameters(**family, config);
+  const auto all = parameters(*family, config);
   ASSERT_TRUE(all) << all.error().message();
   EXPECT_EQ(all->size(), 8U);
+}
+
+TEST(FamilyFile, ExtendsAnother) {
+  const auto read = parse_family(R"({"reshard_family": 1, "name": "wide", "extends": "llama", "without": ["*.bias"],
+    "parameters": [
+      {"name": "model.layers.{}.self_attn.o_proj.weight", "shape": "2*hidden_size, hidden_size"},
+      {"name": "model.layers.{}.gain", "shape": "hidden_size"}],
+    "names": {"torchtitan, torchtitan-2026": [
+                {"stored": "layers.{}.gain", "parts": ["model.layers.{}.gain"]},
+                {"stored": "norm.weight", "form": "dropped"}],
+              "megatron": null}})",
+                                 "wide.json");
+  ASSERT_TRUE(read) << read.error().message();
+  const Family &wide = *read, &llama = *find_family("llama");
+  EXPECT_EQ(wide.title, "wide");
+  EXPECT_FALSE(wide.knows_model_type("llama"));
+  EXPECT_EQ(wide.rules.size(), llama.rules.size() - 7 + 1);
+  EXPECT_EQ(parse_name(wide, "model.layers.0.self_attn.o_proj.weight")->rule->shape, "2*hidden_size, hidden_size");
+  EXPECT_FALSE(parse_name(wide, "model.layers.0.mlp.up_proj.bias"));
+  EXPECT_FALSE(wide.has_convention(Convention::kMegatron));
+  for (const Convention titan : {Convention::kTorchtitan, Convention::kTorchtitan2026}) {
+    EXPECT_EQ(rename_key(wide, "model.layers.2.gain", titan), "layers.2.gain");
+    EXPECT_EQ(rename_key(wide, "model.norm.weight", titan), "model.norm.weight");
+    EXPECT_FALSE(same_row_order(wide, titan, Convention::kHf));
+  }
+}
+
+TEST(FamilyFile, RowsThatAreInPairsInOneTensorAndNotInAnotherAreRefused) {
+  const auto family =
+      parse_family(R"({"reshard_family": 1, "name": "torn", "extends": "llama", "names": {"torchtitan": [
+      {"stored": "layers.{}.wq", "parts": ["model.layers.{}.self_attn.q_proj.weight"]}]}})",
+                   "torn.json");
+  ASSERT_FALSE(family);
+  EXPECT_THAT(family.error().message(), HasSubstr("in rotary pairs in one tensor and not in another"));
 }
 
 TEST(FamilyFile, WhatMakesNoSenseIsNamed) {
@@ -328,6 +363,9 @@ TEST(FamilyFile, WhatMakesNoSenseIsNamed) {
       {R"("place": "last")", R"("place": "layer")"},
       {R"("megatron")", R"("hf")"},
       {R"("name": "mine")", R"("name": "")"},
+      {R"("name": "mine")", R"("name": "mine", "extends": "nobody")"},
+      {R"("name": "mine")", R"("name": "mine", "without": ["q.*"])"},
+      {R"(, "tied_to": "emb.weight")", R"(, "dropped": true)"},
   };
   for (const auto& [good, bad] : kDamage) {
     std::string text(kMine);
