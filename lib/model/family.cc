@@ -196,11 +196,13 @@ class ParameterList {
   ParameterList(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
 
   Status add_layers(Index begin, Index end) {
+    TRY(check_count(begin, end));
     for (const NameRule& rule : family_.rules)
       if (rule.place == NameRule::Place::kLayer) TRY(add(rule, begin, end));
     return {};
   }
   Status add_all() {
+    TRY(check_count(0, config_.num_hidden_layers()));
     for (const NameRule& rule : family_.rules)
       TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
     return {};
@@ -208,13 +210,27 @@ class ParameterList {
   std::vector<Parameter> take() { return std::move(out_); }
 
  private:
+  Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }
+
+  // Before any of them is made: 425 bytes of config.json would otherwise take gigabytes.
+  Status check_count(Index begin, Index end) const {
+    Index room = kMaxParameters;
+    for (const NameRule& rule : family_.rules) {
+      if (rule.place != NameRule::Place::kLayer || rule.is_dropped() || !holds(rule.when, config_)) continue;
+      const Index each = std::max<Index>(0, experts_of(rule));
+      const auto count = checked_mul(end - begin, each);
+      if (!count || *count > room)
+        return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors: " +
+                       with_commas(end - begin) + " layers of " + with_commas(each) + " '" + printable(rule.hf) + "'");
+      room -= *count;
+    }
+    return {};
+  }
+
   Status add(const NameRule& rule, Index begin, Index end) {
     if (rule.is_dropped() || !holds(rule.when, config_)) return {};
-    const Index experts = rule.is_per_expert() ? config_.number("num_experts") : 1;
+    const Index experts = experts_of(rule);
     if (experts < 1) return {};
-    const auto count = checked_mul(end - begin, experts);
-    if (!count || *count > kMaxParameters - static_cast<Index>(out_.size()))
-      return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors");
     std::optional<Dims> shape;
     for (Index layer = begin; layer < end; ++layer) {
       if (!has_layer(rule, config_, layer)) continue;
@@ -247,7 +263,7 @@ class ParameterList {
     out_.push_back(std::move(scale));
   }
 
-  static constexpr Index kMaxParameters = 4'000'000;
+  static constexpr Index kMaxParameters = 500'000;       // DeepSeek-V3 has 46,000; scales are not counted
   static constexpr Index kMaxElements = Index{1} << 55;  // so that what is counted of them in bytes can be counted
   const Family& family_;
   const ModelConfig& config_;
