@@ -50,10 +50,6 @@ class CpuStream : public Stream {
     *out = reshard::digest_box(tensor_shape, box, element_bytes, data);
     return {};
   }
-  Status scan_run(DType dtype, const std::byte* run, Index bytes, RunHealth* out) override {
-    *out = reshard::scan_run(dtype, {run, static_cast<std::size_t>(bytes)});
-    return {};
-  }
   Status wait() override { return {}; }
 };
 

@@ -15,7 +15,6 @@
 #include "lib/base/file.h"
 #include "lib/base/result.h"
 #include "lib/device/digest.h"
-#include "lib/device/health.h"
 #include "lib/layout/box.h"
 #include "lib/layout/dtype.h"
 
@@ -50,16 +49,13 @@ class Stream {
     return false;
   }
 
-  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h,
-  // health.h).
+  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h).
   virtual Status copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides,
                           std::byte* to, const Dims& to_strides) = 0;
   virtual Status convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) = 0;
   // `out` is the caller's until wait() has returned, and valid after it; several may be queued.
   virtual Status digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data,
                             Digest* out) = 0;
-  // The same for the health of `bytes` bytes of elements.
-  virtual Status scan_run(DType dtype, const std::byte* run, Index bytes, RunHealth* out) = 0;
 
   // Returns when everything queued is done; an error of any of it comes out here at the latest.
   virtual Status wait() = 0;

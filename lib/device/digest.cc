@@ -165,12 +165,6 @@ Digest run_by(Bytes run, Index first_element, Index element_bytes) {
   return kSumPairs(run.data(), first_element * digest_lanes(element_bytes), bytes / 2);
 }
 
-std::optional<std::uint32_t> hex_digit(char c) {
-  if (c >= '0' && c <= '9') return static_cast<std::uint32_t>(c - '0');
-  if (c >= 'a' && c <= 'f') return static_cast<std::uint32_t>(c - 'a' + 10);
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::string Digest::hex() const {
@@ -178,17 +172,6 @@ std::string Digest::hex() const {
   for (std::uint32_t word : words)
     for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[(word >> shift) & 0xf];
   return text;
-}
-
-std::optional<Digest> Digest::from_hex(std::string_view text) {
-  Digest d;
-  if (text.size() != 8 * d.words.size()) return std::nullopt;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const std::optional<std::uint32_t> digit = hex_digit(text[i]);
-    if (!digit) return std::nullopt;
-    d.words[i / 8] = d.words[i / 8] << 4 | *digit;
-  }
-  return d;
 }
 
 std::vector<DigestVariant> digest_variants() {

@@ -26,7 +26,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,7 +48,6 @@ struct Digest {
   friend bool operator==(const Digest&, const Digest&) = default;
 
   std::string hex() const;  // 32 lower-case digits, word 0 first
-  static std::optional<Digest> from_hex(std::string_view text);
 };
 
 // Scatters a counter over all 64 bits; the source of all weights and keys.

@@ -24,7 +24,7 @@ fi
 build=$(mktemp -d "${TMPDIR:-/tmp}/reshard-cuda-XXXXXX")
 trap 'rm -rf "$build"' EXIT
 sources=(tests/cuda/bench.cc tests/support/{device,exchange}_checks.cc
-  lib/device/{convert,copy,cpu_device,device,digest,health}.cc lib/device/cuda/{cuda_device,cufile}.cc
+  lib/device/{convert,copy,cpu_device,device,digest}.cc lib/device/cuda/{cuda_device,cufile}.cc
   lib/device/cuda/kernels.cu
   lib/transport/{collectives,nccl}.cc lib/layout/{box,dtype}.cc lib/base/{cursor,file,parallel,sys,text}.cc)
 compile() {

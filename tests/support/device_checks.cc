@@ -214,33 +214,6 @@ Status check_digests(Device& device, unsigned seed) {
   return {};
 }
 
-Status check_health(Device& device, unsigned seed) {
-  Random random(seed);
-  auto stream = TRY(device.stream());
-  constexpr Index kBytes = Index{1} << 16;
-  auto data = TRY(Place::make(device, kBytes));
-  for (int kind = 0; kind < 3; ++kind) {
-    random.fill(data.buffer.host);
-    if (kind == 1) std::fill(data.buffer.host.begin(), data.buffer.host.end(), std::byte{0x21});
-    if (kind == 2)  // finite nearly everywhere, with many zeros
-      for (std::byte& b : data.buffer.host) b = random.below(3) == 0 ? b & std::byte{0x37} : std::byte{0};
-    TRY(stream->upload(data.buffer, kBytes));
-    for (int dtype = 0; dtype <= static_cast<int>(DType::kComplex128); ++dtype) {
-      const auto type = static_cast<DType>(dtype);
-      for (Index n : {Index{0}, Index{1}, Index{33}, Index{4000}, kBytes / byte_size(type) - 16}) {
-        const Index offset = n == 33 ? 3 : n == 4000 ? byte_size(type) : 0, bytes = n * byte_size(type);
-        RunHealth actual;
-        TRY(stream->scan_run(type, data.device() + offset, bytes, &actual));
-        TRY(stream->wait());
-        if (!(actual == scan_run(type, {data.host() + offset, static_cast<std::size_t>(bytes)})))
-          return internal_error("health of " + std::to_string(n) + " of " + std::string(info(type).torch_name) +
-                                ", kind " + std::to_string(kind) + " differs");
-      }
-    }
-  }
-  return {};
-}
-
 Status check_chains(Device& device, unsigned seed) {
   Random random(seed);
   constexpr Index kRows = 96, kColumns = 160, kElements = kRows * kColumns;

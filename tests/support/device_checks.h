@@ -11,7 +11,6 @@ Status check_transfers(Device& device, unsigned seed);
 Status check_copies(Device& device, unsigned seed);
 Status check_conversions(Device& device, unsigned seed);
 Status check_digests(Device& device, unsigned seed);
-Status check_health(Device& device, unsigned seed);
 // Copies, conversions and digests queued one after the other on two streams, each working on what the last one made.
 Status check_chains(Device& device, unsigned seed);
 

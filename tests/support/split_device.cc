@@ -56,9 +56,6 @@ class SplitStream : public Stream {
                     Digest* out) override {
     return later([=, this] { return cpu_->digest_box(tensor_shape, box, element_bytes, data, out); });
   }
-  Status scan_run(DType dtype, const std::byte* run, Index bytes, RunHealth* out) override {
-    return later([=, this] { return cpu_->scan_run(dtype, run, bytes, out); });
-  }
   Status wait() override {
     for (const auto& step : std::exchange(steps_, {})) TRY(step());
     return {};

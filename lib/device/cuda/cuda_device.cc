@@ -6,7 +6,6 @@
 #include <cstring>
 #include <mutex>
 #include <utility>
-#include <variant>
 
 #include "lib/base/text.h"
 #include "lib/device/budget.h"
@@ -91,20 +90,9 @@ const cufile::Functions* cufile_functions() {
   return loaded ? &*loaded : nullptr;
 }
 
-// A digest or a health that kernels are adding up: a slot of kSlotBytes in the stream's result memory.
-struct Pending {
-  struct OfDigest {
-    Digest* out;
-  };
-  struct OfHealth {
-    RunHealth* out;
-    HealthForm form;
-  };
-  std::variant<OfDigest, OfHealth> what;
-};
+// The results of digests that kernels are adding up: slots of kSlotBytes in the stream's result memory.
 constexpr Index kSlots = 256;
-constexpr Index kSlotBytes = sizeof(HealthSums);
-static_assert(kSlotBytes >= static_cast<Index>(sizeof(Digest)));
+constexpr Index kSlotBytes = sizeof(Digest);
 
 class CudaStream : public Stream {
  public:
@@ -161,22 +149,14 @@ class CudaStream : public Stream {
     std::byte* slot = TRY(new_slot());
     auto* words = reinterpret_cast<std::uint32_t*>(slot);
     TRY(status(launch_digest(place_, tensor_shape, box, element_bytes, data, words), "digesting a box"));
-    return fetch_slot({Pending::OfDigest{out}});
-  }
-
-  Status scan_run(DType dtype, const std::byte* run, Index bytes, RunHealth* out) override {
-    *out = {};
-    if (bytes == 0) return {};
-    std::byte* slot = TRY(new_slot());
-    const HealthForm form = health_form(dtype);
-    TRY(status(launch_health(place_, form, run, bytes, reinterpret_cast<HealthSums*>(slot)), "looking at values"));
-    return fetch_slot({Pending::OfHealth{out, form}});
+    return fetch_slot(out);
   }
 
   Status wait() override {
     TRY(use_device());
     TRY(status(cudaStreamSynchronize(place_.stream), "waiting for the device"));
-    for (std::size_t i = 0; i < pending_.size(); ++i) finish(pending_[i], host_results_.bytes().data() + offset_of(i));
+    for (std::size_t i = 0; i < pending_.size(); ++i)
+      std::memcpy(pending_[i]->words.data(), host_results_.bytes().data() + offset_of(i), sizeof(pending_[i]->words));
     pending_.clear();
     return {};
   }
@@ -203,23 +183,13 @@ class CudaStream : public Stream {
     TRY(status(cudaMemsetAsync(slot, 0, kSlotBytes, place_.stream), "clearing a result"));
     return slot;
   }
-  Status fetch_slot(Pending pending) {
+  Status fetch_slot(Digest* out) {
     const Index at = offset_of(pending_.size());
     TRY(status(cudaMemcpyAsync(host_results_.bytes().data() + at, results_.bytes().data() + at, kSlotBytes,
                                cudaMemcpyDeviceToHost, place_.stream),
                "fetching a result"));
-    pending_.push_back(pending);
+    pending_.push_back(out);
     return {};
-  }
-
-  static void finish(const Pending& pending, const std::byte* result) {
-    if (const auto* digest = std::get_if<Pending::OfDigest>(&pending.what)) {
-      std::memcpy(digest->out->words.data(), result, sizeof(digest->out->words));
-    } else if (const auto* health = std::get_if<Pending::OfHealth>(&pending.what)) {
-      HealthSums sums{};
-      std::memcpy(&sums, result, sizeof(sums));
-      *health->out = finish_health(health->form, sums);
-    }
   }
 
   int ordinal_;
@@ -227,7 +197,7 @@ class CudaStream : public Stream {
   PinnedMemory host_results_;
   GpuMemory results_;
   std::shared_ptr<CuFileReader> files_;
-  std::vector<Pending> pending_;
+  std::vector<Digest*> pending_;  // where the slots in use go
 };
 
 class CudaDevice : public Device {

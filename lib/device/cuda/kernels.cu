@@ -89,7 +89,7 @@ void start_conversion(Conversion<From, To>, const LaunchPlace& place, const Conv
   convert_kernel<From, To><<<blocks, kThreads, 0, place.stream>>>(job);
 }
 
-// ---- digests and health: sums over all threads
+// ---- digests: sums over all threads
 
 template <class T>
 __device__ T add_over_warp(T v) {
@@ -115,34 +115,6 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const __grid_constant_
   }
   __syncthreads();
   if (threadIdx.x < kDigestWords) atomicAdd(&words[threadIdx.x], block_sum[threadIdx.x]);
-}
-
-__device__ HealthSums shifted_over_warp(const HealthSums& sums, std::uint32_t step) {
-  const auto from = [step](std::uint64_t v) {
-    return static_cast<std::uint64_t>(__shfl_down_sync(0xffffffffu, static_cast<unsigned long long>(v), step));
-  };
-  return {from(sums.zeros),      from(sums.not_finite), from(sums.infs), from(sums.top),
-          from(sums.difference), from(sums.earliest),   sums.first};
-}
-
-template <class Kernel>
-__global__ void __launch_bounds__(kThreads) health_kernel(const HealthJob job, HealthSums* all) {
-  __shared__ HealthSums of_warp[kThreads / kWarp];
-  const Index worker = Index{blockIdx.x} * kThreads + threadIdx.x;
-  HealthSums sums = Kernel::look_at(job, worker, Index{gridDim.x} * kThreads);
-  for (std::uint32_t step = kWarp / 2; step > 0; step /= 2) sums.add(shifted_over_warp(sums, step));
-  if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp] = sums;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (std::uint32_t i = 1; i < kThreads / kWarp; ++i) sums.add(of_warp[i]);
-  const auto at = [](std::uint64_t& v) { return reinterpret_cast<unsigned long long*>(&v); };
-  atomicAdd(at(all->zeros), sums.zeros);
-  atomicAdd(at(all->not_finite), sums.not_finite);
-  atomicAdd(at(all->infs), sums.infs);
-  atomicMax(at(all->top), sums.top);
-  atomicOr(at(all->difference), sums.difference);
-  atomicMax(at(all->earliest), sums.earliest);
-  if (worker == 0) all->first = sums.first;
 }
 
 }  // namespace
@@ -179,17 +151,6 @@ int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box&
   };
   plan_digest(tensor_shape, box, element_bytes, data, kMaxCount / 4, start);
   return error;
-}
-
-int launch_health(const LaunchPlace& place, const HealthForm& form, const std::byte* run, Index bytes,
-                  HealthSums* sums) {
-  with_health_kernel(form, [&](auto kernel) {
-    const HealthJob job = make_health_job(form, run, bytes);
-    const auto look = health_kernel<decltype(kernel)>;
-    const Index tiles = ceil_div(bytes, 16 * kThreads);
-    look<<<blocks_for(place, look, kThreads, tiles), kThreads, 0, place.stream>>>(job, sums);
-  });
-  return started();
 }
 
 }  // namespace reshard

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "lib/device/cuda/digest_kernels.h"
-#include "lib/device/cuda/health_kernels.h"
 
 struct CUstream_st;  // what a cudaStream_t points to
 
@@ -21,8 +20,5 @@ int launch_convert(const LaunchPlace& place, DType from, DType to, const std::by
 // Adds to the kDigestWords numbers at `words`.
 int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box& box, Index element_bytes,
                   const std::byte* data, std::uint32_t* words);
-// Adds to `sums`, all zero before the first. `bytes` > 0.
-int launch_health(const LaunchPlace& place, const HealthForm& form, const std::byte* run, Index bytes,
-                  HealthSums* sums);
 
 }  // namespace reshard

@@ -12,7 +12,6 @@
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/copy_kernels.h"
 #include "lib/device/cuda/digest_kernels.h"
-#include "lib/device/cuda/health_kernels.h"
 
 namespace reshard {
 namespace {
@@ -370,48 +369,6 @@ TEST(CudaDigest, KnowsPlacesPastFourGigabytes) {
   const Dims shape = {Index{1} << 22, Index{1} << 22};
   const Box box = {{(Index{1} << 22) - 5, 1 << 21}, {4, 512}};
   EXPECT_EQ(digest_on_cpu(shape, box, 2, data.data, kMaxCount / 4, 32), digest_box(shape, box, 2, data.data));
-}
-
-// ---- health
-
-RunHealth health_on_cpu(DType dtype, const std::byte* data, Index bytes, Index workers) {
-  if (bytes == 0) return {};
-  const HealthForm form = health_form(dtype);
-  HealthSums sums{};
-  with_health_kernel(form, [&](auto kernel) {
-    const HealthJob job = make_health_job(form, data, bytes);
-    for (Index worker = 0; worker < workers; ++worker) {
-      const HealthSums part = kernel.look_at(job, worker, workers);
-      sums.add(part);
-      sums.first = part.first;
-    }
-  });
-  return finish_health(form, sums);
-}
-
-TEST(CudaHealth, OfEveryDTypeEqualsScanRun) {
-  constexpr DType kAll[] = {DType::kBool,           DType::kUint8,      DType::kInt8,       DType::kUint16,
-                            DType::kInt16,          DType::kUint32,     DType::kInt32,      DType::kUint64,
-                            DType::kInt64,          DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat8E4M3Fnuz,
-                            DType::kFloat8E5M2Fnuz, DType::kFloat8E8M0, DType::kFloat16,    DType::kBFloat16,
-                            DType::kFloat32,        DType::kFloat64,    DType::kComplex32,  DType::kComplex64,
-                            DType::kComplex128};
-  Random random(79);
-  for (DType dtype : kAll)
-    for (Index n : {0, 1, 31, 32, 33, 700})
-      for (int kind = 0; kind < 5; ++kind) {
-        const Index bytes = n * byte_size(dtype);
-        Placed data(bytes, kind == 4 ? random.below(16) : byte_size(dtype) % 16);
-        Buffer values = random.bytes(bytes);
-        if (kind == 1) std::fill(values.begin(), values.end(), std::byte{0});
-        if (kind == 2) std::fill(values.begin(), values.end(), std::byte{0xff});
-        if (kind == 3)  // finite in every format but e8m0, with zeros among them
-          for (std::byte& b : values) b = random.below(3) == 0 ? b & std::byte{0x37} : std::byte{0};
-        std::copy(values.begin(), values.end(), data.data);
-        EXPECT_EQ(health_on_cpu(dtype, data.data, bytes, 7),
-                  scan_run(dtype, {data.data, static_cast<std::size_t>(bytes)}))
-            << info(dtype).torch_name << ", " << n << ", kind " << kind;
-      }
 }
 
 }  // namespace

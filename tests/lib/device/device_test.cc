@@ -27,7 +27,6 @@ TEST_P(EveryDevice, BringsBytesThereAndBack) { expect_holds(check_transfers(*dev
 TEST_P(EveryDevice, CopiesBoxesAsDefined) { expect_holds(check_copies(*device_, 2)); }
 TEST_P(EveryDevice, ConvertsAsDefined) { expect_holds(check_conversions(*device_, 3)); }
 TEST_P(EveryDevice, DigestsAsDefined) { expect_holds(check_digests(*device_, 4)); }
-TEST_P(EveryDevice, LooksAtValuesAsDefined) { expect_holds(check_health(*device_, 5)); }
 TEST_P(EveryDevice, DoesWhatIsQueuedInOrder) { expect_holds(check_chains(*device_, 6)); }
 
 TEST_P(EveryDevice, KeepsToItsCap) {

@@ -230,15 +230,9 @@ TEST(Digest, AWordMissesTheWorstErrorsAboutOnceIn65536Times) {
   EXPECT_EQ(missed_twice, 0);
 }
 
-TEST(DigestHex, IsReadAndWritten) {
+TEST(DigestHex, BeginsWithTheFirstWord) {
   const Digest d{{0x01234567, 0x89abcdef, 0, 0xffffffff}};
   EXPECT_EQ(d.hex(), "0123456789abcdef00000000ffffffff");
-  EXPECT_EQ(Digest::from_hex(d.hex()), d);
-  EXPECT_EQ(Digest::from_hex(""), std::nullopt);
-  EXPECT_EQ(Digest::from_hex("0123456789abcdef00000000fffffff"), std::nullopt);
-  EXPECT_EQ(Digest::from_hex("0123456789abcdef00000000fffffffg"), std::nullopt);
-  EXPECT_EQ(Digest::from_hex("0123456789abcdef00000000fffffffff"), std::nullopt);
-  EXPECT_EQ(Digest::from_hex("0123456789ABCDEF00000000ffffffff"), std::nullopt);
 }
 
 }  // namespace
