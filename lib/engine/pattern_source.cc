@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lib/base/text.h"
 #include "lib/device/digest.h"
 
 namespace reshard {
 namespace {
 
-constexpr Index kWord = 8;                   // bytes
-constexpr Index kSearched = Index{1} << 22;  // elements
-constexpr Index kSearchedRun = 16;           // elements that have to fit together
+constexpr Index kWord = 8;  // bytes
 
 // Which bits of a hashed word are kept, and which are set.
 struct Bits {
@@ -96,30 +93,6 @@ class ValueBytes {
   Bits bits_;
 };
 
-// Coordinates of an element from its place in the row-major order of `shape`.
-Dims coordinates(Index linear, const Dims& shape) {
-  Dims at = shape;
-  for (int d = shape.rank() - 1; d >= 0; --d) {
-    at[d] = linear % shape[d];
-    linear /= shape[d];
-  }
-  return at;
-}
-
-// The only place whose values are `run`.
-std::optional<Index> find_run(const ValueBytes& values, Index elements, Index element_bytes, Bytes run) {
-  const auto step = static_cast<std::size_t>(element_bytes);
-  std::vector<std::byte> all(static_cast<std::size_t>(std::min(elements, kSearched)) * step);
-  values.fill(0, all);
-  std::optional<Index> found;
-  for (std::size_t at = 0; at + run.size() <= all.size(); at += step) {
-    if (std::memcmp(all.data() + at, run.data(), run.size()) != 0) continue;
-    if (found) return std::nullopt;
-    found = static_cast<Index>(at / step);
-  }
-  return found;
-}
-
 }  // namespace
 
 PatternSource::PatternSource(Catalog catalog) : catalog_(std::move(catalog)) {
@@ -165,34 +138,6 @@ void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const B
     values.fill(first * element_bytes, out.subspan(done, run_bytes));
     for (int d = outer - 1; d >= 0 && ++at[d] == box.end(d); --d) at[d] = box.begin(d);
   }
-}
-
-std::string to_string(const Mismatch& m) {
-  return with_commas(m.wrong) + (m.wrong == 1 ? " wrong element" : " wrong elements") + ", the first at " +
-         to_string(m.at) +
-         (m.belongs ? ", which belongs at " + to_string(*m.belongs) : ", which belongs nowhere known");
-}
-
-std::optional<Mismatch> check_pattern(std::string_view name, DType dtype, const Dims& shape, const Box& box,
-                                      Bytes data) {
-  std::vector<std::byte> expected(data.size());
-  fill_pattern(name, dtype, shape, box, expected);
-  if (std::equal(expected.begin(), expected.end(), data.begin())) return std::nullopt;
-
-  const auto step = static_cast<std::size_t>(byte_size(dtype));
-  Mismatch out;
-  std::size_t first = 0;
-  for (std::size_t at = 0; at < data.size(); at += step)
-    if (std::memcmp(expected.data() + at, data.data() + at, step) != 0 && out.wrong++ == 0) first = at;
-  const auto linear = static_cast<Index>(first / step);
-  out.at = coordinates(linear, box.shape);
-  // As far as neighbours in the box are neighbours in the tensor.
-  const Index in_row = box.rank() == 0 ? 1 : box.shape[box.rank() - 1] - out.at[box.rank() - 1];
-  const auto run = data.subspan(first, static_cast<std::size_t>(std::min(in_row, kSearchedRun)) * step);
-  for (int d = 0; d < box.rank(); ++d) out.at[d] += box.origin[d];
-  if (const auto found = find_run(ValueBytes(name, dtype), volume(shape), byte_size(dtype), run))
-    out.belongs = coordinates(*found, shape);
-  return out;
 }
 
 }  // namespace reshard

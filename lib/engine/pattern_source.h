@@ -6,7 +6,6 @@
 // 0 or 1. So any shard of any layout can be made or checked alone, and a wrong value says where it belongs.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -32,18 +31,5 @@ class PatternSource : public TensorSource {
 
 // Fills `out` with the elements of `box` of the made-up tensor, row-major; out.size() is the box's size in bytes.
 void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const Box& box, MutableBytes out);
-
-// Where elements are not what they should be.
-struct Mismatch {
-  Dims at;                      // of the first wrong element, in the tensor
-  Index wrong = 0;              // how many elements are wrong
-  std::optional<Dims> belongs;  // where the values that begin at `at` belong, if that can be told
-};
-std::string to_string(const Mismatch& mismatch);
-
-// Compares the elements of `box`, row-major in `data`, with the made-up tensor. A place for wrong values is looked for
-// among the first few million elements, and named when no other one fits.
-std::optional<Mismatch> check_pattern(std::string_view name, DType dtype, const Dims& shape, const Box& box,
-                                      Bytes data);
 
 }  // namespace reshard

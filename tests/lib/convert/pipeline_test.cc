@@ -114,6 +114,13 @@ Result<Opened> open_all(const Format& format, const std::string& path, const std
   return out;
 }
 
+// Whether these are the elements of a box of the made-up tensor.
+bool is_pattern(const Tensor& t, const Box& box, Bytes elements) {
+  std::vector<std::byte> expected(elements.size());
+  fill_pattern(t.name, t.dtype, t.shape, box, expected);
+  return std::equal(expected.begin(), expected.end(), elements.begin());
+}
+
 void expect_pattern(TensorSource& source, Rng& rng) {
   std::vector<std::byte> scratch(static_cast<std::size_t>(16 + below(rng, 5000)));
   const auto& tensors = source.catalog().tensors();
@@ -123,8 +130,7 @@ void expect_pattern(TensorSource& source, Rng& rng) {
       const Box box = n == 0 ? whole(t.shape) : random_box(rng, t.shape);
       std::vector<std::byte> out(static_cast<std::size_t>(volume(box) * byte_size(t.dtype)));
       ASSERT_OK(source.read(i, box, out, scratch));
-      const auto wrong = check_pattern(t.name, t.dtype, t.shape, box, out);
-      ASSERT_FALSE(wrong) << t.name << " " << to_string(t.shape) << " " << to_string(box) << ": " << to_string(*wrong);
+      ASSERT_TRUE(is_pattern(t, box, out)) << t.name << " " << to_string(t.shape) << " " << to_string(box);
     }
   }
   ASSERT_OK(source.finish(scratch, nullptr));
@@ -357,8 +363,8 @@ TEST_F(Pipeline, ComparesTwoSourcesBoxByBox) {
   ASSERT_OK(visit_pairs(pairs, a, b, ample(2), [&](std::size_t i, const Box& box, Bytes in_a, Bytes in_b) {
     const Tensor &ta = a.catalog().tensors()[i], &tb = b.catalog().tensors()[i];
     elements += volume(box);
-    EXPECT_FALSE(check_pattern(ta.name, ta.dtype, ta.shape, box, in_a));
-    EXPECT_FALSE(check_pattern(tb.name, tb.dtype, tb.shape, box, in_b));
+    EXPECT_TRUE(is_pattern(ta, box, in_a));
+    EXPECT_TRUE(is_pattern(tb, box, in_b));
   }));
   Index expected = 0;
   for (const Tensor& t : a.catalog().tensors()) expected += t.elements();
@@ -382,7 +388,7 @@ TEST_F(Pipeline, ComparesPartsOfTwoSources) {
     const Tensor& t = a.catalog().tensors()[i];
     EXPECT_TRUE(contains(*pairs[i].box, box));
     EXPECT_TRUE(std::equal(in_a.begin(), in_a.end(), in_b.begin(), in_b.end()));
-    EXPECT_FALSE(check_pattern(t.name, t.dtype, t.shape, box, in_a));
+    EXPECT_TRUE(is_pattern(t, box, in_a));
     elements[i] += volume(box);
   }));
   for (std::size_t i = 0; i < pairs.size(); ++i) EXPECT_EQ(elements[i], volume(*pairs[i].box));

@@ -97,34 +97,6 @@ TEST(Pattern, DiffersFromNameToName) {
   EXPECT_NE(values("ab", DType::kBFloat16, {64}), values("ba", DType::kBFloat16, {64}));
 }
 
-TEST(CheckPattern, FindsNothingWrongWithItself) {
-  const Box box{{3, 5}, {7, 11}};
-  EXPECT_FALSE(check_pattern("w", DType::kBFloat16, {20, 30}, box, values("w", DType::kBFloat16, {20, 30}, box)));
-  EXPECT_FALSE(check_pattern("w", DType::kFloat32, {0, 4}, whole({0, 4}), {}));
-  EXPECT_FALSE(check_pattern("w", DType::kFloat32, {}, Box{}, values("w", DType::kFloat32, {})));
-}
-
-TEST(CheckPattern, SaysWhereAShardBelongs) {
-  const Dims shape = {20, 30};
-  const auto m = check_pattern("w", DType::kBFloat16, shape, {{0, 0}, {5, 15}},
-                               values("w", DType::kBFloat16, shape, {{10, 15}, {5, 15}}));
-  ASSERT_TRUE(m);
-  EXPECT_EQ(m->at, (Dims{0, 0}));
-  EXPECT_GT(m->wrong, 70);
-  ASSERT_TRUE(m->belongs);
-  EXPECT_EQ(*m->belongs, (Dims{10, 15}));
-}
-
-TEST(CheckPattern, SaysWhenAValueBelongsNowhere) {
-  const Dims shape = {20, 30};
-  const Box box{{4, 6}, {2, 3}};
-  auto data = values("w", DType::kFloat32, shape, box);
-  data[4 * 4 + 1] ^= std::byte{1};
-  const auto m = check_pattern("w", DType::kFloat32, shape, box, data);
-  ASSERT_TRUE(m);
-  EXPECT_EQ(to_string(*m), "1 wrong element, the first at [5, 7], which belongs nowhere known");
-}
-
 TEST(PatternSource, GivesEachTensorOneFragment) {
   Catalog catalog;
   Tensor t;
