@@ -75,10 +75,10 @@ bool ExchangeSchedule::take_next(int reader, ExchangeRound& round) {
       Index& received = received_[static_cast<std::size_t>(holder)];
       if (holder == rank_) {
         const bool is_own = reader == rank_;
-        if (!is_own) round.in.push_back({reader, received, bytes});
+        if (!is_own) round.messages.in.push_back({reader, received, bytes});
         round.arrivals.push_back({planned, part.pieces, is_own, is_own ? sent : received, bytes});
       } else if (reader == rank_) {
-        round.out.push_back({holder, sent, bytes});
+        round.messages.out.push_back({holder, sent, bytes});
       }
       if (holder != reader) received += bytes;
     }

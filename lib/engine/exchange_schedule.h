@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "lib/checkpoint/fragment_index.h"
-#include "lib/engine/slab_walk.h"
 #include "lib/engine/memory_target.h"
+#include "lib/engine/rounds.h"
+#include "lib/engine/slab_walk.h"
 
 namespace reshard {
 
@@ -22,11 +23,6 @@ struct ExchangeRound {
     Box slab;
     Index offset = 0;  // in the sending buffer
   };
-  struct Message {
-    int peer = 0;
-    Index offset = 0;  // in the sending buffer of an outgoing one, in the receiving buffer of an incoming one
-    Index bytes = 0;
-  };
   struct Arrival {
     std::size_t planned = 0;
     std::vector<Box> pieces;
@@ -35,7 +31,7 @@ struct ExchangeRound {
     Index bytes = 0;
   };
   std::vector<Read> reads;
-  std::vector<Message> out, in;  // between two ranks in the same order on both sides
+  RoundMessages messages;
   std::vector<Arrival> arrivals;
   Index sent_bytes = 0;  // that the sending buffer holds
   Index received_bytes = 0;

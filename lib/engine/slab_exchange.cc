@@ -5,7 +5,7 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
-#include "lib/engine/left_behind.h"
+#include "lib/engine/rounds.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -37,14 +37,12 @@ struct SlabMessage {
   bool all_of_it = false;  // one part that is the whole slab
 };
 
-// What this rank does in a step.
-struct StepWork {
+// The slabs of a step that this rank reads for others, and those that it writes.
+struct StepSlabs {
   std::vector<SlabMessage> sent, own;
-  std::vector<Outgoing> out;
-  std::vector<Incoming> in;
 };
 
-class Exchange {
+class Exchange : public Rounds {
  public:
   Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
            TensorSource& source, const Staging& staging, const RunOptions& options, const std::vector<Buffers>& buffers,
@@ -65,6 +63,9 @@ class Exchange {
   Status run();
 
  private:
+  Result<bool> read(int half, const DeviceBuffer& sent, RoundMessages& messages) override;
+  Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) override;
+
   Index share_begin(int writer) const { return shares_[static_cast<std::size_t>(writer)]; }
   Index share_end(int writer) const { return shares_[static_cast<std::size_t>(writer) + 1]; }
   const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
@@ -76,11 +77,8 @@ class Exchange {
   SlabRange slabs_of(const Step& step, int writer) const;
   SlabMessage message_of(Index slab, bool mine) const;
   Result<std::vector<Step>> schedule() const;
-  StepWork work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const;
+  StepSlabs slabs_of(const Step& step, RoundMessages& messages) const;
   bool reads(const StoredPart& part) const { return readers_.reader(part) == ranks_.rank(); }
-  Status read(const StepWork& work, const DeviceBuffer& sent);
-  Status finish(const StepWork& work, const DeviceBuffer& received);
-  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
 
   const std::vector<WalkItem>& items_;
   const WorkList& list_;
@@ -95,6 +93,9 @@ class Exchange {
   bool on_device_;    // whether those lie in device memory then
   ReaderMap readers_;
   std::unique_ptr<Stream> host_;  // copies at once, in the caller's thread
+  std::vector<Step> steps_;
+  std::size_t next_step_ = 0;
+  StepSlabs halves_[2];
 };
 
 SlabRange Exchange::slabs_of(const Step& step, int writer) const {
@@ -154,9 +155,9 @@ SlabMessage Exchange::message_of(Index slab, bool mine) const {
   return message;
 }
 
-StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const DeviceBuffer& received) const {
+StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
   const int me = ranks_.rank();
-  StepWork work;
+  StepSlabs work;
   // What goes to each writer lies together, in the order of its slabs.
   Index at = 0;
   for (int w = step.first_writer; w < step.end_writer; ++w) {
@@ -175,9 +176,7 @@ StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const Dev
       }
       work.sent.push_back(std::move(message));
     }
-    if (at > begin)
-      work.out.push_back(
-          {w, moved(sent).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+    if (at > begin) messages.out.push_back({w, begin, at - begin});
   }
   // What each reader sends lies together, in the order of its sending.
   at = 0;
@@ -190,15 +189,16 @@ StepWork Exchange::work_of(const Step& step, const DeviceBuffer& sent, const Dev
         part.offset = at;
         at += bytes_of(list_.get(message.slab), part.box);
       }
-    if (at > begin)
-      work.in.push_back(
-          {reader, moved(received).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(at - begin))});
+    if (at > begin) messages.in.push_back({reader, begin, at - begin});
   }
   return work;
 }
 
 // Reads what others need, and packs it.
-Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
+Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& messages) {
+  if (next_step_ == steps_.size()) return false;
+  StepSlabs& work = halves_[half];
+  work = slabs_of(steps_[next_step_++], messages);
   const auto one = [&](int thread, Index i) -> Status {
     TRY(may_go_on(options_));
     const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
@@ -221,7 +221,8 @@ Status Exchange::read(const StepWork& work, const DeviceBuffer& sent) {
     if (on_device_) TRY(b.stream->upload(b.slab, length));
     return copy_parts(s, message.parts, sent, b, true);
   };
-  return parallel_for(static_cast<Index>(work.sent.size()), static_cast<int>(buffers_.size()), one);
+  TRY(parallel_for(std::ssize(work.sent), static_cast<int>(buffers_.size()), one));
+  return true;
 }
 
 // Copies parts between their places in a slab and those in a staging buffer, where the messages lie.
@@ -231,8 +232,8 @@ Status Exchange::copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Pa
   const Dims strides = row_major_strides(s.box.shape);
   Stream& stream = on_device_ ? *b.stream : *host_;
   for (const SlabMessage::Part& part : parts) {
-    std::byte* const in_slab = moved(b.slab).data() + offset_in(s.box, strides, part.box) * eb;
-    std::byte* const in_message = moved(staging).data() + part.offset;
+    std::byte* const in_slab = moved(data_, b.slab).data() + offset_in(s.box, strides, part.box) * eb;
+    std::byte* const in_message = moved(data_, staging).data() + part.offset;
     const Dims dense = row_major_strides(part.box.shape);
     TRY(pack ? stream.copy_box(part.box.shape, eb, in_slab, strides, in_message, dense)
              : stream.copy_box(part.box.shape, eb, in_message, dense, in_slab, strides));
@@ -241,7 +242,8 @@ Status Exchange::copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Pa
 }
 
 // Puts together this rank's slabs from what it reads itself and what it received, and visits them.
-Status Exchange::finish(const StepWork& work, const DeviceBuffer& received) {
+Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& received) {
+  const StepSlabs& work = halves_[half];
   const auto one = [&](int thread, Index i) -> Status {
     TRY(may_go_on(options_));
     const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
@@ -262,41 +264,13 @@ Status Exchange::finish(const StepWork& work, const DeviceBuffer& received) {
     TRY(copy_parts(s, theirs, received, b, false));
     return visit_(s, b.slab, side, b);
   };
-  return parallel_for(static_cast<Index>(work.own.size()), static_cast<int>(buffers_.size()), one);
+  return parallel_for(std::ssize(work.own), static_cast<int>(buffers_.size()), one);
 }
 
 Status Exchange::run() {
-  const std::vector<Step> steps = TRY(schedule());
+  steps_ = TRY(schedule());
   host_ = TRY(cpu_device().stream());
-  std::vector<std::unique_ptr<Device::Memory>> memory;
-  for (int i = 0; i < 4; ++i) memory.push_back(TRY(device_of(options_).allocate(staging_.bytes)));
-  const DeviceBuffer sent[2] = {memory[0]->buffer(), memory[1]->buffer()};
-  const DeviceBuffer received[2] = {memory[2]->buffer(), memory[3]->buffer()};
-
-  StepWork now, next;
-  std::unique_ptr<Transfer> transfer;
-  const auto begin = [&](std::size_t s, StepWork& work) -> Status {
-    work = work_of(steps[s], sent[s % 2], received[s % 2]);
-    return read(work, sent[s % 2]);
-  };
-  const auto all = [&]() -> Status {
-    if (steps.empty()) return {};
-    TRY(begin(0, now));
-    transfer = TRY(data_.start(now.out, now.in));
-    for (std::size_t s = 0; s < steps.size(); ++s) {
-      const bool more = s + 1 < steps.size();
-      if (more) TRY(begin(s + 1, next));
-      TRY(transfer->wait());
-      if (more) transfer = TRY(data_.start(next.out, next.in));
-      TRY(finish(now, received[s % 2]));
-      std::swap(now, next);
-    }
-    return {};
-  };
-  Status status = all();
-  // Messages that were on their way when the job failed may still arrive: their memory stays.
-  if (!status) leave_behind(std::move(memory));
-  return status;
+  return run_rounds(*this, device_of(options_), data_, staging_.bytes);
 }
 
 }  // namespace

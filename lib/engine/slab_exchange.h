@@ -3,12 +3,8 @@
 //
 // The source's bytes, in the order of its files, are dealt out to the ranks in equal parts: a rank reads files from end
 // to end. Work goes in steps that all ranks take together. In a step each rank has some slabs of its own share; every
-// rank derives who sends which parts of which slabs to whom from the plan, so that nothing but elements travels:
-//
-//     read step s+1 and pack it   while the messages of step s travel   then unpack, digest and write step s
-//
-// Memory is four staging buffers a rank: what is sent and what is received, of two steps. Where the transport moves
-// device memory, the device packs and unpacks; otherwise the host does.
+// rank derives who sends which parts of which slabs to whom from the plan (rounds.h). Where the transport moves device
+// memory, the device packs and unpacks; otherwise the host does.
 #pragma once
 
 #include "lib/engine/slab_walk.h"

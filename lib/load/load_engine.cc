@@ -9,8 +9,8 @@
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
 #include "lib/engine/exchange_schedule.h"
-#include "lib/engine/left_behind.h"
 #include "lib/engine/pieces.h"
+#include "lib/engine/rounds.h"
 #include "lib/engine/slab_walk.h"
 #include "lib/transport/collectives.h"
 
@@ -89,7 +89,7 @@ Index bytes_of(const Box& box, DType dtype) { return volume(box) * byte_size(dty
 using Use = std::function<Status(const std::byte* elements)>;
 
 // Waits for what was queued, all of it or not.
-Status finish(const Status& queued, Stream& stream) {
+Status wait_for(const Status& queued, Stream& stream) {
   Status done = stream.wait();
   return queued ? done : queued;
 }
@@ -104,7 +104,7 @@ Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const D
     TRY(b.stream->digest_box(to.shape, box, byte_size(to.dtype), elements.device.data(), &digest));
     return use(elements.device.data());
   };
-  TRY(finish(queue(), *b.stream));
+  TRY(wait_for(queue(), *b.stream));
   account.add(planned, digest);
   account.add_read(bytes_of(box, from.dtype));
   return {};
@@ -147,7 +147,7 @@ LandingItems landing_items(const LoadJob& job) {
 
 // ---- all ranks together
 
-class Together {
+class Together : public Rounds {
  public:
   Together(const LoadJob& job, Index extra)
       : job_(job),
@@ -155,31 +155,18 @@ class Together {
         device_(device_of(job.run)),
         data_(job.run.data ? *job.run.data : *job.run.ranks),
         on_device_(data_.moves_device_memory()) {}
-  ~Together() { (void)settle(); }
-  Together(const Together&) = delete;
-  Together& operator=(const Together&) = delete;
 
   Result<LoadDigests> run() {
-    TRY(prepare());
-    int half = 0;
-    ExchangeRound rounds[2];
-    bool is_under_way = false;
-    for (; schedule_->next(rounds[half]); half = 1 - half) {
-      TRY(read(rounds[half], half));
-      TRY(settle());
-      TRY(start(rounds[half], half));
-      if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
-      is_under_way = true;
-    }
-    TRY(settle());
-    if (is_under_way) TRY(place(rounds[1 - half], 1 - half));
+    const Index limit = TRY(prepare());
+    TRY(run_rounds(*this, device_, data_, limit));
     out_.bytes_read = read_.bytes_read();
     return std::move(out_);
   }
 
  private:
-  // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for.
-  Status prepare() {
+  // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for. Returns that of a
+  // round, bytes.
+  Result<Index> prepare() {
     std::vector<WalkItem> items;
     for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
     const Index larger = std::max<Index>(1, extra_);
@@ -190,25 +177,25 @@ class Together {
     const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
     const Index limit = TRY(minimum(job_.run.ranks, room));
     schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
-    for (int half = 0; half < 2; ++half) {
-      sent_.push_back(TRY(device_.allocate(limit)));
-      received_.push_back(TRY(device_.allocate(limit)));
-    }
     readers_ = TRY(Workshop::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
     for (int t = 0; t < memory.threads; ++t) placers_.push_back(TRY(device_.stream()));
-    return {};
+    return limit;
   }
 
   int threads() const { return static_cast<int>(placers_.size()); }
-  MutableBytes moved(const DeviceBuffer& buffer) const { return on_device_ ? buffer.device : buffer.host; }
 
-  Status read(const ExchangeRound& round, int half) {
-    const MutableBytes to = moved(sent_[static_cast<std::size_t>(half)]->buffer());
-    return parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
+  Result<bool> read(int half, const DeviceBuffer& sent, RoundMessages& messages) override {
+    ExchangeRound& round = rounds_[half];
+    if (!schedule_->next(round)) return false;
+    messages = round.messages;
+    out_.bytes_received += round.received_bytes;
+    const MutableBytes to = moved(data_, sent);
+    TRY(parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
       TRY(may_go_on(job_.run));
       const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
       return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
-    });
+    }));
+    return true;
   }
 
   Status read_and_pack(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
@@ -226,35 +213,8 @@ class Together {
     return use_slab(job_, r.planned, r.slab, b.slab, side, b, read_, pack);
   }
 
-  Status start(const ExchangeRound& round, int half) {
-    const MutableBytes sent = moved(sent_[static_cast<std::size_t>(half)]->buffer()),
-                       received = moved(received_[static_cast<std::size_t>(half)]->buffer());
-    const auto bytes = [](MutableBytes buffer, const ExchangeRound::Message& m) {
-      return buffer.subspan(static_cast<std::size_t>(m.offset), static_cast<std::size_t>(m.bytes));
-    };
-    std::vector<Outgoing> out;
-    std::vector<Incoming> in;
-    for (const ExchangeRound::Message& m : round.out) out.push_back({m.peer, bytes(sent, m)});
-    for (const ExchangeRound::Message& m : round.in) in.push_back({m.peer, bytes(received, m)});
-    out_.bytes_received += round.received_bytes;
-    under_way_ = TRY(data_.start(std::move(out), std::move(in)));
-    return {};
-  }
-
-  // Waits for the messages under way, if any. When others have failed they may still be, for ever: then the memory that
-  // they are in is left to the process.
-  Status settle() {
-    const auto transfer = std::move(under_way_);
-    Status done = transfer ? transfer->wait() : Status();
-    if (done) return done;
-    leave_behind(std::move(sent_));
-    leave_behind(std::move(received_));
-    return done;
-  }
-
-  Status place(const ExchangeRound& round, int half) {
-    const DeviceBuffer sent = sent_[static_cast<std::size_t>(half)]->buffer(),
-                       received = received_[static_cast<std::size_t>(half)]->buffer();
+  Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) override {
+    const ExchangeRound& round = rounds_[half];
     return parallel_for(std::ssize(round.arrivals), threads(), [&](int thread, Index i) -> Status {
       TRY(may_go_on(job_.run));
       const ExchangeRound::Arrival& a = round.arrivals[static_cast<std::size_t>(i)];
@@ -276,7 +236,7 @@ class Together {
       }
       return {};
     };
-    TRY(finish(queue(), stream));
+    TRY(wait_for(queue(), stream));
     for (const Digest& digest : digests) placed_.add(a.planned, digest);
     return {};
   }
@@ -289,10 +249,9 @@ class Together {
   LoadDigests out_{std::vector<Digest>(job_.plan.tensors.size()), std::vector<Digest>(job_.plan.tensors.size())};
   Account read_{job_, out_.read}, placed_{job_, out_.placed};
   std::optional<ExchangeSchedule> schedule_;
-  std::vector<std::unique_ptr<Device::Memory>> sent_, received_;  // two each: one travels while the other is filled
-  Workshop readers_;                                              // on the side where messages lie
+  Workshop readers_;  // on the side where messages lie
   std::vector<std::unique_ptr<Stream>> placers_;
-  std::unique_ptr<Transfer> under_way_;
+  ExchangeRound rounds_[2];
 };
 
 }  // namespace

@@ -509,8 +509,8 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
         EXPECT_LE(work.sent_bytes, limit);
         EXPECT_LE(work.received_bytes, limit);
         for (const auto& s : work.reads) read += volume(s.slab);
-        for (const auto& m : work.out) sent[{r, m.peer}].push_back(m.bytes);
-        for (const auto& m : work.in) expected[{m.peer, r}].push_back(m.bytes);
+        for (const auto& m : work.messages.out) sent[{r, m.peer}].push_back(m.bytes);
+        for (const auto& m : work.messages.in) expected[{m.peer, r}].push_back(m.bytes);
         for (const auto& a : work.arrivals)
           for (const Box& piece : a.pieces) got[static_cast<std::size_t>(r)][a.planned] += volume(piece);
       }
