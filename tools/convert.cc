@@ -110,8 +110,8 @@ Result<int> plan(const ConvertOptions& options, bool json) {
   const Index machines = ceil_div(options.ranks, options.ranks_per_machine);
   if (options.ranks > 1)
     print_strategy(choose_strategy(*prepared.conversion, options, options.ranks, machines), options.ranks, machines);
-  if (const auto figures = TRY(prepared.conversion->rank_figures(options.resources.threads)))
-    print_row("mesh", rank_figures_text(*figures));
+  if (const std::vector<Index> bytes = prepared.conversion->bytes_of_ranks(); bytes.size() > 1)
+    print_row("mesh", mesh_text(bytes));
   const MemoryPlan memory = TRY(prepared.conversion->memory());
   print_row("memory", human_bytes(memory.peak) + " at most" + (options.ranks > 1 ? " a rank" : "") +
                           ", in slabs of up to " + human_bytes(memory.slab_bytes));

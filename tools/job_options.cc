@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
+#include <numeric>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -143,7 +144,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option(
           "--strategy", strategy,
           "On several ranks (mpirun): direct, each reads what it writes; exchange, each byte is read once and sent "
-          "to the rank that writes it; auto: what the cost model prefers")
+          "to the rank that writes it; auto: what is estimated to be faster")
       .one_of({"auto", "direct", "exchange"})
       .shows_default();
   line.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
@@ -356,30 +357,41 @@ void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& o
 
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
                                Index machines) {
-  const CostParameters parameters = machines == 1 ? CostParameters::one_machine(ranks) : CostParameters();
   ChosenStrategy chosen;
-  chosen.model = conversion.choose_strategy(ranks, parameters);
-  chosen.strategy = chosen.model.strategy;
+  chosen.estimate = choose_strategy(conversion.plan(), conversion.source_view(), ranks, machines == 1);
+  chosen.strategy = chosen.estimate.strategy;
   for (const Strategy s : {Strategy::kDirect, Strategy::kExchange})
     if (options.strategy == strategy_name(s)) chosen.strategy = s;
   return chosen;
 }
 
-std::string rank_figures_text(const RankPlanFigures& figures) {
+// How much more than the mean the fullest rank has: 0.05 for 5 %. Those that have nothing do not count.
+double imbalance(const std::vector<Index>& bytes) {
+  Index sum = 0, most = 0, holders = 0;
+  for (const Index n : bytes) {
+    sum += n;
+    most = std::max(most, n);
+    if (n > 0) ++holders;
+  }
+  return sum == 0 ? 0 : static_cast<double>(most) * static_cast<double>(holders) / static_cast<double>(sum) - 1;
+}
+
+std::string mesh_text(const std::vector<Index>& bytes_of_ranks) {
   char over[32];
-  std::snprintf(over, sizeof over, "%.1f", 100 * imbalance(figures.into));
-  const Index most = figures.into.empty() ? 0 : *std::max_element(figures.into.begin(), figures.into.end());
-  return count_of(std::ssize(figures.into), "rank") + " that load it: " + human_bytes(most) + " for the fullest, " +
-         over + " % over the mean   " + count_of(figures.moves, "read") + ", " + human_bytes(figures.bytes) + " in all";
+  std::snprintf(over, sizeof over, "%.1f", 100 * imbalance(bytes_of_ranks));
+  return count_of(std::ssize(bytes_of_ranks), "rank") +
+         " that load it: " + human_bytes(*std::max_element(bytes_of_ranks.begin(), bytes_of_ranks.end())) +
+         " for the fullest, " + over + " % over the mean   " +
+         human_bytes(std::accumulate(bytes_of_ranks.begin(), bytes_of_ranks.end(), Index{0})) + " in all";
 }
 
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
-  const bool as_modelled = chosen.strategy == chosen.model.strategy;
+  const bool as_estimated = chosen.strategy == chosen.estimate.strategy;
   print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
-                         std::string(strategy_name(chosen.strategy)) + (as_modelled ? "" : ", as --strategy says"));
-  if (as_modelled) print_row("", chosen.model.reason);
-  print_row("", "by the cost model, not measured: direct " + to_string(chosen.model.direct));
-  print_row("", "exchange " + to_string(chosen.model.exchange));
+                         std::string(strategy_name(chosen.strategy)) + (as_estimated ? "" : ", as --strategy says"));
+  if (as_estimated) print_row("", chosen.estimate.reason);
+  print_row("", "estimated, beside reading and writing: direct " + to_string(chosen.estimate.direct));
+  print_row("", "exchange " + to_string(chosen.estimate.exchange));
 }
 
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
@@ -405,18 +417,17 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("converted_tensors", c.converted_tensors());
   if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
   if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
-  if (const auto figures = c.rank_figures(options.resources.threads); figures && *figures)
-    json.set("mesh_ranks", (*figures)->into.size())
-        .set("mesh_moves", (*figures)->moves)
-        .set("mesh_bytes", (*figures)->bytes)
-        .set("mesh_imbalance", imbalance((*figures)->into));
+  if (const std::vector<Index> bytes = c.bytes_of_ranks(); bytes.size() > 1)
+    json.set("mesh_ranks", bytes.size())
+        .set("mesh_bytes", std::accumulate(bytes.begin(), bytes.end(), Index{0}))
+        .set("mesh_imbalance", imbalance(bytes));
   if (options.ranks > 1) {
     const auto chosen = choose_strategy(c, options, options.ranks, ceil_div(options.ranks, options.ranks_per_machine));
     json.set("ranks", options.ranks)
         .set("strategy", strategy_name(chosen.strategy))
-        .set("strategy_reason", chosen.model.reason)
-        .set("direct_seconds", chosen.model.direct.seconds())
-        .set("exchange_seconds", chosen.model.exchange.seconds());
+        .set("strategy_reason", chosen.estimate.reason)
+        .set("direct_seconds", chosen.estimate.direct.seconds)
+        .set("exchange_seconds", chosen.estimate.exchange.seconds);
   }
   Json warnings = Json::array();
   for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);

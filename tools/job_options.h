@@ -73,15 +73,15 @@ struct PreparedConversion {
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
 
-// How the job is to be run on `ranks` ranks: as --strategy says, or as the cost model does.
+// How the job is to be run on `ranks` ranks: as --strategy says, or as it is estimated.
 struct ChosenStrategy {
   Strategy strategy = Strategy::kDirect;
-  Choice model;
+  StrategyChoice estimate;
 };
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
                                Index machines);
-// What the ranks of a mesh hold and read, for people.
-std::string rank_figures_text(const RankPlanFigures& figures);
+// How evenly the ranks of a mesh would load, for people.
+std::string mesh_text(const std::vector<Index>& bytes_of_ranks);
 void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
 // How --codec says tensors are to be compressed: "none", "zstd:3".

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "lib/base/json.h"
-#include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
@@ -215,8 +214,7 @@ Result<LayoutRequest> Conversion::layout_request() {
   TRY(repeat_heads());
   request.tensors = TRY(target_tensors());
   TRY(place(request.tensors));
-  placed_.mesh = options_.mesh;
-  for (const TargetTensor& t : request.tensors) placed_.tensors.push_back({t.name, t.dtype, t.shape, t.placement});
+  placed_ = request.tensors;
   request.blobs = TRY(target_blobs());
   return request;
 }
@@ -482,14 +480,24 @@ Index Conversion::disk_needed() const {
 
 Result<MemoryPlan> Conversion::memory() const { return copy_memory(plan_, source_view_, target_view_, options_.run); }
 
-Result<std::optional<RankPlanFigures>> Conversion::rank_figures(int threads) const {
-  if (renames() || placed_.mesh.ranks() < 2) return std::optional<RankPlanFigures>();
-  const auto ranks = TRY(RankPlan::make(source_view_, placed_, {.target = Holders::kAll}));
-  return std::optional(ranks.all(thread_count(threads)));
-}
-
-Choice Conversion::choose_strategy(Index ranks, const CostParameters& machines) const {
-  return choose(job_work(plan_, source_view_, target_view_, ranks, JobKind::kConvert), machines);
+std::vector<Index> Conversion::bytes_of_ranks() const {
+  std::vector<Index> out(static_cast<std::size_t>(options_.mesh.ranks()));
+  std::vector<std::pair<const TargetTensor*, std::vector<Index>>> known;  // elements, of tensors that lie alike
+  for (const TargetTensor& t : placed_) {
+    auto it = std::find_if(known.begin(), known.end(), [&](const auto& k) {
+      return k.first->shape == t.shape && k.first->placement == t.placement;
+    });
+    if (it == known.end()) {
+      it = known.insert(it, {&t, {}});
+      for (Index rank = 0; rank < std::ssize(out); ++rank) {
+        Index elements = 0;
+        for (const LocalBox& b : owned_boxes(options_.mesh, t.placement, t.shape, rank)) elements += volume(b.box);
+        it->second.push_back(elements);
+      }
+    }
+    for (std::size_t rank = 0; rank < out.size(); ++rank) out[rank] += it->second[rank] * byte_size(t.dtype);
+  }
+  return out;
 }
 
 }  // namespace reshard

@@ -14,8 +14,8 @@
 #include "lib/model/model.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
+#include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
-#include "lib/plan/rank_plan.h"
 
 namespace reshard {
 
@@ -79,12 +79,8 @@ class Conversion {
   Index disk_needed() const;                                              // bytes, of all files
   Result<MemoryPlan> memory() const;
 
-  // What the ranks of the target's mesh would read of the source's boxes if each loaded its own part, one copy of
-  // replicas; nothing where names or rows change, or there is one rank.
-  Result<std::optional<RankPlanFigures>> rank_figures(int threads) const;
-
-  // What the job costs on several ranks, and how it should be run there.
-  Choice choose_strategy(Index ranks, const CostParameters& machines) const;
+  // Bytes of each rank's part of the output, on the mesh that it is laid out for.
+  std::vector<Index> bytes_of_ranks() const;
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
@@ -140,11 +136,11 @@ class Conversion {
   std::string config_text_;  // config.json, from beside the source or from within it
   std::optional<Convention> target_convention_;
   bool hf_rows_ = false;
-  std::vector<bool> is_faulty_;  // of the source's tensors: those that `allow.cover` leaves out
-  bool complete_ = true;         // no filter took tensors out
-  Catalog selected_;             // the source's tensors that take part, as they are named there
-  Catalog source_view_;          // the same as the plan sees them
-  PlacedModel placed_;           // the output's tensors on its mesh
+  std::vector<bool> is_faulty_;       // of the source's tensors: those that `allow.cover` leaves out
+  bool complete_ = true;              // no filter took tensors out
+  Catalog selected_;                  // the source's tensors that take part, as they are named there
+  Catalog source_view_;               // the same as the plan sees them
+  std::vector<TargetTensor> placed_;  // the output's
   std::unique_ptr<Target> target_;
   Catalog target_view_;
   Plan plan_;

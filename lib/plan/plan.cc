@@ -13,6 +13,7 @@ namespace {
 
 // Counts the moves into one target tensor and checks that they fill each of its fragments and copies exactly.
 Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
+  if (to.fragments.empty() && to.replicas.empty()) return {};  // in a target of one rank, what others hold
   const FragmentIndex sources(from.fragments);
   const std::size_t first_copies = to.fragments.size();
   for (std::size_t i = 0; i < first_copies + to.replicas.size(); ++i) {
@@ -83,7 +84,6 @@ std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog
 
 Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   Plan plan;
-  std::vector<bool> used(source.tensors().size(), false);
   for (std::size_t to = 0; to < target.tensors().size(); ++to) {
     const Tensor& wanted = target.tensors()[to];
     const auto from = source.find(wanted.name);
@@ -95,10 +95,7 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
     TRY(plan_tensor(given, wanted, plan));
     plan.tensors.push_back({*from, to});
     plan.bytes_read += given.bytes();
-    used[*from] = true;
   }
-  for (std::size_t i = 0; i < used.size(); ++i)
-    if (!used[i]) plan.unused.push_back(i);
   return plan;
 }
 

@@ -18,7 +18,6 @@ struct PlannedTensor {
 
 struct Plan {
   std::vector<PlannedTensor> tensors;  // in the order of the target's files
-  std::vector<std::size_t> unused;     // source tensors that no target tensor takes
   Index moves = 0;                     // pairs of fragments, or of a fragment and a copy, that share elements
   Index bytes_read = 0;                // tensor data, each source byte once
   Index bytes_written = 0;             // tensor data, copies included

@@ -116,7 +116,7 @@ TEST(Cli, PlanSaysHowManyRanksWouldShareTheWork) {
   const CommandResult text = reshard_cli({"plan", source, "--to", "hf", "--ranks", "16"});
   EXPECT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr("ranks     16 ranks on 2 machines   "));
-  EXPECT_THAT(text.out, HasSubstr("by the cost model, not measured: direct "));
+  EXPECT_THAT(text.out, HasSubstr("estimated, beside reading and writing: direct "));
   const CommandResult forced =
       reshard_cli({"plan", source, "--to", "hf", "--ranks", "16", "--strategy", "exchange", "--json"});
   const Json json = *parse_json(forced.out, "plan");

@@ -49,7 +49,6 @@ TEST(Plan, CountsMovesAndBytes) {
   EXPECT_EQ(plan->bytes_written, 64);
   ASSERT_EQ(plan->tensors.size(), 1u);
   EXPECT_EQ(plan->tensors[0].from, 0u);
-  EXPECT_EQ(plan->unused, std::vector<std::size_t>{1});
 }
 
 TEST(Plan, HoldsOnAnyTwoLayouts) {
