@@ -121,12 +121,6 @@ Result<bool> Json::get_bool(std::string_view key) const {
 Result<Index> Json::get_index(std::string_view key) const {
   return get(key, "an integer", [](const Json& v) { return v.as_index(); });
 }
-Result<std::uint64_t> Json::get_uint64(std::string_view key) const {
-  return get(key, "an integer", [](const Json& v) { return v.as_uint64(); });
-}
-Result<double> Json::get_double(std::string_view key) const {
-  return get(key, "a number", [](const Json& v) { return v.as_double(); });
-}
 Result<std::string_view> Json::get_string(std::string_view key) const {
   return get(key, "a string", [](const Json& v) { return v.as_string(); });
 }

@@ -70,8 +70,6 @@ class Json {
   // A member that has to be there, as a type. The error begins with the key.
   Result<bool> get_bool(std::string_view key) const;
   Result<Index> get_index(std::string_view key) const;
-  Result<std::uint64_t> get_uint64(std::string_view key) const;
-  Result<double> get_double(std::string_view key) const;
   Result<std::string_view> get_string(std::string_view key) const;
   Result<std::span<const Json>> get_array(std::string_view key) const;
   Result<std::span<const Member>> get_object(std::string_view key) const;

@@ -221,13 +221,4 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return out;
 }
 
-std::string dims_text(const std::vector<Index>& dims) {
-  std::string out = "[";
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    if (i) out += ", ";
-    out += std::to_string(dims[i]);
-  }
-  return out + "]";
-}
-
 }  // namespace reshard

@@ -28,6 +28,5 @@ std::string printable(std::string_view name);
 
 std::vector<std::string> split(std::string_view text, char separator);  // "a,,b" -> {"a", "", "b"}
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
-std::string dims_text(const std::vector<Index>& dims);  // "[128256, 2048]"
 
 }  // namespace reshard

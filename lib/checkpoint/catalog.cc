@@ -16,30 +16,39 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // ---- FragmentList
 
+FragmentList::FragmentList(int rank) : rank_(rank) {
+  static const auto none = std::make_shared<Columns>();
+  columns_ = none;
+}
+
+FragmentList::Columns& FragmentList::own() {
+  if (columns_.use_count() > 1) columns_ = std::make_shared<Columns>(*columns_);
+  return *columns_;
+}
+
 void FragmentList::reserve(std::size_t n) {
-  corners_.reserve(n * width());
-  extents_.reserve(n);
+  Columns& c = own();
+  c.corners.reserve(n * width());
+  c.extents.reserve(n);
 }
 
 void FragmentList::add(const Fragment& f) {
-  corners_.resize(corners_.size() + width());
-  extents_.emplace_back();
-  if (!crcs_.empty()) crcs_.push_back(kNoCrc);
-  if (!encoding_of_.empty()) encoding_of_.push_back(0);
+  add(f.box, f.extent);
   set(size() - 1, f);
 }
 
 void FragmentList::add(const Box& box, const Extent& extent) {
-  corners_.insert(corners_.end(), box.origin.begin(), box.origin.end());
-  corners_.insert(corners_.end(), box.shape.begin(), box.shape.end());
-  extents_.push_back(extent);
-  if (!crcs_.empty()) crcs_.push_back(kNoCrc);
-  if (!encoding_of_.empty()) encoding_of_.push_back(0);
+  Columns& c = own();
+  c.corners.insert(c.corners.end(), box.origin.begin(), box.origin.end());
+  c.corners.insert(c.corners.end(), box.shape.begin(), box.shape.end());
+  c.extents.push_back(extent);
+  if (!c.crcs.empty()) c.crcs.push_back(kNoCrc);
+  if (!c.encoding_of.empty()) c.encoding_of.push_back(0);
 }
 
 std::uint64_t FragmentList::hash_of_boxes() const {
   std::uint64_t h = 0x9e3779b97f4a7c15;
-  for (const Index n : corners_) {
+  for (const Index n : columns_->corners) {
     h = (h ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
     h ^= h >> 32;
   }
@@ -47,48 +56,47 @@ std::uint64_t FragmentList::hash_of_boxes() const {
 }
 
 void FragmentList::set(std::size_t i, const Fragment& f) {
-  Index* corner = corners_.data() + i * width();
+  Columns& c = own();
+  Index* corner = c.corners.data() + i * width();
   corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
   std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
-  extents_[i] = f.extent;
-  if (f.crc && crcs_.empty()) crcs_.assign(size(), kNoCrc);
-  if (!crcs_.empty()) crcs_[i] = f.crc ? *f.crc : kNoCrc;
+  c.extents[i] = f.extent;
+  if (f.crc && c.crcs.empty()) c.crcs.assign(size(), kNoCrc);
+  if (!c.crcs.empty()) c.crcs[i] = f.crc ? *f.crc : kNoCrc;
   if (f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape))
-    details_[i] = {f.strides, f.start, f.big_endian};
-  else if (!details_.empty())
-    details_.erase(i);
-  if (f.encoding || !encoding_of_.empty()) set_encoding(i, f.encoding);
-}
-
-void FragmentList::set_encoding(std::size_t i, const std::shared_ptr<const ChunkEncoding>& encoding) {
-  if (encodings_.empty()) {
-    encodings_.emplace_back();
-    encoding_of_.assign(size(), 0);
+    c.details[i] = {f.strides, f.start, f.big_endian};
+  else if (!c.details.empty())
+    c.details.erase(i);
+  if (!f.encoding && c.encoding_of.empty()) return;
+  if (c.encodings.empty()) {
+    c.encodings.emplace_back();
+    c.encoding_of.assign(size(), 0);
   }
-  auto known = std::find(encodings_.begin(), encodings_.end(), encoding);
-  if (known == encodings_.end()) known = encodings_.insert(known, encoding);
-  encoding_of_[i] = static_cast<std::uint16_t>(known - encodings_.begin());
+  auto known = std::find(c.encodings.begin(), c.encodings.end(), f.encoding);
+  if (known == c.encodings.end()) known = c.encodings.insert(known, f.encoding);
+  c.encoding_of[i] = static_cast<std::uint16_t>(known - c.encodings.begin());
 }
 
 Box FragmentList::box(std::size_t i) const {
-  const Index* corner = corners_.data() + i * width();
+  const Index* corner = columns_->corners.data() + i * width();
   const auto rank = static_cast<std::size_t>(rank_);
   return {Dims(std::span(corner, rank)), Dims(std::span(corner + rank, rank))};
 }
 
 Fragment FragmentList::get(std::size_t i) const {
+  const Columns& c = *columns_;
   Fragment f;
   f.box = box(i);
-  f.extent = extents_[i];
-  if (!crcs_.empty() && crcs_[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(crcs_[i]);
-  if (const auto it = details_.find(i); it != details_.end()) {
+  f.extent = c.extents[i];
+  if (!c.crcs.empty() && c.crcs[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(c.crcs[i]);
+  if (const auto it = c.details.find(i); it != c.details.end()) {
     f.strides = it->second.strides;
     f.start = it->second.start;
     f.big_endian = it->second.big_endian;
   } else {
     f.strides = row_major_strides(f.box.shape);
   }
-  if (!encoding_of_.empty()) f.encoding = encodings_[encoding_of_[i]];
+  if (!c.encoding_of.empty()) f.encoding = c.encodings[c.encoding_of[i]];
   return f;
 }
 

@@ -46,24 +46,29 @@ struct Fragment {
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
 
-// Fragments of one tensor, stored in columns: a checkpoint of a large model has millions.
+// Fragments of one tensor, stored in columns: a checkpoint of a large model has millions. Copies share them until one
+// of the two is changed.
 class FragmentList {
  public:
-  explicit FragmentList(int rank = 0) : rank_(rank) {}
+  explicit FragmentList(int rank = 0);
+  FragmentList(const FragmentList&) = default;  // moving is copying: none is ever without columns
+  FragmentList& operator=(const FragmentList&) = default;
 
-  std::size_t size() const { return extents_.size(); }
-  bool empty() const { return extents_.empty(); }
+  std::size_t size() const { return columns_->extents.size(); }
+  bool empty() const { return columns_->extents.empty(); }
   void reserve(std::size_t n);
   void add(const Fragment& fragment);              // of this list's rank
   void add(const Box& box, const Extent& extent);  // its elements in row-major order, from the extent's first byte on
   void set(std::size_t i, const Fragment& fragment);
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
-  const Extent& extent(std::size_t i) const { return extents_[i]; }
-  void set_extent(std::size_t i, const Extent& extent) { extents_[i] = extent; }
-  bool has_encoded() const { return !encodings_.empty(); }  // false: no fragment has an encoding
+  const Extent& extent(std::size_t i) const { return columns_->extents[i]; }
+  void set_extent(std::size_t i, const Extent& extent) { own().extents[i] = extent; }
+  bool has_encoded() const { return !columns_->encodings.empty(); }  // false: no fragment has an encoding
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
-  bool has_boxes_of(const FragmentList& other) const { return rank_ == other.rank_ && corners_ == other.corners_; }
+  bool has_boxes_of(const FragmentList& other) const {
+    return rank_ == other.rank_ && (columns_ == other.columns_ || columns_->corners == other.columns_->corners);
+  }
   std::uint64_t hash_of_boxes() const;
 
  private:
@@ -73,16 +78,19 @@ class FragmentList {
     Index start = 0;
     bool big_endian = false;
   };
-  void set_encoding(std::size_t i, const std::shared_ptr<const ChunkEncoding>& encoding);
+  struct Columns {
+    std::vector<Index> corners;  // origin and shape of each
+    std::vector<Extent> extents;
+    std::vector<std::uint64_t> crcs;  // kNoCrc where there is none; empty when no fragment has one
+    std::unordered_map<std::size_t, Details> details;
+    std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // those that occur: few; the first is none
+    std::vector<std::uint16_t> encoding_of;                       // of each fragment; empty when none is encoded
+  };
+  Columns& own();  // for changing them
   std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
 
   int rank_;
-  std::vector<Index> corners_;  // origin and shape of each
-  std::vector<Extent> extents_;
-  std::vector<std::uint64_t> crcs_;  // kNoCrc where there is none; empty when no fragment has one
-  std::unordered_map<std::size_t, Details> details_;
-  std::vector<std::shared_ptr<const ChunkEncoding>> encodings_;  // those that occur: few; the first is none
-  std::vector<std::uint16_t> encoding_of_;                       // of each fragment; empty when none is encoded
+  std::shared_ptr<Columns> columns_;
 };
 
 // The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.

@@ -6,7 +6,7 @@
 namespace reshard {
 
 ExchangeSchedule::ExchangeSchedule(const Plan& plan, const Catalog& target_view, const MemoryTarget& target,
-                                   WorkList slabs, int rank, Index limit)
+                                   SlabList slabs, int rank, Index limit)
     : plan_(plan),
       target_view_(target_view),
       target_(target),

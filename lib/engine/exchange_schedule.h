@@ -1,7 +1,7 @@
 // Who reads what in a load in which ranks work together, and who gets it, round by round.
 //
 // All slabs of all tensors stand in one list, in the order of the plan. Each rank reads a stretch of it, equal in bytes
-// (WorkList::shares), so that stored items are mostly read by one rank from end to end. In a round each rank reads as
+// (SlabList::shares), so that stored items are mostly read by one rank from end to end. In a round each rank reads as
 // many slabs of its stretch as its buffer holds and as those who get them have room for. Every rank works out the
 // rounds of all ranks, from metadata alone, so that nobody has to say what is coming.
 #pragma once
@@ -41,7 +41,7 @@ class ExchangeSchedule {
  public:
   // `slabs` are those of the planned tensors, one item each. `limit` is the size of either buffer, which no slab
   // exceeds. Refers to all but the list.
-  ExchangeSchedule(const Plan& plan, const Catalog& target_view, const MemoryTarget& target, WorkList slabs, int rank,
+  ExchangeSchedule(const Plan& plan, const Catalog& target_view, const MemoryTarget& target, SlabList slabs, int rank,
                    Index limit);
 
   // The next round of this rank; false when there is none. It may be empty on some ranks.
@@ -67,7 +67,7 @@ class ExchangeSchedule {
   const Plan& plan_;
   const Catalog& target_view_;
   const MemoryTarget& target_;
-  WorkList slabs_;
+  SlabList slabs_;
   int rank_, ranks_;
   Index limit_;
   std::vector<FragmentIndex> indexes_;  // of the planned tensors

@@ -16,7 +16,7 @@ namespace reshard {
 struct HeldTensor {
   std::size_t tensor = 0;       // of the target's catalog
   Dims shape;                   // of the rank's part
-  std::vector<LocalBox> boxes;  // what it is of the whole
+  std::vector<LocalBox> boxes;  // of the whole tensor, and where they stand in the part
 };
 
 class MemoryTarget : public Target {

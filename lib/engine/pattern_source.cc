@@ -109,8 +109,8 @@ PatternSource::PatternSource(Catalog catalog) : catalog_(std::move(catalog)) {
   }
 }
 
-Status PatternSource::read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
-                                 MutableBytes) {
+Status PatternSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                                  MutableBytes) {
   if (wanted && !wanted({box})) return {};
   const Tensor& tensor = catalog_.tensors()[number];
   fill_pattern(tensor.name, tensor.dtype, tensor.shape, box, out);

@@ -19,9 +19,9 @@ class PatternSource : public TensorSource {
   explicit PatternSource(Catalog catalog);
 
   const Catalog& catalog() const override { return catalog_; }
-  std::vector<StoredPart> parts(std::size_t, const Box& box) override { return {{box}}; }
-  Status read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
-                    MutableBytes scratch) override;
+  std::vector<StoredPiece> pieces(std::size_t, const Box& box) override { return {{box}}; }
+  Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override;
   Status finish(MutableBytes, Transport*) override { return {}; }
   Index columns(std::size_t) const override { return 1; }
 

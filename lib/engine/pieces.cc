@@ -26,7 +26,7 @@ Piece make_piece(std::size_t number, const Fragment& f, const Box& box, Index el
   return p;
 }
 
-StoredPart part_of(const Piece& p) { return {p.box, p.extent.file, p.extent.offset + p.begin}; }
+StoredPiece stored(const Piece& p) { return {p.box, p.extent.file, p.extent.offset + p.begin}; }
 
 // The dimension along which halving shortens the span most.
 int widest_dimension(const Piece& p) {
@@ -69,22 +69,22 @@ bool is_one_run(const Dims& shape, const Dims& strides) {
   return true;
 }
 
-std::vector<StoredPart> stored_parts(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                     Index element_bytes) {
-  std::vector<StoredPart> out;
+std::vector<StoredPiece> stored_pieces(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                       Index element_bytes) {
+  std::vector<StoredPiece> out;
   index.overlapping(box, [&](std::size_t i, const Box& both) {
-    out.push_back(part_of(make_piece(i, fragments.get(i), both, element_bytes)));
+    out.push_back(stored(make_piece(i, fragments.get(i), both, element_bytes)));
   });
   return out;
 }
 
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                  Index element_bytes, Index max_span, const PartFilter& wanted) {
+                                  Index element_bytes, Index max_span, const PieceFilter& wanted) {
   std::vector<Piece> pieces;
   index.overlapping(box, [&](std::size_t i, const Box& both) {
     const Fragment f = fragments.get(i);
     const Piece piece = make_piece(i, f, both, element_bytes);
-    if (!wanted || wanted(part_of(piece))) cut_to_fit(f, piece, element_bytes, max_span, pieces);
+    if (!wanted || wanted(stored(piece))) cut_to_fit(f, piece, element_bytes, max_span, pieces);
   });
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
     if (a.extent.file != b.extent.file) return a.extent.file < b.extent.file;

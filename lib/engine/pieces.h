@@ -1,4 +1,4 @@
-// The part that reading and writing share: which bytes of which extents hold a box.
+// Which bytes of which extents hold a box: what reading and writing share.
 #pragma once
 
 #include <functional>
@@ -33,21 +33,21 @@ struct PieceGroup {
 bool is_one_run(const Dims& shape, const Dims& strides);
 
 // A box of one fragment, and where its first byte lies.
-struct StoredPart {
+struct StoredPiece {
   Box box;  // global coordinates
   std::uint32_t file = 0;
   Index offset = 0;
 };
-using PartFilter = std::function<bool(const StoredPart& part)>;
+using PieceFilter = std::function<bool(const StoredPiece& piece)>;
 
-// The parts of `box` that lie in one fragment each, in the index's order.
-std::vector<StoredPart> stored_parts(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                     Index element_bytes);
+// The pieces of `box`, in the index's order.
+std::vector<StoredPiece> stored_pieces(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                                       Index element_bytes);
 
-// The pieces of `box`, grouped, in file order; of those parts only that are `wanted` (null: all). A group spans at most
+// The pieces of `box`, grouped, in file order; of those only that are `wanted` (null: all). A group spans at most
 // `max_span` bytes: pieces that reach further (a transposed tensor) are cut until they fit.
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
-                                  Index element_bytes, Index max_span, const PartFilter& wanted = nullptr);
+                                  Index element_bytes, Index max_span, const PieceFilter& wanted = nullptr);
 
 // Elements from the first of `box` to the first of `part`, which lies inside it, where `box` has these strides.
 Index offset_in(const Box& box, const Dims& strides, const Box& part);

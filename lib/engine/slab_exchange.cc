@@ -25,16 +25,16 @@ struct SlabRange {
   Index begin = 0, end = 0;
 };
 
-// A slab of which this rank sends parts, or gets them.
+// A slab of which this rank sends pieces, or gets them.
 struct SlabMessage {
   Index slab = 0;
-  struct Part {
+  struct Piece {
     Box box;
     int reader = 0;
     Index offset = 0;  // in the staging buffer
   };
-  std::vector<Part> parts;
-  bool all_of_it = false;  // one part that is the whole slab
+  std::vector<Piece> pieces;
+  bool all_of_it = false;  // one piece that is the whole slab
 };
 
 // The slabs of a step that this rank reads for others, and those that it writes.
@@ -44,7 +44,7 @@ struct StepSlabs {
 
 class Exchange : public Rounds {
  public:
-  Exchange(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+  Exchange(const std::vector<WalkItem>& items, const SlabList& list, const std::vector<Index>& shares,
            TensorSource& source, const Staging& staging, const RunOptions& options, const std::vector<Buffers>& buffers,
            const SlabVisit& visit)
       : items_(items),
@@ -71,17 +71,17 @@ class Exchange : public Rounds {
   const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
   Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
 
-  Status copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
-                    const Buffers& b, bool pack) const;
+  Status copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::Piece>& pieces, const DeviceBuffer& staging,
+                     const Buffers& b, bool pack) const;
 
   SlabRange slabs_of(const Step& step, int writer) const;
   SlabMessage message_of(Index slab, bool mine) const;
   Result<std::vector<Step>> schedule() const;
   StepSlabs slabs_of(const Step& step, RoundMessages& messages) const;
-  bool reads(const StoredPart& part) const { return readers_.reader(part) == ranks_.rank(); }
+  bool reads(const StoredPiece& piece) const { return readers_.reader(piece) == ranks_.rank(); }
 
   const std::vector<WalkItem>& items_;
-  const WorkList& list_;
+  const SlabList& list_;
   const std::vector<Index>& shares_;
   TensorSource& source_;
   const Staging& staging_;
@@ -114,10 +114,10 @@ Result<std::vector<Step>> Exchange::schedule() const {
     for (Index k = share_begin(w); k < share_end(w); ++k) {
       const auto round = static_cast<std::size_t>(k - share_begin(w));
       const WalkSlab s = list_.get(k);
-      for (const StoredPart& part : source_.parts(items_[s.item].tensor, s.box)) {
-        const int reader = readers_.reader(part);
-        if (reader == me && w != me) sent[round] += bytes_of(s, part.box);
-        if (reader != me && w == me) got[round] += bytes_of(s, part.box);
+      for (const StoredPiece& piece : source_.pieces(items_[s.item].tensor, s.box)) {
+        const int reader = readers_.reader(piece);
+        if (reader == me && w != me) sent[round] += bytes_of(s, piece.box);
+        if (reader != me && w == me) got[round] += bytes_of(s, piece.box);
       }
     }
   std::vector<Index> most;
@@ -147,34 +147,34 @@ Result<std::vector<Step>> Exchange::schedule() const {
 // What this rank sends of a slab, or all there is of one that is `mine`.
 SlabMessage Exchange::message_of(Index slab, bool mine) const {
   const WalkSlab s = list_.get(slab);
-  const auto parts = source_.parts(items_[s.item].tensor, s.box);
-  SlabMessage message{slab, {}, parts.size() == 1};
-  for (const StoredPart& part : parts)
-    if (const int reader = readers_.reader(part); mine || reader == ranks_.rank())
-      message.parts.push_back({part.box, reader, 0});
+  const auto pieces = source_.pieces(items_[s.item].tensor, s.box);
+  SlabMessage message{slab, {}, pieces.size() == 1};
+  for (const StoredPiece& piece : pieces)
+    if (const int reader = readers_.reader(piece); mine || reader == ranks_.rank())
+      message.pieces.push_back({piece.box, reader, 0});
   return message;
 }
 
 StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
   const int me = ranks_.rank();
-  StepSlabs work;
+  StepSlabs slabs;
   // What goes to each writer lies together, in the order of its slabs.
   Index at = 0;
   for (int w = step.first_writer; w < step.end_writer; ++w) {
     const Index begin = at;
-    const SlabRange slabs = slabs_of(step, w);
-    for (Index k = slabs.begin; k < slabs.end; ++k) {
+    const SlabRange range = slabs_of(step, w);
+    for (Index k = range.begin; k < range.end; ++k) {
       SlabMessage message = message_of(k, w == me);
-      if (message.parts.empty()) continue;
+      if (message.pieces.empty()) continue;
       if (w == me) {
-        work.own.push_back(std::move(message));
+        slabs.own.push_back(std::move(message));
         continue;
       }
-      for (SlabMessage::Part& part : message.parts) {
-        part.offset = at;
-        at += bytes_of(list_.get(k), part.box);
+      for (SlabMessage::Piece& piece : message.pieces) {
+        piece.offset = at;
+        at += bytes_of(list_.get(k), piece.box);
       }
-      work.sent.push_back(std::move(message));
+      slabs.sent.push_back(std::move(message));
     }
     if (at > begin) messages.out.push_back({w, begin, at - begin});
   }
@@ -183,88 +183,88 @@ StepSlabs Exchange::slabs_of(const Step& step, RoundMessages& messages) const {
   for (int reader = 0; reader < ranks_.size(); ++reader) {
     if (reader == me) continue;
     const Index begin = at;
-    for (SlabMessage& message : work.own)
-      for (SlabMessage::Part& part : message.parts) {
-        if (part.reader != reader) continue;
-        part.offset = at;
-        at += bytes_of(list_.get(message.slab), part.box);
+    for (SlabMessage& message : slabs.own)
+      for (SlabMessage::Piece& piece : message.pieces) {
+        if (piece.reader != reader) continue;
+        piece.offset = at;
+        at += bytes_of(list_.get(message.slab), piece.box);
       }
     if (at > begin) messages.in.push_back({reader, begin, at - begin});
   }
-  return work;
+  return slabs;
 }
 
 // Reads what others need, and packs it.
 Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& messages) {
   if (next_step_ == steps_.size()) return false;
-  StepSlabs& work = halves_[half];
-  work = slabs_of(steps_[next_step_++], messages);
+  StepSlabs& slabs = halves_[half];
+  slabs = slabs_of(steps_[next_step_++], messages);
   const auto one = [&](int thread, Index i) -> Status {
     TRY(may_go_on(options_));
-    const SlabMessage& message = work.sent[static_cast<std::size_t>(i)];
+    const SlabMessage& message = slabs.sent[static_cast<std::size_t>(i)];
     const WalkSlab s = list_.get(message.slab);
     const std::size_t tensor = items_[s.item].tensor;
     const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
-    if (message.parts.size() == 1) {
-      const SlabMessage::Part& only = message.parts.front();
+    if (message.pieces.size() == 1) {
+      const SlabMessage::Piece& only = message.pieces.front();
       const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
       if (!on_device_) return source_.read(tensor, only.box, place.host, b.scratch);
       if (TRY(read_box(source_, tensor, only.box, place, b)) == Side::kDevice) return {};
       TRY(b.stream->upload(place, bytes_of(s, only.box)));
       return b.stream->wait();
     }
-    // Parts may interleave in a file: read together, in the slab's own order, each byte is read once.
+    // Pieces may interleave in a file: read together, in the slab's own order, each byte is read once.
     const Index length = bytes_of(s, s.box);
-    TRY(source_.read_parts(
-        tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+    TRY(source_.read_pieces(
+        tensor, s.box, [&](const StoredPiece& p) { return reads(p); },
         b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
     if (on_device_) TRY(b.stream->upload(b.slab, length));
-    return copy_parts(s, message.parts, sent, b, true);
+    return copy_pieces(s, message.pieces, sent, b, true);
   };
-  TRY(parallel_for(std::ssize(work.sent), static_cast<int>(buffers_.size()), one));
+  TRY(parallel_for(std::ssize(slabs.sent), static_cast<int>(buffers_.size()), one));
   return true;
 }
 
-// Copies parts between their places in a slab and those in a staging buffer, where the messages lie.
-Status Exchange::copy_parts(const WalkSlab& s, const std::vector<SlabMessage::Part>& parts, const DeviceBuffer& staging,
-                            const Buffers& b, bool pack) const {
+// Copies pieces between their places in a slab and those in a staging buffer, where the messages lie.
+Status Exchange::copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::Piece>& pieces,
+                             const DeviceBuffer& staging, const Buffers& b, bool pack) const {
   const Index eb = byte_size(tensor_of(s).dtype);
   const Dims strides = row_major_strides(s.box.shape);
   Stream& stream = on_device_ ? *b.stream : *host_;
-  for (const SlabMessage::Part& part : parts) {
-    std::byte* const in_slab = moved(data_, b.slab).data() + offset_in(s.box, strides, part.box) * eb;
-    std::byte* const in_message = moved(data_, staging).data() + part.offset;
-    const Dims dense = row_major_strides(part.box.shape);
-    TRY(pack ? stream.copy_box(part.box.shape, eb, in_slab, strides, in_message, dense)
-             : stream.copy_box(part.box.shape, eb, in_message, dense, in_slab, strides));
+  for (const SlabMessage::Piece& piece : pieces) {
+    std::byte* const in_slab = moved(data_, b.slab).data() + offset_in(s.box, strides, piece.box) * eb;
+    std::byte* const in_message = moved(data_, staging).data() + piece.offset;
+    const Dims dense = row_major_strides(piece.box.shape);
+    TRY(pack ? stream.copy_box(piece.box.shape, eb, in_slab, strides, in_message, dense)
+             : stream.copy_box(piece.box.shape, eb, in_message, dense, in_slab, strides));
   }
   return stream.wait();
 }
 
 // Puts together this rank's slabs from what it reads itself and what it received, and visits them.
 Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& received) {
-  const StepSlabs& work = halves_[half];
+  const StepSlabs& slabs = halves_[half];
   const auto one = [&](int thread, Index i) -> Status {
     TRY(may_go_on(options_));
-    const SlabMessage& message = work.own[static_cast<std::size_t>(i)];
+    const SlabMessage& message = slabs.own[static_cast<std::size_t>(i)];
     const WalkSlab s = list_.get(message.slab);
     const Buffers& b = buffers_[static_cast<std::size_t>(thread)];
     const Index length = bytes_of(s, s.box);
     const Side side = on_device_ ? Side::kDevice : Side::kHost;
-    std::vector<SlabMessage::Part> theirs;
-    for (const SlabMessage::Part& part : message.parts)
-      if (part.reader != ranks_.rank()) theirs.push_back(part);
+    std::vector<SlabMessage::Piece> theirs;
+    for (const SlabMessage::Piece& piece : message.pieces)
+      if (piece.reader != ranks_.rank()) theirs.push_back(piece);
     if (message.all_of_it && !theirs.empty()) return visit_(s, received.part(theirs.front().offset, length), side, b);
-    if (theirs.size() < message.parts.size()) {
-      TRY(source_.read_parts(
-          items_[s.item].tensor, s.box, [&](const StoredPart& p) { return reads(p); },
+    if (theirs.size() < message.pieces.size()) {
+      TRY(source_.read_pieces(
+          items_[s.item].tensor, s.box, [&](const StoredPiece& p) { return reads(p); },
           b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
       if (on_device_) TRY(b.stream->upload(b.slab, length));
     }
-    TRY(copy_parts(s, theirs, received, b, false));
+    TRY(copy_pieces(s, theirs, received, b, false));
     return visit_(s, b.slab, side, b);
   };
-  return parallel_for(std::ssize(work.own), static_cast<int>(buffers_.size()), one);
+  return parallel_for(std::ssize(slabs.own), static_cast<int>(buffers_.size()), one);
 }
 
 Status Exchange::run() {
@@ -284,7 +284,7 @@ Staging Staging::plan(const RunOptions& options, Index largest_group) {
   return {std::max({std::min(kUsualStaging, options.memory / 12), largest_group, kMinSlab})};
 }
 
-Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+Status exchange_slabs(const std::vector<WalkItem>& items, const SlabList& list, const std::vector<Index>& shares,
                       TensorSource& source, const Staging& staging, const RunOptions& options,
                       const std::vector<Buffers>& buffers, const SlabVisit& visit) {
   return Exchange(items, list, shares, source, staging, options, buffers, visit).run();
@@ -319,8 +319,8 @@ ReaderMap::ReaderMap(const std::vector<WalkItem>& items, const Catalog& catalog,
   }
 }
 
-int ReaderMap::reader(const StoredPart& part) const {
-  const auto it = std::upper_bound(borders_.begin(), borders_.end(), std::pair(part.file, part.offset));
+int ReaderMap::reader(const StoredPiece& piece) const {
+  const auto it = std::upper_bound(borders_.begin(), borders_.end(), std::pair(piece.file, piece.offset));
   return static_cast<int>(it - borders_.begin());
 }
 

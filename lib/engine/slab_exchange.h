@@ -3,7 +3,7 @@
 //
 // The source's bytes, in the order of its files, are dealt out to the ranks in equal parts: a rank reads files from end
 // to end. Work goes in steps that all ranks take together. In a step each rank has some slabs of its own share; every
-// rank derives who sends which parts of which slabs to whom from the plan (rounds.h). Where the transport moves device
+// rank derives who sends which pieces of which slabs to whom from the plan (rounds.h). Where the transport moves device
 // memory, the device packs and unpacks; otherwise the host does.
 #pragma once
 
@@ -24,9 +24,9 @@ struct Staging {
 // Whether ranks read for each other.
 bool exchanges(const RunOptions& options);
 
-// Visits the slabs of this rank's share (WorkList::shares), and reads for the others. One buffer for each thread; each
+// Visits the slabs of this rank's share (SlabList::shares), and reads for the others. One buffer for each thread; each
 // holds the list's largest slab.
-Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, const std::vector<Index>& shares,
+Status exchange_slabs(const std::vector<WalkItem>& items, const SlabList& list, const std::vector<Index>& shares,
                       TensorSource& source, const Staging& staging, const RunOptions& options,
                       const std::vector<Buffers>& buffers, const SlabVisit& visit);
 
@@ -34,7 +34,7 @@ Status exchange_slabs(const std::vector<WalkItem>& items, const WorkList& list, 
 class ReaderMap {
  public:
   ReaderMap(const std::vector<WalkItem>& items, const Catalog& catalog, int n);
-  int reader(const StoredPart& part) const;
+  int reader(const StoredPiece& piece) const;
 
  private:
   std::vector<std::pair<std::uint32_t, Index>> borders_;  // file and offset of the first byte of rank 1, 2, ...

@@ -19,7 +19,7 @@ Index wanted_slab(Index columns, Index limit) {
   return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
 }
 
-Box part_of(const WalkItem& item, const Tensor& tensor) { return item.part ? *item.part : whole(tensor.shape); }
+Box box_of(const WalkItem& item, const Tensor& tensor) { return item.box ? *item.box : whole(tensor.shape); }
 
 // Digest of one box, added under a lock to its tensor's.
 class Proofs {
@@ -50,73 +50,73 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
   Index largest = 0;
   for (const WalkItem& item : items) {
     const Tensor& t = source.tensors()[item.tensor];
-    const Dims shape = part_of(item, t).shape;
+    const Dims shape = box_of(item, t).shape;
     largest = std::max(largest, Slabs(shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
   }
   return largest;
 }
 
-WorkList::WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes) {
+SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes) {
   for (const WalkItem& item : items) {
     const Tensor& t = catalog.tensors()[item.tensor];
-    const Box part = part_of(item, t);
+    const Box box = box_of(item, t);
     const Index eb = byte_size(t.dtype);
-    const Slabs slabs(part.shape, eb, wanted_slab(item.columns, slab_bytes), item.row_group);
-    work_.push_back({slabs, part.origin, total_, volume(part) * eb, slabs.max_bytes()});
+    const Slabs slabs(box.shape, eb, wanted_slab(item.columns, slab_bytes), item.row_group);
+    items_.push_back({slabs, box.origin, total_, volume(box) * eb, slabs.max_bytes()});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());
-    bytes_ += volume(part) * eb;
+    bytes_ += volume(box) * eb;
   }
 }
 
-WalkSlab WorkList::get(Index k) const {
-  auto it = std::upper_bound(work_.begin(), work_.end(), k, [](Index n, const Work& w) { return n < w.first; });
+WalkSlab SlabList::get(Index k) const {
+  auto it = std::upper_bound(items_.begin(), items_.end(), k, [](Index n, const ItemSlabs& w) { return n < w.first; });
   --it;
   Box box = it->slabs.slab(k - it->first);
   for (int d = 0; d < box.rank(); ++d) box.origin[d] += it->origin[d];
-  return {static_cast<std::size_t>(it - work_.begin()), box};
+  return {static_cast<std::size_t>(it - items_.begin()), box};
 }
 
-std::vector<Index> WorkList::shares(int n, bool whole_tensors) const {
+std::vector<Index> SlabList::shares(int n, bool whole_tensors) const {
   std::vector<Index> out = {0};
   std::size_t w = 0;
-  Index before = 0;  // bytes of the works before w
+  Index before = 0;  // bytes of the items before w
   for (int r = 1; r < n; ++r) {
     // Bytes before rank r's first slab; in two steps, as the product may be too large.
     const Index goal = bytes_ / n * r + bytes_ % n * r / n;
-    while (w < work_.size() && before + work_[w].bytes <= goal) before += work_[w++].bytes;
-    if (w == work_.size()) {
+    while (w < items_.size() && before + items_[w].bytes <= goal) before += items_[w++].bytes;
+    if (w == items_.size()) {
       out.push_back(total_);
       continue;
     }
-    const Work& work = work_[w];
+    const ItemSlabs& item = items_[w];
     // The nearest border between slabs, or between tensors.
-    const Index unit = whole_tensors ? work.bytes : work.slab_bytes;
+    const Index unit = whole_tensors ? item.bytes : item.slab_bytes;
     const Index units = (goal - before + unit / 2) / unit;
-    const Index slab = whole_tensors ? units * work.slabs.count() : std::min(units, work.slabs.count());
-    out.push_back(std::max(out.back(), work.first + slab));
+    const Index slab = whole_tensors ? units * item.slabs.count() : std::min(units, item.slabs.count());
+    out.push_back(std::max(out.back(), item.first + slab));
   }
   out.push_back(total_);
   return out;
 }
 
-Result<DeviceBuffer> Workshop::add(Device& device, Index bytes) {
+Result<DeviceBuffer> ThreadBuffers::add(Device& device, Index bytes) {
   memory_.push_back(TRY(device.allocate(bytes)));
   return memory_.back()->buffer();
 }
 
-Result<Workshop> Workshop::make(Device& device, int threads, Index slab, Index extra) {
-  Workshop shop;
+Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index slab, Index extra) {
+  ThreadBuffers out;
   for (int t = 0; t < threads; ++t) {
     Buffers b;
-    b.slab = TRY(shop.add(device, slab));
-    b.extra = TRY(shop.add(device, extra * slab));
-    b.scratch = TRY(shop.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
-    shop.streams_.push_back(TRY(device.stream()));
-    b.stream = shop.streams_.back().get();
-    shop.buffers_.push_back(b);
+    b.slab = TRY(out.add(device, slab));
+    b.extra = TRY(out.add(device, extra * slab));
+    b.scratch = TRY(out.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
+    out.streams_.push_back(TRY(device.stream()));
+    b.stream = out.streams_.back().get();
+    out.buffers_.push_back(b);
   }
-  return shop;
+  return out;
 }
 
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
@@ -127,7 +127,7 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
   return Side::kHost;
 }
 
-Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
                   TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
                   const SlabVisit& visit) {
   return parallel_for(end - first, static_cast<int>(buffers.size()), [&](int thread, Index k) -> Status {
@@ -154,7 +154,7 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
   // All ranks cut alike.
   const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
-  const WorkList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
+  const SlabList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
   const Index first = shares[me], count = shares[me + 1] - first;
@@ -162,8 +162,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const Index slab = std::max(kMinSlab, list.largest());
   const int threads =
       static_cast<int>(std::clamp<Index>(exchanges(options) ? list.total() : count, 1, worker_count(options)));
-  const Workshop shop = TRY(Workshop::make(device_of(options), threads, slab, extra));
-  const std::vector<Buffers>& buffers = shop.buffers();
+  const ThreadBuffers memory_of_threads = TRY(ThreadBuffers::make(device_of(options), threads, slab, extra));
+  const std::vector<Buffers>& buffers = memory_of_threads.buffers();
 
   Proofs proofs(items.size());
   std::atomic<Index> done{0};

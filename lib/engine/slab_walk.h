@@ -1,5 +1,5 @@
 // The walk that every run is: all elements of some tensors, slab by slab, on several threads and, where a job has
-// several, on several ranks. For run.cc; slab_exchange.h is the part where ranks read for each other.
+// several, on several ranks. For run.cc; slab_exchange.h is where ranks read for each other.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ struct WalkItem {
   DType as = DType::kFloat32;  // what its elements are converted to
   Index row_group = 1;
   Index columns = 1;
-  std::optional<Box> part = std::nullopt;  // nothing: all of the tensor
+  std::optional<Box> box = std::nullopt;  // nothing: all of the tensor
 };
 
 // One slab of a walk.
@@ -30,10 +30,10 @@ struct WalkSlab {
 };
 
 // The slabs of all items, in order, made on demand.
-class WorkList {
+class SlabList {
  public:
   // Slabs of about `slab_bytes` bytes at most, or larger where an item's columns are too narrow for that.
-  WorkList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes);
+  SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes);
 
   Index total() const { return total_; }
   Index largest() const { return largest_; }  // bytes
@@ -44,14 +44,14 @@ class WorkList {
   std::vector<Index> shares(int n, bool whole_tensors) const;
 
  private:
-  struct Work {
+  struct ItemSlabs {
     Slabs slabs;
-    Dims origin;           // of the part that is walked over
+    Dims origin;           // of the box that is walked over
     Index first = 0;       // number of its first slab in the whole walk
-    Index bytes = 0;       // of the part
+    Index bytes = 0;       // of that box
     Index slab_bytes = 0;  // of its first slab
   };
-  std::vector<Work> work_;
+  std::vector<ItemSlabs> items_;
   Index total_ = 0;
   Index largest_ = 0;
   Index bytes_ = 0;
@@ -65,10 +65,10 @@ struct Buffers {
 };
 
 // The memory and the streams of all threads.
-class Workshop {
+class ThreadBuffers {
  public:
   // Slabs of `slab` bytes, and `extra` times as much for what they become.
-  static Result<Workshop> make(Device& device, int threads, Index slab, Index extra);
+  static Result<ThreadBuffers> make(Device& device, int threads, Index slab, Index extra);
   const std::vector<Buffers>& buffers() const { return buffers_; }  // of each thread
 
  private:
@@ -92,7 +92,7 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
 
 // Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
 // the list's largest slab.
-Status read_slabs(const std::vector<WalkItem>& items, const WorkList& list, Index first, Index end,
+Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Index first, Index end,
                   TensorSource& source, const RunOptions& options, const std::vector<Buffers>& buffers,
                   const SlabVisit& visit);
 

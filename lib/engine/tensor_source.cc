@@ -120,9 +120,9 @@ Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, c
   return decoded;
 }
 
-std::vector<StoredPart> FileSource::parts(std::size_t number, const Box& box) {
+std::vector<StoredPiece> FileSource::pieces(std::size_t number, const Box& box) {
   const Tensor& tensor = catalog_.tensors()[number];
-  return stored_parts(tensor.fragments, index(number), box, byte_size(tensor.dtype));
+  return stored_pieces(tensor.fragments, index(number), box, byte_size(tensor.dtype));
 }
 
 Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) {
@@ -148,8 +148,8 @@ Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stre
   return true;
 }
 
-Status FileSource::read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
-                              MutableBytes scratch) {
+Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                               MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
   const Dims out_strides = row_major_strides(box.shape);

@@ -29,7 +29,7 @@ class TensorSource {
   // Fills `out` with the elements of `box`, row-major, in the tensor's dtype, little-endian. `scratch` is the caller's
   // memory, one per thread. Thread-safe.
   Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) {
-    return read_parts(tensor, box, nullptr, out, scratch);
+    return read_pieces(tensor, box, nullptr, out, scratch);
   }
 
   // Fills `out`, memory of the stream's device, as read() would, without host memory in between and before it returns.
@@ -39,11 +39,11 @@ class TensorSource {
     return false;
   }
 
-  // The parts of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
-  virtual std::vector<StoredPart> parts(std::size_t tensor, const Box& box) = 0;
-  // As read(), but only those places of `out` that the parts `wanted` (null: all) fill.
-  virtual Status read_parts(std::size_t tensor, const Box& box, const PartFilter& wanted, MutableBytes out,
-                            MutableBytes scratch) = 0;
+  // The pieces of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
+  virtual std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) = 0;
+  // As read(), but only those places of `out` that the pieces `wanted` (null: all) fill.
+  virtual Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                             MutableBytes scratch) = 0;
 
   // After the last read: checks what could not be checked while reading. Of several ranks that have read, rank 0 checks
   // what none of them saw whole. `scratch` as above.
@@ -64,9 +64,9 @@ class FileSource : public TensorSource {
   // Where the stream reads files and the box lies there as it is wanted: in unbroken runs, plain, and without a CRC,
   // which is computed on the way through host memory.
   Result<bool> read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) override;
-  std::vector<StoredPart> parts(std::size_t number, const Box& box) override;
-  Status read_parts(std::size_t number, const Box& box, const PartFilter& wanted, MutableBytes out,
-                    MutableBytes scratch) override;
+  std::vector<StoredPiece> pieces(std::size_t number, const Box& box) override;
+  Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override;
   Status finish(MutableBytes scratch, Transport* ranks) override;
   Index columns(std::size_t tensor) const override;
 

@@ -21,11 +21,11 @@ constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kMaxRound = Index{64} << 20;  // bytes of a round: many rounds overlap better than few
 
 // What is walked over of planned tensor `planned`: a box of it, or all.
-WalkItem item_of(const LoadJob& job, std::size_t planned, std::optional<Box> part) {
+WalkItem item_of(const LoadJob& job, std::size_t planned, std::optional<Box> box) {
   const std::size_t tensor = job.plan.tensors[planned].from;
   const Tensor &from = job.from(planned), &to = job.to(planned);
   return {tensor, to.dtype, std::max(from.row_group, to.row_group),
-          std::max(job.source.columns(tensor), column_count(to.fragments)), part};
+          std::max(job.source.columns(tensor), column_count(to.fragments)), box};
 }
 
 // How many times larger elements become at most, and 0 where no tensor changes its dtype.
@@ -137,7 +137,7 @@ LandingItems landing_items(const LoadJob& job) {
     WalkItem item = item_of(job, p, hull);
     const bool is_filled = volume(hull) == elements;
     for (std::size_t i = 0; i < (is_filled ? 1 : boxes.size()); ++i) {
-      if (!is_filled) item.part = boxes.box(i);
+      if (!is_filled) item.box = boxes.box(i);
       out.items.push_back(item);
       out.planned.push_back(p);
     }
@@ -171,13 +171,13 @@ class Together : public Rounds {
     for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
     const Index larger = std::max<Index>(1, extra_);
     const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
-    WorkList slabs(items, job_.source.catalog(), TRY(minimum(job_.run.ranks, memory.slab_bytes)));
+    SlabList slabs(items, job_.source.catalog(), TRY(minimum(job_.run.ranks, memory.slab_bytes)));
     const Index slab = std::max(kMinSlab, slabs.largest());
     const Index workers = memory.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
     const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
     const Index limit = TRY(minimum(job_.run.ranks, room));
     schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
-    readers_ = TRY(Workshop::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
+    readers_ = TRY(ThreadBuffers::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
     for (int t = 0; t < memory.threads; ++t) placers_.push_back(TRY(device_.stream()));
     return limit;
   }
@@ -249,7 +249,7 @@ class Together : public Rounds {
   LoadDigests out_{std::vector<Digest>(job_.plan.tensors.size()), std::vector<Digest>(job_.plan.tensors.size())};
   Account read_{job_, out_.read}, placed_{job_, out_.placed};
   std::optional<ExchangeSchedule> schedule_;
-  Workshop readers_;  // on the side where messages lie
+  ThreadBuffers readers_;  // on the side where messages lie
   std::vector<std::unique_ptr<Stream>> placers_;
   ExchangeRound rounds_[2];
 };
@@ -260,9 +260,10 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   const auto [items, planned] = landing_items(job);
   const Index extra = growth(job);
   const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
-  const WorkList slabs(items, job.source.catalog(), memory.slab_bytes);
+  const SlabList slabs(items, job.source.catalog(), memory.slab_bytes);
   const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
-  const Workshop shop = TRY(Workshop::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));
+  const ThreadBuffers buffers =
+      TRY(ThreadBuffers::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));
   LoadDigests out;
   out.placed.resize(job.plan.tensors.size());
   Account placed(job, out.placed);
@@ -271,7 +272,7 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
     return use_slab(job, p, s.box, stored, side, b, placed,
                     [&](const std::byte* elements) { return job.landings.place(p, s.box, elements, *b.stream); });
   };
-  TRY(read_slabs(items, slabs, 0, slabs.total(), job.source, job.run, shop.buffers(), place));
+  TRY(read_slabs(items, slabs, 0, slabs.total(), job.source, job.run, buffers.buffers(), place));
   out.bytes_read = placed.bytes_read();
   out.read = out.placed;
   return out;

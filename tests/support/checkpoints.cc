@@ -47,8 +47,8 @@ class MemorySource : public TensorSource {
     }
   }
   const Catalog& catalog() const override { return catalog_; }
-  std::vector<StoredPart> parts(std::size_t, const Box& box) override { return {{box}}; }
-  Status read_parts(std::size_t tensor, const Box& box, const PartFilter&, MutableBytes out, MutableBytes) override {
+  std::vector<StoredPiece> pieces(std::size_t, const Box& box) override { return {{box}}; }
+  Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter&, MutableBytes out, MutableBytes) override {
     const TensorValue& v = values_.at(catalog_.tensors()[tensor].name);
     const Dims strides = row_major_strides(v.shape);
     Index start = 0;

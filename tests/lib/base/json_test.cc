@@ -32,9 +32,9 @@ TEST(Json, ReadsEveryKindOfValue) {
   EXPECT_TRUE(json.find("n")->is_null());
   EXPECT_TRUE(*json.get_bool("b"));
   EXPECT_EQ(*json.get_index("i"), -7);
-  EXPECT_EQ(*json.get_uint64("u"), UINT64_MAX);
-  EXPECT_EQ(*json.get_double("d"), 0.5);
-  EXPECT_EQ(*json.get_double("i"), -7.0);
+  EXPECT_EQ(*json.find("u")->as_uint64(), UINT64_MAX);
+  EXPECT_EQ(*json.find("d")->as_double(), 0.5);
+  EXPECT_EQ(*json.find("i")->as_double(), -7.0);
   EXPECT_EQ(*json.get_string("s"), "a\"\xc3\xa9");
   EXPECT_EQ(json.get_array("l")->size(), 2u);
   EXPECT_EQ(json.get_object("o")->size(), 0u);
@@ -121,8 +121,8 @@ TEST(Json, GettersNameTheKeyAndWhatIsThere) {
   EXPECT_EQ(message(config.get_array("f")), "f: expected an array, got a fraction");
   EXPECT_EQ(message(config.get_bool("f")), "f: expected a boolean, got a fraction");
   EXPECT_EQ(message(config.get_object("f")), "f: expected an object, got a fraction");
-  EXPECT_EQ(message(config.get_double("x")), "x: expected a number, got an array");
-  EXPECT_EQ(message(config.find("x")->get_double("y")), "y: expected a number, got no object around it");
+  EXPECT_EQ(message(config.find("x")->as_double()), "expected a number, got an array");
+  EXPECT_EQ(message(config.find("x")->get_bool("y")), "y: expected a boolean, got no object around it");
 }
 
 TEST(Json, MembersKeepTheirOrder) {

@@ -142,10 +142,5 @@ TEST(Text, SplitAndJoinAreInverse) {
   EXPECT_EQ(join({}, ","), "");
 }
 
-TEST(Text, DimsText) {
-  EXPECT_EQ(dims_text({}), "[]");
-  EXPECT_EQ(dims_text({128256, 2048}), "[128256, 2048]");
-}
-
 }  // namespace
 }  // namespace reshard

@@ -198,12 +198,12 @@ class CountingSource : public TensorSource {
  public:
   CountingSource(TensorSource& inner, std::atomic<Index>& elements) : inner_(inner), elements_(elements) {}
   const Catalog& catalog() const override { return inner_.catalog(); }
-  std::vector<StoredPart> parts(std::size_t tensor, const Box& box) override { return inner_.parts(tensor, box); }
-  Status read_parts(std::size_t tensor, const Box& box, const PartFilter& wanted, MutableBytes out,
-                    MutableBytes scratch) override {
-    for (const StoredPart& part : inner_.parts(tensor, box))
+  std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) override { return inner_.pieces(tensor, box); }
+  Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override {
+    for (const StoredPiece& part : inner_.pieces(tensor, box))
       if (!wanted || wanted(part)) elements_ += volume(part.box);
-    return inner_.read_parts(tensor, box, wanted, out, scratch);
+    return inner_.read_pieces(tensor, box, wanted, out, scratch);
   }
   Status finish(MutableBytes scratch, Transport* ranks) override { return inner_.finish(scratch, ranks); }
   Index columns(std::size_t tensor) const override { return inner_.columns(tensor); }
@@ -254,7 +254,7 @@ TEST_F(ManySlabs, AreReadOnceInTheWholeJob) {
   }
 }
 
-TEST(WorkList, SharesAreEqualButForASlab) {
+TEST(SlabList, SharesAreEqualButForASlab) {
   std::mt19937 random(11);
   for (int round = 0; round < 200; ++round) {
     Catalog catalog;
@@ -269,7 +269,7 @@ TEST(WorkList, SharesAreEqualButForASlab) {
       items.push_back({static_cast<std::size_t>(i)});
     }
     const Index slab = Index{1} << (14 + random() % 6);
-    const WorkList list(items, catalog, slab);
+    const SlabList list(items, catalog, slab);
     const int n = 1 + static_cast<int>(random() % 9);
     for (const bool whole_tensors : {false, true}) {
       const std::vector<Index> shares = list.shares(n, whole_tensors);
