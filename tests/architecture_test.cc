@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -162,6 +163,87 @@ TEST(Architecture, EveryHeaderSaysWhatItIsForAndIsReadOnce) {
     ASSERT_NE(once, std::string::npos) << file.path;
     EXPECT_LT(once, file.text.find("#include")) << file.path;
   }
+}
+
+// The string literals of a source, without comments and includes.
+std::vector<std::string> literals_of(const std::string& text) {
+  std::vector<std::string> out;
+  const auto skip_to = [&](std::size_t from, std::string_view what) {
+    const std::size_t found = text.find(what, from);
+    return found == std::string::npos ? text.size() : found + what.size();
+  };
+  for (std::size_t i = 0; i < text.size();) {
+    const std::string_view rest = std::string_view(text).substr(i);
+    if (rest.starts_with("//") || rest.starts_with("#include")) {
+      i = skip_to(i, "\n");
+    } else if (rest.starts_with("/*")) {
+      i = skip_to(i + 2, "*/");
+    } else if (rest.starts_with("R\"")) {
+      const std::string tag(rest.substr(2, rest.find('(') - 2));
+      const std::size_t begin = i + 3 + tag.size(), end = skip_to(begin, ")" + tag + "\"");
+      out.push_back(text.substr(begin, end - begin));
+      i = end;
+    } else if (rest[0] == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(text[i - 1])))) {
+      i = skip_to(rest.starts_with("'\\") ? i + 3 : i + 2, "'");
+    } else if (rest[0] == '"') {
+      std::size_t end = i + 1;
+      while (end < text.size() && text[end] != '"') end += text[end] == '\\' ? 2 : 1;
+      out.push_back(text.substr(i + 1, end - i - 1));
+      i = end + 1;
+    } else {
+      ++i;
+    }
+  }
+  return out;
+}
+
+// A file or directory of a format by its name, whole or in part.
+const std::vector<std::string>& marks_of_formats() {
+  static const std::vector<std::string> kMarks = {".safetensors",    ".distcp",         ".metadata", ".bin",
+                                                  ".index.json",     "pytorch_model",   "modeling",  "running_states",
+                                                  "tmp_index_files", "reshard_layout.", "__R_K"};
+  return kMarks;
+}
+
+// Words that are also a format's name and mean something else where they stand.
+bool means_something_else(const std::string& path, const std::string& word) {
+  static const std::map<std::string, std::vector<std::string>> kMeanings = {
+      {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
+      {"colossalai", {"lib/model/", "lib/layout/stages.cc"}},  // likewise, and a rule of stages
+      {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
+      {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
+  };
+  const auto meanings = kMeanings.find(word);
+  return meanings != kMeanings.end() && std::any_of(meanings->second.begin(), meanings->second.end(),
+                                                    [&](const std::string& p) { return path.starts_with(p); });
+}
+
+// Known to stand there yet, each for a change that is under way. This list only gets shorter.
+bool stands_there_yet(const std::string& path, const std::string& mark) {
+  static const std::map<std::string, std::vector<std::string>> kYet = {
+      {"lib/audit/model_audit.cc", {"modeling"}},
+      {"lib/engine/output.cc", {".metadata", ".safetensors", ".distcp"}},
+      {"lib/infer/mesh_inference.cc", {".distcp"}},
+  };
+  const auto yet = kYet.find(path);
+  return yet != kYet.end() && std::find(yet->second.begin(), yet->second.end(), mark) != yet->second.end();
+}
+
+TEST(Architecture, OnlyFormatsKnowFormats) {
+  std::size_t seen = 0;
+  for (const SourceFile& file : files_under({"lib", "tools"}, {".h", ".cc", ".cu", ".cuh"}))
+    for (const std::string& literal : literals_of(file.text)) {
+      ++seen;
+      for (const Format* f : formats())
+        EXPECT_FALSE(literal == f->name && !means_something_else(file.path, literal))
+            << file.path << ": \"" << literal << "\" is a format's name: ask the row of the table";
+      for (const std::string& mark : marks_of_formats())
+        EXPECT_TRUE(literal.find(mark) == std::string::npos || stands_there_yet(file.path, mark))
+            << file.path << ": \"" << literal << "\" has '" << mark << "', which is for a format to know";
+    }
+  EXPECT_GT(seen, 3000U);
+  EXPECT_EQ(literals_of("a(\"x\\\"y\"); // \"no\"\n'\"' R\"t(raw\")t\" 1'000 \"z\""),
+            (std::vector<std::string>{"x\\\"y", "raw\")t\"", "z"}));
 }
 
 // Adding a format is one directory and one row.

@@ -34,8 +34,9 @@ Status check_space(const Conversion& conversion, const std::string& destination)
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
   constexpr std::size_t kShown = 10;
-  if (options.force && path_exists(options.destination) && !TRY(find_format("hdf5"))->recognises(options.destination))
-    return usage_error(options.destination + ": the destination is not an HDF5 file; it will not be replaced");
+  const Format* there = recognised_format(options.destination);
+  if (options.force && path_exists(options.destination) && !(there && there->is_file))
+    return usage_error(options.destination + ": the destination is not a file of this format; it will not be replaced");
   const bool quiet = options.resources.quiet;
   if (!quiet) print_view_plan(prepared, options);
   if (options.dry_run) return 0;

@@ -31,7 +31,7 @@ constexpr std::array<KnownModel, 5> kModels = {{
 }};
 
 struct SynthOptions {
-  std::string destination, model, config, to = "dcp", mesh, names, dtype;
+  std::string destination, model, config, to, mesh, names, dtype;
   std::vector<std::string> shapes, without;
   Index layers = 0;
   bool optimizer = false, metadata_only = false, headers_only = false, force = false;
@@ -48,8 +48,17 @@ Result<KnownModel> find_model(const SynthOptions& options) {
   return usage_error("'" + printable(options.model) + "' is not a model; there are " + join(names, ", "));
 }
 
+// The formats that it can write: directories.
+std::vector<std::string> targets() {
+  std::vector<std::string> out;
+  for (const Format* f : formats())
+    if (f->lay_out && !f->is_file) out.emplace_back(f->name);
+  return out;
+}
+
 Result<Convention> convention_of(const SynthOptions& options) {
-  const std::string text = !options.names.empty() ? options.names : options.to == "hf" ? "hf" : "torchtitan";
+  const bool as_hub = TRY(find_format(options.to))->hf_names;
+  const std::string text = !options.names.empty() ? options.names : as_hub ? "hf" : "torchtitan";
   if (const auto convention = find_convention(text)) return *convention;
   return usage_error("'" + printable(text) + "' are no names; there are hf, torchtitan, torchtitan-2026, megatron");
 }
@@ -217,6 +226,8 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
   const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, stored));
   for (const Tensor& t : stored.tensors()) request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(t)});
   const Format* format = TRY(find_format(options.to));
+  if (!format->lay_out || format->is_file)
+    return usage_error("--to " + options.to + ": expected one of " + join(targets(), ", "));
   return format->lay_out(std::move(request));
 }
 
@@ -268,7 +279,8 @@ void add_synth(CommandLine& line) {
   line.add_option("DST", options->destination, "The directory to make").required();
   line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
   line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
-  line.add_option("--to", options->to, "dcp or hf").shows_default().one_of({"dcp", "hf"});
+  options->to = (*formats().begin())->name;
+  line.add_option("--to", options->to, "Format: " + join(targets(), ", ")).shows_default();
   line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--names", options->names,
                   "Tensor names: torchtitan (until April 2026), torchtitan-2026, megatron, hf (default with --to hf)");
@@ -276,7 +288,7 @@ void add_synth(CommandLine& line) {
                   "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);
   line.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");
-  line.add_flag("--metadata-only", options->metadata_only, "Write .metadata and config.json, no data files");
+  line.add_flag("--metadata-only", options->metadata_only, "Write the metadata and config.json, no data files");
   line.add_flag("--headers-only", options->headers_only,
                 "Write files of full length whose tensor data are holes: they take no room");
   line.add_option("--shape", options->shapes, "Give a tensor another shape than the model has: NAME=16064x8192");
