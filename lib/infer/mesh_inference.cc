@@ -7,8 +7,10 @@
 #include <set>
 #include <unordered_map>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
@@ -129,18 +131,6 @@ std::string leaf_name(std::string_view tensor) {
   for (const std::string_view suffix : {".weight", ".bias"})
     if (tensor.ends_with(suffix)) tensor.remove_suffix(suffix.size());
   return std::string(tensor.substr(tensor.rfind('.') + 1));
-}
-
-// The number in "layers.12.attention": the first component that is one.
-std::optional<Index> layer_of(std::string_view name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(name.data() + begin, name.data() + end, n);
-    if (error == std::errc() && stop == name.data() + end && begin > 0) return n;
-    begin = end + 1;
-  }
-  return std::nullopt;
 }
 
 std::string span_text(Index first, Index last) {
@@ -376,8 +366,8 @@ class Inference {
           block_wrote_[static_cast<std::size_t>(block)] = 1;
         }
       if (range.last < 0) continue;
-      if (const auto layer = layer_of(t.name)) {
-        BlockRange& all = layers_[*layer];
+      if (const Index layer = layer_number(t.name); layer >= 0) {
+        BlockRange& all = layers_[layer];
         all.add(range.first);
         all.add(range.last);
       }
@@ -401,14 +391,10 @@ class Inference {
     const Index a_stage = out_.ranks / stages_;
     std::vector<std::string> parts;
     for (Index s = 0; s < stages_; ++s) {
-      std::vector<std::pair<Index, Index>> runs;
-      for (const auto& [layer, range] : layers_) {
-        if (range.first / (blocks_ / stages_) != s) continue;
-        if (runs.empty() || runs.back().second + 1 != layer) runs.emplace_back(layer, layer);
-        runs.back().second = layer;
-      }
-      std::vector<std::string> texts;
-      for (const auto& [first, last] : runs) texts.push_back(span_text(first, last));
+      std::vector<Index> written;
+      for (const auto& [layer, range] : layers_)
+        if (range.first / (blocks_ / stages_) == s) written.push_back(layer);
+      std::vector<std::string> texts = runs_of(written, " to ");
       if (texts.size() > 3) texts = {texts[0], texts[1], "..."};
       parts.push_back("ranks " + span_text(s * a_stage, (s + 1) * a_stage - 1) + " write layers " + join(texts, ", "));
       if (stages_ > 3 && s == 0) {
