@@ -204,6 +204,7 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.convention && o.model.is_none())
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = find_config(source, model.config);
+  o.config_given = !model.config.empty();
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
     return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
