@@ -1,5 +1,7 @@
 #include "formats/registry.h"
 
+#include <set>
+
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
@@ -9,6 +11,7 @@
 #include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 
 namespace reshard {
 FormatTable& formats() {
@@ -41,6 +44,27 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
+}
+
+Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {
+  const std::vector<std::string> recorded = files_of_manifest(directory);
+  std::set<std::string> own(recorded.begin(), recorded.end());
+  const auto open = open_checkpoint(directory, {.files_too = false, .validated = false});
+  if (!open && own.empty()) return open.error();
+  if (open) {
+    const Catalog& catalog = open->reader->catalog();
+    for (const CatalogFile& file : catalog.files) own.insert(file.path);
+    own.insert(catalog.metadata_files.begin(), catalog.metadata_files.end());
+  }
+  std::set<std::string> places = {""};
+  for (const std::string& file : own) places.insert(file.substr(0, file.rfind('/') + 1));  // npos + 1 is 0
+  for (const std::string& place : places) {
+    for (const Format* format : formats())
+      for (const std::string_view name : format->side_files) own.insert(place + std::string(name));
+    own.insert(place + std::string(kConfigFile));
+    own.insert(place + std::string(kManifestFile));
+  }
+  return std::vector<std::string>(own.begin(), own.end());
 }
 
 }  // namespace reshard

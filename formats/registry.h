@@ -34,4 +34,9 @@ const Format* recognised_format(const std::string& path);
 // An error where no format recognises the path.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
 
+// The files of the checkpoint that a directory is, relative to it: those its reader goes by, those that reshard's
+// manifest there records, and config, tokenizer and manifest beside either (which need not exist). An error where it is
+// no checkpoint.
+Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory);
+
 }  // namespace reshard

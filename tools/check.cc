@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/forecast/feasibility.h"
 #include "tools/commands.h"

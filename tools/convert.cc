@@ -34,13 +34,20 @@ Status check_space(const Conversion& conversion, const std::string& destination)
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
   constexpr std::size_t kShown = 10;
-  const Format* there = recognised_format(options.destination);
-  if (options.force && path_exists(options.destination) && !(there && there->is_file))
-    return usage_error(options.destination + ": the destination is not a file of this format; it will not be replaced");
+  if (options.force && path_exists(options.destination)) {
+    const Format* there = recognised_format(options.destination);
+    if (!TRY(look_at(options.destination)).is_regular() || !there || !there->is_file)
+      return usage_error(options.destination +
+                         ": the destination is not a file of this format; it will not be replaced");
+    const Catalog& source = prepared.source.reader->catalog();
+    for (std::uint32_t f = 0; f < source.files.size(); ++f)
+      if (lies_in(source.file_path(f), options.destination))
+        return usage_error(options.destination + ": is a file of the source; it will not be replaced");
+  }
   const bool quiet = options.resources.quiet;
   if (!quiet) print_view_plan(prepared, options);
   if (options.dry_run) return 0;
-  const ViewReport report = TRY(prepared.conversion->write_view(options.destination));
+  const ViewReport report = TRY(prepared.conversion->write_view(options.destination, options.force));
   if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (std::size_t i = 0; i < std::min(kShown, report.refused.size()); ++i)
@@ -81,7 +88,9 @@ Result<int> convert(const ConvertOptions& options) {
   {
     Progress progress("writing", conversion.plan().bytes_read, quiet);
     conversion.set_progress([&](Index done) { progress.update(done); });
-    outcome = TRY(conversion.run(options.destination, options.force));
+    outcome = TRY(conversion.run({options.destination,
+                                  options.force ? files_of_checkpoint : nullptr,
+                                  {options.layout, options.source_layout.layout, options.model.family_file}}));
   }
   if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

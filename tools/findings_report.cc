@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "lib/base/file.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 

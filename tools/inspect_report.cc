@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <map>
-#include <set>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "tools/commands.h"
@@ -31,101 +30,28 @@ struct Line {
   std::string name, dtype, shape, placement;
 };
 
-std::string dims_of(const Tensor& t) { return to_string(t.shape); }
-
-// A name with its numbers taken out: "layers.{}.mlp.experts.{}.w1", {0, 7}.
-struct Numbered {
-  std::string pattern;
-  std::vector<Index> numbers;
-};
-
-Numbered take_numbers(const std::string& name, std::size_t at_most) {
-  Numbered out;
-  for (const std::string& part : split(name, '.')) {
-    if (!out.pattern.empty()) out.pattern += '.';
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), n);
-    const bool is_number = !part.empty() && error == std::errc() && stop == part.data() + part.size() &&
-                           (part[0] != '0' || part.size() == 1) && part[0] != '-';
-    if (is_number && out.numbers.size() < at_most) {
-      out.pattern += '\x01';
-      out.numbers.push_back(n);
-    } else {
-      out.pattern += part;
-    }
-  }
-  return out;
+Line line_of(const Inspection& in, std::size_t i, const std::string& name) {
+  const Tensor& t = in.catalog().tensors()[i];
+  return {printable(name), std::string(info(t.dtype).short_name), to_string(t.shape), in.mesh.placements[i]};
 }
 
-std::string set_text(const std::set<Index>& numbers) {
-  if (numbers.size() == 1) return std::to_string(*numbers.begin());
-  std::vector<std::string> runs;
-  for (auto it = numbers.begin(); it != numbers.end();) {
-    const Index first = *it;
-    Index last = first;
-    for (++it; it != numbers.end() && *it == last + 1; ++it) last = *it;
-    runs.push_back(first == last ? std::to_string(first) : std::to_string(first) + ".." + std::to_string(last));
+// Tensors of one dtype, shape and placement whose names fold, in a line each, in the order of the first of them.
+std::vector<Line> fold_tensors(const Inspection& in, const std::vector<std::size_t>& tensors) {
+  std::map<std::string, std::vector<std::size_t>> alike;
+  for (const std::size_t i : tensors) {
+    const Tensor& t = in.catalog().tensors()[i];
+    alike[std::string(info(t.dtype).short_name) + to_string(t.shape) + in.mesh.placements[i]].push_back(i);
   }
-  return "{" + join(runs, ",") + "}";
+  std::map<std::size_t, std::string> names;  // by the first tensor
+  for (const auto& [what, group] : alike) {
+    std::vector<std::string> all;
+    for (const std::size_t i : group) all.push_back(in.catalog().tensors()[i].name);
+    for (const FoldedName& name : fold(all)) names.emplace(group[name.first], name.text);
+  }
+  std::vector<Line> lines;
+  for (const auto& [i, name] : names) lines.push_back(line_of(in, i, name));
+  return lines;
 }
-
-class Folder {
- public:
-  explicit Folder(const Inspection& in) : in_(in) {}
-
-  std::vector<Line> fold(const std::vector<std::size_t>& tensors, std::size_t numbers = kMaxNumbers) const {
-    struct Group {
-      std::string pattern;
-      std::vector<std::set<Index>> numbers;
-      std::vector<std::size_t> members;
-    };
-    std::vector<Group> groups;
-    std::map<std::string, std::size_t> index;
-    for (const std::size_t i : tensors) {
-      const Tensor& t = in_.catalog().tensors()[i];
-      Numbered name = take_numbers(t.name, numbers);
-      const std::string key =
-          name.pattern + '\n' + std::string(info(t.dtype).short_name) + to_string(t.shape) + in_.mesh.placements[i];
-      const auto [it, is_new] = index.emplace(key, groups.size());
-      if (is_new) groups.push_back({std::move(name.pattern), std::vector<std::set<Index>>(name.numbers.size()), {}});
-      Group& group = groups[it->second];
-      group.members.push_back(i);
-      for (std::size_t k = 0; k < name.numbers.size(); ++k) group.numbers[k].insert(name.numbers[k]);
-    }
-    std::vector<Line> lines;
-    for (const Group& group : groups) {
-      std::size_t combinations = 1;
-      for (const auto& set : group.numbers) combinations *= set.size();
-      if (combinations == group.members.size()) {
-        lines.push_back(line(group.members[0], name_text(group.pattern, group.numbers)));
-      } else {  // not every combination of numbers is there: with fewer of them taken out, it comes out even
-        for (Line& l : fold(group.members, group.numbers.size() - 1)) lines.push_back(std::move(l));
-      }
-    }
-    return lines;
-  }
-
-  Line line(std::size_t i, std::string name) const {
-    const Tensor& t = in_.catalog().tensors()[i];
-    return {std::move(name), std::string(info(t.dtype).short_name), dims_of(t), in_.mesh.placements[i]};
-  }
-
- private:
-  static constexpr std::size_t kMaxNumbers = 4;
-
-  static std::string name_text(const std::string& pattern, const std::vector<std::set<Index>>& numbers) {
-    std::string out;
-    std::size_t k = 0;
-    const std::vector<std::string> parts = split(pattern, '\x01');
-    for (const std::string& part : parts) {
-      out += printable(part);
-      if (k < numbers.size()) out += set_text(numbers[k++]);
-    }
-    return out;
-  }
-
-  const Inspection& in_;
-};
 
 // ---- as text
 
@@ -256,26 +182,25 @@ std::vector<std::size_t> wanted_tensors(const Inspection& in, const ReportOption
 }
 
 void print_tensors(const Inspection& in, const ReportOptions& options) {
-  const Folder folder(in);
   const auto& tensors = in.catalog().tensors();
   std::vector<std::size_t> wanted = wanted_tensors(in, options);
   if (!wanted.empty()) std::printf("\n");
   if (options.shards) {
     for (const std::size_t i : wanted) {
-      print_lines({folder.line(i, printable(tensors[i].name))});
+      print_lines({line_of(in, i, tensors[i].name)});
       print_shards(in.catalog(), tensors[i]);
     }
     return;
   }
   if (!options.filters.empty()) {
     std::vector<Line> lines;
-    for (const std::size_t i : wanted) lines.push_back(folder.line(i, printable(tensors[i].name)));
+    for (const std::size_t i : wanted) lines.push_back(line_of(in, i, tensors[i].name));
     return print_lines(lines);
   }
   const std::size_t all = wanted.size();
   std::erase_if(wanted, [&](std::size_t i) { return split_state_key(tensors[i].name).kind == StateKind::kOptimizer; });
   if (wanted.empty()) wanted = wanted_tensors(in, options);
-  std::vector<Line> lines = folder.fold(wanted);
+  std::vector<Line> lines = fold_tensors(in, wanted);
   const std::size_t folded = lines.size();
   lines.resize(std::min(folded, kShownLines));
   print_lines(lines);

@@ -282,6 +282,7 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   OpenOptions how{.files_too = !metadata_only, .layout = layout ? &*layout : nullptr};
   how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
   p.source = TRY(open_source(options.source, how, o.allow.cover));
+  o.config_given = !o.config_path.empty();
   o.config_path = find_config(p.source.reader->catalog(), o.config_path);
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));

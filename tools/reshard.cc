@@ -1,4 +1,8 @@
 // reshard: the command table and the exit codes.
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
@@ -47,14 +51,31 @@ int run(int argc, char** argv) {
   return run_in_job(parsed.action, parsed.command->on_all_ranks, patience);
 }
 
+// A descriptor that the caller closed would be that of the next file to be opened.
+void open_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
+}
+
+// Whether all that was printed arrived, or its reader (`| head`) wanted no more of it.
+bool was_printed() {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return true;
+  pollfd end = {STDOUT_FILENO, POLLOUT, 0};
+  return ::poll(&end, 1, 0) == 1 && (end.revents & POLLERR) != 0;
+}
+
 }  // namespace
 
 int run_program(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
+  std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
+  open_standard_descriptors();
   const auto code = without_exceptions([&] { return run(argc, argv); });
-  if (code) return *code;
-  std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
-  return static_cast<int>(code.error().code());
+  if (!code) std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
+  const int exit_code = code ? *code : static_cast<int>(code.error().code());
+  if (was_printed()) return exit_code;
+  std::fprintf(stderr, "reshard: error: standard output: cannot write all of it\n");
+  return exit_code > 1 ? exit_code : static_cast<int>(ErrorCode::kIo);
 }
 
 }  // namespace reshard::tools

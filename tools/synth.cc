@@ -252,8 +252,9 @@ Result<int> synth(const SynthOptions& options) {
   Target& written = options.metadata_only  ? static_cast<Target&>(metadata)
                     : options.headers_only ? static_cast<Target&>(headers)
                                            : *target;
-  auto output = TRY(Output::create(options.destination, written, options.force,
-                                   options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
+  auto output =
+      TRY(Output::create({options.destination, options.force ? files_of_checkpoint : nullptr, {options.config}},
+                         written, options.headers_only ? Output::Space::kSparse : Output::Space::kReserved));
   if (!options.metadata_only && !options.headers_only) {
     // Made in the canonical order of rows, so that the same model comes out whatever the names and the mesh.
     const Catalog view =

@@ -92,6 +92,7 @@ class ColossalaiReader : public TensorFileReader {
 Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::string& name) {
   const std::string directory = at_root(tree_.model);
   const WeightIndex index = TRY(WeightIndex::read(path_join(directory, name)));
+  catalog_.metadata_files.push_back(below(tree_.model, name));
   has_index_ = true;
   if (const auto total = index.total_size().as_double()) total_size_ = *total;
   return model_files({{index, 0, 0}});
@@ -330,6 +331,7 @@ Status ColossalaiReader::open_optimizer() {
     return unread("expected one index, got " + names_text(there.indexes, "file"));
   } else {
     const WeightIndex index = TRY(WeightIndex::read(path_join(directory, there.indexes.front())));
+    catalog_.metadata_files.push_back(below(tree_.optimizer, there.indexes.front()));
     names = index.files();
     if (!index.param_groups().empty()) groups = index.param_groups();
     for (const std::string& shard : there.shards)

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -92,6 +93,7 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
     return corrupt(catalog_.root +
                    ": .metadata is missing: the save did not finish, and without it nothing tells what " +
                    "the .distcp files hold");
+  catalog_.metadata_files = names;
   MetadataReader reader(catalog_);
   for (const std::string& name : names) {
     const std::string path = path_join(catalog_.root, name);
@@ -138,10 +140,17 @@ Result<std::string> DcpReader::magic(const File& file, const Extent& item) const
 }
 
 Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
-  TRY(parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
+  // A place for what has to be decoded, before there are threads that read the list; taken back where nothing was.
+  const bool is_first = !spool_;
+  if (is_first) {
+    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
+    catalog_.files.push_back({std::string(kSpoolName), 0});
+  }
+  Status status = parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
     return locate_tensor(catalog_.tensor(tensors[static_cast<std::size_t>(i)]), spool);
-  }));
-  return {};
+  });
+  if (is_first && !spool_) catalog_.files.pop_back();
+  return status;
 }
 
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
@@ -181,7 +190,9 @@ Result<Fragment> DcpReader::locate_item(const Tensor& tensor, const Fragment& it
   std::string head = TRY(magic(*file, item.extent));
   Extent where = item.extent;
   if (head == zstd::kMagic) {
-    where = TRY(decode(item.extent, volume(item.box) * byte_size(tensor.dtype) * 2 + kArchiveOverhead, spool));
+    const auto twice = checked_mul(volume(item.box) * byte_size(tensor.dtype), Index{2});
+    const auto limit = twice ? checked_add(*twice, kArchiveOverhead) : std::nullopt;
+    where = TRY(decode(item.extent, limit.value_or(std::numeric_limits<Index>::max()), spool));
     file = TRY(files_.open(catalog_.file_path(where.file)));
     head = TRY(magic(*file, where));
   }
@@ -229,8 +240,6 @@ Result<Extent> DcpReader::decode(const Extent& item, Index limit, const std::str
   const auto file = TRY(files_.open(catalog_.file_path(item.file)));
   const std::lock_guard lock(mutex_);
   if (!spool_) {
-    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
-    catalog_.files.push_back({std::string(kSpoolName), 0});
     files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
     spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
   }

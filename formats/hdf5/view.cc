@@ -209,14 +209,14 @@ Result<std::string> ViewWriter::write(ViewReport& report) {
 
 }  // namespace
 
-Result<ViewReport> write_view(const Catalog& catalog, const std::string& path) {
+Result<ViewReport> write_view(const Catalog& catalog, const std::string& path, bool replace) {
   const LibraryLock lock;
   ViewReport report;
   const std::string text = TRY(ViewWriter(catalog).write(report));
   if (report.tensors == 0 && !report.refused.empty())
     return unsupported(path + ": no tensor can be shown where it lies; '" + printable(report.refused[0].first) +
                        "' is " + report.refused[0].second);
-  TRY(replace_file(path, text));
+  TRY(replace_file(path, text, replace));
   return report;
 }
 

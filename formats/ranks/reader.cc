@@ -115,6 +115,7 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
     const std::string path = path_join(catalog_.root, kLayoutFile);
     layout_ = TRY(LayoutDescriptor::parse(TRY(read_whole_file(path, kMaxLayoutBytes)), path));
     layout_text_ = std::string(kLayoutFile);
+    catalog_.metadata_files.push_back(layout_text_);
     if (!layout_.mesh) return corrupt(path + ": expected a mesh, got none");
   } else {
     TRY(infer_layout());

@@ -38,6 +38,7 @@ bool IndexedFiles::is_wanted(const std::string& tensor, const std::string& file,
 }
 
 Status IndexedFiles::check(Catalog& catalog) const {
+  catalog.metadata_files.push_back(base_name(index_.path()));
   std::vector<std::string> absent;
   for (std::size_t i = 0; i < seen_.size(); ++i)
     if (!seen_[i]) absent.push_back(index_.entries()[i].name);

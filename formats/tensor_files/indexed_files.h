@@ -22,7 +22,8 @@ class IndexedFiles {
   // know is, for a loader would find it too; a piece of one may lie in any file.
   bool is_wanted(const std::string& tensor, const std::string& file, bool is_piece = false);
 
-  // Corrupt where a tensor of the index was not found where it should be. Other differences become warnings.
+  // Corrupt where a tensor of the index was not found where it should be. Other differences become warnings. The index
+  // becomes one of the catalog's metadata files.
   Status check(Catalog& catalog) const;
 
  private:

@@ -47,10 +47,4 @@ class FindingList {
   std::deque<Finding> list_;
 };
 
-// Names folded: "model.layers.{0..31}.self_attn.k_proj.weight". Components that are numbers become ranges where every
-// combination of them is there; the patterns (glob_match) match these names and no others of their kind.
-std::vector<std::string> fold_names(const std::vector<std::string>& names);
-// The same for people, in one line; of what does not fold, the first few and "and 12 more".
-std::string folded(const std::vector<std::string>& names, std::size_t shown = 3);
-
 }  // namespace reshard

@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/stages.h"

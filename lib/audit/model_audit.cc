@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "lib/audit/vocabulary.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
 
@@ -89,14 +90,7 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
 }
 
 std::string ranges(const std::set<Index>& numbers) {
-  std::vector<std::string> runs;
-  for (auto it = numbers.begin(); it != numbers.end();) {
-    const Index first = *it;
-    Index last = first;
-    while (++it != numbers.end() && *it == last + 1) ++last;
-    runs.push_back(first == last ? std::to_string(first) : std::to_string(first) + " to " + std::to_string(last));
-  }
-  return join(runs, ", ");
+  return join(runs_of({numbers.begin(), numbers.end()}, " to "), ", ");
 }
 
 // What the config describes, beside what there is.

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -12,13 +13,9 @@ namespace {
 constexpr std::size_t kShownFiles = 5;
 constexpr std::size_t kMaxHeaders = 100'000;  // about a second; metadata of more pieces is believed
 
-std::string some(const std::vector<std::string>& names) {
-  std::vector<std::string> shown(names.begin(),
-                                 names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), kShownFiles)));
-  for (std::string& n : shown) n = printable(n);
-  return join(shown, ", ") + (names.size() > kShownFiles
-                                  ? " and " + with_commas(static_cast<Index>(names.size() - kShownFiles)) + " more"
-                                  : "");
+std::string some(std::vector<std::string> names) {
+  for (std::string& name : names) name = printable(name);
+  return some_of(names, kShownFiles);
 }
 
 // Names of the tensors that have a piece in one of these files.

@@ -3,11 +3,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/sys.h"
@@ -143,14 +145,67 @@ Result<std::string> read_whole_file(const std::string& path, Index limit) {
   return out;
 }
 
-Status replace_file(const std::string& path, std::string_view text) {
+namespace {
+
+// Into whatever stands under the name already, and stays there.
+Status write_through(const std::string& path, std::string_view text) {
+  const int fd =
+      retry([&] { return sys().open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY | O_CLOEXEC, 0666); });
+  if (fd < 0) return errno_error(path, "cannot open");
+  Status status;
+  while (status && !text.empty()) {
+    const ssize_t n = retry([&] { return ::write(fd, text.data(), text.size()); });
+    if (n < 0) status = errno_error(path, "cannot write");
+    text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
+  }
+  if (sys().close(fd) != 0 && status && errno != EINTR) status = errno_error(path, "cannot close");
+  return status;
+}
+
+// The names in an open directory but "." and "..", sorted.
+Result<std::vector<std::string>> names_in(DIR* directory, const std::string& path) {
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = sys().readdir(directory);
+    if (entry == nullptr && errno != 0) return errno_error(path, "cannot list");
+    if (entry == nullptr) break;
+    if (const std::string_view name = entry->d_name; name != "." && name != "..") names.emplace_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { ::closedir(directory); }
+};
+using Directory = std::unique_ptr<DIR, CloseDirectory>;
+
+// `path` itself, not what a link of that name leads to.
+Result<Directory> open_directory(const std::string& path) {
+  std::string unslashed = path;  // "link/" would follow the link
+  while (unslashed.size() > 1 && unslashed.back() == '/') unslashed.pop_back();
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  const int fd = retry([&] { return sys().open(unslashed.c_str(), kFlags, 0); });
+  Directory directory(fd < 0 ? nullptr : ::fdopendir(fd));
+  if (directory) return directory;
+  Error error = errno_error(path, "cannot list");
+  if (fd >= 0) sys().close(fd);
+  return error;
+}
+
+}  // namespace
+
+Status replace_file(const std::string& path, std::string_view text, bool replace) {
+  if (const auto there = look_at(path); replace && there && !there->is_regular()) return write_through(path, text);
   const std::string temporary = path + ".partial-" + std::to_string(::getpid());
   const auto put = [&]() -> Status {
     File file = TRY(File::create(temporary));
     TRY(file.write_at(0, {reinterpret_cast<const std::byte*>(text.data()), text.size()}));
     TRY(file.sync_data());
     TRY(file.close());
-    if (sys().rename(temporary.c_str(), path.c_str(), 0) != 0) return errno_error(path, "cannot replace");
+    if (!replace) TRY(rename_no_replace(temporary, path));
+    if (replace && sys().rename(temporary.c_str(), path.c_str(), 0) != 0) return errno_error(path, "cannot replace");
     return sync_directory(parent_path(path));
   };
   Status status = put();
@@ -159,21 +214,69 @@ Status replace_file(const std::string& path, std::string_view text) {
 }
 
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
-  DIR* dir = ::opendir(path.c_str());
-  if (dir == nullptr) return errno_error(path, "cannot list");
+  const Directory directory(::opendir(path.c_str()));
+  if (!directory) return errno_error(path, "cannot list");
+  const int fd = ::dirfd(directory.get());
   std::vector<DirectoryEntry> out;
-  while (const dirent* entry = ::readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name == "." || name == "..") continue;
+  for (const std::string& name : TRY(names_in(directory.get(), path))) {
     struct stat st {};
-    if (::fstatat(::dirfd(dir), entry->d_name, &st, 0) != 0) continue;  // a dangling link: as good as absent
+    if (::fstatat(fd, name.c_str(), &st, 0) != 0) {
+      const Error error = errno_error(path_join(path, name), "cannot stat");
+      const bool leads_nowhere = errno == ENOENT || errno == ELOOP || errno == ENOTDIR || errno == EACCES;
+      const bool is_there = ::fstatat(fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
+      if (leads_nowhere && (is_there ? S_ISLNK(st.st_mode) : errno == ENOENT)) continue;
+      return error;
+    }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) continue;
     out.push_back({name, S_ISDIR(st.st_mode), S_ISREG(st.st_mode) ? static_cast<Index>(st.st_size) : 0,
                    static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec});
   }
-  ::closedir(dir);
-  std::sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   return out;
+}
+
+bool Node::is_directory() const { return S_ISDIR(mode); }
+bool Node::is_regular() const { return S_ISREG(mode); }
+bool Node::is_link() const { return S_ISLNK(mode); }
+
+Result<Node> look_at(const std::string& path) {
+  struct stat st {};
+  if (::lstat(path.c_str(), &st) != 0) return errno_error(path, "cannot stat");
+  Node node{"", st.st_dev, st.st_ino, st.st_mode};
+  if (node.is_directory()) return node;
+  node.size = static_cast<Index>(st.st_size);
+  node.mtime_ns = static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec;
+  return node;
+}
+
+Result<std::vector<Node>> walk(const std::string& directory) {
+  std::vector<Node> out;
+  for (const std::string& name : TRY(names_in(TRY(open_directory(directory)).get(), directory))) {
+    const std::string path = path_join(directory, name);
+    Node node = TRY(look_at(path));
+    node.name = name;
+    const bool is_directory = node.is_directory();
+    out.push_back(std::move(node));
+    if (!is_directory) continue;
+    for (Node& inner : TRY(walk(path))) {
+      inner.name = path_join(name, inner.name);
+      out.push_back(std::move(inner));
+    }
+  }
+  return out;
+}
+
+bool lies_in(const std::string& path, const std::string& directory) {
+  struct stat st {
+  }, wanted{};
+  char* const real = ::realpath(path.c_str(), nullptr);
+  if (real == nullptr || ::stat(directory.c_str(), &wanted) != 0) return ::free(real), false;
+  std::string at(real);
+  ::free(real);
+  while (true) {
+    if (::stat(at.c_str(), &st) == 0 && st.st_dev == wanted.st_dev && st.st_ino == wanted.st_ino) return true;
+    if (at == "/") return false;
+    at = parent_path(at);
+  }
 }
 
 bool path_exists(const std::string& path) {
@@ -230,8 +333,10 @@ Status remove_file(const std::string& path) {
 
 Status rename_no_replace(const std::string& from, const std::string& to) {
   if (sys().rename(from.c_str(), to.c_str(), RENAME_NOREPLACE) == 0) return {};
-  if (errno == EINVAL && !path_exists(to)) {  // a file system without the flag
-    if (sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
+  if (errno == EINVAL) {  // a file system without the flag, as NFS is: there a new link replaces nothing
+    if (!is_directory(from) && ::link(from.c_str(), to.c_str()) == 0) return remove_file(from);
+    if (!path_exists(to) && sys().rename(from.c_str(), to.c_str(), 0) == 0) return {};
+    if (path_exists(to)) errno = EEXIST;
   }
   return errno_error(to, "cannot move the finished output into place");
 }
@@ -250,34 +355,18 @@ Status sync_directory(const std::string& path) {
   return status;
 }
 
+Status remove_directory(const std::string& path) {
+  if (sys().rmdir(path.c_str()) != 0) return errno_error(path, "cannot remove");
+  return {};
+}
+
 Status remove_tree(const std::string& path) {
-  std::string unslashed = path;  // "link/" would follow the link
-  while (unslashed.size() > 1 && unslashed.back() == '/') unslashed.pop_back();
-  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  const int fd = retry([&] { return sys().open(unslashed.c_str(), kFlags, 0); });
-  DIR* dir = fd < 0 ? nullptr : ::fdopendir(fd);
-  if (dir == nullptr) {
-    Error error = errno_error(path, "cannot list");
-    if (fd >= 0) sys().close(fd);
-    return error;
-  }
-  Status status;
-  while (const dirent* entry = ::readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name == "." || name == "..") continue;
+  for (const std::string& name : TRY(names_in(TRY(open_directory(path)).get(), path))) {
     const std::string child = path_join(path, name);
-    struct stat st {};
-    if (::lstat(child.c_str(), &st) != 0) continue;
-    if (S_ISDIR(st.st_mode)) {
-      status = remove_tree(child);
-    } else if (sys().unlink(child.c_str()) != 0) {
-      status = errno_error(child, "cannot remove");
-    }
-    if (!status) break;
+    const auto node = look_at(child);
+    if (node) TRY(node->is_directory() ? remove_tree(child) : remove_file(child));
   }
-  ::closedir(dir);
-  if (status && sys().rmdir(path.c_str()) != 0) status = errno_error(path, "cannot remove");
-  return status;
+  return remove_directory(path);
 }
 
 Result<Index> free_space(const std::string& path) {

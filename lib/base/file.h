@@ -58,9 +58,10 @@ class File {
 
 // Reads a whole file that must not be longer than `limit` bytes.
 Result<std::string> read_whole_file(const std::string& path, Index limit);
-// Makes a file of this text, or replaces the one of that name: readers see the old text or all of the new one. On an
-// error the old one is as it was.
-Status replace_file(const std::string& path, std::string_view text);
+// Makes a file of this text, or replaces the regular one of that name: readers see the old text or all of the new one,
+// and on an error the old one is as it was. A link, pipe or device of that name is written to and stays what it is.
+// Without `replace` an existing name is an error.
+Status replace_file(const std::string& path, std::string_view text, bool replace = true);
 
 struct DirectoryEntry {
   std::string name;
@@ -68,8 +69,27 @@ struct DirectoryEntry {
   Index size = 0;  // bytes; 0 for a directory
   Index mtime_ns = 0;
 };
-// Sorted by name, without "." and "..". Links are followed.
+// Regular files and directories, sorted by name, without "." and "..". Links are followed; one that leads nowhere is
+// left out.
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
+
+// What stands under a name, links not followed: enough to tell later whether it is still the same.
+struct Node {
+  std::string name;
+  std::uint64_t device = 0, inode = 0;
+  std::uint32_t mode = 0;        // as stat has it: kind and permissions
+  Index size = 0, mtime_ns = 0;  // of files and links
+  bool is_directory() const;
+  bool is_regular() const;
+  bool is_link() const;
+
+  friend bool operator==(const Node&, const Node&) = default;
+};
+Result<Node> look_at(const std::string& path);  // its name is empty
+// Everything below a directory, by names relative to it, directories before what is in them.
+Result<std::vector<Node>> walk(const std::string& directory);
+// Whether `path` is `directory` or lies below it, links followed. False where it does not exist.
+bool lies_in(const std::string& path, const std::string& directory);
 
 bool path_exists(const std::string& path);  // also a dangling link
 bool is_directory(const std::string& path);
@@ -86,6 +106,7 @@ Status remove_file(const std::string& path);
 Status rename_no_replace(const std::string& from, const std::string& to);
 Status exchange_paths(const std::string& a, const std::string& b);  // swaps two names atomically
 Status sync_directory(const std::string& path);
+Status remove_directory(const std::string& path);  // an empty one
 // Removes a directory and what is in it. Follows no links.
 Status remove_tree(const std::string& path);
 Result<Index> free_space(const std::string& path);  // bytes an unprivileged user may still write there

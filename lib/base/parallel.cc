@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -23,11 +25,18 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
   std::atomic<bool> stop{false};
   std::mutex mutex;
   Status first_error;
+  const auto call = [&](int thread, Index i) -> Status {
+    try {
+      return body(thread, i);
+    } catch (const std::bad_alloc&) {  // beyond a thread's first function it would end the process
+      return io_error("out of memory");
+    }
+  };
   const auto loop = [&](int thread) {
     while (!stop) {
       const Index i = next++;
       if (i >= n) return;
-      Status status = body(thread, i);
+      Status status = call(thread, i);
       if (status) continue;
       const std::lock_guard lock(mutex);
       if (first_error) first_error = std::move(status);
@@ -35,7 +44,10 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
     }
   };
   std::vector<std::thread> pool;
-  for (int t = 1; t < std::min<Index>(threads, n); ++t) pool.emplace_back(loop, t);
+  try {
+    for (int t = 1; t < std::min<Index>(threads, n); ++t) pool.emplace_back(loop, t);
+  } catch (const std::system_error&) {  // no more are to be had (ulimit -u, a limit of the container): those do it all
+  }
   loop(0);
   for (std::thread& t : pool) t.join();
   return first_error;

@@ -12,7 +12,8 @@ namespace reshard {
 int thread_count(int requested);
 
 // Calls body(thread, i) once for every i below n, in about ascending order, from up to `threads` threads numbered from
-// 0. After a failure no further call begins; the first error is returned.
+// 0: fewer where the system gives no more, the caller's own at least. After a failure no further call begins; the first
+// error is returned.
 Status parallel_for(Index n, int threads, const std::function<Status(int thread, Index i)>& body);
 
 }  // namespace reshard

@@ -22,6 +22,7 @@ SysCalls table = {
     [](const char* from, const char* to, unsigned flags) { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, flags); },
     ::unlink,
     ::rmdir,
+    ::readdir,
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // the process. The default entries are the C library's own functions.
 #pragma once
 
+#include <dirent.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -23,6 +24,7 @@ struct SysCalls {
   int (*rename)(const char* from, const char* to, unsigned flags);  // renameat2's RENAME_ flags
   int (*unlink)(const char* path);
   int (*rmdir)(const char* path);
+  dirent* (*readdir)(DIR* directory);
 };
 
 const SysCalls& sys();

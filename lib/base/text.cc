@@ -186,16 +186,54 @@ bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view
   return false;
 }
 
+namespace {
+
+struct Character {
+  char32_t code = 0;
+  std::size_t bytes = 1;
+};
+// The UTF-8 character that `text` begins with; nothing where its first byte begins none.
+std::optional<Character> first_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return Character{lead, 1};
+  Character c;
+  c.bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < c.bytes) return std::nullopt;
+  c.code = lead & (0x7fu >> c.bytes);
+  for (std::size_t i = 1; i < c.bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
+    c.code = c.code << 6 | (byte(i) & 0x3fu);
+  }
+  const bool is_overlong = (c.bytes == 3 && c.code < 0x800) || (c.bytes == 4 && c.code < 0x10000);
+  if (is_overlong || (c.code >= 0xd800 && c.code < 0xe000) || c.code > 0x10ffff) return std::nullopt;
+  return c;
+}
+
+bool is_printable(char32_t c) {
+  const bool is_control = c < 0x20 || (c >= 0x7f && c < 0xa0);
+  const bool is_separator = c == 0x2028 || c == 0x2029;
+  const bool turns_direction =
+      c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+  return !is_control && !is_separator && !turns_direction;
+}
+
+}  // namespace
+
 std::string printable(std::string_view name) {
   std::string out;
   out.reserve(name.size());
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      out += c;
-    } else {
+  while (!name.empty()) {
+    const auto c = first_character(name);
+    const std::string_view bytes = name.substr(0, c ? c->bytes : 1);
+    name.remove_prefix(bytes.size());
+    if (c && is_printable(c->code)) {
+      out += bytes;
+      continue;
+    }
+    for (const char byte : bytes) {
       char hex[8];
-      std::snprintf(hex, sizeof hex, "\\x%02x", byte);
+      std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(byte));
       out += hex;
     }
   }

@@ -165,9 +165,9 @@ struct Format {
   // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
-  // Makes a new file at `path` that shows the tensors of a located catalog where they lie, without copying; null: not
-  // that kind of format. What it cannot express is in the report.
-  Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path) = nullptr;
+  // Makes a file at `path`, or replaces the one there if told, that shows the tensors of a located catalog where they
+  // lie, without copying; null: not that kind of format. What it cannot express is in the report.
+  Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path, bool replace) = nullptr;
 
   Holds holds = Holds::kEverything;
   Sharding sharding = Sharding::kNone;

@@ -5,6 +5,7 @@
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
 #include "lib/model/packing.h"
@@ -33,6 +34,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   TRY(c->select());
   TRY(c->make_views());
   TRY(format.write_view ? c->name_view() : c->lay_out());
+  (void)c->tokenizer_paths(&c->warnings_);
   return c;
 }
 
@@ -40,6 +42,11 @@ Status Conversion::choose_names() {
   std::string config_name = options_.config_path;
   if (!config_name.empty()) {
     config_text_ = TRY(read_whole_file(config_name, kMaxSideFile));
+    const auto real = leads_out(config_name, parent_path(config_name));
+    copies_config_ = options_.config_given || !real;
+    if (!copies_config_)
+      warnings_.push_back(config_name + " leads out of the checkpoint, to " + printable(*real) +
+                          ": it is used, but not copied unless --config names it");
   } else if (auto kept = TRY(source_.side_file("config.json", kMaxSideFile))) {
     config_text_ = std::move(*kept);
     config_name = path_join(options_.source_path, "config.json");
@@ -468,8 +475,8 @@ Status Conversion::name_view() {
   return {};
 }
 
-Result<ViewReport> Conversion::write_view(const std::string& destination) const {
-  return format_.write_view(target_view_, destination);
+Result<ViewReport> Conversion::write_view(const std::string& destination, bool replace) const {
+  return format_.write_view(target_view_, destination, replace);
 }
 
 Index Conversion::disk_needed() const {

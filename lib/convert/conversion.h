@@ -31,6 +31,7 @@ struct ConversionOptions {
   std::optional<Convention> convention;  // the output's; nothing: the source's own
   bool keep_names = false;               // keep the source's names whatever the format's habit is
   std::string config_path;               // config.json, empty: none
+  bool config_given = false;             // by the user, and not found beside the source: copied even through a link
   Mesh mesh;
   std::optional<LayoutDescriptor> layout;  // how the output lies on `mesh`, which is its; nothing: as Placer has it
   std::optional<DType> dtype;              // floating-point model tensors become this
@@ -86,19 +87,19 @@ class Conversion {
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
   // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
-  Result<ViewReport> write_view(const std::string& destination) const;
+  Result<ViewReport> write_view(const std::string& destination, bool replace = false) const;
 
   // That tensors of which the output has one for both are equal. Reads them. Returns how many recorded checksums of
   // those that are left out hold.
   Result<Index> check_equal_tensors();
 
-  // Writes the checkpoint. `destination` must not exist unless `replace`.
+  // Writes the checkpoint. What it reads is added to the destination's inputs.
   struct Outcome {
     bool removed_leftover = false;
     Index checksums = 0;  // of the source that were recorded and hold
     std::vector<std::string> files_copied;
   };
-  Result<Outcome> run(const std::string& destination, bool replace);
+  Result<Outcome> run(OutputPath destination);
 
  private:
   Conversion(Reader& source, const Format& format, ConversionOptions options)
@@ -124,6 +125,7 @@ class Conversion {
   Status place(std::vector<TargetTensor>& tensors);
   std::string target_name(const std::string& canonical) const;
   std::string manifest(const std::vector<TensorProof>& proofs) const;
+  std::vector<std::string> tokenizer_paths(std::vector<std::string>* warnings) const;
   Result<std::vector<std::string>> add_side_files(Output& output) const;
   bool renames() const { return model_.family && target_convention_.has_value(); }
 
@@ -134,6 +136,7 @@ class Conversion {
   ConversionOptions options_;
   Model model_;
   std::string config_text_;  // config.json, from beside the source or from within it
+  bool copies_config_ = true;
   std::optional<Convention> target_convention_;
   bool hf_rows_ = false;
   std::vector<bool> is_faulty_;       // of the source's tensors: those that `allow.cover` leaves out

@@ -4,6 +4,7 @@
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
 #include "lib/transport/collectives.h"
 
@@ -41,7 +42,7 @@ Result<Index> Conversion::check_equal_tensors() {
   return of_left_out.checksums_checked();
 }
 
-Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool replace) {
+Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Transport* const ranks = options_.run.ranks;
   const bool leads = rank_of(ranks) == 0;
   if (!TRY(all_equal(ranks, fingerprint(plan_, source_view_, target_view_))))
@@ -50,43 +51,59 @@ Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors());
   FileSource source(source_view_, source_.files());
-  auto output = TRY(Output::create(destination, *target_, replace, Output::Space::kReserved, ranks));
+  destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
+  for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor)})
+    for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
+      destination.inputs.push_back(reader->catalog().file_path(f));
+  auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = of_left_out + source.checksums_checked();
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));
-    TRY(output->add_file("reshard_manifest.json", manifest(proofs)));
+    TRY(output->add_file(std::string(kManifestFile), manifest(proofs)));
   }
   TRY(output->commit());
   return outcome;
 }
 
-// config.json and the tokenizer, from beside the config or the source.
-Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
-  std::vector<std::string> copied;
-  const std::string& config_path = options_.config_path;
-  if (!config_text_.empty()) {
-    std::string text = config_text_;
-    if (converted_ > 0) {
-      Json json = TRY(parse_json(text, "config.json"));
-      json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
-      text = to_text(json, 2) + "\n";
-    }
-    TRY(output.add_file("config.json", text));
-    copied.emplace_back("config.json");
-  }
+// The tokenizer's files, from beside the config or the source. What is said of one that is left is a warning.
+std::vector<std::string> Conversion::tokenizer_paths(std::vector<std::string>* warnings) const {
   std::vector<std::string> places = {selected_.root, parent_path(selected_.root)};
-  if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
+  if (!options_.config_path.empty()) places.insert(places.begin(), parent_path(options_.config_path));
+  std::vector<std::string> out;
   for (const std::string_view name : format_.side_files) {
     for (const std::string& place : places) {
       const std::string path = path_join(place, name);
       if (!path_exists(path)) continue;
-      TRY(output.add_file(std::string(name), TRY(read_whole_file(path, kMaxSideFile))));
-      copied.emplace_back(name);
+      const auto real = leads_out(path, place);
+      if (!real)
+        out.push_back(path);
+      else if (warnings)
+        warnings->push_back(path + " leads out of the checkpoint, to " + printable(*real) + ": it is not copied");
       break;
     }
+  }
+  return out;
+}
+
+// config.json and the tokenizer.
+Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
+  std::vector<std::string> copied;
+  if (!config_text_.empty() && copies_config_) {
+    std::string text = config_text_;
+    if (converted_ > 0) {
+      Json json = TRY(parse_json(text, std::string(kConfigFile)));
+      json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
+      text = to_text(json, 2) + "\n";
+    }
+    TRY(output.add_file(std::string(kConfigFile), text));
+    copied.emplace_back(kConfigFile);
+  }
+  for (const std::string& path : tokenizer_paths(nullptr)) {
+    TRY(output.add_file(base_name(path), TRY(read_whole_file(path, kMaxSideFile))));
+    copied.push_back(base_name(path));
   }
   return copied;
 }
@@ -120,6 +137,8 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
     for (const std::string& glob : *list) items.push_back(glob);
     globs.set(key, std::move(items));
   }
+  Json files = Json::object();
+  for (const CatalogFile& file : target_->catalog().files) files.set(file.path, file.size);
   Json options = Json::object();
   options.set("to", format_.name)
       .set("mesh", options_.mesh.to_string())
@@ -134,8 +153,9 @@ std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
       .set("family", model_.family && renames() ? Json(model_.family->name) : Json())
       .set("hf_rows", hf_rows_)
       .set("left_out", std::move(left_out))
-      .set("repairs", repairs_)
-      .set("tensors", std::move(tensors));
+      .set("repairs", repairs_);
+  if (!target_->is_file()) manifest.set("files", std::move(files));
+  manifest.set("tensors", std::move(tensors));
   return to_text(manifest, 1) + "\n";
 }
 

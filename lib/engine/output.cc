@@ -6,11 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <span>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
@@ -22,18 +23,6 @@ namespace {
 
 constexpr std::string_view kMarker = ".reshard-partial";
 constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
-
-// Directories that --force may replace: nothing in them, or a checkpoint. Not a link to one: taking its place would
-// leave the checkpoint itself where it is.
-Result<bool> may_replace_directory(const std::string& path) {
-  std::error_code ignored;
-  if (!is_directory(path) || std::filesystem::is_symlink(path, ignored)) return false;
-  const auto entries = TRY(list_directory(path));
-  return entries.empty() || std::any_of(entries.begin(), entries.end(), [](const DirectoryEntry& e) {
-           return e.name == ".metadata" || e.name == "reshard_manifest.json" || e.name.ends_with(".safetensors") ||
-                  e.name.ends_with(".distcp");
-         });
-}
 
 // The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
 std::vector<int> by_stride(const Piece& piece) {
@@ -84,8 +73,8 @@ Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data
   }
 }
 
-// Removes a work directory, or the checkpoint that took its name. The marker goes last: a run that is killed meanwhile
-// leaves something that the next one knows.
+// Removes a work directory. The marker goes last: a run that is killed meanwhile leaves something that the next one
+// knows.
 Status remove_work(const std::string& path) {
   for (const DirectoryEntry& e : TRY(list_directory(path)))
     if (!e.is_directory && e.name != kMarker) TRY(remove_file(path_join(path, e.name)));
@@ -94,10 +83,10 @@ Status remove_work(const std::string& path) {
 
 }  // namespace
 
-Output::Output(std::string destination, Target& target, bool replace, Transport* ranks)
-    : destination_(std::move(destination)),
+Output::Output(OutputPath destination, Target& target, Transport* ranks)
+    : to_(std::move(destination)),
+      destination_(to_.path),
       target_(target),
-      replace_(replace),
       ranks_(ranks),
       written_(target.catalog().files.size()) {
   while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
@@ -109,13 +98,12 @@ Output::~Output() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-Result<std::unique_ptr<Output>> Output::create(const std::string& destination, Target& target, bool replace,
-                                               Space space, Transport* ranks) {
+Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks) {
   if (rank_count(ranks) > 1 && target.encodes())
-    return unsupported(destination +
+    return unsupported(destination.path +
                        ": several ranks cannot write one compressed file; start one process with more --threads, or "
                        "leave the compression out");
-  std::unique_ptr<Output> out(new Output(destination, target, replace, ranks));
+  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
   if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
@@ -127,12 +115,8 @@ Result<std::unique_ptr<Output>> Output::create(const std::string& destination, T
 
 Status Output::prepare(Space space) {
   if (path_exists(destination_)) {
-    if (!replace_) return usage_error(destination_ + ": the destination exists; --force replaces it");
-    if (!TRY(may_replace()))
-      return usage_error(destination_ +
-                         (target_.is_file() ? ": the destination is not a file of this format"
-                                            : ": the destination is neither a checkpoint nor empty") +
-                         "; it will not be replaced");
+    if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
+    old_ = TRY(replaceable());
   }
   TRY(clear_leftover());
   TRY(make_directory(work_));
@@ -149,11 +133,61 @@ Status Output::prepare(Space space) {
   return {};
 }
 
-Result<bool> Output::may_replace() const {
-  if (!target_.is_file()) return may_replace_directory(destination_);
-  std::error_code ignored;
-  return std::filesystem::is_regular_file(destination_, ignored) &&
-         !std::filesystem::is_symlink(destination_, ignored) && target_.is_own_file(destination_);
+Result<Output::Old> Output::old_at(const std::string& path) {
+  Old old{TRY(look_at(path)), {}};
+  if (!old.self.is_directory()) return old;
+  old.inside = TRY(walk(path));
+  std::erase_if(old.inside, [](const Node& node) { return node.name == kMarker; });
+  return old;
+}
+
+// The destination as it is, if it may be replaced. Not a link to a checkpoint: taking its place would leave the
+// checkpoint itself where it is.
+Result<Output::Old> Output::replaceable() const {
+  constexpr std::string_view kRefusal = "; it will not be replaced";
+  Old old = TRY(old_at(destination_));
+  TRY(check_holds_no_input(destination_));
+  if (target_.is_file()) {
+    if (old.self.is_regular() && target_.is_own_file(destination_)) return old;
+    return usage_error(destination_ + ": the destination is not a file of this format" + std::string(kRefusal));
+  }
+  if (!old.self.is_directory())
+    return usage_error(destination_ + ": the destination is not a directory" + std::string(kRefusal));
+  if (old.inside.empty()) return old;
+  const std::vector<std::string> foreign = TRY(foreign_files(old));
+  if (foreign.empty()) return old;
+  return usage_error(destination_ + ": the destination holds what is not of the checkpoint there: " +
+                     some_of(foreign, 5) + std::string(kRefusal));
+}
+
+// What is in the directory and not of the checkpoint, but without what is in foreign directories.
+Result<std::vector<std::string>> Output::foreign_files(const Old& old) const {
+  const auto files = to_.files_of_checkpoint(destination_);
+  if (!files && files.error().code() == ErrorCode::kIo) return files.error();
+  if (!files)
+    return usage_error(destination_ + ": the destination is neither empty nor a checkpoint; it will not be replaced (" +
+                       files.error().message() + ")");
+  const std::set<std::string> own(files->begin(), files->end());
+  std::vector<std::string> foreign;
+  std::string foreign_directory = "/";
+  for (const Node& node : old.inside) {
+    if (node.name.starts_with(foreign_directory)) continue;
+    const std::string below = node.name + "/";
+    const auto first = own.lower_bound(below);
+    const bool is_own = node.is_directory() ? first != own.end() && first->starts_with(below)
+                                            : (node.is_regular() || node.is_link()) && own.contains(node.name);
+    if (is_own) continue;
+    foreign.push_back(printable(node.is_directory() ? below : node.name));
+    if (node.is_directory()) foreign_directory = below;
+  }
+  return foreign;
+}
+
+Status Output::check_holds_no_input(const std::string& path) const {
+  for (const std::string& input : to_.inputs)
+    if (lies_in(input, path))
+      return usage_error(path + ": holds " + printable(input) + ", which this job reads; it will not be replaced");
+  return {};
 }
 
 Status Output::clear_leftover() {
@@ -163,9 +197,10 @@ Status Output::clear_leftover() {
   const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
   ::close(fd);
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
-  const bool ours = path_exists(path_join(work_, kMarker)) || TRY(list_directory(work_)).empty();
+  const bool ours = path_exists(path_join(work_, kMarker)) || TRY(walk(work_)).empty();
   if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
   if (!free) return usage_error(work_ + ": another reshard is writing there now");
+  TRY(check_holds_no_input(work_));
   TRY(remove_work(work_));
   removed_leftover_ = true;
   return {};
@@ -309,12 +344,62 @@ Status Output::seal() {
   return sync_directory(work_);
 }
 
+// Moves what was made to the destination's name. True: what was there, the old one that create() saw, is now where
+// that was. Anything else that has come to stand there stays, or comes back.
+Result<bool> Output::take_place(const std::string& made) {
+  if (!old_ || !path_exists(destination_)) {
+    const Status moved = rename_no_replace(made, destination_);
+    if (moved) return false;
+    return path_exists(destination_) ? keep_finished(moved.error()) : moved.error();
+  }
+  const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
+  const auto is_old = [&](const std::string& path) {
+    const auto there = old_at(path);
+    return there && *there == *old_;
+  };
+  if (!is_old(destination_)) return keep_finished(changed);
+  // A directory is about to become the work directory, and must be known as such if this run is killed.
+  const std::string marker = path_join(destination_, kMarker);
+  if (!target_.is_file() && !path_exists(marker)) TRY(File::create(marker));
+  if (Status swapped = exchange_paths(made, destination_); !swapped) {
+    if (!target_.is_file()) (void)remove_file(marker);
+    return swapped.error();
+  }
+  if (is_old(made)) return true;
+  made_work_ = false;  // what came in between is not ours
+  if (!target_.is_file()) (void)remove_file(path_join(made, kMarker));
+  TRY(exchange_paths(made, destination_)
+          .context("the output is complete in " + destination_ + ", what came there meanwhile is " + made));
+  return keep_finished(changed);
+}
+
+// The error of an output that is complete but cannot have its name. It stays in the work directory, which is no longer
+// ours to clear away.
+Error Output::keep_finished(const Error& error) {
+  if (!remove_file(path_join(work_, kMarker))) return error;
+  made_work_ = false;
+  return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? file_path(0) : work_) +
+                            ": move it to where it is wanted"};
+}
+
+// Removes what was replaced, which has the work directory's name: the files that create() saw, and no others. The
+// marker goes last.
+Status Output::remove_old() {
+  made_work_ = false;
+  for (auto node = old_->inside.rbegin(); node != old_->inside.rend(); ++node) {
+    const std::string path = path_join(work_, node->name);
+    TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
+  }
+  const std::string marker = path_join(work_, kMarker);
+  if (path_exists(marker)) TRY(remove_file(marker));
+  return remove_directory(work_);
+}
+
 // Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours
 // all the while.
 Status Output::publish_file() {
   const std::string made = file_path(0);
-  const bool replaces = path_exists(destination_);
-  TRY(replaces ? exchange_paths(made, destination_) : rename_no_replace(made, destination_));
+  const bool replaces = TRY(take_place(made));
   Status lasting = sync_directory(parent_path(destination_));
   if (lasting) {
     made_work_ = false;
@@ -332,25 +417,15 @@ Status Output::publish_file() {
 // destination is what it was before.
 Status Output::publish() {
   const std::string marker = path_join(destination_, kMarker);
-  const bool replaces = path_exists(destination_);
-  if (replaces) {
-    // The old checkpoint is about to become the work directory, and must be known as such if this run is killed.
-    if (!path_exists(marker)) TRY(File::create(marker));
-    if (Status swapped = exchange_paths(work_, destination_); !swapped) {
-      (void)remove_file(marker);
-      return swapped;
-    }
-  } else {
-    TRY(rename_no_replace(work_, destination_));
-  }
+  const bool replaces = TRY(take_place(work_));
   // Only now: a leftover without its marker could not be told from somebody else's directory.
   Status lasting = remove_file(marker);
   if (lasting) lasting = sync_directory(parent_path(destination_));
   if (lasting) {
     made_work_ = false;
     if (!replaces) return {};
-    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
-                                      ", but the old one could not be removed");
+    return remove_old().context("the new checkpoint is complete in " + destination_ +
+                                ", but the old one could not be removed");
   }
   const Status back = replaces ? exchange_paths(work_, destination_) : rename_no_replace(destination_, work_);
   if (back) {

@@ -10,7 +10,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,16 +24,24 @@
 
 namespace reshard {
 
+// Where an output goes, and what may make room for it.
+struct OutputPath {
+  std::string path;
+  // The files of the checkpoint that a directory is, relative to it; an error where it is none. Given, an existing
+  // destination is replaced if it is empty, or holds these files and nothing else. Null: there must be none.
+  std::function<Result<std::vector<std::string>>(const std::string& directory)> files_of_checkpoint = nullptr;
+  std::vector<std::string> inputs = {};  // files and directories that the job reads: what holds one is not replaced
+};
+
 class Output {
  public:
   // Whether the files' blocks are reserved at once, or only their lengths set (for headers without data).
   enum class Space { kReserved, kSparse };
 
-  // Makes the work directory and all of the target's files at their full length. `replace` allows an existing
-  // destination, if it is a checkpoint or empty; without it that is a usage error. Refers to `target` and `ranks`, each
-  // of which calls it.
-  static Result<std::unique_ptr<Output>> create(const std::string& destination, Target& target, bool replace,
-                                                Space space = Space::kReserved, Transport* ranks = nullptr);
+  // Makes the work directory and all of the target's files at their full length. An existing destination that may not
+  // be replaced is a usage error. Refers to `target` and `ranks`, each of which calls it.
+  static Result<std::unique_ptr<Output>> create(OutputPath destination, Target& target, Space space = Space::kReserved,
+                                                Transport* ranks = nullptr);
   // Removes the work directory, unless committed.
   ~Output();
   Output(const Output&) = delete;
@@ -49,27 +59,42 @@ class Output {
   // Adds a file of its own to the directory, or to the file that the output is. For rank 0.
   Status add_file(const std::string& name, std::string_view contents);
 
-  // Writes what surrounds the data, forces everything to disk, and moves the directory to its name. After an error the
-  // destination is what it was before, unless the message says otherwise. Every rank calls it.
+  // Writes what surrounds the data, forces everything to disk, and moves the directory to its name. Only what create()
+  // saw there is replaced: where something else has come meanwhile, that is an error which says where the output is.
+  // After an error the destination is what it was before, unless the message says otherwise. Every rank calls it.
   Status commit();
 
  private:
-  Output(std::string destination, Target& target, bool replace, Transport* ranks);
+  // A destination that is to be replaced, as it was when that was decided.
+  struct Old {
+    Node self;
+    std::vector<Node> inside;  // of a directory
+    friend bool operator==(const Old&, const Old&) = default;
+  };
+
+  Output(OutputPath destination, Target& target, Transport* ranks);
   Status prepare(Space space);
   Status clear_leftover();
   Status flush();
   Status seal();
   Status publish();
   Status publish_file();
-  Result<bool> may_replace() const;
+  static Result<Old> old_at(const std::string& path);
+  Result<Old> replaceable() const;
+  Result<std::vector<std::string>> foreign_files(const Old& old) const;
+  Status check_holds_no_input(const std::string& path) const;
+  Result<bool> take_place(const std::string& made);
+  Error keep_finished(const Error& error);
+  Status remove_old();
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
 
-  std::string destination_;
+  OutputPath to_;
+  std::string destination_;  // its path
   std::string work_;
   Target& target_;
-  bool replace_;
+  std::optional<Old> old_;  // what is replaced
   Transport* ranks_;
   bool removed_leftover_ = false;
   bool made_work_ = false;

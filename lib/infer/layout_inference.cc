@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "lib/audit/finding.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 
@@ -41,12 +41,9 @@ std::optional<Layered> take_layer(const std::string& name) {
   Layered out;
   const std::vector<std::string> parts = split(name, '.');
   for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-    const std::string& part = parts[i];
-    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos) {
-      out.number = part;
-      return out;
-    }
-    out.prefix += part + ".";
+    out.number = parts[i];
+    if (as_number(parts[i])) return out;
+    out.prefix += parts[i] + ".";
   }
   return std::nullopt;
 }

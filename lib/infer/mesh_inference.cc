@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/stages.h"
@@ -388,14 +389,10 @@ class Inference {
     const Index a_stage = out_.ranks / stages_;
     std::vector<std::string> parts;
     for (Index s = 0; s < stages_; ++s) {
-      std::vector<std::pair<Index, Index>> runs;
-      for (const auto& [layer, range] : layers_) {
-        if (range.first / (blocks_ / stages_) != s) continue;
-        if (runs.empty() || runs.back().second + 1 != layer) runs.emplace_back(layer, layer);
-        runs.back().second = layer;
-      }
-      std::vector<std::string> texts;
-      for (const auto& [first, last] : runs) texts.push_back(span_text(first, last));
+      std::vector<Index> written;
+      for (const auto& [layer, range] : layers_)
+        if (range.first / (blocks_ / stages_) == s) written.push_back(layer);
+      std::vector<std::string> texts = runs_of(written, " to ");
       if (texts.size() > 3) texts = {texts[0], texts[1], "..."};
       parts.push_back("ranks " + span_text(s * a_stage, (s + 1) * a_stage - 1) + " write layers " + join(texts, ", "));
       if (stages_ > 3 && s == 0) {

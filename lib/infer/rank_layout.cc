@@ -4,7 +4,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "lib/audit/finding.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/stages.h"

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace reshard {
@@ -72,6 +73,8 @@ Result<int> without_exceptions(const std::function<Result<int>()>& work) {
     return work();
   } catch (const std::bad_alloc&) {
     return io_error("out of memory");
+  } catch (const std::system_error& e) {
+    return io_error(std::string("cannot start a thread: ") + e.what());
   } catch (const std::exception& e) {
     return internal_error(std::string("internal error: ") + e.what());
   }

@@ -343,7 +343,7 @@ TEST(Cli, ADestinationIsReplacedOnlyWhenAsked) {
   dir.write("papers/thesis.tex", "mine");
   r = convert(source, dir / "papers", {"--to", "hf", "--force"});
   EXPECT_EQ(r.exit_code, 2);
-  EXPECT_THAT(r.err, HasSubstr("neither a checkpoint nor empty"));
+  EXPECT_THAT(r.err, HasSubstr("neither empty nor a checkpoint"));
   EXPECT_EQ(read_file(dir / "papers/thesis.tex"), "mine");
 }
 

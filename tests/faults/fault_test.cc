@@ -48,10 +48,11 @@ enum class Call {
   kMkdir,
   kRename,
   kUnlink,
-  kRmdir
+  kRmdir,
+  kReaddir
 };
 constexpr const char* kCallNames[] = {"open",      "close", "fstat", "pread",  "pwrite", "fallocate", "ftruncate",
-                                      "fdatasync", "fsync", "mkdir", "rename", "unlink", "rmdir"};
+                                      "fdatasync", "fsync", "mkdir", "rename", "unlink", "rmdir",     "readdir"};
 
 struct Fault {
   std::int64_t nth = 0;  // the first call that fails, from 1; 0: none
@@ -123,6 +124,7 @@ SysCalls faulty() {
   };
   c.unlink = [](const char* path) { return fails(Call::kUnlink) ? -1 : real.unlink(path); };
   c.rmdir = [](const char* path) { return fails(Call::kRmdir) ? -1 : real.rmdir(path); };
+  c.readdir = [](DIR* directory) { return fails(Call::kReaddir) ? nullptr : real.readdir(directory); };
   return c;
 }
 
@@ -165,7 +167,9 @@ const Scenario kScenarios[] = {{"tp8 to hf", "tp8", "hf", "", false},
                                {"tp8 to hdf5", "tp8", "hdf5", "", false},
                                {"tp8 to hdf5 in chunks, replacing", "tp8", "hdf5", "", true}};
 const Files kOldFile = {{"", "\x89HDF\r\n\x1a\n, an old one"}};
-const Files kOldDirectory = {{".metadata", "old"}};
+const Files kOldDirectory = {
+    {"model.safetensors",
+     std::string("\x38\0\0\0\0\0\0\0", 8) + R"({"old":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} )" + "x"}};
 
 bool makes_file(const Scenario& s) { return s.to == "hdf5"; }
 
@@ -181,7 +185,7 @@ Status run_scenario(const Scenario& s, const std::string& destination) {
   o.run.threads = 1;
   o.run.memory = Index{1} << 30;
   const auto conversion = TRY(Conversion::prepare(*open.reader, *TRY(find_format(s.to)), std::move(o)));
-  TRY(conversion->run(destination, s.replaces));
+  TRY(conversion->run({destination, s.replaces ? files_of_checkpoint : nullptr}));
   return {};
 }
 
@@ -190,7 +194,7 @@ void make_old(const Scenario& s, const std::string& destination) {
   if (!s.replaces) return;
   if (makes_file(s)) return write_file(destination, kOldFile.at(""));
   fs::create_directory(destination);
-  write_file(destination + "/.metadata", "old");
+  write_file(destination + "/model.safetensors", kOldDirectory.at("model.safetensors"));
 }
 
 TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
@@ -238,8 +242,13 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
             continue;
           }
           ++errors;
-          // A file that cannot be looked into is none of the format's.
-          if (status.error().message().find("it will not be replaced") == std::string::npos || !makes_file(s)) {
+          // A file or directory that cannot be looked into is not recognised.
+          const bool is_unknown =
+              status.error().message().find("not a checkpoint that reshard knows") != std::string::npos;
+          const bool is_refused = status.error().message().find("it will not be replaced") != std::string::npos;
+          if (is_unknown) {
+            ASSERT_EQ(hit.front(), Call::kReaddir);
+          } else if (!is_refused || !makes_file(s)) {
             ASSERT_EQ(status.error().code(), ErrorCode::kIo);
             ASSERT_THAT(status.error().message(), testing::HasSubstr(std::strerror(error)));
           }
@@ -248,7 +257,7 @@ TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
           // A replaced checkpoint, and what was around a file, are removed when the new one is in its place.
           const bool says_complete = status.error().message().find("complete") != std::string::npos;
           const bool cleaning = sticky || hit.front() == Call::kUnlink || hit.front() == Call::kRmdir ||
-                                (says_complete && (s.replaces || makes_file(s)));
+                                hit.front() == Call::kReaddir || (says_complete && (s.replaces || makes_file(s)));
           if (says_complete) {
             ASSERT_TRUE(cleaning);
             Files got = files_at(out);
@@ -443,7 +452,7 @@ TEST(FullDisk, IsSaidBeforeAnythingIsWritten) {
     o.run.memory = Index{1} << 30;
     const auto conversion = Conversion::prepare(*open.reader, kDcpFormat, std::move(o));
     ASSERT_TRUE(conversion) << conversion.error().message();
-    const auto outcome = (*conversion)->run(disk + "/out", false);
+    const auto outcome = (*conversion)->run({disk + "/out"});
     ASSERT_FALSE(outcome);
     EXPECT_EQ(outcome.error().code(), ErrorCode::kIo);
     EXPECT_THAT(outcome.error().message(),

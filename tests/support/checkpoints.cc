@@ -92,7 +92,7 @@ TensorValues load_checkpoint(const std::string& path) { return must(load_values(
 void write_target(const TensorValues& tensors, Target& target, const std::string& path) {
   MemorySource source(tensors);
   const Plan plan = must(make_plan(source.catalog(), target.catalog()));
-  auto output = must(Output::create(path, target, false));
+  auto output = must(Output::create({path}, target));
   RunOptions options;
   options.threads = 1;
   options.memory = Index{1} << 30;

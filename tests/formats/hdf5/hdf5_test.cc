@@ -72,7 +72,7 @@ Status to(const std::string& format, const std::string& from, const std::string&
     TRY(conversion->write_view(destination));
     return {};
   }
-  TRY(conversion->run(destination, replace));
+  TRY(conversion->run({destination, replace ? files_of_checkpoint : nullptr}));
   return {};
 }
 
@@ -193,7 +193,7 @@ TEST(Hdf5, TheConfigTravelsInside) {
     o.run.memory = Index{1} << 30;
     const auto conversion = Conversion::prepare(*open.reader, kHdf5Format, std::move(o));
     ASSERT_TRUE(conversion) << conversion.error().message();
-    ASSERT_TRUE((*conversion)->run(dir / "a.h5", false));
+    ASSERT_TRUE((*conversion)->run({dir / "a.h5"}));
   }
   const auto open = open_checkpoint(dir / "a.h5");
   ASSERT_TRUE(open);

@@ -310,6 +310,28 @@ TEST(ReplaceFile, AnErrorLeavesTheOldOneAsItWas) {
   EXPECT_EQ(list_directory(dir.path())->size(), 1u);
 }
 
+TEST(ReplaceFile, ReplacesNothingUnlessTold) {
+  const TempDir dir;
+  put(dir / "f", "old");
+  EXPECT_FALSE(replace_file(dir / "f", "new", false));
+  EXPECT_EQ(get(dir / "f"), "old");
+  ASSERT_TRUE(replace_file(dir / "g", "new", false));
+  EXPECT_EQ(get(dir / "g"), "new");
+  EXPECT_EQ(list_directory(dir.path())->size(), 2u);
+}
+
+TEST(ReplaceFile, WritesThroughALinkAndLeavesADeviceWhatItIs) {
+  const TempDir dir;
+  put(dir / "f", "old, and longer");
+  fs::create_symlink("f", dir / "link");
+  ASSERT_TRUE(replace_file(dir / "link", "new"));
+  EXPECT_TRUE(fs::is_symlink(dir / "link"));
+  EXPECT_EQ(get(dir / "f"), "new");
+  fs::create_symlink("/dev/full", dir / "full");
+  EXPECT_EQ(message_of(replace_file(dir / "full", "new")), dir / "full: cannot write: No space left on device");
+  EXPECT_TRUE(fs::is_symlink(dir / "full"));
+}
+
 TEST(Directory, ListingIsSortedAndFollowsLinks) {
   const TempDir dir;
   put(dir / "b", "12345");
@@ -330,12 +352,70 @@ TEST(Directory, ListingIsSortedAndFollowsLinks) {
   EXPECT_EQ(list_directory(dir / "no").error().message(), dir / "no: cannot list: No such file or directory");
 }
 
+TEST(Directory, OneThatCannotBeReadIsNotEmpty) {
+  const TempDir dir;
+  dir.write("tree/a", "1");
+  dir.write("tree/b", "2");
+  static int calls;
+  for (int n = 0; n < 3; ++n) {
+    calls = n;
+    SysCalls broken = sys();
+    broken.readdir = [](DIR* directory) -> dirent* {
+      if (calls-- > 0) return ::readdir(directory);
+      errno = EIO;
+      return nullptr;
+    };
+    const ScopedSysCalls scope(broken);
+    const std::string message = dir / "tree: cannot list: Input/output error";
+    EXPECT_EQ(list_directory(dir / "tree").error().message(), message);
+    calls = n;
+    EXPECT_EQ(walk(dir / "tree").error().message(), message);
+    calls = n;
+    EXPECT_EQ(message_of(remove_tree(dir / "tree")), message);
+  }
+  EXPECT_EQ(list_directory(dir / "tree")->size(), 2u);
+}
+
+TEST(Directory, WalkSeesAllThatIsThere) {
+  const TempDir dir;
+  dir.write("t/b/inner", "12345");
+  dir.write("t/a", "");
+  dir.write("t/b-c", "");
+  fs::create_symlink("nowhere", dir / "t/dangling");
+  fs::create_directory_symlink(dir / "t/b", dir / "t/link");
+  ASSERT_EQ(::mkfifo((dir / "t/pipe").c_str(), 0600), 0);
+  const auto nodes = *walk(dir / "t");
+  std::vector<std::string> names;
+  for (const Node& node : nodes) names.push_back(node.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "b", "b/inner", "b-c", "dangling", "link", "pipe"}));
+  EXPECT_TRUE(nodes[1].is_directory());
+  EXPECT_EQ(nodes[2].size, 5);
+  EXPECT_TRUE(nodes[4].is_link());
+  EXPECT_TRUE(nodes[5].is_link());
+  EXPECT_FALSE(nodes[6].is_regular());
+  EXPECT_TRUE(*walk(dir / "t") == nodes);
+  dir.write("t/b/inner", "123456");
+  EXPECT_FALSE(*walk(dir / "t") == nodes);
+  EXPECT_FALSE(walk(dir / "t/link"));
+}
+
+TEST(Directory, WhatLiesInIt) {
+  const TempDir dir;
+  dir.write("a/b/f", "");
+  fs::create_directory_symlink(dir / "a/b", dir / "link");
+  for (const std::string inside : {"a", "a/b", "a/b/f", "link", "link/f", "a/../a/b"})
+    EXPECT_TRUE(lies_in(dir / inside, dir / "a")) << inside;
+  EXPECT_TRUE(lies_in(dir / "a/b/f", dir / "link"));
+  for (const std::string outside : {"", "a/..", "no", "a/no"})
+    EXPECT_FALSE(lies_in(dir / outside, dir / "a")) << outside;
+}
+
 TEST(Directory, RemoveTreeFollowsNoLinks) {
   const TempDir dir;
   fs::create_directories(dir / "tree/sub/deeper");
   fs::create_directory(dir / "outside");
   put(dir / "outside/precious", "p");
-  put(dir / "tree/sub/f", "x");
+  dir.write("tree/sub/f", "x");
   fs::create_directory_symlink(dir / "outside", dir / "tree/sub/link");
   fs::create_symlink("nowhere", dir / "tree/dangling");
   ASSERT_TRUE(remove_tree(dir / "tree"));
@@ -356,7 +436,7 @@ TEST(Directory, RemoveTreeRefusesALinkToADirectory) {
 TEST(Directory, RemoveTreeSaysWhatItCannotRemove) {
   const TempDir dir;
   fs::create_directory(dir / "tree");
-  put(dir / "tree/f", "x");
+  dir.write("tree/f", "x");
   SysCalls stubborn = sys();
   stubborn.unlink = [](const char*) {
     errno = EPERM;
@@ -408,7 +488,7 @@ TEST(Rename, ExchangeSwapsTwoDirectories) {
   const TempDir dir;
   fs::create_directory(dir / "a");
   fs::create_directory(dir / "b");
-  put(dir / "a/f", "from a");
+  dir.write("a/f", "from a");
   put(dir / "b/f", "from b");
   const Status swapped = exchange_paths(dir / "a", dir / "b");
   if (!swapped && errno == EINVAL) GTEST_SKIP() << "the file system cannot exchange names";

@@ -132,7 +132,26 @@ TEST(Text, GlobWithManyStarsIsFast) {
 TEST(Text, PrintableHidesControlBytes) {
   EXPECT_EQ(printable("layers.0"), "layers.0");
   EXPECT_EQ(printable(std::string_view("a\x1b[2J\n\0\x7f", 8)), "a\\x1b[2J\\x0a\\x00\\x7f");
-  EXPECT_EQ(printable("\xc3\xa9"), "\xc3\xa9");
+  for (const char* text : {"\xc3\xa9", "\xe6\xbc\xa2", "\xf0\x9f\x98\x80", "\xed\x9f\xbf", "\xc2\xa0"})
+    EXPECT_EQ(printable(text), text);
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J"),
+            "\\xc2\\x9b2J");  // U+009B, the C1 CSI
+  EXPECT_EQ(printable("a\xe2\x80\xae"
+                      "b\xe2\x81\xa6"),
+            "a\\xe2\\x80\\xaeb\\xe2\\x81\\xa6");            // U+202E, U+2066
+  EXPECT_EQ(printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8");  // U+2028
+  // No UTF-8: a lone byte, a cut sequence, overlong, a surrogate, beyond U+10FFFF.
+  EXPECT_EQ(printable("\x9b"
+                      "2J\xc3"),
+            "\\x9b2J\\xc3");
+  EXPECT_EQ(printable("\xe6\xbc"
+                      "a"),
+            "\\xe6\\xbc"
+            "a");
+  EXPECT_EQ(printable("\xc0\x9b\xe0\x82\x9b"), "\\xc0\\x9b\\xe0\\x82\\x9b");
+  EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");
+  EXPECT_EQ(printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
 }
 
 TEST(Text, SplitAndJoinAreInverse) {

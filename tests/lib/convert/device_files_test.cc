@@ -47,7 +47,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   o.run.threads = 3;
   o.run.device = device;
   auto conversion = TRY(Conversion::prepare(*source.reader, *format, std::move(o)));
-  TRY(conversion->run(into, false));
+  TRY(conversion->run({into}));
   return {};
 }
 

@@ -68,7 +68,7 @@ Status write_checkpoint(TensorSource& source, const Format& format, const Layout
                         const std::string& destination, const RunOptions& options, std::vector<TensorProof>* proofs) {
   const auto target = TRY(format.lay_out(request));
   const Plan plan = TRY(make_plan(source.catalog(), target->catalog()));
-  auto output = TRY(Output::create(destination, *target, false));
+  auto output = TRY(Output::create({destination}, *target));
   *proofs = TRY(copy_tensors(plan, source, target->catalog(), *output, options));
   return output->commit();
 }
@@ -77,7 +77,7 @@ Status write_checkpoint(TensorSource& source, const Format& format, const Layout
 Status write_in_crumbs(TensorSource& source, const Format& format, const LayoutRequest& request,
                        const std::string& destination, Rng& rng) {
   const auto target = TRY(format.lay_out(request));
-  auto output = TRY(Output::create(destination, *target, false));
+  auto output = TRY(Output::create({destination}, *target));
   std::vector<std::byte> slab, scratch(static_cast<std::size_t>(File::kDirectUnit + 16 + below(rng, 3000)));
   for (const Tensor& to : target->catalog().tensors()) {
     const std::size_t from = *source.catalog().find(to.name);

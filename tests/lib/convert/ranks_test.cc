@@ -49,7 +49,7 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   o.run.device = job.device;
   o.run.data = job.data;
   auto conversion = TRY(Conversion::prepare(*source.reader, *format, std::move(o)));
-  auto done = TRY(conversion->run(into, false));
+  auto done = TRY(conversion->run({into}));
   if (outcome && rank_of(ranks) == 0) *outcome = done;
   return {};
 }
@@ -388,7 +388,7 @@ TEST_F(ManySlabs, ACompressedFileIsForOneProcess) {
     o.run.memory = Index{1} << 30;
     o.run.ranks = &ranks;
     auto conversion = TRY(Conversion::prepare(*source.reader, *TRY(find_format("hdf5")), std::move(o)));
-    TRY(conversion->run(dir_ / "never.h5", false));
+    TRY(conversion->run({dir_ / "never.h5"}));
     return {};
   });
   ASSERT_FALSE(status);

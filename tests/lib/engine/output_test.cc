@@ -1,11 +1,15 @@
 #include "lib/engine/output.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include "lib/base/sys.h"
 #include "lib/device/crc32.h"
@@ -67,8 +71,13 @@ Status write_all(Output& output, const Target& target, std::string_view bytes) {
                       scratch);
 }
 
-Result<std::unique_ptr<Output>> finished(const std::string& path, Target& target, bool replace = false) {
-  auto output = TRY(Output::create(path, target, replace));
+// A destination that may be replaced where it is a checkpoint: of these files.
+OutputPath replacing(const std::string& path, std::vector<std::string> files = {"weights", "sub/more", "sub/link"}) {
+  return {path, [files](const std::string&) -> Result<std::vector<std::string>> { return files; }};
+}
+
+Result<std::unique_ptr<Output>> finished(const OutputPath& destination, Target& target) {
+  auto output = TRY(Output::create(destination, target));
   TRY(write_all(*output, target, "abcdefgh"));
   TRY(output->commit());
   return output;
@@ -99,7 +108,7 @@ using Names = std::vector<std::string>;
 TEST(Output, IsNotThereUntilItIsComplete) {
   const TempDir dir;
   TestTarget target = small_target();
-  auto output = Output::create(dir / "out", target, false);
+  auto output = Output::create({dir / "out"}, target);
   ASSERT_TRUE(output) << output.error().message();
   EXPECT_EQ(names_in(dir.path()), Names{"out.partial"});
   EXPECT_EQ(names_in(dir / "out.partial"), (Names{".reshard-partial", "data", "index"}));
@@ -119,7 +128,7 @@ TEST(Output, IsNotThereUntilItIsComplete) {
 TEST(Output, LeavesNothingWhenItIsGivenUp) {
   const TempDir dir;
   TestTarget target = small_target();
-  { ASSERT_TRUE(Output::create(dir / "out", target, false)); }
+  { ASSERT_TRUE(Output::create({dir / "out"}, target)); }
   EXPECT_EQ(names_in(dir.path()), Names{});
 }
 
@@ -127,7 +136,7 @@ TEST(Output, IsNotCommittedWhereBytesAreMissing) {
   const TempDir dir;
   TestTarget target = small_target();
   {
-    auto output = Output::create(dir / "out", target, false);
+    auto output = Output::create({dir / "out"}, target);
     ASSERT_TRUE(output);
     ASSERT_TRUE(write_all(**output, target, "abcd"));
     const Status s = (*output)->commit();
@@ -141,14 +150,14 @@ TEST(Output, IsNotCommittedWhereBytesAreMissing) {
 TEST(Output, TakesADestinationWithASlash) {
   const TempDir dir;
   TestTarget target = small_target();
-  ASSERT_TRUE(finished(dir / "out//", target));
+  ASSERT_TRUE(finished({dir / "out//"}, target));
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
 }
 
 TEST(Output, AddsAFileOnce) {
   const TempDir dir;
   TestTarget target = small_target();
-  auto output = Output::create(dir / "out", target, false);
+  auto output = Output::create({dir / "out"}, target);
   ASSERT_TRUE(output);
   ASSERT_TRUE((*output)->add_file("config.json", "{}"));
   EXPECT_FALSE((*output)->add_file("config.json", "{}"));
@@ -158,7 +167,7 @@ TEST(Output, AddsAFileOnce) {
 TEST(Output, NeedsItsParentDirectory) {
   const TempDir dir;
   TestTarget target = small_target();
-  const auto r = Output::create(dir / "no/out", target, false);
+  const auto r = Output::create({dir / "no/out"}, target);
   ASSERT_FALSE(r.has_value());
   EXPECT_EQ(r.error().code(), ErrorCode::kIo);
 }
@@ -167,8 +176,8 @@ TEST(Output, SaysWhenARankDoesNotSeeWhatRankZeroMade) {
   const TempDir dir;
   TestTarget target = small_target();
   const Status status = run_local_ranks(2, [&](Transport& ranks) -> Status {
-    const auto output = TRY(
-        Output::create(dir / ("out" + std::to_string(ranks.rank())), target, false, Output::Space::kReserved, &ranks));
+    const auto output =
+        TRY(Output::create({dir / ("out" + std::to_string(ranks.rank()))}, target, Output::Space::kReserved, &ranks));
     return barrier(&ranks);
   });
   ASSERT_FALSE(status.has_value());
@@ -182,48 +191,257 @@ TEST(Output, DoesNotReplaceUnlessTold) {
   const TempDir dir;
   TestTarget target = small_target();
   fs::create_directory(dir / "out");
-  expect_usage(Output::create(dir / "out", target, false), dir / "out: the destination exists; --force replaces it");
+  expect_usage(Output::create({dir / "out"}, target), dir / "out: the destination exists; --force replaces it");
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
 }
 
 TEST(Output, ReplacesACheckpointOrAnEmptyDirectory) {
-  for (const char* file : {".metadata", "__0_0.distcp", "model.safetensors", "reshard_manifest.json", ""}) {
+  for (const bool is_empty : {false, true}) {
     const TempDir dir;
     TestTarget target = small_target();
     fs::create_directory(dir / "out");
-    if (*file) dir.write(std::string("out/") + file, "old");
-    const auto output = finished(dir / "out", target, true);
+    if (!is_empty) {
+      dir.write("out/weights", "old");
+      dir.write("out/sub/more", "old");
+      dir.write("real", "kept");
+      fs::create_symlink(dir / "real", dir / "out/sub/link");
+    }
+    const auto output = finished(replacing(dir / "out"), target);
     ASSERT_TRUE(output) << output.error().message();
-    EXPECT_EQ(names_in(dir.path()), Names{"out"});
-    EXPECT_EQ(names_in(dir / "out"), (Names{"data", "index"})) << file;
+    EXPECT_EQ(names_in(dir.path()), is_empty ? Names{"out"} : (Names{"out", "real"}));
+    EXPECT_EQ(names_in(dir / "out"), (Names{"data", "index"}));
   }
 }
 
 TEST(Output, ReplacesNothingElse) {
   const TempDir dir;
   TestTarget target = small_target();
-  const std::string refusal = ": the destination is neither a checkpoint nor empty; it will not be replaced";
+  const auto expect_refused = [&](const std::string& path, const std::string& why) {
+    expect_usage(Output::create(replacing(path), target), path + ": " + why);
+  };
+  const auto is_none = [](const std::string& path) -> Result<std::vector<std::string>> {
+    return unsupported(path + ": no checkpoint");
+  };
   dir.write("home/thesis.tex", "years of work");
-  expect_usage(Output::create(dir / "home", target, true), dir / "home" + refusal);
+  expect_usage(Output::create({dir / "home", is_none}, target),
+               dir / "home: the destination is neither empty nor a checkpoint; it will not be replaced (" +
+                   (dir / "home: no checkpoint") + ")");
   dir.write("file", "words");
-  expect_usage(Output::create(dir / "file", target, true), dir / "file" + refusal);
-  dir.write("real/.metadata", "old");
+  expect_refused(dir / "file", "the destination is not a directory; it will not be replaced");
+  dir.write("real/weights", "old");
   fs::create_symlink(dir / "real", dir / "link");
-  expect_usage(Output::create(dir / "link", target, true), dir / "link" + refusal);
-  EXPECT_EQ(names_in(dir.path()), (Names{"file", "home", "link", "real"}));
+  expect_refused(dir / "link", "the destination is not a directory; it will not be replaced");
+  const std::string holds = "the destination holds what is not of the checkpoint there: ";
+  dir.write("mixed/weights", "old");
+  dir.write("mixed/thesis.tex", "years of work");
+  dir.write("mixed/photos/1.jpg", "a");
+  dir.write("mixed/photos/2.jpg", "b");
+  dir.write("mixed/sub/more", "old");
+  dir.write("mixed/sub/notes", "mine");
+  expect_refused(dir / "mixed", holds + "photos/, sub/notes, thesis.tex; it will not be replaced");
+  // A directory, a pipe or a link in the place of a file or directory is foreign too.
+  fs::create_directories(dir / "odd/weights");
+  ASSERT_EQ(::mkfifo((dir / "odd/sub").c_str(), 0600), 0);
+  expect_refused(dir / "odd", holds + "sub, weights/; it will not be replaced");
+  EXPECT_EQ(names_in(dir.path()), (Names{"file", "home", "link", "mixed", "odd", "real"}));
+  EXPECT_EQ(names_in(dir / "mixed/photos"), (Names{"1.jpg", "2.jpg"}));
+}
+
+TEST(Output, DoesNotReplaceWhatTheJobReads) {
+  const TempDir dir;
+  TestTarget target = small_target();
+  dir.write("out/weights", "old");
+  dir.write("away/model", "mine");
+  fs::create_symlink(dir / "out/weights", dir / "link");
+  fs::create_symlink(dir / "out", dir / "away/other");
+  for (const std::string input : {"out", "out/weights", "link", "away/other", "away/other/weights"}) {
+    OutputPath to = replacing(dir / "out");
+    to.inputs = {"", dir / "nowhere", dir / "away/model", dir / input};
+    expect_usage(Output::create(to, target),
+                 dir / "out: holds " + (dir / input) + ", which this job reads; it will not be replaced");
+  }
+  // Nor is it removed where it looks like the leftover of a killed run.
+  dir.write("new.partial/.reshard-partial", "");
+  dir.write("new.partial/weights", "mine");
+  expect_usage(Output::create({dir / "new", nullptr, {dir / "new.partial"}}, target),
+               dir / "new.partial: holds " + (dir / "new.partial") + ", which this job reads; it will not be replaced");
+  EXPECT_EQ(text_of(dir / "new.partial/weights"), "mine");
+  EXPECT_EQ(text_of(dir / "out/weights"), "old");
+  OutputPath to = replacing(dir / "out");
+  to.inputs = {dir.path(), dir / "away/model"};  // what holds the destination is not in it
+  const auto output = finished(to, target);
+  ASSERT_TRUE(output) << output.error().message();
 }
 
 TEST(Output, KeepsTheOldOneUntilTheNewOneIsThere) {
   const TempDir dir;
   TestTarget target = small_target();
-  dir.write("out/.metadata", "old");
+  dir.write("out/weights", "old");
   {
-    auto output = Output::create(dir / "out", target, true);
+    auto output = Output::create(replacing(dir / "out"), target);
     ASSERT_TRUE(output);
-    EXPECT_EQ(text_of(dir / "out/.metadata"), "old");
+    EXPECT_EQ(text_of(dir / "out/weights"), "old");
   }
-  EXPECT_EQ(text_of(dir / "out/.metadata"), "old");
+  EXPECT_EQ(text_of(dir / "out/weights"), "old");
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
+}
+
+// ---- a destination that changes while the job runs
+
+// A target that is a file of eight bytes.
+class FileTarget : public Target {
+ public:
+  FileTarget() {
+    const TestTarget whole = small_target();
+    EXPECT_TRUE(catalog_.add(whole.catalog().tensors()[0]));
+    catalog_.files = {{"data", 8}};
+  }
+  bool wants_crcs() const override { return false; }
+  Status seal(const PayloadCrc&, const EmitBytes&) const override { return {}; }
+  bool is_file() const override { return true; }
+  bool is_own_file(const std::string& path) const override { return text_of(path) == "old"; }
+};
+
+// Commits after `meanwhile`; what it said.
+std::string commit_after(const OutputPath& to, Target& target, const std::function<void()>& meanwhile) {
+  auto output = Output::create(to, target);
+  if (!output) return output.error().message();
+  EXPECT_TRUE(write_all(**output, target, "abcdefgh"));
+  meanwhile();
+  const Status status = (*output)->commit();
+  return status ? "" : status.error().message();
+}
+
+TEST(Output, LeavesADestinationThatAppearedMeanwhile) {
+  for (const bool is_file : {false, true}) {
+    for (const bool replaces : {false, true}) {
+      const TempDir dir;
+      TestTarget directory = small_target();
+      FileTarget file;
+      Target& target = is_file ? static_cast<Target&>(file) : directory;
+      const std::string message =
+          commit_after(replaces ? replacing(dir / "out") : OutputPath{dir / "out"}, target, [&] {
+            if (is_file)
+              dir.write("out", "years of work");
+            else
+              dir.write("out/thesis.tex", "years of work");
+          });
+      const std::string made = dir / (is_file ? "out.partial/data" : "out.partial");
+      EXPECT_THAT(message,
+                  testing::AllOf(HasSubstr(dir / "out: "), testing::EndsWith("The finished output is " + made +
+                                                                             ": move it to where it is wanted")));
+      EXPECT_EQ(text_of(dir / (is_file ? "out" : "out/thesis.tex")), "years of work");
+      EXPECT_EQ(names_in(dir / "out.partial"), is_file ? Names{"data"} : (Names{"data", "index"}));
+      EXPECT_EQ(text_of(dir / "out.partial/data"), "abcdefgh");
+      // It is the user's now: the next run does not clear it away.
+      EXPECT_THAT(commit_after({dir / "out2"}, target, [] {}), "");
+      fs::remove_all(dir / "out");
+      EXPECT_THAT(commit_after({dir / "out"}, target, [] {}), HasSubstr("out.partial: is in the way"));
+    }
+  }
+}
+
+TEST(Output, LeavesADestinationThatChangedMeanwhile) {
+  const auto added = [](const TempDir& dir) { dir.write("out/thesis.tex", "years of work"); };
+  const auto overwritten = [](const TempDir& dir) { dir.write("out/weights", "another"); };
+  const auto exchanged = [](const TempDir& dir) {
+    fs::rename(dir / "out", dir / "away");
+    dir.write("out/weights", "old");
+  };
+  const auto linked = [](const TempDir& dir) {
+    fs::rename(dir / "out", dir / "away");
+    fs::create_directory_symlink(dir / "away", dir / "out");
+  };
+  for (const auto& change :
+       std::initializer_list<std::function<void(const TempDir&)>>{added, overwritten, exchanged, linked}) {
+    const TempDir dir;
+    TestTarget target = small_target();
+    dir.write("out/weights", "old");
+    dir.write("out/sub/more", "old");
+    std::map<std::string, std::string> before;
+    const auto everything = [&] {
+      std::map<std::string, std::string> out;
+      for (const auto& e : fs::recursive_directory_iterator(dir.path()))
+        if (e.path().string().find("out.partial") == std::string::npos)
+          out[e.path().string()] = e.is_regular_file() ? text_of(e.path().string()) : "";
+      return out;
+    };
+    const std::string message = commit_after(replacing(dir / "out"), target, [&] {
+      change(dir);
+      before = everything();
+    });
+    EXPECT_EQ(message, dir / "out: was changed while this job ran, and is left as it is. The finished output is " +
+                           (dir / "out.partial: move it to where it is wanted"));
+    EXPECT_EQ(everything(), before);
+    EXPECT_EQ(names_in(dir / "out.partial"), (Names{"data", "index"}));
+  }
+}
+
+// Between the last look and the exchange itself.
+TEST(Output, PutsBackWhatCameAtTheLastMoment) {
+  static const TempDir* at;
+  for (const bool is_file : {false, true}) {
+    const TempDir dir;
+    at = &dir;
+    TestTarget directory = small_target();
+    FileTarget file;
+    Target& target = is_file ? static_cast<Target&>(file) : directory;
+    dir.write(is_file ? "out" : "out/weights", "old");
+    dir.write(is_file ? "mine" : "mine/thesis.tex", "years of work");
+    SysCalls calls = sys();
+    calls.rename = [](const char* from, const char* to, unsigned flags) {
+      if (fs::exists(*at / "mine")) {
+        fs::rename(*at / "out", *at / "away");
+        fs::rename(*at / "mine", *at / "out");
+      }
+      return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, flags);
+    };
+    const ScopedSysCalls scoped(calls);
+    const std::string message = commit_after(replacing(dir / "out"), target, [] {});
+    EXPECT_THAT(message, HasSubstr("out: was changed while this job ran, and is left as it is"));
+    EXPECT_EQ(names_in(dir.path()), (Names{"away", "out", "out.partial"}));
+    EXPECT_EQ(text_of(dir / (is_file ? "out" : "out/thesis.tex")), "years of work");
+    EXPECT_EQ(names_in(dir / "out.partial"), is_file ? Names{"data"} : (Names{"data", "index"}));
+  }
+}
+
+TEST(Output, ReplacesAFileOfItsKind) {
+  const TempDir dir;
+  FileTarget target;
+  dir.write("out", "old");
+  const auto output = finished(replacing(dir / "out"), target);
+  ASSERT_TRUE(output) << output.error().message();
+  EXPECT_EQ(text_of(dir / "out"), "abcdefgh");
+  dir.write("words", "words");
+  expect_usage(Output::create(replacing(dir / "words"), target),
+               dir / "words: the destination is not a file of this format; it will not be replaced");
+  EXPECT_EQ(names_in(dir.path()), (Names{"out", "words"}));
+}
+
+TEST(Output, NeedsNoOldOneAnyMore) {
+  const TempDir dir;
+  TestTarget target = small_target();
+  dir.write("out/weights", "old");
+  EXPECT_EQ(commit_after(replacing(dir / "out"), target, [&] { fs::remove_all(dir / "out"); }), "");
+  EXPECT_EQ(names_in(dir.path()), Names{"out"});
+  EXPECT_EQ(text_of(dir / "out/data"), "abcdefgh");
+}
+
+// A directory that cannot be listed is not an empty one.
+TEST(Output, IsNotMadeWhereTheOldOneCannotBeListed) {
+  const TempDir dir;
+  TestTarget target = small_target();
+  dir.write("out/thesis.tex", "years of work");
+  {
+    SysCalls calls = sys();
+    calls.readdir = [](DIR*) -> dirent* { return errno = EIO, nullptr; };
+    const ScopedSysCalls scoped(calls);
+    const auto output = Output::create(replacing(dir / "out"), target);
+    ASSERT_FALSE(output.has_value());
+    EXPECT_EQ(output.error().code(), ErrorCode::kIo);
+    EXPECT_EQ(output.error().message(), dir / "out: cannot list: " + std::strerror(EIO));
+  }
+  EXPECT_EQ(text_of(dir / "out/thesis.tex"), "years of work");
 }
 
 // ---- what a killed run left
@@ -233,19 +451,19 @@ TEST(Output, RemovesWhatAKilledRunLeftAndSaysSo) {
   TestTarget target = small_target();
   dir.write("out.partial/.reshard-partial", "");
   dir.write("out.partial/data", "half");
-  const auto output = finished(dir / "out", target);
+  const auto output = finished({dir / "out"}, target);
   ASSERT_TRUE(output) << output.error().message();
   EXPECT_TRUE((*output)->removed_leftover());
   EXPECT_EQ(names_in(dir.path()), Names{"out"});
   EXPECT_EQ(text_of(dir / "out/data"), "abcdefgh");
-  EXPECT_FALSE((*finished(dir / "other", target))->removed_leftover());
+  EXPECT_FALSE((*finished({dir / "other"}, target))->removed_leftover());
 }
 
 TEST(Output, LeavesSomebodyElsesDirectoryAlone) {
   const TempDir dir;
   TestTarget target = small_target();
   dir.write("out.partial/notes", "mine");
-  expect_usage(Output::create(dir / "out", target, true),
+  expect_usage(Output::create({dir / "out"}, target),
                dir / "out.partial: is in the way and was not made by reshard; move it elsewhere");
   EXPECT_EQ(text_of(dir / "out.partial/notes"), "mine");
 }
@@ -254,21 +472,21 @@ TEST(Output, LeavesAFileOrALinkInTheWayAlone) {
   const TempDir dir;
   TestTarget target = small_target();
   dir.write("a.partial", "mine");
-  const auto file = Output::create(dir / "a", target, false);
+  const auto file = Output::create({dir / "a"}, target);
   ASSERT_FALSE(file.has_value());
   EXPECT_EQ(file.error().message(), dir / "a.partial: is in the way and is not a directory");
   dir.write("real/.reshard-partial", "");
   fs::create_symlink(dir / "real", dir / "b.partial");
-  EXPECT_FALSE(Output::create(dir / "b", target, false).has_value());
+  EXPECT_FALSE(Output::create({dir / "b"}, target).has_value());
   EXPECT_EQ(names_in(dir / "real"), Names{".reshard-partial"});
 }
 
 TEST(Output, IsNotTakenFromARunThatLives) {
   const TempDir dir;
   TestTarget target = small_target();
-  auto first = Output::create(dir / "out", target, false);
+  auto first = Output::create({dir / "out"}, target);
   ASSERT_TRUE(first);
-  expect_usage(Output::create(dir / "out", target, false), dir / "out.partial: another reshard is writing there now");
+  expect_usage(Output::create({dir / "out"}, target), dir / "out.partial: another reshard is writing there now");
   ASSERT_TRUE(write_all(**first, target, "abcdefgh"));
   ASSERT_TRUE((*first)->commit());
   EXPECT_EQ(text_of(dir / "out/data"), "abcdefgh");
@@ -280,9 +498,9 @@ TEST(Output, IsNotThereWhenTheDiskFails) {
   const auto fail = [](auto change) {
     const TempDir dir;
     TestTarget target = small_target();
-    dir.write("out/.metadata", "old");
+    dir.write("out/weights", "old");
     {
-      auto output = Output::create(dir / "out", target, true);
+      auto output = Output::create(replacing(dir / "out"), target);
       ASSERT_TRUE(output);
       ASSERT_TRUE(write_all(**output, target, "abcdefgh"));
       SysCalls calls = sys();
@@ -294,7 +512,7 @@ TEST(Output, IsNotThereWhenTheDiskFails) {
       EXPECT_THAT(s.error().message(), testing::EndsWith(std::strerror(EIO)));
     }
     EXPECT_EQ(names_in(dir.path()), Names{"out"});
-    EXPECT_EQ(text_of(dir / "out/.metadata"), "old");
+    EXPECT_EQ(text_of(dir / "out/weights"), "old");
   };
   fail([](SysCalls& c) { c.fdatasync = [](int) { return errno = EIO, -1; }; });
   fail([](SysCalls& c) { c.fsync = [](int) { return errno = EIO, -1; }; });
@@ -369,7 +587,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
     const Placed placed = random_fragments(rng, shape, byte_size(dtype), gaps);
     // Bytes in gaps belong to nobody, and have no checksum.
     TestTarget target(shape, placed.list, dtype, placed.size, !gaps);
-    auto output = Output::create(dir / "out", target, false);
+    auto output = Output::create({dir / "out"}, target);
     ASSERT_TRUE(output) << output.error().message();
     const FragmentIndex index(placed.list);
     const Slabs slabs(shape, byte_size(dtype), 1 + below(rng, 3000), 1);
