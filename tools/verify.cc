@@ -9,6 +9,7 @@
 #include "lib/audit/structure_audit.h"
 #include "lib/base/text.h"
 #include "lib/model/placement.h"
+#include "lib/model/view.h"
 #include "tools/commands.h"
 #include "tools/comparing.h"
 #include "tools/findings_report.h"

@@ -5,10 +5,13 @@
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/convert/conversion.h"
+#include "lib/convert/manifest.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
+
+constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
 
 // Whether two tensors are the same bytes of the same files.
 bool are_one(const Tensor& a, const Tensor& b) {
@@ -20,36 +23,36 @@ bool are_one(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Result<Index> Conversion::check_equal_tensors() {
+Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run) {
+  const Catalog& view = draft.view.catalog;
   std::vector<const EqualTensors*> pairs;
   std::vector<DigestRequest> kept, left_out;
-  for (const EqualTensors& e : equal_tensors_) {
-    const Tensor &a = source_view_.tensors()[e.kept], &b = source_view_.tensors()[e.left_out];
+  for (const EqualTensors& e : draft.output.equal) {
+    const Tensor &a = view.tensors()[e.kept], &b = view.tensors()[e.left_out];
     if (are_one(a, b)) continue;
     pairs.push_back(&e);
     kept.push_back({e.kept, a.dtype});
     left_out.push_back({e.left_out, a.dtype});
   }
   if (pairs.empty()) return Index{0};
-  RunOptions quiet = options_.run;
-  quiet.progress = nullptr;
-  FileSource of_kept(source_view_, source_.files()), of_left_out(source_view_, source_.files());
-  const auto expected = TRY(digest_tensors(kept, of_kept, quiet));
-  const auto got = TRY(digest_tensors(left_out, of_left_out, quiet));
+  run.progress = nullptr;
+  FileSource of_kept(view, files), of_left_out(view, files);
+  const auto expected = TRY(digest_tensors(kept, of_kept, run));
+  const auto got = TRY(digest_tensors(left_out, of_left_out, run));
   for (std::size_t i = 0; i < pairs.size(); ++i)
-    if (expected[i].target != got[i].target) return corrupt(selected_.root + ": " + pairs[i]->otherwise);
+    if (expected[i].target != got[i].target) return corrupt(view.root + ": " + pairs[i]->otherwise);
   return of_left_out.checksums_checked();
 }
 
 Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool replace) {
   Transport* const ranks = options_.run.ranks;
   const bool leads = rank_of(ranks) == 0;
-  if (!TRY(all_equal(ranks, fingerprint(plan_, source_view_, target_view_))))
-    return io_error(selected_.root +
+  if (!TRY(all_equal(ranks, fingerprint(plan_, source_view(), target_view_))))
+    return io_error(source_.catalog().root +
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
-  const Index of_left_out = TRY(check_equal_tensors());
-  FileSource source(source_view_, source_.files());
+  const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
+  FileSource source(source_view(), source_.files());
   auto output = TRY(Output::create(destination, *target_, replace, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
   Outcome outcome;
@@ -57,7 +60,7 @@ Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool
   outcome.checksums = of_left_out + source.checksums_checked();
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));
-    TRY(output->add_file("reshard_manifest.json", manifest(proofs)));
+    TRY(output->add_file("reshard_manifest.json", manifest(*this, proofs)));
   }
   TRY(output->commit());
   return outcome;
@@ -67,9 +70,9 @@ Result<Conversion::Outcome> Conversion::run(const std::string& destination, bool
 Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
   std::vector<std::string> copied;
   const std::string& config_path = options_.config_path;
-  if (!config_text_.empty()) {
-    std::string text = config_text_;
-    if (converted_ > 0) {
+  if (!draft_.config.text.empty()) {
+    std::string text = draft_.config.text;
+    if (converted_tensors() > 0) {
       Json json = TRY(parse_json(text, "config.json"));
       json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";
@@ -77,7 +80,7 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     TRY(output.add_file("config.json", text));
     copied.emplace_back("config.json");
   }
-  std::vector<std::string> places = {selected_.root, parent_path(selected_.root)};
+  std::vector<std::string> places = {source_.catalog().root, parent_path(source_.catalog().root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
   for (const std::string_view name : format_.side_files) {
     for (const std::string& place : places) {
@@ -89,54 +92,6 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     }
   }
   return copied;
-}
-
-std::string Conversion::manifest(const std::vector<TensorProof>& proofs) const {
-  Json tensors = Json::object();
-  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    const Tensor& from = source_view_.tensors()[plan_.tensors[i].from];
-    const Tensor& to = target_view_.tensors()[plan_.tensors[i].to];
-    Json shape = Json::array();
-    for (const Index extent : to.shape) shape.push_back(extent);
-    Json entry = Json::object();
-    entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
-    if (from.dtype != to.dtype)
-      entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
-    tensors.set(to.name, std::move(entry));
-  }
-  Json left_out = Json::array();
-  for (const LeftOut& l : left_out_) {
-    Json entry = Json::object();
-    entry.set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes);
-    Json names = Json::array();
-    for (const std::string& name : l.names) names.push_back(name);
-    if (!l.names.empty()) entry.set("names", std::move(names));
-    left_out.push_back(std::move(entry));
-  }
-  Json globs = Json::object();
-  for (const auto& [key, list] : {std::pair("include", &options_.include), std::pair("exclude", &options_.exclude),
-                                  std::pair("keep_dtype", &options_.keep_dtype)}) {
-    Json items = Json::array();
-    for (const std::string& glob : *list) items.push_back(glob);
-    globs.set(key, std::move(items));
-  }
-  Json options = Json::object();
-  options.set("to", format_.name)
-      .set("mesh", options_.mesh.to_string())
-      .set("layout", options_.layout ? Json(options_.layout->name) : Json())
-      .set("dtype", options_.dtype ? info(*options_.dtype).torch_name : "keep")
-      .set("names", target_convention_ ? convention_title(*target_convention_) : "as in the source")
-      .set("filters", std::move(globs));
-  Json manifest = Json::object();
-  manifest.set("reshard", RESHARD_VERSION)
-      .set("source", options_.source_path)
-      .set("options", std::move(options))
-      .set("family", model_.family && renames() ? Json(model_.family->name) : Json())
-      .set("hf_rows", hf_rows_)
-      .set("left_out", std::move(left_out))
-      .set("repairs", repairs_)
-      .set("tensors", std::move(tensors));
-  return to_text(manifest, 1) + "\n";
 }
 
 }  // namespace reshard
