@@ -303,17 +303,16 @@ Result<Index> free_space_for(const std::string& destination) {
 
 namespace {
 
-std::string family_text(const Conversion& c) {
-  if (!c.model().family) return "names and rows as they are";
-  std::string text = std::string(c.model().family->title) + ", ";
-  if (!c.target_convention()) return text + std::string(convention_title(c.model().convention));
-  return text + std::string(convention_title(c.model().convention)) + " -> " +
-         std::string(convention_title(*c.target_convention()));
+std::string family_text(const Translation& names) {
+  if (!names.model.family) return "names and rows as they are";
+  const std::string text =
+      std::string(names.model.family->title) + ", " + std::string(convention_title(names.model.convention));
+  return names.to ? text + " -> " + std::string(convention_title(*names.to)) : text;
 }
 
 std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
   std::vector<std::string> out = prepared.source.reader->catalog().warnings;
-  const auto& more = prepared.conversion->warnings();
+  const auto& more = prepared.conversion->notes().warnings;
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
@@ -334,8 +333,8 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
                         ((*format)->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
                         (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
-                        "   " + family_text(c));
-  if (const auto& config = c.model().config)
+                        "   " + family_text(c.names()));
+  if (const auto& config = c.names().model.config)
     print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
                       printable(config->path));
   const auto free = free_space_for(options.destination);
@@ -347,7 +346,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                 (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
   if (c.converted_tensors() > 0) print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
   std::vector<std::string> left_out;
-  for (const LeftOut& l : c.left_out()) left_out.push_back(left_out_text(l));
+  for (const LeftOut& l : c.notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }
@@ -355,9 +354,9 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
 void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
   const auto format = find_format(options.to);
   print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) + "   " +
-                        family_text(*prepared.conversion));
+                        family_text(prepared.conversion->names()));
   std::vector<std::string> left_out;
-  for (const LeftOut& l : prepared.conversion->left_out()) left_out.push_back(left_out_text(l));
+  for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
 }
@@ -404,7 +403,7 @@ void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& c = *prepared.conversion;
   Json left_out = Json::array();
-  for (const LeftOut& l : c.left_out())
+  for (const LeftOut& l : c.notes().left_out)
     left_out.push_back(
         Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
   Json files = Json::array();
@@ -416,7 +415,7 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
       .set("target_format", options.to)
       .set("mesh", c.options().mesh.to_string())
       .set("layout", c.options().layout ? Json(c.options().layout->name) : Json())
-      .set("family", c.model().family ? Json(c.model().family->name) : Json())
+      .set("family", c.names().model.family ? Json(c.names().model.family->name) : Json())
       .set("tensors", c.plan().tensors.size())
       .set("moves", c.plan().moves)
       .set("bytes_read", c.plan().bytes_read)

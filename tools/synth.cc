@@ -7,7 +7,10 @@
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/engine/pattern_source.h"
+#include "lib/model/model.h"
 #include "lib/model/packing.h"
+#include "lib/model/placement.h"
+#include "lib/model/view.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 

@@ -8,7 +8,7 @@ namespace reshard {
 
 MemoryTarget::MemoryTarget(LayoutRequest request) : mesh_(std::move(request.mesh)), rank_(request.rank) {}
 
-Result<std::unique_ptr<Target>> MemoryTarget::lay_out(LayoutRequest request) {
+Result<std::unique_ptr<MemoryTarget>> MemoryTarget::lay_out(LayoutRequest request) {
   if (request.rank && (*request.rank < 0 || *request.rank >= request.mesh.ranks()))
     return usage_error("rank " + std::to_string(*request.rank) + ": a mesh of " + request.mesh.to_string() +
                        " has ranks 0 to " + std::to_string(request.mesh.ranks() - 1));
@@ -24,7 +24,7 @@ Result<std::unique_ptr<Target>> MemoryTarget::lay_out(LayoutRequest request) {
   const Index files = target->is_of_one_rank() ? 1 : target->mesh_.ranks();
   for (Index f = 0; f < files; ++f)
     target->catalog_.files.push_back({"memory of rank " + std::to_string(target->rank_.value_or(f)), bytes});
-  return std::unique_ptr<Target>(std::move(target));
+  return target;
 }
 
 Status MemoryTarget::add(const TargetTensor& wanted, Index offset) {
@@ -90,7 +90,7 @@ const Format kMemoryFormat = {.name = "memory",
                               .title = "the memory of ranks",
                               .recognises = [](const std::string&) { return false; },
                               .open = nullptr,
-                              .lay_out = MemoryTarget::lay_out,
+                              .lay_out = nullptr,
                               .holds = Holds::kTensors,
                               .sharding = Sharding::kLocal};
 

@@ -21,7 +21,7 @@ struct HeldTensor {
 
 class MemoryTarget : public Target {
  public:
-  static Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+  static Result<std::unique_ptr<MemoryTarget>> lay_out(LayoutRequest request);
 
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc&, const EmitBytes&) const override { return {}; }

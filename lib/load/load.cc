@@ -36,37 +36,31 @@ struct PartDigests {
 Load::Load(Reader& source, LoadOptions options) : source_(source), options_(std::move(options)) {}
 Load::~Load() = default;
 
-const MemoryTarget& Load::target() const { return static_cast<const MemoryTarget&>(conversion_->target()); }
-
 Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options) {
   std::unique_ptr<Load> load(new Load(source, std::move(options)));
   TRY(load->check_options());
   const LoadOptions& o = load->options_;
   ConversionOptions conversion;
+  static_cast<Wanted&>(conversion) = o;
   conversion.source_path = source.catalog().root;
-  conversion.model = o.model;
-  conversion.convention = o.convention;
   conversion.config_path = find_config(source.catalog(), o.config_path);
-  conversion.mesh = o.mesh;
-  conversion.layout = o.layout;
-  conversion.dtype = o.dtype;
-  conversion.keep_dtype = o.keep_dtype;
-  conversion.include = o.include;
-  conversion.exclude = o.exclude;
-  conversion.vocab_padding = o.vocab_padding;
-  conversion.vocab_divisible_by = o.vocab_divisible_by;
-  conversion.keep_unknown = o.keep_unknown;
-  conversion.spool = o.spool;
-  if (load->is_direct()) conversion.rank = o.rank;
   conversion.run.threads = o.threads;
   conversion.run.interrupt = o.interrupt;
   conversion.run.ranks = o.ranks;
   // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
-  load->conversion_ = TRY(Conversion::prepare(source, kMemoryFormat, std::move(conversion)));
-  load->held_ = load->target().held_by(o.rank);
+  Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
+  LayoutRequest request;
+  request.tensors = std::move(d.output.tensors);
+  request.mesh = o.mesh;
+  if (load->is_direct()) request.rank = o.rank;
+  load->target_ = TRY(MemoryTarget::lay_out(std::move(request)));
+  load->target_view_ = TRY(view_target(load->target_->catalog(), d.names));
+  load->plan_ = TRY(make_plan(d.view.catalog, load->target_view_));
+  load->run_ = conversion.run;
+  load->held_ = load->target_->held_by(o.rank);
   for (const HeldTensor& held : load->held_) {
-    const Tensor& t = load->target().catalog().tensors()[held.tensor];
+    const Tensor& t = load->target_->catalog().tensors()[held.tensor];
     load->tensors_.push_back({t.name, t.dtype, held.shape, t.shape, held.boxes});
   }
   TRY(load->check_ranks_agree());
@@ -92,10 +86,10 @@ Status Load::check_options() {
 // Messages are worked out from the plan by each rank for itself: it has to be the same plan.
 Status Load::check_ranks_agree() const {
   if (!options_.ranks) return {};
-  const Catalog &from = conversion_->source_view(), &to = conversion_->target_view();
+  const Catalog &from = draft_.view.catalog, &to = target_view_;
   Catalog bare;
   if (is_direct()) bare = TRY(without_fragments(to));
-  if (TRY(all_equal(options_.ranks, fingerprint(conversion_->plan(), from, is_direct() ? bare : to)))) return {};
+  if (TRY(all_equal(options_.ranks, fingerprint(plan_, from, is_direct() ? bare : to)))) return {};
   return io_error(source_.catalog().root +
                   ": the ranks do not see the same checkpoint, or were given other options: their plans differ");
 }
@@ -118,12 +112,10 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
       return usage_error(what + ": expected memory of " + human_bytes(t.bytes()) + ", got none");
     if (const auto& strides = destinations[i].strides) TRY(check_strides(t.shape, *strides, byte_size(t.dtype), what));
   }
-  const Plan& plan = conversion_->plan();
   // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
-  if (options_.ranks || rank() == 0) TRY(conversion_->check_equal_tensors());
-  FileSource source(conversion_->source_view(), source_.files());
-  const Landings landings =
-      TRY(Landings::make(plan, conversion_->target_view(), target(), rank(), held_, destinations));
+  if (options_.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
+  FileSource source(draft_.view.catalog, source_.files());
+  const Landings landings = TRY(Landings::make(plan_, target_view_, *target_, rank(), held_, destinations));
   RunOptions run;
   run.memory = options_.memory;
   run.threads = options_.threads;
@@ -132,7 +124,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   run.ranks = options_.ranks;
   run.data = options_.data;
   run.device = options_.device;
-  const LoadJob job{plan, source, conversion_->target_view(), target(), landings, rank(), run};
+  const LoadJob job{plan_, source, target_view_, *target_, landings, rank(), run};
   const bool together = !is_direct() && options_.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
   if (options_.ranks || options_.check_whole_items) {
@@ -143,7 +135,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   report.bytes_read = digests.bytes_read;
   report.bytes_received = digests.bytes_received;
   report.checksums = source.checksums_checked();
-  for (std::size_t p = 0; p < plan.tensors.size(); ++p)
+  for (std::size_t p = 0; p < plan_.tensors.size(); ++p)
     report.proofs.push_back({job.to(p).name, job.to(p).dtype, digests.placed[p], std::nullopt});
   if (options_.ranks) TRY(add_up(digests, report));
   return report;
@@ -153,14 +145,14 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
 Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
   std::vector<PartDigests> parts;
   const auto tensor_of = [&](std::size_t p) -> std::optional<std::size_t> {
-    const Tensor& to = conversion_->target_view().tensors()[conversion_->plan().tensors[p].to];
+    const Tensor& to = target_view_.tensors()[plan_.tensors[p].to];
     if (to.fragments.empty()) return std::nullopt;
-    return target().tensor_at(to.fragments.extent(0).offset);
+    return target_->tensor_at(to.fragments.extent(0).offset);
   };
   const bool together = !is_direct();
   for (std::size_t p = 0; p < report.proofs.size(); ++p) {
     const auto tensor = tensor_of(p);
-    const bool is_first = tensor && target().is_first_replica(*tensor, rank());
+    const bool is_first = tensor && target_->is_first_replica(*tensor, rank());
     parts.push_back({is_first ? digests.placed[p] : Digest(), digests.placed[p],
                      together || is_first ? digests.read[p] : Digest()});
   }
@@ -175,7 +167,7 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     const auto tensor = tensor_of(p);  // unknown where this rank holds nothing of it: then others look
     Digest expected = read;
     for (std::uint32_t& word : expected.words)
-      word *= static_cast<std::uint32_t>(tensor ? target().copies(*tensor) : 1);
+      word *= static_cast<std::uint32_t>(tensor ? target_->copies(*tensor) : 1);
     if (first != read)
       return io_error("tensor '" + printable(proof.name) + "': what arrived is not what was read: expected digest " +
                       read.hex() + ", got " + first.hex());

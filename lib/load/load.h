@@ -29,22 +29,9 @@
 
 namespace reshard {
 
-struct LoadOptions {
-  Mesh mesh;                               // of the ranks that load; one rank unless given
-  std::optional<LayoutDescriptor> layout;  // how tensors lie on its mesh, which counts; nothing: by the family's rules
-  Index rank = 0;                          // of the mesh, this one; with `ranks` it is theirs that counts
-
-  std::optional<Convention>
-      convention;  // that the engine gives its tensors, and their row order; nothing: the source's
-  ModelChoice model;
-  std::string config_path;     // config.json; empty: beside the checkpoint, or one level up, where there is one
-  std::optional<DType> dtype;  // floating-point model tensors become this
-  std::vector<std::string> keep_dtype, include, exclude;  // globs over the source's names
-  std::optional<VocabularyFill> vocab_padding;            // of rows that the layout adds to the vocabulary
-  Index vocab_divisible_by = 0;                           // rows become a multiple of this x tp; 0: as they are
-  bool keep_unknown = false;                              // carry tensors that the family does not know
-  std::string spool = ".";                                // where compressed items may be decoded to
-
+// Where no `config_path` is given, a config.json beside the checkpoint, or one level up, counts.
+struct LoadOptions : Wanted {
+  Index rank = 0;  // of the mesh, this one; with `ranks` it is theirs that counts
   Strategy strategy = Strategy::kDirect;
   Transport* ranks = nullptr;  // the other ranks, as many as the mesh has; null: this one works for itself
   Transport* data = nullptr;   // what moves elements between them (nccl.h); null: `ranks` does that too
@@ -99,8 +86,7 @@ class Load {
   const std::vector<LoadTensor>& tensors() const { return tensors_; }
   Index bytes() const;  // of all parts together
   const LoadOptions& options() const { return options_; }
-  const std::vector<LeftOut>& left_out() const { return conversion_->left_out(); }
-  const std::vector<std::string>& warnings() const { return conversion_->warnings(); }
+  const Notes& notes() const { return draft_.notes; }
 
   // Fills the destinations, one for each of tensors(). Checks what is recorded: a checksum that does not agree is an
   // error, and so is, with `ranks`, a tensor whose parts in the ranks' memories do not add up to what was read, or
@@ -109,7 +95,6 @@ class Load {
 
  private:
   Load(Reader& source, LoadOptions options);
-  const MemoryTarget& target() const;
   Index rank() const { return options_.rank; }
   bool is_direct() const { return options_.strategy == Strategy::kDirect; }
   Status check_options();
@@ -118,7 +103,11 @@ class Load {
 
   Reader& source_;
   LoadOptions options_;
-  std::unique_ptr<Conversion> conversion_;
+  Draft draft_;
+  std::unique_ptr<MemoryTarget> target_;
+  Catalog target_view_;
+  Plan plan_;
+  RunOptions run_;  // of what is read before the load itself
   std::vector<HeldTensor> held_;
   std::vector<LoadTensor> tensors_;  // of the same
 };

@@ -1,0 +1,63 @@
+#include "lib/convert/manifest.h"
+
+#include <string_view>
+#include <utility>
+
+#include "lib/base/json.h"
+
+namespace reshard {
+
+std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs) {
+  const ConversionOptions& o = c.options();
+  const Translation& names = c.names();
+  Json tensors = Json::object();
+  for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {
+    const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
+    const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
+    Json shape = Json::array();
+    for (const Index extent : to.shape) shape.push_back(extent);
+    Json entry = Json::object();
+    entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
+    if (from.dtype != to.dtype)
+      entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
+    tensors.set(to.name, std::move(entry));
+  }
+  Json left_out = Json::array();
+  for (const LeftOut& l : c.notes().left_out) {
+    Json entry = Json::object();
+    entry.set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes);
+    Json tensors_left = Json::array();
+    for (const std::string& name : l.names) tensors_left.push_back(name);
+    if (!l.names.empty()) entry.set("names", std::move(tensors_left));
+    left_out.push_back(std::move(entry));
+  }
+  Json globs = Json::object();
+  for (const auto& [key, list] :
+       {std::pair("include", &o.include), std::pair("exclude", &o.exclude), std::pair("keep_dtype", &o.keep_dtype)}) {
+    Json items = Json::array();
+    for (const std::string& glob : *list) items.push_back(glob);
+    globs.set(key, std::move(items));
+  }
+  Json options = Json::object();
+  options.set("to", c.format().name)
+      .set("mesh", o.mesh.to_string())
+      .set("layout", o.layout ? Json(o.layout->name) : Json())
+      .set("dtype", o.dtype ? info(*o.dtype).torch_name : "keep")
+      .set("names", names.to ? convention_title(*names.to) : "as in the source")
+      .set("filters", std::move(globs));
+  Json files = Json::object();
+  for (const CatalogFile& file : c.target().catalog().files) files.set(file.path, file.size);
+  Json manifest = Json::object();
+  manifest.set("reshard", RESHARD_VERSION)
+      .set("source", o.source_path)
+      .set("options", std::move(options))
+      .set("family", names.renames() ? Json(names.model.family->name) : Json())
+      .set("hf_rows", names.hf_rows)
+      .set("left_out", std::move(left_out))
+      .set("repairs", c.notes().repairs);
+  if (!c.target().is_file()) manifest.set("files", std::move(files));
+  manifest.set("tensors", std::move(tensors));
+  return to_text(manifest, 1) + "\n";
+}
+
+}  // namespace reshard

@@ -1,0 +1,14 @@
+// What lies beside every output: reshard_manifest.json, with what was done and a digest of each tensor.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/convert/conversion.h"
+
+namespace reshard {
+
+// `proofs` are of the plan's tensors.
+std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs);
+
+}  // namespace reshard

@@ -1,0 +1,52 @@
+// What is wanted of a checkpoint, and as what: the same question for convert and load, in the groups that the steps of
+// a conversion (steps.h) take.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/convert/fit.h"
+#include "lib/layout/descriptor.h"
+#include "lib/model/model.h"
+
+namespace reshard {
+
+// Which tensors and objects take part.
+struct Selection {
+  std::vector<std::string> include, exclude;  // globs over the source's names
+  bool keep_unknown = false;                  // tensors that the family does not know are carried as they are
+};
+
+// What tensors are called, and in which order their rows are.
+struct Naming {
+  std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
+  bool keep_names = false;               // the source's own whatever the format's habit is
+};
+
+struct Typing {
+  std::optional<DType> dtype;           // floating-point model tensors become this
+  std::vector<std::string> keep_dtype;  // globs over the source's names
+};
+
+// The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.
+struct VocabularyRows {
+  std::optional<VocabularyFill> vocab_padding;  // what the rows become; nothing: as the layout says
+  Index vocab_divisible_by = 0;
+};
+
+// How the output lies.
+struct OnRanks {
+  Mesh mesh;
+  std::optional<LayoutDescriptor> layout;  // on `mesh`, which is its; nothing: by the family's rules (Placer)
+};
+
+struct Wanted : Selection, Naming, Typing, VocabularyRows, OnRanks {
+  ModelChoice model;
+  std::string config_path;    // config.json, empty: none
+  bool config_given = false;  // by the user, and not found beside the source: copied even through a link
+  std::string spool = ".";  // where compressed items may be decoded to
+};
+
+}  // namespace reshard

@@ -1,0 +1,475 @@
+#include "lib/convert/steps.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/device/convert.h"
+#include "lib/layout/stages.h"
+#include "lib/model/packing.h"
+#include "lib/model/placement.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxConfigBytes = Index{256} << 20;
+
+bool selects(const Selection& s, std::string_view name) {
+  return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
+}
+
+// The rule of the parameter that a key is of.
+std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
+  return family && !key.parameter.empty() ? parse_name(*family, key.parameter) : std::nullopt;
+}
+
+}  // namespace
+
+// ---- which model it is, and whose words the output is in
+
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes) {
+  const std::string& path = wanted.config_path;
+  if (path.empty()) {
+    auto kept = TRY(source.side_file(std::string(kConfigFile), kMaxConfigBytes));
+    return kept ? ConfigFile{path_join(source_path, kConfigFile), std::move(*kept)} : ConfigFile();
+  }
+  ConfigFile out{path, TRY(read_whole_file(path, kMaxConfigBytes))};
+  if (wanted.config_given) return out;
+  if (const auto real = leads_out(path, parent_path(path))) {
+    out.is_copied = false;
+    notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) +
+                             ": it is used, but not copied unless --config names it");
+  }
+  return out;
+}
+
+Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
+                              const Naming& naming, const Format& format) {
+  std::optional<ModelConfig> config;
+  if (!file.text.empty() && !choice.is_none())
+    config = TRY(ModelConfig::parse(TRY(parse_json(file.text, file.path)), file.path).context(file.path));
+  Translation out{TRY(recognise(source, choice, std::move(config))), {}, false};
+  if (!out.model.family) out.model.config.reset();
+  if (!out.model.family || naming.keep_names) return out;
+  out.to = naming.convention;
+  if (!out.to && format.hf_names) out.to = Convention::kHf;
+  if (!out.to) return out;
+  if (!out.model.family->has_convention(*out.to))
+    return unsupported("family " + std::string(out.model.family->name) + " has no " +
+                       std::string(convention_title(*out.to)) + "; --names keep leaves them as they are");
+  out.hf_rows = !same_row_order(*out.model.family, out.model.convention, *out.to);
+  return out;
+}
+
+std::string Translation::target_name(const std::string& canonical, const std::string& native) const {
+  if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return native;
+  return rename_key(*model.family, canonical, *to);
+}
+
+// ---- which tensors take part
+
+Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
+                        bool files_too, Notes& notes) {
+  const auto& tensors = source.tensors();
+  Selected out;
+  std::vector<bool> is_faulty(tensors.size());
+  if (without_faulty) {
+    LeftOut faulty{"not stored exactly once (--allow cover)", 0, 0, 0, {}};
+    for (const auto& [tensor, error] : tensor_faults(source, files_too)) {
+      is_faulty[tensor] = true;
+      ++faulty.tensors;
+      faulty.bytes += tensors[tensor].bytes();
+      faulty.names.push_back(tensors[tensor].name);
+    }
+    if (faulty.tensors > 0) {
+      out.complete = false;
+      notes.warnings.push_back(count_of(faulty.tensors, "tensor") +
+                               " not stored exactly once left out; reshard_manifest.json names them");
+      notes.left_out.push_back(std::move(faulty));
+    }
+  }
+  LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_faulty[i]) continue;
+    const StateKind kind = split_state_key(tensors[i].name).kind;
+    LeftOut* left = nullptr;
+    if (format.holds == Holds::kModel && kind != StateKind::kModel)
+      left = kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !selects(selection, tensors[i].name)) {
+      left = &excluded;
+      out.complete = false;
+    }
+    if (!left) {
+      out.tensors.push_back(i);
+      continue;
+    }
+    ++left->tensors;
+    left->bytes += tensors[i].bytes();
+  }
+  for (std::size_t i = 0; i < source.blobs.size(); ++i) {
+    const Blob& blob = source.blobs[i];
+    LeftOut* left = nullptr;
+    if (format.holds != Holds::kEverything)
+      left = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !selects(selection, blob.name)) left = &excluded;
+    if (!left) {
+      out.blobs.push_back(i);
+      continue;
+    }
+    ++left->objects;
+    left->bytes += blob.extent.length;
+  }
+  for (LeftOut* left : {&optimizer, &other, &excluded})
+    if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
+  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
+  return out;
+}
+
+// ---- the source as the plan sees it
+
+bool SourceView::is_stored(const std::string& canonical) const { return natives.contains(canonical); }
+
+const std::string& SourceView::native(const std::string& canonical) const {
+  const auto found = natives.find(canonical);
+  return found == natives.end() ? canonical : found->second;
+}
+
+Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
+                               bool keep_unknown, bool is_located, Notes& notes) {
+  Catalog chosen;
+  chosen.root = source.root;
+  chosen.files = source.files;
+  for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
+  for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
+  if (is_located) TRY(validate(chosen));
+  if (!names.renames()) return SourceView{std::move(chosen), {}};
+  SourceView view;
+  const Model& model = names.model;
+  for (const Tensor& t : chosen.tensors()) view.natives.emplace(canonical_key(*model.family, t.name), t.name);
+  std::vector<std::string> dropped;
+  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
+  view.catalog = TRY(canonical_view(chosen, how, &dropped));
+  if (!dropped.empty()) {
+    LeftOut out{"derived tensors (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0, 0};
+    for (const std::string& name : dropped) {
+      ++out.tensors;
+      out.bytes += chosen.tensors()[*chosen.find(name)].bytes();
+    }
+    notes.left_out.push_back(std::move(out));
+  }
+  return view;
+}
+
+Status repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes) {
+  if (!options.config) {
+    if (options.repairs.vocabulary || options.repairs.experts)
+      return usage_error("--repair needs to know what the model should be; give its config.json with --config");
+  } else if (auto fitted = fit_to_config(view.catalog, files, options)) {
+    for (std::string& note : fitted->notes) notes.warnings.push_back(std::move(note));
+    notes.repairs = std::move(fitted->repairs);
+  } else {
+    if (!allow) return std::move(fitted).error();
+    notes.warnings.push_back(fitted.error().message());
+  }
+  for (const Tensor& t : view.catalog.tensors()) TRY(check_cover(t));
+  if (!options.config) return {};
+  const Status fits = check_against_config(view.catalog, *options.family, *options.config, complete);
+  if (fits) return {};
+  const Error& error = fits.error();
+  if (!allow)
+    return Error(error.code(), error.message() + "; reshard verify explains it, --allow config writes what is there");
+  notes.warnings.push_back(error.message());
+  return {};
+}
+
+namespace {
+
+// `rows` as --vocab-divisible-by has them.
+Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mesh) {
+  const auto unit = checked_mul(divisible_by, mesh.size("tp"));
+  const auto padded = unit ? checked_round_up(rows, *unit) : std::nullopt;
+  if (!padded) return usage_error("--vocab-divisible-by: " + with_commas(rows) + " rows are too many to pad");
+  return *padded;
+}
+
+// How many ranks are to hold each key-value head: as the layout says, or in files that ranks load as they are, as many
+// as share one.
+Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& format) {
+  if (on.layout) return on.layout->kv_heads ? on.layout->kv_heads->replication : 1;
+  const Index tp = on.mesh.size("tp"), heads = config ? config->num_key_value_heads() : 0;
+  return format.holds_local_tensors() && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
+}
+
+// Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
+Result<DType> target_dtype(const Tensor& tensor, const std::string& native, const Family* family,
+                           const Typing& typing) {
+  const DType as = typing.dtype.value_or(tensor.dtype);
+  if (as == tensor.dtype || split_state_key(tensor.name).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
+      any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, tensor.name))
+    return tensor.dtype;
+  const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
+  if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return tensor.dtype;
+  if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
+    return unsupported("tensor '" + printable(native) + "' is " + std::string(info(tensor.dtype).torch_name) +
+                       " with scales in a tensor of its own, which --dtype does not apply; --keep-dtype '" +
+                       printable(native) + "' leaves it as it is");
+  return as;
+}
+
+// The tensor of the view that the output has in place of a head; nothing for tensors that are no tied heads.
+const NameRule* tied_rule(const Family& family, std::string_view canonical) {
+  const auto parsed = parse_name(family, canonical);
+  return parsed && !parsed->rule->tied_to.empty() ? parsed->rule : nullptr;
+}
+
+}  // namespace
+
+Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
+                      const OnRanks& on, const Format& format, const FitOptions& options, Notes& notes) {
+  const auto* vocabulary = on.layout && on.layout->vocabulary ? &*on.layout->vocabulary : nullptr;
+  const bool follows = format.holds_local_tensors() || !on.layout || on.layout->stored_as == StoredAs::kShards;
+  const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
+  if (!by_layout && rows.vocab_divisible_by == 0) {
+    if (rows.vocab_padding)
+      return usage_error(
+          "--vocab-padding says what rows beyond the vocabulary hold, and nothing says how many there "
+          "are to be; --vocab-divisible-by or a layout does");
+    return {};
+  }
+  auto padding = rows.vocab_padding;
+  if (!padding && by_layout && vocabulary->padding == Padding::kZero) padding = VocabularyFill::kZero;
+  std::vector<std::string> padded;
+  Index added = 0;
+  for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
+    const Tensor& t = view.catalog.tensors()[i];
+    const StateKey key = split_state_key(t.name);
+    if (key.parameter.empty() || t.shape.rank() == 0) continue;
+    const std::string name = names.target_name(t.name, view.native(t.name));
+    const auto parsed = parse_key(names.model.family, key);
+    if (by_layout ? !any_glob_matches(vocabulary->tensors, name) : !parsed || !parsed->rule->is_vocabulary()) continue;
+    const Index wanted = TRY(by_layout ? on.layout->padded_rows(t.shape[0])
+                                       : padded_to_multiple(t.shape[0], rows.vocab_divisible_by, on.mesh));
+    if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
+    if (!padding)
+      return usage_error("tensor '" + printable(name) + "' has " + with_commas(t.shape[0]) +
+                         " rows, the target's vocabulary " + with_commas(wanted) +
+                         "; --vocab-padding zero, repeat-last or mean says what the others are to be");
+    added = wanted - t.shape[0];
+    padded.push_back(name);
+    TRY(pad_rows(view.catalog, i, wanted, *padding, files, options));
+  }
+  if (padded.empty()) return {};
+  notes.warnings.push_back(with_commas(added) + " rows (" + std::string(vocabulary_fill_name(*padding)) +
+                           ") are added to the vocabulary of " + printable(padded.front()) +
+                           (padded.size() > 1 ? " and " + count_of(std::ssize(padded) - 1, "other") : "") + ".");
+  Json tensors = Json::array();
+  for (const std::string& name : padded) tensors.push_back(name);
+  notes.repairs.push_back(Json::object()
+                              .set("what", "vocabulary padded")
+                              .set("padding", vocabulary_fill_name(*padding))
+                              .set("rows", added)
+                              .set("tensors", std::move(tensors)));
+  return {};
+}
+
+Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format, Notes& notes) {
+  const ModelConfig* config = names.model.config_or_null();
+  const Index copies = head_copies(config, on, format);
+  if (copies == 1) return {};
+  if (!config)
+    return usage_error("layout '" + printable(on.layout->name) + "' repeats key-value heads, and no config.json " +
+                       "says how many there are; give one with --config");
+  const Index heads = config->num_key_value_heads();
+  Index repeated = 0;
+  for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
+    Tensor& t = view.catalog.tensor(i);
+    const auto parsed = parse_key(names.model.family, split_state_key(t.name));
+    const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_scale &&
+                          parsed->rule->heads == "num_key_value_heads" && parsed->rule->tp_dim == 0;
+    const bool wanted =
+        on.layout ? any_glob_matches(on.layout->kv_heads->tensors, names.target_name(t.name, view.native(t.name)))
+                  : is_heads;
+    if (!wanted || t.shape.rank() == 0) continue;
+    if (!is_heads || t.shape[0] % heads != 0)
+      return unsupported("tensor '" + printable(t.name) + "' " + to_string(t.shape) + ": the layout repeats its " +
+                         "key-value heads, and it is not made of " + with_commas(heads));
+    repeat_blocks(t, t.shape[0] / heads, copies);
+    ++repeated;
+  }
+  if (repeated > 0)
+    notes.warnings.push_back("Each key-value head is held by " + with_commas(copies) + " ranks: " +
+                             count_of(repeated, "tensor") + " become " + with_commas(copies) + " times as long.");
+  return {};
+}
+
+// ---- the output's tensors
+
+Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
+                                   Notes& notes) {
+  const auto& tensors = view.catalog.tensors();
+  const Model& model = names.model;
+  OutputTensors out;
+  std::vector<std::size_t> taken;
+  const bool ties =
+      names.renames() && names.to == Convention::kHf && model.config && model.config->tie_word_embeddings();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const NameRule* tied = ties ? tied_rule(*model.family, tensors[i].name) : nullptr;
+    if (!tied) {
+      taken.push_back(i);
+      continue;
+    }
+    if (!view.is_stored(tensors[i].name)) continue;
+    notes.left_out.push_back({"output head, tied to the embedding", 1, 0, tensors[i].bytes()});
+    if (const auto embedding = view.catalog.find(tied->tied_to))
+      out.equal.push_back({*embedding, i,
+                           model.config->path + " says tie_word_embeddings, but the stored head differs from the " +
+                               "embedding: writing only one of them would lose the other. Set " +
+                               "tie_word_embeddings to false to keep both"});
+  }
+  std::vector<PackedGroup> groups;
+  if (names.renames() && names.to != Convention::kHf)
+    groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
+  else
+    for (const std::size_t i : taken)
+      groups.push_back({names.target_name(tensors[i].name, view.native(tensors[i].name)), nullptr, {i}});
+  for (const PackedGroup& group : groups) {
+    std::vector<Dims> shapes;
+    std::optional<DType> dtype;
+    const Tensor& first = tensors[group.parts[0]];
+    for (const std::size_t part : group.parts) {
+      const Tensor& tensor = tensors[part];
+      const DType as = TRY(target_dtype(tensor, view.native(tensor.name), model.family, typing));
+      if (dtype && *dtype != as)
+        return unsupported("tensor '" + printable(group.name) + "' of the output is made of tensors of " +
+                           std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
+      dtype = as;
+      if (as != tensor.dtype) ++out.converted;
+      shapes.push_back(tensor.shape);
+      if (shapes.size() > 1 && tensor.shape.rank() == 0)
+        out.equal.push_back({group.parts[0], part,
+                             "tensor '" + printable(tensor.name) + "' differs from '" + printable(first.name) +
+                                 "', and the output's '" + printable(group.name) + "' stands for both"});
+    }
+    TargetTensor t;
+    t.name = group.name;
+    t.dtype = *dtype;
+    t.shape = first.shape;
+    if (group.stored && first.shape.rank() > 0)
+      t.shape = TRY(packed_shape(*group.stored, shapes).context("tensor '" + printable(group.name) + "'"));
+    t.path = rename_path(first.path, view.native(first.name), t.name);
+    out.tensors.push_back(std::move(t));
+  }
+  return out;
+}
+
+Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const Model& model, const OnRanks& on,
+             const Format& format, Notes& notes) {
+  if (on.layout) {
+    Index layers = 0;
+    for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
+    for (TargetTensor& t : tensors)
+      t.placement = TRY(format.holds_local_tensors() ? on.layout->place(t.name, t.shape, layers)
+                                                     : on.layout->place_in_files(t.name, t.shape, layers));
+    return {};
+  }
+  Catalog placed;
+  for (const TargetTensor& t : tensors) {
+    Tensor tensor;
+    tensor.name = t.name;
+    tensor.shape = t.shape;
+    if (const auto from = view.catalog.find(t.name); from && !model.family)
+      tensor.fragments = view.catalog.tensors()[*from].fragments;
+    TRY(placed.add(std::move(tensor)));
+  }
+  const ModelConfig* config = model.config_or_null();
+  const Placer placer = TRY(Placer::make(on.mesh, model.family, config, placed, format.stage_rule));
+  // Ranks that load their files as they are have been given whole heads, as far as that goes.
+  const bool whole_heads = format.holds_local_tensors() && config &&
+                           on.mesh.size("tp") % std::max<Index>(1, config->num_key_value_heads()) == 0;
+  if (!placer.warning().empty() && !whole_heads) notes.warnings.push_back(placer.warning());
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(placed.tensors()[i]);
+  return {};
+}
+
+Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& view, const Translation& names,
+                                           bool with_bytes) {
+  std::vector<TargetBlob> out;
+  std::unordered_map<std::string, std::size_t> by_name;
+  const Model& model = names.model;
+  for (const Blob& blob : view.catalog.blobs) {
+    const std::string bytes =
+        with_bytes ? TRY(source.blob_bytes(blob)) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
+    std::vector<std::string> keys = {blob.name};
+    if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.name);
+    for (const std::string& canonical : keys) {
+      TargetBlob b{names.renames() ? rename_key(*model.family, canonical, *names.to) : canonical, {}, bytes};
+      b.path = rename_path(blob.path, blob.name, b.name);
+      const auto [there, is_new] = by_name.emplace(b.name, out.size());
+      if (is_new)
+        out.push_back(std::move(b));
+      else if (with_bytes && out[there->second].bytes != bytes)
+        return unsupported("object '" + printable(blob.name) + "' differs from another that becomes '" +
+                           printable(b.name) + "' of the output too");
+    }
+  }
+  return out;
+}
+
+std::optional<HeadCounts> head_counts(const Model& model) {
+  if (!model.config) return std::nullopt;
+  return HeadCounts{model.config->num_attention_heads(), model.config->num_key_value_heads()};
+}
+
+Result<Catalog> view_target(const Catalog& target, const Translation& names) {
+  if (!names.renames()) return target;
+  const Model& model = names.model;
+  return canonical_view(target, {model.family, model.config_or_null(), names.hf_rows, true, true}, nullptr);
+}
+
+// ---- what lies beside the output
+
+std::vector<std::string> find_side_files(const Catalog& source, const std::string& config_path, const Format& format,
+                                         Notes& notes) {
+  std::vector<std::string> places = {source.root, parent_path(source.root)};
+  if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
+  std::vector<std::string> out;
+  for (const std::string_view name : format.side_files)
+    for (const std::string& place : places) {
+      const std::string path = path_join(place, name);
+      if (!path_exists(path)) continue;
+      if (const auto real = leads_out(path, place))
+        notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) + ": it is not copied");
+      else
+        out.push_back(path);
+      break;
+    }
+  return out;
+}
+
+// ---- for formats that show tensors where they lie
+
+Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing) {
+  if (typing.dtype) return usage_error("--dtype: a view shows what is stored");
+  if (names.hf_rows && names.to != Convention::kHf)
+    return unsupported("a view in the row order of " + std::string(convention_title(*names.to)) +
+                       "; there are views in the stored order and in Hugging Face's");
+  std::vector<std::size_t> all(view.catalog.tensors().size());
+  std::iota(all.begin(), all.end(), 0);
+  if (names.renames())
+    for (const PackedGroup& group : TRY(pack(*names.model.family, *names.to, view.catalog, all)))
+      if (group.stored)
+        return unsupported("a view under " + std::string(convention_title(*names.to)) + ": tensor '" +
+                           printable(group.name) + "' would be made of several");
+  Catalog out;
+  out.root = view.catalog.root;
+  out.files = view.catalog.files;
+  for (Tensor tensor : view.catalog.tensors()) {
+    tensor.name = names.target_name(tensor.name, view.native(tensor.name));
+    TRY(out.add(std::move(tensor)));
+  }
+  return out;
+}
+
+}  // namespace reshard

@@ -1,0 +1,128 @@
+// The steps of a conversion, in their order: each takes values and gives one, and nothing else changes. conversion.cc
+// calls them; a load (lib/load) is the same steps with the memory of ranks for a target.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/convert/options.h"
+
+namespace reshard {
+
+// State of the source that the output does not get.
+struct LeftOut {
+  std::string what;  // "optimizer", "tied head"
+  Index tensors = 0;
+  Index objects = 0;
+  Index bytes = 0;
+  std::vector<std::string> names = {};  // where the user should know each
+};
+
+// What there is to say of the steps, to the user and in the manifest. Steps add to it, none reads it.
+struct Notes {
+  std::vector<std::string> warnings;  // whole sentences
+  std::vector<LeftOut> left_out;
+  Json repairs = Json::array();
+};
+
+// ---- which model it is, and whose words the output is in
+
+// A config.json, from beside the source or from within it; an empty text: none.
+struct ConfigFile {
+  std::string path, text;
+  bool is_copied = true;  // false: a link that leads out of the checkpoint, and the user did not name it
+};
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes);
+
+struct Translation {
+  Model model;                   // of the source; with a config only where it has a family
+  std::optional<Convention> to;  // nothing: names and rows as in the source
+  bool hf_rows = false;          // the two have rows in different orders, and the plan is made in Hugging Face's
+  bool renames() const { return model.family && to; }
+  // What the output calls a tensor of the canonical view; `native` is its name in the source.
+  std::string target_name(const std::string& canonical, const std::string& native) const;
+};
+Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& config,
+                              const Naming& naming, const Format& format);
+
+// ---- which tensors take part
+
+struct Selected {
+  std::vector<std::size_t> tensors, blobs;  // of the source's catalog
+  bool complete = true;                     // no filter and no fault took tensors out
+};
+// `without_faulty`: tensors that are not stored exactly once are left out, and with `files_too` those whose files are
+// damaged. A usage error where none is left.
+Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
+                        bool files_too, Notes& notes);
+
+// ---- the source as the plan sees it
+
+struct SourceView {
+  Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed
+  std::unordered_map<std::string, std::string> natives;  // the source's names by canonical ones, where these differ
+  bool is_stored(const std::string& canonical) const;    // under a name of its own
+  const std::string& native(const std::string& canonical) const;
+};
+// Of located tensors the extents are checked once more: now the payloads' own headers have spoken.
+Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
+                               bool keep_unknown, bool is_located, Notes& notes);
+
+// Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
+// `allow` what does not fit is a note and not an error.
+Status repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes);
+
+// Gives the vocabulary the rows that the target framework has.
+Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
+                      const OnRanks& on, const Format& format, const FitOptions& options, Notes& notes);
+
+// Gives every tensor-parallel rank the key-value head it computes with, where several share one.
+Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format, Notes& notes);
+
+// ---- the output's tensors
+
+// Tensors of the view of which the output has one for both, so that they must be equal: a head tied to the embedding,
+// the step of parameters that become one.
+struct EqualTensors {
+  std::size_t kept = 0, left_out = 0;
+  std::string otherwise;  // what it means when they are not, a sentence
+};
+
+struct OutputTensors {
+  std::vector<TargetTensor> tensors;  // in the order of the view; not placed yet
+  std::vector<EqualTensors> equal;
+  Index converted = 0;  // of the view, that change their dtype
+};
+Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
+                                   Notes& notes);
+
+// Gives each tensor its placement.
+Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const Model& model, const OnRanks& on,
+             const Format& format, Notes& notes);
+
+// Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
+// become one their objects must be equal. Without `with_bytes` they are zeros of the same length.
+Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& view, const Translation& names,
+                                           bool with_bytes);
+
+// Where a config says so.
+std::optional<HeadCounts> head_counts(const Model& model);
+
+// A target's catalog in the view that its source is in.
+Result<Catalog> view_target(const Catalog& target, const Translation& names);
+
+// ---- what lies beside the output
+
+// Paths of the files that the format's loaders want (Format::side_files), from beside the config or the source. A link
+// that leads out of the checkpoint is left, and noted.
+std::vector<std::string> find_side_files(const Catalog& source, const std::string& config_path, const Format& format,
+                                         Notes& notes);
+
+// ---- for formats that show tensors where they lie
+
+// The view under the output's names. Its rows are where they are: in Hugging Face's order, or as stored.
+Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing);
+
+}  // namespace reshard
