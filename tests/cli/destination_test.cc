@@ -131,7 +131,8 @@ TEST(Destination, AViewReplacesOnlyAFileThatIsNotTheSource) {
     EXPECT_EQ(r.exit_code, 2) << r.out << r.err;
     EXPECT_EQ(read_file(dir / "a.h5"), before);
   }
-  expect_refused(reshard_cli({"convert", source, dir / "link.h5", "--to", "hdf5-view", "--force"}), "not an HDF5 file");
+  expect_refused(reshard_cli({"convert", source, dir / "link.h5", "--to", "hdf5-view", "--force"}),
+                 "not a file of this format");
 }
 
 // ---- side files

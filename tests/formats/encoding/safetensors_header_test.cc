@@ -304,7 +304,7 @@ TEST_F(SafetensorsHeaderTest, RefusesToWriteWhatTheFormatCannotSay) {
             "tensor 'w': safetensors has no element type complex128");
   EXPECT_EQ(message({.name = "w", .dtype = DType::kComplex32, .shape = {1}}),
             "tensor 'w': safetensors has no element type complex32");
-  EXPECT_EQ(message({.name = "w\xff", .dtype = DType::kBool, .shape = {1}}), "tensor 'w\xff': the name is not UTF-8");
+  EXPECT_EQ(message({.name = "w\xff", .dtype = DType::kBool, .shape = {1}}), "tensor 'w\\xff': the name is not UTF-8");
   EXPECT_EQ(message({.name = "__metadata__", .dtype = DType::kBool, .shape = {1}}),
             "tensor '__metadata__': safetensors reserves the name");
   EXPECT_EQ(message({.name = "w", .dtype = DType::kFloat64, .shape = {INT64_MAX}}),

@@ -105,7 +105,8 @@ TEST(TensorFilesTarget, RefusesWhatTheContainerCannotHold) {
   EXPECT_EQ(refusal(Container::kTorchSave, tensor("w", DType::kUint8, huge)),
             "tensor 'w': the file's data would be 2^63 bytes or more");
   EXPECT_NE(refusal(Container::kSafetensors, tensor("w", DType::kUint8, huge)), "accepted");
-  EXPECT_EQ(refusal(Container::kTorchSave, tensor("\xff", DType::kUint8, {1})), "tensor '\xff': the name is not UTF-8");
+  EXPECT_EQ(refusal(Container::kTorchSave, tensor("\xff", DType::kUint8, {1})),
+            "tensor '\\xff': the name is not UTF-8");
   EXPECT_EQ(refusal(Container::kSafetensors, tensor("w", DType::kComplex128, {1})),
             "tensor 'w': safetensors has no element type complex128");
   EXPECT_EQ(refusal(Container::kTorchSave, tensor("w", DType::kComplex128, {1})), "accepted");
