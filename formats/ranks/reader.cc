@@ -1,10 +1,11 @@
+#include "formats/tensor_files/reader.h"
+
 #include <algorithm>
 #include <cstring>
 #include <set>
 #include <unordered_map>
 
 #include "formats/ranks/ranks.h"
-#include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 

@@ -46,7 +46,7 @@ struct Wanted : Selection, Naming, Typing, VocabularyRows, OnRanks {
   ModelChoice model;
   std::string config_path;    // config.json, empty: none
   bool config_given = false;  // by the user, and not found beside the source: copied even through a link
-  std::string spool = ".";  // where compressed items may be decoded to
+  std::string spool = ".";    // where compressed items may be decoded to
 };
 
 }  // namespace reshard

@@ -29,7 +29,8 @@ std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
 
 // ---- which model it is, and whose words the output is in
 
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes) {
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path,
+                                    Notes& notes) {
   const std::string& path = wanted.config_path;
   if (path.empty()) {
     auto kept = TRY(source.side_file(std::string(kConfigFile), kMaxConfigBytes));

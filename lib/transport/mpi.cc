@@ -40,10 +40,9 @@ constexpr milliseconds kLastWords{500};
 constexpr milliseconds kBetweenSums{50};
 
 // The functions of the library that are used, by their names without "MPI_".
-#define RESHARD_MPI_FUNCTIONS(each)                                                                                \
-  each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size)                \
-      each(Error_string) each(Finalize) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test)      \
-          each(Testall)
+#define RESHARD_MPI_FUNCTIONS(each)                                                                                    \
+  each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size) each(Error_string) \
+      each(Finalize) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test) each(Testall)
 
 struct Library {
 #define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;
@@ -179,11 +178,13 @@ Result<std::unique_ptr<Transfer>> MpiTransport::start(std::vector<Outgoing> out,
   };
   for (const Incoming& message : in)
     TRY(in_parts(message.bytes, [&](std::byte* to, int n) {
-      return mpi("Irecv", [&] { return lib().Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_receive()); });
+      return mpi("Irecv",
+                 [&] { return lib().Irecv(to, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_receive()); });
     }));
   for (const Outgoing& message : out)
     TRY(in_parts(message.bytes, [&](const std::byte* from, int n) {
-      return mpi("Isend", [&] { return lib().Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_send()); });
+      return mpi("Isend",
+                 [&] { return lib().Isend(from, n, MPI_BYTE, message.peer, 0, comm_, &transfer->add_send()); });
     }));
   return std::unique_ptr<Transfer>(std::move(transfer));
 }
@@ -258,7 +259,7 @@ Status MpiJob::combine(std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   MPI_Request request = MPI_REQUEST_NULL;
   TRY(mpi("Iallreduce", [&] {
     return lib().Iallreduce(buffers->first.data(), buffers->second.data(), static_cast<int>(values.size()), type, op,
-                          control_, &request);
+                            control_, &request);
   }));
   Status ended = await(request);
   values = buffers->second;

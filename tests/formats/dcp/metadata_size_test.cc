@@ -1,8 +1,7 @@
-#include "formats/dcp/metadata.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"

@@ -1,4 +1,6 @@
 // What is read from the `.metadata` of torch.distributed.checkpoint: of real checkpoints, and of pickles made by hand.
+#include "formats/dcp/metadata.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +8,6 @@
 #include <random>
 
 #include "formats/dcp/dcp.h"
-#include "formats/dcp/metadata.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/pickle_values.h"

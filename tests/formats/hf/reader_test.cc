@@ -214,10 +214,10 @@ TEST_F(SafetensorsReadTest, OfSeveralIndexesTheUsualOneCounts) {
   dir_.write("x.safetensors.index.json", R"({"weight_map":{"a":"m.safetensors"}})");
   EXPECT_EQ(refusal(), "accepted");
   dir_.write("y.safetensors.index.json", "broken");
-  EXPECT_EQ(
-      refusal(),
-      "D: expected one index, got 2 files: 'x.safetensors.index.json', 'y.safetensors.index.json'; open one of them by its "
-      "path");
+  EXPECT_EQ(refusal(),
+            "D: expected one index, got 2 files: 'x.safetensors.index.json', 'y.safetensors.index.json'; open one of "
+            "them by its "
+            "path");
   EXPECT_EQ(refusal("x.safetensors.index.json"), "accepted");
   dir_.write("model.safetensors.index.json", R"({"weight_map":{}})");
   EXPECT_EQ(refusal(), "accepted");

@@ -1,6 +1,4 @@
 // Whole checkpoints: planted damage is found, healthy samples are left in peace.
-#include "lib/audit/values.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <numeric>
 
 #include "formats/registry.h"
+#include "lib/audit/values.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "formats/registry.h"
-#include "lib/audit/values.h"
 #include "lib/audit/comparison.h"
+#include "lib/audit/values.h"
 #include "lib/convert/conversion.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/transport/collectives.h"
