@@ -34,7 +34,8 @@ std::vector<std::string> files_of_manifest(const std::string& directory) {
   const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
   const Json* const files = json ? json->find("files") : nullptr;
   if (files == nullptr || !files->is_object()) return out;
-  for (const Json::Member& member : *files->as_object()) {
+  const std::span<const Json::Member> members = *files->as_object();
+  for (const Json::Member& member : members) {
     const auto size = member.value.as_index();
     const auto there = look_at(path_join(directory, member.key));
     if (size && there && there->is_regular() && there->size == *size) out.push_back(member.key);
