@@ -57,7 +57,9 @@ TEST(Hostile, NamesDoNotSteerTheTerminal) {
     const CommandResult r = reshard_cli({command, dir / "model.safetensors"});
     EXPECT_EQ(r.exit_code, 0) << r.err;
     for (const char* raw : {"\x1b]", "\x07", "\xc2\x9b", "\xe2\x80\xae", "\xe2\x81\xa6"})
-      if (command != "layout") EXPECT_THAT(r.out + r.err, Not(HasSubstr(raw))) << command;
+      if (command != "layout") {
+        EXPECT_THAT(r.out + r.err, Not(HasSubstr(raw))) << command;
+      }
   }
   EXPECT_THAT(reshard_cli({"inspect", dir / "model.safetensors"}).out, HasSubstr("caf\xc3\xa9"));
 }

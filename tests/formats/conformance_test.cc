@@ -118,7 +118,9 @@ TEST_P(Conformance, ReadsWhatItWrites) {
   EXPECT_EQ((*reader)->catalog().stale_files, std::vector<std::string>());
   EXPECT_EQ((*reader)->catalog().warnings, std::vector<std::string>());
   for (const Tensor& t : (*reader)->catalog().tensors()) {
-    if (format().holds_whole_tensors()) EXPECT_LE(t.fragments.size(), 1U) << t.name;
+    if (format().holds_whole_tensors()) {
+      EXPECT_LE(t.fragments.size(), 1U) << t.name;
+    }
   }
   if (format().holds == Holds::kEverything) {
     ASSERT_EQ((*reader)->catalog().blobs.size(), 1U);
@@ -162,7 +164,9 @@ TEST_P(Conformance, SeesEveryTruncation) {
     for (int i = 0; i < 30; ++i) lengths.push_back(random_() % whole.size());
     for (const std::size_t length : lengths) {
       write_file(file, std::string_view(whole).substr(0, length));
-      if (const auto got = read(path)) EXPECT_EQ(*got, values_) << file << " cut to " << length;
+      if (const auto got = read(path)) {
+        EXPECT_EQ(*got, values_) << file << " cut to " << length;
+      }
     }
     write_file(file, whole);
   }
@@ -195,8 +199,8 @@ TEST_P(Conformance, SurvivesFlippedBits) {
   EXPECT_EQ(*again, values_);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Conformance, testing::ValuesIn(rows()), [](const auto& info) {
-  std::string name(info.param->name);
+INSTANTIATE_TEST_SUITE_P(Formats, Conformance, testing::ValuesIn(rows()), [](const auto& row) {
+  std::string name(row.param->name);
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });

@@ -184,8 +184,12 @@ TEST(DcpMetadata, ReadsPipelineStagesOfARealCheckpoint) {
     EXPECT_TRUE(t.replicas.empty());
     for (std::size_t i = 0; i < t.fragments.size(); ++i) {
       const std::string& file = catalog.files[t.fragments.extent(i).file].path;
-      if (t.name.starts_with("layers.0.")) EXPECT_LT(file, "__4_0.distcp") << t.name;
-      if (t.name.starts_with("layers.3.")) EXPECT_GE(file, "__4_0.distcp") << t.name;
+      if (t.name.starts_with("layers.0.")) {
+        EXPECT_LT(file, "__4_0.distcp") << t.name;
+      }
+      if (t.name.starts_with("layers.3.")) {
+        EXPECT_GE(file, "__4_0.distcp") << t.name;
+      }
     }
   }
   EXPECT_EQ(items, 129u);
