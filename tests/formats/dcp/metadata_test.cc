@@ -94,9 +94,11 @@ TEST(DcpMetadata, RealCheckpointsHaveTorchsNamesTypesAndShapes) {
     ASSERT_TRUE(reader) << reader.error().message();
     const Json json = *parse_json(read_file(truth), truth);
     std::vector<std::string> expected;
-    for (const Json::Member& m : *json.as_object()) {
+    const std::span<const Json::Member> members = *json.as_object();
+    for (const Json::Member& m : members) {
       Dims shape;
-      for (const Json& n : *m.value.get_array("shape")) shape.push_back(*n.as_index());
+      const std::span<const Json> extents = *m.value.get_array("shape");
+      for (const Json& n : extents) shape.push_back(*n.as_index());
       expected.push_back(m.key + " " + std::string(*m.value.get_string("dtype")) + " " + to_string(shape));
     }
     EXPECT_THAT(tensors_of((*reader)->catalog()), UnorderedElementsAreArray(expected));
@@ -955,7 +957,9 @@ TEST_F(DcpMetadataTest, ReadsBackWhatIsWritten) {
         ASSERT_NE(blob, c.blobs.end()) << entry.name;
         ++blobs;
         EXPECT_EQ(blob->path, path);
-        EXPECT_EQ(shown(c, Fragment{.extent = blob->extent}), items[0]);
+        Fragment stored;
+        stored.extent = blob->extent;
+        EXPECT_EQ(shown(c, stored), items[0]);
       }
     }
     EXPECT_EQ(c.tensors().size(), tensors);

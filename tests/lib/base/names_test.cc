@@ -57,9 +57,9 @@ TEST(Names, FoldedPatternsMatchTheirNames) {
   constexpr std::string_view kCharacters = "..012ab\x01";
   for (int round = 0; round < 500; ++round) {
     std::set<std::string> names;
-    for (unsigned n = rng() % 30; n > 0; --n) {
+    for (auto n = rng() % 30; n > 0; --n) {
       std::string name;
-      for (unsigned k = rng() % 7; k > 0; --k) name += kCharacters[rng() % kCharacters.size()];
+      for (auto k = rng() % 7; k > 0; --k) name += kCharacters[rng() % kCharacters.size()];
       names.insert(name);
     }
     const Strings list(names.begin(), names.end());
