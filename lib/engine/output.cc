@@ -353,11 +353,8 @@ Result<bool> Output::take_place(const std::string& made) {
     return path_exists(destination_) ? keep_finished(moved.error()) : moved.error();
   }
   const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
-  const auto is_old = [&](const std::string& path) {
-    const auto there = old_at(path);
-    return there && *there == *old_;
-  };
-  if (!is_old(destination_)) return keep_finished(changed);
+  const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(old_at(path)) == *old_; };
+  if (!TRY(is_old(destination_))) return keep_finished(changed);
   // A directory is about to become the work directory, and must be known as such if this run is killed.
   const std::string marker = path_join(destination_, kMarker);
   if (!target_.is_file() && !path_exists(marker)) TRY(File::create(marker));
@@ -365,7 +362,12 @@ Result<bool> Output::take_place(const std::string& made) {
     if (!target_.is_file()) (void)remove_file(marker);
     return swapped.error();
   }
-  if (is_old(made)) return true;
+  const Result<bool> is_replaced = is_old(made);
+  if (is_replaced && *is_replaced) return true;
+  if (!is_replaced && exchange_paths(made, destination_)) {
+    if (!target_.is_file()) (void)remove_file(marker);
+    return is_replaced.error();
+  }
   made_work_ = false;  // what came in between is not ours
   if (!target_.is_file()) (void)remove_file(path_join(made, kMarker));
   TRY(exchange_paths(made, destination_)
