@@ -44,7 +44,7 @@ struct Translation {
   // What the output calls a tensor of the canonical view; `native` is its name in the source.
   std::string target_name(const std::string& canonical, const std::string& native) const;
 };
-Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& config,
+Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
                               const Naming& naming, const Format& format);
 
 // ---- which tensors take part

@@ -45,7 +45,7 @@ constexpr milliseconds kBetweenSums{50};
       each(Finalize) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test) each(Testall)
 
 struct Library {
-#define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;
+#define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
   RESHARD_MPI_FUNCTIONS(RESHARD_DECLARE)
 #undef RESHARD_DECLARE
   void* opened = nullptr;
