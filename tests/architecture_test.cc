@@ -218,17 +218,6 @@ bool means_something_else(const std::string& path, const std::string& word) {
                                                     [&](const std::string& p) { return path.starts_with(p); });
 }
 
-// Known to stand there yet, each for a change that is under way. This list only gets shorter.
-bool stands_there_yet(const std::string& path, const std::string& mark) {
-  static const std::map<std::string, std::vector<std::string>> kYet = {
-      {"lib/audit/model_audit.cc", {"modeling"}},
-      {"lib/engine/output.cc", {".metadata", ".safetensors", ".distcp"}},
-      {"lib/infer/mesh_inference.cc", {".distcp"}},
-  };
-  const auto yet = kYet.find(path);
-  return yet != kYet.end() && std::find(yet->second.begin(), yet->second.end(), mark) != yet->second.end();
-}
-
 TEST(Architecture, OnlyFormatsKnowFormats) {
   std::size_t seen = 0;
   for (const SourceFile& file : files_under({"lib", "tools"}, {".h", ".cc", ".cu", ".cuh"}))
@@ -238,7 +227,7 @@ TEST(Architecture, OnlyFormatsKnowFormats) {
         EXPECT_FALSE(literal == f->name && !means_something_else(file.path, literal))
             << file.path << ": \"" << literal << "\" is a format's name: ask the row of the table";
       for (const std::string& mark : marks_of_formats())
-        EXPECT_TRUE(literal.find(mark) == std::string::npos || stands_there_yet(file.path, mark))
+        EXPECT_TRUE(literal.find(mark) == std::string::npos)
             << file.path << ": \"" << literal << "\" has '" << mark << "', which is for a format to know";
     }
   EXPECT_GT(seen, 3000U);

@@ -13,6 +13,7 @@ class ToyReader : public Reader {
  public:
   Status open(const std::string& path, const OpenOptions& options) {
     catalog_.root = path;
+    catalog_.metadata_files.emplace_back(kIndex);
     const std::string index = path_join(path, kIndex);
     const Json json = TRY(parse_json(TRY(read_whole_file(index, kMaxIndexBytes)), index));
     const auto data = files_.open(path_join(path, kData));

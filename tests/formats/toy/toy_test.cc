@@ -40,6 +40,19 @@ TEST_F(Toy, GoesThereAndBack) {
   EXPECT_THAT(shown.out, HasSubstr("toy, "));
 }
 
+TEST_F(Toy, IsReplacedByForceAlone) {
+  ASSERT_NO_FATAL_FAILURE(convert(source_, toy_, "toy"));
+  std::filesystem::remove(toy_ + "/reshard_manifest.json");
+  const std::vector<std::string> again = {"convert", source_, toy_, "--to", "hf", "--quiet"};
+  EXPECT_THAT(toy_cli(again).err, HasSubstr("the destination exists; --force replaces it"));
+  std::vector<std::string> forced = again;
+  forced.emplace_back("--force");
+  const CommandResult done = toy_cli(forced);
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_FALSE(std::filesystem::exists(toy_ + "/toy.json"));
+  EXPECT_EQ(toy_cli({"diff", source_, toy_}).exit_code, 0);
+}
+
 TEST_F(Toy, IsInTheTablesText) {
   EXPECT_THAT(toy_cli({"convert", "--help"}).out, HasSubstr("toy (toys)"));
   EXPECT_THAT(toy_cli({"convert", source_, toy_, "--to", "toys"}).err, HasSubstr("hdf5-view, toy"));
