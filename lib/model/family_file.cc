@@ -300,9 +300,9 @@ Result<Family> parse_family(std::string_view text, std::string_view path) {
 }
 
 std::vector<const Family*> read_builtin_families() {
-  std::map<std::string_view, const Family*> known;
+  std::map<std::string, const Family*> known;
   const FamilyOf family_of = [&](std::string_view name) -> const Family* {
-    const Family*& family = known[name];
+    const Family*& family = known[std::string(name)];
     for (const BuiltinFamily& builtin : builtin_families()) {
       if (family || builtin.name != name) continue;
       auto read = read_family(builtin.text, name, family_of);
