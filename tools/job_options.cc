@@ -54,9 +54,10 @@ Result<RunOptions> ResourceOptions::run_options() const {
 
 namespace {
 
+// Their tables are read when one is asked for, and not for a help text.
 std::string family_names() {
   std::vector<std::string> names;
-  for (const Family* f : families()) names.emplace_back(f->name);
+  for (const BuiltinFamily& f : builtin_families()) names.emplace_back(f.name);
   return join(names, ", ");
 }
 

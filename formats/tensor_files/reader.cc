@@ -5,6 +5,7 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -48,12 +49,9 @@ Status write_json(pickle::PickleWriter& w, const Json& value, int depth) {
 }  // namespace
 
 std::string names_text(const std::vector<std::string>& names, std::string_view noun) {
-  constexpr std::size_t kShown = 3;
-  std::vector<std::string> shown;
-  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) shown.push_back("'" + printable(names[i]) + "'");
-  std::string out = count_of(static_cast<Index>(names.size()), noun) + ": " + join(shown, ", ");
-  if (names.size() > kShown) out += " and " + with_commas(static_cast<Index>(names.size() - kShown)) + " more";
-  return out;
+  std::vector<std::string> quoted;
+  for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
+  return count_of(std::ssize(names), noun) + ": " + some_of(quoted);
 }
 
 std::string head_of(const std::string& path) {
