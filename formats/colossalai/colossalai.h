@@ -10,9 +10,9 @@
 // stages write one index a stage into tmp_index_files/ and join them at the end: where that directory is left, the save
 // was interrupted. Releases before 0.3.2 also left files of ranks (rank_files.h).
 //
-// Optimizer states are stored under integer ids; parameter_ids.h finds the parameters. They appear under torchtitan's
-// names (optimizer.state.<parameter>.exp_avg), the scheduler's values as lr_scheduler.*, those of running_states.json
-// as train_state.*. Described in docs/formats/colossalai.md.
+// Optimizer states are stored under integer ids; formats/tensor_files/parameter_ids.h finds the parameters. They appear
+// under torchtitan's names (optimizer.state.<parameter>.exp_avg), the scheduler's values as lr_scheduler.*, those of
+// running_states.json as train_state.*. Described in docs/formats/colossalai.md.
 #pragma once
 
 #include "formats/colossalai/names.h"

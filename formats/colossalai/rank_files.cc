@@ -5,6 +5,7 @@
 #include <set>
 #include <tuple>
 
+#include "formats/tensor_files/flat_runs.h"
 #include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 
@@ -238,23 +239,14 @@ Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& loca
     return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
                    "': expected a flat run of at most " + std::to_string(*part.meta.zero_elements - begin) +
                    " elements, got " + to_string(flat));
-  const Dims steps = row_major_strides(local);
-  fragment.strides = steps;
   const Index stride = part.stored.strides[0];
   if (stride != 1 && elements > 1)
     return unsupported(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
                        "': a flat run with a stride of " + std::to_string(stride));
-  if (elements > 0 && local.rank() == 0) {
-    fragment.box = whole(local);
-    tensor.fragments.add(fragment);
-  } else if (elements > 0) {
-    for (const Box& box : boxes_of_run(local, begin, begin + elements)) {
-      Index first = 0;
-      for (int d = 0; d < box.rank(); ++d) first += box.origin[d] * steps[d];
-      fragment.box = move(box);
-      fragment.start = part.stored.start + (first - begin) * byte_size(part.stored.dtype);
-      tensor.fragments.add(fragment);
-    }
+  for (Fragment& run : fragments_of_run(local, begin, begin + elements, part.stored, 0)) {
+    run.box = move(run.box);
+    run.extent.file = part.file;
+    tensor.fragments.add(run);
   }
   begin += elements;
   return {};
@@ -349,38 +341,7 @@ Status RankReader::open(const std::string& path, const OpenOptions& options) {
   return finish(options);
 }
 
-void cover(const Dims& shape, int d, Index begin, Index end, Box box, std::vector<Box>& out) {
-  Index inner = 1;
-  for (int k = d + 1; k < shape.rank(); ++k) inner *= shape[k];
-  const auto inside = [&](Index row, Index from, Index to) {
-    Box part = box;
-    part.origin[d] = row;
-    part.shape[d] = 1;
-    cover(shape, d + 1, from, to, part, out);
-  };
-  Index row = begin / inner;
-  if (row == (end - 1) / inner && end - begin < inner) return inside(row, begin - row * inner, end - row * inner);
-  if (begin % inner != 0) {
-    inside(row, begin % inner, inner);
-    ++row;
-  }
-  const Index last = end / inner;
-  if (last > row) {
-    Box rows = box;
-    rows.origin[d] = row;
-    rows.shape[d] = last - row;
-    out.push_back(rows);
-  }
-  if (end % inner != 0) inside(last, 0, end % inner);
-}
-
 }  // namespace
-
-std::vector<Box> boxes_of_run(const Dims& shape, Index begin, Index end) {
-  std::vector<Box> out;
-  cover(shape, 0, begin, end, whole(shape), out);
-  return out;
-}
 
 bool is_rank_directory(const std::string& path) {
   const std::string meta = path_join(path, kGlobalMeta);

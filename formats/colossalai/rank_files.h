@@ -23,8 +23,4 @@ namespace reshard::colossalai {
 bool is_rank_directory(const std::string& path);
 Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options);
 
-// The boxes of a row-major tensor that hold its elements [begin, end) in order, up to two for each dimension but the
-// last, and one. begin < end <= volume(shape); shape has a dimension at least.
-std::vector<Box> boxes_of_run(const Dims& shape, Index begin, Index end);
-
 }  // namespace reshard::colossalai

@@ -8,10 +8,10 @@
 
 #include "formats/colossalai/colossalai.h"
 #include "formats/colossalai/names.h"
-#include "formats/colossalai/parameter_ids.h"
 #include "formats/colossalai/rank_files.h"
 #include "formats/colossalai/stage_indexes.h"
 #include "formats/encoding/weight_index.h"
+#include "formats/tensor_files/parameter_ids.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
@@ -370,7 +370,8 @@ Status ColossalaiReader::add_states() {
           parameter.shape = s.tensor->shape();
     ids.push_back(parameter);
   }
-  const ParameterNames names = name_parameters(parameters_, is_ordered_, ids, groups);
+  const ParameterNames names =
+      name_parameters(parameters_, is_ordered_ ? NameOrder::kByStage : NameOrder::kSorted, ids, groups);
   std::map<Index, std::string> name_of;
   for (std::size_t i = 0; i < ids.size(); ++i)
     name_of[ids[i].id] = names.names.empty() ? std::to_string(ids[i].id) : names.names[i];

@@ -1,9 +1,9 @@
-#include "formats/colossalai/parameter_ids.h"
+#include "formats/tensor_files/parameter_ids.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace reshard::colossalai {
+namespace reshard {
 namespace {
 
 using testing::ElementsAre;
@@ -18,37 +18,49 @@ std::vector<ParameterId> ids_of(const std::vector<Dims>& shapes) {
 TEST(ParameterIds, FollowTheModelAcrossStagesThatInterleave) {
   const std::vector<NamedShape> stored = {{"embed.weight", {9, 2}}, {"layers.0.w", {2, 2}}, {"layers.2.w", {2, 2}},
                                           {"layers.1.w", {2, 2}},   {"layers.3.w", {2, 2}}, {"norm.weight", {2}}};
-  const auto names =
-      name_parameters(stored, true, ids_of({{9, 2}, {2, 2}, {2, 2}, {2, 2}, {2, 2}, {2}}), {{0, 1, 2, 3, 4, 5}});
+  const auto names = name_parameters(stored, NameOrder::kByStage, ids_of({{9, 2}, {2, 2}, {2, 2}, {2, 2}, {2, 2}, {2}}),
+                                     {{0, 1, 2, 3, 4, 5}});
   EXPECT_THAT(names.names,
               ElementsAre("embed.weight", "layers.0.w", "layers.1.w", "layers.2.w", "layers.3.w", "norm.weight"));
 }
 
+// A model of two towers: its layers are numbered twice.
+TEST(ParameterIds, KeepTheOrderOfAModelThatIsWhole) {
+  const std::vector<NamedShape> stored = {
+      {"visual.blocks.0.w", {2, 2}}, {"visual.blocks.1.w", {2, 2}}, {"layers.0.w", {3, 3}}, {"layers.1.w", {3, 3}}};
+  const auto ids = ids_of({{2, 2}, {2, 2}, {3, 3}, {3, 3}});
+  EXPECT_THAT(name_parameters(stored, NameOrder::kAsDefined, ids, {}).names,
+              ElementsAre("visual.blocks.0.w", "visual.blocks.1.w", "layers.0.w", "layers.1.w"));
+  EXPECT_THAT(name_parameters(stored, NameOrder::kByStage, ids, {}).names, IsEmpty());
+}
+
 TEST(ParameterIds, FindTheGroupsOfWeightDecay) {
   const std::vector<NamedShape> stored = {{"a.weight", {4, 2}}, {"a.bias", {4}}, {"b.weight", {3, 4}}, {"b.bias", {3}}};
-  const auto names = name_parameters(stored, true, ids_of({{4, 2}, {3, 4}, {4}, {3}}), {{0, 1}, {2, 3}});
+  const auto names = name_parameters(stored, NameOrder::kByStage, ids_of({{4, 2}, {3, 4}, {4}, {3}}), {{0, 1}, {2, 3}});
   EXPECT_THAT(names.names, ElementsAre("a.weight", "b.weight", "a.bias", "b.bias"));
   EXPECT_EQ(names.evidence,
             "4 ids in matrices first, then vectors, each in the order in which the model defines them; the shapes of 4 "
             "agree");
-  const auto reversed = name_parameters(stored, true, ids_of({{4}, {3}, {4, 2}, {3, 4}}), {{0, 1}, {2, 3}});
+  const auto reversed =
+      name_parameters(stored, NameOrder::kByStage, ids_of({{4}, {3}, {4, 2}, {3, 4}}), {{0, 1}, {2, 3}});
   EXPECT_THAT(reversed.names, ElementsAre("a.bias", "b.bias", "a.weight", "b.weight"));
 }
 
 TEST(ParameterIds, AreNotGuessed) {
   const std::vector<NamedShape> stored = {{"a", {4, 2}}, {"b", {4}}};
-  EXPECT_EQ(name_parameters(stored, true, ids_of({{4, 2}}), {}).evidence, "1 id for 2 parameters");
-  EXPECT_EQ(name_parameters(stored, true, ids_of({{4}, {4, 2}}), {}).evidence,
+  EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4, 2}}), {}).evidence, "1 id for 2 parameters");
+  EXPECT_EQ(name_parameters(stored, NameOrder::kByStage, ids_of({{4}, {4, 2}}), {}).evidence,
             "no order that is known gives every id a parameter of its shape");
-  EXPECT_EQ(name_parameters(stored, false, ids_of({{4, 2}, {4}}), {}).evidence,
+  EXPECT_EQ(name_parameters(stored, NameOrder::kSorted, ids_of({{4, 2}, {4}}), {}).evidence,
             "the index is sorted by name, and the order of this model's parameters is not known");
   const std::vector<ParameterId> stateless = {{0, std::nullopt}, {1, std::nullopt}};
-  EXPECT_THAT(name_parameters(stored, true, stateless, {}).names, IsEmpty());
+  EXPECT_THAT(name_parameters(stored, NameOrder::kByStage, stateless, {}).names, IsEmpty());
   // Two groups, and states for the first of each kind only: two orders fit.
   const std::vector<NamedShape> four = {{"a", {2, 2}}, {"b", {2}}, {"c", {2, 2}}, {"d", {2}}};
   const std::vector<ParameterId> first = {{0, Dims{2, 2}}, {1, std::nullopt}, {2, std::nullopt}, {3, Dims{2}}};
-  EXPECT_EQ(name_parameters(four, true, first, {{0, 1}, {2, 3}}).evidence, "the shapes fit 2 orders of the parameters");
+  EXPECT_EQ(name_parameters(four, NameOrder::kByStage, first, {{0, 1}, {2, 3}}).evidence,
+            "the shapes fit 2 orders of the parameters");
 }
 
 }  // namespace
-}  // namespace reshard::colossalai
+}  // namespace reshard

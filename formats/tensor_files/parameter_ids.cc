@@ -1,4 +1,4 @@
-#include "formats/colossalai/parameter_ids.h"
+#include "formats/tensor_files/parameter_ids.h"
 
 #include <algorithm>
 #include <array>
@@ -9,10 +9,16 @@
 #include "lib/base/text.h"
 #include "lib/layout/stages.h"
 
-namespace reshard::colossalai {
+namespace reshard {
 namespace {
 
 using Order = std::vector<const NamedShape*>;
+
+Order as_given(const std::vector<NamedShape>& parameters) {
+  Order out;
+  for (const NamedShape& p : parameters) out.push_back(&p);
+  return out;
+}
 
 // The order of the model: what is before the layers, the layers by their numbers, what is behind. The files of pipeline
 // stages have it within a stage, and a stage need not hold neighbouring layers.
@@ -101,16 +107,18 @@ struct Candidate {
 
 }  // namespace
 
-ParameterNames name_parameters(const std::vector<NamedShape>& parameters, bool is_ordered,
+ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOrder order,
                                const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups) {
   const auto count = [](std::size_t n, std::string_view noun) { return count_of(static_cast<Index>(n), noun); };
   if (parameters.size() != ids.size())
     return {{}, count(ids.size(), "id") + " for " + count(parameters.size(), "parameter")};
   std::vector<Candidate> bases;
-  if (is_ordered) bases.push_back({by_layers(parameters), "the order in which the model defines them"});
-  if (!is_ordered)
-    if (auto order = as_in_llama(parameters))
-      bases.push_back({std::move(*order), "the order in which transformers defines a Llama"});
+  constexpr std::string_view kOwn = "the order in which the model defines them";
+  if (order == NameOrder::kAsDefined) bases.push_back({as_given(parameters), std::string(kOwn)});
+  if (order == NameOrder::kByStage) bases.push_back({by_layers(parameters), std::string(kOwn)});
+  if (order == NameOrder::kSorted)
+    if (auto known = as_in_llama(parameters))
+      bases.push_back({std::move(*known), "the order in which transformers defines a Llama"});
   if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is not known"};
 
   std::vector<Candidate> candidates;
@@ -138,4 +146,4 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, bool i
   return out;
 }
 
-}  // namespace reshard::colossalai
+}  // namespace reshard
