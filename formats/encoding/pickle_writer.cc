@@ -148,9 +148,10 @@ class ValueWriter {
         return set(v, depth);
       case Kind::kObject:
         if (makes_data(v)) return call(v, depth);
+        if (makes_numpy_data(v)) return call_and_build(v, depth);
         break;
       case Kind::kGlobal:
-        if (v.module() == "torch" && dtype_from_torch(v.name())) {
+        if ((v.module() == "torch" && dtype_from_torch(v.name())) || v.is_global("numpy", "ndarray")) {
           w_.global(v.module(), v.name());
           return {};
         }
@@ -169,6 +170,25 @@ class ValueWriter {
     if (callee.is_global("_codecs", "encode") || callee.is_global("torch", "device")) return true;
     const bool is_builtin = callee.module() == "__builtin__" || callee.module() == "builtins";
     return is_builtin && (callee.name() == "set" || callee.name() == "complex" || callee.name() == "bytearray");
+  }
+
+  // Arrays and scalars of numpy, and their dtypes:
+  //   numpy._core.multiarray._reconstruct(numpy.ndarray, (0,), b'b') with the state (1, (624,), dtype, False, b'...')
+  // (numpy/_core/src/multiarray/methods.c, array_reduce; numpy.core before 2.0)
+  static bool makes_numpy_data(Value v) {
+    const Value callee = v.callee();
+    if (!v.keywords().is_none() || !v.items().is_none()) return false;
+    const bool is_array = callee.module() == "numpy.core.multiarray" || callee.module() == "numpy._core.multiarray";
+    return (is_array && (callee.name() == "_reconstruct" || callee.name() == "scalar")) ||
+           callee.is_global("numpy", "dtype");
+  }
+
+  Status call_and_build(Value v, int depth) {
+    TRY(call(v, depth));
+    if (v.state().is_none()) return {};
+    TRY(write(v.state(), depth + 1));
+    w_.build();
+    return {};
   }
 
   Status call(Value v, int depth) {

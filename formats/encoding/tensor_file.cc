@@ -29,8 +29,10 @@ bool is_sequence(Value v) { return v.kind() == Kind::kList || v.kind() == Kind::
 // Takes a value apart. Depth is limited, which also ends the walk through a container that holds itself.
 class Walk {
  public:
-  Walk(const TorchFile& file, std::vector<TensorFile::Entry>& tensors, std::vector<TensorFile::Object>& objects)
+  Walk(const TorchFile& file, TensorFile::Parts parts, std::vector<TensorFile::Entry>& tensors,
+       std::vector<TensorFile::Object>& objects)
       : file_(file),
+        parts_(parts),
         tensors_(tensors),
         objects_(objects),
         visits_left_(kVisitsPerCell * file.document().cells() + kFreeVisits) {}
@@ -69,9 +71,10 @@ class Walk {
 
   Status visit(Value v) {
     if (--visits_left_ < 0) return too_much("containers that are shared too often, or hold each other");
+    if (makes_distributed_tensor(v)) return visit_distributed(v);
     if (makes_torch_tensor(v)) {
       StoredTensor tensor = TRY(file_.resolve(v).context("tensor '" + printable(name()) + "'"));
-      tensors_.push_back({TRY(charged_name()), path_, tensor});
+      tensors_.push_back({TRY(charged_name()), path_, tensor, std::nullopt});
       return {};
     }
     if (!is_apart(v, 0) || (v.size() == 0 && !path_.empty())) {
@@ -94,6 +97,26 @@ class Walk {
     return {};
   }
 
+  Status visit_distributed(Value v) {
+    const std::string what = "tensor '" + printable(name()) + "'";
+    DistributedTensor tensor = TRY(resolve_distributed(file_, v).context(what));
+    if (parts_ == TensorFile::Parts::kRead) {
+      tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor)});
+      return {};
+    }
+    if (!tensor.is_whole()) {
+      std::vector<std::string> here;
+      for (const StoredTensor& part : tensor.parts) here.push_back(to_string(part.box));
+      return unsupported(file_.place() + ": " + what + ": the file holds " +
+                         (here.empty() ? "nothing" : join(here, ", ")) + " of " + to_string(tensor.shape) +
+                         ", the part of one rank (" + tensor.layout +
+                         "): the rest is in the files of the other ranks. Open the directory of them all, or save "
+                         "full_tensor()");
+    }
+    tensors_.push_back({TRY(charged_name()), path_, std::move(tensor.parts.front()), std::nullopt});
+    return {};
+  }
+
   // A key as Python's str() gives it.
   static std::string key_text(Value key) {
     if (const auto text = key.as_string()) return std::string(*text);
@@ -108,6 +131,7 @@ class Walk {
   }
 
   const TorchFile& file_;
+  TensorFile::Parts parts_;
   std::vector<TensorFile::Entry>& tensors_;
   std::vector<TensorFile::Object>& objects_;
   KeyPath path_;
@@ -145,7 +169,7 @@ Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& e
 
 }  // namespace
 
-Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end) {
+Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end, Parts parts) {
   const Index size = TRY(file.size());
   std::string head(static_cast<std::size_t>(std::min(size, TorchFile::kHeadBytes)), '\0');
   TRY(file.read_at(0, std::as_writable_bytes(std::span(head))));
@@ -153,7 +177,7 @@ Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end) {
   out.is_torch_ = TorchFile::recognises(head);
   if (out.is_torch_) {
     TorchFile torch = TRY(TorchFile::open(file, 0, size));
-    TRY(out.add_torch(torch));
+    TRY(out.add_torch(torch, parts));
     out.documents_.push_back(std::move(torch).take_document());
   } else {
     TRY(out.add_safetensors(file, end));
@@ -167,7 +191,7 @@ std::optional<Value> TensorFile::root() const {
   return documents_.front().root();
 }
 
-Status TensorFile::add_torch(const TorchFile& file) { return Walk(file, tensors_, objects_).run(); }
+Status TensorFile::add_torch(const TorchFile& file, Parts parts) { return Walk(file, parts, tensors_, objects_).run(); }
 
 Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
   SafetensorsHeader header = TRY(read_safetensors_header(file, end));
@@ -185,7 +209,7 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
     tensor.box = whole(entry.shape);
     tensor.strides = row_major_strides(entry.shape);
     tensor.extent = {0, entry.offset, entry.length};
-    tensors_.push_back({std::move(entry.name), std::move(path), tensor});
+    tensors_.push_back({std::move(entry.name), std::move(path), tensor, std::nullopt});
   }
   if (!keys.empty())
     return corrupt(file.path() + ": " + std::string(kNonTensorKeys) + ": expected entries of this file, got '" +

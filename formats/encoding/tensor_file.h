@@ -9,6 +9,7 @@
 //     objects groups.0.lr, groups.0.betas
 //
 // Dicts are always taken apart, lists and tuples only where a tensor or a dict is in them. What is left are objects.
+// A tensor may be one rank's part of a whole (distributed_tensor.h): the file of a rank holds such.
 //
 // Safetensors hold no objects, except in ColossalAI's asynchronous saves: there __metadata__.non_tensor_keys is a list,
 // as JSON in a string, of entries whose U8 elements are the pickle of an object
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/encoding/distributed_tensor.h"
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/stored_tensor.h"
@@ -34,6 +36,7 @@ class TensorFile {
     std::string name;
     KeyPath path;  // a dict's integer keys are decimal text
     StoredTensor tensor;
+    std::optional<DistributedTensor> distributed;  // in the place of `tensor`, where Parts::kRead asks for them
   };
   // A value that is no tensor. It refers to the TensorFile.
   struct Object {
@@ -44,10 +47,14 @@ class TensorFile {
 
   static constexpr int kMaxDepth = 64;  // of containers inside one another
 
+  // What becomes of a tensor of which the file holds one rank's part. Refused, one that is all of it is a tensor.
+  enum class Parts { kRefuse, kRead };
+
   // Reads what is in a whole file; no tensor's bytes. Corrupt where a name comes twice, and for what torch_file.h and
   // safetensors_header.h refuse; unsupported where containers are nested deeper than kMaxDepth or hold each other.
-  // `end` is for safetensors. A value that is no container is named "value".
-  static Result<TensorFile> open(const File& file, SafetensorsEnd end = SafetensorsEnd::kExact);
+  // `end` is for safetensors, `parts` for torch.save. A value that is no container is named "value".
+  static Result<TensorFile> open(const File& file, SafetensorsEnd end = SafetensorsEnd::kExact,
+                                 Parts parts = Parts::kRefuse);
 
   const std::vector<Entry>& tensors() const { return tensors_; }  // in the file's order
   const std::vector<Object>& objects() const { return objects_; }
@@ -58,7 +65,7 @@ class TensorFile {
 
  private:
   TensorFile() = default;
-  Status add_torch(const TorchFile& file);
+  Status add_torch(const TorchFile& file, Parts parts);
   Status add_safetensors(const File& file, SafetensorsEnd end);
   Status check_names(const std::string& path) const;
 

@@ -101,7 +101,11 @@ Status TensorFileReader::add_json(const std::string& name, KeyPath path, std::ui
   const std::string where = catalog_.file_path(file) + ": " + printable(name);
   pickle::PickleWriter w;
   TRY(write_json(w, value, 0).context(where));
-  documents_.push_back(TRY(pickle::parse(std::move(w).finish(), where)));
+  return add_pickled(name, std::move(path), file, std::move(w).finish());
+}
+
+Status TensorFileReader::add_pickled(const std::string& name, KeyPath path, std::uint32_t file, std::string pickle) {
+  documents_.push_back(TRY(pickle::parse(std::move(pickle), catalog_.file_path(file) + ": " + printable(name))));
   return add_object(name, std::move(path), file, documents_.back().root());
 }
 

@@ -40,6 +40,8 @@ class TensorFileReader : public Reader {
   static Fragment in_file(const StoredTensor& stored, std::uint32_t file);
   // A value, of a file that open_file() opened. Corrupt where there is one of that name, or a tensor.
   Status add_object(const std::string& name, KeyPath path, std::uint32_t file, pickle::Value value);
+  // A value that is this pickle.
+  Status add_pickled(const std::string& name, KeyPath path, std::uint32_t file, std::string pickle);
   // A value that was JSON.
   Status add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value);
 
@@ -48,7 +50,7 @@ class TensorFileReader : public Reader {
 
  private:
   std::vector<std::unique_ptr<const TensorFile>> open_;
-  std::deque<pickle::Document> documents_;                 // values that were JSON
+  std::deque<pickle::Document> documents_;                 // values that are in no open file
   std::unordered_map<std::string, pickle::Value> values_;  // by blob
 };
 

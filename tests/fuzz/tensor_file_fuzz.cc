@@ -1,4 +1,5 @@
-// Files of tensors from anywhere, of either kind: names are unique, and tensors lie inside the file.
+// Files of tensors from anywhere, of either kind: names are unique, and tensors, and ranks' parts of
+// them, lie inside the file.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,13 +10,32 @@
 
 using namespace reshard;
 
+namespace {
+
+// Of a rank's part too, which lies inside the whole.
+void check(const TensorFile::Entry& e, std::size_t size) {
+  const auto inside = [&](const StoredTensor& t) {
+    require(fits_inside(t.extent.offset, t.extent.length, static_cast<Index>(size)));
+  };
+  if (!e.distributed) return inside(e.tensor);
+  for (const StoredTensor& part : e.distributed->parts) {
+    inside(part);
+    require(part.box == whole(e.distributed->shape) || !part.box.empty());
+    require(contains(whole(e.distributed->shape), part.box));
+    require(part.strides.rank() == part.box.rank());
+  }
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const auto file = TensorFile::open(input_file(data, size));
+  (void)TensorFile::open(input_file(data, size));
+  const auto file = TensorFile::open(input_file(data, size), SafetensorsEnd::kExact, TensorFile::Parts::kRead);
   if (!file) return 0;
   std::unordered_set<std::string> names;
   for (const TensorFile::Entry& e : file->tensors()) {
     require(names.insert(e.name).second);
-    require(fits_inside(e.tensor.extent.offset, e.tensor.extent.length, static_cast<Index>(size)));
+    check(e, size);
     require(e.path.size() <= static_cast<std::size_t>(TensorFile::kMaxDepth));
   }
   for (const TensorFile::Object& o : file->objects()) {
