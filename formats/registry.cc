@@ -5,6 +5,7 @@
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
+#include "formats/fsdp/fsdp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
 #include "formats/ranks/ranks.h"
@@ -15,8 +16,8 @@
 
 namespace reshard {
 FormatTable& formats() {
-  static FormatTable table({&kDcpFormat, &kColossalaiFormat, &kVllmFormat, &kRanksFormat, &kHfFormat, &kBinFormat,
-                            &kHdf5Format, &kHdf5ViewFormat});
+  static FormatTable table({&kDcpFormat, &kColossalaiFormat, &kFsdpFormat, &kVllmFormat, &kRanksFormat, &kHfFormat,
+                            &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 

@@ -131,6 +131,7 @@ std::string find_config(const Catalog& catalog, const std::string& given) {
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
     if (std::string place = parent_path(catalog.file_path(file)); place != places.back())
       places.push_back(std::move(place));
+  for (const std::string& file : catalog.metadata_files) places.push_back(parent_path(path_join(catalog.root, file)));
   places.push_back(parent_path(catalog.root));
   for (const std::string& place : places)
     if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;

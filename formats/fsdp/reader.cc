@@ -1,0 +1,493 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+
+#include "formats/encoding/pickle_writer.h"
+#include "formats/fsdp/fsdp.h"
+#include "formats/fsdp/optimizer_states.h"
+#include "formats/tensor_files/flat_runs.h"
+#include "formats/tensor_files/parameter_ids.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+
+namespace reshard::fsdp {
+namespace {
+
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+std::string name_of(const KeyPath& path) {
+  std::vector<std::string> parts;
+  for (const auto& key : path)
+    parts.push_back(std::holds_alternative<Index>(key) ? std::to_string(std::get<Index>(key))
+                                                       : std::get<std::string>(key));
+  return join(parts, ".");
+}
+
+KeyPath below(std::string_view prefix, const KeyPath& path) {
+  KeyPath out;
+  if (!prefix.empty()) out.emplace_back(std::string(prefix));
+  out.insert(out.end(), path.begin(), path.end());
+  return out;
+}
+
+// A tensor while the files are read: what each rank has of it, in the order of ranks.
+struct Pieces {
+  KeyPath path;
+  DType dtype = DType::kFloat32;
+  Dims shape;                   // of the whole; of a plain one, as the first rank has it
+  bool is_distributed = false;  // pieces say their boxes; of a plain one, each is all that the rank has
+  FragmentList pieces;
+};
+
+class PiecesByName {
+ public:
+  Pieces& add(const TensorFile::Entry& entry) {
+    const auto [it, is_new] = number_.emplace(entry.name, all_.size());
+    if (is_new) {
+      const auto& d = entry.distributed;
+      const Dims& shape = d ? d->shape : entry.tensor.shape();
+      all_.push_back({entry.path, d ? d->dtype : entry.tensor.dtype, shape, d.has_value(), FragmentList(shape.rank())});
+    }
+    return all_[it->second];
+  }
+  std::vector<Pieces>& all() { return all_; }
+
+ private:
+  std::vector<Pieces> all_;
+  std::unordered_map<std::string, std::size_t> number_;
+};
+
+// Values that are no tensors, as pickles: what all ranks have alike is kept once.
+struct Values {
+  KeyPath path;
+  std::vector<std::string> pickles;                   // the different ones
+  std::vector<std::pair<Index, std::size_t>> holder;  // each rank that has one, and which
+};
+
+// The states of one parameter, or of one id.
+struct States {
+  std::string owner;
+  std::vector<std::size_t> tensors;  // numbers of pieces
+};
+
+class FsdpReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
+
+ private:
+  Status read_file(Role role, Index rank, const std::string& name);
+  Status add_pieces(Role role, Index rank, std::uint32_t file, const TensorFile::Entry& entry);
+  Status add_value(Role role, Index rank, const TensorFile::Object& object);
+  Status check_ranks() const;
+
+  Status finish_tensor(KeyPath path, Pieces pieces);
+  Status finish_optimizer();
+  void list_parameters();
+  void name_by_id(const std::vector<Index>& ids);
+  Result<bool> place_flat_states(const std::vector<Index>& ids, std::string& evidence);
+  std::optional<std::vector<Index>> lengths_by_shard(const Pieces& flat) const;
+  Status add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
+                        const std::vector<Index>& lengths);
+  Status finish_extra();
+  Status finish_values();
+  Result<std::string> named_ids(const std::vector<Index>& ids) const;
+
+  PiecesByName& of(Role role) { return pieces_[static_cast<std::size_t>(role)]; }
+  Index writer(const Extent& extent) const { return catalog_.files[extent.file].writer; }
+  void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
+
+  OpenOptions options_;
+  FileSet set_;
+  std::array<PiecesByName, kRoles.size()> pieces_;
+  std::array<std::map<std::string, Values>, kRoles.size()> values_;
+  std::set<std::string> left_out_;                    // names of values that cannot be carried
+  std::map<std::string, std::vector<Index>> groups_;  // of the optimizer: the ids in each, by the name of their list
+  std::map<Index, std::vector<std::string>> owners_;  // of each id: its parameters
+  std::vector<NamedShape> parameters_;                // that an optimizer numbers, in the model's order
+  bool has_distributed_ = false;                      // in the model's files
+  Index told_ranks_ = 0;                              // the most that a tensor tells of
+  std::string layout_;                                // of the tensor on the largest mesh
+  std::vector<std::pair<Index, Index>> shard_of_;     // of each rank: which of how many, for flat states
+};
+
+// ---- Files
+
+Status FsdpReader::read_file(Role role, Index rank, const std::string& name) {
+  const auto file = TRY(files_.open(path_join(catalog_.root, name)));
+  const TensorFile content = TRY(TensorFile::open(
+      *file, options_.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked, TensorFile::Parts::kRead));
+  catalog_.files.push_back({name, TRY(file->size()), rank});
+  const auto number = static_cast<std::uint32_t>(catalog_.files.size() - 1);
+  for (const TensorFile::Entry& entry : content.tensors()) TRY(add_pieces(role, rank, number, entry));
+  for (const TensorFile::Object& object : content.objects()) TRY(add_value(role, rank, object));
+  return {};
+}
+
+Status FsdpReader::add_pieces(Role role, Index rank, std::uint32_t file, const TensorFile::Entry& entry) {
+  Pieces& pieces = of(role).add(entry);
+  const std::string what = catalog_.file_path(file) + ": " + tensor_text(entry.name);
+  const auto& d = entry.distributed;
+  const DType dtype = d ? d->dtype : entry.tensor.dtype;
+  const Dims& shape = d ? d->shape : entry.tensor.shape();
+  if (dtype != pieces.dtype || shape.rank() != pieces.shape.rank() || d.has_value() != pieces.is_distributed ||
+      (d && shape != pieces.shape))
+    return corrupt(what + ": expected " + std::string(info(pieces.dtype).torch_name) + to_string(pieces.shape) +
+                   " as in the files of other ranks, got " + std::string(info(dtype).torch_name) + to_string(shape));
+  if (!d) {
+    pieces.pieces.add(in_file(entry.tensor, file));
+    return {};
+  }
+  if (d->rank && *d->rank != rank)
+    return corrupt(what + ": expected the part of rank " + std::to_string(rank) + ", got that of rank " +
+                   std::to_string(*d->rank) + ": the file is another rank's");
+  if (d->ranks > told_ranks_) layout_ = d->layout;
+  told_ranks_ = std::max(told_ranks_, d->ranks);
+  for (const StoredTensor& part : d->parts) pieces.pieces.add(in_file(part, file));
+  if (role != Role::kModel) return {};
+  has_distributed_ = true;
+  if (d->shards > 0) shard_of_[static_cast<std::size_t>(rank)] = {d->shard, d->shards};
+  return {};
+}
+
+Status FsdpReader::add_value(Role role, Index rank, const TensorFile::Object& object) {
+  pickle::PickleWriter w;
+  if (!pickle::write_value(w, object.value)) {
+    left_out_.insert(object.name);
+    return {};
+  }
+  std::string text = std::move(w).finish();
+  Values& values = values_[static_cast<std::size_t>(role)].try_emplace(object.name).first->second;
+  if (values.holder.empty()) values.path = object.path;
+  const auto known = std::find(values.pickles.begin(), values.pickles.end(), text);
+  values.holder.emplace_back(rank, static_cast<std::size_t>(known - values.pickles.begin()));
+  if (known == values.pickles.end()) values.pickles.push_back(std::move(text));
+
+  const KeyPath& path = object.path;
+  if (role != Role::kOptimizer || rank > 0 || path.size() != 3 || path[2] != KeyPath::value_type("params")) return {};
+  std::vector<Index> ids;
+  for (std::size_t i = 0; i < object.value.size(); ++i)
+    if (const auto id = object.value[i].as_int()) ids.push_back(*id);
+  if (!ids.empty()) groups_.emplace(object.name, std::move(ids));
+  return {};
+}
+
+// That there are files of all the ranks which the tensors tell of. Accelerate's names do not say how many.
+Status FsdpReader::check_ranks() const {
+  if (told_ranks_ <= set_.ranks) return {};
+  if (set_.is_verl)
+    return corrupt(catalog_.root + ": expected tensors of " + count_of(set_.ranks, "rank") +
+                   ", as the files' names have it; they are of " + std::to_string(told_ranks_) + " (" + layout_ + ")");
+  return io_error(catalog_.root + ": missing " + missing_text(set_, told_ranks_) + ": the tensors are of " +
+                  count_of(told_ranks_, "rank") + " (" + layout_ + ")");
+}
+
+// ---- Tensors
+
+// Of a box that several ranks have, the first is a fragment and the others are copies.
+Status FsdpReader::finish_tensor(KeyPath path, Pieces pieces) {
+  Tensor tensor;
+  tensor.name = name_of(path);
+  tensor.path = std::move(path);
+  tensor.dtype = pieces.dtype;
+  tensor.shape = pieces.shape;
+  tensor.fragments = FragmentList(tensor.shape.rank());
+  tensor.replicas = FragmentList(tensor.shape.rank());
+  std::set<Box> stored;
+  for (std::size_t i = 0; i < pieces.pieces.size(); ++i) {
+    const Fragment piece = pieces.pieces.get(i);
+    if (!pieces.is_distributed && piece.box.shape != tensor.shape)
+      return corrupt(catalog_.file_path(piece.extent.file) + ": " + tensor_text(tensor.name) + ": expected " +
+                     to_string(tensor.shape) + " as in the files of other ranks, got " + to_string(piece.box.shape) +
+                     ", and nothing that says which part of a whole it is");
+    (stored.insert(piece.box).second ? tensor.fragments : tensor.replicas).add(piece);
+  }
+  return catalog_.add(std::move(tensor)).context(catalog_.root);
+}
+
+// What an optimizer of the model numbers: no buffers (the plain tensors among distributed ones), and tied weights once.
+void FsdpReader::list_parameters() {
+  std::set<std::tuple<std::uint32_t, Index, Index>> places;
+  for (const Pieces& p : of(Role::kModel).all()) {
+    if (has_distributed_ && !p.is_distributed) continue;
+    if (!p.pieces.empty() && volume(p.shape) > 0) {
+      const Fragment first = p.pieces.get(0);
+      if (!places.emplace(first.extent.file, first.extent.offset, first.start).second) continue;
+    }
+    parameters_.push_back({name_of(p.path), p.shape});
+  }
+}
+
+std::optional<Index> id_of(const KeyPath& path) {
+  if (path.size() < 3 || path[0] != KeyPath::value_type("state")) return std::nullopt;
+  const auto* text = std::get_if<std::string>(&path[1]);
+  Index id = 0;
+  if (text == nullptr || text->empty()) return std::nullopt;
+  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), id);
+  if (parsed.ec != std::errc() || parsed.ptr != text->data() + text->size() || id < 0) return std::nullopt;
+  return id;
+}
+
+KeyPath with_owner(const KeyPath& path, const std::string& owner) {
+  KeyPath out = below("optimizer", path);
+  out[2] = owner;
+  return out;
+}
+
+Status FsdpReader::finish_optimizer() {
+  std::set<Index> all;
+  bool is_flat = false;
+  for (const Pieces& p : of(Role::kOptimizer).all()) {
+    const auto id = id_of(p.path);
+    if (!id) continue;
+    all.insert(*id);
+    is_flat = is_flat || (has_distributed_ && !p.is_distributed && p.shape.rank() == 1);
+  }
+  for (const auto& [name, group] : groups_) all.insert(group.begin(), group.end());
+  const std::vector<Index> ids(all.begin(), all.end());
+  list_parameters();
+  if (!ids.empty() && !is_flat) {
+    name_by_id(ids);
+    // One rank's FSDP1 has plain tensors and flat states.
+    is_flat = owners_.empty() && !has_distributed_ && set_.ranks == 1;
+  }
+  std::string evidence;
+  if (!ids.empty() && is_flat && TRY(place_flat_states(ids, evidence))) {
+    catalog_.attributes.emplace_back("optimizer ids", evidence);
+    return {};
+  }
+  if (!evidence.empty() && has_distributed_) {
+    warn("The optimizer's states are not read: " + evidence);
+    return {};
+  }
+  if (!ids.empty() && owners_.empty()) warn("The optimizer's states keep their ids for names (optimizer.state.0...)");
+  for (Pieces& p : of(Role::kOptimizer).all()) {
+    const auto id = id_of(p.path);
+    const auto owner = id ? owners_.find(*id) : owners_.end();
+    KeyPath path = owner == owners_.end() ? below("optimizer", p.path) : with_owner(p.path, owner->second.front());
+    TRY(finish_tensor(std::move(path), std::move(p)));
+  }
+  return {};
+}
+
+void FsdpReader::name_by_id(const std::vector<Index>& ids) {
+  std::vector<ParameterId> wanted;
+  for (const Index id : ids) wanted.push_back({id, std::nullopt});
+  for (const Pieces& p : of(Role::kOptimizer).all())
+    if (const auto id = id_of(p.path); id && p.shape.rank() > 0)
+      wanted[static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin())].shape = p.shape;
+  // Among distributed tensors the buffers are known already.
+  if (!has_distributed_ && parameters_.size() > ids.size())
+    if (auto found = without_buffers(parameters_, wanted)) parameters_ = std::move(*found);
+  std::vector<std::vector<Index>> groups;
+  for (const auto& [name, group] : groups_) groups.push_back(group);
+  const ParameterNames names = name_parameters(parameters_, NameOrder::kAsDefined, wanted, groups);
+  for (std::size_t i = 0; i < names.names.size(); ++i) owners_[ids[i]] = {names.names[i]};
+  if (!names.names.empty()) catalog_.attributes.emplace_back("optimizer ids", names.evidence);
+}
+
+// How many elements each shard has of a flat state; nothing where ranks disagree, or one is no run.
+std::optional<std::vector<Index>> FsdpReader::lengths_by_shard(const Pieces& flat) const {
+  std::vector<Index> out;
+  for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
+    const Fragment piece = flat.pieces.get(i);
+    const auto [shard, shards] = shard_of_[static_cast<std::size_t>(writer(piece.extent))];
+    if (shards <= 0 || (!out.empty() && static_cast<Index>(out.size()) != shards)) return std::nullopt;
+    if (out.empty()) out.assign(static_cast<std::size_t>(shards), -1);
+    Index& length = out[static_cast<std::size_t>(shard)];
+    if (piece.box.rank() != 1 || (piece.box.shape[0] > 1 && piece.strides[0] != 1)) return std::nullopt;
+    if (length >= 0 && length != piece.box.shape[0]) return std::nullopt;
+    length = piece.box.shape[0];
+  }
+  for (Index& n : out) n = std::max<Index>(n, 0);  // a rank without elements of a parameter has no state of it
+  return out;
+}
+
+// Whether the flat states were placed; if not, `evidence` says why.
+Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::string& evidence) {
+  std::map<Index, FlatId> flat;
+  for (const Index id : ids) flat[id].id = id;
+  for (const Pieces& p : of(Role::kOptimizer).all()) {
+    const auto id = id_of(p.path);
+    if (!id || p.shape.rank() == 0) continue;
+    const auto lengths = lengths_by_shard(p);
+    FlatId& of_id = flat[*id];
+    if (!lengths || (!of_id.lengths.empty() && of_id.lengths != *lengths)) {
+      evidence = "the ranks' parts of '" + printable(name_of(p.path)) + "' are no runs of one flat state";
+      return false;
+    }
+    of_id.lengths = *lengths;
+  }
+  std::vector<FlatId> in_order;
+  for (auto& [id, f] : flat) in_order.push_back(std::move(f));
+  if (groups_.size() > 1) {
+    evidence = "they are flat, and of " + count_of(std::ssize(groups_), "group");
+    return false;
+  }
+  const FlatUnits units = flat_units(parameters_, in_order);
+  evidence = units.evidence;
+  if (units.units.empty()) return false;
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    for (const NamedShape* p : units.units[i].parameters) owners_[ids[i]].push_back(p->name);
+  for (Pieces& p : of(Role::kOptimizer).all()) {
+    const auto id = id_of(p.path);
+    if (!id) {
+      TRY(finish_tensor(below("optimizer", p.path), std::move(p)));
+      continue;
+    }
+    const auto i = static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin());
+    if (p.shape.rank() > 0) {
+      TRY(add_flat_state(units.units[i], p.path, p, in_order[i].lengths));
+      continue;
+    }
+    for (const NamedShape* parameter : units.units[i].parameters)  // a step, which is each one's
+      TRY(finish_tensor(with_owner(p.path, parameter->name), p));
+  }
+  return true;
+}
+
+Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
+                                  const std::vector<Index>& lengths) {
+  std::vector<Index> begins = {0};  // of each shard's run in the unit
+  for (const Index n : lengths) begins.push_back(begins.back() + n);
+  Index begin = 0;  // of the parameter in the unit
+  for (const NamedShape* parameter : unit.parameters) {
+    const Index end = begin + volume(parameter->shape);
+    Pieces out{{}, flat.dtype, parameter->shape, true, FragmentList(parameter->shape.rank())};
+    for (std::size_t i = 0; i < flat.pieces.size(); ++i) {
+      StoredTensor run;
+      static_cast<Fragment&>(run) = flat.pieces.get(i);
+      run.dtype = flat.dtype;
+      const auto shard = static_cast<std::size_t>(shard_of_[static_cast<std::size_t>(writer(run.extent))].first);
+      const Index from = std::max(begin, begins[shard]), to = std::min(end, begins[shard + 1]);
+      if (from >= to) continue;
+      for (const Fragment& piece :
+           fragments_of_run(parameter->shape, from - begin, to - begin, run, from - begins[shard]))
+        out.pieces.add(piece);
+    }
+    TRY(finish_tensor(with_owner(path, parameter->name), std::move(out)));
+    begin = end;
+  }
+  return {};
+}
+
+// Tensors beside model and optimizer, as random states are: what all ranks have alike once, else each rank's own.
+Status FsdpReader::finish_extra() {
+  constexpr std::string_view kPrefix = "extra_state";
+  for (Pieces& p : of(Role::kExtra).all()) {
+    const Fragment first = p.pieces.get(0);
+    bool is_shared = p.is_distributed || first.crc.has_value();
+    for (std::size_t i = 0; i < p.pieces.size() && !p.is_distributed; ++i) {
+      const Fragment piece = p.pieces.get(i);
+      is_shared = is_shared && piece.crc == first.crc && piece.box == first.box && piece.strides == first.strides &&
+                  piece.start == first.start;
+    }
+    if (is_shared) {
+      TRY(finish_tensor(below(kPrefix, p.path), std::move(p)));
+      continue;
+    }
+    for (std::size_t i = 0; i < p.pieces.size(); ++i) {
+      const Fragment piece = p.pieces.get(i);
+      KeyPath path = below("rank_" + std::to_string(writer(piece.extent)), p.path);
+      Pieces own{{}, p.dtype, piece.box.shape, false, FragmentList(p.shape.rank())};
+      own.pieces.add(piece);
+      TRY(finish_tensor(below(kPrefix, path), std::move(own)));
+    }
+  }
+  return {};
+}
+
+// ---- Values
+
+// The names of the parameters that these ids are, as a pickled list; empty where one is not known.
+Result<std::string> FsdpReader::named_ids(const std::vector<Index>& ids) const {
+  pickle::PickleWriter w;
+  w.empty_list();
+  pickle::ElementRuns runs(w, &pickle::PickleWriter::append_items);
+  for (const Index id : ids) {
+    const auto owners = owners_.find(id);
+    if (owners == owners_.end()) return std::string();
+    for (const std::string& name : owners->second) {
+      runs.next();
+      w.text(name);
+    }
+  }
+  runs.end();
+  return std::move(w).finish();
+}
+
+Status FsdpReader::finish_values() {
+  static constexpr std::array<std::string_view, kRoles.size()> kPrefixes = {"", "optimizer", "extra_state"};
+  for (std::size_t role = 0; role < kRoles.size(); ++role) {
+    for (auto& [name, values] : values_[role]) {
+      const std::string_view prefix = kPrefixes[role];
+      const auto file = [&](Index rank) {
+        for (std::uint32_t f = 0; f < catalog_.files.size(); ++f)
+          if (catalog_.files[f].path == set_.of(kRoles[role]).at(rank)) return f;
+        return std::uint32_t{0};
+      };
+      if (values.pickles.size() == 1 && static_cast<Index>(values.holder.size()) == set_.ranks) {
+        const KeyPath path = below(prefix, values.path);
+        std::string text = std::move(values.pickles.front());
+        if (const auto group = groups_.find(name); kRoles[role] == Role::kOptimizer && group != groups_.end())
+          if (std::string named = TRY(named_ids(group->second)); !named.empty()) text = std::move(named);
+        TRY(add_pickled(name_of(path), path, file(0), std::move(text)));
+        continue;
+      }
+      for (const auto& [rank, which] : values.holder) {
+        const KeyPath path = below(prefix, below("rank_" + std::to_string(rank), values.path));
+        TRY(add_pickled(name_of(path), path, file(rank), values.pickles[which]));
+      }
+    }
+  }
+  return {};
+}
+
+Status FsdpReader::open(const std::string& path, const OpenOptions& options) {
+  options_ = options;
+  set_ = TRY(find_files(path));
+  catalog_.root = set_.directory;
+  shard_of_.assign(static_cast<std::size_t>(set_.ranks), {0, set_.ranks == 1 ? 1 : 0});
+  std::vector<std::string> parts;
+  for (const Role role : kRoles) {
+    static constexpr std::array<std::string_view, kRoles.size()> kTitles = {"model", "optimizer", "extra state"};
+    if (!set_.of(role).empty()) parts.emplace_back(kTitles[static_cast<std::size_t>(role)]);
+    for (const auto& [rank, name] : set_.of(role)) TRY(read_file(role, rank, name));
+  }
+  TRY(check_ranks());
+  catalog_.attributes.emplace_back("format", "files of " + count_of(set_.ranks, "rank") + " of FSDP (" +
+                                                 (set_.is_verl ? "verl" : "Accelerate") + "): " + join(parts, ", "));
+  if (!layout_.empty()) catalog_.attributes.emplace_back("mesh", layout_);
+  TRY(finish_optimizer());
+  for (Pieces& p : of(Role::kModel).all()) TRY(finish_tensor(p.path, std::move(p)));
+  TRY(finish_extra());
+  TRY(finish_values());
+  if (!left_out_.empty())
+    warn("Not read, as they are no plain data: " +
+         names_text(std::vector<std::string>(left_out_.begin(), left_out_.end()), "object"));
+  for (const std::string& name : {std::string(kSettingsFile), path_join(kModelDirectory, kConfigFile)})
+    if (set_.is_verl && path_exists(path_join(catalog_.root, name))) catalog_.metadata_files.push_back(name);
+  return finish(options);
+}
+
+Result<std::optional<std::string>> FsdpReader::side_file(const std::string& name, Index limit) {
+  auto beside = TRY(TensorFileReader::side_file(name, limit));
+  if (beside || !set_.is_verl) return beside;
+  return TensorFileReader::side_file(path_join(kModelDirectory, name), limit);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<FsdpReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::fsdp
