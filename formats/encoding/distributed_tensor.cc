@@ -84,14 +84,6 @@ std::optional<Wrapper> wrapper_of(Value value) {
 
 // ---- Meshes
 
-struct RankMesh {
-  std::vector<Index> sizes;
-  std::optional<std::vector<Index>> coordinate;  // of the rank that saved it; nothing: it is not in the mesh
-  std::vector<std::string> names;                // of the axes; empty: none given
-  Index ranks = 1;                               // of the job, at least
-  std::optional<Index> rank;
-};
-
 // The number of ranks along an axis: a number, or the numbers of the axes it was flattened from.
 Result<Index> axis_size(Value v) {
   Index out = 1;
@@ -169,12 +161,6 @@ std::string mesh_text(const RankMesh& mesh) {
 }
 
 // ---- Placements
-
-struct AxisPlacement {
-  enum class Kind { kReplicate, kShard, kStridedShard } kind = Kind::kReplicate;
-  int dim = 0;
-  Index split_factor = 1;
-};
 
 Result<std::vector<AxisPlacement>> read_placements(Value v, int rank, std::size_t axes) {
   if (!is_sequence(v) || v.size() != axes)
@@ -262,7 +248,7 @@ Status add_part(DistributedTensor& tensor, StoredTensor local, const Box& box, c
                    ", got torch." + std::string(info(local.dtype).torch_name));
   if (local.shape() != box.shape && !(is_empty && box.empty()))
     return corrupt(place + ": tensor: expected a local part of " + to_string(box.shape) + ", which is " +
-                   to_string(box) + " of " + to_string(tensor.shape) + " (" + tensor.layout + "), got " +
+                   to_string(box) + " of " + to_string(tensor.shape) + " (" + tensor.layout() + "), got " +
                    to_string(local.shape()));
   if (is_empty && volume(tensor.shape) > 0) return {};
   local.box = is_empty ? whole(tensor.shape) : box;
@@ -272,33 +258,6 @@ Status add_part(DistributedTensor& tensor, StoredTensor local, const Box& box, c
 }
 
 // ---- The two kinds
-
-Status resolve_dtensor(const TorchFile& file, Value state, DistributedTensor& out) {
-  if (state.kind() != Kind::kTuple || state.size() != 2 || state[1].kind() != Kind::kDict)
-    return state.mismatch("DTensor", "(None, {'_local_tensor', '_spec'})");
-  const auto local = state[1].find("_local_tensor"), spec = state[1].find("_spec");
-  if (!local || !spec) return state.mismatch("DTensor", "(None, {'_local_tensor', '_spec'})");
-  const RankMesh mesh = TRY(read_mesh(file, TRY(needed(*spec, "DTensor's spec", "mesh"))));
-  const Value where = TRY(needed(*spec, "DTensor's spec", "placements"));
-  const auto placements = TRY(read_placements(where, out.shape.rank(), mesh.sizes.size()));
-  const Placement placement = TRY(cuts_of(placements, mesh, out.shape.rank(), where));
-  out.layout = placements_text(placements) + " on " + mesh_text(mesh);
-  out.ranks = mesh.ranks;
-  out.rank = mesh.rank;
-  std::vector<MeshAxis> axes;
-  Index number = 0;  // of the coordinate in the mesh
-  for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
-    axes.push_back({axis_name(i), mesh.sizes[i]});
-    if (!mesh.coordinate) continue;
-    number = number * mesh.sizes[i] + (*mesh.coordinate)[i];
-    if (placement.splits.size() != 1 || placements[i].kind == AxisPlacement::Kind::kReplicate) continue;
-    out.shards = mesh.sizes[i];
-    out.shard = (*mesh.coordinate)[i];
-  }
-  if (!mesh.coordinate) return {};
-  const auto boxes = owned_boxes(Mesh(std::move(axes)), placement, out.shape, number);
-  return add_part(out, TRY(file.resolve(*local)), boxes.front().box, file.place());
-}
 
 Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& out) {
   if (state.kind() != Kind::kTuple || state.size() < 3 || !is_sequence(state[0]))
@@ -312,7 +271,6 @@ Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& ou
   out.ranks = number("global_world_size").value_or(1);
   out.shard = number("local_rank").value_or(0);
   out.shards = number("local_world_size").value_or(0);
-  out.layout = "shards on " + std::to_string(out.shards);
   for (std::size_t i = 0; i < state[0].size(); ++i) {
     const Value shard = state[0][i];
     const Value metadata = TRY(needed(shard, "shard", "metadata"));
@@ -328,13 +286,50 @@ Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& ou
 
 }  // namespace
 
+std::string DistributedTensor::layout() const {
+  return mesh ? placements_text(placements) + " on " + mesh_text(*mesh) : "shards on " + count_of(shards, "rank");
+}
+
 bool makes_distributed_tensor(Value value) {
   const auto wrapper = wrapper_of(value);
   return wrapper && (is_class_of_torch_distributed(wrapper->type, "DTensor") ||
                      is_class_of_torch_distributed(wrapper->type, "ShardedTensor"));
 }
 
-Result<DistributedTensor> resolve_distributed(const TorchFile& file, Value value) {
+Result<std::shared_ptr<const RankMesh>> DistributedTensors::mesh_of(Value mesh) {
+  if (const auto known = meshes_.find(mesh.identity()); known != meshes_.end()) return known->second;
+  auto read = std::make_shared<const RankMesh>(TRY(read_mesh(file_, mesh)));
+  return meshes_.emplace(mesh.identity(), std::move(read)).first->second;
+}
+
+Status DistributedTensors::resolve_dtensor(Value state, DistributedTensor& out) {
+  if (state.kind() != Kind::kTuple || state.size() != 2 || state[1].kind() != Kind::kDict)
+    return state.mismatch("DTensor", "(None, {'_local_tensor', '_spec'})");
+  const auto local = state[1].find("_local_tensor"), spec = state[1].find("_spec");
+  if (!local || !spec) return state.mismatch("DTensor", "(None, {'_local_tensor', '_spec'})");
+  out.mesh = TRY(mesh_of(TRY(needed(*spec, "DTensor's spec", "mesh"))));
+  const RankMesh& mesh = *out.mesh;
+  const Value where = TRY(needed(*spec, "DTensor's spec", "placements"));
+  out.placements = TRY(read_placements(where, out.shape.rank(), mesh.sizes.size()));
+  const Placement placement = TRY(cuts_of(out.placements, mesh, out.shape.rank(), where));
+  out.ranks = mesh.ranks;
+  out.rank = mesh.rank;
+  std::vector<MeshAxis> axes;
+  Index number = 0;  // of the coordinate in the mesh
+  for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
+    axes.push_back({axis_name(i), mesh.sizes[i]});
+    if (!mesh.coordinate) continue;
+    number = number * mesh.sizes[i] + (*mesh.coordinate)[i];
+    if (placement.splits.size() != 1 || out.placements[i].kind == AxisPlacement::Kind::kReplicate) continue;
+    out.shards = mesh.sizes[i];
+    out.shard = (*mesh.coordinate)[i];
+  }
+  if (!mesh.coordinate) return {};
+  const auto boxes = owned_boxes(Mesh(std::move(axes)), placement, out.shape, number);
+  return add_part(out, TRY(file_.resolve(*local)), boxes.front().box, file_.place());
+}
+
+Result<DistributedTensor> DistributedTensors::resolve(Value value) {
   const auto wrapper = wrapper_of(value);
   if (!wrapper) return value.mismatch("tensor", "a DTensor or ShardedTensor");
   const Value arguments = wrapper->arguments;
@@ -343,13 +338,13 @@ Result<DistributedTensor> resolve_distributed(const TorchFile& file, Value value
   const Value type = arguments[1];
   const auto dtype =
       type.kind() == Kind::kGlobal && type.module() == "torch" ? dtype_from_torch(type.name()) : std::nullopt;
-  if (!dtype) return unsupported(file.place() + ": tensor: dtype " + pickle::print(type) + " is not supported");
+  if (!dtype) return unsupported(file_.place() + ": tensor: dtype " + pickle::print(type) + " is not supported");
   DistributedTensor out;
   out.dtype = *dtype;
   out.shape = TRY(read_dims(arguments[2], "tensor size"));
   TRY(check_size(out.shape, out.dtype, arguments[2]));
   const bool is_dtensor = wrapper->type.name() == "DTensor";
-  TRY(is_dtensor ? resolve_dtensor(file, wrapper->state, out) : resolve_sharded(file, wrapper->state, out));
+  TRY(is_dtensor ? resolve_dtensor(wrapper->state, out) : resolve_sharded(file_, wrapper->state, out));
   return out;
 }
 

@@ -22,8 +22,11 @@
 // torch/distributed/device_mesh.py, torch/distributed/_shard/sharded_tensor/api.py.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "formats/encoding/stored_tensor.h"
@@ -31,26 +34,57 @@
 
 namespace reshard {
 
+// The device mesh of a DTensor, as the rank that saved it sees it.
+struct RankMesh {
+  std::vector<Index> sizes;
+  std::optional<std::vector<Index>> coordinate;  // nothing: the rank is not in the mesh
+  std::vector<std::string> names;                // of the axes; empty: none given
+  Index ranks = 1;                               // of the job, at least
+  std::optional<Index> rank;
+};
+
+// How one axis of the mesh holds a DTensor.
+struct AxisPlacement {
+  enum class Kind { kReplicate, kShard, kStridedShard } kind = Kind::kReplicate;
+  int dim = 0;
+  Index split_factor = 1;
+};
+
 struct DistributedTensor {
   DType dtype = DType::kFloat32;
   Dims shape;  // of the whole
   std::vector<StoredTensor>
-      parts;                  // what this rank holds; their boxes are in the whole. None is empty, unless it is all
-  std::string layout;         // for people: "Shard(0) on fsdp=4"
-  Index ranks = 1;            // of the job, as far as the tensor tells: at least so many
-  std::optional<Index> rank;  // that saved it, where the tensor tells
+      parts;  // what this rank holds; their boxes are in the whole. None is empty, unless it is all
+  std::shared_ptr<const RankMesh> mesh;   // of a DTensor; null for a ShardedTensor
+  std::vector<AxisPlacement> placements;  // of a DTensor, one for each axis
+  Index ranks = 1;                        // of the job, as far as the tensor tells: at least so many
+  std::optional<Index> rank;              // that saved it, where the tensor tells
   // Where one axis alone cuts it: into how many shards, and which of them this is. 0: another way.
   Index shards = 0;
   Index shard = 0;
 
   bool is_whole() const { return parts.size() == 1 && parts.front().box == whole(shape); }
+  std::string layout() const;  // for people: "Shard(0) on fsdp=4"
 };
 
 // Whether a value would be a DTensor or ShardedTensor once Python has run the pickle.
 bool makes_distributed_tensor(pickle::Value value);
 
-// The part that `value`, of this file, would be. Corrupt where its local tensor is not what mesh and placements give
-// the rank, or reaches outside the whole; unsupported for Partial and other placements that are no part.
-Result<DistributedTensor> resolve_distributed(const TorchFile& file, pickle::Value value);
+// Those of one file, which they refer to. Tensors share meshes, and each is read once.
+class DistributedTensors {
+ public:
+  explicit DistributedTensors(const TorchFile& file) : file_(file) {}
+
+  // The part that `value`, of this file, would be. Corrupt where its local tensor is not what mesh and placements give
+  // the rank, or reaches outside the whole; unsupported for Partial and other placements that are no part.
+  Result<DistributedTensor> resolve(pickle::Value value);
+
+ private:
+  Result<std::shared_ptr<const RankMesh>> mesh_of(pickle::Value mesh);
+  Status resolve_dtensor(pickle::Value state, DistributedTensor& out);
+
+  const TorchFile& file_;
+  std::unordered_map<std::uint32_t, std::shared_ptr<const RankMesh>> meshes_;  // by identity
+};
 
 }  // namespace reshard

@@ -32,6 +32,7 @@ class Walk {
   Walk(const TorchFile& file, TensorFile::Parts parts, std::vector<TensorFile::Entry>& tensors,
        std::vector<TensorFile::Object>& objects)
       : file_(file),
+        distributed_(file),
         parts_(parts),
         tensors_(tensors),
         objects_(objects),
@@ -73,8 +74,9 @@ class Walk {
     if (--visits_left_ < 0) return too_much("containers that are shared too often, or hold each other");
     if (makes_distributed_tensor(v)) return visit_distributed(v);
     if (makes_torch_tensor(v)) {
-      StoredTensor tensor = TRY(file_.resolve(v).context("tensor '" + printable(name()) + "'"));
-      tensors_.push_back({TRY(charged_name()), path_, tensor, std::nullopt});
+      auto tensor = file_.resolve(v);
+      if (!tensor) return std::move(tensor).context("tensor '" + printable(name()) + "'").error();
+      tensors_.push_back({TRY(charged_name()), path_, *std::move(tensor), std::nullopt});
       return {};
     }
     if (!is_apart(v, 0) || (v.size() == 0 && !path_.empty())) {
@@ -98,8 +100,9 @@ class Walk {
   }
 
   Status visit_distributed(Value v) {
-    const std::string what = "tensor '" + printable(name()) + "'";
-    DistributedTensor tensor = TRY(resolve_distributed(file_, v).context(what));
+    auto resolved = distributed_.resolve(v);
+    if (!resolved) return std::move(resolved).context("tensor '" + printable(name()) + "'").error();
+    DistributedTensor& tensor = *resolved;
     if (parts_ == TensorFile::Parts::kRead) {
       tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor)});
       return {};
@@ -107,9 +110,9 @@ class Walk {
     if (!tensor.is_whole()) {
       std::vector<std::string> here;
       for (const StoredTensor& part : tensor.parts) here.push_back(to_string(part.box));
-      return unsupported(file_.place() + ": " + what + ": the file holds " +
+      return unsupported(file_.place() + ": tensor '" + printable(name()) + "': the file holds " +
                          (here.empty() ? "nothing" : join(here, ", ")) + " of " + to_string(tensor.shape) +
-                         ", the part of one rank (" + tensor.layout +
+                         ", the part of one rank (" + tensor.layout() +
                          "): the rest is in the files of the other ranks. Open the directory of them all, or save "
                          "full_tensor()");
     }
@@ -131,6 +134,7 @@ class Walk {
   }
 
   const TorchFile& file_;
+  DistributedTensors distributed_;
   TensorFile::Parts parts_;
   std::vector<TensorFile::Entry>& tensors_;
   std::vector<TensorFile::Object>& objects_;

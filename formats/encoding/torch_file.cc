@@ -463,10 +463,10 @@ Result<StoredTensor> TorchFile::resolve(Value value) const {
     out.dtype = *storage.dtype;
   }
   const auto stored = storages_.find(storage.key);
-  const std::string name = storage_text_ + printable(storage.key) + "'";
-  if (stored == storages_.end()) return corrupt(place_ + ": torch archive: no " + name);
+  const auto name = [&] { return storage_text_ + printable(storage.key) + "'"; };
+  if (stored == storages_.end()) return corrupt(place_ + ": torch archive: no " + name());
   if (stored->second.length != storage.bytes)
-    return corrupt(place_ + ": " + name + ": expected " + std::to_string(storage.bytes) + " bytes, got " +
+    return corrupt(place_ + ": " + name() + ": expected " + std::to_string(storage.bytes) + " bytes, got " +
                    std::to_string(stored->second.length));
 
   out.box = whole(TRY(read_dims(args[2], "tensor size")));

@@ -208,13 +208,13 @@ Result<Archive::Directory> Archive::find_directory() const {
 
 namespace {
 
-Status check_supported(const Header& h, std::string_view place) {
-  const std::string what = std::string(place) + ": member '" + printable(h.name) + "': ";
+Status check_supported(const Header& h, const std::string& path, Index offset) {
+  const auto what = [&] { return at(path, offset) + ": member '" + printable(h.name) + "': "; };
   if (h.method != 0)
-    return unsupported(what + "is compressed (method " + std::to_string(h.method) +
+    return unsupported(what() + "is compressed (method " + std::to_string(h.method) +
                        "); only stored members can be read");
   if (h.flags & kRefusedFlags)
-    return unsupported(what + "is encrypted or patched (flags " + std::to_string(h.flags) + ")");
+    return unsupported(what() + "is encrypted or patched (flags " + std::to_string(h.flags) + ")");
   return {};
 }
 
@@ -230,32 +230,35 @@ Status Archive::read_directory(const Directory& directory) {
   std::vector<Region> regions;
   std::unordered_set<std::string_view> names;
   for (Index i = 0; i < directory.count; ++i) {
-    const std::string place = at(file_->path(), c.offset());
+    const Index entry_at = c.offset();  // in the file
     const Header h = TRY(read_central(c));
-    TRY(check_supported(h, place));
-    const std::string member = "member '" + printable(h.name) + "'";
-    if (!names.insert(h.name).second) return corrupt(place + ": " + member + ": comes twice");
+    TRY(check_supported(h, file_->path(), entry_at));
+    const auto member = [&] { return "member '" + printable(h.name) + "'"; };
+    const auto wrong = [&](std::string_view detail) {
+      return corrupt(at(file_->path(), entry_at) + ": " + member() + ": " + std::string(detail));
+    };
+    if (!names.insert(h.name).second) return wrong("comes twice");
     const auto header_at = to_index(h.local_offset), size = to_index(h.size);
     if (h.size != h.stored_size || !header_at || !size)
-      return corrupt(place + ": " + member + ": expected a stored size of " + std::to_string(h.size) + ", got " +
-                     std::to_string(h.stored_size));
+      return wrong("expected a stored size of " + std::to_string(h.size) + ", got " + std::to_string(h.stored_size));
     const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
     if (!fits_inside(*header_at, fixed, directory.offset))
-      return corrupt(place + ": " + member + ": expected a local header inside the first " +
-                     std::to_string(directory.offset) + " bytes, got one at " + std::to_string(h.local_offset));
+      return wrong("expected a local header inside the first " + std::to_string(directory.offset) +
+                   " bytes, got one at " + std::to_string(h.local_offset));
 
     std::string local = TRY(bytes_at(*header_at, fixed, "local header"));
     std::uint16_t extra_bytes;
     std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
     if (!fits_inside(*header_at + fixed, extra_bytes, directory.offset))
-      return error(*header_at, member, "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
+      return error(*header_at, member(), "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
     if (extra_bytes > 0) local += TRY(bytes_at(*header_at + fixed, extra_bytes, "local extra fields"));
 
     Cursor l(as_bytes(local), file_->path(), base_ + *header_at);
     Header own;
     const auto magic = TRY(l.read<std::uint32_t>("local header"));
     if (magic != kLocalMagic)
-      return error(*header_at, member, "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
+      return error(*header_at, member(),
+                   "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
     TRY(l.skip(2, "version"));
     own.flags = TRY(l.read<std::uint16_t>("flags"));
     own.method = TRY(l.read<std::uint16_t>("method"));
@@ -266,25 +269,26 @@ Status Archive::read_directory(const Directory& directory) {
     const auto name_bytes = TRY(l.read<std::uint16_t>("name length"));
     TRY(l.skip(2, "extra length"));
     if (name_bytes != h.name.size())
-      return error(*header_at, member, "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
+      return error(*header_at, member(),
+                   "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
     own.name = as_string(TRY(l.take(name_bytes, "local name")));
     TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
-    if (own.name != h.name) return error(*header_at, member, "local name: got '" + printable(own.name) + "'");
-    TRY(check_supported(own, at(file_->path(), base_ + *header_at)));
+    if (own.name != h.name) return error(*header_at, member(), "local name: got '" + printable(own.name) + "'");
+    TRY(check_supported(own, file_->path(), base_ + *header_at));
     // With a descriptor the local numbers are zeros; what is there nevertheless has to be right.
     const bool later = (own.flags & kDescriptorFlag) != 0;
     auto agrees = [later](std::uint64_t local_value, std::uint64_t value) {
       return local_value == value || (later && local_value == 0);
     };
     if (!agrees(own.size, h.size) || !agrees(own.stored_size, h.size))
-      return error(*header_at, member,
+      return error(*header_at, member(),
                    "local size: expected " + std::to_string(h.size) + ", got " + std::to_string(own.size) +
                        " stored in " + std::to_string(own.stored_size));
-    if (!agrees(own.crc, h.crc)) return error(*header_at, member, "local crc: " + expected(h.crc, own.crc));
+    if (!agrees(own.crc, h.crc)) return error(*header_at, member(), "local crc: " + expected(h.crc, own.crc));
 
     const Index payload = *header_at + fixed + extra_bytes;
     if (!fits_inside(payload, *size, directory.offset))
-      return error(*header_at, member,
+      return error(*header_at, member(),
                    "expected " + std::to_string(*size) + " bytes before the central directory, got " +
                        std::to_string(directory.offset - payload));
     regions.push_back({*header_at, payload + *size, entries_.size()});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "formats/tensor_files/flat_runs.h"
 #include "formats/tensor_files/parameter_ids.h"
 #include "lib/base/names.h"
+#include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 
@@ -82,8 +84,8 @@ class FsdpReader : public TensorFileReader {
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
-  Status read_file(Role role, Index rank, const std::string& name);
-  Status add_pieces(Role role, Index rank, std::uint32_t file, const TensorFile::Entry& entry);
+  Status read_files(Role role);
+  Status add_pieces(Role role, Index rank, const TensorFile::Entry& entry);
   Status add_value(Role role, Index rank, const TensorFile::Object& object);
   Status check_ranks() const;
 
@@ -100,11 +102,14 @@ class FsdpReader : public TensorFileReader {
   Result<std::string> named_ids(const std::vector<Index>& ids) const;
 
   PiecesByName& of(Role role) { return pieces_[static_cast<std::size_t>(role)]; }
+  std::uint32_t file_of(Role role, Index rank) const {  // of a role there is one for each rank, in their order
+    return first_file_[static_cast<std::size_t>(role)] + static_cast<std::uint32_t>(rank);
+  }
   Index writer(const Extent& extent) const { return catalog_.files[extent.file].writer; }
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 
-  OpenOptions options_;
   FileSet set_;
+  std::array<std::uint32_t, kRoles.size()> first_file_{};
   std::array<PiecesByName, kRoles.size()> pieces_;
   std::array<std::map<std::string, Values>, kRoles.size()> values_;
   std::set<std::string> left_out_;                    // names of values that cannot be carried
@@ -119,35 +124,53 @@ class FsdpReader : public TensorFileReader {
 
 // ---- Files
 
-Status FsdpReader::read_file(Role role, Index rank, const std::string& name) {
-  const auto file = TRY(files_.open(path_join(catalog_.root, name)));
-  const TensorFile content = TRY(TensorFile::open(
-      *file, options_.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked, TensorFile::Parts::kRead));
-  catalog_.files.push_back({name, TRY(file->size()), rank});
-  const auto number = static_cast<std::uint32_t>(catalog_.files.size() - 1);
-  for (const TensorFile::Entry& entry : content.tensors()) TRY(add_pieces(role, rank, number, entry));
-  for (const TensorFile::Object& object : content.objects()) TRY(add_value(role, rank, object));
+// Several at a time, and what they hold is added in the order of ranks.
+Status FsdpReader::read_files(Role role) {
+  const std::vector<std::pair<Index, std::string>> all(set_.of(role).begin(), set_.of(role).end());
+  const int threads = thread_count(0);
+  const std::size_t batch = 2 * static_cast<std::size_t>(threads);
+  first_file_[static_cast<std::size_t>(role)] = static_cast<std::uint32_t>(catalog_.files.size());
+  for (std::size_t begin = 0; begin < all.size(); begin += batch) {
+    const std::size_t n = std::min(batch, all.size() - begin);
+    std::vector<std::optional<TensorFile>> contents(n);
+    std::vector<Index> sizes(n);
+    TRY(parallel_for(static_cast<Index>(n), threads, [&](int, Index i) -> Status {
+      const auto k = static_cast<std::size_t>(i);
+      const auto file = TRY(files_.open(path_join(catalog_.root, all[begin + k].second)));
+      sizes[k] = TRY(file->size());
+      contents[k] = TRY(TensorFile::open(*file, SafetensorsEnd::kExact, TensorFile::Parts::kRead));
+      return {};
+    }));
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto& [rank, name] = all[begin + i];
+      catalog_.files.push_back({name, sizes[i], rank});
+      for (const TensorFile::Entry& entry : contents[i]->tensors()) TRY(add_pieces(role, rank, entry));
+      for (const TensorFile::Object& object : contents[i]->objects()) TRY(add_value(role, rank, object));
+      contents[i].reset();
+    }
+  }
   return {};
 }
 
-Status FsdpReader::add_pieces(Role role, Index rank, std::uint32_t file, const TensorFile::Entry& entry) {
+Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& entry) {
   Pieces& pieces = of(role).add(entry);
-  const std::string what = catalog_.file_path(file) + ": " + tensor_text(entry.name);
+  const std::uint32_t file = file_of(role, rank);
+  const auto what = [&] { return catalog_.file_path(file) + ": " + tensor_text(entry.name); };
   const auto& d = entry.distributed;
   const DType dtype = d ? d->dtype : entry.tensor.dtype;
   const Dims& shape = d ? d->shape : entry.tensor.shape();
   if (dtype != pieces.dtype || shape.rank() != pieces.shape.rank() || d.has_value() != pieces.is_distributed ||
       (d && shape != pieces.shape))
-    return corrupt(what + ": expected " + std::string(info(pieces.dtype).torch_name) + to_string(pieces.shape) +
+    return corrupt(what() + ": expected " + std::string(info(pieces.dtype).torch_name) + to_string(pieces.shape) +
                    " as in the files of other ranks, got " + std::string(info(dtype).torch_name) + to_string(shape));
   if (!d) {
     pieces.pieces.add(in_file(entry.tensor, file));
     return {};
   }
   if (d->rank && *d->rank != rank)
-    return corrupt(what + ": expected the part of rank " + std::to_string(rank) + ", got that of rank " +
+    return corrupt(what() + ": expected the part of rank " + std::to_string(rank) + ", got that of rank " +
                    std::to_string(*d->rank) + ": the file is another rank's");
-  if (d->ranks > told_ranks_) layout_ = d->layout;
+  if (d->ranks > told_ranks_) layout_ = d->layout();
   told_ranks_ = std::max(told_ranks_, d->ranks);
   for (const StoredTensor& part : d->parts) pieces.pieces.add(in_file(part, file));
   if (role != Role::kModel) return {};
@@ -427,22 +450,17 @@ Status FsdpReader::finish_values() {
   for (std::size_t role = 0; role < kRoles.size(); ++role) {
     for (auto& [name, values] : values_[role]) {
       const std::string_view prefix = kPrefixes[role];
-      const auto file = [&](Index rank) {
-        for (std::uint32_t f = 0; f < catalog_.files.size(); ++f)
-          if (catalog_.files[f].path == set_.of(kRoles[role]).at(rank)) return f;
-        return std::uint32_t{0};
-      };
       if (values.pickles.size() == 1 && static_cast<Index>(values.holder.size()) == set_.ranks) {
         const KeyPath path = below(prefix, values.path);
         std::string text = std::move(values.pickles.front());
         if (const auto group = groups_.find(name); kRoles[role] == Role::kOptimizer && group != groups_.end())
           if (std::string named = TRY(named_ids(group->second)); !named.empty()) text = std::move(named);
-        TRY(add_pickled(name_of(path), path, file(0), std::move(text)));
+        TRY(add_pickled(name_of(path), path, file_of(kRoles[role], 0), std::move(text)));
         continue;
       }
       for (const auto& [rank, which] : values.holder) {
         const KeyPath path = below(prefix, below("rank_" + std::to_string(rank), values.path));
-        TRY(add_pickled(name_of(path), path, file(rank), values.pickles[which]));
+        TRY(add_pickled(name_of(path), path, file_of(kRoles[role], rank), values.pickles[which]));
       }
     }
   }
@@ -450,7 +468,6 @@ Status FsdpReader::finish_values() {
 }
 
 Status FsdpReader::open(const std::string& path, const OpenOptions& options) {
-  options_ = options;
   set_ = TRY(find_files(path));
   catalog_.root = set_.directory;
   shard_of_.assign(static_cast<std::size_t>(set_.ranks), {0, set_.ranks == 1 ? 1 : 0});
@@ -458,7 +475,7 @@ Status FsdpReader::open(const std::string& path, const OpenOptions& options) {
   for (const Role role : kRoles) {
     static constexpr std::array<std::string_view, kRoles.size()> kTitles = {"model", "optimizer", "extra state"};
     if (!set_.of(role).empty()) parts.emplace_back(kTitles[static_cast<std::size_t>(role)]);
-    for (const auto& [rank, name] : set_.of(role)) TRY(read_file(role, rank, name));
+    TRY(read_files(role));
   }
   TRY(check_ranks());
   catalog_.attributes.emplace_back("format", "files of " + count_of(set_.ranks, "rank") + " of FSDP (" +

@@ -222,10 +222,10 @@ TEST_F(DistributedTensorTest, BoxesAreWhatCuttingOneAxisAfterTheOtherLeaves) {
     if (volume(s.shape) == 0) {
       EXPECT_TRUE(t.is_whole());
     } else if (box.empty()) {
-      EXPECT_TRUE(t.parts.empty()) << t.layout;
+      EXPECT_TRUE(t.parts.empty()) << t.layout();
     } else {
       ASSERT_EQ(t.parts.size(), 1U);
-      EXPECT_EQ(t.parts.front().box, box) << t.layout;
+      EXPECT_EQ(t.parts.front().box, box) << t.layout();
     }
   }
 }
@@ -234,7 +234,7 @@ TEST_F(DistributedTensorTest, SaysWhereItIsFrom) {
   const auto file = open({{6, 4}, {3, 2}, {2, 2}, {1, 0}, {"S0", "S1"}});
   ASSERT_TRUE(file) << file.error().message();
   const DistributedTensor& t = *file->tensors().front().distributed;
-  EXPECT_EQ(t.layout, "Shard(0), Shard(1) on 2, 2");
+  EXPECT_EQ(t.layout(), "Shard(0), Shard(1) on 2, 2");
   EXPECT_EQ(t.ranks, 4);
   EXPECT_EQ(t.shards, 0);
   const auto hsdp = open({{6, 4}, {3, 4}, {2, 2}, {1, 0}, {"R", "S0"}});
