@@ -13,6 +13,7 @@
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 FormatTable& formats() {
@@ -40,7 +41,11 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   if (!path_exists(path)) return io_error(path + ": not found");
   if (is_directory(path) && TRY(list_directory(path)).empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  if (const Format* f = recognised_format(path)) return OpenCheckpoint{f, TRY(f->open(path, options))};
+  if (const Format* f = recognised_format(path)) {
+    OpenCheckpoint open{f, TRY(f->open(path, options))};
+    TRY(find_parts(open.reader->catalog()));
+    return open;
+  }
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in

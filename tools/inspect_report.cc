@@ -198,7 +198,7 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
     return print_lines(lines);
   }
   const std::size_t all = wanted.size();
-  std::erase_if(wanted, [&](std::size_t i) { return split_state_key(tensors[i].name).kind == StateKind::kOptimizer; });
+  std::erase_if(wanted, [&](std::size_t i) { return split_state_key(tensors[i].key()).kind == StateKind::kOptimizer; });
   if (wanted.empty()) wanted = wanted_tensors(in, options);
   std::vector<Line> lines = fold_tensors(in, wanted);
   const std::size_t folded = lines.size();
@@ -295,7 +295,7 @@ Json tensors_json(const Inspection& in, const ReportOptions& options) {
     const Tensor& t = in.catalog().tensors()[i];
     Json tensor = Json::object();
     tensor.set("name", valid_utf8(t.name))
-        .set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.name).kind)]);
+        .set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
     tensor.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
     tensor.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
     if (options.shards) tensor.set("shards", shards_json(in.catalog(), t));

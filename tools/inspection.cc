@@ -41,18 +41,18 @@ void count_tensor(const Tensor& tensor, KindFacts& facts, const StateKey& key) {
 }
 
 // How telling an object is; the smaller, the more.
-int rank_of_object(const std::string& name) {
+int rank_of_object(const std::string& key) {
   static constexpr std::array<std::string_view, 3> kFirst = {"train_state.", "lr_scheduler.", "dataloader.world_size"};
   for (std::size_t i = 0; i < kFirst.size(); ++i)
-    if (name.starts_with(kFirst[i])) return static_cast<int>(i);
-  return split_state_key(name).kind == StateKind::kOptimizer ? 5 : name.starts_with("dataloader") ? 4 : 3;
+    if (key.starts_with(kFirst[i])) return static_cast<int>(i);
+  return split_state_key(key).kind == StateKind::kOptimizer ? 5 : key.starts_with("dataloader") ? 4 : 3;
 }
 
 void describe_objects(Inspection& in) {
   std::vector<const Blob*> blobs;
   for (const Blob& b : in.catalog().blobs) blobs.push_back(&b);
   std::stable_sort(blobs.begin(), blobs.end(),
-                   [](const Blob* a, const Blob* b) { return rank_of_object(a->name) < rank_of_object(b->name); });
+                   [](const Blob* a, const Blob* b) { return rank_of_object(a->key()) < rank_of_object(b->key()); });
   for (std::size_t i = 0; i < std::min(blobs.size(), kShownObjects); ++i)
     in.objects.emplace_back(blobs[i]->name, in.reader->describe(*blobs[i]));
 }
@@ -80,7 +80,7 @@ Result<Inspection> look_at(const std::string& path, const std::optional<LayoutDe
   in.files = look_at_files(in.catalog());
   in.mesh = infer_mesh(in.catalog(), dataloader_ranks(*in.reader));
   for (const Tensor& t : in.catalog().tensors()) {
-    const StateKey key = split_state_key(t.name);
+    const StateKey key = split_state_key(t.key());
     count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
   }
   describe_objects(in);

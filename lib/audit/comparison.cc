@@ -31,7 +31,7 @@ struct KindCount {
 std::array<KindCount, 3> count_kinds(const Catalog& catalog) {
   std::array<KindCount, 3> counts;
   for (const Tensor& t : catalog.tensors()) {
-    KindCount& c = counts[static_cast<std::size_t>(split_state_key(t.name).kind)];
+    KindCount& c = counts[static_cast<std::size_t>(split_state_key(t.key()).kind)];
     ++c.tensors;
     c.bytes += t.bytes();
   }
@@ -135,7 +135,7 @@ Status Comparison::match() {
     not_compared_.push_back(std::string(kTitles[k]) + ": " + std::to_string(c.tensors) + " tensors, " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
-  const auto wanted = [&](const Tensor& t) { return compared[static_cast<std::size_t>(split_state_key(t.name).kind)]; };
+  const auto wanted = [&](const Tensor& t) { return compared[static_cast<std::size_t>(split_state_key(t.key()).kind)]; };
   for (std::size_t i = 0; i < a_view_.tensors().size(); ++i) {
     const Tensor& t = a_view_.tensors()[i];
     if (!wanted(t)) continue;
@@ -178,9 +178,9 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
 }
 
 std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob& blob) const {
-  if (!a_model_.family) return {blob.name};
+  if (!a_model_.family) return {blob.key()};
   const Model& with_config = a_model_.config ? a_model_ : b_model_;
-  return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), blob.name);
+  return canonical_keys(*a_model_.family, catalog, with_config.config_or_null(), blob.key());
 }
 
 std::vector<std::string> Comparison::structural_differences() const {
@@ -204,10 +204,10 @@ std::vector<std::string> Comparison::objects_of_one() const {
     std::set<StateKind> kinds;  // that the other has anything of
     for (const Blob& blob : others.blobs) {
       for (std::string& key : keys_of(others, blob)) names.insert(std::move(key));
-      kinds.insert(split_state_key(blob.name).kind);
+      kinds.insert(split_state_key(blob.key()).kind);
     }
     for (const Blob& blob : mine.blobs) {
-      if (!kinds.contains(split_state_key(blob.name).kind)) continue;
+      if (!kinds.contains(split_state_key(blob.key()).kind)) continue;
       const auto keys = keys_of(mine, blob);
       if (!std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return names.contains(key); }))
         out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);

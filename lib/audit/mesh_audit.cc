@@ -296,7 +296,7 @@ class MeshAuditor {
   Index parameter_bytes() const {
     Index sum = 0;
     for (const Tensor& t : catalog_.tensors())
-      if (split_state_key(t.name).kind == StateKind::kModel) sum += t.bytes();
+      if (split_state_key(t.key()).kind == StateKind::kModel) sum += t.bytes();
     return sum;
   }
 

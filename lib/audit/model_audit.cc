@@ -188,13 +188,13 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
   Stored out;
   std::vector<std::string> unknown;
   for (const Tensor& tensor : subject.catalog.tensors()) {
-    const StateKey key = split_state_key(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
     const auto parsed = parse_name(subject.family, key.parameter);
     if (!parsed) {
       // Heads of reward and classification models stand where the language model has its own.
-      if (tensor.name.starts_with("value_head.") || tensor.name.starts_with("score."))
-        out.other_head = tensor.name.substr(0, tensor.name.find('.'));
+      if (key.parameter.starts_with("value_head.") || key.parameter.starts_with("score."))
+        out.other_head = key.parameter.substr(0, key.parameter.find('.'));
       else
         unknown.push_back(tensor.name);
       continue;
@@ -564,9 +564,9 @@ void audit_optimizer(const Catalog& catalog, FindingList& findings) {
   std::vector<std::string> orphans, wrong, said;      // `said`: of the first that is wrong
   std::unordered_map<std::string_view, const Tensor*> model;
   for (const Tensor& t : catalog.tensors())
-    if (split_state_key(t.name).kind == StateKind::kModel) model.emplace(t.name, &t);
+    if (split_state_key(t.key()).kind == StateKind::kModel) model.emplace(t.key(), &t);
   for (const Tensor& t : catalog.tensors()) {
-    const StateKey key = split_state_key(t.name);
+    const StateKey key = split_state_key(t.key());
     if (key.kind != StateKind::kOptimizer || key.parameter.empty()) continue;
     const auto parameter = model.find(key.parameter);
     if (parameter == model.end()) {

@@ -139,7 +139,7 @@ class Judge {
   explicit Judge(const ValueContext& context) : context_(context) {}
 
   void look_at(const Tensor& tensor, const TensorHealth& h) {
-    const StateKind state = split_state_key(tensor.name).kind;
+    const StateKind state = split_state_key(tensor.key()).kind;
     if (state == StateKind::kOther || h.elements == 0) return;
     const std::vector<std::string> words = words_of(tensor.name);
     const bool finite = h.nans + h.infs == 0;

@@ -156,7 +156,7 @@ void check_declared_vocabulary(const Catalog& catalog, const LayoutDescriptor& l
   const Vocabulary& v = *layout.vocabulary;
   Index looked_at = 0;
   for (const Tensor& t : catalog.tensors()) {
-    if (t.shape.rank() == 0 || split_state_key(t.name).kind != StateKind::kModel ||
+    if (t.shape.rank() == 0 || split_state_key(t.key()).kind != StateKind::kModel ||
         !any_glob_matches(v.tensors, t.name))
       continue;
     ++looked_at;
@@ -268,7 +268,7 @@ ValueContext value_context(const Catalog& view, const Model& model) {
   ValueContext context;
   context.vocab_size = model.config ? model.config->vocab_size() : 0;
   for (const Tensor& t : view.tensors()) {
-    const StateKey key = split_state_key(t.name);
+    const StateKey key = split_state_key(t.key());
     const auto parsed =
         model.family && !key.parameter.empty() ? parse_name(*model.family, key.parameter) : std::nullopt;
     if (parsed && parsed->rule->is_vocabulary()) context.vocabulary.push_back(t.name);

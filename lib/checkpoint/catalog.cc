@@ -115,6 +115,12 @@ std::optional<std::size_t> Catalog::find(std::string_view name) const {
   return it->second;
 }
 
+std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
+  for (const Part& part : parts)
+    if (part.kind == StateKind::kModel && !part.prefix.empty()) return find(part.prefix + std::string(key));
+  return find(key);
+}
+
 void Catalog::sort_by_name() {
   std::sort(tensors_.begin(), tensors_.end(),
             [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); });

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lib/base/result.h"
+#include "lib/checkpoint/state_key.h"
 #include "lib/layout/box.h"
 #include "lib/layout/chunk_encoding.h"
 #include "lib/layout/dtype.h"
@@ -97,7 +98,8 @@ class FragmentList {
 using KeyPath = std::vector<std::variant<std::string, Index>>;
 
 struct Tensor {
-  std::string name;  // the flattened key, torch's FQN
+  std::string name;       // the flattened key, torch's FQN
+  std::string plain_key;  // the name without what wraps it (lib/model/parts.h); empty: the name is plain
   DType dtype = DType::kFloat32;
   Dims shape;
   FragmentList fragments;  // cover the shape exactly, once each
@@ -106,6 +108,7 @@ struct Tensor {
   bool located = true;     // whether extents are payloads yet
   Index row_group = 1;  // rows whose bytes interleave in the file (one attention head): work is best cut between groups
 
+  const std::string& key() const { return plain_key.empty() ? name : plain_key; }
   Index elements() const { return volume(shape); }
   Index bytes() const { return elements() * byte_size(dtype); }
 };
@@ -115,6 +118,16 @@ struct Blob {
   std::string name;
   Extent extent;
   KeyPath path;
+  std::string plain_key = {};  // as a tensor's
+
+  const std::string& key() const { return plain_key.empty() ? name : plain_key; }
+};
+
+// A part of a training state, and how it was told.
+struct Part {
+  StateKind kind = StateKind::kModel;
+  std::string prefix;    // before its names, "app.model."; empty where nothing is
+  std::string evidence;  // for people; empty where the names are plain
 };
 
 struct CatalogFile {
@@ -128,6 +141,7 @@ class Catalog {
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
   std::vector<Blob> blobs;
+  std::vector<Part> parts;  // as find_parts (lib/model/parts.h) saw them; none before it
   std::vector<std::string> metadata_files;  // relative to root: read to find the tensors, but holding none (an index)
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences
@@ -142,6 +156,7 @@ class Catalog {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   Tensor& tensor(std::size_t i) { return tensors_[i]; }
   std::optional<std::size_t> find(std::string_view name) const;
+  std::optional<std::size_t> find_parameter(std::string_view key) const;  // of the model, by its plain key
   // In the order people expect: layers.2 before layers.10.
   void sort_by_name();
 

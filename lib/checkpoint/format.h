@@ -54,6 +54,7 @@ struct TargetTensor {
   Dims shape;
   KeyPath path;
   Placement placement;
+  std::string plain_key = {};  // as a Tensor's
 };
 
 // Non-tensor state to be written.

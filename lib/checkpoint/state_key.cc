@@ -1,28 +1,49 @@
 #include "lib/checkpoint/state_key.h"
 
+#include <algorithm>
 #include <array>
 
 namespace reshard {
+namespace {
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+std::string_view first_part(std::string_view key) { return key.substr(0, key.find('.')); }
+
+}  // namespace
+
+bool is_optimizer_word(std::string_view word) {
+  for (const std::string_view name : {"optimizers", "optimizer", "optim"}) {
+    if (!word.starts_with(name)) continue;
+    const std::string_view rest = word.substr(name.size());
+    return rest.empty() || (rest.front() == '_' && is_digits(rest.substr(1)));
+  }
+  return false;
+}
+
+bool is_training_word(std::string_view word) {
+  // torchtitan/components/checkpoint.py, and what others call the same things.
+  static constexpr std::array<std::string_view, 12> kWords = {
+      "lr_scheduler", "lr_schedulers", "scheduler", "schedulers", "train_state", "trainer_state",
+      "dataloader",   "rng_state",     "rng",       "extra_state", "ema",        "ema_model"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end() || word.starts_with("rng_state");
+}
 
 StateKey split_state_key(std::string_view key) {
-  // torchtitan/components/checkpoint.py; "scheduler" and "extra_state" are what others call the same things.
-  static constexpr std::array<std::string_view, 6> kOther = {"lr_scheduler.", "train_state.", "dataloader.",
-                                                             "scheduler.",    "rng_state",    "extra_state."};
-  for (const std::string_view prefix : kOther)
-    if (key.starts_with(prefix)) return {StateKind::kOther, {}, {}, {}};
-  for (const std::string_view name : {"lr_scheduler", "train_state", "dataloader", "scheduler", "extra_state"})
-    if (key == name) return {StateKind::kOther, {}, {}, {}};
-  for (const std::string_view prefix : {"optimizer.state.", "optimizer.param_groups."}) {
-    if (!key.starts_with(prefix)) continue;
-    const std::string_view rest = key.substr(prefix.size());
+  const std::string_view word = first_part(key);
+  if (is_training_word(word)) return {StateKind::kOther, {}, {}, {}};
+  if (!is_optimizer_word(word)) return {StateKind::kModel, {}, std::string(key), {}};
+  for (const std::string_view section : {".state.", ".param_groups."}) {
+    if (!key.substr(word.size()).starts_with(section)) continue;
+    const std::string_view prefix = key.substr(0, word.size() + section.size()), rest = key.substr(prefix.size());
     const std::size_t dot = rest.rfind('.');
     if (dot == std::string_view::npos) break;
     return {StateKind::kOptimizer, std::string(prefix), std::string(rest.substr(0, dot)),
             std::string(rest.substr(dot))};
   }
-  if (key == "optimizer" || key.starts_with("optimizer.") || key.starts_with("optim."))
-    return {StateKind::kOptimizer, {}, {}, {}};
-  return {StateKind::kModel, {}, std::string(key), {}};
+  return {StateKind::kOptimizer, {}, {}, {}};
 }
 
 }  // namespace reshard

@@ -8,10 +8,11 @@ namespace reshard {
 
 enum class StateKind { kModel, kOptimizer, kOther };
 
-// A flattened key taken apart around the parameter it belongs to:
+// A plain key (lib/model/parts.h makes a name one) taken apart around the parameter it belongs to:
 //   "layers.0.attention.wq.weight"                           the parameter itself
 //   "optimizer.state.layers.0.attention.wq.weight.exp_avg"   prefix "optimizer.state.", suffix ".exp_avg"
 //   "optimizer.param_groups.<parameter>.lr"                  likewise (torchtitan flattens both)
+//   "optimizer_1.state.<parameter>.exp_avg"                  of the second of several optimizers
 //   "train_state.step"                                       kOther, no parameter
 struct StateKey {
   StateKind kind = StateKind::kModel;
@@ -20,5 +21,8 @@ struct StateKey {
   std::string suffix;
 };
 StateKey split_state_key(std::string_view key);
+
+bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0"
+bool is_training_word(std::string_view word);   // "lr_scheduler", "train_state", ...: of neither model nor optimizer
 
 }  // namespace reshard

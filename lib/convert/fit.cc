@@ -128,7 +128,7 @@ class Fitter {
  private:
   // The parameter that a tensor is, or is optimizer state of; null for others.
   const Parameter* parameter_of(const Tensor& tensor) const {
-    const StateKey key = split_state_key(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
     const auto found = expected_.find(key.parameter);
     return found == expected_.end() ? nullptr : &found->second;
   }
@@ -166,7 +166,7 @@ class Fitter {
     Index present = 0;
     for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
       const Tensor& t = view_.tensors()[i];
-      StateKey key = split_state_key(t.name);
+      StateKey key = split_state_key(t.key());
       const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*options_.family, key.parameter);
       const Parameter* p = parameter_of(t);
       if (!parsed || parsed->expert < 0 || !p || t.shape.rank() != p->shape.rank() || t.shape.rank() == 0) continue;
@@ -350,7 +350,7 @@ class Fitter {
     Reader& donor = *options_.donor;
     std::vector<std::size_t> wanted;
     for (std::size_t i = 0; i < donor.catalog().tensors().size(); ++i) {
-      const StateKey key = split_state_key(donor.catalog().tensors()[i].name);
+      const StateKey key = split_state_key(donor.catalog().tensors()[i].key());
       const auto parsed = key.kind == StateKind::kModel ? parse_name(*options_.family, key.parameter) : std::nullopt;
       if (parsed && parsed->rule->is_vocabulary()) wanted.push_back(i);
     }
@@ -454,7 +454,7 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill pa
   Tensor& t = view.tensor(tensor);
   const Index have = t.shape[0], eb = byte_size(t.dtype);
   if (rows == have) return {};
-  if (split_state_key(t.name).kind != StateKind::kModel) padding = VocabularyFill::kZero;
+  if (split_state_key(t.key()).kind != StateKind::kModel) padding = VocabularyFill::kZero;
   FragmentList more(t.shape.rank());
   if (padding == VocabularyFill::kRepeatLast && have > 0) {
     const FragmentList last = take_rows(t.fragments, t.shape.rank(), have - 1, have, 1, eb);

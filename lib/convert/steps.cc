@@ -64,8 +64,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   return out;
 }
 
-std::string Translation::target_name(const std::string& canonical, const std::string& native) const {
-  if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return native;
+std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
+  if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return key;
   return rename_key(*model.family, canonical, *to);
 }
 
@@ -94,7 +94,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_faulty[i]) continue;
-    const StateKind kind = split_state_key(tensors[i].name).kind;
+    const StateKind kind = split_state_key(tensors[i].key()).kind;
     LeftOut* left = nullptr;
     if (format.holds == Holds::kModel && kind != StateKind::kModel)
       left = kind == StateKind::kOptimizer ? &optimizer : &other;
@@ -113,7 +113,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     const Blob& blob = source.blobs[i];
     LeftOut* left = nullptr;
     if (format.holds != Holds::kEverything)
-      left = split_state_key(blob.name).kind == StateKind::kOptimizer ? &optimizer : &other;
+      left = split_state_key(blob.key()).kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!left && !selects(selection, blob.name)) left = &excluded;
     if (!left) {
       out.blobs.push_back(i);
@@ -134,7 +134,12 @@ bool SourceView::is_stored(const std::string& canonical) const { return natives.
 
 const std::string& SourceView::native(const std::string& canonical) const {
   const auto found = natives.find(canonical);
-  return found == natives.end() ? canonical : found->second;
+  return found == natives.end() ? canonical : found->second.name;
+}
+
+const std::string& SourceView::key(const std::string& canonical) const {
+  const auto found = natives.find(canonical);
+  return found == natives.end() ? canonical : found->second.key;
 }
 
 Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
@@ -148,7 +153,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   if (!names.renames()) return SourceView{std::move(chosen), {}};
   SourceView view;
   const Model& model = names.model;
-  for (const Tensor& t : chosen.tensors()) view.natives.emplace(canonical_key(*model.family, t.name), t.name);
+  for (const Tensor& t : chosen.tensors()) view.natives.emplace(canonical_key(*model.family, t.key()), SourceView::Native{t.name, t.key()});
   std::vector<std::string> dropped;
   const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
   view.catalog = TRY(canonical_view(chosen, how, &dropped));
@@ -207,7 +212,7 @@ Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& fo
 Result<DType> target_dtype(const Tensor& tensor, const std::string& native, const Family* family,
                            const Typing& typing) {
   const DType as = typing.dtype.value_or(tensor.dtype);
-  if (as == tensor.dtype || split_state_key(tensor.name).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
+  if (as == tensor.dtype || split_state_key(tensor.key()).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
       any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, tensor.name))
     return tensor.dtype;
   const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
@@ -245,9 +250,9 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   Index added = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
     const Tensor& t = view.catalog.tensors()[i];
-    const StateKey key = split_state_key(t.name);
+    const StateKey key = split_state_key(t.key());
     if (key.parameter.empty() || t.shape.rank() == 0) continue;
-    const std::string name = names.target_name(t.name, view.native(t.name));
+    const std::string name = names.target_name(t.name, view.key(t.name));
     const auto parsed = parse_key(names.model.family, key);
     if (by_layout ? !any_glob_matches(vocabulary->tensors, name) : !parsed || !parsed->rule->is_vocabulary()) continue;
     const Index wanted = TRY(by_layout ? on.layout->padded_rows(t.shape[0])
@@ -286,11 +291,11 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
   Index repeated = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
     Tensor& t = view.catalog.tensor(i);
-    const auto parsed = parse_key(names.model.family, split_state_key(t.name));
+    const auto parsed = parse_key(names.model.family, split_state_key(t.key()));
     const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_scale &&
                           parsed->rule->heads == "num_key_value_heads" && parsed->rule->tp_dim == 0;
     const bool wanted =
-        on.layout ? any_glob_matches(on.layout->kv_heads->tensors, names.target_name(t.name, view.native(t.name)))
+        on.layout ? any_glob_matches(on.layout->kv_heads->tensors, names.target_name(t.name, view.key(t.name)))
                   : is_heads;
     if (!wanted || t.shape.rank() == 0) continue;
     if (!is_heads || t.shape[0] % heads != 0)
@@ -334,7 +339,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
   else
     for (const std::size_t i : taken)
-      groups.push_back({names.target_name(tensors[i].name, view.native(tensors[i].name)), nullptr, {i}});
+      groups.push_back({names.target_name(tensors[i].name, view.key(tensors[i].name)), nullptr, {i}});
   for (const PackedGroup& group : groups) {
     std::vector<Dims> shapes;
     std::optional<DType> dtype;
@@ -359,7 +364,8 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     t.shape = first.shape;
     if (group.stored && first.shape.rank() > 0)
       t.shape = TRY(packed_shape(*group.stored, shapes).context("tensor '" + printable(group.name) + "'"));
-    t.path = rename_path(first.path, view.native(first.name), t.name);
+    t.path = rename_path(first.path, view.key(first.name), t.name);
+    if (!names.renames()) t.plain_key = first.plain_key;
     out.tensors.push_back(std::move(t));
   }
   return out;
@@ -379,6 +385,7 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
   for (const TargetTensor& t : tensors) {
     Tensor tensor;
     tensor.name = t.name;
+    tensor.plain_key = t.plain_key;
     tensor.shape = t.shape;
     if (const auto from = view.catalog.find(t.name); from && !model.family)
       tensor.fragments = view.catalog.tensors()[*from].fragments;
@@ -403,10 +410,10 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
     const std::string bytes =
         with_bytes ? TRY(source.blob_bytes(blob)) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
     std::vector<std::string> keys = {blob.name};
-    if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.name);
+    if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.key());
     for (const std::string& canonical : keys) {
       TargetBlob b{names.renames() ? rename_key(*model.family, canonical, *names.to) : canonical, {}, bytes};
-      b.path = rename_path(blob.path, blob.name, b.name);
+      b.path = rename_path(blob.path, blob.key(), b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
       if (is_new)
         out.push_back(std::move(b));
@@ -467,7 +474,7 @@ Result<Catalog> name_view(const SourceView& view, const Translation& names, cons
   out.root = view.catalog.root;
   out.files = view.catalog.files;
   for (Tensor tensor : view.catalog.tensors()) {
-    tensor.name = names.target_name(tensor.name, view.native(tensor.name));
+    tensor.name = names.target_name(tensor.name, view.key(tensor.name));
     TRY(out.add(std::move(tensor)));
   }
   return out;

@@ -41,8 +41,8 @@ struct Translation {
   std::optional<Convention> to;  // nothing: names and rows as in the source
   bool hf_rows = false;          // the two have rows in different orders, and the plan is made in Hugging Face's
   bool renames() const { return model.family && to; }
-  // What the output calls a tensor of the canonical view; `native` is its name in the source.
-  std::string target_name(const std::string& canonical, const std::string& native) const;
+  // What the output calls a tensor of the canonical view; `key` is its plain key in the source.
+  std::string target_name(const std::string& canonical, const std::string& key) const;
 };
 Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
                               const Naming& naming, const Format& format);
@@ -62,9 +62,14 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
 
 struct SourceView {
   Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed
-  std::unordered_map<std::string, std::string> natives;  // the source's names by canonical ones, where these differ
-  bool is_stored(const std::string& canonical) const;    // under a name of its own
-  const std::string& native(const std::string& canonical) const;
+  // What the source calls the tensors, by canonical names; none of those that are not stored under a name of their own.
+  struct Native {
+    std::string name, key;
+  };
+  std::unordered_map<std::string, Native> natives;
+  bool is_stored(const std::string& canonical) const;
+  const std::string& native(const std::string& canonical) const;  // its name in the source
+  const std::string& key(const std::string& canonical) const;     // and its plain key there
 };
 // Of located tensors the extents are checked once more: now the payloads' own headers have spoken.
 Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,

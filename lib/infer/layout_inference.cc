@@ -23,7 +23,7 @@ std::string of_n(Index n, std::string_view noun, std::string_view plural) {
 }
 
 bool is_vocabulary(const Tensor& tensor) {
-  const StateKey key = split_state_key(tensor.name);
+  const StateKey key = split_state_key(tensor.key());
   if (key.kind != StateKind::kModel || tensor.shape.rank() != 2) return false;
   std::string_view name = key.parameter;
   if (!name.ends_with(".weight")) return false;

@@ -222,7 +222,7 @@ class Inference {
       if (!patterns_[p].is_whole) cut.push_back(p);
       if (patterns_[p].is_whole && patterns_[p].shape.rank() > 0 && patterns_[p].shape[0] > 1)
         for (const std::size_t i : patterns_[p].tensors)
-          surprising_if_fsdp += split_state_key(catalog_.tensors()[i].name).kind == StateKind::kModel ? 1 : 0;
+          surprising_if_fsdp += split_state_key(catalog_.tensors()[i].key()).kind == StateKind::kModel ? 1 : 0;
     }
     if (cut.empty() && out_.ranks == 0) return explain_nothing(0);
     std::stable_sort(cut.begin(), cut.end(), [&](std::size_t a, std::size_t b) {
@@ -455,7 +455,7 @@ class Inference {
         const Tensor& t = catalog_.tensors()[i];
         if (names.size() > kShownNames) break;
         if (!wanted(i)) continue;
-        if ((split_state_key(t.name).kind == StateKind::kModel) != model) continue;
+        if ((split_state_key(t.key()).kind == StateKind::kModel) != model) continue;
         if (std::string name = leaf_name(t.name); std::find(names.begin(), names.end(), name) == names.end())
           names.push_back(printable(name));
       }

@@ -9,6 +9,7 @@
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/stages.h"
 #include "lib/model/family.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -62,14 +63,14 @@ class RankLayoutInference {
   std::string name_of(std::size_t i) const { return "tensor '" + printable(tensors_[i].name) + "'"; }
 
   Status find_family() {
-    Catalog names;
     for (const RankTensor& t : tensors_) {
       Tensor tensor;
       tensor.name = t.name;
       tensor.shape = **std::find_if(t.shapes.begin(), t.shapes.end(), [](const auto& s) { return s.has_value(); });
-      TRY(names.add(std::move(tensor)));
+      TRY(names_.add(std::move(tensor)));
     }
-    const auto detected = detect_family(names, config_);
+    TRY(find_parts(names_));
+    const auto detected = detect_family(names_, config_);
     if (!detected) return refusal("no model family knows the names of these tensors, and shapes alone do not tell");
     family_ = detected->family;
     return {};
@@ -106,11 +107,11 @@ class RankLayoutInference {
 
   Status know_tensors() {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const StateKey key = split_state_key(tensors_[i].name);
+      const StateKey key = split_state_key(names_.tensors()[i].key());
       const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
       if (!parsed || parsed->is_scale)
         return refusal(name_of(i) + " is none whose cut family " + std::string(family_->name) + " knows");
-      Known known{canonical_key(*family_, tensors_[i].name), tensor_parallel_cut(*parsed),
+      Known known{canonical_key(*family_, names_.tensors()[i].key()), tensor_parallel_cut(*parsed),
                   parsed->rule->is_vocabulary(), -1, 0};
       for (Index stage = 0; stage < ranks_ / per_stage_; ++stage) {
         if (!shape(i, stage * per_stage_)) continue;
@@ -238,6 +239,7 @@ class RankLayoutInference {
   Index ranks_;
   const ModelConfig* config_;
   const SameBytes& same_bytes_;
+  Catalog names_;  // the tensors, for their keys
   const Family* family_ = nullptr;
   Index per_stage_ = 1;
   std::vector<Known> known_;

@@ -22,13 +22,6 @@ const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
 
-std::string without_wrappers(std::string_view name) {
-  std::string out(name);
-  constexpr std::string_view kCompiled = "_orig_mod.";  // torch.compile wraps modules under this name
-  for (std::size_t at; (at = out.find(kCompiled)) != std::string::npos;) out.erase(at, kCompiled.size());
-  return out;
-}
-
 // Takes the number off the front of `text`.
 std::optional<Index> take_number(std::string_view& text) {
   Index n = 0;
@@ -103,40 +96,16 @@ std::string replace_first(std::string text, std::string_view from, std::string_v
   return text;
 }
 
-// Names that differ in nothing but the numbers of layers and experts, which all parse alike.
-struct Alike {
-  std::string example;
-  Index count = 0;
-};
-using NameCounts = std::map<std::string, Alike, std::less<>>;
-
-// The name with a hole for each of its parts that is a number.
-std::string pattern_of(std::string_view name) {
-  std::string out;
-  while (true) {
-    const std::size_t end = std::min(name.find('.'), name.size());
-    const std::string_view part = name.substr(0, end);
-    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    out += is_number ? kHole : part;
-    if (end == name.size()) return out;
-    out += '.';
-    name.remove_prefix(end + 1);
-  }
-}
-
 // The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
-NameCounts model_names(const Catalog& catalog) {
-  NameCounts out;
-  for (const Tensor& tensor : catalog.tensors()) {
-    StateKey key = split_state_key(tensor.name);
-    if (key.kind != StateKind::kModel) continue;
-    Alike& alike = out[pattern_of(key.parameter)];
-    if (alike.count++ == 0) alike.example = std::move(key.parameter);
-  }
+NamePatterns model_names(const Catalog& catalog) {
+  NamePatterns out;
+  for (const Tensor& tensor : catalog.tensors())
+    if (StateKey key = split_state_key(tensor.key()); key.kind == StateKind::kModel)
+      add_name(out, std::move(key.parameter));
   return out;
 }
 
-std::array<Index, kConventions.size()> count_names(const Family& family, const NameCounts& names) {
+std::array<Index, kConventions.size()> count_names(const Family& family, const NamePatterns& names) {
   std::array<Index, kConventions.size()> counts{};
   for (const auto& [pattern, alike] : names)
     if (const auto parsed = parse_name(family, alike.example))
@@ -349,19 +318,13 @@ bool same_row_order(const Family& family, Convention a, Convention b) {
 }
 
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter) {
-  const std::string name = without_wrappers(parameter);
+  const std::string_view name = parameter;
   if (name.empty()) return std::nullopt;
   for (const Convention convention : kConventions)
     if (auto parsed = parse_as(family, name, convention)) return parsed;
-  const auto without = [&](std::string_view prefix,
-                           std::span<const Convention> conventions) -> std::optional<ParsedName> {
-    if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
-    for (const Convention convention : conventions)
-      if (auto parsed = parse_as(family, std::string_view(name).substr(prefix.size()), convention)) return parsed;
-    return std::nullopt;
-  };
-  if (auto parsed = without("model.", std::span(kConventions).subspan(1))) return parsed;
-  return without(family.optional_prefix, std::span(kConventions).first(1));
+  const std::string_view prefix = family.optional_prefix;
+  if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
+  return parse_hf(family, name.substr(prefix.size()));
 }
 
 std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
@@ -415,12 +378,36 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
 
 std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
 
+void add_name(NamePatterns& names, std::string name) {
+  AlikeNames& alike = names[pattern_of(name)];
+  if (alike.count++ == 0) alike.example = std::move(name);
+}
+
+// With a hole for each part that is a number.
+std::string pattern_of(std::string_view name) {
+  std::string out;
+  while (true) {
+    const std::size_t end = std::min(name.find('.'), name.size());
+    const std::string_view part = name.substr(0, end);
+    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+    out += is_number ? kHole : part;
+    if (end == name.size()) return out;
+    out += '.';
+    name.remove_prefix(end + 1);
+  }
+}
+
+Index count_known(const Family& family, const NamePatterns& names) {
+  const auto counts = count_names(family, names);
+  return std::accumulate(counts.begin(), counts.end(), Index{0});
+}
+
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(count_names(family, model_names(catalog)));
 }
 
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
-  const NameCounts names = model_names(catalog);
+  const NamePatterns names = model_names(catalog);
   if (const Family* family = config ? family_of_model_type(config->model_type) : nullptr)
     if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
   std::optional<Detected> best;

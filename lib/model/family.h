@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -135,7 +136,7 @@ struct ParsedName {
 
   bool is_packed() const { return stored && stored->is_packed(); }
 };
-// Looks past "_orig_mod." anywhere, a leading "model." of torchtitan's older checkpoints, and the family's own prefix.
+// Of a plain key (parts.h); looks past the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter);
 // A pattern with its numbers; those below 0 are left out.
 std::string format_pattern(std::string_view pattern, Index layer, Index expert);
@@ -154,6 +155,16 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name);
 
 // What holds the scales of an FP8 matrix: "x.weight" -> "x.weight_scale_inv".
 std::string scale_name(std::string_view matrix);
+
+// Names that differ in nothing but the numbers of layers and experts, which all parse alike.
+struct AlikeNames {
+  std::string example;
+  Index count = 0;
+};
+using NamePatterns = std::map<std::string, AlikeNames, std::less<>>;  // by "layers.{}.mlp.experts.{}.w1"
+std::string pattern_of(std::string_view name);
+void add_name(NamePatterns& names, std::string name);
+Index count_known(const Family& family, const NamePatterns& names);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
 // The config's model_type decides where it has one that is known.

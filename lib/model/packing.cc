@@ -340,7 +340,7 @@ std::vector<std::string> canonical_keys(const Family& family, const Catalog& cat
   const StateKey parts = split_state_key(key);
   const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
   if (!parsed || !parsed->is_packed()) return {canonical_key(family, key)};
-  const auto parameter = catalog.find(parts.parameter);
+  const auto parameter = catalog.find_parameter(parts.parameter);
   Index experts = config ? config->number("num_experts") : 0;
   if (parameter && catalog.tensors()[*parameter].shape.rank() > 0) experts = catalog.tensors()[*parameter].shape[0];
   std::vector<std::string> out = part_names(*parsed, experts);

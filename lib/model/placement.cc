@@ -30,7 +30,7 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
   Placer placer(mesh, family, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : model.tensors()) {
-    const StateKey key = split_state_key(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
     placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
     placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
@@ -41,7 +41,7 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
 }
 
 Placement Placer::place(const Tensor& tensor) const {
-  const StateKey key = split_state_key(tensor.name);
+  const StateKey key = split_state_key(tensor.key());
   Placement placement;
   if (key.parameter.empty()) return placement;
   placement.stage = stage(key.parameter);

@@ -12,6 +12,7 @@ namespace {
 Tensor renamed(const Tensor& from, std::string name) {
   Tensor out = from;
   out.name = std::move(name);
+  out.plain_key.clear();
   return out;
 }
 
@@ -36,11 +37,11 @@ class ViewBuilder {
 
  private:
   Status add(const Tensor& tensor) {
-    const StateKey key = split_state_key(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*options_.family, key.parameter);
     if (!parsed) {
       if (key.kind == StateKind::kModel && !options_.keep_unknown) unknown_.push_back(tensor.name);
-      return out_.add(tensor);
+      return out_.add(renamed(tensor, tensor.key()));
     }
     if (parsed->rule->is_dropped()) {
       if (dropped_) dropped_->push_back(tensor.name);
@@ -66,7 +67,7 @@ class ViewBuilder {
 
   // How many experts the parameter of an optimizer's number has.
   Result<Index> experts_of(const Tensor& tensor, const StateKey& key) const {
-    const auto parameter = from_.find(key.parameter);
+    const auto parameter = from_.find_parameter(key.parameter);
     if (parameter && from_.tensors()[*parameter].shape.rank() > 0) return from_.tensors()[*parameter].shape[0];
     if (const Index n = options_.config ? options_.config->number("num_experts") : 0; n > 0) return n;
     return usage_error(what(tensor) +
@@ -126,7 +127,7 @@ Status check_against_config(const Catalog& view, const Family& family, const Mod
   for (const Parameter& p : TRY(prediction_parameters(family, config)))
     if (view.find(p.name)) TRY(check_shape(p));
   for (const Tensor& tensor : view.tensors()) {
-    const StateKey key = split_state_key(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
     const auto parsed = parse_name(family, key.parameter);
     if (parsed && parsed->layer >= config.num_hidden_layers() + config.num_prediction_layers())

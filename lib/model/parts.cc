@@ -1,0 +1,258 @@
+// The parts of a training state. See parts.h.
+#include "lib/model/parts.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "lib/base/text.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kMaxWrapperParts = 5;  // "state.app.model.module.net."
+constexpr std::size_t kMaxPatterns = 2048;   // that are held against the families; a model has dozens
+
+bool is_number(std::string_view part) {
+  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// Modules that wrap others under these names: torch.compile, activation checkpointing, FSDP1, DeepSpeed, torch.optim's
+// averaged models.
+std::string without_inner_wrappers(std::string_view name) {
+  static constexpr std::array<std::string_view, 4> kWrappers = {"_orig_mod.", "_checkpoint_wrapped_module.",
+                                                                "_fsdp_wrapped_module.", "_forward_module."};
+  std::string out(name);
+  for (const std::string_view wrapper : kWrappers)
+    for (std::size_t at; (at = out.find(wrapper)) != std::string::npos;) out.erase(at, wrapper.size());
+  return out;
+}
+
+// Dictionaries that people put around everything.
+bool is_outer_word(std::string_view word) {
+  static constexpr std::array<std::string_view, 7> kWords = {"app",        "state", "state_dict", "checkpoint",
+                                                             "checkpoints", "train", "trainer"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
+}
+
+// A name whose kind its first parts tell: "app.optim.state.x" is "optim" after "app.".
+struct Told {
+  StateKind kind = StateKind::kModel;
+  std::string_view prefix;  // up to and with the word
+  std::string plain;        // the plain key's beginning, "optimizer."
+  std::string_view rest;    // after the word's dot
+};
+
+Told tell(std::string_view name) {
+  std::size_t begin = 0;
+  bool only_outer = true;
+  for (int depth = 0; depth < 3; ++depth) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view word = name.substr(begin, end - begin);
+    const std::string_view rest = end == name.size() ? std::string_view() : name.substr(end + 1);
+    if (is_number(word)) break;
+    if (is_optimizer_word(word) &&
+        (only_outer || rest.starts_with("state.") || rest.starts_with("param_groups."))) {
+      const std::size_t index = word.find('_');
+      return {StateKind::kOptimizer, name.substr(0, std::min(end + 1, name.size())),
+              "optimizer" + std::string(index == std::string_view::npos ? "" : word.substr(index)), rest};
+    }
+    if (is_training_word(word) && only_outer) return {StateKind::kOther, name.substr(0, end), {}, rest};
+    only_outer = only_outer && is_outer_word(word);
+    if (end == name.size()) break;
+    begin = end + 1;
+  }
+  return {};
+}
+
+// The parameter of "state.<parameter>.exp_avg" or "param_groups.<parameter>.lr"; empty where there is none.
+std::string_view parameter_of(std::string_view rest) {
+  for (const std::string_view section : {"state.", "param_groups."}) {
+    if (!rest.starts_with(section)) continue;
+    rest.remove_prefix(section.size());
+    const std::size_t dot = rest.rfind('.');
+    return dot == std::string_view::npos ? std::string_view() : rest.substr(0, dot);
+  }
+  return {};
+}
+
+// ---- which prefix wraps a set of names
+
+// "" and what more than half of the names begin with, part by part: "app.", "app.model.".
+std::vector<std::string> common_prefixes(const NamePatterns& names) {
+  std::vector<std::string> out = {""};
+  Index all = 0;
+  for (const auto& [pattern, alike] : names) all += alike.count;
+  while (out.size() <= kMaxWrapperParts) {
+    std::map<std::string_view, Index> next;
+    for (const auto& [pattern, alike] : names) {
+      const std::string_view name = pattern;
+      if (!name.starts_with(out.back())) continue;
+      const std::size_t dot = name.find('.', out.back().size());
+      if (dot != std::string_view::npos) next[name.substr(0, dot + 1)] += alike.count;
+    }
+    const auto most = std::max_element(next.begin(), next.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    if (most == next.end() || most->second * 2 <= all || most->first.find('{') != std::string_view::npos) break;
+    out.emplace_back(most->first);
+  }
+  return out;
+}
+
+// The family that knows the most of the names without the prefix, and how many those are.
+struct Known {
+  const Family* family = nullptr;
+  Index names = 0;
+};
+Known known_without(const NamePatterns& names, std::string_view prefix) {
+  NamePatterns without;
+  Index all = 0;
+  for (const auto& [pattern, alike] : names) {
+    if (without.size() == kMaxPatterns) break;
+    if (!pattern.starts_with(prefix) || pattern.size() == prefix.size()) continue;
+    all += alike.count;
+    without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
+  }
+  Known best;
+  for (const Family* family : families())
+    if (const Index known = count_known(*family, without); known > best.names) best = {family, known};
+  // Two names that happen to be like a family's tell of no wrapper.
+  return prefix.empty() || best.names > all / 2 ? best : Known{};
+}
+
+struct Wrapper {
+  std::string prefix;
+  std::string evidence;
+};
+
+std::optional<Wrapper> wrapper_by_family(const NamePatterns& names) {
+  std::optional<Wrapper> out;
+  Index most = 0;
+  for (const std::string& prefix : common_prefixes(names)) {
+    const Known known = known_without(names, prefix);
+    if (known.names <= most) continue;
+    most = known.names;
+    out = {prefix, prefix.empty() ? "" : "the names under it are those of family " + known.family->name};
+  }
+  return out;
+}
+
+// The prefix without which the most of `names` are among `others`.
+Wrapper wrapper_by_match(const NamePatterns& names, const std::set<std::string, std::less<>>& others,
+                         std::string_view evidence) {
+  Wrapper out;
+  Index most = 0;
+  for (const std::string& prefix : common_prefixes(names)) {
+    Index known = 0;
+    for (const auto& [pattern, alike] : names)
+      if (pattern.starts_with(prefix) && others.contains(std::string_view(pattern).substr(prefix.size())))
+        known += alike.count;
+    if (known <= most) continue;
+    most = known;
+    out = {prefix, prefix.empty() ? "" : std::string(evidence)};
+  }
+  return out;
+}
+
+std::string without_prefix(std::string name, std::string_view prefix) {
+  if (name.starts_with(prefix)) name.erase(0, prefix.size());
+  return name;
+}
+
+// ---- all names of a catalog
+
+class PartFinder {
+ public:
+  PartFinder(Catalog& catalog, std::string_view model_prefix) : catalog_(catalog), given_(model_prefix) {}
+
+  Status find() {
+    for (const Tensor& t : catalog_.tensors()) count(t.name);
+    TRY(find_wrappers());
+    for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
+      Tensor& t = catalog_.tensor(i);
+      t.plain_key = differing(plain_key(t.name), t.name);
+    }
+    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(b.name), b.name);
+    std::sort(catalog_.parts.begin(), catalog_.parts.end(),
+              [](const Part& a, const Part& b) { return std::tie(a.kind, a.prefix) < std::tie(b.kind, b.prefix); });
+    return {};
+  }
+
+ private:
+  static std::string differing(std::string key, const std::string& name) { return key == name ? "" : std::move(key); }
+
+  bool is_given_model(std::string_view name) const { return !given_.empty() && name.starts_with(given_); }
+
+  Told tell_of(std::string_view name) const { return is_given_model(name) ? Told{} : tell(name); }
+
+  void count(const std::string& name) {
+    const Told told = tell_of(name);
+    if (told.kind == StateKind::kModel) add_name(model_, without_inner_wrappers(name));
+    if (told.kind != StateKind::kOptimizer) return;
+    add_part(StateKind::kOptimizer, told.prefix);
+    if (const std::string_view parameter = parameter_of(told.rest); !parameter.empty())
+      add_name(optimized_, without_inner_wrappers(parameter));
+  }
+
+  void add_part(StateKind kind, std::string_view prefix, std::string evidence = {}) {
+    for (const Part& part : catalog_.parts)
+      if (part.kind == kind && part.prefix == prefix) return;
+    catalog_.parts.push_back({kind, std::string(prefix), std::move(evidence)});
+  }
+
+  Status find_wrappers() {
+    std::set<std::string, std::less<>> optimized;
+    for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
+    if (!given_.empty()) {
+      model_wrapper_ = {std::string(given_), "--strip-prefix"};
+      if (std::none_of(model_.begin(), model_.end(), [&](const auto& m) { return m.second.example.starts_with(given_); }))
+        return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
+    } else {
+      const auto known = wrapper_by_family(model_);
+      model_wrapper_ =
+          known ? *known : wrapper_by_match(model_, optimized, "the optimizer has the names under it");
+    }
+    if (!model_.empty()) add_part(StateKind::kModel, model_wrapper_.prefix, model_wrapper_.evidence);
+    std::set<std::string, std::less<>> parameters;
+    for (const auto& [pattern, alike] : model_)
+      if (pattern.starts_with(model_wrapper_.prefix)) parameters.insert(pattern.substr(model_wrapper_.prefix.size()));
+    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_).value_or(Wrapper{})
+                                        : wrapper_by_match(optimized_, parameters, "");
+    return {};
+  }
+
+  std::string plain_key(const std::string& name) const {
+    const Told told = tell_of(name);
+    switch (told.kind) {
+      case StateKind::kOptimizer: {
+        const std::string_view parameter = parameter_of(told.rest);
+        if (parameter.empty()) return told.plain + (told.rest.empty() ? "" : "." + std::string(told.rest));
+        const auto at = static_cast<std::size_t>(parameter.data() - told.rest.data());
+        return told.plain + "." + std::string(told.rest.substr(0, at)) +
+               without_prefix(without_inner_wrappers(parameter), optimizer_wrapper_.prefix) +
+               std::string(told.rest.substr(at + parameter.size()));
+      }
+      case StateKind::kOther:
+        return is_training_word(name.substr(0, name.find('.'))) ? name : "extra_state." + name;
+      case StateKind::kModel:
+        break;
+    }
+    std::string clean = without_inner_wrappers(name);
+    if (model_wrapper_.prefix.empty() || clean.starts_with(model_wrapper_.prefix))
+      return without_prefix(std::move(clean), model_wrapper_.prefix);
+    return "extra_state." + name;
+  }
+
+  Catalog& catalog_;
+  std::string_view given_;
+  NamePatterns model_, optimized_;
+  Wrapper model_wrapper_, optimizer_wrapper_;
+};
+
+}  // namespace
+
+Status find_parts(Catalog& catalog, std::string_view model_prefix) { return PartFinder(catalog, model_prefix).find(); }
+
+}  // namespace reshard

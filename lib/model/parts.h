@@ -1,0 +1,23 @@
+// The parts of a training state: which names are the model's, which its optimizers', which neither's, and what
+// frameworks have wrapped around them. After find_parts every tensor and object has a plain key (state_key.h), and
+// nothing else looks at wrappers again.
+//
+//   "app.model.layers.0.attention.wq.weight"            "layers.0.attention.wq.weight"
+//   "model._orig_mod.model.layers.0.mlp.up_proj.weight" "model.layers.0.mlp.up_proj.weight"
+//   "optim.state.layers.0.attention.wq.weight.exp_avg"  "optimizer.state.layers.0.attention.wq.weight.exp_avg"
+//   "optimizer_0.state.net.model.norm.weight.exp_avg"   "optimizer_0.state.model.norm.weight.exp_avg"
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "lib/checkpoint/catalog.h"
+
+namespace reshard {
+
+// A prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them;
+// for a model of no known family, where the optimizer has them without it. What lies beside a wrapped model is other
+// state. `model_prefix`, where it is given, is the model's; a usage error where no name begins with it.
+Status find_parts(Catalog& catalog, std::string_view model_prefix = {});
+
+}  // namespace reshard
