@@ -9,6 +9,7 @@
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
 #include "formats/ranks/ranks.h"
+#include "formats/run.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -37,15 +38,22 @@ const Format* recognised_format(const std::string& path) {
   return nullptr;
 }
 
+Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
+  std::optional<OpenCheckpoint> open;
+  if (const Format* f = recognised_format(path))
+    open = OpenCheckpoint{f, TRY(f->open(path, options))};
+  else
+    open = TRY(open_parts(path, options));
+  if (open) TRY(find_parts(open->reader->catalog()));
+  return open;
+}
+
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
   if (!path_exists(path)) return io_error(path + ": not found");
   if (is_directory(path) && TRY(list_directory(path)).empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  if (const Format* f = recognised_format(path)) {
-    OpenCheckpoint open{f, TRY(f->open(path, options))};
-    TRY(find_parts(open.reader->catalog()));
-    return open;
-  }
+  if (auto open = TRY(open_if_known(path, options))) return std::move(*open);
+  if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in

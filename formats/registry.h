@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,7 +32,10 @@ Result<const Format*> find_format(std::string_view name);
 // The format that recognises the path; null where none does.
 const Format* recognised_format(const std::string& path);
 
-// An error where no format recognises the path.
+// Nothing where no format recognises the path, and it holds no checkpoint's parts (run.h).
+Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options = {});
+
+// An error where no format recognises the path; of a run's directory it says what to open.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
 
 // The files of the checkpoint that a directory is, relative to it: those its reader goes by, those that reshard's

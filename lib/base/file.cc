@@ -376,31 +376,33 @@ Result<Index> free_space(const std::string& path) {
 }
 
 Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
-  const std::lock_guard lock(mutex_);
-  if (const auto it = slots_.find(path); it != slots_.end()) {
-    it->second.last_use = ++clock_;
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  if (const auto it = s.slots.find(path); it != s.slots.end()) {
+    it->second.last_use = ++s.clock;
     return it->second.file;
   }
-  auto file = std::make_shared<const File>(TRY(File::open(path, access_)));
-  make_room();
-  slots_[path] = {file, ++clock_, false};
+  auto file = std::make_shared<const File>(TRY(File::open(path, s.access)));
+  s.make_room();
+  s.slots[path] = {file, ++s.clock, false};
   return file;
 }
 
-void FilePool::make_room() {
-  while (static_cast<Index>(slots_.size()) >= capacity_) {
-    auto oldest = slots_.end();
-    for (auto it = slots_.begin(); it != slots_.end(); ++it)
-      if (!it->second.pinned && (oldest == slots_.end() || it->second.last_use < oldest->second.last_use)) oldest = it;
-    if (oldest == slots_.end()) return;
-    slots_.erase(oldest);
+void FilePool::State::make_room() {
+  while (static_cast<Index>(slots.size()) >= capacity) {
+    auto oldest = slots.end();
+    for (auto it = slots.begin(); it != slots.end(); ++it)
+      if (!it->second.pinned && (oldest == slots.end() || it->second.last_use < oldest->second.last_use)) oldest = it;
+    if (oldest == slots.end()) return;
+    slots.erase(oldest);
   }
 }
 
 void FilePool::pin(const std::string& name, File file) {
-  const std::lock_guard lock(mutex_);
-  make_room();
-  slots_[name] = {std::make_shared<const File>(std::move(file)), ++clock_, true};
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  s.make_room();
+  s.slots[name] = {std::make_shared<const File>(std::move(file)), ++s.clock, true};
 }
 
 }  // namespace reshard

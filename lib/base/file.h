@@ -111,11 +111,11 @@ Status remove_directory(const std::string& path);  // an empty one
 Status remove_tree(const std::string& path);
 Result<Index> free_space(const std::string& path);  // bytes an unprivileged user may still write there
 
-// Opens files on demand and keeps the most recently used ones open. Thread-safe.
+// Opens files on demand and keeps the most recently used ones open. Thread-safe. Copies are the same pool.
 class FilePool {
  public:
   explicit FilePool(Index capacity = 256, File::Access access = File::Access::kRead)
-      : capacity_(capacity), access_(access) {}
+      : state_(std::make_shared<State>(capacity, access)) {}
   // The file stays open while the caller holds it, even when the pool has let go of it.
   Result<std::shared_ptr<const File>> open(const std::string& path);
   // Hands a file to the pool under a name of the caller's; it is never let go of.
@@ -127,13 +127,17 @@ class FilePool {
     std::uint64_t last_use = 0;
     bool pinned = false;
   };
-  void make_room();  // for one more, as far as pinned files allow
+  struct State {
+    State(Index capacity_of_pool, File::Access access_to_files) : capacity(capacity_of_pool), access(access_to_files) {}
+    void make_room();  // for one more, as far as pinned files allow
 
-  Index capacity_;
-  File::Access access_;
-  std::mutex mutex_;
-  std::uint64_t clock_ = 0;
-  std::unordered_map<std::string, Slot> slots_;
+    Index capacity;
+    File::Access access;
+    std::mutex mutex;
+    std::uint64_t clock = 0;
+    std::unordered_map<std::string, Slot> slots;
+  };
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace reshard

@@ -26,6 +26,8 @@ class Reader {
   Catalog& catalog() { return catalog_; }
   const Catalog& catalog() const { return catalog_; }
   FilePool& files() { return files_; }
+  // Its files are opened by this pool from now on: for a reader that has several in it. Before anything is located.
+  void use_files(const FilePool& files) { files_ = files; }
 
   // Finds the payloads of the tensors listed (indices into catalog().tensors()): reads the headers around them, checks
   // them against the metadata, and replaces item extents by payload extents and true strides. Other tensors stay as

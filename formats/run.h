@@ -1,0 +1,31 @@
+// Directories of training runs: what holds checkpoints without being one file's or one writer's.
+//
+//   checkpoint-500/{pytorch_model_fsdp_0, optimizer_0}/   model and optimizer saved side by side, joined into one
+//                                                         (accelerate/utils/fsdp_utils.py)
+//   outputs/{step-100, step-200}/                         a run of several steps: the newest complete one is named
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/registry.h"
+
+namespace reshard {
+
+// The checkpoint that a directory's parts are together; nothing where it has none. Unsupported where it holds more than
+// one model.
+Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options);
+
+struct RunCheckpoint {
+  std::string path;
+  bool is_complete = false;  // it opens, and its files are all there
+  std::string problem;       // where it is not complete
+};
+// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens each.
+Result<std::vector<RunCheckpoint>> checkpoints_of_run(const std::string& path);
+
+// What to open instead of a run's directory, for people; empty where nothing below is a checkpoint.
+std::string advice_for_run(const std::string& path);
+
+}  // namespace reshard
