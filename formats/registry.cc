@@ -44,7 +44,7 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
     open = OpenCheckpoint{f, TRY(f->open(path, options))};
   else
     open = TRY(open_parts(path, options));
-  if (open) TRY(find_parts(open->reader->catalog()));
+  if (open) TRY(find_parts(open->reader->catalog(), options.keys));
   return open;
 }
 

@@ -19,6 +19,7 @@ int run_program(int argc, char** argv);
 
 // Each adds a subcommand's options and what it does.
 void add_inspect(CommandLine& line);
+void add_latest(CommandLine& line);
 void add_convert(CommandLine& line);
 void add_plan(CommandLine& line);
 void add_verify(CommandLine& line);

@@ -103,6 +103,12 @@ Result<int> convert(const ConvertOptions& options) {
                          (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"
                                                 : ", the source records no checksums") +
                          ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
+  if (const auto& identity = conversion.identity()) {
+    const ModelConfig& config = *conversion.names().model.config;
+    print_row("", (config.architecture.empty() ? config.model_type : config.architecture) + ", " +
+                      with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
+                      config.path);
+  }
   if ((*find_format(options.to))->open)
     print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;

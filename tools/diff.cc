@@ -25,8 +25,10 @@ std::string scientific(double v) {
 
 Result<int> diff(const DiffOptions& options) {
   const auto layout = TRY(options.source_layout.load());
-  const OpenOptions how{.layout = layout ? &*layout : nullptr};
-  OpenCheckpoint a = TRY(open_checkpoint(options.a, how)), b = TRY(open_checkpoint(options.b, how));
+  const OpenOptions plain{.layout = layout ? &*layout : nullptr};
+  OpenOptions changed = plain;
+  changed.keys = TRY(options.source_layout.keys());
+  OpenCheckpoint a = TRY(open_checkpoint(options.a, changed)), b = TRY(open_checkpoint(options.b, plain));
   const auto c = TRY(Comparison::prepare(*a.reader, *b.reader,
                                          {.model = TRY(options.model.choice()),
                                           .config = options.model.config,

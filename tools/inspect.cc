@@ -17,7 +17,7 @@ struct InspectOptions {
 };
 
 Result<int> inspect(const InspectOptions& options) {
-  const Inspection in = TRY(look_at(options.path, TRY(options.source_layout.load())));
+  const Inspection in = TRY(look_at(options.path, options.source_layout));
   if (options.json) {
     std::printf("%s\n", to_text(to_json(in, options.report), 2).c_str());
   } else {

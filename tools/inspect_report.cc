@@ -17,6 +17,7 @@ constexpr std::size_t kShownLines = 100;  // of folded tensors
 constexpr std::size_t kShownValue = 48;   // characters
 constexpr std::size_t kShownNotes = 8;
 constexpr std::array<const char*, 3> kKindNames = {"model", "optimizer", "other"};
+constexpr std::string_view kPlainOptimizer = "optimizer.";  // what most frameworks put before an optimizer's names
 
 std::string attribute(const Catalog& catalog, std::string_view name) {
   for (const auto& [key, value] : catalog.attributes)
@@ -51,6 +52,13 @@ std::vector<Line> fold_tensors(const Inspection& in, const std::vector<std::size
   std::vector<Line> lines;
   for (const auto& [i, name] : names) lines.push_back(line_of(in, i, name));
   return lines;
+}
+
+// What the names of an optimizer's tensors begin with; of several optimizers the first's.
+std::string optimizer_prefix(const Catalog& catalog) {
+  for (const Part& part : catalog.parts)
+    if (part.kind == StateKind::kOptimizer) return part.prefix;
+  return {};
 }
 
 // ---- as text
@@ -122,6 +130,14 @@ void print_state(const Inspection& in) {
     std::printf("%s%s%s%s%s\n", colored(padded(kKindNames[k], kLabel), "1").c_str(), padded(count, kCount).c_str(),
                 padded(what, kWhat - 2).append("  ").c_str(), padded(types_text(facts), kType - 2).append("  ").c_str(),
                 human_bytes(facts.bytes).c_str());
+  }
+  std::string label = "names";
+  for (const Part& part : in.catalog().parts) {
+    if (part.prefix.empty() || part.prefix == kPlainOptimizer) continue;
+    print_labelled(label, "1",
+                   std::string(kKindNames[static_cast<std::size_t>(part.kind)]) + " under '" + printable(part.prefix) +
+                       "'" + (part.evidence.empty() ? "" : ": " + part.evidence));
+    label.clear();
   }
   const auto objects = static_cast<Index>(in.catalog().blobs.size());
   if (objects == 0) return;
@@ -208,8 +224,9 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
     std::printf("... %s more lines; --filter GLOB shows them\n",
                 with_commas(static_cast<Index>(folded - lines.size())).c_str());
   if (wanted.size() < all)
-    std::printf("... and %s tensors of the optimizer; --filter 'optimizer.*' shows them\n",
-                with_commas(static_cast<Index>(all - wanted.size())).c_str());
+    std::printf("... and %s tensors of the optimizer; --filter '%s*' shows them\n",
+                with_commas(static_cast<Index>(all - wanted.size())).c_str(),
+                printable(optimizer_prefix(in.catalog())).c_str());
 }
 
 // ---- as JSON
@@ -258,6 +275,17 @@ Json state_json(const Inspection& in) {
     kind.set("tensors", facts.tensors).set("elements", facts.elements).set("bytes", facts.bytes);
     kind.set("dtypes", strings_json(facts.dtypes)).set("names", strings_json(facts.names));
     out.set(kKindNames[k], std::move(kind));
+  }
+  return out;
+}
+
+Json parts_json(const Catalog& catalog) {
+  Json out = Json::array();
+  for (const Part& part : catalog.parts) {
+    Json p = Json::object();
+    p.set("kind", kKindNames[static_cast<std::size_t>(part.kind)]).set("prefix", valid_utf8(part.prefix));
+    p.set("evidence", valid_utf8(part.evidence));
+    out.push_back(std::move(p));
   }
   return out;
 }
@@ -322,7 +350,7 @@ Json to_json(const Inspection& in, const ReportOptions& options) {
   Json out = Json::object();
   out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
-  out.set("state", state_json(in)).set("objects", objects_json(in)).set("problems", strings_json(problems(in)));
+  out.set("parts", parts_json(in.catalog())).set("state", state_json(in)).set("objects", objects_json(in)).set("problems", strings_json(problems(in)));
   out.set("warnings", strings_json(in.catalog().warnings)).set("tensors", tensors_json(in, options));
   return out;
 }

@@ -71,8 +71,10 @@ std::optional<Index> dataloader_ranks(Reader& reader) {
 
 }  // namespace
 
-Result<Inspection> look_at(const std::string& path, const std::optional<LayoutDescriptor>& layout) {
-  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false, .layout = layout ? &*layout : nullptr}));
+Result<Inspection> look_at(const std::string& path, const SourceOptions& options) {
+  const auto layout = TRY(options.load());
+  OpenCheckpoint open = TRY(open_checkpoint(
+      path, {.files_too = false, .keys = TRY(options.keys()), .layout = layout ? &*layout : nullptr}));
   Inspection in;
   in.path = path;
   in.format = open.format;

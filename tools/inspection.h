@@ -13,6 +13,7 @@
 
 #include "formats/registry.h"
 #include "lib/infer/mesh_inference.h"
+#include "tools/job_options.h"
 
 namespace reshard::tools {
 
@@ -50,7 +51,7 @@ struct Inspection {
 };
 
 // Opens the checkpoint and looks at its metadata and the sizes of its files. `layout` is how files of ranks join.
-Result<Inspection> look_at(const std::string& path, const std::optional<LayoutDescriptor>& layout = std::nullopt);
+Result<Inspection> look_at(const std::string& path, const SourceOptions& options);
 
 // What is missing or cut short, as whole sentences, a file or a kind of problem each; empty for a complete checkpoint
 // and for metadata alone.

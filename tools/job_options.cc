@@ -89,6 +89,23 @@ void SourceOptions::add(CommandLine& line) {
       "--source-layout", layout,
       "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names());
   line.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
+  line.add_option("--strip-prefix", strip_prefix,
+                  "What wraps the names of the model's tensors, 'app.model.'; what lies beside it is other state "
+                  "(default: found by the names)");
+  line.add_option("--rename", renames,
+                  "FROM=TO: these whole parts of names are taken for others, 'transformer.h=model.layers'")
+      .one_value_each();
+}
+
+Result<KeyChanges> SourceOptions::keys() const {
+  KeyChanges out{strip_prefix, {}};
+  for (const std::string& rename : renames) {
+    const std::size_t equals = rename.find('=');
+    if (equals == std::string::npos || equals == 0)
+      return usage_error("--rename '" + printable(rename) + "': expected FROM=TO");
+    out.renames.emplace_back(rename.substr(0, equals), rename.substr(equals + 1));
+  }
+  return out;
 }
 
 Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
@@ -280,9 +297,12 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   PreparedConversion p;
   p.target = format;
   const auto layout = TRY(options.source_layout.load());
-  OpenOptions how{.files_too = !metadata_only, .layout = layout ? &*layout : nullptr};
+  OpenOptions how{.files_too = !metadata_only,
+                  .keys = TRY(options.source_layout.keys()),
+                  .layout = layout ? &*layout : nullptr};
   how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
   p.source = TRY(open_source(options.source, how, o.allow.cover));
+  o.has_model_names = p.source.format->hf_names;
   o.config_given = !o.config_path.empty();
   o.config_path = find_config(p.source.reader->catalog(), o.config_path);
   if (!options.donor.empty()) {

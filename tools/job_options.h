@@ -38,9 +38,11 @@ struct ModelOptions {
 // --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
 // themselves and take no notice.
 struct SourceOptions {
-  std::string layout, mesh;
+  std::string layout, mesh, strip_prefix;
+  std::vector<std::string> renames;
 
   void add(CommandLine& line);
+  Result<KeyChanges> keys() const;
   // Nothing where it was not given. A mesh alone says nothing of the cuts and is a usage error.
   Result<std::optional<LayoutDescriptor>> load() const;
 };

@@ -150,7 +150,7 @@ std::string name_for(const std::string& path) {
 }
 
 Result<int> show_checkpoint(const LayoutOptions& options) {
-  const Inspection in = TRY(look_at(options.path, TRY(options.source_layout.load())));
+  const Inspection in = TRY(look_at(options.path, options.source_layout));
   const auto layouts = TRY(infer_layouts(in.catalog(), in.mesh, name_for(options.path)));
   if (options.hypothesis > layouts.size())
     return usage_error("--hypothesis " + std::to_string(options.hypothesis) + ": expected at most " +

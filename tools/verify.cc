@@ -29,6 +29,7 @@ Result<VerifyOptions> verify_options(const Options& options) {
   o.model = TRY(options.model.choice());
   o.config = options.model.config;
   o.source_layout = TRY(options.source_layout.load());
+  o.keys = TRY(options.source_layout.keys());
   if (!options.layout.empty()) {
     o.layout = TRY(load_layout(options.layout, options.mesh));
     if (!o.layout->mesh && o.layout->stored_as != StoredAs::kWhole)

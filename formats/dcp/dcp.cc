@@ -11,10 +11,17 @@ bool is_rank_metadata(std::string_view name) {
   return !rank.empty() && rank.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
+bool is_file_of_directory(const std::string& path) {
+  const std::string name = base_name(path);
+  if (is_directory(path) || !(name.ends_with(kDataEnding) || name.ends_with(kMetadataFile))) return false;
+  return path_exists(path_join(parent_path(path), kMetadataFile));
+}
+
 namespace {
 
+// A file of one stands for all of it.
 bool recognises(const std::string& path) {
-  if (!is_directory(path)) return false;
+  if (!is_directory(path)) return is_file_of_directory(path);
   const auto entries = list_directory(path);
   return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
            return e.name == kMetadataFile || e.name == kUnfinishedMetadata || is_rank_metadata(e.name) ||

@@ -277,7 +277,7 @@ std::string DcpReader::describe(const Blob& blob) {
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<DcpReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(is_file_of_directory(path) ? parent_path(path) : path, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -54,10 +54,13 @@ struct Opened {
 };
 
 // A checkpoint whose files do not fit its metadata is opened all the same, to say all that is wrong with it.
-Result<Opened> open_to_audit(const Opener& open, const std::string& path, const LayoutDescriptor* layout) {
-  auto whole = open(path, {.files_too = true, .validated = false, .layout = layout});
+Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
+  OpenOptions how{.files_too = true, .validated = false, .keys = options.keys,
+                  .layout = options.source_layout ? &*options.source_layout : nullptr};
+  auto whole = open(options.path, how);
   if (whole) return Opened{*std::move(whole), ""};
-  auto metadata = open(path, {.files_too = false, .validated = false, .layout = layout});
+  how.files_too = false;
+  auto metadata = open(options.path, how);
   if (!metadata) return std::move(whole).error();
   return Opened{*std::move(metadata), whole.error().message()};
 }
@@ -458,8 +461,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
 }  // namespace
 
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
-  const Opened opened =
-      TRY(open_to_audit(open, options.path, options.source_layout ? &*options.source_layout : nullptr));
+  const Opened opened = TRY(open_to_audit(open, options));
   const Model model = TRY(recognise(opened.catalog(), options));
   VerifyReport report;
   report.format = opened.checkpoint.format;

@@ -23,6 +23,7 @@ struct VerifyOptions {
   std::string config;  // the config.json to hold it against; empty: the one beside it, if there is one
 
   std::optional<LayoutDescriptor> source_layout;  // how files of ranks join
+  KeyChanges keys;                                // of the checkpoint that is verified
   std::optional<LayoutDescriptor> layout;         // that it was saved in, with its mesh unless tensors are stored whole
   std::optional<Mesh> mesh;                       // where there is no layout: the mesh it was saved by
   std::string against;                            // another checkpoint of the same model; empty: none

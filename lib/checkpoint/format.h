@@ -133,6 +133,7 @@ struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
   bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
   bool external_too = false;                 // follow links and storage into other files
+  KeyChanges keys = {};                      // to the plain keys of what it holds
   const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
 };
 

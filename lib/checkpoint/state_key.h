@@ -3,6 +3,8 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace reshard {
 
@@ -21,6 +23,12 @@ struct StateKey {
   std::string suffix;
 };
 StateKey split_state_key(std::string_view key);
+
+// What the user says of names that no rule knows.
+struct KeyChanges {
+  std::string model_prefix;                                   // what wraps the model; empty: it is found
+  std::vector<std::pair<std::string, std::string>> renames;   // parts of names, "transformer.h" to "model.layers"
+};
 
 bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0"
 bool is_training_word(std::string_view word);   // "lr_scheduler", "train_state", ...: of neither model nor optimizer

@@ -8,6 +8,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   Draft d;
   d.config = TRY(read_config_file(source, o, o.source_path, d.notes));
   d.names = TRY(translate(source.catalog(), o.model, d.config, o, format));  // settles the model, and the names of both
+  TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
   const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
   if (!o.metadata_only) TRY(source.locate(selected.tensors, o.run.threads, o.spool));  // where the source's bytes lie
   d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
@@ -15,7 +16,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   FitOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
   fit.run.progress = nullptr;
   if (d.names.renames())
-    TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
+    d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
   if (format.write_view) return d;
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view

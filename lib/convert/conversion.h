@@ -37,7 +37,8 @@ struct Draft {
   ConfigFile config;
   Translation names;
   SourceView view;
-  OutputTensors output;  // placed
+  std::optional<Identity> identity;  // with its config; nothing where none was held against it
+  OutputTensors output;              // placed
   std::vector<std::string> side_files;
   Notes notes;
 };
@@ -61,6 +62,7 @@ class Conversion {
   const Plan& plan() const { return plan_; }
   const Catalog& source_view() const { return draft_.view.catalog; }  // the two that the plan goes between
   const Catalog& target_view() const { return target_view_; }
+  const std::optional<Identity>& identity() const { return draft_.identity; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings
   Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype
   Index disk_needed() const;                                           // bytes, of all files

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
@@ -62,6 +63,38 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
                        std::string(convention_title(*out.to)) + "; --names keep leaves them as they are");
   out.hf_rows = !same_row_order(*out.model.family, out.model.convention, *out.to);
   return out;
+}
+
+Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+                   ConfigFile& file, Notes& notes) {
+  const bool claims = wanted.convention.has_value() || (format.hf_names && !wanted.keep_names);
+  if (names.model.family || !claims) return {};
+  std::vector<std::string> model, adapters;
+  for (const Tensor& t : source.tensors()) {
+    if (split_state_key(t.key()).kind != StateKind::kModel) continue;
+    model.push_back("'" + printable(t.name) + "'");
+    if (t.name.find(".lora_") != std::string::npos) adapters.push_back(model.back());
+  }
+  std::string why = "no model family that is known names its tensors so (" + some_of(model) + ")";
+  if (!adapters.empty())
+    why = "it holds adapters beside the weights they change (" + some_of(adapters) + "), which are no model until " +
+          "they are merged";
+  std::optional<ModelConfig> config;
+  if (!file.text.empty())
+    if (auto json = parse_json(file.text, file.path))
+      if (auto parsed = ModelConfig::parse(*json, file.path)) config = std::move(*parsed);
+  const Family* said = config ? family_of_model_type(config->model_type) : nullptr;
+  if (said) why += ", and " + file.path + " is of family " + said->name;
+  if (!wanted.model.is_none() && !(wanted.has_model_names && !said && !wanted.convention && adapters.empty()))
+    return unsupported(source.root + ": " + why + ": what would be written is no model that loaders know. " +
+                       "--family none writes it under the source's own names, --strip-prefix and --rename change " +
+                       "them, --family-file describes a family");
+  notes.warnings.push_back("names, shapes and rows are the source's own: nothing was held against a model");
+  if (said || !wanted.has_model_names) {
+    if (!file.text.empty() && !wanted.config_given) notes.warnings.push_back(file.path + " is not copied");
+    file.is_copied = file.is_copied && wanted.config_given;
+  }
+  return {};
 }
 
 std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
@@ -168,7 +201,8 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   return view;
 }
 
-Status repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes) {
+Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
+                                       bool allow, Notes& notes) {
   if (!options.config) {
     if (options.repairs.vocabulary || options.repairs.experts)
       return usage_error("--repair needs to know what the model should be; give its config.json with --config");
@@ -180,14 +214,18 @@ Status repair(SourceView& view, FilePool& files, const FitOptions& options, bool
     notes.warnings.push_back(fitted.error().message());
   }
   for (const Tensor& t : view.catalog.tensors()) TRY(check_cover(t));
-  if (!options.config) return {};
-  const Status fits = check_against_config(view.catalog, *options.family, *options.config, complete);
-  if (fits) return {};
+  if (!options.config) {
+    notes.warnings.push_back("no config.json: the names are those of family " + options.family->name +
+                             ", and nothing says whether this is the whole model; --config FILE");
+    return std::optional<Identity>();
+  }
+  const auto fits = check_against_config(view.catalog, *options.family, *options.config, complete);
+  if (fits) return std::optional(*fits);
   const Error& error = fits.error();
   if (!allow)
     return Error(error.code(), error.message() + "; reshard verify explains it, --allow config writes what is there");
   notes.warnings.push_back(error.message());
-  return {};
+  return std::optional<Identity>();
 }
 
 namespace {

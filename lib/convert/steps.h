@@ -8,6 +8,7 @@
 
 #include "lib/base/json.h"
 #include "lib/convert/options.h"
+#include "lib/model/view.h"
 
 namespace reshard {
 
@@ -47,6 +48,12 @@ struct Translation {
 Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
                               const Naming& naming, const Format& format);
 
+// What is written under the name of a format of models, or of --names, is a model under names that loaders know.
+// Unsupported where the source's names are no known family's, unless the user chose none or the source is a model
+// already: then it is a note that they are the source's own, and a config that is of another model is not copied.
+Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+                   ConfigFile& file, Notes& notes);
+
 // ---- which tensors take part
 
 struct Selected {
@@ -76,8 +83,8 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
                                bool keep_unknown, bool is_located, Notes& notes);
 
 // Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
-// `allow` what does not fit is a note and not an error.
-Status repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes);
+// `allow` what does not fit is a note and not an error. Nothing where no config says what the model is.
+Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes);
 
 // Gives the vocabulary the rows that the target framework has.
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,

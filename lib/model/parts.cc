@@ -165,16 +165,19 @@ std::string without_prefix(std::string name, std::string_view prefix) {
 
 class PartFinder {
  public:
-  PartFinder(Catalog& catalog, std::string_view model_prefix) : catalog_(catalog), given_(model_prefix) {}
+  PartFinder(Catalog& catalog, const KeyChanges& changes)
+      : catalog_(catalog), renames_(changes.renames), given_(changes.model_prefix) {
+    if (!given_.empty() && !given_.ends_with('.')) given_ += '.';
+  }
 
   Status find() {
-    for (const Tensor& t : catalog_.tensors()) count(t.name);
+    for (const Tensor& t : catalog_.tensors()) count(renamed(t.name));
     TRY(find_wrappers());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       Tensor& t = catalog_.tensor(i);
-      t.plain_key = differing(plain_key(t.name), t.name);
+      t.plain_key = differing(plain_key(renamed(t.name)), t.name);
     }
-    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(b.name), b.name);
+    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(renamed(b.name)), b.name);
     std::sort(catalog_.parts.begin(), catalog_.parts.end(),
               [](const Part& a, const Part& b) { return std::tie(a.kind, a.prefix) < std::tie(b.kind, b.prefix); });
     return {};
@@ -182,6 +185,17 @@ class PartFinder {
 
  private:
   static std::string differing(std::string key, const std::string& name) { return key == name ? "" : std::move(key); }
+
+  std::string renamed(std::string name) const {
+    for (const auto& [from, to] : renames_)
+      for (std::size_t at = 0; (at = name.find(from, at)) != std::string::npos;) {
+        const std::size_t end = at + from.size();
+        const bool is_whole = (at == 0 || name[at - 1] == '.') && (end == name.size() || name[end] == '.');
+        if (is_whole) name.replace(at, from.size(), to);
+        at += is_whole ? to.size() : 1;
+      }
+    return name;
+  }
 
   bool is_given_model(std::string_view name) const { return !given_.empty() && name.starts_with(given_); }
 
@@ -206,7 +220,7 @@ class PartFinder {
     std::set<std::string, std::less<>> optimized;
     for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
     if (!given_.empty()) {
-      model_wrapper_ = {std::string(given_), "--strip-prefix"};
+      model_wrapper_ = {given_, "as --strip-prefix says"};
       if (std::none_of(model_.begin(), model_.end(), [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else {
@@ -246,13 +260,14 @@ class PartFinder {
   }
 
   Catalog& catalog_;
-  std::string_view given_;
+  const std::vector<std::pair<std::string, std::string>>& renames_;
+  std::string given_;
   NamePatterns model_, optimized_;
   Wrapper model_wrapper_, optimizer_wrapper_;
 };
 
 }  // namespace
 
-Status find_parts(Catalog& catalog, std::string_view model_prefix) { return PartFinder(catalog, model_prefix).find(); }
+Status find_parts(Catalog& catalog, const KeyChanges& changes) { return PartFinder(catalog, changes).find(); }
 
 }  // namespace reshard

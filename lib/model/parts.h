@@ -8,16 +8,14 @@
 //   "optimizer_0.state.net.model.norm.weight.exp_avg"   "optimizer_0.state.model.norm.weight.exp_avg"
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include "lib/checkpoint/catalog.h"
 
 namespace reshard {
 
 // A prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them;
 // for a model of no known family, where the optimizer has them without it. What lies beside a wrapped model is other
-// state. `model_prefix`, where it is given, is the model's; a usage error where no name begins with it.
-Status find_parts(Catalog& catalog, std::string_view model_prefix = {});
+// state. Where `changes` gives a prefix, it is the model's: a usage error where no name begins with it. Its renames
+// come first, wherever their whole parts of names occur.
+Status find_parts(Catalog& catalog, const KeyChanges& changes = {});
 
 }  // namespace reshard

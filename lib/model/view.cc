@@ -2,7 +2,9 @@
 #include "lib/model/view.h"
 
 #include <algorithm>
+#include <set>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
 
@@ -110,31 +112,44 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
   return ViewBuilder(catalog, options, dropped).build();
 }
 
-Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete) {
-  std::vector<std::string> missing;
-  const auto check_shape = [&](const Parameter& expected) -> Status {
-    const Dims& shape = view.tensors()[*view.find(expected.name)].shape;
-    if (shape == expected.shape) return {};
-    return corrupt("tensor '" + printable(expected.name) + "': " + config.path + " says " + to_string(expected.shape) +
-                   ", got " + to_string(shape));
+Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,
+                                      bool complete) {
+  Identity out;
+  std::vector<std::string> missing, extra;
+  std::set<std::string, std::less<>> expected;
+  const auto check_shape = [&](const Parameter& p) -> Status {
+    const Dims& shape = view.tensors()[*view.find(p.name)].shape;
+    if (shape == p.shape) return {};
+    return corrupt("tensor '" + printable(p.name) + "': " + config.path + " says " + to_string(p.shape) + ", got " +
+                   to_string(shape));
   };
   for (const Parameter& p : TRY(parameters(family, config))) {
-    if (view.find(p.name))
-      TRY(check_shape(p));
-    else if (!p.is_tied)
-      missing.push_back(p.name);
+    expected.insert(p.name);
+    out.expected += !p.is_tied;
+    if (!view.find(p.name)) {
+      if (!p.is_tied) missing.push_back(p.name);
+      continue;
+    }
+    TRY(check_shape(p));
+    out.present += !p.is_tied;
   }
-  for (const Parameter& p : TRY(prediction_parameters(family, config)))
+  for (const Parameter& p : TRY(prediction_parameters(family, config))) {
+    expected.insert(p.name);
     if (view.find(p.name)) TRY(check_shape(p));
+  }
   for (const Tensor& tensor : view.tensors()) {
     const StateKey key = split_state_key(tensor.key());
-    if (key.kind != StateKind::kModel) continue;
+    if (key.kind != StateKind::kModel || expected.contains(key.parameter)) continue;
     const auto parsed = parse_name(family, key.parameter);
     if (parsed && parsed->layer >= config.num_hidden_layers() + config.num_prediction_layers())
       return corrupt("tensor '" + printable(tensor.name) + "': " + config.path + " says num_hidden_layers " +
                      std::to_string(config.num_hidden_layers()));
+    if (parsed) extra.push_back("'" + printable(tensor.name) + "'");
   }
-  if (missing.empty() || !complete) return {};
+  if (!extra.empty())
+    return corrupt(view.root + ": " + count_of(std::ssize(extra), "tensor") + " that " + config.path +
+                   " does not describe: " + some_of(extra) + "; --exclude leaves them out");
+  if (missing.empty() || !complete) return out;
   return corrupt(view.root + ": " + std::to_string(missing.size()) + " tensors that " + config.path +
                  " describes are missing, the first is '" + missing.front() + "'");
 }

@@ -28,8 +28,14 @@ struct ViewOptions {
 // `dropped` receives the names of tensors left out as derived data.
 Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
 
-// That the canonical view is the model the config describes: every parameter there, in its shape. Names the first
-// tensors that are missing or differ. `complete` = false allows missing ones.
-Status check_against_config(const Catalog& view, const Family& family, const ModelConfig& config, bool complete);
+// How many of the tensors that a config describes are there, tied ones not counted.
+struct Identity {
+  Index expected = 0;
+  Index present = 0;
+};
+// That the canonical view is the model the config describes: every parameter there, in its shape, and no other. Names
+// the first tensors that are missing, differ or are too many. `complete` = false allows missing ones.
+Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,
+                                      bool complete);
 
 }  // namespace reshard
