@@ -545,13 +545,24 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
 
 // ---- optimizer state
 
+// Two optimizers keep different state each (Muon a momentum, AdamW two moments): a parameter lacks some where it has a
+// part of what another has.
 void report_uneven_state(const std::map<std::string, std::set<std::string>>& have, FindingList& findings) {
-  std::set<std::string> all;
-  for (const auto& [state, names] : have) all.insert(names.begin(), names.end());
-  std::vector<std::string> absent;
+  std::map<std::string, std::set<std::string>> states;  // of each parameter
   for (const auto& [state, names] : have)
-    for (const std::string& name : all)
-      if (!names.contains(name)) absent.push_back(name + state);
+    for (const std::string& name : names) states[name].insert(state);
+  std::set<std::set<std::string>> kinds;
+  for (const auto& [name, own] : states) kinds.insert(own);
+  std::vector<std::string> absent;
+  for (const auto& parameter : states) {
+    const std::set<std::string>& own = parameter.second;
+    const auto whole = std::find_if(kinds.begin(), kinds.end(), [&](const std::set<std::string>& kind) {
+      return kind.size() > own.size() && std::includes(kind.begin(), kind.end(), own.begin(), own.end());
+    });
+    if (whole == kinds.end()) continue;
+    for (const std::string& state : *whole)
+      if (!own.contains(state)) absent.push_back(parameter.first + state);
+  }
   if (absent.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "optimizer-missing");
   f.what = "optimizer state is missing, which other parameters have";

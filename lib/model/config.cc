@@ -27,8 +27,9 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   config.model_type = std::string(TRY(json.get_string("model_type")));
   TRY(config.read(json));
   if (const Json* text = json.find("text_config"); text && text->is_object()) TRY(config.read(*text));
-  TRY(config.derive());
-  TRY(config.check());
+  const Status makes_sense = config.make_whole();
+  // Of a model that no family knows nothing is derived, and it may have none of these numbers.
+  if (!makes_sense && family_of_model_type(config.model_type)) return makes_sense.error();
   return config;
 }
 
@@ -65,6 +66,11 @@ Status ModelConfig::read_quantization(const Json& json) {
   if (const Json* modules = json.find("modules_to_not_convert"); modules && modules->is_array())
     for (const Json& module : TRY(modules->as_array())) unquantized_.emplace_back(TRY(module.as_string()));
   return {};
+}
+
+Status ModelConfig::make_whole() {
+  TRY(derive());
+  return check();
 }
 
 Status ModelConfig::derive() {

@@ -15,10 +15,13 @@ class Catalog;
 
 class ModelConfig {
  public:
-  // Fails where a number that every model has is missing, not positive, or makes no sense beside the others. What the
-  // family of the model_type derives or leaves to its defaults (families' tables) is filled in. A model with several
+  // Fails where a number that every model of a known family has is missing, not positive, or makes no sense beside the
+  // others. What the family of the model_type derives or leaves to its defaults (families' tables) is filled in. A model with several
   // parts is described by its text_config.
   static Result<ModelConfig> parse(const Json& json, std::string path);
+
+  // That it has the numbers which every model of a known family has. Of other models nobody has checked.
+  Status check() const;
 
   std::string path;          // where it was read
   std::string model_type;    // "llama"
@@ -57,8 +60,8 @@ class ModelConfig {
  private:
   Status read(const Json& json);
   Status read_quantization(const Json& json);
+  Status make_whole();
   Status derive();
-  Status check() const;
   std::string shown(std::string_view name) const;  // the number, or "nothing"
 
   std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file

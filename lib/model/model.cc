@@ -24,6 +24,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
         !choice.family->knows_model_type(model.config->model_type))
       return usage_error(model.config->path + ": expected a model of family " + std::string(choice.family->name) +
                          ", got model_type '" + printable(model.config->model_type) + "'");
+    if (model.config) TRY(model.config->check().context(model.config->path));
     model.family = choice.family;
     model.convention = *convention;
     return model;

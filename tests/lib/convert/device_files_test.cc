@@ -39,6 +39,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   auto source = TRY(open_checkpoint(from));
   ConversionOptions o;
   o.source_path = "the source";  // the manifest has it
+  o.model.detect = false;        // the names are no model's
   const std::string config = path_join(parent_path(from), "config.json");
   o.config_path = path_exists(config) ? config : "";
   if (!job.mesh.empty()) o.mesh = TRY(Mesh::parse(job.mesh));

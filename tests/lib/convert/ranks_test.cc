@@ -374,7 +374,7 @@ TEST_F(ManySlabs, AFailingRankLeavesNothing) {
 TEST_F(ManySlabs, RanksThatSeeOtherFilesAreFoundOut) {
   write_dcp(tensors_, dir_ / "other", *Mesh::parse("dp_shard=4"));
   const Status status = run_local_ranks(2, [&](Transport& ranks) {
-    return convert_one(dir_ / (ranks.rank() == 0 ? "rows" : "other"), dir_ / "never", {.to = "hf"}, &ranks);
+    return convert_one(dir_ / (ranks.rank() == 0 ? "rows" : "other"), dir_ / "never", {.to = "dcp"}, &ranks);
   });
   ASSERT_FALSE(status);
   EXPECT_NE(status.error().message().find("the ranks do not see the same checkpoint"), std::string::npos);
