@@ -32,6 +32,7 @@ struct Request {
   std::string to = "dcp";
   std::string mesh = "";
   std::optional<DType> dtype = std::nullopt;
+  bool is_model = false;  // its names are a family's
 };
 
 Status convert_on(Device* device, const std::string& from, const std::string& into, const Request& job) {
@@ -39,7 +40,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
   auto source = TRY(open_checkpoint(from));
   ConversionOptions o;
   o.source_path = "the source";  // the manifest has it
-  o.model.detect = false;        // the names are no model's
+  o.model.detect = job.is_model;
   const std::string config = path_join(parent_path(from), "config.json");
   o.config_path = path_exists(config) ? config : "";
   if (!job.mesh.empty()) o.mesh = TRY(Mesh::parse(job.mesh));
@@ -138,7 +139,7 @@ TEST_F(DeviceFiles, ItemsWithAChecksumGoThroughHostMemory) {
 
 TEST_F(DeviceFiles, OfShardsRowsAreReadByTheDeviceAndColumnsThroughHostMemory) {
   const std::string shards = dir_ / "shards";
-  ASSERT_TRUE(convert_on(nullptr, sample("tp8") + "/hf.safetensors", shards, {.to = "ranks", .mesh = "tp=2"}));
+  ASSERT_TRUE(convert_on(nullptr, sample("tp8") + "/hf.safetensors", shards, {.to = "ranks", .mesh = "tp=2", .is_model = true}));
   Index in_runs = 0, all = 0;
   for (const auto& [name, value] : load_checkpoint(shards)) {
     const bool columns = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;
