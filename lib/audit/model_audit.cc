@@ -545,22 +545,30 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
 
 // ---- optimizer state
 
-// Two optimizers keep different state each (Muon a momentum, AdamW two moments): a parameter lacks some where it has a
-// part of what another has.
+// Two optimizers keep different state each (Muon a momentum, AdamW two moments). A parameter lacks what the most others
+// have of those that share more with it than a step.
 void report_uneven_state(const std::map<std::string, std::set<std::string>>& have, FindingList& findings) {
   std::map<std::string, std::set<std::string>> states;  // of each parameter
   for (const auto& [state, names] : have)
     for (const std::string& name : names) states[name].insert(state);
-  std::set<std::set<std::string>> kinds;
-  for (const auto& [name, own] : states) kinds.insert(own);
+  using Kind = std::set<std::string>;
+  std::map<Kind, Index> kinds;  // and how many parameters are of each
+  for (const auto& [name, own] : states) ++kinds[own];
+  const auto is_part_of = [&](const Kind& own, const Kind& kind) {
+    Kind common;
+    std::set_intersection(own.begin(), own.end(), kind.begin(), kind.end(), std::inserter(common, common.end()));
+    if (common == own) return true;
+    common.erase(".step");
+    return !common.empty();
+  };
   std::vector<std::string> absent;
   for (const auto& parameter : states) {
-    const std::set<std::string>& own = parameter.second;
-    const auto whole = std::find_if(kinds.begin(), kinds.end(), [&](const std::set<std::string>& kind) {
-      return kind.size() > own.size() && std::includes(kind.begin(), kind.end(), own.begin(), own.end());
+    const Kind& own = parameter.second;
+    const auto usual = std::max_element(kinds.begin(), kinds.end(), [&](const auto& a, const auto& b) {
+      return std::tuple(is_part_of(own, a.first), a.second, a.first.size()) <
+             std::tuple(is_part_of(own, b.first), b.second, b.first.size());
     });
-    if (whole == kinds.end()) continue;
-    for (const std::string& state : *whole)
+    for (const std::string& state : usual->first)
       if (!own.contains(state)) absent.push_back(parameter.first + state);
   }
   if (absent.empty()) return;
