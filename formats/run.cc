@@ -91,7 +91,7 @@ class JoinedReader : public Reader {
   struct Part {
     std::string directory;
     std::unique_ptr<Reader> reader;
-    std::vector<std::uint32_t> file_of;  // in the joined catalog
+    std::vector<std::uint32_t> file_of;       // in the joined catalog
     std::vector<std::size_t> wanted, joined;  // tensors to locate: here, and in the joined catalog
   };
 
@@ -151,8 +151,8 @@ Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const 
   std::sort(models.begin(), models.end(), natural_less);
   std::sort(optimizers.begin(), optimizers.end(), natural_less);
   if (models.size() > 1)
-    return unsupported(path + ": holds " + count_of(std::ssize(models), "model") + ", and a checkpoint is of one; open " +
-                       path_join(path, models[0]) + " or another of them");
+    return unsupported(path + ": holds " + count_of(std::ssize(models), "model") +
+                       ", and a checkpoint is of one; open " + path_join(path, models[0]) + " or another of them");
   OpenCheckpoint out;
   auto joined = std::make_unique<JoinedReader>(path);
   for (const auto* names : {&models, &optimizers})
@@ -196,7 +196,8 @@ Result<std::vector<RunCheckpoint>> checkpoints_of_run(const std::string& path) {
 std::string advice_for_run(const std::string& path) {
   const auto found = checkpoints_of_run(path);
   if (!found || found->empty()) return {};
-  const auto newest = std::find_if(found->rbegin(), found->rend(), [](const RunCheckpoint& c) { return c.is_complete; });
+  const auto newest =
+      std::find_if(found->rbegin(), found->rend(), [](const RunCheckpoint& c) { return c.is_complete; });
   const std::string holds = "a directory of " + count_of(std::ssize(*found), "checkpoint");
   if (newest == found->rend()) return holds + ", none of them complete; the last: " + found->back().problem;
   return holds + "; the newest complete one is " + printable(newest->path);

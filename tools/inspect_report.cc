@@ -350,7 +350,10 @@ Json to_json(const Inspection& in, const ReportOptions& options) {
   Json out = Json::object();
   out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
-  out.set("parts", parts_json(in.catalog())).set("state", state_json(in)).set("objects", objects_json(in)).set("problems", strings_json(problems(in)));
+  out.set("parts", parts_json(in.catalog()))
+      .set("state", state_json(in))
+      .set("objects", objects_json(in))
+      .set("problems", strings_json(problems(in)));
   out.set("warnings", strings_json(in.catalog().warnings)).set("tensors", tensors_json(in, options));
   return out;
 }

@@ -19,8 +19,8 @@ Result<int> latest(const std::string& path, bool all) {
   }
   const auto newest = std::find_if(found.rbegin(), found.rend(), [](const RunCheckpoint& c) { return c.is_complete; });
   if (newest == found.rend())
-    return corrupt(path + ": none of " + count_of(std::ssize(found), "checkpoint") + " is complete; of the last: " +
-                   found.back().problem);
+    return corrupt(path + ": none of " + count_of(std::ssize(found), "checkpoint") +
+                   " is complete; of the last: " + found.back().problem);
   std::printf("%s\n", newest->path.c_str());
   return 0;
 }

@@ -1,10 +1,10 @@
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 
 #include "lib/base/text.h"
@@ -73,10 +73,12 @@ void print_row(std::string_view label, std::string_view text) {
               text.data());
 }
 
+// Not getrusage's: that figure outlives exec, and would be the program's that started this one.
 Index peak_memory() {
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<Index>(usage.ru_maxrss) * 1024;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) return static_cast<Index>(std::strtoll(line.c_str() + 6, nullptr, 10)) * 1024;
+  return 0;
 }
 
 const std::atomic<bool>& interrupted() {

@@ -135,7 +135,9 @@ Status Comparison::match() {
     not_compared_.push_back(std::string(kTitles[k]) + ": " + std::to_string(c.tensors) + " tensors, " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
-  const auto wanted = [&](const Tensor& t) { return compared[static_cast<std::size_t>(split_state_key(t.key()).kind)]; };
+  const auto wanted = [&](const Tensor& t) {
+    return compared[static_cast<std::size_t>(split_state_key(t.key()).kind)];
+  };
   for (std::size_t i = 0; i < a_view_.tensors().size(); ++i) {
     const Tensor& t = a_view_.tensors()[i];
     if (!wanted(t)) continue;

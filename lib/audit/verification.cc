@@ -55,7 +55,9 @@ struct Opened {
 
 // A checkpoint whose files do not fit its metadata is opened all the same, to say all that is wrong with it.
 Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
-  OpenOptions how{.files_too = true, .validated = false, .keys = options.keys,
+  OpenOptions how{.files_too = true,
+                  .validated = false,
+                  .keys = options.keys,
                   .layout = options.source_layout ? &*options.source_layout : nullptr};
   auto whole = open(options.path, how);
   if (whole) return Opened{*std::move(whole), ""};

@@ -141,7 +141,7 @@ class Catalog {
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
   std::vector<Blob> blobs;
-  std::vector<Part> parts;  // as find_parts (lib/model/parts.h) saw them; none before it
+  std::vector<Part> parts;                  // as find_parts (lib/model/parts.h) saw them; none before it
   std::vector<std::string> metadata_files;  // relative to root: read to find the tensors, but holding none (an index)
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences

@@ -26,8 +26,8 @@ StateKey split_state_key(std::string_view key);
 
 // What the user says of names that no rule knows.
 struct KeyChanges {
-  std::string model_prefix;                                   // what wraps the model; empty: it is found
-  std::vector<std::pair<std::string, std::string>> renames;   // parts of names, "transformer.h" to "model.layers"
+  std::string model_prefix;                                  // what wraps the model; empty: it is found
+  std::vector<std::pair<std::string, std::string>> renames;  // parts of names, "transformer.h" to "model.layers"
 };
 
 bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0"

@@ -186,7 +186,8 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   if (!names.renames()) return SourceView{std::move(chosen), {}};
   SourceView view;
   const Model& model = names.model;
-  for (const Tensor& t : chosen.tensors()) view.natives.emplace(canonical_key(*model.family, t.key()), SourceView::Native{t.name, t.key()});
+  for (const Tensor& t : chosen.tensors())
+    view.natives.emplace(canonical_key(*model.family, t.key()), SourceView::Native{t.name, t.key()});
   std::vector<std::string> dropped;
   const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
   view.catalog = TRY(canonical_view(chosen, how, &dropped));

@@ -84,7 +84,8 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
 
 // Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
 // `allow` what does not fit is a note and not an error. Nothing where no config says what the model is.
-Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete, bool allow, Notes& notes);
+Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
+                                       bool allow, Notes& notes);
 
 // Gives the vocabulary the rows that the target framework has.
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,

@@ -437,7 +437,7 @@ std::string canonical_key(const Family& family, std::string_view key) {
 }
 
 KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view to) {
-  if (from == to) return path;
+  if (path.empty() && from == to) return path;
   const StateKey before = split_state_key(from), after = split_state_key(to);
   KeyPath out = path;
   for (auto& part : out)

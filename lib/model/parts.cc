@@ -32,7 +32,7 @@ std::string without_inner_wrappers(std::string_view name) {
 
 // Dictionaries that people put around everything.
 bool is_outer_word(std::string_view word) {
-  static constexpr std::array<std::string_view, 7> kWords = {"app",        "state", "state_dict", "checkpoint",
+  static constexpr std::array<std::string_view, 7> kWords = {"app",         "state", "state_dict", "checkpoint",
                                                              "checkpoints", "train", "trainer"};
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
@@ -53,8 +53,7 @@ Told tell(std::string_view name) {
     const std::string_view word = name.substr(begin, end - begin);
     const std::string_view rest = end == name.size() ? std::string_view() : name.substr(end + 1);
     if (is_number(word)) break;
-    if (is_optimizer_word(word) &&
-        (only_outer || rest.starts_with("state.") || rest.starts_with("param_groups."))) {
+    if (is_optimizer_word(word) && (only_outer || rest.starts_with("state.") || rest.starts_with("param_groups."))) {
       const std::size_t index = word.find('_');
       return {StateKind::kOptimizer, name.substr(0, std::min(end + 1, name.size())),
               "optimizer" + std::string(index == std::string_view::npos ? "" : word.substr(index)), rest};
@@ -93,8 +92,8 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
       const std::size_t dot = name.find('.', out.back().size());
       if (dot != std::string_view::npos) next[name.substr(0, dot + 1)] += alike.count;
     }
-    const auto most = std::max_element(next.begin(), next.end(),
-                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto most =
+        std::max_element(next.begin(), next.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
     if (most == next.end() || most->second * 2 <= all || most->first.find('{') != std::string_view::npos) break;
     out.emplace_back(most->first);
   }
@@ -221,12 +220,12 @@ class PartFinder {
     for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
     if (!given_.empty()) {
       model_wrapper_ = {given_, "as --strip-prefix says"};
-      if (std::none_of(model_.begin(), model_.end(), [&](const auto& m) { return m.second.example.starts_with(given_); }))
+      if (std::none_of(model_.begin(), model_.end(),
+                       [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else {
       const auto known = wrapper_by_family(model_);
-      model_wrapper_ =
-          known ? *known : wrapper_by_match(model_, optimized, "the optimizer has the names under it");
+      model_wrapper_ = known ? *known : wrapper_by_match(model_, optimized, "the optimizer has the names under it");
     }
     if (!model_.empty()) add_part(StateKind::kModel, model_wrapper_.prefix, model_wrapper_.evidence);
     std::set<std::string, std::less<>> parameters;

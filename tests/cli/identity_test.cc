@@ -1,0 +1,182 @@
+// What is written under a model format's name is the model: checkpoints of real trainers under the names that those put
+// around a model become it bit for bit, and what is no known model is refused or said.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "formats/registry.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct TrainersRun {
+  const char* name;  // in tests/data/runs
+  const char* checkpoint;
+  std::string root() const { return RESHARD_TEST_DATA "/runs/" + std::string(name); }
+  std::string path() const { return root() + "/" + checkpoint; }
+  std::string config() const { return root() + "/config.json"; }
+};
+// {"app": AppState(model, optimizer)} of torch's DCP tutorial; transformers.Trainer with FSDP1; Lightning with FSDP.
+const TrainersRun kTutorial = {"tutorial_app_state", "checkpoint"};
+const TrainersRun kTrainer = {"trainer_fsdp1", "checkpoint/checkpoint-2"};
+const TrainersRun kLightning = {"lightning_trainer", "checkpoint/epoch=0-step=2.ckpt"};
+
+class SavedRuns : public testing::TestWithParam<TrainersRun> {};
+INSTANTIATE_TEST_SUITE_P(Identity, SavedRuns, testing::Values(kTutorial, kTrainer, kLightning),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(SavedRuns, BecomeTheModelBitForBitAndVerifyClean) {
+  const TempDir dir;
+  const TrainersRun run = GetParam();
+  const CommandResult r = reshard_cli({"convert", run.path(), dir / "hf", "--to", "hf", "--config", run.config()});
+  ASSERT_EQ(r.exit_code, 0) << r.out << r.err;
+  EXPECT_THAT(r.out, HasSubstr("LlamaForCausalLM, 21 of 21 tensors of "));
+  EXPECT_TRUE(load_checkpoint(dir / "hf") == load_checkpoint(run.root() + "/hf.safetensors"));
+  const CommandResult verified =
+      reshard_cli({"verify", run.path(), "--config", run.config(), "--fail-on", "note", "--against", dir / "hf"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+// Every moment is cut as its parameter is.
+TEST_P(SavedRuns, OptimizerStateFollowsItsParameter) {
+  const TempDir dir;
+  const TrainersRun run = GetParam();
+  const CommandResult r = reshard_cli({"convert", run.path(), dir / "dcp", "--to", "dcp", "--mesh", "dp_shard=4",
+                                       "--names", "torchtitan", "--config", run.config()});
+  ASSERT_EQ(r.exit_code, 0) << r.out << r.err;
+  const auto open = open_checkpoint(dir / "dcp");
+  ASSERT_TRUE(open) << open.error().message();
+  const Catalog& catalog = open->reader->catalog();
+  int moments = 0;
+  for (const Tensor& t : catalog.tensors()) {
+    if (!t.name.starts_with("optimizer")) continue;
+    const StateKey key = split_state_key(t.key());
+    const auto parameter = catalog.find(key.parameter);
+    ASSERT_TRUE(parameter) << t.name;
+    if (key.suffix == ".step") continue;
+    ++moments;
+    EXPECT_TRUE(t.fragments.has_boxes_of(catalog.tensors()[*parameter].fragments)) << t.name;
+  }
+  EXPECT_EQ(moments, 42);
+  const CommandResult verified = reshard_cli(
+      {"verify", dir / "dcp", "--mesh", "dp_shard=4", "--config", run.config(), "--against", run.path(), "--bytes"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+TEST(Identity, TheRunsDirectorySaysWhichCheckpointToOpen) {
+  const std::string run = kTrainer.root() + "/checkpoint";
+  const CommandResult latest = reshard_cli({"latest", run});
+  EXPECT_EQ(latest.exit_code, 0) << latest.err;
+  EXPECT_EQ(latest.out, kTrainer.path() + "\n");
+  const CommandResult inspected = reshard_cli({"inspect", run});
+  EXPECT_EQ(inspected.exit_code, 4);
+  EXPECT_THAT(inspected.err, HasSubstr("the newest complete one is " + kTrainer.path()));
+}
+
+TEST(Identity, TheNewestCompleteStepIsFoundByItsNumber) {
+  const TempDir dir;
+  for (const char* step : {"step-900", "step-1000", "step-1100"})
+    fs::copy(sample("tp8") + "/checkpoint", dir / step, fs::copy_options::recursive);
+  fs::remove(dir / "step-1100/.metadata");
+  EXPECT_EQ(reshard_cli({"latest", dir.path()}).out, dir / "step-1000" + "\n");
+  const CommandResult all = reshard_cli({"latest", dir.path(), "--all"});
+  EXPECT_THAT(all.out, AllOf(HasSubstr("step-900   complete\n"), HasSubstr(".metadata is missing")));
+  fs::remove_all(dir / "step-1000");
+  fs::remove_all(dir / "step-900");
+  EXPECT_EQ(reshard_cli({"latest", dir.path()}).exit_code, 3);
+}
+
+TEST(Identity, AFileOfADcpCheckpointStandsForAllOfIt) {
+  for (const char* file : {"/.metadata", "/__0_0.distcp"}) {
+    const CommandResult r = reshard_cli({"inspect", sample("tp8") + "/checkpoint" + file});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("PyTorch DCP, complete"));
+  }
+}
+
+// A model of nobody's names.
+struct Stranger {
+  TempDir dir;
+  std::string path = dir / "ck/checkpoint", config = dir / "ck/config.json", out = dir / "out";
+  explicit Stranger(const std::string& suffix = "") {
+    fs::create_directory(dir / "ck");
+    TensorValues tensors;
+    for (const char* name : {"blocks.0.w", "blocks.1.w"})
+      tensors[name + suffix] = {DType::kFloat32, {2, 2}, std::string(16, 'x')};
+    write_dcp(tensors, path, *Mesh::parse("dp_shard=2"));
+    write_file(config, read_file(sample("tp8") + "/config.json"));
+  }
+};
+
+TEST(Identity, WhatIsNoKnownModelIsRefusedBeforeAnythingIsWritten) {
+  const Stranger s;
+  for (const std::vector<std::string>& options :
+       {std::vector<std::string>{"--to", "hf"}, {"--to", "bin"}, {"--to", "dcp", "--names", "hf"}}) {
+    std::vector<std::string> args = {"convert", s.path, s.out};
+    args.insert(args.end(), options.begin(), options.end());
+    const CommandResult r = reshard_cli(args);
+    EXPECT_EQ(r.exit_code, 4) << r.out << r.err;
+    EXPECT_THAT(r.err, AllOf(HasSubstr("'blocks.0.w'"), HasSubstr("is of family llama"), HasSubstr("--family none")));
+    EXPECT_FALSE(fs::exists(s.out));
+  }
+  // As it was asked for: the names are said to be nobody's, and a config of another model does not go along.
+  const CommandResult r = reshard_cli({"convert", s.path, s.out, "--to", "hf", "--family", "none"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("nothing was held against a model"));
+  EXPECT_FALSE(fs::exists(s.out + "/config.json"));
+  EXPECT_EQ(reshard_cli({"convert", s.path, s.dir / "dcp", "--to", "dcp"}).exit_code, 0);  // claims nothing
+}
+
+TEST(Identity, AdaptersAreNoModelUntilTheyAreMerged) {
+  const Stranger s(".lora_A.default.weight");
+  const CommandResult r = reshard_cli({"convert", s.path, s.out, "--to", "hf"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("adapters"));
+}
+
+TEST(Identity, TensorsThatTheConfigDoesNotDescribeAreNamed) {
+  const TempDir dir;
+  TensorValues tensors = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  tensors["model.layers.0.self_attn.q_proj.bias"] = {DType::kBFloat16, {64}, std::string(128, 'x')};
+  fs::create_directory(dir / "ck");
+  write_dcp(tensors, dir / "ck/checkpoint", *Mesh::parse("dp_shard=2"));
+  write_file(dir / "ck/config.json", read_file(sample("tp8") + "/config.json"));
+  const CommandResult r = reshard_cli({"convert", dir / "ck/checkpoint", dir / "out", "--to", "hf"});
+  EXPECT_EQ(r.exit_code, 3) << r.out << r.err;
+  EXPECT_THAT(r.err, AllOf(HasSubstr("q_proj.bias"), HasSubstr("does not describe"), HasSubstr("--exclude")));
+}
+
+TEST(Identity, WithoutAConfigItIsSaidThatNothingTellsTheWholeModel) {
+  const TempDir dir;
+  fs::create_directory(dir / "hf");
+  fs::copy(sample("tp8") + "/hf.safetensors", dir / "hf/model.safetensors");
+  const CommandResult r = reshard_cli({"convert", dir / "hf", dir / "out", "--to", "bin"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("nothing says whether this is the whole model"));
+}
+
+TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
+  const TempDir dir;
+  fs::create_directory(dir / "t5");
+  fs::copy(sample("tp8") + "/hf.safetensors", dir / "t5/model.safetensors");
+  write_file(dir / "t5/config.json", R"({"model_type": "t5", "d_model": 64})");
+  const CommandResult r = reshard_cli({"convert", dir / "t5", dir / "dcp", "--to", "dcp"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(reshard_cli({"verify", dir / "t5", "--against", dir / "dcp"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"diff", dir / "t5", dir / "dcp"}).exit_code, 0);
+  const CommandResult copied = reshard_cli({"convert", dir / "t5", dir / "hf", "--to", "hf"});
+  EXPECT_EQ(copied.exit_code, 0) << copied.err;
+  EXPECT_THAT(copied.out, HasSubstr("nothing was held against a model"));
+  EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
+}
+
+}  // namespace
+}  // namespace reshard

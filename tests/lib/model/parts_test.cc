@@ -1,0 +1,158 @@
+// Which names are the model's and which its optimizers', under the wrappers that frameworks and people put around them.
+#include "lib/model/parts.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace reshard {
+namespace {
+
+// The names of two layers of a Llama, in Hugging Face's words and in torchtitan's.
+std::vector<std::string> hf_names() {
+  std::vector<std::string> out = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
+  for (const char* layer : {"model.layers.0.", "model.layers.1."})
+    for (const char* name :
+         {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight", "input_layernorm.weight"})
+      out.push_back(std::string(layer) + name);
+  return out;
+}
+
+std::vector<std::string> torchtitan_names() {
+  std::vector<std::string> out = {"tok_embeddings.weight", "norm.weight", "output.weight"};
+  for (const char* layer : {"layers.0.", "layers.1."})
+    for (const char* name : {"attention.wq.weight", "feed_forward.w1.weight", "attention_norm.weight"})
+      out.push_back(std::string(layer) + name);
+  return out;
+}
+
+Catalog catalog_of(const std::vector<std::string>& names) {
+  Catalog out;
+  for (const std::string& name : names) {
+    Tensor tensor;
+    tensor.name = name;
+    tensor.shape = {2, 2};
+    EXPECT_TRUE(out.add(std::move(tensor)));
+  }
+  return out;
+}
+
+std::map<std::string, std::string> keys_of(const std::vector<std::string>& names, const KeyChanges& changes = {}) {
+  Catalog catalog = catalog_of(names);
+  const Status found = find_parts(catalog, changes);
+  EXPECT_TRUE(found) << found.error().message();
+  std::map<std::string, std::string> out;
+  for (const Tensor& t : catalog.tensors()) out[t.name] = t.key();
+  return out;
+}
+
+TEST(Parts, PlainNamesAreTheirOwnKeys) {
+  std::vector<std::string> names = hf_names();
+  for (const std::string& name : hf_names()) names.push_back("optimizer.state." + name + ".exp_avg");
+  names.insert(names.end(), {"train_state.step", "lr_scheduler.last_epoch"});
+  for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
+}
+
+TEST(Parts, WrappersOfModelAndOptimizerAreFoundTogether) {
+  struct Case {
+    const char* model;      // before the model's names
+    const char* optimizer;  // before "state.<parameter>.exp_avg"
+    const char* parameter;  // before the optimizer's parameters
+    const char* plain;      // before the keys of the optimizer's state
+  };
+  for (const auto& plain_names : {hf_names(), torchtitan_names()})
+    for (const Case& c :
+         {Case{"model.", "optimizer.", "", "optimizer."}, Case{"app.model.", "app.optim.", "", "optimizer."},
+          Case{"state.model.", "state.optimizer.", "", "optimizer."},
+          Case{"module.", "optimizer.", "module.", "optimizer."},
+          Case{"model.module.", "optim.", "module.", "optimizer."},
+          Case{"model.net.", "optimizer_0.", "net.", "optimizer_0."},
+          Case{"_forward_module.", "optimizer.", "_forward_module.", "optimizer."},
+          Case{"model._orig_mod.", "optimizer.", "_orig_mod.", "optimizer."},
+          Case{"model._fsdp_wrapped_module.", "optimizer_1.", "", "optimizer_1."},
+          Case{"state_dict.", "optimizers.", "", "optimizer."},
+          Case{"whatever.the.user.chose.", "optimizer.", "", "optimizer."}}) {
+      std::vector<std::string> names;
+      std::map<std::string, std::string> expected;
+      for (const std::string& name : plain_names) {
+        expected[c.model + name] = name;
+        expected[std::string(c.optimizer) + "state." + c.parameter + name + ".exp_avg"] =
+            std::string(c.plain) + "state." + name + ".exp_avg";
+      }
+      for (const auto& [name, key] : expected) names.push_back(name);
+      EXPECT_EQ(keys_of(names), expected) << c.model << " " << c.optimizer;
+    }
+}
+
+TEST(Parts, WrappersWithinNamesGo) {
+  std::vector<std::string> names;
+  for (const std::string& name : torchtitan_names())
+    names.push_back(name.starts_with("layers.")
+                        ? name.substr(0, 9) + "_checkpoint_wrapped_module._orig_mod." + name.substr(9)
+                        : name);
+  const auto keys = keys_of(names);
+  EXPECT_EQ(keys.at("layers.0._checkpoint_wrapped_module._orig_mod.attention.wq.weight"),
+            "layers.0.attention.wq.weight");
+  EXPECT_EQ(keys.at("norm.weight"), "norm.weight");
+}
+
+TEST(Parts, WhatLiesBesideAWrappedModelIsOtherState) {
+  std::vector<std::string> names;
+  for (const std::string& name : torchtitan_names()) names.push_back("model." + name);
+  for (const std::string& name : torchtitan_names()) names.push_back("ema." + name);
+  names.push_back("loss_history");
+  for (const auto& [name, key] : keys_of(names))
+    EXPECT_EQ(split_state_key(key).kind, name.starts_with("model.") ? StateKind::kModel : StateKind::kOther) << name;
+}
+
+// No family knows the names: the optimizer has them without what wraps the model.
+TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
+  std::vector<std::string> names;
+  for (const char* name : {"blocks.0.a", "blocks.1.a", "stem.w"}) {
+    names.push_back("app.model." + std::string(name));
+    names.push_back("app.optim.state." + std::string(name) + ".exp_avg");
+  }
+  const auto keys = keys_of(names);
+  EXPECT_EQ(keys.at("app.model.blocks.0.a"), "blocks.0.a");
+  EXPECT_EQ(keys.at("app.optim.state.stem.w.exp_avg"), "optimizer.state.stem.w.exp_avg");
+  // Without one nothing tells, and names stay whole.
+  const auto alone = keys_of({"app.model.blocks.0.a", "app.model.blocks.1.a"});
+  EXPECT_EQ(alone.at("app.model.blocks.0.a"), "app.model.blocks.0.a");
+}
+
+TEST(Parts, OfAnOptimizerAloneTheNamesAreTheModels) {
+  std::vector<std::string> names;
+  for (const std::string& name : hf_names()) names.push_back("optimizer.state." + name + ".exp_avg");
+  for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
+}
+
+TEST(Parts, TheUserMaySayWhatNoRuleKnows) {
+  const std::vector<std::string> names = {"actor.blocks.0.w", "actor.blocks.1.w", "critic.blocks.0.w"};
+  const auto keys = keys_of(names, {.model_prefix = "actor", .renames = {{"blocks", "layers"}}});
+  EXPECT_EQ(keys.at("actor.blocks.0.w"), "layers.0.w");
+  EXPECT_EQ(split_state_key(keys.at("critic.blocks.0.w")).kind, StateKind::kOther);
+  Catalog catalog = catalog_of(names);
+  const Status refused = find_parts(catalog, {.model_prefix = "judge.", .renames = {}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
+}
+
+TEST(Parts, OnlyWholePartsOfNamesAreRenamed) {
+  const auto keys = keys_of({"h.0.w", "xh.0.w", "a.h"}, {.model_prefix = {}, .renames = {{"h", "layers"}}});
+  EXPECT_EQ(keys.at("h.0.w"), "layers.0.w");
+  EXPECT_EQ(keys.at("xh.0.w"), "xh.0.w");
+  EXPECT_EQ(keys.at("a.h"), "a.layers");
+}
+
+TEST(Parts, NamesThatAreOnlyDotsAndWordsAreHarmless) {
+  const std::vector<std::string> names = {".",          "..",        "optimizer", "optimizer.",        "optim.state.",
+                                          "a..b",       "model.",    ".model",    "optimizer.state.x", "state.",
+                                          "_orig_mod.", "scheduler", "{}",        "app.app.app.optim"};
+  const auto keys = keys_of(names);
+  EXPECT_EQ(keys.size(), names.size());
+}
+
+}  // namespace
+}  // namespace reshard
