@@ -72,12 +72,6 @@ struct Values {
   std::vector<std::pair<Index, std::size_t>> holder;  // each rank that has one, and which
 };
 
-// The states of one parameter, or of one id.
-struct States {
-  std::string owner;
-  std::vector<std::size_t> tensors;  // numbers of pieces
-};
-
 class FsdpReader : public TensorFileReader {
  public:
   Status open(const std::string& path, const OpenOptions& options);
@@ -91,8 +85,8 @@ class FsdpReader : public TensorFileReader {
 
   Status finish_tensor(KeyPath path, Pieces pieces);
   Status finish_optimizer();
-  void list_parameters();
-  void name_by_id(const std::vector<Index>& ids);
+  std::vector<NamedShape> parameters(bool distributed_only);
+  std::string name_by_id(const std::vector<Index>& ids);
   Result<bool> place_flat_states(const std::vector<Index>& ids, std::string& evidence);
   std::optional<std::vector<Index>> lengths_by_shard(const Pieces& flat) const;
   Status add_flat_state(const FlatUnit& unit, const KeyPath& path, const Pieces& flat,
@@ -234,17 +228,20 @@ Status FsdpReader::finish_tensor(KeyPath path, Pieces pieces) {
   return catalog_.add(std::move(tensor)).context(catalog_.root);
 }
 
-// What an optimizer of the model numbers: no buffers (the plain tensors among distributed ones), and tied weights once.
-void FsdpReader::list_parameters() {
+// What an optimizer of the model may number: its tensors, tied ones once; or the distributed among them, as plain ones
+// are buffers then.
+std::vector<NamedShape> FsdpReader::parameters(bool distributed_only) {
+  std::vector<NamedShape> out;
   std::set<std::tuple<std::uint32_t, Index, Index>> places;
   for (const Pieces& p : of(Role::kModel).all()) {
-    if (has_distributed_ && !p.is_distributed) continue;
+    if (distributed_only && !p.is_distributed) continue;
     if (!p.pieces.empty() && volume(p.shape) > 0) {
       const Fragment first = p.pieces.get(0);
       if (!places.emplace(first.extent.file, first.extent.offset, first.start).second) continue;
     }
-    parameters_.push_back({name_of(p.path), p.shape});
+    out.push_back({name_of(p.path), p.shape});
   }
+  return out;
 }
 
 std::optional<Index> id_of(const KeyPath& path) {
@@ -265,31 +262,31 @@ KeyPath with_owner(const KeyPath& path, const std::string& owner) {
 
 Status FsdpReader::finish_optimizer() {
   std::set<Index> all;
-  bool is_flat = false;
+  bool has_flat = false;
   for (const Pieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id) continue;
     all.insert(*id);
-    is_flat = is_flat || (has_distributed_ && !p.is_distributed && p.shape.rank() == 1);
+    has_flat = has_flat || (!p.is_distributed && p.shape.rank() == 1);
   }
+  const bool has_states = !all.empty();
   for (const auto& [name, group] : groups_) all.insert(group.begin(), group.end());
   const std::vector<Index> ids(all.begin(), all.end());
-  list_parameters();
-  if (!ids.empty() && !is_flat) {
-    name_by_id(ids);
-    // One rank's FSDP1 has plain tensors and flat states.
-    is_flat = owners_.empty() && !has_distributed_ && set_.ranks == 1;
+  parameters_ = parameters(has_distributed_);
+  std::string evidence = ids.empty() ? std::string() : name_by_id(ids);
+  if (has_states && owners_.empty() && has_flat) {
+    if (TRY(place_flat_states(ids, evidence))) {
+      catalog_.attributes.emplace_back("optimizer ids", evidence);
+      return {};
+    }
+    if (has_distributed_) {
+      warn("The optimizer's states are not read: " + evidence);
+      return {};
+    }
   }
-  std::string evidence;
-  if (!ids.empty() && is_flat && TRY(place_flat_states(ids, evidence))) {
-    catalog_.attributes.emplace_back("optimizer ids", evidence);
-    return {};
-  }
-  if (!evidence.empty() && has_distributed_) {
-    warn("The optimizer's states are not read: " + evidence);
-    return {};
-  }
-  if (!ids.empty() && owners_.empty()) warn("The optimizer's states keep their ids for names (optimizer.state.0...)");
+  if (!owners_.empty()) catalog_.attributes.emplace_back("optimizer ids", evidence);
+  if (has_states && owners_.empty())
+    warn("The optimizer's states keep their ids for names (optimizer.state.0.exp_avg): " + evidence);
   for (Pieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     const auto owner = id ? owners_.find(*id) : owners_.end();
@@ -299,20 +296,22 @@ Status FsdpReader::finish_optimizer() {
   return {};
 }
 
-void FsdpReader::name_by_id(const std::vector<Index>& ids) {
+// Finds the owners, or not; how, or why not.
+std::string FsdpReader::name_by_id(const std::vector<Index>& ids) {
   std::vector<ParameterId> wanted;
   for (const Index id : ids) wanted.push_back({id, std::nullopt});
   for (const Pieces& p : of(Role::kOptimizer).all())
     if (const auto id = id_of(p.path); id && p.shape.rank() > 0)
       wanted[static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin())].shape = p.shape;
-  // Among distributed tensors the buffers are known already.
-  if (!has_distributed_ && parameters_.size() > ids.size())
-    if (auto found = without_buffers(parameters_, wanted)) parameters_ = std::move(*found);
+  if (parameters_.size() != ids.size()) {
+    // Parameters may be plain too: those that FSDP was told to ignore, and all where nothing is sharded.
+    if (auto found = without_buffers(parameters(false), wanted)) parameters_ = std::move(*found);
+  }
   std::vector<std::vector<Index>> groups;
   for (const auto& [name, group] : groups_) groups.push_back(group);
   const ParameterNames names = name_parameters(parameters_, NameOrder::kAsDefined, wanted, groups);
   for (std::size_t i = 0; i < names.names.size(); ++i) owners_[ids[i]] = {names.names[i]};
-  if (!names.names.empty()) catalog_.attributes.emplace_back("optimizer ids", names.evidence);
+  return names.evidence;
 }
 
 // How many elements each shard has of a flat state; nothing where ranks disagree, or one is no run.
@@ -339,7 +338,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
   for (const Pieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id || p.shape.rank() == 0) continue;
-    const auto lengths = lengths_by_shard(p);
+    const auto lengths = p.is_distributed ? std::nullopt : lengths_by_shard(p);
     FlatId& of_id = flat[*id];
     if (!lengths || (!of_id.lengths.empty() && of_id.lengths != *lengths)) {
       evidence = "the ranks' parts of '" + printable(name_of(p.path)) + "' are no runs of one flat state";
@@ -404,9 +403,13 @@ Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, con
 Status FsdpReader::finish_extra() {
   constexpr std::string_view kPrefix = "extra_state";
   for (Pieces& p : of(Role::kExtra).all()) {
+    if (p.is_distributed) {
+      TRY(finish_tensor(below(kPrefix, p.path), std::move(p)));
+      continue;
+    }
     const Fragment first = p.pieces.get(0);
-    bool is_shared = p.is_distributed || first.crc.has_value();
-    for (std::size_t i = 0; i < p.pieces.size() && !p.is_distributed; ++i) {
+    bool is_shared = first.crc.has_value();
+    for (std::size_t i = 0; i < p.pieces.size(); ++i) {
       const Fragment piece = p.pieces.get(i);
       is_shared = is_shared && piece.crc == first.crc && piece.box == first.box && piece.strides == first.strides &&
                   piece.start == first.start;

@@ -85,6 +85,7 @@ def truth(tied):
 JOBS = {
     "fsdp2_tp2": dict(writer="verl", fsdp=2, mesh=dict(fsdp=3, tp=2)),
     "hsdp_tied": dict(writer="verl", fsdp=2, mesh=dict(ddp=2, fsdp=2), tied=True),
+    "fsdp2_ignored": dict(writer="verl", fsdp=2, mesh=dict(fsdp=2), ignored=["norm.weight", "layers.1.norm"]),
     "fsdp1_sharded": dict(writer="verl", fsdp=1, mesh=dict(fsdp=3), use_mesh=False),
     "fsdp1_hybrid": dict(writer="verl", fsdp=1, mesh=dict(ddp=2, fsdp=2), use_mesh=True),
     "fsdp1_orig_params": dict(writer="verl", fsdp=1, mesh=dict(fsdp=3), use_mesh=True, orig=True),
@@ -109,9 +110,10 @@ def shard(model, job):
                 full = getattr(layer, name).detach()
                 layer.register_parameter(name, nn.Parameter(distribute_tensor(full, mesh["tp"], [Shard(dim)])))
         mesh = mesh["fsdp"]
+    ignored = {dict(model.named_parameters())[name] for name in job.get("ignored", [])}
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, ignored_params=ignored)
+    return fully_shard(model, mesh=mesh, ignored_params=ignored)
 
 
 def local_gradient(full, parameter):
@@ -133,7 +135,7 @@ def rank_main(rank, world, job, out, store):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.5, 0.75), weight_decay=0.0, foreach=False)
     if job["fsdp"] == 2:
         for name, p in model.named_parameters():
-            p.grad = local_gradient(gradient(name), p)
+            p.grad = local_gradient(gradient(name), p) if isinstance(p, DTensor) else gradient(name)
     else:
         model(torch.zeros(())).backward()
     optimizer.step()

@@ -81,7 +81,9 @@ TEST_P(FsdpData, JoinsToWhatWasTrained) {
   ASSERT_EQ(recognised_format(path), &kFsdpFormat);
   TensorValues got = load_checkpoint(path);
   std::erase_if(got, [](const auto& t) { return t.first.starts_with("extra_state."); });
-  EXPECT_EQ(got, load_checkpoint(path + ".safetensors"));
+  const TensorValues wanted = load_checkpoint(path + ".safetensors");
+  for (const auto& [name, value] : wanted) EXPECT_TRUE(got.contains(name) && got.at(name) == value) << name;
+  EXPECT_EQ(got.size(), wanted.size());
   const auto open = open_checkpoint(path, {});
   ASSERT_TRUE(open);
   const Catalog& catalog = open->reader->catalog();
@@ -94,8 +96,8 @@ TEST_P(FsdpData, JoinsToWhatWasTrained) {
     }
 }
 INSTANTIATE_TEST_SUITE_P(All, FsdpData,
-                         testing::Values("fsdp2_tp2", "hsdp_tied", "fsdp1_sharded", "fsdp1_hybrid", "fsdp1_orig_params",
-                                         "one_rank", "accelerate_fsdp2", "accelerate_fsdp1"),
+                         testing::Values("fsdp2_tp2", "hsdp_tied", "fsdp2_ignored", "fsdp1_sharded", "fsdp1_hybrid",
+                                         "fsdp1_orig_params", "one_rank", "accelerate_fsdp2", "accelerate_fsdp1"),
                          [](const auto& row) { return std::string(row.param); });
 
 TEST(Fsdp, JoinsWhatTorch26Wrote) {
