@@ -523,7 +523,8 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
     if (!found || p.dtype.empty()) continue;
     const std::string_view dtype = info(found->dtype).torch_name;
     ++compared;
-    if (dtype != p.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
+    // What a family keeps in another dtype than the model's may have been cast with it.
+    if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }
   // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
   if (by_dtype.size() == 1 && by_dtype.begin()->first.first == "float32" &&

@@ -115,10 +115,11 @@ std::array<Index, kConventions.size()> count_names(const Family& family, const N
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
 std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
-  const auto [hf, old, newer, megatron] = counts;
+  const auto [hub, old, newer, megatron, fused] = counts;
+  const Index hf = hub + fused;  // but for their experts the names are Hugging Face's
   if (hf + old + newer + megatron == 0) return std::nullopt;
   if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
-  if (hf > old + newer) return Convention::kHf;
+  if (hf > old + newer) return fused > 0 ? Convention::kTransformers : Convention::kHf;
   return newer > 0 ? Convention::kTorchtitan2026 : Convention::kTorchtitan;
 }
 
@@ -256,14 +257,16 @@ std::string_view convention_title(Convention convention) {
       return "Hugging Face names";
     case Convention::kMegatron:
       return "Megatron core names";
+    case Convention::kTransformers:
+      return "transformers' run-time names";
     default:
       return "torchtitan names";
   }
 }
 
 std::string_view convention_option(Convention convention) {
-  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
-                                                                                 "megatron"};
+  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {
+      "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers"};
   return kOptions[static_cast<std::size_t>(convention)];
 }
 
@@ -356,6 +359,10 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
       break;
     case Form::kSections:
       if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());
+      break;
+    case Form::kStackedSections:
+      if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());
+      ++cut.dim;
       break;
     case Form::kStacked:
       ++cut.dim;

@@ -23,9 +23,10 @@ enum class Convention {
   kTorchtitan,      // layers.0.attention.wq.weight, output.weight: until April 2026
   kTorchtitan2026,  // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
   kMegatron,        // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
+  kTransformers,    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
 };
 inline constexpr std::array kConventions = {Convention::kHf, Convention::kTorchtitan, Convention::kTorchtitan2026,
-                                            Convention::kMegatron};
+                                            Convention::kMegatron, Convention::kTransformers};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
@@ -39,6 +40,7 @@ enum class Form {
   kRotaryQkvByGroup,  // the same, the rows of each head of q and k in rotary pairs
   kSections,          // the parts, all of one shape, one after the other along dimension 0
   kStacked,           // the part of every expert, along a new first dimension
+  kStackedSections,   // the sections of every expert, along a new first dimension
   kTransposed,        // [out, in] of the part's [in, out]
   kTransposedQkv,     // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
   kDropped,           // derived data that is not carried
@@ -85,6 +87,7 @@ struct StoredRule {
   Form form = Form::kSame;
   std::vector<std::string> parts;  // NameRule::hf, as many as the form has
 
+  bool is_stacked() const { return form == Form::kStacked || form == Form::kStackedSections; }
   // Whether the tensor is something else than one canonical parameter under another name.
   bool is_packed() const;
   // Whether the rows of this one of its parts are in rotary pairs.

@@ -28,13 +28,14 @@ constexpr std::array<Word<Layers>, 4> kLayers = {{{"all", Layers::kAll},
                                                   {"dense", Layers::kDense},
                                                   {"sparse", Layers::kSparse},
                                                   {"prediction", Layers::kPrediction}}};
-constexpr std::array<Word<Form>, 10> kForms = {{{"same", Form::kSame},
+constexpr std::array<Word<Form>, 11> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
                                                 {"rotary_key", Form::kRotaryKey},
                                                 {"qkv_by_group", Form::kQkvByGroup},
                                                 {"rotary_qkv_by_group", Form::kRotaryQkvByGroup},
                                                 {"sections", Form::kSections},
                                                 {"stacked", Form::kStacked},
+                                                {"stacked_sections", Form::kStackedSections},
                                                 {"transposed", Form::kTransposed},
                                                 {"transposed_qkv", Form::kTransposedQkv},
                                                 {"dropped", Form::kDropped}}};
@@ -212,7 +213,7 @@ class FamilyReader {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
         if (!convention || *convention == Convention::kHf)
-          return corrupt("names: expected torchtitan, torchtitan-2026 or megatron, got '" + printable(option) + "'");
+          return corrupt("names: expected torchtitan, torchtitan-2026, megatron or transformers, got '" + printable(option) + "'");
         if (m.value.is_null()) {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
           continue;
@@ -258,6 +259,7 @@ class FamilyReader {
       case Form::kRotaryQkvByGroup:
         return {3, 3};
       case Form::kSections:
+      case Form::kStackedSections:
         return {2, 3};
       default:
         return {1, 1};

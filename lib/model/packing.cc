@@ -107,6 +107,7 @@ class Unpacker {
       case Form::kSections:
         return sections();
       case Form::kStacked:
+      case Form::kStackedSections:
         return stacked();
       case Form::kTransposed:
         return transposed();
@@ -199,8 +200,18 @@ class Unpacker {
     if (shape_[0] > kMaxExperts)
       return corrupt(what_ + ": expected at most " + with_commas(kMaxExperts) + " experts, got shape " +
                      to_string(shape_));
+    const Index sections = std::ssize(name_.stored->parts);
+    Dims shape = without_first(shape_);
+    if (sections > 1 && (shape.rank() == 0 || shape[0] % sections != 0))
+      return corrupt(what_ + ": expected each expert's rows in " + std::to_string(sections) +
+                     " equal sections, got shape " + to_string(shape_));
+    if (sections > 1) shape[0] /= sections;
     std::vector<PackedPart> out;
-    for (Index e = 0; e < shape_[0]; ++e) out.push_back({part_name(0, e), without_first(shape_), e, {}, false, 1});
+    for (Index e = 0; e < shape_[0]; ++e)
+      for (Index s = 0; s < sections; ++s) {
+        out.push_back({part_name(static_cast<std::size_t>(s), e), shape, e, {}, false, 1});
+        if (sections > 1) out.back().rows = {{0, s * shape[0], shape[0], 1}};
+      }
     return out;
   }
 
@@ -250,9 +261,9 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
 std::vector<std::string> part_names(const ParsedName& name, Index experts) {
   std::vector<std::string> out;
   const StoredRule& stored = *name.stored;
-  if (stored.form == Form::kStacked) {
+  if (stored.is_stacked()) {
     for (Index e = 0; e < std::min(experts, kMaxExperts); ++e)
-      out.push_back(format_pattern(stored.parts[0], name.layer, e));
+      for (const std::string& part : stored.parts) out.push_back(format_pattern(part, name.layer, e));
     return out;
   }
   for (const std::string& part : stored.parts) out.push_back(format_pattern(part, name.layer, name.expert));
@@ -275,11 +286,13 @@ Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts)
     if (out.rank() == 2) std::swap(out[0], out[1]);
     return out;
   }
-  if (stored.form == Form::kStacked) {
+  if (stored.is_stacked()) {
     for (const Dims& part : parts)
       if (part != parts[0]) return refuse(part);
     if (out.rank() == kMaxRank) return unsupported("a stack of tensors of " + std::to_string(kMaxRank) + " dimensions");
-    Dims stacked{static_cast<Index>(parts.size())};
+    const auto sections = std::ssize(stored.parts);
+    Dims stacked{std::ssize(parts) / sections};
+    if (out.rank() > 0) out[0] *= sections;
     for (int d = 0; d < out.rank(); ++d) stacked.push_back(out[d]);
     return stacked;
   }
@@ -320,7 +333,9 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     it->second.parts.emplace(key.parameter, i);
   }
   for (const auto& [name, group] : open) {
-    for (const std::string& part : part_names(group.name, std::ssize(group.parts))) {
+    const StoredRule& stored = *group.name.stored;
+    const Index experts = ceil_div(std::ssize(group.parts), std::ssize(stored.parts));
+    for (const std::string& part : part_names(group.name, experts)) {
       const auto found = group.parts.find(part);
       if (found == group.parts.end())
         return unsupported("tensor '" + printable(name) + "' of the output is made of several, of which '" +
