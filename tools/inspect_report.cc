@@ -166,6 +166,9 @@ void print_remarks(const Inspection& in) {
     warnings.push_back("stale files, left by another save and not read: " +
                        first_of(in.catalog().stale_files, kShownObjects));
   some("warning", "33", warnings);
+  std::vector<std::string> notes;
+  for (const std::string& note : in.catalog().notes) notes.push_back(printable(note));
+  some("note", "2", notes);
 }
 
 void print_lines(const std::vector<Line>& lines) {
@@ -354,7 +357,8 @@ Json to_json(const Inspection& in, const ReportOptions& options) {
       .set("state", state_json(in))
       .set("objects", objects_json(in))
       .set("problems", strings_json(problems(in)));
-  out.set("warnings", strings_json(in.catalog().warnings)).set("tensors", tensors_json(in, options));
+  out.set("warnings", strings_json(in.catalog().warnings))
+      .set("notes", strings_json(in.catalog().notes)).set("tensors", tensors_json(in, options));
   return out;
 }
 

@@ -337,6 +337,11 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
   return out;
 }
 
+// What the source's reader notes is of training state: nobody need know where that is left out.
+std::vector<std::string> notes_of(const PreparedConversion& prepared, const Format& target) {
+  return target.holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
+}
+
 std::string left_out_text(const LeftOut& l) {
   std::vector<std::string> parts;
   if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
@@ -369,6 +374,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   for (const LeftOut& l : c.notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
   for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+  for (const std::string& note : notes_of(prepared, **format)) print_row("note", note);
 }
 
 void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
@@ -457,7 +463,10 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
   }
   Json warnings = Json::array();
   for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
+  Json notes = Json::array();
+  for (const std::string& note : notes_of(prepared, **find_format(options.to))) notes.push_back(note);
   json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));
+  json.set("notes", std::move(notes));
   return json;
 }
 

@@ -3,6 +3,8 @@
 #include <array>
 
 #include "formats/colossalai/rank_files.h"
+#include "formats/encoding/torch_file.h"
+#include "formats/tensor_files/reader.h"
 #include "formats/tensor_files/target.h"
 
 namespace reshard {
@@ -52,9 +54,26 @@ bool looks_like_optimizer(const std::string& directory) {
 
 }  // namespace
 
+bool is_optimizer_file(const std::string& path) {
+  const std::string head = head_of(path);
+  const auto has = [&](std::string_view text) { return head.find(text) != std::string::npos; };
+  using namespace std::string_view_literals;
+  if (TorchFile::recognises(head)) return has("}q\0(X\x0c\0\0\0param_groups"sv);
+  constexpr std::string_view kState = "\"state.";
+  const std::size_t state = head.find(kState);
+  const std::size_t digit = state + kState.size();
+  const bool has_state = state != std::string::npos && digit < head.size() && head[digit] >= '0' && head[digit] <= '9';
+  return path.ends_with(".safetensors") && (has("\"non_tensor_keys\"") || has_state);
+}
+
 Tree tree_of(const std::string& path) {
   Tree tree;
   tree.root = is_directory(path) ? path : parent_path(path);
+  if (tree.root != path && is_optimizer_file(path)) {
+    tree.optimizer_file = base_name(path);
+    tree.has_optimizer = true;
+    return tree;
+  }
   if (tree.root != path) tree.index = base_name(path);
   if (has_model(path_join(path, kModeling))) {
     tree.is_application = tree.has_model = true;
@@ -72,6 +91,7 @@ namespace {
 
 bool recognises(const std::string& path) {
   if (!is_directory(path)) {
+    if (is_optimizer_file(path)) return true;
     const auto index = parse_index_name(base_name(path));
     return path_exists(path) && index && index->part == Part::kModel && looks_like_model(parent_path(path));
   }

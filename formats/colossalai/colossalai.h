@@ -45,7 +45,12 @@ struct Tree {
   bool has_optimizer = false;
   bool is_application = false;  // modeling/, optimizer/ and so on
   std::string index;            // the model's, where the caller chose one
+  std::string optimizer_file;   // in the root: one that holds a whole optimizer, and nothing else is to be opened
 };
+
+// Whether the file is an optimizer as the Booster saves it with shard=False, by its first bytes: a dict of which
+// "param_groups" is the first key, or safetensors with pickles among the tensors.
+bool is_optimizer_file(const std::string& path);
 
 Tree tree_of(const std::string& path);
 

@@ -1,5 +1,6 @@
 #include "formats/colossalai/names.h"
 
+#include <algorithm>
 #include <array>
 
 namespace reshard::colossalai {
@@ -78,6 +79,20 @@ std::optional<IndexName> parse_index_name(std::string_view name) {
     if (take_stage(rest, out.stage, out.expert) && rest.empty()) return out;
   }
   return std::nullopt;
+}
+
+bool is_step_name(std::string_view name) {
+  const auto take_digits = [&] {
+    const std::size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(digits);
+    return digits > 0;
+  };
+  for (const std::string_view word : {"epoch-", "_step-"}) {
+    if (!name.starts_with(word)) return false;
+    name.remove_prefix(word.size());
+    if (!take_digits()) return false;
+  }
+  return name.empty();
 }
 
 }  // namespace reshard::colossalai

@@ -34,6 +34,9 @@ struct IndexName {
 };
 std::optional<IndexName> parse_index_name(std::string_view name);
 
+// Whether a training application names the directory of a step so: "epoch-0_step-7".
+bool is_step_name(std::string_view name);
+
 inline constexpr std::string_view kModeling = "modeling", kOptimizer = "optimizer";  // directories
 inline constexpr std::string_view kScheduler = "lr_scheduler", kRunningStates = "running_states.json";
 inline constexpr std::string_view kTemporaryIndexes = "tmp_index_files";

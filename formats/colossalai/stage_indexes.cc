@@ -9,6 +9,7 @@
 #include "formats/colossalai/names.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/catalog.h"
 #include "lib/layout/stages.h"
 
 namespace reshard::colossalai {
@@ -80,6 +81,24 @@ std::vector<ModelFile> model_files(const std::vector<StageIndex>& indexes) {
     }
   std::vector<ModelFile> out;
   for (auto& [key, file] : files) out.push_back(std::move(file));
+  return out;
+}
+
+std::optional<std::vector<std::string>> model_order(const std::vector<StageIndex>& indexes) {
+  std::map<Index, std::vector<std::string>> by_stage;
+  std::unordered_set<std::string_view> seen;
+  for (const StageIndex& s : indexes) {
+    const auto& entries = s.index.entries();
+    const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
+    const auto naturally = [](const auto& a, const auto& b) { return natural_less(a.name, b.name); };
+    if (entries.size() > 2 && (std::is_sorted(entries.begin(), entries.end(), by_name) ||
+                               std::is_sorted(entries.begin(), entries.end(), naturally)))
+      return std::nullopt;
+    for (const WeightIndex::Entry& e : entries)
+      if (seen.insert(e.name).second) by_stage[parse_shard_name(e.file).value_or(ShardName{}).stage].push_back(e.name);
+  }
+  std::vector<std::string> out;
+  for (auto& [stage, names] : by_stage) out.insert(out.end(), names.begin(), names.end());
   return out;
 }
 

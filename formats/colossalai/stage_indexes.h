@@ -26,6 +26,10 @@ struct StageIndex {
 // The files that the indexes name, by stage and shard. A tensor that is in several indexes counts for the first.
 std::vector<ModelFile> model_files(const std::vector<StageIndex>& indexes);
 
+// The tensors that the indexes name, each once, in the model's order as far as they tell: by stage, and within one in
+// the order of the indexes. Nothing where an index was sorted by name.
+std::optional<std::vector<std::string>> model_order(const std::vector<StageIndex>& indexes);
+
 class StageIndexes {
  public:
   // Reads those in `directory`/tmp_index_files. Corrupt, saying what is there and what is missing, unless the stages
@@ -34,6 +38,7 @@ class StageIndexes {
   static Result<StageIndexes> read(const std::string& directory, const std::vector<std::string>& shards);
 
   std::vector<ModelFile> files() const { return model_files(indexes_); }
+  std::optional<std::vector<std::string>> order() const { return model_order(indexes_); }
   std::optional<double> total_size() const { return total_size_; }  // MiB
   std::string text() const;                                         // "the indexes of stages 1 and 2"
 

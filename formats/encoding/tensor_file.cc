@@ -171,6 +171,21 @@ Result<pickle::Document> read_object(const File& file, const SafetensorsEntry& e
   return pickle::parse(std::move(bytes), where);
 }
 
+// Whether an entry may be a pickle that no list tells of: "state.3.step" or "param_groups", bytes, and of a pickle
+// those at the two ends.
+bool looks_pickled(const File& file, const SafetensorsEntry& entry) {
+  constexpr std::string_view kState = "state.";
+  const bool is_state = entry.name.starts_with(kState) && entry.name.size() > kState.size() &&
+                        entry.name[kState.size()] >= '0' && entry.name[kState.size()] <= '9';
+  if ((!is_state && entry.name != "param_groups") || entry.dtype != DType::kUint8 || entry.shape.rank() != 1 ||
+      entry.length < 4 || entry.length > kMaxObjectBytes)
+    return false;
+  std::array<char, 3> ends = {};
+  const auto bytes = std::as_writable_bytes(std::span(ends));
+  return file.read_at(entry.offset, bytes.first(2)) && file.read_at(entry.offset + entry.length - 1, bytes.last(1)) &&
+         ends[0] == '\x80' && ends[1] >= 2 && ends[1] <= 5 && ends[2] == '.';
+}
+
 }  // namespace
 
 Result<TensorFile> TensorFile::open(const File& file, SafetensorsEnd end, Parts parts) {
@@ -201,12 +216,20 @@ Status TensorFile::add_safetensors(const File& file, SafetensorsEnd end) {
   SafetensorsHeader header = TRY(read_safetensors_header(file, end));
   metadata_ = std::move(header.metadata);
   auto keys = TRY(non_tensor_keys(metadata_, file.path()));
+  const bool is_listed = !keys.empty();
   for (SafetensorsEntry& entry : header.entries) {
     KeyPath path = {entry.name};
     if (keys.erase(entry.name) > 0) {
       documents_.push_back(TRY(read_object(file, entry)));
       objects_.push_back({entry.name, std::move(path), documents_.back().root()});
       continue;
+    }
+    if (!is_listed && looks_pickled(file, entry)) {
+      if (auto object = read_object(file, entry)) {
+        documents_.push_back(*std::move(object));
+        objects_.push_back({entry.name, std::move(path), documents_.back().root()});
+        continue;
+      }
     }
     StoredTensor tensor;
     tensor.dtype = entry.dtype;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -17,6 +18,41 @@ using Order = std::vector<const NamedShape*>;
 Order as_given(const std::vector<NamedShape>& parameters) {
   Order out;
   for (const NamedShape& p : parameters) out.push_back(&p);
+  return out;
+}
+
+// "model.layers.0.mlp.experts." and 7 of "model.layers.0.mlp.experts.7.w1.weight"; nothing for other names.
+std::optional<std::pair<std::string_view, Index>> expert_of(std::string_view name) {
+  constexpr std::string_view kExperts = ".experts.";
+  const std::size_t at = name.find(kExperts);
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::string_view list = name.substr(0, at + kExperts.size());
+  Index number = 0;
+  std::size_t digits = 0;
+  for (const char c : name.substr(list.size())) {
+    if (c < '0' || c > '9' || digits == 9) break;
+    number = 10 * number + (c - '0');
+    ++digits;
+  }
+  if (digits == 0) return std::nullopt;
+  return std::pair(list, number);
+}
+
+// The ranks of expert parallelism have some experts each, and every one has what is around them: all experts of a list
+// stand where the first of them does, by their numbers.
+Order with_experts_in_order(const Order& order) {
+  std::map<std::string_view, std::size_t> first;
+  std::vector<std::tuple<std::size_t, Index, const NamedShape*>> placed;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const auto expert = expert_of(order[i]->name);
+    const std::size_t place = expert ? first.try_emplace(expert->first, i).first->second : i;
+    placed.emplace_back(place, expert ? expert->second : 0, order[i]);
+  }
+  std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) {
+    return std::pair(std::get<0>(a), std::get<1>(a)) < std::pair(std::get<0>(b), std::get<1>(b));
+  });
+  Order out;
+  for (const auto& [place, number, parameter] : placed) out.push_back(parameter);
   return out;
 }
 
@@ -39,7 +75,7 @@ Order by_layers(const std::vector<NamedShape>& parameters) {
   });
   head.insert(head.end(), layers.begin(), layers.end());
   head.insert(head.end(), tail.begin(), tail.end());
-  return head;
+  return with_experts_in_order(head);
 }
 
 // The modules of a Llama in the order in which transformers defines them; Mistral and Qwen 2 and 3 are built alike. The
@@ -89,12 +125,18 @@ Order decayed(const Order& order, bool matrices_first) {
   return out;
 }
 
+// Whether moments of this shape can be the parameter's. ColossalAI leaves those of experts flat where ZeRO had cut
+// them.
+bool fits(const Dims& moments, const Dims& parameter) {
+  return moments == parameter || (moments.rank() == 1 && moments[0] == volume(parameter));
+}
+
 // How many shapes agree; nothing when one does not.
 std::optional<Index> agreement(const Order& order, const std::vector<ParameterId>& ids) {
   Index agreeing = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (!ids[i].shape) continue;
-    if (*ids[i].shape != order[i]->shape) return std::nullopt;
+    if (!fits(*ids[i].shape, order[i]->shape)) return std::nullopt;
     ++agreeing;
   }
   return agreeing;
@@ -121,6 +163,13 @@ ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOr
       bases.push_back({std::move(*known), "the order in which transformers defines a Llama"});
   if (bases.empty()) return {{}, "the index is sorted by name, and the order of this model's parameters is not known"};
 
+  const bool is_fresh = std::all_of(ids.begin(), ids.end(), [](const ParameterId& id) { return id.is_fresh; });
+  if (is_fresh && groups.size() == 1) {  // all have the same options
+    ParameterNames out;
+    for (const NamedShape* p : bases.front().order) out.names.push_back(p->name);
+    out.evidence = count(ids.size(), "id") + " in " + bases.front().text + "; there are no states to compare";
+    return out;
+  }
   std::vector<Candidate> candidates;
   for (const Candidate& base : bases) {
     candidates.push_back(base);

@@ -23,7 +23,8 @@ struct NamedShape {
 // What the optimizer's files tell of one id.
 struct ParameterId {
   Index id = 0;
-  std::optional<Dims> shape;  // of its moments; nothing where it has no state yet
+  std::optional<Dims> shape;  // of its moments; nothing where it has none
+  bool is_fresh = false;      // it has no state at all yet
 };
 
 struct ParameterNames {
@@ -34,13 +35,14 @@ struct ParameterNames {
 // How the names of a checkpoint's parameters are ordered.
 enum class NameOrder {
   kAsDefined,  // as the model defines them
-  kByStage,    // likewise within each pipeline stage; the stages' layers may interleave
+  kByStage,    // likewise within each pipeline stage; the stages' layers may interleave, experts be out of order
   kSorted,     // as an index sorts them: the model's own order is to be found
 };
 
 // `parameters` in the order in which the checkpoint has them. `ids` ascending, `groups` the ids of each group. An order
-// that is possible counts when there are as many parameters as ids and each id's moments have its parameter's shape;
-// one that fits is taken, several that differ are not.
+// that is possible counts when there are as many parameters as ids and each id's moments have its parameter's shape, or
+// are as many in one row; one that fits is taken, several that differ are not. Where all ids are fresh and of one
+// group, which is which makes no difference, and the first possible order is taken.
 ParameterNames name_parameters(const std::vector<NamedShape>& parameters, NameOrder order,
                                const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups);
 

@@ -173,6 +173,7 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
 
 void report_leftovers(const Catalog& catalog, FindingList& findings) {
   for (const std::string& text : catalog.warnings) findings.add(Severity::kWarning, "reader").what = text;
+  for (const std::string& text : catalog.notes) findings.add(Severity::kNote, "reader").what = text;
   if (catalog.stale_files.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "stale-files");
   f.what = count_of(static_cast<Index>(catalog.stale_files.size()), "file") + " in the directory " +

@@ -120,12 +120,29 @@ Structure check_structure(const Opened& opened, const VerifyOptions& options, Ve
   return {audit.metadata_only, audit.is_readable && !audit.metadata_only && !is_refused};
 }
 
+bool holds_optimizer_alone(const Catalog& catalog) {
+  const auto is_of = [](StateKind kind) {
+    return [kind](const auto& x) { return split_state_key(x.name).kind == kind; };
+  };
+  const auto& tensors = catalog.tensors();
+  return std::none_of(tensors.begin(), tensors.end(), is_of(StateKind::kModel)) &&
+         (std::any_of(tensors.begin(), tensors.end(), is_of(StateKind::kOptimizer)) ||
+          std::any_of(catalog.blobs.begin(), catalog.blobs.end(), is_of(StateKind::kOptimizer)));
+}
+
 Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const bool wanted = !options.config.empty();
   const auto skip = [&](std::string why) {
     skipped(report, "shape", "every shape is as the config says", std::move(why));
     return Status();
   };
+  if (wanted && holds_optimizer_alone(catalog)) {
+    add(report, Severity::kNote, "no-model", "there is optimizer state and no model: nothing was held against --config")
+        .advice = "Verify the directory that has the model too.";
+    return skip("there is no model, only optimizer state");
+  }
+  if (wanted && catalog.tensors().empty())
+    return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
   if (!model.is_described()) {
     if (!wanted) return skip("no config.json of a known family");
     return unsupported(options.path + ": " +

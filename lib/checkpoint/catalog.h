@@ -145,6 +145,7 @@ class Catalog {
   std::vector<std::string> metadata_files;  // relative to root: read to find the tensors, but holding none (an index)
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences
+  std::vector<std::string> notes;           // likewise, of what need not be a fault
   // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
   // place of a blob that holds them.
   bool shares_extents = false;

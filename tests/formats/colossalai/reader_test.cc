@@ -145,7 +145,7 @@ TEST_F(ColossalaiReader, TruncatedAndPaddedVocabulariesAreReadAsTheyAre) {
   const auto truncated = opened(tree("truncated_tp8"));
   EXPECT_EQ(truncated->catalog().tensors()[*truncated->catalog().find("model.embed_tokens.weight")].shape,
             (Dims{128, 64}));
-  EXPECT_THAT(truncated->catalog().warnings,
+  EXPECT_THAT(truncated->catalog().notes,
               Contains(HasSubstr("there is no optimizer/: this is a final model, or its save failed there. "
                                  "ColossalAI's save of a tensor-parallel optimizer fails")));
   const auto padded = opened(tree("padded_embed"));
@@ -207,7 +207,8 @@ TEST_F(ColossalaiReader, APartOfTheOptimizerThatIsGoneIsAWarning) {
 }
 
 TEST_F(ColossalaiReader, AnOptimizerAloneKeepsItsIds) {
-  const auto reader = opened(tree("healthy_st/epoch-0_step-7/optimizer"));
+  fs::copy(tree("healthy_st/epoch-0_step-7/optimizer"), dir_ / "optimizer");
+  const auto reader = opened(dir_ / "optimizer");
   EXPECT_TRUE(reader->catalog().find("optimizer.state.38.exp_avg"));
   EXPECT_THAT(reader->catalog().warnings, ElementsAre(HasSubstr("39 ids for 0 parameters")));
 }
