@@ -358,7 +358,8 @@ Json to_json(const Inspection& in, const ReportOptions& options) {
       .set("objects", objects_json(in))
       .set("problems", strings_json(problems(in)));
   out.set("warnings", strings_json(in.catalog().warnings))
-      .set("notes", strings_json(in.catalog().notes)).set("tensors", tensors_json(in, options));
+      .set("notes", strings_json(in.catalog().notes))
+      .set("tensors", tensors_json(in, options));
   return out;
 }
 

@@ -207,19 +207,19 @@ std::string axis_name(std::size_t axis) { return std::to_string(axis); }
 
 // The cuts in the order in which they were made. Axes are called by their number.
 Result<Placement> cuts_of(const std::vector<AxisPlacement>& placements, const RankMesh& mesh, int rank, Value where) {
-  using Kind = AxisPlacement::Kind;
+  using Cut = AxisPlacement::Kind;
   Placement out;
   for (int d = 0; d < rank; ++d) {
-    const auto is = [&](std::size_t i, Kind kind) { return placements[i].kind == kind && placements[i].dim == d; };
+    const auto is = [&](std::size_t i, Cut kind) { return placements[i].kind == kind && placements[i].dim == d; };
     for (std::size_t i = 0; i < placements.size(); ++i)
-      if (is(i, Kind::kShard)) out.splits.push_back({{axis_name(i)}, d});
+      if (is(i, Cut::kShard)) out.splits.push_back({{axis_name(i)}, d});
     Index later = 1, later_shards = 1;  // ranks along the axes to the right that cut this dimension
     for (std::size_t i = placements.size(); i-- > 0;) {
-      if (is(i, Kind::kShard)) {
+      if (is(i, Cut::kShard)) {
         later *= mesh.sizes[i];
         later_shards *= mesh.sizes[i];
       }
-      if (!is(i, Kind::kStridedShard)) continue;
+      if (!is(i, Cut::kStridedShard)) continue;
       // Another factor is an interleaving that no cut of contiguous pieces is.
       const Index factor = placements[i].split_factor;
       if (factor != later && factor != later_shards)

@@ -16,8 +16,8 @@ class Catalog;
 class ModelConfig {
  public:
   // Fails where a number that every model of a known family has is missing, not positive, or makes no sense beside the
-  // others. What the family of the model_type derives or leaves to its defaults (families' tables) is filled in. A model with several
-  // parts is described by its text_config.
+  // others. What the family of the model_type derives or leaves to its defaults (families' tables) is filled in. A
+  // model with several parts is described by its text_config.
   static Result<ModelConfig> parse(const Json& json, std::string path);
 
   // That it has the numbers which every model of a known family has. Of other models nobody has checked.

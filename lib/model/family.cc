@@ -265,8 +265,8 @@ std::string_view convention_title(Convention convention) {
 }
 
 std::string_view convention_option(Convention convention) {
-  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {
-      "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers"};
+  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
+                                                                                 "megatron", "transformers"};
   return kOptions[static_cast<std::size_t>(convention)];
 }
 

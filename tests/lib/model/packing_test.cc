@@ -129,6 +129,21 @@ TEST(Packing, StackedExpertsAreSlices) {
   }
 }
 
+// transformers 5 in memory: each expert's gate above its up.
+TEST(Packing, StackedSectionsAreHalvesOfSlices) {
+  std::mt19937 random(5);
+  const std::string layer = "model.layers.3.mlp.experts.";
+  const Catalog view =
+      view_of(*find_family("qwen3_moe"), layer + "gate_up_proj", {3, 4, 5}, config_of(2, 2, 2, 3), random);
+  EXPECT_EQ(view.tensors().size(), 6U);
+  for (Index e = 0; e < 3; ++e)
+    for (const auto& [part, first] : {std::pair("gate_proj", Index{0}), std::pair("up_proj", Index{10})}) {
+      std::vector<Index> want(10);
+      for (Index i = 0; i < 10; ++i) want[static_cast<std::size_t>(i)] = e * 20 + first + i;
+      EXPECT_EQ(places_of(view, layer + std::to_string(e) + "." + part + ".weight"), want);
+    }
+}
+
 // GPT-2 holds [in, q | k | v]; Megatron [out, in] with each head's q, k, v together.
 TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
   std::mt19937 random(4);
