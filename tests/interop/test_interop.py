@@ -596,6 +596,24 @@ class TorchSave(Case):
         self.assert_holds(self.directory, state)
 
 
+class FsdpRanks(Case):
+    """What each rank saves of FSDP, by tests/data/fsdp/make.py, and where its parts belong."""
+
+    def test_the_newest_torch_is_read_and_its_moments_get_their_names(self):
+        jobs = ["fsdp2_tp2", "fsdp1_hybrid", "accelerate_fsdp1"]
+        subprocess.run([sys.executable, ROOT / "tests/data/fsdp/make.py", self.directory, *jobs], check=True,
+                       capture_output=True, timeout=300)
+        for job in jobs:
+            reshard("convert", self.out(job), self.out(job + "-dcp"), "--to", "dcp", "--mesh", "dp_shard=2", "--family",
+                    "none", "--quiet")
+            reader = dcp.FileSystemReader(self.out(job + "-dcp"))
+            got = {k: torch.empty(m.size, dtype=m.properties.dtype)
+                   for k, m in reader.read_metadata().state_dict_metadata.items()
+                   if isinstance(m, TensorStorageMetadata) and not k.startswith("extra_state")}
+            dcp.load(got, storage_reader=reader, no_dist=True)
+            self.assert_same_tensors(got, load_file(self.out(job + ".safetensors")))
+
+
 class ColossalAi(Case):
     """Trees in ColossalAI's layout; the samples were written with real torch and safetensors."""
 
