@@ -8,8 +8,11 @@
 #include "formats/fsdp/fsdp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
+#include "formats/meta/meta.h"
+#include "formats/nanotron/nanotron.h"
 #include "formats/ranks/ranks.h"
 #include "formats/run.h"
+#include "formats/torch_checkpointing/torch_checkpointing.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -18,8 +21,9 @@
 
 namespace reshard {
 FormatTable& formats() {
-  static FormatTable table({&kDcpFormat, &kColossalaiFormat, &kFsdpFormat, &kVllmFormat, &kRanksFormat, &kHfFormat,
-                            &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
+  static FormatTable table({&kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
+                            &kVllmFormat, &kRanksFormat, &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format,
+                            &kHdf5ViewFormat});
   return table;
 }
 

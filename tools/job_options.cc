@@ -140,7 +140,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("--to", to, "Target format: " + target_formats()).required();
   line.add_option(
       "--names", names,
-      "Output names: hf, torchtitan (until April 2026), torchtitan-2026, megatron, colossalai (as hf), keep "
+      "Output names: hf, torchtitan (until April 2026), torchtitan-2026, nanotron, megatron, colossalai (as hf), keep "
       "(default: keep for --to dcp and hdf5, hf otherwise)");
   line.add_option("--mesh", mesh,
                   "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
@@ -212,7 +212,7 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
   o.convention = find_convention(names);
   if (o.convention || o.keep_names) return {};
   return usage_error("'" + printable(names) +
-                     "' are no names; there are hf, torchtitan, torchtitan-2026, megatron, colossalai, keep");
+                     "' are no names; there are hf, torchtitan, torchtitan-2026, nanotron, megatron, colossalai, keep");
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {

@@ -205,35 +205,6 @@ std::string placements_text(const std::vector<AxisPlacement>& placements) {
 
 std::string axis_name(std::size_t axis) { return std::to_string(axis); }
 
-// The cuts in the order in which they were made. Axes are called by their number.
-Result<Placement> cuts_of(const std::vector<AxisPlacement>& placements, const RankMesh& mesh, int rank, Value where) {
-  using Cut = AxisPlacement::Kind;
-  Placement out;
-  for (int d = 0; d < rank; ++d) {
-    const auto is = [&](std::size_t i, Cut kind) { return placements[i].kind == kind && placements[i].dim == d; };
-    for (std::size_t i = 0; i < placements.size(); ++i)
-      if (is(i, Cut::kShard)) out.splits.push_back({{axis_name(i)}, d});
-    Index later = 1, later_shards = 1;  // ranks along the axes to the right that cut this dimension
-    for (std::size_t i = placements.size(); i-- > 0;) {
-      if (is(i, Cut::kShard)) {
-        later *= mesh.sizes[i];
-        later_shards *= mesh.sizes[i];
-      }
-      if (!is(i, Cut::kStridedShard)) continue;
-      // Another factor is an interleaving that no cut of contiguous pieces is.
-      const Index factor = placements[i].split_factor;
-      if (factor != later && factor != later_shards)
-        return unsupported(where
-                               .mismatch("placements", "a split_factor of " + std::to_string(later) +
-                                                           ", the shards that were made before")
-                               .message());
-      out.splits.push_back({{axis_name(i)}, d});
-      later *= mesh.sizes[i];
-    }
-  }
-  return out;
-}
-
 Status check_size(const Dims& shape, DType dtype, Value where) {
   const auto elements = checked_volume(shape);
   if (elements && checked_mul(*elements, byte_size(dtype))) return {};
@@ -286,6 +257,39 @@ Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& ou
 
 }  // namespace
 
+Result<Placement> placement_of(const std::vector<AxisPlacement>& placements, const std::vector<Index>& sizes,
+                               int rank) {
+  using Cut = AxisPlacement::Kind;
+  Placement out;
+  for (int d = 0; d < rank; ++d) {
+    const auto is = [&](std::size_t i, Cut kind) { return placements[i].kind == kind && placements[i].dim == d; };
+    for (std::size_t i = 0; i < placements.size(); ++i)
+      if (is(i, Cut::kShard)) out.splits.push_back({{axis_name(i)}, d});
+    Index later = 1, later_shards = 1;  // ranks along the axes to the right that cut this dimension
+    for (std::size_t i = placements.size(); i-- > 0;) {
+      if (is(i, Cut::kShard)) {
+        later *= sizes[i];
+        later_shards *= sizes[i];
+      }
+      if (!is(i, Cut::kStridedShard)) continue;
+      // Another factor is an interleaving that no cut of contiguous pieces is.
+      const Index factor = placements[i].split_factor;
+      if (factor != later && factor != later_shards)
+        return unsupported("placements: expected a split_factor of " + std::to_string(later) +
+                           ", the shards that were made before, got " + std::to_string(factor));
+      out.splits.push_back({{axis_name(i)}, d});
+      later *= sizes[i];
+    }
+  }
+  return out;
+}
+
+Mesh mesh_of_sizes(const std::vector<Index>& sizes) {
+  std::vector<MeshAxis> axes;
+  for (std::size_t i = 0; i < sizes.size(); ++i) axes.push_back({axis_name(i), sizes[i]});
+  return Mesh(std::move(axes));
+}
+
 std::string DistributedTensor::layout() const {
   return mesh ? placements_text(placements) + " on " + mesh_text(*mesh) : "shards on " + count_of(shards, "rank");
 }
@@ -311,13 +315,11 @@ Status DistributedTensors::resolve_dtensor(Value state, DistributedTensor& out) 
   const RankMesh& mesh = *out.mesh;
   const Value where = TRY(needed(*spec, "DTensor's spec", "placements"));
   out.placements = TRY(read_placements(where, out.shape.rank(), mesh.sizes.size()));
-  const Placement placement = TRY(cuts_of(out.placements, mesh, out.shape.rank(), where));
+  const Placement placement = TRY(placement_of(out.placements, mesh.sizes, out.shape.rank()).context(file_.place()));
   out.ranks = mesh.ranks;
   out.rank = mesh.rank;
-  std::vector<MeshAxis> axes;
   Index number = 0;  // of the coordinate in the mesh
   for (std::size_t i = 0; i < mesh.sizes.size(); ++i) {
-    axes.push_back({axis_name(i), mesh.sizes[i]});
     if (!mesh.coordinate) continue;
     number = number * mesh.sizes[i] + (*mesh.coordinate)[i];
     if (placement.splits.size() != 1 || out.placements[i].kind == AxisPlacement::Kind::kReplicate) continue;
@@ -325,7 +327,7 @@ Status DistributedTensors::resolve_dtensor(Value state, DistributedTensor& out) 
     out.shard = (*mesh.coordinate)[i];
   }
   if (!mesh.coordinate) return {};
-  const auto boxes = owned_boxes(Mesh(std::move(axes)), placement, out.shape, number);
+  const auto boxes = owned_boxes(mesh_of_sizes(mesh.sizes), placement, out.shape, number);
   return add_part(out, TRY(file_.resolve(*local)), boxes.front().box, file_.place());
 }
 

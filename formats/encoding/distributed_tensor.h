@@ -31,6 +31,7 @@
 
 #include "formats/encoding/stored_tensor.h"
 #include "formats/encoding/torch_file.h"
+#include "lib/layout/layout.h"
 
 namespace reshard {
 
@@ -49,6 +50,12 @@ struct AxisPlacement {
   int dim = 0;
   Index split_factor = 1;
 };
+
+// The cuts of a tensor of so many dimensions, in the order in which they were made, on a mesh of these sizes, whose
+// axes are called by their numbers as mesh_of_sizes() has them. Unsupported for a split_factor that is no cut of
+// contiguous pieces.
+Result<Placement> placement_of(const std::vector<AxisPlacement>& placements, const std::vector<Index>& sizes, int rank);
+Mesh mesh_of_sizes(const std::vector<Index>& sizes);
 
 struct DistributedTensor {
   DType dtype = DType::kFloat32;

@@ -70,8 +70,8 @@ class PickleWriter {
 
 // Pushes a value that was read from a pickle: None, bool, int, float, str, bytes, tuple, list, dict and set, inside one
 // another up to 64 levels; what two containers share is written twice. A torch.Size becomes a tuple, an OrderedDict a
-// dict; torch's dtypes and devices, arrays of numpy, complex and bytearray are kept. Anything else, and a pickle of more than
-// `max_bytes`, is an unsupported error that names it: nothing but data leaves this program.
+// dict; torch's dtypes and devices, arrays of numpy, complex and bytearray are kept. Anything else, and a pickle of
+// more than `max_bytes`, is an unsupported error that names it: nothing but data leaves this program.
 Status write_value(PickleWriter& w, Value value, Index max_bytes = Index{256} << 20);
 
 // The elements of a large list or dict, put in by runs of a thousand as Python's own pickler does (Lib/pickle.py,

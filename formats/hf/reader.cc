@@ -25,8 +25,15 @@ struct Sources {
   std::string root;
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files;
+  std::vector<std::string> beside;  // files of tensors that are no part of the model
   std::optional<IndexedFiles> index;
 };
+
+// What lies beside a model's own files and is no part of it: Mistral's second copy of the model, under names of their
+// own (docs/formats/meta.md), and an adapter to it (peft/utils/save_and_load.py).
+bool is_beside(std::string_view name) {
+  return name.starts_with("consolidated") || name == "adapter_model.safetensors";
+}
 
 Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
   Sources sources;
@@ -35,7 +42,7 @@ Result<Sources> indexed_sources(const std::string& root, const std::string& inde
   sources.files = sources.index->files();
   for (const DirectoryEntry& entry : TRY(list_directory(root)))
     if (!entry.is_directory && is_file_name(entry.name) && !sources.index->contains(entry.name))
-      sources.stale_files.push_back(entry.name);
+      (is_beside(entry.name) ? sources.beside : sources.stale_files).push_back(entry.name);
   return sources;
 }
 
@@ -89,12 +96,13 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
 }
 
 Result<Sources> directory_sources(const std::string& root) {
-  std::vector<std::string> indexes, files;
+  std::vector<std::string> indexes, files, beside;
   for (const DirectoryEntry& entry : TRY(list_directory(root))) {
     if (entry.is_directory) continue;
-    if (is_index_name(entry.name)) indexes.push_back(entry.name);
-    if (is_file_name(entry.name)) files.push_back(entry.name);
+    if (is_index_name(entry.name) && !is_beside(entry.name)) indexes.push_back(entry.name);
+    if (is_file_name(entry.name)) (is_beside(entry.name) ? beside : files).push_back(entry.name);
   }
+  if (files.empty()) files.swap(beside);  // an adapter by itself
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
     return indexed_sources(root, std::string(kUsual));
@@ -104,13 +112,13 @@ Result<Sources> directory_sources(const std::string& root) {
                        "; open one of them by its path");
   if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   TRY(check_numbers(root, files));
-  return Sources{root, std::move(files), {}, std::nullopt};
+  return Sources{root, std::move(files), {}, std::move(beside), std::nullopt};
 }
 
 Result<Sources> find_sources(const std::string& path) {
   if (is_directory(path)) return directory_sources(path);
   if (is_index_name(path)) return indexed_sources(parent_path(path), base_name(path));
-  return Sources{parent_path(path), {base_name(path)}, {}, std::nullopt};
+  return Sources{parent_path(path), {base_name(path)}, {}, {}, std::nullopt};
 }
 
 // ---- What they hold
@@ -259,6 +267,8 @@ void HfReader::describe_format() {
   catalog_.attributes.emplace_back(
       "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
+  if (!sources_.beside.empty())
+    catalog_.attributes.emplace_back("beside it", names_text(sources_.beside, "file") + ", no part of the model");
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 

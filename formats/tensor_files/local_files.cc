@@ -4,24 +4,31 @@
 
 namespace reshard {
 
-JoinedTensor::JoinedTensor(const TargetTensor& wanted) {
-  tensor.name = wanted.name;
-  tensor.dtype = wanted.dtype;
-  tensor.shape = wanted.shape;
-  tensor.path = wanted.path;
-  tensor.fragments = FragmentList(wanted.shape.rank());
-  tensor.replicas = FragmentList(wanted.shape.rank());
+JoinedTensor::JoinedTensor(std::string name, DType dtype, const Dims& shape, KeyPath path) {
+  tensor.name = std::move(name);
+  tensor.dtype = dtype;
+  tensor.shape = shape;
+  tensor.path = std::move(path);
+  tensor.fragments = FragmentList(shape.rank());
+  tensor.replicas = FragmentList(shape.rank());
 }
 
 void JoinedTensor::add(const Dims& local_shape, const LocalBox& place, const Extent& extent) {
+  Fragment local;
+  local.box = whole(local_shape);
+  local.strides = row_major_strides(local_shape);
+  local.extent = extent;
+  add(local, place);
+}
+
+void JoinedTensor::add(const Fragment& local, const LocalBox& place) {
   const Box& box = place.box;
   // An empty tensor is stored once, as itself.
   if (box.empty() && !(tensor.elements() == 0 && tensor.fragments.empty())) return;
-  Fragment f;
+  Fragment f = local;
   f.box = box.empty() ? whole(tensor.shape) : box;
-  f.strides = row_major_strides(local_shape);
-  f.extent = extent;
-  for (int d = 0; d < box.rank(); ++d) f.start += place.at[d] * f.strides[d] * byte_size(tensor.dtype);
+  if (box.empty()) f.strides = row_major_strides(f.box.shape);
+  for (int d = 0; d < box.rank() && !box.empty(); ++d) f.start += place.at[d] * f.strides[d] * byte_size(tensor.dtype);
   const bool is_new = stored.insert(box).second;
   (is_new ? tensor.fragments : tensor.replicas).add(f);
 }

@@ -27,10 +27,14 @@ struct LocalTensor {
 
 // A tensor while its boxes are found in the files of ranks.
 struct JoinedTensor {
-  explicit JoinedTensor(const TargetTensor& wanted);
+  JoinedTensor(std::string name, DType dtype, const Dims& shape, KeyPath path = {});
+  explicit JoinedTensor(const TargetTensor& wanted)
+      : JoinedTensor(wanted.name, wanted.dtype, wanted.shape, wanted.path) {}
   // Adds the box that `place` says, of a local tensor of that shape which is stored in row-major order in `extent`. Of
   // a box that comes again, as ranks that replicate it hold it too, the first is a fragment and the others are copies.
   void add(const Dims& local_shape, const LocalBox& place, const Extent& extent);
+  // The same of a local tensor that is stored as this fragment says.
+  void add(const Fragment& local, const LocalBox& place);
 
   Tensor tensor;
   std::set<Box> stored;

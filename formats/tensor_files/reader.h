@@ -33,7 +33,8 @@ class TensorFileReader : public Reader {
     const TensorFile* content = nullptr;  // as long as the reader lives
   };
   // Reads the directory of the file `name` below the catalog's root, and makes it the last of the catalog's files.
-  Result<OpenFile> open_file(const std::string& name, const OpenOptions& options);
+  Result<OpenFile> open_file(const std::string& name, const OpenOptions& options,
+                             TensorFile::Parts parts = TensorFile::Parts::kRefuse);
 
   // A tensor that lies in one piece. A second one of that name is refused by the catalog.
   Status add_tensor(const std::string& name, KeyPath path, std::uint32_t file, const StoredTensor& stored);

@@ -104,12 +104,10 @@ Status Comparison::make_views() {
 }
 
 // Both as one family's, or as none's. What the config of either says counts for the other too.
-Result<std::pair<Model, Model>> Comparison::recognise_pair() const {
-  const std::string path_a = find_config(a_.catalog(), options_.config);
-  const std::string path_b = find_config(b_.catalog(), options_.config);
-  std::optional<ModelConfig> config_a, config_b;
-  for (auto [mine, others, config] : {std::tuple(path_a, path_b, &config_a), std::tuple(path_b, path_a, &config_b)})
-    if (const std::string& path = mine.empty() ? others : mine; !path.empty()) *config = TRY(read_config(path));
+Result<std::pair<Model, Model>> Comparison::recognise_pair() {
+  auto config_a = TRY(config_of(a_, options_.config)), config_b = TRY(config_of(b_, options_.config));
+  if (!config_a) config_a = config_b;
+  if (!config_b) config_b = config_a;
   Model a = TRY(recognise(a_.catalog(), options_.model, config_a));
   Model b = TRY(recognise(b_.catalog(), options_.model, config_b));
   if (a.family == b.family) return std::pair(std::move(a), std::move(b));

@@ -67,7 +67,7 @@ class Comparison {
  private:
   Comparison(Reader& a, Reader& b, ComparisonOptions options) : a_(a), b_(b), options_(std::move(options)) {}
   Status make_views();
-  Result<std::pair<Model, Model>> recognise_pair() const;
+  Result<std::pair<Model, Model>> recognise_pair();
   Status match();
   std::vector<std::string> objects_of_one() const;
   // The canonical keys of an object: several where it is named after a packed tensor.

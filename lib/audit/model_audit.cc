@@ -148,14 +148,37 @@ void report_unknown(const Subject& subject, std::vector<std::string> unknown, Fi
       "loader will find.";
 }
 
-void report_duplicate(const std::string& name, const Tensor& a, const Tensor& b, FindingList& findings) {
+// Two tensors that are one parameter.
+struct Duplicate {
+  std::string parameter;
+  const Tensor *a = nullptr, *b = nullptr;
+};
+
+std::string file_of(const Subject& subject, const Tensor& t) {
+  return t.fragments.empty() ? "no file" : subject.catalog.files[t.fragments.extent(0).file].path;
+}
+
+void report_duplicates(const Subject& subject, const std::vector<Duplicate>& duplicates, FindingList& findings) {
+  constexpr std::size_t kShown = 4;
+  if (duplicates.empty()) return;
   Finding& f = findings.add(Severity::kError, "name-duplicate");
-  f.tensors = {a.name, b.name};
-  f.what = "both are " + name;
-  f.why.push_back(a.shape == b.shape
-                      ? "both have shape " + to_string(a.shape) + "; only one can be loaded"
-                      : "their shapes contradict each other: " + to_string(a.shape) + " and " + to_string(b.shape));
-  f.advice = "Find out which of them the training run updated; --exclude leaves the other out of a conversion.";
+  const bool is_one = duplicates.size() == 1;
+  f.what = is_one ? "both are " + duplicates[0].parameter
+                  : count_of(std::ssize(duplicates), "parameter") + ", each there under two names; one can be loaded";
+  for (const Duplicate& d : duplicates) {
+    f.tensors.insert(f.tensors.end(), {d.a->name, d.b->name});
+    if (f.why.size() >= kShown) continue;
+    std::string line = is_one ? "" : d.parameter + " is " + d.a->name + " and " + d.b->name + ", ";
+    const std::string a = file_of(subject, *d.a), b = file_of(subject, *d.b);
+    line += "in " + a + (a == b ? ": " : " and " + b + ": ");
+    line += d.a->shape == d.b->shape
+                ? "both " + to_string(d.a->shape)
+                : "their shapes contradict each other, " + to_string(d.a->shape) + " and " + to_string(d.b->shape);
+    f.why.push_back(std::move(line));
+  }
+  if (duplicates.size() > kShown)
+    f.why.push_back("and " + with_commas(std::ssize(duplicates) - static_cast<Index>(kShown)) + " more like them");
+  f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
 }
 
 // A packed tensor stands for its parts.
@@ -187,6 +210,7 @@ void look_at_packed(const Subject& subject, const Tensor& tensor, const ParsedNa
 Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findings) {
   Stored out;
   std::vector<std::string> unknown;
+  std::vector<Duplicate> duplicates;
   for (const Tensor& tensor : subject.catalog.tensors()) {
     const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
@@ -207,9 +231,10 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
     }
     const std::string name = canonical_key(subject.family, key.parameter);
     const auto [it, is_new] = out.found.emplace(name, &tensor);
-    if (!is_new) report_duplicate(name, *it->second, tensor, findings);
+    if (!is_new) duplicates.push_back({name, it->second, &tensor});
     if (!subject.by_name.contains(name)) out.extra.emplace_back(*parsed, &tensor);
   }
+  report_duplicates(subject, duplicates, findings);
   report_unknown(subject, std::move(unknown), findings);
   return out;
 }

@@ -67,16 +67,12 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
   return Opened{*std::move(metadata), whole.error().message()};
 }
 
-// The model by the config that was given, or by the one that lies beside the checkpoint: that one may be of a model
-// reshard does not know.
-Result<Model> recognise(const Catalog& catalog, const VerifyOptions& options) {
-  std::optional<ModelConfig> config;
-  if (const std::string path = find_config(catalog, options.config); !path.empty()) {
-    auto read = read_config(path);
-    if (!read && !options.config.empty()) return std::move(read).error();
-    if (read) config = *std::move(read);
-  }
-  return recognise(catalog, options.model, std::move(config));
+// The model by the config that was given, or by the checkpoint's own: that one may be of a model reshard does
+// not know.
+Result<Model> recognise(Reader& reader, const VerifyOptions& options) {
+  auto config = config_of(reader, options.config);
+  if (!config && !options.config.empty()) return std::move(config).error();
+  return recognise(reader.catalog(), options.model, config ? *std::move(config) : std::nullopt);
 }
 
 // ---- metadata
@@ -481,7 +477,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
 
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   const Opened opened = TRY(open_to_audit(open, options));
-  const Model model = TRY(recognise(opened.catalog(), options));
+  const Model model = TRY(recognise(opened.reader(), options));
   VerifyReport report;
   report.format = opened.checkpoint.format;
   report.tensor_count = std::ssize(opened.catalog().tensors());

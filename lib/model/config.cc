@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "lib/base/file.h"
-#include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/format.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/model/family.h"
 
 namespace reshard {
@@ -142,6 +143,15 @@ std::string find_config(const Catalog& catalog, const std::string& given) {
   for (const std::string& place : places)
     if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
   return {};
+}
+
+Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {
+  if (const std::string path = find_config(reader.catalog(), given); !path.empty())
+    return std::optional<ModelConfig>(TRY(read_config(path)));
+  const auto text = TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes));
+  if (!text) return std::optional<ModelConfig>();
+  const std::string path = path_join(reader.catalog().root, kConfigFile);
+  return std::optional<ModelConfig>(TRY(ModelConfig::parse(TRY(parse_json(*text, path)), path).context(path)));
 }
 
 }  // namespace reshard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,7 @@
 namespace reshard {
 
 class Catalog;
+class Reader;
 
 class ModelConfig {
  public:
@@ -74,5 +76,9 @@ Result<ModelConfig> read_config(const std::string& path);
 // The config.json to use for a checkpoint: `given` if not empty, else the one in its directory, beside its files, or in
 // the directory's parent. Empty when there is none.
 std::string find_config(const Catalog& catalog, const std::string& given = {});
+
+// The config of an open checkpoint: of that file, or what the format itself keeps or makes (Reader::side_file) where
+// there is none. Nothing where neither is.
+Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {});
 
 }  // namespace reshard

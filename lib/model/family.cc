@@ -115,9 +115,10 @@ std::array<Index, kConventions.size()> count_names(const Family& family, const N
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
 std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
-  const auto [hub, old, newer, megatron, fused] = counts;
+  const auto [hub, old, newer, megatron, fused, nanotron] = counts;
   const Index hf = hub + fused;  // but for their experts the names are Hugging Face's
-  if (hf + old + newer + megatron == 0) return std::nullopt;
+  if (hf + old + newer + megatron + nanotron == 0) return std::nullopt;
+  if (nanotron > std::max({hf, old + newer, megatron})) return Convention::kNanotron;
   if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
   if (hf > old + newer) return fused > 0 ? Convention::kTransformers : Convention::kHf;
   return newer > 0 ? Convention::kTorchtitan2026 : Convention::kTorchtitan;
@@ -255,6 +256,8 @@ std::string_view convention_title(Convention convention) {
   switch (convention) {
     case Convention::kHf:
       return "Hugging Face names";
+    case Convention::kNanotron:
+      return "nanotron names";
     case Convention::kMegatron:
       return "Megatron core names";
     case Convention::kTransformers:
@@ -265,8 +268,8 @@ std::string_view convention_title(Convention convention) {
 }
 
 std::string_view convention_option(Convention convention) {
-  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {"hf", "torchtitan", "torchtitan-2026",
-                                                                                 "megatron", "transformers"};
+  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {
+      "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron"};
   return kOptions[static_cast<std::size_t>(convention)];
 }
 
@@ -356,6 +359,9 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
     case Form::kQkvByGroup:
     case Form::kRotaryQkvByGroup:
       cut.heads = "num_key_value_heads";
+      break;
+    case Form::kQkv:  // three sections of different sizes, which no split expresses: every rank holds all of it
+      cut = {};
       break;
     case Form::kSections:
       if (cut.dim == 0) cut.sections = static_cast<Index>(name.stored->parts.size());

@@ -24,9 +24,11 @@ enum class Convention {
   kTorchtitan2026,  // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
   kMegatron,        // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
   kTransformers,    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
+  kNanotron,        // model.decoder.0.pp_block.attn.qkv_proj.weight
 };
-inline constexpr std::array kConventions = {Convention::kHf, Convention::kTorchtitan, Convention::kTorchtitan2026,
-                                            Convention::kMegatron, Convention::kTransformers};
+inline constexpr std::array kConventions = {
+    Convention::kHf,       Convention::kTorchtitan,   Convention::kTorchtitan2026,
+    Convention::kMegatron, Convention::kTransformers, Convention::kNanotron};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
@@ -38,6 +40,7 @@ enum class Form {
   kRotaryKey,         // the same of num_key_value_heads heads
   kQkvByGroup,        // rows of q, k and v: for each key-value head its query heads, the key, the value
   kRotaryQkvByGroup,  // the same, the rows of each head of q and k in rotary pairs
+  kQkv,               // rows of q, then of k, then of v
   kSections,          // the parts, all of one shape, one after the other along dimension 0
   kStacked,           // the part of every expert, along a new first dimension
   kStackedSections,   // the sections of every expert, along a new first dimension

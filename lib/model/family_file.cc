@@ -28,11 +28,12 @@ constexpr std::array<Word<Layers>, 4> kLayers = {{{"all", Layers::kAll},
                                                   {"dense", Layers::kDense},
                                                   {"sparse", Layers::kSparse},
                                                   {"prediction", Layers::kPrediction}}};
-constexpr std::array<Word<Form>, 11> kForms = {{{"same", Form::kSame},
+constexpr std::array<Word<Form>, 12> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
                                                 {"rotary_key", Form::kRotaryKey},
                                                 {"qkv_by_group", Form::kQkvByGroup},
                                                 {"rotary_qkv_by_group", Form::kRotaryQkvByGroup},
+                                                {"qkv", Form::kQkv},
                                                 {"sections", Form::kSections},
                                                 {"stacked", Form::kStacked},
                                                 {"stacked_sections", Form::kStackedSections},
@@ -213,7 +214,7 @@ class FamilyReader {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
         if (!convention || *convention == Convention::kHf)
-          return corrupt("names: expected torchtitan, torchtitan-2026, megatron or transformers, got '" +
+          return corrupt("names: expected torchtitan, torchtitan-2026, megatron, transformers or nanotron, got '" +
                          printable(option) + "'");
         if (m.value.is_null()) {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
@@ -256,6 +257,7 @@ class FamilyReader {
     switch (form) {
       case Form::kDropped:
         return {0, 0};
+      case Form::kQkv:
       case Form::kQkvByGroup:
       case Form::kRotaryQkvByGroup:
         return {3, 3};

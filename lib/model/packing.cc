@@ -104,6 +104,8 @@ class Unpacker {
       case Form::kQkvByGroup:
       case Form::kRotaryQkvByGroup:
         return by_group();
+      case Form::kQkv:
+        return one_after_the_other();
       case Form::kSections:
         return sections();
       case Form::kStacked:
@@ -177,6 +179,24 @@ class Unpacker {
       for (Index s = 0; s < group; ++s) add(0, kv * group + s, kv * blocks + s);
       add(1, kv, kv * blocks + group);
       add(2, kv, kv * blocks + group + 1);
+    }
+    return out;
+  }
+
+  Result<std::vector<PackedPart>> one_after_the_other() {
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
+    const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
+    TRY(check_rows((heads + 2 * kv_heads) * d, c,
+                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
+                       std::to_string(kv_heads) + ") x head_dim " + std::to_string(d)));
+    std::vector<PackedPart> out;
+    Index begin = 0;
+    for (std::size_t p = 0; p < 3; ++p) {
+      PackedPart part{part_name(p, name_.expert), shape_, -1, {}, false, 1};
+      part.shape[0] = (p == 0 ? heads : kv_heads) * d;
+      part.rows = {{0, begin, part.shape[0], 1}};
+      begin += part.shape[0];
+      out.push_back(std::move(part));
     }
     return out;
   }

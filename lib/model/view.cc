@@ -32,6 +32,7 @@ class ViewBuilder {
     out_.attributes = from_.attributes;
     for (const Tensor& tensor : from_.tensors()) TRY(add(tensor));
     if (!unknown_.empty()) return unknown_error();
+    if (!twice_.empty()) return twice_error();
     add_tied_head();
     out_.sort_by_name();
     return std::move(out_);
@@ -52,18 +53,25 @@ class ViewBuilder {
     if (parsed->is_packed()) return add_parts(tensor, key, *parsed);
     const bool is_paired = parsed->stored && is_rotary(parsed->stored->form) && tensor.shape.rank() > 0;
     if (is_paired && options_.hf_rows) return add_parts(tensor, key, *parsed);
-    return out_.add(renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix));
+    return put(renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix));
+  }
+
+  // A name that is taken is an error in the end, with all others.
+  Status put(Tensor tensor) {
+    if (!out_.find(tensor.name)) return out_.add(std::move(tensor));
+    twice_.push_back(std::move(tensor));
+    return {};
   }
 
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
     if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; stored it is the first one's
       std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
       if (options_.as_stored) names.resize(1);
-      for (const std::string& name : names) TRY(out_.add(renamed(tensor, key.prefix + name + key.suffix)));
+      for (const std::string& name : names) TRY(put(renamed(tensor, key.prefix + name + key.suffix)));
       return {};
     }
     for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor))))
-      TRY(out_.add(unpack(tensor, part, key.prefix + part.name + key.suffix)));
+      TRY(put(unpack(tensor, part, key.prefix + part.name + key.suffix)));
     return {};
   }
 
@@ -99,11 +107,26 @@ class ViewBuilder {
                        "--exclude leaves them out):" + list);
   }
 
+  Error twice_error() const {
+    constexpr std::size_t kShown = 4;
+    std::string list;
+    for (std::size_t i = 0; i < std::min(twice_.size(), kShown); ++i)
+      list += "\n  " + printable(twice_[i].name) + " of " + file_of(out_.tensors()[*out_.find(twice_[i].name)]) +
+              " and of " + file_of(twice_[i]);
+    if (twice_.size() > kShown) list += "\n  and " + with_commas(std::ssize(twice_) - Index{kShown}) + " more";
+    return corrupt(from_.root + ": " + count_of(std::ssize(twice_), "tensor") + (twice_.size() == 1 ? " is" : " are") +
+                   " there twice, under two names; --exclude leaves one of them out:" + list);
+  }
+  std::string file_of(const Tensor& t) const {
+    return t.fragments.empty() ? "no file" : printable(from_.files[t.fragments.extent(0).file].path);
+  }
+
   const Catalog& from_;
   const ViewOptions& options_;
   std::vector<std::string>* dropped_;
   Catalog out_;
   std::vector<std::string> unknown_;
+  std::vector<Tensor> twice_;  // under canonical names that others had already
 };
 
 }  // namespace

@@ -903,6 +903,75 @@ class Repairs(Case):
         self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(COLOSSALAI / "full.safetensors"))
 
 
+class TorchCheckpointing(Case):
+    """What --to torch_checkpointing writes, through the library's own loader and its export to Hugging Face's files."""
+
+    def setUp(self):
+        if importlib.util.find_spec("torch_checkpointing") is None:
+            self.skipTest("torch_checkpointing is not installed")
+        super().setUp()
+
+    def tensors_of(self, directory):
+        """Those of a DCP directory, under their flat names."""
+        metadata = dcp.FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+        out = {k: torch.empty(v.size, dtype=v.properties.dtype) for k, v in metadata.items()
+               if isinstance(v, TensorStorageMetadata)}
+        dcp.load(out, checkpoint_id=str(directory), no_dist=True)
+        return out
+
+    def load(self, directory, items):
+        """The items' tensors as one rank that is not of the mesh which saved them gets them."""
+        from torch_checkpointing.checkpoint_base import CheckpointInfo, CheckpointItem
+        from torch_checkpointing.checkpoint_reader import CheckpointReader
+        from torch_checkpointing.default_resharder import DefaultResharder
+        from torch_checkpointing.metadata_manager import DefaultMetadataManager
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+        from torch_checkpointing.types import RankInfo
+
+        rank = RankInfo(global_rank=0, global_world_size=1, role_rank=0, role_world_size=1)
+        info = CheckpointInfo({item: CheckpointItem(value={k: torch.zeros_like(v) for k, v in tensors.items()},
+                                                    resharder=DefaultResharder()) for item, tensors in items.items()})
+        reader = CheckpointReader(rank_info=rank, storage_config=LocalFileSystemStorageConfig())
+        got, missing = reader.read(directory, info.for_reads(DefaultMetadataManager(rank).extract_object_metadata(info)))
+        self.assertEqual(missing, [])
+        return got
+
+    def test_its_loader_takes_every_mesh(self):
+        for sample in SAMPLES:
+            tensors = self.tensors_of(sample / "checkpoint")
+            prefix = "optimizer."
+            items = {"model": {k: v for k, v in tensors.items() if not k.startswith(prefix)},
+                     "optimizer": {k[len(prefix):]: v for k, v in tensors.items() if k.startswith(prefix)}}
+            items = {item: of_item for item, of_item in items.items() if of_item}
+            # 257 rows over 4 x 2: torch 2.15's own formula gives ranks other rows than fully_shard does, and the loader
+            # with it cannot load even what the library saves.
+            for mesh in (m for m in MESHES if m != "dp_shard=2,cp=2,tp=2"):
+                with self.subTest(sample=sample.name, mesh=mesh):
+                    step = self.out("step-1")
+                    reshard("convert", sample / "checkpoint", step, "--to", "torch_checkpointing", "--mesh", mesh,
+                            "--force", "--quiet")
+                    got = self.load(step, items)
+                    for item, wanted in items.items():
+                        self.assert_same_tensors(got[item], wanted)
+
+    def test_its_own_export_makes_whole_tensors(self):
+        from torch_checkpointing.hf.consolidation import consolidate_hf_safetensors_checkpoint
+        from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+        sample = SAMPLES[0]
+        model = {k: v for k, v in self.tensors_of(sample / "checkpoint").items() if not k.startswith("optimizer.")}
+        for mesh in ("tp=4", "dp_shard=3", "dp_replicate=2,dp_shard=2"):
+            with self.subTest(mesh=mesh):
+                step, whole = self.out("step-" + mesh), self.out("whole-" + mesh)
+                reshard("convert", sample / "checkpoint", step, "--to", "torch_checkpointing", "--mesh", mesh, "--quiet")
+                consolidate_hf_safetensors_checkpoint(
+                    str(step), output_dir=str(whole), storage_config=LocalFileSystemStorageConfig(use_direct_io=False))
+                got = {}
+                for file in whole.glob("*.safetensors"):
+                    got.update(load_file(file))
+                self.assert_same_tensors(got, model)
+
+
 class NativeTargets(Case):
     """--to bin, colossalai, ranks and vllm, as their loaders take them."""
 

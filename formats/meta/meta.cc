@@ -1,0 +1,61 @@
+#include "formats/meta/meta.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "lib/base/file.h"
+
+namespace reshard {
+namespace meta {
+
+std::optional<Index> rank_of_file(std::string_view name) {
+  constexpr std::string_view kBefore = "consolidated.", kAfter = ".pth";
+  if (name.size() <= kBefore.size() + kAfter.size() || !name.starts_with(kBefore) || !name.ends_with(kAfter))
+    return std::nullopt;
+  const std::string_view digits = name.substr(kBefore.size(), name.size() - kBefore.size() - kAfter.size());
+  Index rank = 0;
+  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size() || rank < 0) return std::nullopt;
+  return rank;
+}
+
+bool is_safetensors_name(std::string_view name) {
+  return name.starts_with("consolidated") && name.ends_with(".safetensors");
+}
+
+namespace {
+
+bool is_index_name(std::string_view name) { return name == "consolidated.safetensors.index.json"; }
+
+// Beside Hugging Face's files Mistral's are a second copy of the model.
+bool is_hugging_face(std::string_view name) {
+  return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
+}
+
+bool recognises(const std::string& path) {
+  const auto is_ours = [](std::string_view name) {
+    return rank_of_file(name) || is_safetensors_name(name) || is_index_name(name);
+  };
+  if (!is_directory(path)) return is_ours(base_name(path)) && path_exists(path);
+  const auto entries = list_directory(path);
+  if (!entries) return false;
+  const auto any = [&](auto&& is_one) {
+    return std::any_of(entries->begin(), entries->end(),
+                       [&](const DirectoryEntry& e) { return !e.is_directory && is_one(e.name); });
+  };
+  return any(is_ours) && !any(is_hugging_face);
+}
+
+}  // namespace
+}  // namespace meta
+
+const Format kMetaFormat = {
+    .name = "meta",
+    .title = "Meta and Mistral consolidated",
+    .recognises = meta::recognises,
+    .open = meta::open,
+    .lay_out = nullptr,
+    .holds = Holds::kModel,
+};
+
+}  // namespace reshard

@@ -1,0 +1,235 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <map>
+
+#include "formats/meta/meta.h"
+#include "formats/tensor_files/indexed_files.h"
+#include "formats/tensor_files/local_files.h"
+#include "lib/base/text.h"
+
+namespace reshard::meta {
+namespace {
+
+constexpr Index kMaxParamsBytes = Index{1} << 20;
+constexpr int kWhole = -1;
+constexpr int kEmbedding = -2;  // rows or columns
+constexpr std::string_view kNorm = "norm.weight";
+
+// The dimension that model parallelism cuts; nothing for names that are not Llama's.
+std::optional<int> cut_of(std::string_view name) {
+  static constexpr std::pair<std::string_view, int> kCuts[] = {
+      {"attention.wq.weight", 0},    {"attention.wk.weight", 0},
+      {"attention.wv.weight", 0},    {"attention.wo.weight", 1},
+      {"feed_forward.w1.weight", 0}, {"feed_forward.w2.weight", 1},
+      {"feed_forward.w3.weight", 0}, {"attention_norm.weight", kWhole},
+      {"ffn_norm.weight", kWhole},   {"norm.weight", kWhole},
+      {"output.weight", 0},          {"tok_embeddings.weight", kEmbedding},
+      {"rope.freqs", kWhole},
+  };
+  for (const auto& [known, dim] : kCuts)
+    if (name == known || (name.ends_with(known) && name[name.size() - known.size() - 1] == '.')) return dim;
+  return std::nullopt;
+}
+
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+class MetaReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
+
+ private:
+  // What one rank's file holds for a tensor.
+  struct Part {
+    std::uint32_t file = 0;
+    StoredTensor stored;
+  };
+
+  Status open_ranks(const OpenOptions& options);
+  Status open_safetensors(const std::string& only, const OpenOptions& options);
+  Status read_params();
+  Status join(const std::string& name, const std::vector<Part>& parts);
+  Result<int> cut_of_embedding(const StoredTensor& stored) const;
+  Status check_count() const;
+
+  std::optional<Json> params_;
+  std::map<std::string, std::vector<Part>> parts_;  // by tensor, in the order of the ranks
+};
+
+Status MetaReader::read_params() {
+  const std::string path = path_join(catalog_.root, kParamsFile);
+  if (!path_exists(path)) return {};
+  catalog_.metadata_files.emplace_back(kParamsFile);
+  params_ = TRY(parse_json(TRY(read_whole_file(path, kMaxParamsBytes)), path));
+  return {};
+}
+
+// ---- one file for each rank
+
+Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
+  const auto norm = parts_.find(std::string(kNorm));
+  const Dims& shape = stored.shape();
+  if (norm == parts_.end() || norm->second[0].stored.shape().rank() != 1 || shape.rank() != 2)
+    return corrupt("expected a matrix and a '" + std::string(kNorm) + "' beside it, which tells how it is cut");
+  const Index width = norm->second[0].stored.shape()[0];
+  if (shape[1] == width) return 0;
+  const auto columns = checked_mul(shape[1], std::ssize(catalog_.files));
+  if (columns && *columns == width) return 1;
+  return corrupt("expected rows of " + std::to_string(width) + " columns, or " + std::to_string(width) + "/" +
+                 std::to_string(catalog_.files.size()) + " columns, got shape " + to_string(shape));
+}
+
+// The parts of all ranks, side by side.
+Status MetaReader::join(const std::string& name, const std::vector<Part>& parts) {
+  const StoredTensor& first = parts.front().stored;
+  const std::string what = catalog_.root + ": " + tensor_text(name);
+  if (parts.size() != catalog_.files.size()) {
+    std::uint32_t without = 0;
+    while (without < parts.size() && parts[without].file == without) ++without;
+    return corrupt(catalog_.file_path(without) + ": expected " + tensor_text(name) + ", as " +
+                   catalog_.files[parts.front().file].path + " has it; it is not there");
+  }
+  int dim = kWhole;
+  if (parts.size() > 1) {
+    const auto cut = cut_of(name);
+    if (!cut)
+      return unsupported(what + ": is in the files of " + std::to_string(parts.size()) +
+                         " ranks, and is none of Llama's: nothing says how its parts join");
+    dim = *cut == kEmbedding ? TRY(cut_of_embedding(first).context(what)) : *cut;
+  }
+  if (dim >= first.shape().rank())
+    return corrupt(what + ": expected " + std::to_string(dim + 1) + " dimensions or more, got shape " +
+                   to_string(first.shape()));
+  Dims shape = first.shape();
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const StoredTensor& stored = parts[i].stored;
+    Dims same = stored.shape();
+    if (dim >= 0 && same.rank() == shape.rank()) same[dim] = first.shape()[dim];
+    if (stored.dtype != first.dtype || same != first.shape())
+      return corrupt(catalog_.file_path(parts[i].file) + ": " + tensor_text(name) + ": expected " +
+                     std::string(info(first.dtype).torch_name) + " " + to_string(first.shape()) + " as in " +
+                     catalog_.files[parts.front().file].path + ", got " + std::string(info(stored.dtype).torch_name) +
+                     " " + to_string(stored.shape()));
+    if (dim < 0) continue;
+    const auto sum = checked_add(shape[dim], stored.shape()[dim]);
+    if (!sum) return corrupt(what + ": the sum of its parts overflows");
+    shape[dim] = *sum;
+  }
+  const auto elements = checked_volume(shape);
+  if (!elements || !checked_mul(*elements, byte_size(first.dtype)))
+    return corrupt(what + ": the size of " + to_string(shape) + " is 2^63 bytes or more");
+  JoinedTensor joined(name, first.dtype, shape, {name});
+  Index begin = 0;
+  for (const Part& part : parts) {
+    LocalBox place{whole(part.stored.shape()), Dims::filled(shape.rank(), 0)};
+    if (dim >= 0) place.box.origin[dim] = begin;
+    if (dim >= 0) begin += part.stored.shape()[dim];
+    joined.add(in_file(part.stored, part.file), place);
+  }
+  return catalog_.add(std::move(joined.tensor));
+}
+
+// That the last files are not missing: nothing but a cut matrix, whose whole width is known, tells.
+Status MetaReader::check_count() const {
+  const auto norm = catalog_.find(kNorm), matrix = catalog_.find("layers.0.attention.wo.weight");
+  if (!norm || !matrix || (params_ && params_->contains("head_dim"))) return {};
+  const Dims &vector = catalog_.tensors()[*norm].shape, &shape = catalog_.tensors()[*matrix].shape;
+  if (vector.rank() != 1 || shape.rank() != 2 || shape[1] >= vector[0]) return {};
+  const Index files = std::ssize(catalog_.files), width = shape[1] / files;
+  const std::string wanted = width > 0 && vector[0] % width == 0 ? std::to_string(vector[0] / width) : "more";
+  return io_error(catalog_.root + ": expected the files of " + wanted + " ranks, whose parts of 'attention.wo' have " +
+                  std::to_string(vector[0]) + " columns together; got " + count_of(files, "file") + " with " +
+                  std::to_string(shape[1]));
+}
+
+Status MetaReader::open_ranks(const OpenOptions& options) {
+  std::map<Index, std::string> files;
+  for (const DirectoryEntry& e : TRY(list_directory(catalog_.root)))
+    if (const auto rank = e.is_directory ? std::nullopt : rank_of_file(e.name))
+      if (!files.emplace(*rank, e.name).second)
+        return unsupported(catalog_.root + ": '" + printable(e.name) + "' and '" + printable(files[*rank]) +
+                           "' are both of rank " + std::to_string(*rank));
+  Index next = 0;
+  for (const auto& [rank, name] : files) {
+    if (rank != next)
+      return io_error(catalog_.root + ": the file of rank " + std::to_string(next) + " is missing, beside " +
+                      names_text({files.begin()->second, files.rbegin()->second}, "file") + " and those between");
+    ++next;
+    const OpenFile open = TRY(open_file(name, options));
+    catalog_.files[open.file].writer = rank;
+    for (const TensorFile::Entry& e : open.content->tensors()) parts_[e.name].push_back({open.file, e.tensor});
+    if (rank > 0) continue;  // what is no tensor, all ranks have
+    for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
+  }
+  if (parts_.empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
+  for (const auto& [name, parts] : parts_) TRY(join(name, parts));
+  return check_count();
+}
+
+// ---- whole tensors
+
+Status MetaReader::open_safetensors(const std::string& only, const OpenOptions& options) {
+  constexpr std::string_view kIndex = "consolidated.safetensors.index.json";
+  std::vector<std::string> names;
+  std::optional<IndexedFiles> index;
+  if (!only.empty()) {
+    names = {only};
+  } else if (path_exists(path_join(catalog_.root, kIndex))) {
+    index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex)));
+    names = index->files();
+  } else {
+    for (const DirectoryEntry& e : TRY(list_directory(catalog_.root)))
+      if (!e.is_directory && is_safetensors_name(e.name)) names.push_back(e.name);
+    if (names.size() != 1)
+      return io_error(catalog_.root + ": expected one consolidated.safetensors, or " + std::string(kIndex) +
+                      " to say which files belong together; got " + names_text(names, "file"));
+  }
+  for (const std::string& name : names) {
+    const OpenFile open = TRY(open_file(name, options));
+    for (const TensorFile::Entry& e : open.content->tensors())
+      if (!index || index->is_wanted(e.name, name)) TRY(add_tensor(e.name, e.path, open.file, e.tensor));
+    for (const TensorFile::Object& o : open.content->objects()) TRY(add_object(o.name, o.path, open.file, o.value));
+  }
+  return index ? index->check(catalog_) : Status();
+}
+
+// ---- the whole
+
+Status MetaReader::open(const std::string& path, const OpenOptions& options) {
+  const std::string name = is_directory(path) ? std::string() : base_name(path);
+  catalog_.root = name.empty() ? path : parent_path(path);
+  bool has_ranks = rank_of_file(name).has_value();
+  if (name.empty())
+    for (const DirectoryEntry& e : TRY(list_directory(path)))
+      has_ranks = has_ranks || (!e.is_directory && rank_of_file(e.name));
+  TRY(read_params());
+  TRY(has_ranks ? open_ranks(options) : open_safetensors(is_safetensors_name(name) ? name : "", options));
+  catalog_.attributes.emplace_back(
+      "format", has_ranks ? "Meta consolidated, files of " + count_of(std::ssize(catalog_.files), "rank")
+                          : "Mistral consolidated, " + count_of(std::ssize(catalog_.files), "file"));
+  if (params_) {
+    const std::string part = unknown_part(*params_);
+    catalog_.attributes.emplace_back(
+        "config", part.empty() ? "made of params.json"
+                               : "none: params.json describes '" + part + "', of which no config.json can be made");
+  }
+  return finish(options);
+}
+
+Result<std::optional<std::string>> MetaReader::side_file(const std::string& name, Index limit) {
+  auto there = TRY(Reader::side_file(name, limit));
+  if (there || name != "config.json" || !params_ || !unknown_part(*params_).empty()) return there;
+  const Json config = TRY(make_config(*params_, catalog_, path_join(catalog_.root, kParamsFile)));
+  return std::optional<std::string>(to_text(config, 2) + "\n");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+  auto reader = std::make_unique<MetaReader>();
+  TRY(reader->open(path, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::meta
