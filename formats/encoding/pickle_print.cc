@@ -123,7 +123,25 @@ class Printer {
     out_ += ")";
   }
 
+  // Of io.BytesIO how much it holds; in protocol 2 its bytes are a text of as many characters, encoded.
+  bool byte_stream(Value v) {
+    const Value callee = v.callee(), state = v.state();
+    if (callee.kind() != Kind::kGlobal || callee.module() != "_io" || callee.name() != "BytesIO") return false;
+    if (state.kind() != Kind::kTuple || state.size() == 0) return false;
+    const Value held = state[0];
+    Index bytes = -1;
+    if (held.kind() == Kind::kBytes) bytes = std::ssize(*held.as_bytes());
+    if (held.kind() == Kind::kObject && held.args().kind() == Kind::kTuple && held.args().size() > 0)
+      if (const auto characters = held.args()[0].as_string())
+        bytes = std::count_if(characters->begin(), characters->end(),
+                              [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+    if (bytes < 0) return false;
+    out_ += "BytesIO, " + count_of(bytes, "byte");
+    return true;
+  }
+
   void object(Value v, int depth) {
+    if (byte_stream(v)) return;
     if (depth >= max_depth_ && v.callee().kind() != Kind::kGlobal) {
       out_ += "...";
       return;

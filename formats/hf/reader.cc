@@ -260,7 +260,9 @@ Status HfReader::check_shapes() const {
 
 void HfReader::describe_format() {
   const bool sharded = std::find(sharded_.begin(), sharded_.end(), true) != sharded_.end();
-  if (sharded)
+  // One process that consolidated (save_distributed=False) describes whole tensors in the same words.
+  const auto is_shard = [](const std::string& name) { return name.starts_with("shard-"); };
+  if (sharded && std::any_of(sources_.files.begin(), sources_.files.end(), is_shard))
     catalog_.warnings.push_back(
         "These shards do not record the shapes of whole tensors: if the last shard of a tensor is missing, the tensor "
         "looks smaller, and nothing in the files tells.");

@@ -373,6 +373,17 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                                "embedding: writing only one of them would lose the other. Set " +
                                "tie_word_embeddings to false to keep both"});
   }
+  if (names.renames() && names.to != Convention::kHf) {
+    std::vector<std::string> scales;
+    for (const std::size_t i : taken)
+      if (const auto parsed = parse_name(*model.family, tensors[i].name); parsed && parsed->is_scale)
+        scales.push_back("'" + printable(view.native(tensors[i].name)) + "'");
+    if (!scales.empty())
+      return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
+                         " scale float8 matrices (" + some_of(scales) + "), and " +
+                         std::string(convention_title(*names.to)) +
+                         " has no names for them: a loader would take the matrices without");
+  }
   std::vector<PackedGroup> groups;
   if (names.renames() && names.to != Convention::kHf)
     groups = TRY(pack(*model.family, *names.to, view.catalog, taken));

@@ -243,6 +243,7 @@ RunHealth scan_by(const Kernels& kernels, DType dtype, Bytes run) {
   if (run.empty()) return {};
   switch (dtype) {
     case DType::kBool:
+    case DType::kFloat4E2M1x2:
     case DType::kUint8:
       return scan_integers<std::uint8_t>(run);
     case DType::kInt8:

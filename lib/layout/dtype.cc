@@ -6,7 +6,7 @@ namespace reshard {
 namespace {
 
 // In the order of the enum.
-constexpr std::array<DTypeInfo, 21> kTable = {{
+constexpr std::array<DTypeInfo, 22> kTable = {{
     {DType::kBool, "bool", "BOOL", "BoolStorage", "bool", 1},
     {DType::kUint8, "uint8", "U8", "ByteStorage", "u8", 1},
     {DType::kInt8, "int8", "I8", "CharStorage", "i8", 1},
@@ -28,6 +28,7 @@ constexpr std::array<DTypeInfo, 21> kTable = {{
     {DType::kComplex32, "complex32", "", "", "c32", 4},
     {DType::kComplex64, "complex64", "C64", "ComplexFloatStorage", "c64", 8},
     {DType::kComplex128, "complex128", "", "ComplexDoubleStorage", "c128", 16},
+    {DType::kFloat4E2M1x2, "float4_e2m1fn_x2", "", "", "f4e2m1x2", 1},
 }};
 
 std::optional<DType> find(std::string_view DTypeInfo::*name, std::string_view wanted) {

@@ -31,6 +31,7 @@ enum class DType : std::uint8_t {
   kComplex32,
   kComplex64,
   kComplex128,
+  kFloat4E2M1x2,  // two values in a byte, which is the element
 };
 
 struct DTypeInfo {

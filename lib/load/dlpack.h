@@ -42,6 +42,7 @@ enum TypeCode : std::uint8_t {
   kFloat8E5M2 = 12,
   kFloat8E5M2Fnuz = 13,
   kFloat8E8M0Fnu = 14,
+  kFloat4E2M1Fn = 17,
 };
 
 struct DLDataType {
@@ -97,6 +98,8 @@ inline DLDataType data_type(DType dtype) {
       return of(kFloat8E5M2Fnuz);
     case DType::kFloat8E8M0:
       return of(kFloat8E8M0Fnu);
+    case DType::kFloat4E2M1x2:
+      return {kFloat4E2M1Fn, 4, 2};
     case DType::kBFloat16:
       return of(kBfloat);
     case DType::kFloat16:

@@ -74,6 +74,7 @@ struct NameRule {
   std::string when = {};     // a formula that must not be 0, absent members being 0; "!name": that must be 0
   std::string tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
   std::string dtype = {};    // where it is not the model's
+  bool buffer = false;       // no parameter: neither FSDP nor an optimizer touches it
   bool quantized = false;    // a matrix that FP8 models hold in blocks, scaled by a second tensor: scale_name()
 
   bool is_per_expert() const;

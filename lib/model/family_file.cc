@@ -151,7 +151,7 @@ class FamilyReader {
 
   Status read_rule(const Json& json) {
     TRY(only(json, {"name", "shape", "dropped", "tp_dim", "heads", "sections", "place", "layers", "when", "tied_to",
-                    "dtype", "quantized"}));
+                    "dtype", "quantized", "buffer"}));
     NameRule rule{.hf = TRY(text(json, "name"))};
     TRY(check_pattern("name", rule.hf));
     rule.shape = TRY(text(json, "shape"));
@@ -165,6 +165,7 @@ class FamilyReader {
     rule.when = TRY(text(json, "when"));
     rule.tied_to = TRY(text(json, "tied_to"));
     rule.dtype = TRY(text(json, "dtype"));
+    if (json.contains("buffer")) rule.buffer = TRY(json.get_bool("buffer"));
     if (json.contains("quantized")) rule.quantized = TRY(json.get_bool("quantized"));
     if (is_layer != (rule.place == NameRule::Place::kLayer))
       return corrupt("place: '" + printable(rule.hf) + "' " + (is_layer ? "has" : "has no") + " layer number {}");

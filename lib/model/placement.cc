@@ -49,7 +49,8 @@ Placement Placer::place(const Tensor& tensor) const {
     const auto shape = parameter_shapes_.find(key.parameter);
     if (shape == parameter_shapes_.end() || shape->second != tensor.shape) return placement;
   }
-  if (tensor.shape.rank() == 0) return placement;
+  const auto parsed = family_ ? parse_name(*family_, key.parameter) : std::nullopt;
+  if (tensor.shape.rank() == 0 || (parsed && parsed->rule->buffer)) return placement;
   if (const Split cut = tp_split(tensor, key.parameter); cut.dim >= 0) placement.splits.push_back(cut);
   placement.splits.push_back({{"dp_shard", "cp"}, 0});
   return placement;

@@ -101,10 +101,10 @@ class ViewBuilder {
     for (std::size_t i = 0; i < std::min<std::size_t>(unknown_.size(), 20); ++i)
       list += "\n  " + printable(unknown_[i]);
     if (unknown_.size() > 20) list += "\n  and " + std::to_string(unknown_.size() - 20) + " more";
-    return unsupported(from_.root + ": " + std::to_string(unknown_.size()) + " tensors have names that family " +
-                       std::string(options_.family->name) +
-                       " does not know (--keep-unknown carries them as they are, " +
-                       "--exclude leaves them out):" + list);
+    return unsupported(
+        from_.root + ": " + count_of(std::ssize(unknown_), "tensor") +
+        (unknown_.size() == 1 ? " has a name" : " have names") + " that family " + std::string(options_.family->name) +
+        " does not know (--keep-unknown carries them as they are, " + "--exclude leaves them out):" + list);
   }
 
   Error twice_error() const {

@@ -163,6 +163,35 @@ TEST(Identity, WithoutAConfigItIsSaidThatNothingTellsTheWholeModel) {
   EXPECT_THAT(r.out, HasSubstr("nothing says whether this is the whole model"));
 }
 
+// torchtitan has no names for the scales: its loader would take float8 values for weights.
+TEST(Identity, ScaledMatricesAreNotWrittenUnderNamesThatHaveNoScales) {
+  const TempDir dir;
+  write_file(dir / "config.json", R"({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32,
+      "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 4, "q_lora_rank": null, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+      "v_head_dim": 6, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1,
+      "num_nextn_predict_layers": 0, "dtype": "bfloat16",
+      "quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}})");
+  const CommandResult made = reshard_cli({"synth", dir / "fp8", "--config", dir / "config.json", "--to", "hf"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  const CommandResult r = reshard_cli({"convert", dir / "fp8", dir / "out", "--to", "dcp", "--names", "torchtitan"});
+  EXPECT_EQ(r.exit_code, 4) << r.out << r.err;
+  EXPECT_THAT(r.err, AllOf(HasSubstr("scale float8 matrices"), HasSubstr("torchtitan names")));
+}
+
+// torch.float4_e2m1fn_x2: two values in a byte. Carried as bytes, to where there is a word for them.
+TEST(Identity, PackedFourBitFloatsAreCarried) {
+  const TempDir dir;
+  write_dcp({{"w", {DType::kFloat4E2M1x2, {4, 6}, std::string(24, '\x35')}}}, dir / "ck", *Mesh::parse("dp_shard=2"));
+  EXPECT_THAT(reshard_cli({"inspect", dir / "ck"}).out, HasSubstr("f4e2m1x2  [4, 6]"));
+  const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "dcp", "--mesh", "dp_shard=3"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(dir / "out") == load_checkpoint(dir / "ck"));
+  const CommandResult refused = reshard_cli({"convert", dir / "ck", dir / "hf", "--to", "hf", "--family", "none"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.err, HasSubstr("float4_e2m1fn_x2"));
+}
+
 TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   const TempDir dir;
   fs::create_directory(dir / "t5");
