@@ -29,11 +29,11 @@ Result<int> diff(const DiffOptions& options) {
   OpenOptions changed = plain;
   changed.keys = TRY(options.source_layout.keys());
   OpenCheckpoint a = TRY(open_checkpoint(options.a, changed)), b = TRY(open_checkpoint(options.b, plain));
-  const auto c = TRY(Comparison::prepare(*a.reader, *b.reader,
-                                         {.model = TRY(options.model.choice()),
-                                          .config = options.model.config,
-                                          .spool = temporary_directory(),
-                                          .run = TRY(options.resources.run_options())}));
+  const ModelChoice model = TRY(options.model.choice());
+  const RunOptions run = TRY(options.resources.run_options());
+  const auto c = TRY(Comparison::prepare(
+      *a.reader, *b.reader,
+      {.model = model, .config = options.model.config, .spool = temporary_directory(), .run = run}));
   std::vector<Comparison::Distance> distances;
   {
     Progress progress("reading", c->bytes() / 2, options.resources.quiet || options.json);

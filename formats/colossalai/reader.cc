@@ -619,7 +619,8 @@ Status ColossalaiReader::add_states(std::map<Index, std::string>& name_of) {
 void ColossalaiReader::note_fused(const std::map<Index, std::string>& name_of) {
   std::vector<std::string> fused;
   for (const auto& [id, states] : states_)
-    if (const std::string& name = name_of.at(id); name.find(".attn.c_attn.") != std::string::npos) fused.push_back(name);
+    if (const std::string& name = name_of.at(id); name.find(".attn.c_attn.") != std::string::npos)
+      fused.push_back(name);
   if (!fused.empty())
     catalog_.notes.push_back(
         "If the run was tensor-parallel, the moments of fused layers are permuted against their parameters: ColossalAI "

@@ -31,7 +31,8 @@ Result<WeightIndex> WeightIndex::parse(std::string_view text, const std::string&
   for (const Json::Member& member : TRY(json.get_object("weight_map").context(path))) {
     const std::string where = path + ": weight_map: tensor '" + printable(member.key) + "'";
     index.by_name_.emplace(member.key, index.entries_.size());
-    index.entries_.push_back({member.key, TRY(file_inside(member.value, where))});
+    auto file = TRY(file_inside(member.value, where));
+    index.entries_.push_back({member.key, std::move(file)});
   }
   const Json* metadata = json.find("metadata");
   if (metadata == nullptr) return index;

@@ -76,7 +76,8 @@ Result<Listing> Scanner::run() {
   const LibraryLock lock;
   listing_.catalog.root = parent_path(path_);
   const File file = TRY(File::open(path_));
-  listing_.catalog.files = {{base_name(path_), TRY(file.size())}};
+  const Index size = TRY(file.size());
+  listing_.catalog.files = {{base_name(path_), size}};
   const Handle access = TRY(checked(H5Pcreate(H5P_FILE_ACCESS), ErrorCode::kInternal, path_));
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   const Handle open = TRY(checked(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()), ErrorCode::kCorrupt, path_));

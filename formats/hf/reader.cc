@@ -227,7 +227,8 @@ Status HfReader::add(Piece piece) {
 Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const std::string path = path_join(catalog_.root, name);
   const auto file = TRY(files_.open(path));
-  catalog_.files.push_back({name, TRY(file->size())});
+  const Index size = TRY(file->size());
+  catalog_.files.push_back({name, size});
   SafetensorsHeader header = TRY(read_safetensors_header(*file, end));
   const Json sharding = TRY(sharding_of(header, path));
   sharded_.push_back(sharding.is_object());

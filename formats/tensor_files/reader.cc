@@ -68,7 +68,8 @@ Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string
   const auto file = TRY(files_.open(path_join(catalog_.root, name)));
   auto content = std::make_unique<const TensorFile>(
       TRY(TensorFile::open(*file, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked, parts)));
-  catalog_.files.push_back({name, TRY(file->size())});
+  const Index size = TRY(file->size());
+  catalog_.files.push_back({name, size});
   open_.push_back(std::move(content));
   return OpenFile{static_cast<std::uint32_t>(catalog_.files.size() - 1), open_.back().get()};
 }

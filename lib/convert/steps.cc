@@ -37,7 +37,9 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const 
     auto kept = TRY(source.side_file(std::string(kConfigFile), kMaxConfigBytes));
     return kept ? ConfigFile{path_join(source_path, kConfigFile), std::move(*kept)} : ConfigFile();
   }
-  ConfigFile out{path, TRY(read_whole_file(path, kMaxConfigBytes))};
+  ConfigFile out;
+  out.text = TRY(read_whole_file(path, kMaxConfigBytes));
+  out.path = path;
   if (wanted.config_given) return out;
   if (const auto real = leads_out(path, parent_path(path))) {
     out.is_copied = false;
