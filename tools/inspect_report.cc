@@ -92,7 +92,8 @@ void print_mesh(const Inspection& in) {
     const char* color = confidence == Confidence::kCertain ? "32" : confidence == Confidence::kLikely ? "33" : "2";
     const bool is_unknown = confidence == Confidence::kUnknown;
     const std::string word = is_unknown ? "" : std::string(confidence_name(confidence)) + ": ";
-    std::printf("%s%s%s\n", colored(padded(label, kLabel), "1").c_str(), colored(padded(axis, kAxis - 1) + " ", color).c_str(),
+    std::printf("%s%s%s\n", colored(padded(label, kLabel), "1").c_str(),
+                colored(padded(axis, kAxis - 1) + " ", color).c_str(),
                 in_column(word + evidence, kLabel + kAxis).c_str());
     label.clear();
   };

@@ -83,7 +83,7 @@ class FsdpReader : public TensorFileReader {
   Status add_value(Role role, Index rank, const TensorFile::Object& object);
   Status check_ranks() const;
 
-  Status finish_tensor(KeyPath path, Pieces pieces);
+  Status finish_tensor(KeyPath path, const Pieces& pieces);
   Status finish_optimizer();
   std::vector<NamedShape> parameters(bool distributed_only);
   std::string name_by_id(const std::vector<Index>& ids);
@@ -208,7 +208,7 @@ Status FsdpReader::check_ranks() const {
 // ---- Tensors
 
 // Of a box that several ranks have, the first is a fragment and the others are copies.
-Status FsdpReader::finish_tensor(KeyPath path, Pieces pieces) {
+Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
   Tensor tensor;
   tensor.name = name_of(path);
   tensor.path = std::move(path);
@@ -291,7 +291,7 @@ Status FsdpReader::finish_optimizer() {
     const auto id = id_of(p.path);
     const auto owner = id ? owners_.find(*id) : owners_.end();
     KeyPath path = owner == owners_.end() ? below("optimizer", p.path) : with_owner(p.path, owner->second.front());
-    TRY(finish_tensor(std::move(path), std::move(p)));
+    TRY(finish_tensor(std::move(path), p));
   }
   return {};
 }
@@ -360,7 +360,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
   for (Pieces& p : of(Role::kOptimizer).all()) {
     const auto id = id_of(p.path);
     if (!id) {
-      TRY(finish_tensor(below("optimizer", p.path), std::move(p)));
+      TRY(finish_tensor(below("optimizer", p.path), p));
       continue;
     }
     const auto i = static_cast<std::size_t>(std::lower_bound(ids.begin(), ids.end(), *id) - ids.begin());
@@ -393,7 +393,7 @@ Status FsdpReader::add_flat_state(const FlatUnit& unit, const KeyPath& path, con
            fragments_of_run(parameter->shape, from - begin, to - begin, run, from - begins[shard]))
         out.pieces.add(piece);
     }
-    TRY(finish_tensor(with_owner(path, parameter->name), std::move(out)));
+    TRY(finish_tensor(with_owner(path, parameter->name), out));
     begin = end;
   }
   return {};
@@ -404,7 +404,7 @@ Status FsdpReader::finish_extra() {
   constexpr std::string_view kPrefix = "extra_state";
   for (Pieces& p : of(Role::kExtra).all()) {
     if (p.is_distributed) {
-      TRY(finish_tensor(below(kPrefix, p.path), std::move(p)));
+      TRY(finish_tensor(below(kPrefix, p.path), p));
       continue;
     }
     const Fragment first = p.pieces.get(0);
@@ -415,7 +415,7 @@ Status FsdpReader::finish_extra() {
                   piece.start == first.start;
     }
     if (is_shared) {
-      TRY(finish_tensor(below(kPrefix, p.path), std::move(p)));
+      TRY(finish_tensor(below(kPrefix, p.path), p));
       continue;
     }
     for (std::size_t i = 0; i < p.pieces.size(); ++i) {
@@ -423,7 +423,7 @@ Status FsdpReader::finish_extra() {
       KeyPath path = below("rank_" + std::to_string(writer(piece.extent)), p.path);
       Pieces own{{}, p.dtype, piece.box.shape, false, FragmentList(p.shape.rank())};
       own.pieces.add(piece);
-      TRY(finish_tensor(below(kPrefix, path), std::move(own)));
+      TRY(finish_tensor(below(kPrefix, path), own));
     }
   }
   return {};
@@ -485,7 +485,7 @@ Status FsdpReader::open(const std::string& path, const OpenOptions& options) {
                                                  (set_.is_verl ? "verl" : "Accelerate") + "): " + join(parts, ", "));
   if (!layout_.empty()) catalog_.attributes.emplace_back("mesh", layout_);
   TRY(finish_optimizer());
-  for (Pieces& p : of(Role::kModel).all()) TRY(finish_tensor(p.path, std::move(p)));
+  for (Pieces& p : of(Role::kModel).all()) TRY(finish_tensor(p.path, p));
   TRY(finish_extra());
   TRY(finish_values());
   if (!left_out_.empty())

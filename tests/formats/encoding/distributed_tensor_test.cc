@@ -120,7 +120,7 @@ std::string pickle_of(const Spec& s) {
   w.global("torch.distributed.tensor", "DTensor");
   w.global("torch", s.dtype);
   w.integers(s.shape.span());
-  w.integers(row_major_strides(s.shape).span());
+  w.integers((checked_volume(s.shape) ? row_major_strides(s.shape) : s.shape).span());
   w.tuple_from_mark();
   w.none();
   w.empty_dict();
