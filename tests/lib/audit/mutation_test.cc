@@ -212,7 +212,8 @@ void expect_program_agrees(const Question& q, const Answer& answer, const Damage
                                    "--bytes",      "--replicas", "--quiet", "--threads", "1"};
   if (!q.mesh.empty()) argv.insert(argv.end(), {"--mesh", q.mesh});
   const CommandResult r = run_command(argv);
-  EXPECT_THAT(r.exit_code, testing::AnyOf(0, 1, 2, 3)) << d.kind << ": " << d.what << "\n" << r.err;
+  // 4: a flipped bit may make a pickle's opcode one that no data have.
+  EXPECT_THAT(r.exit_code, testing::AnyOf(0, 1, 2, 3, 4)) << d.kind << ": " << d.what << "\n" << r.err;
   EXPECT_EQ(r.exit_code == 0, answer.is_clean()) << d.kind << ": " << d.what << "\n"
                                                  << r.out << r.err << answer.headers << answer.data;
 }
