@@ -68,8 +68,8 @@ class JoinedReader : public Reader {
       for (std::size_t n = 0; n < part.wanted.size(); ++n) {
         Tensor found = in_joined_files(part, part.reader->catalog().tensors()[part.wanted[n]]);
         Tensor& tensor = catalog_.tensor(part.joined[n]);
-        tensor.fragments = std::move(found.fragments);
-        tensor.replicas = std::move(found.replicas);
+        tensor.fragments = found.fragments;
+        tensor.replicas = found.replicas;
         tensor.dtype = found.dtype;
         tensor.located = found.located;
       }
@@ -115,8 +115,8 @@ class JoinedReader : public Reader {
   }
 
   static Tensor in_joined_files(const Part& part, Tensor tensor) {
-    tensor.fragments = moved(part, std::move(tensor.fragments));
-    tensor.replicas = moved(part, std::move(tensor.replicas));
+    tensor.fragments = moved(part, tensor.fragments);
+    tensor.replicas = moved(part, tensor.replicas);
     return tensor;
   }
 
