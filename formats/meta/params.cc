@@ -27,7 +27,8 @@ Result<Index> need(const Json& params, std::string_view key) {
 
 // FeedForward of llama/model.py.
 Result<Index> hidden_size(const Json& params, Index dim) {
-  double hidden = static_cast<double>(2 * (4 * dim) / 3);
+  const Index whole = 2 * (4 * dim) / 3;  // int() of it comes before the multiplier
+  auto hidden = static_cast<double>(whole);
   if (const Json* factor = params.find("ffn_dim_multiplier"); factor && !factor->is_null())
     hidden *= TRY(factor->as_double().context("ffn_dim_multiplier"));
   const Index multiple = TRY(need(params, "multiple_of"));

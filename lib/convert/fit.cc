@@ -266,8 +266,8 @@ class Fitter {
         const Index begin = (b * times + k) * block;
         append(k == 0 ? kept : replicas, take_rows(t.fragments, rank, begin, begin + block, b * block - begin, eb));
       }
-    t.fragments = std::move(kept);
-    t.replicas = std::move(replicas);
+    t.fragments = kept;
+    t.replicas = replicas;
     t.shape[0] /= times;
     t.row_group = std::max(t.row_group, block);
   }
@@ -486,7 +486,7 @@ void repeat_blocks(Tensor& tensor, Index block, Index times) {
   for (Index b = 0; b < blocks; ++b)
     for (Index k = 0; k < times; ++k)
       append(out, take_rows(tensor.fragments, rank, b * block, (b + 1) * block, (b * (times - 1) + k) * block, eb));
-  tensor.fragments = std::move(out);
+  tensor.fragments = out;
   tensor.replicas = FragmentList(rank);
   tensor.shape[0] *= times;
   tensor.row_group = std::max(tensor.row_group, block);
