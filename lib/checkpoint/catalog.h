@@ -149,6 +149,9 @@ class Catalog {
   // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
   // place of a blob that holds them.
   bool shares_extents = false;
+  // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold. 0:
+  // not told.
+  Index vocabulary = 0;
   bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 

@@ -218,6 +218,7 @@ class Fitter {
     out.files = view_.files;
     out.blobs = view_.blobs;
     out.attributes = view_.attributes;
+    out.vocabulary = view_.vocabulary;
     return out;
   }
 
@@ -276,7 +277,8 @@ class Fitter {
 
   Status fit_vocabulary() {
     const Index size = options_.config->vocab_size();
-    std::vector<std::string> cut, cut_other;
+    const bool is_told = view_.vocabulary == size;  // by the writer: no rows beyond it are words
+    std::vector<std::string> cut, cut_told, cut_other;
     Index rows = 0;
     for (std::size_t i = 0; i < view_.tensors().size(); ++i) {
       const Tensor& t = view_.tensors()[i];
@@ -288,15 +290,16 @@ class Fitter {
         continue;
       }
       rows = t.shape[0];
-      const bool zero = options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows));
-      if (!zero && !options_.repairs.vocabulary)
+      const bool zero = !is_told && (options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows)));
+      if (!zero && !is_told && !options_.repairs.vocabulary)
         return corrupt(shown(t) + ": " + options_.config->path + " says a vocabulary of " + with_commas(size) +
                        ", got " + with_commas(rows) + " rows, and those beyond it are not zeros: padding of a " +
                        "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
-      (zero ? cut : cut_other).push_back(t.name);
+      (zero ? cut : is_told ? cut_told : cut_other).push_back(t.name);
       cut_rows(view_.tensor(i), size);
     }
     report_cut(cut, size, rows, "rows of zeros");
+    report_cut(cut_told, size, rows, "rows of padding");
     report_cut(cut_other, size, rows, "rows that are not zeros");
     return {};
   }
