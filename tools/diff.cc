@@ -28,6 +28,7 @@ Result<int> diff(const DiffOptions& options) {
   const OpenOptions plain{.layout = layout ? &*layout : nullptr};
   OpenOptions changed = plain;
   changed.keys = TRY(options.source_layout.keys());
+  changed.weights = TRY(options.source_layout.which_weights());
   OpenCheckpoint a = TRY(open_checkpoint(options.a, changed)), b = TRY(open_checkpoint(options.b, plain));
   const ModelChoice model = TRY(options.model.choice());
   const RunOptions run = TRY(options.resources.run_options());

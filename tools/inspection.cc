@@ -73,8 +73,10 @@ std::optional<Index> dataloader_ranks(Reader& reader) {
 
 Result<Inspection> look_at(const std::string& path, const SourceOptions& options) {
   const auto layout = TRY(options.load());
-  OpenCheckpoint open = TRY(
-      open_checkpoint(path, {.files_too = false, .keys = TRY(options.keys()), .layout = layout ? &*layout : nullptr}));
+  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false,
+                                                   .keys = TRY(options.keys()),
+                                                   .layout = layout ? &*layout : nullptr,
+                                                   .weights = TRY(options.which_weights())}));
   Inspection in;
   in.path = path;
   in.format = open.format;

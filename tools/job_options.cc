@@ -95,6 +95,17 @@ void SourceOptions::add(CommandLine& line) {
   line.add_option("--rename", renames,
                   "FROM=TO: these whole parts of names are taken for others, 'transformer.h=model.layers'")
       .one_value_each();
+  line.add_option(
+          "--weights", weights,
+          "Of a training state that has its parameters twice: model (as the model computes with them) or master "
+          "(the optimizer's float32)")
+      .shows_default();
+}
+
+Result<Weights> SourceOptions::which_weights() const {
+  if (weights == "model") return Weights::kModel;
+  if (weights == "master") return Weights::kMaster;
+  return usage_error("--weights '" + printable(weights) + "': there are model and master");
 }
 
 Result<KeyChanges> SourceOptions::keys() const {
@@ -266,8 +277,9 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
 namespace {
 
 // The error, and what --allow cover would make of the rest.
-Error with_way_out(const Error& error, const std::string& path, const LayoutDescriptor* layout) {
-  const auto open = open_checkpoint(path, {.files_too = false, .validated = false, .layout = layout});
+Error with_way_out(const Error& error, const std::string& path, OpenOptions options) {
+  options.files_too = options.validated = false;
+  const auto open = open_checkpoint(path, options);
   if (!open) return error;
   const Catalog& catalog = open->reader->catalog();
   const auto faulty = static_cast<Index>(tensor_faults(catalog, true).size());
@@ -283,7 +295,7 @@ Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& o
   how.validated = !allow_faults;
   auto open = open_checkpoint(path, how);
   if (open) return open;
-  if (!allow_faults) return with_way_out(open.error(), path, options.layout);
+  if (!allow_faults) return with_way_out(open.error(), path, options);
   how.files_too = false;
   return open_checkpoint(path, how);
 }
@@ -297,8 +309,10 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   PreparedConversion p;
   p.target = format;
   const auto layout = TRY(options.source_layout.load());
-  OpenOptions how{
-      .files_too = !metadata_only, .keys = TRY(options.source_layout.keys()), .layout = layout ? &*layout : nullptr};
+  OpenOptions how{.files_too = !metadata_only,
+                  .keys = TRY(options.source_layout.keys()),
+                  .layout = layout ? &*layout : nullptr,
+                  .weights = TRY(options.source_layout.which_weights())};
   how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
   p.source = TRY(open_source(options.source, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
@@ -369,7 +383,9 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                 " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
                 (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
                 (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
-  if (c.converted_tensors() > 0) print_row("", with_commas(c.converted_tensors()) + " tensors become " + options.dtype);
+  if (c.converted_tensors() > 0)
+    print_row("", with_commas(c.converted_tensors()) + " tensors become " +
+                      (c.options().dtype ? options.dtype : "what the model computes in"));
   std::vector<std::string> left_out;
   for (const LeftOut& l : c.notes().left_out) left_out.push_back(left_out_text(l));
   if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));

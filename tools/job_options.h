@@ -36,13 +36,14 @@ struct ModelOptions {
 };
 
 // --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
-// themselves and take no notice.
+// themselves and take no notice. --strip-prefix, --rename: its names. --weights: which of its parameters.
 struct SourceOptions {
-  std::string layout, mesh, strip_prefix;
+  std::string layout, mesh, strip_prefix, weights = "model";
   std::vector<std::string> renames;
 
   void add(CommandLine& line);
   Result<KeyChanges> keys() const;
+  Result<Weights> which_weights() const;
   // Nothing where it was not given. A mesh alone says nothing of the cuts and is a usage error.
   Result<std::optional<LayoutDescriptor>> load() const;
 };

@@ -30,6 +30,7 @@ Result<VerifyOptions> verify_options(const Options& options) {
   o.config = options.model.config;
   o.source_layout = TRY(options.source_layout.load());
   o.keys = TRY(options.source_layout.keys());
+  o.weights = TRY(options.source_layout.which_weights());
   if (!options.layout.empty()) {
     o.layout = TRY(load_layout(options.layout, options.mesh));
     if (!o.layout->mesh && o.layout->stored_as != StoredAs::kWhole)

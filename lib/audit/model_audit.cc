@@ -554,7 +554,7 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
     if (!found || p.dtype.empty()) continue;
-    const std::string_view dtype = info(found->dtype).torch_name;
+    const std::string_view dtype = info(found->model_dtype.value_or(found->dtype)).torch_name;
     ++compared;
     // What a family keeps in another dtype than the model's may have been cast with it.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);

@@ -58,7 +58,8 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
   OpenOptions how{.files_too = true,
                   .validated = false,
                   .keys = options.keys,
-                  .layout = options.source_layout ? &*options.source_layout : nullptr};
+                  .layout = options.source_layout ? &*options.source_layout : nullptr,
+                  .weights = options.weights};
   auto whole = open(options.path, how);
   if (whole) return Opened{*std::move(whole), ""};
   how.files_too = false;

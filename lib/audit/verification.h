@@ -24,6 +24,7 @@ struct VerifyOptions {
 
   std::optional<LayoutDescriptor> source_layout;  // how files of ranks join
   KeyChanges keys;                                // of the checkpoint that is verified
+  Weights weights = Weights::kModel;              // likewise
   std::optional<LayoutDescriptor> layout;         // that it was saved in, with its mesh unless tensors are stored whole
   std::optional<Mesh> mesh;                       // where there is no layout: the mesh it was saved by
   std::string against;                            // another checkpoint of the same model; empty: none

@@ -101,6 +101,9 @@ struct Tensor {
   std::string name;       // the flattened key, torch's FQN
   std::string plain_key;  // the name without what wraps it (lib/model/parts.h); empty: the name is plain
   DType dtype = DType::kFloat32;
+  // What the model computes in, where only an optimizer's wider numbers are stored (ZeRO-3's float32 masters): a copy
+  // of the tensor becomes this unless a dtype is asked for.
+  std::optional<DType> model_dtype;
   Dims shape;
   FragmentList fragments;  // cover the shape exactly, once each
   FragmentList replicas;   // further copies of boxes in `fragments`
@@ -149,8 +152,8 @@ class Catalog {
   // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
   // place of a blob that holds them.
   bool shares_extents = false;
-  // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold. 0:
-  // not told.
+  // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold.
+  // 0: not told.
   Index vocabulary = 0;
   bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people

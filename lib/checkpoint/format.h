@@ -129,12 +129,19 @@ class Target {
   Catalog catalog_;
 };
 
+// Of a training state that has its parameters twice, which of them are the model.
+enum class Weights {
+  kModel,   // what it computes with, in bfloat16 as a rule
+  kMaster,  // the optimizer's float32 masters of them
+};
+
 struct OpenOptions {
   bool files_too = true;  // false: be content with the metadata; files may be missing
   bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
   bool external_too = false;                 // follow links and storage into other files
   KeyChanges keys = {};                      // to the plain keys of what it holds
   const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
+  Weights weights = Weights::kModel;         // masters are for formats that have them (Format::has_masters)
 };
 
 // What came of a view.
@@ -178,6 +185,7 @@ struct Format {
   bool is_file = false;                               // a checkpoint is one file; what lies beside others is inside it
   bool takes_container = false;                       // LayoutRequest::container is for the user to choose
   bool takes_compression = false;                     // and LayoutRequest::compression
+  bool has_masters = false;                           // OpenOptions::weights is for the user to choose
   bool hf_names = false;                              // its loaders expect Hugging Face names
   std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages

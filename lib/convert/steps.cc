@@ -252,12 +252,12 @@ Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& fo
 // Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
 Result<DType> target_dtype(const Tensor& tensor, const std::string& native, const Family* family,
                            const Typing& typing) {
-  const DType as = typing.dtype.value_or(tensor.dtype);
-  if (as == tensor.dtype || split_state_key(tensor.key()).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
+  const DType own = tensor.model_dtype.value_or(tensor.dtype), as = typing.dtype.value_or(own);
+  if (as == own || split_state_key(tensor.key()).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
       any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, tensor.name))
-    return tensor.dtype;
+    return own;
   const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
-  if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return tensor.dtype;
+  if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return own;
   if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
     return unsupported("tensor '" + printable(native) + "' is " + std::string(info(tensor.dtype).torch_name) +
                        " with scales in a tensor of its own, which --dtype does not apply; --keep-dtype '" +

@@ -269,6 +269,7 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name) {
   Tensor out;
   out.name = std::move(name);
   out.dtype = packed.dtype;
+  out.model_dtype = packed.model_dtype;
   out.shape = part.shape;
   out.fragments = part_fragments(packed.fragments, part, packed.shape.rank(), byte_size(packed.dtype));
   out.replicas = part_fragments(packed.replicas, part, packed.shape.rank(), byte_size(packed.dtype));

@@ -170,13 +170,13 @@ class PartFinder {
   }
 
   Status find() {
-    for (const Tensor& t : catalog_.tensors()) count(renamed(t.name));
+    for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
     TRY(find_wrappers());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       Tensor& t = catalog_.tensor(i);
-      t.plain_key = differing(plain_key(renamed(t.name)), t.name);
+      t.plain_key = differing(plain_key(renamed(t.key())), t.name);
     }
-    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(renamed(b.name)), b.name);
+    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(renamed(b.key())), b.name);
     std::sort(catalog_.parts.begin(), catalog_.parts.end(),
               [](const Part& a, const Part& b) { return std::tie(a.kind, a.prefix) < std::tie(b.kind, b.prefix); });
     return {};

@@ -12,10 +12,11 @@
 
 namespace reshard {
 
-// A prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them;
-// for a model of no known family, where the optimizer has them without it. What lies beside a wrapped model is other
-// state. Where `changes` gives a prefix, it is the model's: a usage error where no name begins with it. Its renames
-// come first, wherever their whole parts of names occur.
+// What a reader gives a plain key itself is taken for the name. A prefix is what wraps the model where most of its
+// names begin with it and, without it, are as a family names them; for a model of no known family, where the optimizer
+// has them without it. What lies beside a wrapped model is other state. Where `changes` gives a prefix, it is the
+// model's: a usage error where no name begins with it. Its renames come first, wherever their whole parts of names
+// occur.
 Status find_parts(Catalog& catalog, const KeyChanges& changes = {});
 
 }  // namespace reshard
