@@ -119,7 +119,7 @@ Structure check_structure(const Opened& opened, const VerifyOptions& options, Ve
 
 bool holds_optimizer_alone(const Catalog& catalog) {
   const auto is_of = [](StateKind kind) {
-    return [kind](const auto& x) { return split_state_key(x.name).kind == kind; };
+    return [kind](const auto& x) { return split_state_key(x.key()).kind == kind; };
   };
   const auto& tensors = catalog.tensors();
   return std::none_of(tensors.begin(), tensors.end(), is_of(StateKind::kModel)) &&
