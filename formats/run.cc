@@ -13,9 +13,8 @@ constexpr std::string_view kModelPart = "pytorch_model_fsdp_", kOptimizerPart = 
 constexpr std::size_t kMaxSteps = 10'000;  // directories that are looked into
 
 bool is_part(const DirectoryEntry& entry, std::string_view kind) {
-  const std::string_view name = entry.name;
-  return entry.is_directory && name.starts_with(kind) && name.size() > kind.size() &&
-         name.find_first_not_of("0123456789", kind.size()) == std::string_view::npos;
+  std::string_view name = entry.name;
+  return entry.is_directory && take(name, kind) && is_digits(name);
 }
 
 // Several checkpoints in directories of one, as one: their files, tensors and objects side by side.

@@ -1,7 +1,6 @@
 #include "tools/inspection.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 
 #include "lib/base/text.h"
@@ -61,10 +60,7 @@ void describe_objects(Inspection& in) {
 std::optional<Index> dataloader_ranks(Reader& reader) {
   for (const Blob& blob : reader.catalog().blobs) {
     if (blob.name != "dataloader.world_size" && blob.name != "dataloader.dp_world_size") continue;
-    const std::string text = reader.describe(blob);
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (error == std::errc() && stop == text.data() + text.size()) return n;
+    if (const auto n = parse_number(reader.describe(blob))) return n;
   }
   return std::nullopt;
 }

@@ -166,7 +166,7 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
     TRY(add("optimizer.state." + p.name + ".step", DType::kFloat32, {}));
   }
   for (std::size_t i = 0; i < used.size(); ++i)
-    if (!used[i]) return usage_error("--shape: the model has no tensor '" + printable(reshaped[i].first) + "'");
+    if (!used[i]) return usage_error("--shape: the model has no " + tensor_text(reshaped[i].first));
   catalog.sort_by_name();
   return catalog;
 }

@@ -9,7 +9,7 @@ namespace {
 constexpr std::size_t kDigits = 5;
 
 // Takes "-00012" off the end.
-std::optional<Index> take_number(std::string_view& name) {
+std::optional<Index> take_last_number(std::string_view& name) {
   if (name.size() < kDigits + 1 || name[name.size() - kDigits - 1] != '-') return std::nullopt;
   Index value = 0;
   for (const char c : name.substr(name.size() - kDigits)) {
@@ -20,7 +20,7 @@ std::optional<Index> take_number(std::string_view& name) {
   return value;
 }
 
-bool take(std::string_view& name, std::string_view ending) {
+bool take_end(std::string_view& name, std::string_view ending) {
   if (!name.ends_with(ending)) return false;
   name.remove_suffix(ending.size());
   return true;
@@ -28,14 +28,14 @@ bool take(std::string_view& name, std::string_view ending) {
 
 // Takes "-stage-00001" or "-stage-00001-00002" off the end.
 bool take_stage(std::string_view& name, Index& stage, Index& expert) {
-  const auto last = take_number(name);
+  const auto last = take_last_number(name);
   if (!last) return false;
   stage = *last;
-  if (const auto first = take_number(name)) {
+  if (const auto first = take_last_number(name)) {
     stage = *first;
     expert = *last;
   }
-  return take(name, "-stage");
+  return take_end(name, "-stage");
 }
 
 struct Base {
@@ -54,13 +54,13 @@ constexpr std::array<Base, 4> kBases = {{
 std::optional<ShardName> parse_shard_name(std::string_view name) {
   for (const Base& base : kBases) {
     std::string_view rest = name;
-    if (!take(rest, base.ending)) continue;
+    if (!take_end(rest, base.ending)) continue;
     ShardName out;
     out.part = base.part;
-    const auto shard = take_number(rest);
+    const auto shard = take_last_number(rest);
     if (!shard) return std::nullopt;
     out.shard = *shard;
-    if (take(rest, "-shard") && !take_stage(rest, out.stage, out.expert)) return std::nullopt;
+    if (take_end(rest, "-shard") && !take_stage(rest, out.stage, out.expert)) return std::nullopt;
     const bool has_prefix = rest.size() > base.name.size() && rest[base.name.size()] == '.';
     if (rest.starts_with(base.name) && (rest.size() == base.name.size() || has_prefix)) return out;
   }
@@ -68,7 +68,7 @@ std::optional<ShardName> parse_shard_name(std::string_view name) {
 }
 
 std::optional<IndexName> parse_index_name(std::string_view name) {
-  if (!take(name, ".json")) return std::nullopt;
+  if (!take_end(name, ".json")) return std::nullopt;
   for (const Base& base : kBases) {
     const std::string stem = std::string(base.name) + std::string(base.ending) + ".index";
     if (!name.starts_with(stem)) continue;

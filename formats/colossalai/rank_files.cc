@@ -210,8 +210,8 @@ Result<LocalParts> RankReader::group(const std::string& name, const std::vector<
         part.meta.cuts != parts.front().meta.cuts ||
         part.meta.zero_elements.has_value() != parts.front().meta.zero_elements.has_value() ||
         local.rank() != out.begin()->second.first.rank())
-      return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(name) +
-                     "': expected a part like that in " + catalog_.file_path(parts.front().file) + ", got " +
+      return corrupt(catalog_.file_path(part.file) + ": " + tensor_text(name) + ": expected a part like that in " +
+                     catalog_.file_path(parts.front().file) + ", got " +
                      std::string(info(part.stored.dtype).torch_name) + " " + to_string(local));
     same.push_back(part);
   }
@@ -236,13 +236,13 @@ Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& loca
   const Dims& flat = part.stored.shape();
   const Index elements = volume(flat);
   if (flat.rank() != 1 || elements > *part.meta.zero_elements - begin)
-    return corrupt(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
-                   "': expected a flat run of at most " + std::to_string(*part.meta.zero_elements - begin) +
+    return corrupt(catalog_.file_path(part.file) + ": " + tensor_text(tensor.name) +
+                   ": expected a flat run of at most " + std::to_string(*part.meta.zero_elements - begin) +
                    " elements, got " + to_string(flat));
   const Index stride = part.stored.strides[0];
   if (stride != 1 && elements > 1)
-    return unsupported(catalog_.file_path(part.file) + ": tensor '" + printable(tensor.name) +
-                       "': a flat run with a stride of " + std::to_string(stride));
+    return unsupported(catalog_.file_path(part.file) + ": " + tensor_text(tensor.name) +
+                       ": a flat run with a stride of " + std::to_string(stride));
   for (Fragment& run : fragments_of_run(local, begin, begin + elements, part.stored, 0)) {
     run.box = move(run.box);
     run.extent.file = part.file;
@@ -264,7 +264,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   Index expected = 1;
   for (const auto& [dim, n] : cuts) expected *= n;
   if (static_cast<Index>(locals.size()) < expected)
-    return corrupt(catalog_.root + ": tensor '" + printable(name) + "': expected the parts of " +
+    return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected the parts of " +
                    count_of(expected, "tensor-parallel rank") + ", got " + std::to_string(locals.size()));
   // Where each rank's part begins, and the shape of all of them together.
   std::map<std::vector<Index>, Index> ends;
@@ -275,13 +275,13 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
     std::vector<std::pair<Index, Index>> coordinates;
     for (const auto& [dim, n] : cuts) {
       if (dim >= tensor.shape.rank())
-        return corrupt(catalog_.root + ": tensor '" + printable(name) + "': cut along dimension " +
-                       std::to_string(dim) + " of " + std::to_string(tensor.shape.rank()));
+        return corrupt(catalog_.root + ": " + tensor_text(name) + ": cut along dimension " + std::to_string(dim) +
+                       " of " + std::to_string(tensor.shape.rank()));
       coordinates.emplace_back(dim, rest % n);
       rest /= n;
     }
     if (rest > 0 && !cuts.empty())
-      return corrupt(catalog_.root + ": tensor '" + printable(name) + "': tp_rank " + std::to_string(rank) +
+      return corrupt(catalog_.root + ": " + tensor_text(name) + ": tp_rank " + std::to_string(rank) +
                      " of a world of " + std::to_string(expected));
     for (std::size_t i = 0; i < coordinates.size(); ++i) {
       // The end so far along this dimension of the line of parts that this one continues.
@@ -292,7 +292,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       Index& end = ends[line];
       offset[d] = end;
       const auto sum = checked_add(end, local.first[d]);
-      if (!sum) return corrupt(catalog_.root + ": tensor '" + printable(name) + "': 2^63 elements or more");
+      if (!sum) return corrupt(catalog_.root + ": " + tensor_text(name) + ": 2^63 elements or more");
       end = *sum;
       tensor.shape[d] = std::max(tensor.shape[d], end);
     }
@@ -301,7 +301,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   }
   const auto elements = checked_volume(tensor.shape);
   if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
-    return corrupt(catalog_.root + ": tensor '" + printable(name) + "': the size of " + to_string(tensor.shape) +
+    return corrupt(catalog_.root + ": " + tensor_text(name) + ": the size of " + to_string(tensor.shape) +
                    " is 2^63 bytes or more");
   for (const auto& [rank, offset] : offsets) {
     const auto& [shape, stored] = locals.at(rank);
@@ -314,7 +314,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       TRY(place_part(tensor, part, shape, offset, begin));
     }
     if (const auto all = stored.front().meta.zero_elements; all && begin != *all)
-      return corrupt(catalog_.root + ": tensor '" + printable(name) + "': expected runs of " + std::to_string(*all) +
+      return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected runs of " + std::to_string(*all) +
                      " elements together, got " + std::to_string(begin) + ": the files of a rank are missing");
   }
   return catalog_.add(std::move(tensor));

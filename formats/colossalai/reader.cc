@@ -267,8 +267,8 @@ Status ColossalaiReader::read_model_file(const ModelFile& file) {
   }
   for (const std::string& name : file.tensors)
     if (!there.contains(name))
-      return corrupt(catalog_.file_path(open.file) + ": expected tensor '" + printable(name) +
-                     "', as the index says; it is not there");
+      return corrupt(catalog_.file_path(open.file) + ": expected " + tensor_text(name) +
+                     ", as the index says; it is not there");
   note_order(*open.content, file.name);
   return {};
 }
@@ -281,7 +281,7 @@ Status ColossalaiReader::add_copies() {
       return corrupt(catalog_.file_path(copy.file) + ": '" + printable(copy.name) +
                      "': the file that the index names lacks it");
     Tensor& tensor = catalog_.tensor(*found);
-    const std::string where = catalog_.file_path(copy.file) + ": tensor '" + printable(copy.name) + "'";
+    const std::string where = catalog_.file_path(copy.file) + ": " + tensor_text(copy.name);
     const std::string other = catalog_.file_path(tensor.fragments.extent(0).file);
     if (copy.stored.dtype != tensor.dtype || copy.stored.shape() != tensor.shape)
       return corrupt(where + ": expected " + std::string(info(tensor.dtype).torch_name) + " " +

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "lib/base/text.h"
+
 namespace reshard {
 namespace dcp {
 
-bool is_rank_metadata(std::string_view name) {
-  if (!name.starts_with("__") || !name.ends_with(kMetadataFile)) return false;
-  const std::string_view rank = name.substr(2, name.size() - 2 - kMetadataFile.size());
-  return !rank.empty() && rank.find_first_not_of("0123456789") == std::string_view::npos;
-}
+bool is_rank_metadata(std::string_view name) { return take(name, "__") && take_number(name) && name == kMetadataFile; }
 
 bool is_file_of_directory(const std::string& path) {
   const std::string name = base_name(path);

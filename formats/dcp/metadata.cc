@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 
+#include "formats/dcp/dcp.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 
@@ -217,17 +217,9 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
 
 Index rank_of_file(std::string_view path) {
   std::string_view name = path.substr(path.rfind('/') + 1);
-  constexpr std::string_view kPrefix = "__", kSuffix = ".distcp";
-  if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return -1;
-  name = name.substr(kPrefix.size(), name.size() - kPrefix.size() - kSuffix.size());
-  const std::size_t bar = name.find('_');
-  const auto number = [](std::string_view digits) -> Index {
-    Index n = 0;
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
-    return error != std::errc() || stop != digits.data() + digits.size() ? -1 : n;
-  };
-  if (bar == std::string_view::npos || number(name.substr(bar + 1)) < 0) return -1;
-  return std::max<Index>(number(name.substr(0, bar)), -1);
+  const auto rank = take(name, "__") ? take_number(name) : std::nullopt;
+  const bool is_data = rank && take(name, "_") && take_number(name) && name == kDataEnding;
+  return is_data ? *rank : -1;
 }
 
 Result<std::uint32_t> MetadataReader::file_index(std::string_view relative_path) {
@@ -390,7 +382,7 @@ Status MetadataReader::sort_out(PendingTensor& pending) const {
     const Fragment f = t.fragments.get(i);
     if (!pending.stored[i]) {
       if (f.box.empty()) continue;
-      return corrupt(path_ + ": tensor '" + printable(t.name) + "' " + to_string(f.box) +
+      return corrupt(path_ + ": " + tensor_text(t.name) + " " + to_string(f.box) +
                      ": storage_data does not say where it lies");
     }
     const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;

@@ -162,22 +162,21 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
       // An empty shard's item says nothing; an empty tensor's has its shape.
       if (item.box.empty() && (tensor.elements() > 0 || item.extent.length == 0)) continue;
       DType stored = tensor.dtype;
-      const Fragment f = TRY(locate_item(tensor, item, stored, spool)
-                                 .context("tensor '" + printable(tensor.name) + "' " + to_string(item.box)));
+      const Fragment f =
+          TRY(locate_item(tensor, item, stored, spool).context(tensor_text(tensor.name) + " " + to_string(item.box)));
       if (dtype && *dtype != stored)
-        return corrupt(at(catalog_.file_path(item.extent.file), item.extent.offset) + ": tensor '" +
-                       printable(tensor.name) + "' " + to_string(item.box) + ": expected dtype " +
-                       std::string(info(*dtype).torch_name) + " as in its other shards, got " +
-                       std::string(info(stored).torch_name));
+        return corrupt(at(catalog_.file_path(item.extent.file), item.extent.offset) + ": " + tensor_text(tensor.name) +
+                       " " + to_string(item.box) + ": expected dtype " + std::string(info(*dtype).torch_name) +
+                       " as in its other shards, got " + std::string(info(stored).torch_name));
       dtype = stored;
       list->set(i, f);
     }
   }
   if (dtype && *dtype != tensor.dtype) {
     const std::lock_guard lock(mutex_);
-    catalog_.warnings.push_back("tensor '" + printable(tensor.name) + "' is stored as " +
-                                std::string(info(*dtype).torch_name) + ", the metadata says " +
-                                std::string(info(tensor.dtype).torch_name) + "; the stored type is used");
+    catalog_.warnings.push_back(tensor_text(tensor.name) + " is stored as " + std::string(info(*dtype).torch_name) +
+                                ", the metadata says " + std::string(info(tensor.dtype).torch_name) +
+                                "; the stored type is used");
     tensor.dtype = *dtype;
   }
   tensor.located = true;

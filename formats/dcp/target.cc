@@ -53,8 +53,7 @@ Status DcpTarget::add_tensor(const TargetTensor& wanted) {
   const auto elements = checked_volume(wanted.shape);
   const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
   const auto total = bytes ? checked_add(bytes_, *bytes) : std::nullopt;
-  if (!total || *total > kMaxBytes)
-    return unsupported("tensor '" + printable(wanted.name) + "': 2^62 bytes or more in all");
+  if (!total || *total > kMaxBytes) return unsupported(tensor_text(wanted.name) + ": 2^62 bytes or more in all");
   bytes_ = *total;
   Tensor tensor;
   tensor.name = wanted.name;
@@ -84,8 +83,7 @@ Status DcpTarget::add_tensor(const TargetTensor& wanted) {
     for (const LocalBox& owned : boxes)
       if (!owned.box.empty()) add_item(rank, owned.box);
   }
-  if (entry.items.empty())
-    return internal_error("tensor '" + printable(wanted.name) + "': no rank of the mesh holds it");
+  if (entry.items.empty()) return internal_error(tensor_text(wanted.name) + ": no rank of the mesh holds it");
   TRY(check_cover(tensor));
   entries_.push_back(std::move(entry));
   return catalog_.add(std::move(tensor));

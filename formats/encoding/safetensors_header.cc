@@ -13,8 +13,6 @@ namespace {
 constexpr Index kLengthBytes = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
 // ---- Reading
 
 Result<DType> parse_dtype(std::string_view name) {

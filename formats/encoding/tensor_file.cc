@@ -46,16 +46,7 @@ class Walk {
 
  private:
   Error too_much(std::string_view what) const {
-    return unsupported(file_.place() + ": " + printable(name().substr(0, 200)) + ": " + std::string(what));
-  }
-
-  std::string name() const {
-    std::string out;
-    for (const auto& key : path_) {
-      if (!out.empty()) out += '.';
-      out += std::holds_alternative<Index>(key) ? std::to_string(std::get<Index>(key)) : std::get<std::string>(key);
-    }
-    return out;
+    return unsupported(file_.place() + ": " + printable(dotted_name(path_).substr(0, 200)) + ": " + std::string(what));
   }
 
   // Whether a value is taken apart: dicts, and sequences with a tensor or a dict somewhere in them.
@@ -75,7 +66,7 @@ class Walk {
     if (makes_distributed_tensor(v)) return visit_distributed(v);
     if (makes_torch_tensor(v)) {
       auto tensor = file_.resolve(v);
-      if (!tensor) return std::move(tensor).context("tensor '" + printable(name()) + "'").error();
+      if (!tensor) return std::move(tensor).context(tensor_text(dotted_name(path_))).error();
       tensors_.push_back({TRY(charged_name()), path_, *std::move(tensor), std::nullopt});
       return {};
     }
@@ -101,7 +92,7 @@ class Walk {
 
   Status visit_distributed(Value v) {
     auto resolved = distributed_.resolve(v);
-    if (!resolved) return std::move(resolved).context("tensor '" + printable(name()) + "'").error();
+    if (!resolved) return std::move(resolved).context(tensor_text(dotted_name(path_))).error();
     DistributedTensor& tensor = *resolved;
     if (parts_ == TensorFile::Parts::kRead) {
       tensors_.push_back({TRY(charged_name()), path_, {}, std::move(tensor)});
@@ -110,7 +101,7 @@ class Walk {
     if (!tensor.is_whole()) {
       std::vector<std::string> here;
       for (const StoredTensor& part : tensor.parts) here.push_back(to_string(part.box));
-      return unsupported(file_.place() + ": tensor '" + printable(name()) + "': the file holds " +
+      return unsupported(file_.place() + ": " + tensor_text(dotted_name(path_)) + ": the file holds " +
                          (here.empty() ? "nothing" : join(here, ", ")) + " of " + to_string(tensor.shape) +
                          ", the part of one rank (" + tensor.layout() +
                          "): the rest is in the files of the other ranks. Open the directory of them all, or save "
@@ -127,7 +118,7 @@ class Walk {
   }
 
   Result<std::string> charged_name() {
-    std::string out = name();
+    std::string out = dotted_name(path_);
     names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(KeyPath::value_type));
     if (names_bytes_ > kMaxNameBytes) return too_much("names of more than " + human_bytes(kMaxNameBytes) + " in all");
     return out;

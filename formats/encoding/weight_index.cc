@@ -29,7 +29,7 @@ Result<WeightIndex> WeightIndex::parse(std::string_view text, const std::string&
   WeightIndex index;
   index.path_ = path;
   for (const Json::Member& member : TRY(json.get_object("weight_map").context(path))) {
-    const std::string where = path + ": weight_map: tensor '" + printable(member.key) + "'";
+    const std::string where = path + ": weight_map: " + tensor_text(member.key);
     index.by_name_.emplace(member.key, index.entries_.size());
     auto file = TRY(file_inside(member.value, where));
     index.entries_.push_back({member.key, std::move(file)});

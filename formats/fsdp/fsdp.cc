@@ -1,7 +1,6 @@
 #include "formats/fsdp/fsdp.h"
 
 #include <algorithm>
-#include <charconv>
 #include <vector>
 
 #include "formats/tensor_files/reader.h"
@@ -25,26 +24,11 @@ constexpr std::array<Stem, 3> kVerlStems = {{{"model_world_size_", Role::kModel}
 constexpr std::array<Stem, 2> kAccelerateStems = {
     {{"pytorch_model_fsdp", Role::kModel}, {"optimizer", Role::kOptimizer}}};
 
-// A number at the front of `text`, which is left behind it.
-std::optional<Index> take_number(std::string_view& text) {
-  Index n = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (parsed.ec != std::errc() || n < 0 || n > kMaxMeshRanks) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
-  return n;
-}
-
-bool take(std::string_view& text, std::string_view wanted) {
-  if (!text.starts_with(wanted)) return false;
-  text.remove_prefix(wanted.size());
-  return true;
-}
-
 std::optional<FileName> finish_name(FileName out, std::string_view name, std::string_view rest,
                                     std::string_view extension) {
   out.before = name.substr(0, name.size() - rest.size());
   const auto rank = take_number(rest);
-  if (!rank || rest != extension || (out.ranks && *rank >= *out.ranks)) return std::nullopt;
+  if (!rank || rest != extension || *rank >= out.ranks.value_or(kMaxMeshRanks)) return std::nullopt;
   out.rank = *rank;
   out.after = extension;
   return out;
@@ -59,7 +43,7 @@ std::optional<FileName> parse_file_name(std::string_view name) {
     FileName out;
     out.role = stem.role;
     out.ranks = take_number(rest);
-    if (!out.ranks || !take(rest, "_rank_")) return std::nullopt;
+    if (!out.ranks || *out.ranks > kMaxMeshRanks || !take(rest, "_rank_")) return std::nullopt;
     out.save = "world_size_" + std::to_string(*out.ranks);
     return finish_name(std::move(out), name, rest, ".pt");
   }

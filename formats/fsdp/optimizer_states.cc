@@ -13,8 +13,7 @@ std::string numbered_module(const std::string& name) {
   std::size_t begin = 0;
   while (begin < name.size()) {
     const std::size_t dot = std::min(name.find('.', begin), name.size());
-    const bool is_number = dot > begin && name.find_first_not_of("0123456789", begin) >= dot;
-    if (is_number) return name.substr(0, dot);
+    if (is_digits(std::string_view(name).substr(begin, dot - begin))) return name.substr(0, dot);
     begin = dot + 1;
   }
   return {};

@@ -1,7 +1,6 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,16 +19,6 @@
 
 namespace reshard::fsdp {
 namespace {
-
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
-std::string name_of(const KeyPath& path) {
-  std::vector<std::string> parts;
-  for (const auto& key : path)
-    parts.push_back(std::holds_alternative<Index>(key) ? std::to_string(std::get<Index>(key))
-                                                       : std::get<std::string>(key));
-  return join(parts, ".");
-}
 
 KeyPath below(std::string_view prefix, const KeyPath& path) {
   KeyPath out;
@@ -210,7 +199,7 @@ Status FsdpReader::check_ranks() const {
 // Of a box that several ranks have, the first is a fragment and the others are copies.
 Status FsdpReader::finish_tensor(KeyPath path, const Pieces& pieces) {
   Tensor tensor;
-  tensor.name = name_of(path);
+  tensor.name = dotted_name(path);
   tensor.path = std::move(path);
   tensor.dtype = pieces.dtype;
   tensor.shape = pieces.shape;
@@ -239,7 +228,7 @@ std::vector<NamedShape> FsdpReader::parameters(bool distributed_only) {
       const Fragment first = p.pieces.get(0);
       if (!places.emplace(first.extent.file, first.extent.offset, first.start).second) continue;
     }
-    out.push_back({name_of(p.path), p.shape});
+    out.push_back({dotted_name(p.path), p.shape});
   }
   return out;
 }
@@ -247,11 +236,7 @@ std::vector<NamedShape> FsdpReader::parameters(bool distributed_only) {
 std::optional<Index> id_of(const KeyPath& path) {
   if (path.size() < 3 || path[0] != KeyPath::value_type("state")) return std::nullopt;
   const auto* text = std::get_if<std::string>(&path[1]);
-  Index id = 0;
-  if (text == nullptr || text->empty()) return std::nullopt;
-  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), id);
-  if (parsed.ec != std::errc() || parsed.ptr != text->data() + text->size() || id < 0) return std::nullopt;
-  return id;
+  return text == nullptr ? std::nullopt : parse_number(*text);
 }
 
 KeyPath with_owner(const KeyPath& path, const std::string& owner) {
@@ -341,7 +326,7 @@ Result<bool> FsdpReader::place_flat_states(const std::vector<Index>& ids, std::s
     const auto lengths = p.is_distributed ? std::nullopt : lengths_by_shard(p);
     FlatId& of_id = flat[*id];
     if (!lengths || (!of_id.lengths.empty() && of_id.lengths != *lengths)) {
-      evidence = "the ranks' parts of '" + printable(name_of(p.path)) + "' are no runs of one flat state";
+      evidence = "the ranks' parts of '" + printable(dotted_name(p.path)) + "' are no runs of one flat state";
       return false;
     }
     of_id.lengths = *lengths;
@@ -458,12 +443,12 @@ Status FsdpReader::finish_values() {
         std::string text = std::move(values.pickles.front());
         if (const auto group = groups_.find(name); kRoles[role] == Role::kOptimizer && group != groups_.end())
           if (std::string named = TRY(named_ids(group->second)); !named.empty()) text = std::move(named);
-        TRY(add_pickled(name_of(path), path, file_of(kRoles[role], 0), std::move(text)));
+        TRY(add_pickled(dotted_name(path), path, file_of(kRoles[role], 0), std::move(text)));
         continue;
       }
       for (const auto& [rank, which] : values.holder) {
         const KeyPath path = below(prefix, below("rank_" + std::to_string(rank), values.path));
-        TRY(add_pickled(name_of(path), path, file_of(kRoles[role], rank), values.pickles[which]));
+        TRY(add_pickled(dotted_name(path), path, file_of(kRoles[role], rank), values.pickles[which]));
       }
     }
   }

@@ -234,7 +234,7 @@ Status Scanner::locate_contiguous(Id dataset, Tensor& tensor, bool big_endian) {
   const haddr_t address = H5Dget_offset(dataset);
   if (address == HADDR_UNDEF) return unsupported("no data were ever written");
   const auto offset = to_index(address);
-  if (!offset) return corrupt(path_ + ": tensor '" + printable(tensor.name) + "': data at 2^63 or beyond");
+  if (!offset) return corrupt(path_ + ": " + tensor_text(tensor.name) + ": data at 2^63 or beyond");
   Fragment f;
   f.box = whole(tensor.shape);
   f.strides = row_major_strides(tensor.shape);
@@ -272,8 +272,7 @@ Status Scanner::locate_external(Id creation, Tensor& tensor, bool big_endian) {
   TRY(checked_call(H5Pget_external(creation, 0, name.size() - 1, name.data(), &offset, &length), ErrorCode::kCorrupt,
                    path_));
   name.resize(::strnlen(name.data(), name.size()));
-  if (name.empty() || offset < 0)
-    return corrupt(path_ + ": tensor '" + printable(tensor.name) + "': no external place");
+  if (name.empty() || offset < 0) return corrupt(path_ + ": " + tensor_text(tensor.name) + ": no external place");
   Fragment f;
   f.box = whole(tensor.shape);
   f.strides = row_major_strides(tensor.shape);

@@ -185,7 +185,7 @@ Result<Index> Hdf5Target::address_of(const Handle& dataset, const std::string& n
 Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& path) {
   const auto elements = checked_volume(wanted.shape);
   if (!elements || !checked_mul(*elements, byte_size(wanted.dtype)))
-    return unsupported("tensor '" + printable(wanted.name) + "': 2^63 bytes or more");
+    return unsupported(tensor_text(wanted.name) + ": 2^63 bytes or more");
   Tensor tensor;
   tensor.name = wanted.name;
   tensor.dtype = wanted.dtype;
@@ -206,7 +206,7 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
   if (encodes()) {
     const auto end = checked_add(item.begin, tensor.bytes());
     const auto next = end ? checked_round_up(*end, File::kDirectUnit) : std::nullopt;
-    if (!next) return unsupported("tensor '" + printable(wanted.name) + "': 2^63 bytes or more in all");
+    if (!next) return unsupported(tensor_text(wanted.name) + ": 2^63 bytes or more in all");
     catalog_.files[0].size = *next;
     if (!item.chunking) item.dataset = Handle();
     items_->push_back(std::move(item));
@@ -283,8 +283,8 @@ Status Hdf5Target::add_part(Item& item, Index chunk, Index at, Index expected, B
     const auto [it, is_new] = partials_.try_emplace(key);
     if (is_new) {
       if (std::ssize(partials_) * kChunkBytes > kMaxPartial)
-        return unsupported("tensor '" + printable(catalog_.tensors()[item.tensor].name) +
-                           "': its elements come in an order that fills too many chunks at once; --codec none can");
+        return unsupported(tensor_text(catalog_.tensors()[item.tensor].name) +
+                           ": its elements come in an order that fills too many chunks at once; --codec none can");
       it->second.bytes.resize(static_cast<std::size_t>(item.chunking->bytes));
     }
     Partial& partial = it->second;

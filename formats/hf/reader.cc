@@ -1,7 +1,6 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <optional>
 
@@ -15,8 +14,6 @@ namespace reshard::hf {
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
-
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
 
 // ---- Which files there are
 
@@ -63,12 +60,9 @@ std::optional<Numbered> parse_numbered(std::string_view name) {
   if (dash == std::string_view::npos) return std::nullopt;
   const std::string_view i = name.substr(dash + 1, of - dash - 1);
   Numbered out{std::string(name.substr(0, dash + 1)), 0, 0, i.size()};
-  const auto number = [](std::string_view digits, Index& value) {
-    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size() && value > 0;
-  };
-  if (!number(i, out.i) || !number(n, out.n)) return std::nullopt;
-  return out;
+  out.i = parse_number(i).value_or(0);
+  out.n = parse_number(n).value_or(0);
+  return out.i > 0 && out.n > 0 ? std::optional(out) : std::nullopt;
 }
 
 // Without an index, only the numbers in the names tell that a file is missing. Distributed Checkpoint numbers the parts

@@ -1,22 +1,16 @@
 #include "formats/meta/meta.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace meta {
 
 std::optional<Index> rank_of_file(std::string_view name) {
-  constexpr std::string_view kBefore = "consolidated.", kAfter = ".pth";
-  if (name.size() <= kBefore.size() + kAfter.size() || !name.starts_with(kBefore) || !name.ends_with(kAfter))
-    return std::nullopt;
-  const std::string_view digits = name.substr(kBefore.size(), name.size() - kBefore.size() - kAfter.size());
-  Index rank = 0;
-  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size() || rank < 0) return std::nullopt;
-  return rank;
+  const auto rank = take(name, "consolidated.") ? take_number(name) : std::nullopt;
+  return name == ".pth" ? rank : std::nullopt;
 }
 
 bool is_safetensors_name(std::string_view name) {

@@ -32,8 +32,6 @@ std::optional<int> cut_of(std::string_view name) {
   return std::nullopt;
 }
 
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
 class MetaReader : public TensorFileReader {
  public:
   Status open(const std::string& path, const OpenOptions& options);

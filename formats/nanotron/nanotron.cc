@@ -1,7 +1,5 @@
 #include "formats/nanotron/nanotron.h"
 
-#include <charconv>
-
 #include "lib/base/checked.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -9,20 +7,6 @@
 namespace reshard {
 namespace nanotron {
 namespace {
-
-bool take(std::string_view& text, std::string_view wanted) {
-  if (!text.starts_with(wanted)) return false;
-  text.remove_prefix(wanted.size());
-  return true;
-}
-
-std::optional<Index> take_number(std::string_view& text) {
-  Index n = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (parsed.ec != std::errc() || n < 0) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
-  return n;
-}
 
 bool take_rank(std::string_view& text, std::string_view kind, Index& rank, Index& ranks) {
   if (!take(text, kind)) return false;
@@ -41,8 +25,8 @@ bool is_step(const std::string& path) {
 // "None" or a number.
 Result<std::optional<Index>> bound(std::string_view text) {
   if (text == "None") return std::optional<Index>();
-  const auto n = take_number(text);
-  if (!n || !text.empty()) return corrupt("expected a number or None, got '" + printable(text.substr(0, 40)) + "'");
+  const auto n = parse_number(text);
+  if (!n) return corrupt("expected a number or None, got '" + printable(text.substr(0, 40)) + "'");
   return n;
 }
 

@@ -17,8 +17,6 @@ constexpr Index kMaxJsonBytes = Index{1} << 20;
 constexpr Index kMaxHeads = 65'536;
 constexpr std::string_view kData = "data";
 
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
 std::string metadata_of(const TensorFile& file, std::string_view key) {
   for (const auto& [name, value] : file.metadata())
     if (name == key) return value;

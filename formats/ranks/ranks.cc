@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 
 #include "formats/tensor_files/target.h"
+#include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
 
 namespace reshard {
@@ -34,11 +34,12 @@ std::optional<RankName> parse_rank_name(std::string_view name) {
     }
   if (best == std::string_view::npos) return std::nullopt;
   RankName out;
-  const char* end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + best, end, out.rank);
-  if (parsed.ec != std::errc() || out.rank >= kMaxMeshRanks) return std::nullopt;
   out.before = name.substr(0, best);
-  out.after = std::string(parsed.ptr, end);
+  name.remove_prefix(best);
+  const auto rank = take_number(name);
+  if (!rank || *rank >= kMaxMeshRanks) return std::nullopt;
+  out.rank = *rank;
+  out.after = name;
   return out;
 }
 

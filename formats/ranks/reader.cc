@@ -14,8 +14,6 @@ namespace {
 
 constexpr Index kMaxLayoutBytes = Index{16} << 20;
 constexpr Index kCompareBytes = Index{1} << 20;
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
 // ---- What they hold
 
 // One rank's part of a tensor.

@@ -44,9 +44,9 @@ Status IndexedFiles::check(Catalog& catalog) const {
     if (!seen_[i]) absent.push_back(index_.entries()[i].name);
   if (!absent.empty()) {
     std::sort(absent.begin(), absent.end(), natural_less);
-    return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) +
-                   ": expected tensor '" + printable(absent.front()) + "', as " + index_.path() +
-                   " says; it is not there (" + count_of(std::ssize(absent), "such tensor") + ")");
+    return corrupt(path_join(catalog.root, index_.entries()[*index_.find(absent.front())].file) + ": expected " +
+                   tensor_text(absent.front()) + ", as " + index_.path() + " says; it is not there (" +
+                   count_of(std::ssize(absent), "such tensor") + ")");
   }
   if (!unindexed_.empty())
     catalog.warnings.push_back("In the files but not in the index: " + names_text(unindexed_, "tensor") +

@@ -25,11 +25,11 @@ zip::Builder::Around around(const std::vector<FileTensor>& tensors, const Payloa
 Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t file) {
   Index total = kMaxArchiveBytes;
   for (FileTensor& t : tensors) {
-    if (!is_utf8(t.name)) return unsupported("tensor '" + printable(t.name) + "': the name is not UTF-8");
+    if (!is_utf8(t.name)) return unsupported(tensor_text(t.name) + ": the name is not UTF-8");
     const auto elements = checked_volume(t.shape);
     const auto bytes = elements ? checked_mul(*elements, byte_size(t.dtype)) : std::nullopt;
     const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
-    if (!sum) return unsupported("tensor '" + printable(t.name) + "': the file's data would be 2^63 bytes or more");
+    if (!sum) return unsupported(tensor_text(t.name) + ": the file's data would be 2^63 bytes or more");
     t.extent.length = *bytes;
     total = *sum;
   }
@@ -139,7 +139,7 @@ Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<Tar
     const auto elements = checked_volume(tensor.shape);
     const auto bytes = elements ? checked_mul(*elements, byte_size(tensor.dtype)) : std::nullopt;
     const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
-    if (!sum) return unsupported("tensor '" + printable(tensor.name) + "': 2^63 bytes or more");
+    if (!sum) return unsupported(tensor_text(tensor.name) + ": 2^63 bytes or more");
     if (!files.back().empty() && *bytes > max_file_bytes - in_file) {
       files.emplace_back();
       in_file = 0;

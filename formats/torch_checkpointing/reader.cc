@@ -17,8 +17,6 @@ namespace {
 
 constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
 
-std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
-
 // The name of a value of an item.
 std::string name_in(const std::string& item, const std::string& name) {
   return item == kModelItem ? name : item + "." + name;

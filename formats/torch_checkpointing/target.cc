@@ -56,7 +56,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
       if (mesh.size(name) > 1) cutting.push_back(name);
     if (cutting.empty()) continue;
     const auto refuse = [&](const std::string& why) {
-      return unsupported("tensor '" + printable(t.name) + "': is cut " + to_string(t.placement.splits) + ", " + why);
+      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement.splits) + ", " + why);
     };
     const auto axis = std::find_if(axes.names.begin(), axes.names.end(), [&](const std::vector<std::string>& names) {
       return std::all_of(cutting.begin(), cutting.end(),
@@ -86,7 +86,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
                                return p.kind != AxisPlacement::Kind::kReplicate && p.dim == d;
                              }));
     if (cuts > 2)
-      return unsupported("tensor '" + printable(t.name) + "': is cut " + to_string(t.placement.splits) +
+      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement.splits) +
                          ", three times along one dimension, which is not written");
   }
   return out;

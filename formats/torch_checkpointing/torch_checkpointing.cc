@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include "formats/torch_checkpointing/metadata.h"
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace torch_checkpointing {
@@ -16,12 +16,10 @@ std::optional<RankFile> parse_rank_file(std::string_view name) {
     if (!name.ends_with(extension)) continue;
     const std::string_view stem = name.substr(0, name.size() - extension.size());
     const std::size_t mark = stem.rfind('_');
-    if (mark == std::string_view::npos || mark == 0 || mark + 1 == stem.size()) return std::nullopt;
-    RankFile out{std::string(stem.substr(0, mark)), std::string(extension), 0};
-    const char* const end = stem.data() + stem.size();
-    const auto parsed = std::from_chars(stem.data() + mark + 1, end, out.rank);
-    if (parsed.ec != std::errc() || parsed.ptr != end || out.rank < 0 || out.rank >= kMaxMeshRanks) return std::nullopt;
-    return out;
+    if (mark == std::string_view::npos || mark == 0) return std::nullopt;
+    const auto rank = parse_number(stem.substr(mark + 1));
+    if (!rank || *rank >= kMaxMeshRanks) return std::nullopt;
+    return RankFile{std::string(stem.substr(0, mark)), std::string(extension), *rank};
   }
   return std::nullopt;
 }

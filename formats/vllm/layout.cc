@@ -64,7 +64,7 @@ struct Share {
 };
 
 Error refusal(const TargetTensor& tensor, const std::string& why) {
-  return unsupported("tensor '" + printable(tensor.name) + "' " + to_string(tensor.shape) + ": " + why);
+  return unsupported(tensor_text(tensor.name) + " " + to_string(tensor.shape) + ": " + why);
 }
 
 Result<Share> share(const LayoutRequest& request, const TargetTensor& t, Cut cut, Index worker) {

@@ -41,8 +41,8 @@ class VllmReader : public TensorFileReader {
       catalog_.files[opened.file].writer = worker;
       for (const TensorFile::Entry& entry : opened.content->tensors())
         if (!parts_.back().emplace(entry.name, Part{opened.file, entry.tensor}).second)
-          return corrupt(catalog_.file_path(opened.file) + ": tensor '" + printable(entry.name) +
-                         "' is in another part of worker " + std::to_string(worker) + " too");
+          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) +
+                         " is in another part of worker " + std::to_string(worker) + " too");
     }
     return {};
   }
@@ -72,15 +72,15 @@ class VllmReader : public TensorFileReader {
     }
     for (const auto& [name, part] : stored)
       if (!used.contains(name))
-        return unsupported(catalog_.file_path(part.file) + ": tensor '" + printable(name) + "' is no parameter that " +
-                           path + " describes");
+        return unsupported(catalog_.file_path(part.file) + ": " + tensor_text(name) + " is no parameter that " + path +
+                           " describes");
     return VllmLayout::make(std::move(request)).context(catalog_.root);
   }
 
   Status add_parameter(const LocalTensor& local, Index worker) {
     const auto& stored = parts_[static_cast<std::size_t>(worker)];
     const auto found = stored.find(local.name);
-    const std::string what = "worker " + std::to_string(worker) + ": tensor '" + printable(local.name) + "': expected ";
+    const std::string what = "worker " + std::to_string(worker) + ": " + tensor_text(local.name) + ": expected ";
     if (found == stored.end()) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
     const auto& [file, tensor] = found->second;
     if (tensor.shape() != local.shape || tensor.dtype != local.dtype)

@@ -186,13 +186,12 @@ std::vector<std::string> Comparison::keys_of(const Catalog& catalog, const Blob&
 std::vector<std::string> Comparison::structural_differences() const {
   std::vector<std::string> out;
   for (const std::size_t i : only_a_)
-    out.push_back("tensor '" + printable(a_view_.tensors()[i].name) + "' is only in " + a_view_.root);
+    out.push_back(tensor_text(a_view_.tensors()[i].name) + " is only in " + a_view_.root);
   for (const std::size_t i : only_b_)
-    out.push_back("tensor '" + printable(b_view_.tensors()[i].name) + "' is only in " + b_view_.root);
+    out.push_back(tensor_text(b_view_.tensors()[i].name) + " is only in " + b_view_.root);
   for (const Pair& p : reshaped_)
-    out.push_back("tensor '" + printable(a_view_.tensors()[p.a].name) + "': shape " +
-                  to_string(a_view_.tensors()[p.a].shape) + " in " + a_view_.root + ", " +
-                  to_string(b_view_.tensors()[p.b].shape) + " in " + b_view_.root);
+    out.push_back(tensor_text(a_view_.tensors()[p.a].name) + ": shape " + to_string(a_view_.tensors()[p.a].shape) +
+                  " in " + a_view_.root + ", " + to_string(b_view_.tensors()[p.b].shape) + " in " + b_view_.root);
   for (std::string& text : objects_of_one()) out.push_back(std::move(text));
   return out;
 }

@@ -126,12 +126,8 @@ void check_key_paths(const Catalog& catalog, FindingList& findings) {
   std::vector<std::string> wrong;
   bool has_paths = false;
   const auto look_at = [&](const std::string& name, const KeyPath& path) {
-    std::vector<std::string> parts;
-    for (const auto& part : path)
-      parts.push_back(std::holds_alternative<Index>(part) ? std::to_string(std::get<Index>(part))
-                                                          : std::get<std::string>(part));
     has_paths = has_paths || !path.empty();
-    if (join(parts, ".") != name) wrong.push_back(name);
+    if (dotted_name(path) != name) wrong.push_back(name);
   };
   for (const Tensor& t : catalog.tensors()) look_at(t.name, t.path);
   for (const Blob& b : catalog.blobs) look_at(b.name, b.path);

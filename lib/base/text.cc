@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <optional>
 
 namespace reshard {
 
@@ -238,6 +237,31 @@ std::string printable(std::string_view name) {
     }
   }
   return out;
+}
+
+std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }
+
+bool take(std::string_view& text, std::string_view beginning) {
+  if (!text.starts_with(beginning)) return false;
+  text.remove_prefix(beginning.size());
+  return true;
+}
+
+std::optional<Index> take_number(std::string_view& text) {
+  Index n = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (parsed.ec != std::errc() || n < 0) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
+  return n;
+}
+
+std::optional<Index> parse_number(std::string_view text) {
+  const auto n = take_number(text);
+  return text.empty() ? n : std::nullopt;
+}
+
+bool is_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {

@@ -1,6 +1,7 @@
 // Numbers and names as people read them: "3.00 GB", "128,256", globs, and names from files made safe for a terminal.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,15 @@ bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view
 
 // Control bytes as \xNN, so that a hostile name cannot steer the terminal.
 std::string printable(std::string_view name);
+
+// "tensor 'NAME'", as messages have it.
+std::string tensor_text(std::string_view name);
+
+// Off the front of `text`, where it is there: a beginning; the digits of a whole number (leading zeros too).
+bool take(std::string_view& text, std::string_view beginning);
+std::optional<Index> take_number(std::string_view& text);
+std::optional<Index> parse_number(std::string_view text);  // digits and nothing else: "007" is 7
+bool is_digits(std::string_view text);                     // at least one, and nothing else
 
 std::vector<std::string> split(std::string_view text, char separator);  // "a,,b" -> {"a", "", "b"}
 std::string join(const std::vector<std::string>& parts, std::string_view separator);

@@ -14,6 +14,14 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
+std::string dotted_name(const KeyPath& path) {
+  std::vector<std::string> parts;
+  for (const auto& key : path)
+    parts.push_back(std::holds_alternative<Index>(key) ? std::to_string(std::get<Index>(key))
+                                                       : std::get<std::string>(key));
+  return join(parts, ".");
+}
+
 // ---- FragmentList
 
 FragmentList::FragmentList(int rank) : rank_(rank) {
@@ -104,7 +112,7 @@ Fragment FragmentList::get(std::size_t i) const {
 
 Status Catalog::add(Tensor tensor) {
   if (!index_.emplace(tensor.name, tensors_.size()).second)
-    return corrupt(root + ": tensor '" + printable(tensor.name) + "' is there twice");
+    return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
   tensors_.push_back(std::move(tensor));
   return {};
 }

@@ -96,6 +96,7 @@ class FragmentList {
 
 // The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.
 using KeyPath = std::vector<std::variant<std::string, Index>>;
+std::string dotted_name(const KeyPath& path);  // "optimizer.state.0.exp_avg"
 
 struct Tensor {
   std::string name;       // the flattened key, torch's FQN

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <array>
 
+#include "lib/base/text.h"
+
 namespace reshard {
 namespace {
-
-bool is_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
 
 std::string_view first_part(std::string_view key) { return key.substr(0, key.find('.')); }
 

@@ -11,9 +11,7 @@
 namespace reshard {
 namespace {
 
-std::string name_of(const Tensor& tensor, const Box& box) {
-  return "tensor '" + printable(tensor.name) + "' " + to_string(box);
-}
+std::string name_of(const Tensor& tensor, const Box& box) { return tensor_text(tensor.name) + " " + to_string(box); }
 
 // The places along one dimension where some box begins or ends, in order.
 std::vector<Index> cut_points(const std::vector<Box>& boxes, Index extent, int d) {
@@ -134,7 +132,7 @@ Error overlap_error(const Tensor& tensor, const Box& a, const Box& b) {
 
 Status check_box(const Tensor& tensor, const Box& box) {
   if (box.rank() != tensor.shape.rank() || !contains(whole(tensor.shape), box))
-    return corrupt("tensor '" + printable(tensor.name) + "': box of shape " + to_string(box.shape) + " at " +
+    return corrupt(tensor_text(tensor.name) + ": box of shape " + to_string(box.shape) + " at " +
                    to_string(box.origin) + " lies outside the tensor's shape " + to_string(tensor.shape));
   return {};
 }
@@ -232,8 +230,7 @@ Status check_cover(const Tensor& tensor) {
   const Index expected = tensor.elements();
   if (tensor.shape.rank() == 0) {
     if (boxes.size() == 1) return {};
-    return corrupt("tensor '" + printable(tensor.name) + "': expected one stored value, got " +
-                   std::to_string(boxes.size()));
+    return corrupt(tensor_text(tensor.name) + ": expected one stored value, got " + std::to_string(boxes.size()));
   }
   if (boxes.size() == 1 && covered == expected) return {};
 
@@ -245,8 +242,8 @@ Status check_cover(const Tensor& tensor) {
     return overlap_error(tensor, boxes[pair->first], boxes[pair->second]);
   }
   if (covered == expected) return {};
-  return corrupt("tensor '" + printable(tensor.name) + "' " + to_string(tensor.shape) + ": " +
-                 with_commas(expected - covered) + " of " + with_commas(expected) + " elements are stored nowhere" +
+  return corrupt(tensor_text(tensor.name) + " " + to_string(tensor.shape) + ": " + with_commas(expected - covered) +
+                 " of " + with_commas(expected) + " elements are stored nowhere" +
                  (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
 }
 

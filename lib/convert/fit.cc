@@ -19,7 +19,7 @@ namespace {
 constexpr Index kLook = Index{4} << 20;  // bytes looked at at once
 constexpr std::string_view kMadeUp = "(padding rows)";
 
-std::string shown(const Tensor& tensor) { return "tensor '" + printable(tensor.name) + "'"; }
+std::string shown(const Tensor& tensor) { return tensor_text(tensor.name); }
 
 // Appends a file to a catalog, under a name of its own in the pool.
 std::uint32_t append_file(Catalog& catalog, FilePool& files, std::string name, Index size, File file) {
@@ -247,7 +247,7 @@ class Fitter {
       const ReplicaReport report = TRY(compare_replicas(copies, files_, options_.run));
       for (const Finding& f : report.findings)
         if (f.severity == Severity::kError)
-          return corrupt(view_.root + ": tensor '" + printable(f.tensors.front()) + "' has " + with_commas(times) +
+          return corrupt(view_.root + ": " + tensor_text(f.tensors.front()) + " has " + with_commas(times) +
                          " times the rows that " + options_.config->path + " gives it. Copies of each key-value head " +
                          "would be equal; they are not: " + f.what);
     }

@@ -259,7 +259,7 @@ Result<DType> target_dtype(const Tensor& tensor, const std::string& native, cons
   const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
   if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return own;
   if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
-    return unsupported("tensor '" + printable(native) + "' is " + std::string(info(tensor.dtype).torch_name) +
+    return unsupported(tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
                        " with scales in a tensor of its own, which --dtype does not apply; --keep-dtype '" +
                        printable(native) + "' leaves it as it is");
   return as;
@@ -300,8 +300,8 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
                                        : padded_to_multiple(t.shape[0], rows.vocab_divisible_by, on.mesh));
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
     if (!padding)
-      return usage_error("tensor '" + printable(name) + "' has " + with_commas(t.shape[0]) +
-                         " rows, the target's vocabulary " + with_commas(wanted) +
+      return usage_error(tensor_text(name) + " has " + with_commas(t.shape[0]) + " rows, the target's vocabulary " +
+                         with_commas(wanted) +
                          "; --vocab-padding zero, repeat-last or mean says what the others are to be");
     added = wanted - t.shape[0];
     padded.push_back(name);
@@ -340,7 +340,7 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
                   : is_heads;
     if (!wanted || t.shape.rank() == 0) continue;
     if (!is_heads || t.shape[0] % heads != 0)
-      return unsupported("tensor '" + printable(t.name) + "' " + to_string(t.shape) + ": the layout repeats its " +
+      return unsupported(tensor_text(t.name) + " " + to_string(t.shape) + ": the layout repeats its " +
                          "key-value heads, and it is not made of " + with_commas(heads));
     repeat_blocks(t, t.shape[0] / heads, copies);
     ++repeated;
@@ -400,14 +400,14 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
       const Tensor& tensor = tensors[part];
       const DType as = TRY(target_dtype(tensor, view.native(tensor.name), model.family, typing));
       if (dtype && *dtype != as)
-        return unsupported("tensor '" + printable(group.name) + "' of the output is made of tensors of " +
+        return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
                            std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
       dtype = as;
       if (as != tensor.dtype) ++out.converted;
       shapes.push_back(tensor.shape);
       if (shapes.size() > 1 && tensor.shape.rank() == 0)
         out.equal.push_back({group.parts[0], part,
-                             "tensor '" + printable(tensor.name) + "' differs from '" + printable(first.name) +
+                             tensor_text(tensor.name) + " differs from '" + printable(first.name) +
                                  "', and the output's '" + printable(group.name) + "' stands for both"});
     }
     TargetTensor t;
@@ -415,7 +415,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     t.dtype = *dtype;
     t.shape = first.shape;
     if (group.stored && first.shape.rank() > 0)
-      t.shape = TRY(packed_shape(*group.stored, shapes).context("tensor '" + printable(group.name) + "'"));
+      t.shape = TRY(packed_shape(*group.stored, shapes).context(tensor_text(group.name)));
     t.path = rename_path(first.path, view.key(first.name), t.name);
     if (!names.renames()) t.plain_key = first.plain_key;
     out.tensors.push_back(std::move(t));
@@ -520,8 +520,8 @@ Result<Catalog> name_view(const SourceView& view, const Translation& names, cons
   if (names.renames())
     for (const PackedGroup& group : TRY(pack(*names.model.family, *names.to, view.catalog, all)))
       if (group.stored)
-        return unsupported("a view under " + std::string(convention_title(*names.to)) + ": tensor '" +
-                           printable(group.name) + "' would be made of several");
+        return unsupported("a view under " + std::string(convention_title(*names.to)) + ": " + tensor_text(group.name) +
+                           " would be made of several");
   Catalog out;
   out.root = view.catalog.root;
   out.files = view.catalog.files;

@@ -1,9 +1,8 @@
 #include "lib/device/device.h"
 
 #include <array>
-#include <charconv>
-#include <optional>
 #include <string>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/device/cpu_device.h"
@@ -28,23 +27,16 @@ constexpr std::array<Kind, 2> kKinds = {{
     {"cpu", count_cpus, open_cpu},
 }};
 
-std::optional<int> parse_ordinal(std::string_view text) {
-  int ordinal = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ordinal);
-  if (error != std::errc() || end != text.data() + text.size() || ordinal < 0) return std::nullopt;
-  return ordinal;
-}
-
 Result<std::unique_ptr<Device>> open_nth(const Kind& kind, const std::string& ordinal_text, Index memory_cap) {
-  const std::optional<int> ordinal = parse_ordinal(ordinal_text);
-  if (!ordinal)
+  const auto ordinal = parse_number(ordinal_text);
+  if (!ordinal || !std::in_range<int>(*ordinal))
     return usage_error("device: expected a number after '" + std::string(kind.name) + ":', got '" +
                        printable(ordinal_text) + "'");
   const int count = TRY(kind.count());
   if (*ordinal >= count)
     return usage_error("device: expected " + std::string(kind.name) + ":0 to " + std::string(kind.name) + ":" +
                        std::to_string(count - 1) + ", got " + std::string(kind.name) + ":" + ordinal_text);
-  return kind.open(*ordinal, memory_cap);
+  return kind.open(static_cast<int>(*ordinal), memory_cap);
 }
 
 Result<std::unique_ptr<Device>> open_any(const Kind& kind, int local_rank, Index memory_cap) {

@@ -18,7 +18,7 @@ Result<std::unique_ptr<MemoryTarget>> MemoryTarget::lay_out(LayoutRequest reques
   for (const TargetTensor& t : tensors) {
     TRY(target->add(t, bytes));
     const auto end = checked_add(bytes, volume(t.shape) * byte_size(t.dtype));
-    if (!end) return unsupported("tensor '" + printable(t.name) + "': the model is larger than 2^63 bytes");
+    if (!end) return unsupported(tensor_text(t.name) + ": the model is larger than 2^63 bytes");
     bytes = *end;
   }
   const Index files = target->is_of_one_rank() ? 1 : target->mesh_.ranks();

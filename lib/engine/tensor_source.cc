@@ -27,7 +27,7 @@ bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
 }
 
 std::string piece_text(const Tensor& tensor, const Piece& piece) {
-  return "tensor '" + printable(tensor.name) + "' " + to_string(piece.box);
+  return tensor_text(tensor.name) + " " + to_string(piece.box);
 }
 
 }  // namespace
@@ -59,7 +59,7 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
   if (got == *f.crc) return {};
   char text[64];
   std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *f.crc, got);
-  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": tensor '" + printable(tensor.name) + "' " +
+  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": " + tensor_text(tensor.name) + " " +
                  to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
 }
 
@@ -91,7 +91,7 @@ Status FileSource::decode(const Tensor& tensor, const Fragment& fragment, const 
   if (!decoding.elements.empty() && decoding.extent == fragment.extent) return {};
   decoding.elements = {};
   decoding.extent = fragment.extent;
-  const std::string what = "tensor '" + printable(tensor.name) + "' " + to_string(fragment.box);
+  const std::string what = tensor_text(tensor.name) + " " + to_string(fragment.box);
   const auto length = static_cast<std::size_t>(fragment.extent.length);
   if (decoding.stored.size() < length) decoding.stored.resize(length);
   const MutableBytes stored = MutableBytes(decoding.stored).first(length);

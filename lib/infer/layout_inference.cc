@@ -228,8 +228,8 @@ Result<std::vector<LayoutDescriptor>> infer_layouts(const Catalog& catalog, cons
                                                     const std::string& name) {
   for (const Tensor& t : catalog.tensors())
     if (!is_utf8(t.name))
-      return unsupported(catalog.root + ": tensor '" + printable(t.name) +
-                         "': its name is not UTF-8, which a layout file cannot say");
+      return unsupported(catalog.root + ": " + tensor_text(t.name) +
+                         ": its name is not UTF-8, which a layout file cannot say");
   std::vector<LayoutDescriptor> out;
   Writer writer(catalog, inferred, name);
   for (std::size_t h = 0; h < inferred.hypotheses.size(); ++h)

@@ -60,7 +60,7 @@ class RankLayoutInference {
 
  private:
   Error refusal(const std::string& why) const { return unsupported(where_ + ": " + why + std::string(kWayOut)); }
-  std::string name_of(std::size_t i) const { return "tensor '" + printable(tensors_[i].name) + "'"; }
+  std::string name_of(std::size_t i) const { return tensor_text(tensors_[i].name); }
 
   Status find_family() {
     for (const RankTensor& t : tensors_) {
@@ -256,7 +256,7 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
   std::vector<std::vector<std::string>> stages(static_cast<std::size_t>(mesh.size("pp")));
   for (const NamedPlacement& t : tensors) {
     if (!is_utf8(t.name))
-      return unsupported("tensor '" + printable(t.name) + "': its name is not UTF-8, which a layout file cannot say");
+      return unsupported(tensor_text(t.name) + ": its name is not UTF-8, which a layout file cannot say");
     const auto splits = splits_on(mesh, t.placement);
     auto rule = std::find_if(layout.tensors.begin(), layout.tensors.end(),
                              [&](const TensorRule& r) { return r.splits == splits; });

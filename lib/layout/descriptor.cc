@@ -324,7 +324,7 @@ Result<Index> stage_of(const LayoutDescriptor& layout, std::string_view tensor, 
 
 Result<Placement> place_as_ruled(const LayoutDescriptor& layout, std::string_view tensor, const Dims& shape,
                                  Index layers) {
-  const std::string what = shown(layout) + ": tensor '" + printable(tensor) + "' " + to_string(shape);
+  const std::string what = shown(layout) + ": " + tensor_text(tensor) + " " + to_string(shape);
   if (!layout.mesh) return usage_error(shown(layout) + " has no mesh; give it one (--mesh)");
   const auto rule = std::find_if(layout.tensors.begin(), layout.tensors.end(),
                                  [&](const TensorRule& r) { return any_glob_matches(r.names, tensor); });
@@ -349,7 +349,7 @@ Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const
   if (!layout.vocabulary || shape.rank() == 0 || !any_glob_matches(layout.vocabulary->tensors, tensor)) return {};
   const Index padded = TRY(layout.padded_rows(shape[0]));
   if (shape[0] == padded) return {};
-  const std::string what = shown(layout) + ": tensor '" + printable(tensor) + "' " + to_string(shape);
+  const std::string what = shown(layout) + ": " + tensor_text(tensor) + " " + to_string(shape);
   if (shape[0] > padded)
     return usage_error(what + ": expected at most " + with_commas(padded) + " vocabulary rows, got " +
                        with_commas(shape[0]));

@@ -1,6 +1,5 @@
 #include "lib/layout/layout.h"
 
-#include <charconv>
 #include <numeric>
 
 #include "lib/base/text.h"
@@ -77,10 +76,8 @@ Result<Mesh> Mesh::parse(std::string_view text) {
       return usage_error("mesh '" + printable(text) +
                          "': expected axis=size with axes pp, dp_replicate, dp_shard, cp, " + "tp, ep, got '" +
                          printable(part) + "'");
-    Index size = 0;
-    const char* end = part.data() + part.size();
-    const auto parsed = std::from_chars(part.data() + equals + 1, end, size);
-    if (parsed.ec != std::errc() || parsed.ptr != end || size < 1 || size > kMaxMeshRanks)
+    const Index size = parse_number(std::string_view(part).substr(equals + 1)).value_or(0);
+    if (size < 1 || size > kMaxMeshRanks)
       return usage_error("mesh axis '" + name + "': expected a size from 1 to " + with_commas(kMaxMeshRanks) +
                          ", got '" + printable(part.substr(equals + 1)) + "'");
     Index& slot = sizes[static_cast<std::size_t>(known - kMeshAxes.begin())];

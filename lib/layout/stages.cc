@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <utility>
 
 #include "lib/base/text.h"
@@ -60,9 +59,7 @@ Index stage_of_layer(StageRule rule, Index layer, Index layers, Index stages) {
 
 Index layer_number(std::string_view name) {
   for (const std::string& part : split(name, '.')) {
-    Index n = 0;
-    const auto parsed = std::from_chars(part.data(), part.data() + part.size(), n);
-    if (parsed.ec == std::errc() && parsed.ptr == part.data() + part.size() && n >= 0 && n < kMaxLayers) return n;
+    if (const auto n = parse_number(part); n && *n < kMaxLayers) return *n;
   }
   return -1;
 }

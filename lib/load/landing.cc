@@ -78,7 +78,7 @@ Result<Landings> Landings::make(const Plan& plan, const Catalog& target_view, co
       }
       for (int k = 0; k < last.rank(); ++k)
         if (last[k] >= part.shape[k])
-          return internal_error("tensor '" + printable(to.name) + "' " + to_string(f.box) +
+          return internal_error(tensor_text(to.name) + " " + to_string(f.box) +
                                 " does not lie along the dimensions of a part of shape " + to_string(part.shape));
       landing->boxes.add(f.box, extent);
       landing->places.push_back({destination.data + dot(first, strides) * landing->element_bytes, place_strides});

@@ -106,7 +106,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
                        std::to_string(destinations.size()));
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const LoadTensor& t = tensors_[i];
-    const std::string what = "destination of tensor '" + printable(t.name) + "'";
+    const std::string what = "destination of " + tensor_text(t.name);
     if (t.bytes() == 0) continue;
     if (!destinations[i].data)
       return usage_error(what + ": expected memory of " + human_bytes(t.bytes()) + ", got none");
@@ -169,11 +169,11 @@ Status Load::add_up(const LoadDigests& digests, LoadReport& report) const {
     for (std::uint32_t& word : expected.words)
       word *= static_cast<std::uint32_t>(tensor ? target_->copies(*tensor) : 1);
     if (first != read)
-      return io_error("tensor '" + printable(proof.name) + "': what arrived is not what was read: expected digest " +
-                      read.hex() + ", got " + first.hex());
+      return io_error(tensor_text(proof.name) + ": what arrived is not what was read: expected digest " + read.hex() +
+                      ", got " + first.hex());
     if (tensor && all != expected)
-      return io_error("tensor '" + printable(proof.name) + "': replicas differ: expected the sum of digests " +
-                      expected.hex() + ", got " + all.hex());
+      return io_error(tensor_text(proof.name) + ": replicas differ: expected the sum of digests " + expected.hex() +
+                      ", got " + all.hex());
     proof.whole = first;
   }
   return {};

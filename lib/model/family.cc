@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <numeric>
 
@@ -21,15 +20,6 @@ constexpr std::string_view kScale = "_scale_inv";
 const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
-
-// Takes the number off the front of `text`.
-std::optional<Index> take_number(std::string_view& text) {
-  Index n = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (parsed.ec != std::errc() || n < 0) return std::nullopt;
-  text.remove_prefix(static_cast<std::size_t>(parsed.ptr - text.data()));
-  return n;
-}
 
 // Matches "layers.{}.x" against "layers.12.x". What no hole stands for is -1.
 struct Numbers {
@@ -402,8 +392,7 @@ std::string pattern_of(std::string_view name) {
   while (true) {
     const std::size_t end = std::min(name.find('.'), name.size());
     const std::string_view part = name.substr(0, end);
-    const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    out += is_number ? kHole : part;
+    out += is_digits(part) ? kHole : part;
     if (end == name.size()) return out;
     out += '.';
     name.remove_prefix(end + 1);
@@ -456,13 +445,7 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
   for (auto& part : out)
     if (auto* text = std::get_if<std::string>(&part)) *text = replace_first(*text, before.parameter, after.parameter);
   // ("model", "tok_embeddings.weight") for "model.tok_embeddings.weight": the name was spread over the path.
-  std::string joined;
-  for (const auto& part : out) {
-    if (!joined.empty()) joined += '.';
-    joined +=
-        std::holds_alternative<std::string>(part) ? std::get<std::string>(part) : std::to_string(std::get<Index>(part));
-  }
-  if (joined != to) return {std::string(to)};
+  if (dotted_name(out) != to) return {std::string(to)};
   return out;
 }
 

@@ -1,7 +1,6 @@
 #include "lib/model/formula.h"
 
 #include <cctype>
-#include <charconv>
 
 #include "lib/base/text.h"
 
@@ -35,9 +34,7 @@ bool is_number(std::string_view text) { return std::isdigit(static_cast<unsigned
 
 Result<Index> value_of(std::string_view text, const NumberOf& number_of) {
   if (is_number(text)) {
-    Index n = 0;
-    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return n;
+    if (const auto n = parse_number(text)) return *n;
     return corrupt("'" + printable(text) + "' is not a whole number");
   }
   if (const auto n = number_of(text)) return *n;

@@ -359,12 +359,12 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     for (const std::string& part : part_names(group.name, experts)) {
       const auto found = group.parts.find(part);
       if (found == group.parts.end())
-        return unsupported("tensor '" + printable(name) + "' of the output is made of several, of which '" +
+        return unsupported(tensor_text(name) + " of the output is made of several, of which '" +
                            printable(group.key.prefix + part + group.key.suffix) + "' is not there");
       out[group.group].parts.push_back(found->second);
     }
     if (out[group.group].parts.size() != group.parts.size())
-      return unsupported("tensor '" + printable(name) + "' of the output is made of " +
+      return unsupported(tensor_text(name) + " of the output is made of " +
                          with_commas(std::ssize(out[group.group].parts)) + " tensors, got " +
                          with_commas(std::ssize(group.parts)));
   }

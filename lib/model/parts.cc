@@ -15,10 +15,6 @@ namespace {
 constexpr std::size_t kMaxWrapperParts = 5;  // "state.app.model.module.net."
 constexpr std::size_t kMaxPatterns = 2048;   // that are held against the families; a model has dozens
 
-bool is_number(std::string_view part) {
-  return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 // Modules that wrap others under these names: torch.compile, activation checkpointing, FSDP1, DeepSpeed, torch.optim's
 // averaged models.
 std::string without_inner_wrappers(std::string_view name) {
@@ -52,7 +48,7 @@ Told tell(std::string_view name) {
     const std::size_t end = std::min(name.find('.', begin), name.size());
     const std::string_view word = name.substr(begin, end - begin);
     const std::string_view rest = end == name.size() ? std::string_view() : name.substr(end + 1);
-    if (is_number(word)) break;
+    if (is_digits(word)) break;
     if (is_optimizer_word(word) && (only_outer || rest.starts_with("state.") || rest.starts_with("param_groups."))) {
       const std::size_t index = word.find('_');
       return {StateKind::kOptimizer, name.substr(0, std::min(end + 1, name.size())),

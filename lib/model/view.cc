@@ -86,7 +86,7 @@ class ViewBuilder {
                        "how many they are; give one with --config");
   }
 
-  static std::string what(const Tensor& tensor) { return "tensor '" + printable(tensor.name) + "'"; }
+  static std::string what(const Tensor& tensor) { return tensor_text(tensor.name); }
 
   // A tied model stores the embedding once: the head is a second tensor over the same bytes.
   void add_tied_head() {
@@ -144,7 +144,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
   const auto check_shape = [&](const Parameter& p) -> Status {
     const Dims& shape = view.tensors()[*view.find(p.name)].shape;
     if (shape == p.shape) return {};
-    return corrupt("tensor '" + printable(p.name) + "': " + config.path + " says " + to_string(p.shape) + ", got " +
+    return corrupt(tensor_text(p.name) + ": " + config.path + " says " + to_string(p.shape) + ", got " +
                    to_string(shape));
   };
   for (const Parameter& p : TRY(parameters(family, config))) {
@@ -166,7 +166,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
     if (key.kind != StateKind::kModel || expected.contains(key.parameter)) continue;
     const auto parsed = parse_name(family, key.parameter);
     if (parsed && parsed->layer >= config.num_hidden_layers() + config.num_prediction_layers())
-      return corrupt("tensor '" + printable(tensor.name) + "': " + config.path + " says num_hidden_layers " +
+      return corrupt(tensor_text(tensor.name) + ": " + config.path + " says num_hidden_layers " +
                      std::to_string(config.num_hidden_layers()));
     if (parsed) extra.push_back("'" + printable(tensor.name) + "'");
   }

@@ -26,7 +26,7 @@ Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
       ++plan.moves;
     });
     if (filled != volume(box))
-      return internal_error("plan: tensor '" + printable(to.name) + "' " + to_string(box) + ": expected " +
+      return internal_error("plan: " + tensor_text(to.name) + " " + to_string(box) + ": expected " +
                             with_commas(volume(box)) + " elements from the source, got " + with_commas(filled));
   }
   return {};
@@ -87,10 +87,10 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   for (std::size_t to = 0; to < target.tensors().size(); ++to) {
     const Tensor& wanted = target.tensors()[to];
     const auto from = source.find(wanted.name);
-    if (!from) return internal_error("plan: no source for tensor '" + printable(wanted.name) + "'");
+    if (!from) return internal_error("plan: no source for " + tensor_text(wanted.name));
     const Tensor& given = source.tensors()[*from];
     if (given.shape != wanted.shape)
-      return corrupt("tensor '" + printable(wanted.name) + "': expected shape " + to_string(wanted.shape) + ", got " +
+      return corrupt(tensor_text(wanted.name) + ": expected shape " + to_string(wanted.shape) + ", got " +
                      to_string(given.shape));
     TRY(plan_tensor(given, wanted, plan));
     plan.tensors.push_back({*from, to});
