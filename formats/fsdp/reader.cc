@@ -12,6 +12,7 @@
 #include "formats/fsdp/optimizer_states.h"
 #include "formats/tensor_files/flat_runs.h"
 #include "formats/tensor_files/parameter_ids.h"
+#include "formats/tensor_files/rank_values.h"
 #include "lib/base/names.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -54,13 +55,6 @@ class PiecesByName {
   std::unordered_map<std::string, std::size_t> number_;
 };
 
-// Values that are no tensors, as pickles: what all ranks have alike is kept once.
-struct Values {
-  KeyPath path;
-  std::vector<std::string> pickles;                   // the different ones
-  std::vector<std::pair<Index, std::size_t>> holder;  // each rank that has one, and which
-};
-
 class FsdpReader : public TensorFileReader {
  public:
   Status open(const std::string& path, const OpenOptions& options);
@@ -69,7 +63,7 @@ class FsdpReader : public TensorFileReader {
  private:
   Status read_files(Role role);
   Status add_pieces(Role role, Index rank, const TensorFile::Entry& entry);
-  Status add_value(Role role, Index rank, const TensorFile::Object& object);
+  void add_value(Role role, Index rank, const TensorFile::Object& object);
   Status check_ranks() const;
 
   Status finish_tensor(KeyPath path, const Pieces& pieces);
@@ -94,7 +88,7 @@ class FsdpReader : public TensorFileReader {
   FileSet set_;
   std::array<std::uint32_t, kRoles.size()> first_file_{};
   std::array<PiecesByName, kRoles.size()> pieces_;
-  std::array<std::map<std::string, Values>, kRoles.size()> values_;
+  std::array<std::map<std::string, RankValues>, kRoles.size()> values_;
   std::set<std::string> left_out_;                    // names of values that cannot be carried
   std::map<std::string, std::vector<Index>> groups_;  // of the optimizer: the ids in each, by the name of their list
   std::map<Index, std::vector<std::string>> owners_;  // of each id: its parameters
@@ -128,7 +122,7 @@ Status FsdpReader::read_files(Role role) {
       const auto& [rank, name] = all[begin + i];
       catalog_.files.push_back({name, sizes[i], rank});
       for (const TensorFile::Entry& entry : contents[i]->tensors()) TRY(add_pieces(role, rank, entry));
-      for (const TensorFile::Object& object : contents[i]->objects()) TRY(add_value(role, rank, object));
+      for (const TensorFile::Object& object : contents[i]->objects()) add_value(role, rank, object);
       contents[i].reset();
     }
   }
@@ -162,26 +156,17 @@ Status FsdpReader::add_pieces(Role role, Index rank, const TensorFile::Entry& en
   return {};
 }
 
-Status FsdpReader::add_value(Role role, Index rank, const TensorFile::Object& object) {
-  pickle::PickleWriter w;
-  if (!pickle::write_value(w, object.value)) {
-    left_out_.insert(object.name);
-    return {};
-  }
-  std::string text = std::move(w).finish();
-  Values& values = values_[static_cast<std::size_t>(role)].try_emplace(object.name).first->second;
-  if (values.holder.empty()) values.path = object.path;
-  const auto known = std::find(values.pickles.begin(), values.pickles.end(), text);
-  values.holder.emplace_back(rank, static_cast<std::size_t>(known - values.pickles.begin()));
-  if (known == values.pickles.end()) values.pickles.push_back(std::move(text));
-
+void FsdpReader::add_value(Role role, Index rank, const TensorFile::Object& object) {
   const KeyPath& path = object.path;
-  if (role != Role::kOptimizer || rank > 0 || path.size() != 3 || path[2] != KeyPath::value_type("params")) return {};
+  if (!values_[static_cast<std::size_t>(role)][object.name].add(file_of(role, rank), path, object.value)) {
+    left_out_.insert(object.name);
+    return;
+  }
+  if (role != Role::kOptimizer || rank > 0 || path.size() != 3 || path[2] != KeyPath::value_type("params")) return;
   std::vector<Index> ids;
   for (std::size_t i = 0; i < object.value.size(); ++i)
     if (const auto id = object.value[i].as_int()) ids.push_back(*id);
   if (!ids.empty()) groups_.emplace(object.name, std::move(ids));
-  return {};
 }
 
 // That there are files of all the ranks which the tensors tell of. Accelerate's names do not say how many.
@@ -438,7 +423,7 @@ Status FsdpReader::finish_values() {
   for (std::size_t role = 0; role < kRoles.size(); ++role) {
     for (auto& [name, values] : values_[role]) {
       const std::string_view prefix = kPrefixes[role];
-      if (values.pickles.size() == 1 && static_cast<Index>(values.holder.size()) == set_.ranks) {
+      if (values.is_alike() && static_cast<Index>(values.holders.size()) == set_.ranks) {
         const KeyPath path = below(prefix, values.path);
         std::string text = std::move(values.pickles.front());
         if (const auto group = groups_.find(name); kRoles[role] == Role::kOptimizer && group != groups_.end())
@@ -446,9 +431,10 @@ Status FsdpReader::finish_values() {
         TRY(add_pickled(dotted_name(path), path, file_of(kRoles[role], 0), std::move(text)));
         continue;
       }
-      for (const auto& [rank, which] : values.holder) {
+      for (const auto& [file, which] : values.holders) {
+        const Index rank = catalog_.files[file].writer;
         const KeyPath path = below(prefix, below("rank_" + std::to_string(rank), values.path));
-        TRY(add_pickled(dotted_name(path), path, file_of(kRoles[role], rank), values.pickles[which]));
+        TRY(add_pickled(dotted_name(path), path, file, values.pickles[which]));
       }
     }
   }

@@ -5,8 +5,8 @@
 #include <set>
 #include <unordered_map>
 
-#include "formats/encoding/pickle_writer.h"
 #include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/rank_values.h"
 #include "formats/torch_checkpointing/metadata.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
 #include "lib/base/names.h"
@@ -61,12 +61,6 @@ class StepReader : public TensorFileReader {
     std::unordered_map<std::string_view, const TensorFile::Entry*> tensors;
     std::set<std::string_view> used;
   };
-  // A value that is no tensor: the pickles of those ranks that have it.
-  struct Values {
-    KeyPath path;
-    std::vector<std::string> pickles;                           // the different ones
-    std::vector<std::pair<std::uint32_t, std::size_t>> holder;  // each file that has one, and which
-  };
 
   Status check_finished() const;
   Status check_files() const;
@@ -77,13 +71,13 @@ class StepReader : public TensorFileReader {
                                   JoinedTensor& joined);
   Status read_others(const OpenOptions& options);
   Status add_own_tensors(const std::string& item, const std::vector<Content>& contents);
-  Status add_values(const std::string& item, const TensorFile& content, std::uint32_t file);
+  void add_values(const std::string& item, const TensorFile& content, std::uint32_t file);
   Status finish_values();
   void describe_format();
 
   Metadata metadata_;
   std::set<std::string> files_of_items_;
-  std::map<std::pair<std::string, std::string>, Values> values_;  // by item and name
+  std::map<std::pair<std::string, std::string>, RankValues> values_;  // by item and name
   std::set<std::string> left_out_, unknown_;
 };
 
@@ -125,7 +119,7 @@ Result<StepReader::Content> StepReader::read_file(const std::string& item, const
   catalog_.files[open.file].writer = rank;
   Content out{open.file, {}, {}};
   for (const TensorFile::Entry& e : open.content->tensors()) out.tensors.emplace(e.name, &e);
-  TRY(add_values(item, *open.content, open.file));
+  add_values(item, *open.content, open.file);
   return out;
 }
 
@@ -198,33 +192,21 @@ Status StepReader::read_item(const std::string& name, const Item& item, const Op
 
 // ---- what metadata.pkl does not tell of
 
-Status StepReader::add_values(const std::string& item, const TensorFile& content, std::uint32_t file) {
-  for (const TensorFile::Object& o : content.objects()) {
-    pickle::PickleWriter w;
-    if (!pickle::write_value(w, o.value)) {
-      left_out_.insert(name_in(item, o.name));
-      continue;
-    }
-    std::string text = std::move(w).finish();
-    Values& values = values_[{item, o.name}];
-    values.path = o.path;
-    auto known = std::find(values.pickles.begin(), values.pickles.end(), text);
-    if (known == values.pickles.end()) known = values.pickles.insert(known, std::move(text));
-    values.holder.emplace_back(file, static_cast<std::size_t>(known - values.pickles.begin()));
-  }
-  return {};
+void StepReader::add_values(const std::string& item, const TensorFile& content, std::uint32_t file) {
+  for (const TensorFile::Object& o : content.objects())
+    if (!values_[{item, o.name}].add(file, o.path, o.value)) left_out_.insert(name_in(item, o.name));
 }
 
 // What the ranks have alike is kept once, else each rank's own.
 Status StepReader::finish_values() {
   for (auto& [key, values] : values_) {
     const auto& [item, own] = key;
-    if (values.pickles.size() == 1) {
+    if (values.is_alike()) {
       const std::string name = name_in(item, own);
-      TRY(add_pickled(name, {name}, values.holder.front().first, std::move(values.pickles.front())));
+      TRY(add_pickled(name, {name}, values.holders.front().first, std::move(values.pickles.front())));
       continue;
     }
-    for (const auto& [file, which] : values.holder) {
+    for (const auto& [file, which] : values.holders) {
       const std::string name = item + ".rank_" + std::to_string(catalog_.files[file].writer) + "." + own;
       TRY(add_pickled(name, {name}, file, values.pickles[which]));
     }
