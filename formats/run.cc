@@ -17,6 +17,11 @@ bool is_part(const DirectoryEntry& entry, std::string_view kind) {
   return entry.is_directory && take(name, kind) && is_digits(name);
 }
 
+bool has_parts(const std::string& path) {
+  const auto entries = list_directory(path);
+  return entries && std::any_of(entries->begin(), entries->end(), [](const auto& e) { return is_part(e, kModelPart); });
+}
+
 // Several checkpoints in directories of one, as one: their files, tensors and objects side by side.
 class JoinedReader : public Reader {
  public:
@@ -25,7 +30,7 @@ class JoinedReader : public Reader {
   // `optimizer`: what its names are to begin with, "optimizer_1", where they all begin with "optimizer".
   Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& optimizer) {
     reader->use_files(files_);
-    parts_.push_back({directory, std::move(reader), {}, {}, {}});
+    parts_.push_back({directory, std::move(reader), {}});
     Part& part = parts_.back();
     const Catalog& from = part.reader->catalog();
     add_new_files(part);
@@ -45,28 +50,29 @@ class JoinedReader : public Reader {
     for (const std::string& file : from.metadata_files) catalog_.metadata_files.push_back(path_join(directory, file));
     for (const std::string& file : from.stale_files) catalog_.stale_files.push_back(path_join(directory, file));
     for (const std::string& warning : from.warnings) catalog_.warnings.push_back(directory + ": " + warning);
+    for (const std::string& note : from.notes) catalog_.notes.push_back(directory + ": " + note);
     catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
     if (parts_.size() == 1) catalog_.attributes = from.attributes;
     return {};
   }
 
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override {
-    for (Part& part : parts_) {
-      part.wanted.clear();
-      part.joined.clear();
-    }
+    struct Wanted {
+      std::vector<std::size_t> own, joined;  // places in the part's catalog, and in the joined one
+    };
+    std::vector<Wanted> wanted(parts_.size());
     for (const std::size_t i : tensors) {
-      const auto [origin, own] = tensors_.at(catalog_.tensors()[i].name);
-      Part& part = parts_[origin];
-      part.wanted.push_back(own);
-      part.joined.push_back(i);
+      const auto [part, own] = tensors_.at(catalog_.tensors()[i].name);
+      wanted[part].own.push_back(own);
+      wanted[part].joined.push_back(i);
     }
-    for (Part& part : parts_) {
-      TRY(part.reader->locate(part.wanted, threads, spool));
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      Part& part = parts_[p];
+      TRY(part.reader->locate(wanted[p].own, threads, spool));
       add_new_files(part);
-      for (std::size_t n = 0; n < part.wanted.size(); ++n) {
-        Tensor found = in_joined_files(part, part.reader->catalog().tensors()[part.wanted[n]]);
-        Tensor& tensor = catalog_.tensor(part.joined[n]);
+      for (std::size_t n = 0; n < wanted[p].own.size(); ++n) {
+        Tensor found = in_joined_files(part, part.reader->catalog().tensors()[wanted[p].own[n]]);
+        Tensor& tensor = catalog_.tensor(wanted[p].joined[n]);
         tensor.fragments = found.fragments;
         tensor.replicas = found.replicas;
         tensor.dtype = found.dtype;
@@ -90,8 +96,7 @@ class JoinedReader : public Reader {
   struct Part {
     std::string directory;
     std::unique_ptr<Reader> reader;
-    std::vector<std::uint32_t> file_of;       // in the joined catalog
-    std::vector<std::size_t> wanted, joined;  // tensors to locate: here, and in the joined catalog
+    std::vector<std::uint32_t> file_of;  // in the joined catalog
   };
 
   // Those it has now and had not before: a place for what is decoded comes with the first item that needs it.
@@ -169,8 +174,8 @@ Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const 
   return std::optional(std::move(out));
 }
 
-Result<std::vector<RunCheckpoint>> checkpoints_of_run(const std::string& path) {
-  std::vector<RunCheckpoint> out;
+Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
+  std::vector<std::string> out;
   std::vector<std::string> level = {path};
   for (int depth = 0; depth < 2 && out.empty(); ++depth) {
     std::vector<std::string> next;
@@ -178,28 +183,38 @@ Result<std::vector<RunCheckpoint>> checkpoints_of_run(const std::string& path) {
       for (const DirectoryEntry& entry : TRY(list_directory(directory)))
         if (entry.is_directory && next.size() < kMaxSteps) next.push_back(path_join(directory, entry.name));
     std::sort(next.begin(), next.end(), natural_less);
-    for (const std::string& child : next) {
-      auto open = open_if_known(child);
-      if (open && !*open) continue;
-      RunCheckpoint found{child, open.has_value(), open ? "" : open.error().message()};
-      if (open)
-        for (const CatalogFile& file : (*open)->reader->catalog().files)
-          if (file.size < 0) found = {child, false, file.path + " is missing"};
-      out.push_back(std::move(found));
-    }
+    std::copy_if(next.begin(), next.end(), std::back_inserter(out),
+                 [](const std::string& child) { return recognised_format(child) || has_parts(child); });
     level = std::move(next);
   }
   return out;
 }
 
+std::string gap_of_checkpoint(const std::string& path) {
+  const auto open = open_if_known(path);
+  if (!open) return open.error().message();
+  if (!*open) return path + ": is no checkpoint any more";
+  for (const CatalogFile& file : (*open)->reader->catalog().files)
+    if (file.size < 0) return file.path + " is missing";
+  return {};
+}
+
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
+  std::string gap_of_last;
+  for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
+    const std::string gap = gap_of_checkpoint(*c);
+    if (gap.empty()) return *c;
+    if (gap_of_last.empty()) gap_of_last = gap;
+  }
+  return corrupt("none of them complete; the last: " + gap_of_last);
+}
+
 std::string advice_for_run(const std::string& path) {
   const auto found = checkpoints_of_run(path);
   if (!found || found->empty()) return {};
-  const auto newest =
-      std::find_if(found->rbegin(), found->rend(), [](const RunCheckpoint& c) { return c.is_complete; });
-  const std::string holds = "a directory of " + count_of(std::ssize(*found), "checkpoint");
-  if (newest == found->rend()) return holds + ", none of them complete; the last: " + found->back().problem;
-  return holds + "; the newest complete one is " + printable(newest->path);
+  const auto newest = newest_complete(*found);
+  return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
+         (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());
 }
 
 }  // namespace reshard

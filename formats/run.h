@@ -17,13 +17,12 @@ namespace reshard {
 // one model.
 Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options);
 
-struct RunCheckpoint {
-  std::string path;
-  bool is_complete = false;  // it opens, and its files are all there
-  std::string problem;       // where it is not complete
-};
-// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens each.
-Result<std::vector<RunCheckpoint>> checkpoints_of_run(const std::string& path);
+// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none.
+Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
+// Why a checkpoint is not complete; empty where it opens and its files are all there.
+std::string gap_of_checkpoint(const std::string& path);
+// The last of them that is complete. Corrupt where none is, telling of the last.
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints);
 
 // What to open instead of a run's directory, for people; empty where nothing below is a checkpoint.
 std::string advice_for_run(const std::string& path);

@@ -50,7 +50,7 @@ struct Inspection {
   const Catalog& catalog() const { return reader->catalog(); }
 };
 
-// Opens the checkpoint and looks at its metadata and the sizes of its files. `layout` is how files of ranks join.
+// Opens the checkpoint as the options say and looks at its metadata; not at its data files' directories.
 Result<Inspection> look_at(const std::string& path, const SourceOptions& options);
 
 // What is missing or cut short, as whole sentences, a file or a kind of problem each; empty for a complete checkpoint

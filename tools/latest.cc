@@ -1,5 +1,4 @@
 // reshard latest: which checkpoint of a training run to go on with.
-#include <algorithm>
 #include <cstdio>
 
 #include "formats/run.h"
@@ -10,18 +9,17 @@ namespace reshard::tools {
 namespace {
 
 Result<int> latest(const std::string& path, bool all) {
-  const std::vector<RunCheckpoint> found = TRY(checkpoints_of_run(path));
+  const std::vector<std::string> found = TRY(checkpoints_of_run(path));
   if (found.empty()) return io_error(path + ": no checkpoint lies in it, nor in its directories");
   if (all) {
-    for (const RunCheckpoint& c : found)
-      std::printf("%s   %s\n", printable(c.path).c_str(), c.is_complete ? "complete" : printable(c.problem).c_str());
+    for (const std::string& checkpoint : found) {
+      const std::string gap = gap_of_checkpoint(checkpoint);
+      std::printf("%s   %s\n", printable(checkpoint).c_str(), gap.empty() ? "complete" : printable(gap).c_str());
+    }
     return 0;
   }
-  const auto newest = std::find_if(found.rbegin(), found.rend(), [](const RunCheckpoint& c) { return c.is_complete; });
-  if (newest == found.rend())
-    return corrupt(path + ": none of " + count_of(std::ssize(found), "checkpoint") +
-                   " is complete; of the last: " + found.back().problem);
-  std::printf("%s\n", newest->path.c_str());
+  std::printf("%s\n",
+              TRY(newest_complete(found).context(path + ": of " + count_of(std::ssize(found), "checkpoint"))).c_str());
   return 0;
 }
 
