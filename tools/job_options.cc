@@ -149,10 +149,11 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
       .required(destination_required);
   line.add_option("--to", to, "Target format: " + target_formats()).required();
-  line.add_option(
-      "--names", names,
-      "Output names: hf, torchtitan (until April 2026), torchtitan-2026, nanotron, megatron, colossalai (as hf), keep "
-      "(default: keep for --to dcp and hdf5, hf otherwise)");
+  line.add_option("--names", names,
+                  "Output names: " + convention_options() +
+                      ", colossalai (as hf), keep (default: keep for --to dcp and hdf5, hf otherwise); torchtitan's "
+                      "are those until "
+                      "April 2026");
   line.add_option("--mesh", mesh,
                   "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--layout", layout,
@@ -222,8 +223,8 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
   o.keep_names = names == "keep";
   o.convention = find_convention(names);
   if (o.convention || o.keep_names) return {};
-  return usage_error("'" + printable(names) +
-                     "' are no names; there are hf, torchtitan, torchtitan-2026, nanotron, megatron, colossalai, keep");
+  return usage_error("'" + printable(names) + "' are no names; there are " + convention_options() +
+                     ", colossalai, keep");
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {

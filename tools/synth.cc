@@ -63,8 +63,7 @@ Result<Convention> convention_of(const SynthOptions& options) {
   const bool as_hub = TRY(find_format(options.to))->hf_names;
   const std::string text = !options.names.empty() ? options.names : as_hub ? "hf" : "torchtitan";
   if (const auto convention = find_convention(text)) return *convention;
-  return usage_error("'" + printable(text) +
-                     "' are no names; there are hf, torchtitan, torchtitan-2026, nanotron, megatron");
+  return usage_error("'" + printable(text) + "' are no names; there are " + convention_options());
 }
 
 Result<DType> find_dtype(const std::string& text) {
@@ -289,7 +288,7 @@ void add_synth(CommandLine& line) {
   line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   line.add_option(
       "--names", options->names,
-      "Tensor names: torchtitan (until April 2026), torchtitan-2026, nanotron, megatron, hf (default with --to hf)");
+      "Tensor names: " + convention_options() + " (default: hf with --to hf, else torchtitan, until April 2026)");
   line.add_option("--dtype", options->dtype,
                   "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);

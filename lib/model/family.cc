@@ -263,6 +263,12 @@ std::string_view convention_option(Convention convention) {
   return kOptions[static_cast<std::size_t>(convention)];
 }
 
+std::string convention_options() {
+  std::vector<std::string> options;
+  for (const Convention convention : kConventions) options.emplace_back(convention_option(convention));
+  return join(options, ", ");
+}
+
 std::optional<Convention> find_convention(std::string_view option) {
   if (option == "colossalai") return Convention::kHf;
   for (const Convention convention : kConventions)
@@ -313,8 +319,7 @@ bool same_row_order(const Family& family, Convention a, Convention b) {
                      [&](const NameRule& rule) { return is_paired(rule, a) == is_paired(rule, b); });
 }
 
-std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter) {
-  const std::string_view name = parameter;
+std::optional<ParsedName> parse_name(const Family& family, std::string_view name) {
   if (name.empty()) return std::nullopt;
   for (const Convention convention : kConventions)
     if (auto parsed = parse_as(family, name, convention)) return parsed;

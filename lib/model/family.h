@@ -31,6 +31,7 @@ inline constexpr std::array kConventions = {
     Convention::kMegatron, Convention::kTransformers, Convention::kNanotron};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
+std::string convention_options();                                    // all of them: "hf, torchtitan, ..."
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
 
 // How a tensor of another convention is made of canonical parameters, its parts.
@@ -144,7 +145,7 @@ struct ParsedName {
   bool is_packed() const { return stored && stored->is_packed(); }
 };
 // Of a plain key (parts.h); looks past the family's own prefix.
-std::optional<ParsedName> parse_name(const Family& family, std::string_view parameter);
+std::optional<ParsedName> parse_name(const Family& family, std::string_view name);
 // A pattern with its numbers; those below 0 are left out.
 std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 // The canonical name of a parameter that is not packed.
