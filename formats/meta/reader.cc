@@ -7,6 +7,7 @@
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/local_files.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 
 namespace reshard::meta {
 namespace {
@@ -217,7 +218,7 @@ Status MetaReader::open(const std::string& path, const OpenOptions& options) {
 
 Result<std::optional<std::string>> MetaReader::side_file(const std::string& name, Index limit) {
   auto there = TRY(Reader::side_file(name, limit));
-  if (there || name != "config.json" || !params_ || !unknown_part(*params_).empty()) return there;
+  if (there || name != kConfigFile || !params_ || !unknown_part(*params_).empty()) return there;
   const Json config = TRY(make_config(*params_, catalog_, path_join(catalog_.root, kParamsFile)));
   return std::optional<std::string>(to_text(config, 2) + "\n");
 }

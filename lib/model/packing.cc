@@ -133,6 +133,14 @@ class Unpacker {
                    "), got shape " + to_string(shape_));
   }
 
+  // Query, key and value, a row for each number of a head.
+  Status check_head_rows(const ModelConfig& c) const {
+    const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
+    return check_rows((heads + 2 * kv_heads) * d, c,
+                      "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
+                          std::to_string(kv_heads) + ") x head_dim " + std::to_string(d));
+  }
+
   // The config, if its heads can be in rotary pairs.
   Result<const ModelConfig*> need_pairs() const {
     const ModelConfig* config = TRY(need_head_counts(config_, what_));
@@ -158,9 +166,7 @@ class Unpacker {
     const bool pairs = form_ == Form::kRotaryQkvByGroup && hf_rows_;
     const ModelConfig& c = *TRY(pairs ? need_pairs() : need_head_counts(config_, what_));
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
-    TRY(check_rows((heads + 2 * kv_heads) * d, c,
-                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
-                       std::to_string(kv_heads) + ") x head_dim " + std::to_string(d)));
+    TRY(check_head_rows(c));
     const Index group = heads / kv_heads, blocks = group + 2;
     const std::array<Index, 3> head_counts = {heads, kv_heads, kv_heads};
     std::vector<PackedPart> out;
@@ -186,9 +192,7 @@ class Unpacker {
   Result<std::vector<PackedPart>> one_after_the_other() {
     const ModelConfig& c = *TRY(need_head_counts(config_, what_));
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
-    TRY(check_rows((heads + 2 * kv_heads) * d, c,
-                   "(num_attention_heads " + std::to_string(heads) + " + 2 x num_key_value_heads " +
-                       std::to_string(kv_heads) + ") x head_dim " + std::to_string(d)));
+    TRY(check_head_rows(c));
     std::vector<PackedPart> out;
     Index begin = 0;
     for (std::size_t p = 0; p < 3; ++p) {

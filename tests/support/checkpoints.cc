@@ -125,6 +125,16 @@ void copy_sample(const std::string& name, const std::string& into) {
   fs::copy(sample(name) + "/config.json", into + "/config.json");
 }
 
+std::string test_data(const std::string& name) { return RESHARD_SOURCE_DIR "/tests/data/" + name; }
+
+std::string error_of_opening(const std::string& path) {
+  const auto open = open_checkpoint(path);
+  if (open) return "";
+  std::string m = open.error().message();
+  for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
+  return m;
+}
+
 std::string read_file(const std::string& path) {
   std::ostringstream out;
   out << std::ifstream(path, std::ios::binary).rdbuf();

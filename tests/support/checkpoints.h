@@ -38,6 +38,12 @@ std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_v
 std::string sample(const std::string& name);
 void copy_sample(const std::string& name, const std::string& into);
 
+// "tests/data/<name>"
+std::string test_data(const std::string& name);
+
+// Why a checkpoint cannot be opened, its path as "D"; empty where it can.
+std::string error_of_opening(const std::string& path);
+
 std::string read_file(const std::string& path);
 void write_file(const std::string& path, std::string_view bytes);
 // Every file below a directory (names relative to it) and its bytes.

@@ -31,6 +31,4 @@ std::map<std::string, std::string> read_digests(const std::string& path) {
   return out;
 }
 
-std::string test_data(const std::string& name) { return RESHARD_SOURCE_DIR "/tests/data/" + name; }
-
 }  // namespace reshard

@@ -13,7 +13,4 @@ std::map<std::string, std::string> digests_of(const TensorValues& values);
 // The same of a file of digests. Fails the test where it cannot be read.
 std::map<std::string, std::string> read_digests(const std::string& path);
 
-// "tests/data/<name>"
-std::string test_data(const std::string& name);
-
 }  // namespace reshard

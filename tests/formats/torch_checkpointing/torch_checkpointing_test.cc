@@ -33,14 +33,6 @@ class TorchCheckpointing : public testing::Test {
     fs::copy(test_data(name) + "/step-2", path, fs::copy_options::recursive);
     return path;
   }
-  static std::string error_of(const std::string& path) {
-    const auto open = open_checkpoint(path);
-    if (open) return "";
-    std::string m = open.error().message();
-    for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
-    return m;
-  }
-
   const TempDir dir_;
 };
 
@@ -93,28 +85,29 @@ TEST_F(TorchCheckpointing, SavesThatDidNotFinishAreToldApart) {
   // Killed before the rename.
   std::string path = copy(kTorch, "tmp_step-2");
   EXPECT_EQ(
-      error_of(path),
+      error_of_opening(path),
       "D: a save that did not finish: torch_checkpointing renames it to 'step-2' when every rank has written. Take "
       "an earlier step");
   fs::remove(path + "/metadata.pkl");
   fs::remove(path + "/model_1.pt");
   write_file(path + "/optimizer_1.pt", "");
   EXPECT_EQ(
-      error_of(path),
+      error_of_opening(path),
       "D: a save that did not finish: torch_checkpointing renames it to 'step-2' when every rank has written; not "
       "there: 2 files: 'metadata.pkl', 'model_1.pt'; empty, as a write that failed leaves them: 1 file: "
       "'optimizer_1.pt'. Take an earlier step");
-  EXPECT_THAT(error_of(dir_ / "."), HasSubstr("none of them complete"));
+  EXPECT_THAT(error_of_opening(dir_ / "."), HasSubstr("none of them complete"));
   // Without a temporary directory rank 0 writes metadata.pkl first, and it proves nothing.
   path = copy(kTorch);
   fs::remove(path + "/optimizer_1.pt");
-  EXPECT_EQ(error_of(path),
+  EXPECT_EQ(error_of_opening(path),
             "D: missing are 1 file: 'optimizer_1.pt': the save did not finish, or was not copied whole");
   write_file(path + "/optimizer_1.pt", "");
-  EXPECT_EQ(error_of(path), "D: empty are 1 file: 'optimizer_1.pt': the save did not finish, or was not copied whole");
+  EXPECT_EQ(error_of_opening(path),
+            "D: empty are 1 file: 'optimizer_1.pt': the save did not finish, or was not copied whole");
   path = copy(kSafetensors);
   fs::remove(path + "/metadata.pkl");
-  EXPECT_THAT(error_of(path), HasSubstr("D: a save without metadata.pkl, which says how its tensors are cut"));
+  EXPECT_THAT(error_of_opening(path), HasSubstr("D: a save without metadata.pkl, which says how its tensors are cut"));
 }
 
 TEST_F(TorchCheckpointing, DamagedFilesAreRefused) {
@@ -124,19 +117,19 @@ TEST_F(TorchCheckpointing, DamagedFilesAreRefused) {
       if (file.ends_with(".json") || file.starts_with("train_state") || file.starts_with("lr_")) continue;
       for (const std::size_t length : {std::size_t{1}, bytes.size() / 3, bytes.size() - 1}) {
         write_file(path + "/" + file, std::string_view(bytes).substr(0, length));
-        EXPECT_NE(error_of(path), "") << file << " " << length;
+        EXPECT_NE(error_of_opening(path), "") << file << " " << length;
       }
       write_file(path + "/" + file, bytes);
     }
-    EXPECT_EQ(error_of(path), "");
+    EXPECT_EQ(error_of_opening(path), "");
   }
   // Another rank's file: torch.save knows its place, safetensors its shape.
   std::string path = copy(kTorch);
   fs::copy(path + "/model_0.pt", path + "/model_1.pt", fs::copy_options::overwrite_existing);
-  EXPECT_THAT(error_of(path), HasSubstr("D/model_1.pt: tensor '"));
+  EXPECT_THAT(error_of_opening(path), HasSubstr("D/model_1.pt: tensor '"));
   path = copy(kSafetensors);
   fs::copy(path + "/model_0.safetensors", path + "/model_1.safetensors", fs::copy_options::overwrite_existing);
-  EXPECT_THAT(error_of(path), HasSubstr("as metadata.pkl has it, got float32"));
+  EXPECT_THAT(error_of_opening(path), HasSubstr("as metadata.pkl has it, got float32"));
 }
 
 // A metadata.pkl of one tensor, [6] cut over two ranks.
