@@ -99,9 +99,11 @@ Result<int> convert(const ConvertOptions& options) {
   print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
                         "/s   peak memory " + human_bytes(peak_memory()));
   const auto n = std::to_string(conversion.plan().tensors.size());
+  std::string recorded;
+  if (outcome.checksums > 0) recorded += ", " + with_commas(outcome.checksums) + " source CRCs hold";
+  if (outcome.digests > 0) recorded += ", " + count_of(outcome.digests, "digest") + " as the source's manifest has them";
   print_row("proof", n + " of " + n + " tensors: every element has one source" +
-                         (outcome.checksums > 0 ? ", " + with_commas(outcome.checksums) + " source CRCs hold"
-                                                : ", the source records no checksums") +
+                         (recorded.empty() ? ", the source records no checksums" : recorded) +
                          ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
   if (const auto& identity = conversion.identity()) {
     const ModelConfig& config = *conversion.names().model.config;

@@ -11,14 +11,12 @@
 #include "lib/audit/structure_audit.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 
 namespace reshard {
 namespace {
-
-constexpr Index kMaxManifestBytes = Index{1} << 30;
-constexpr std::string_view kManifest = "reshard_manifest.json";
 
 // ---- what the steps add to the report
 
@@ -264,22 +262,10 @@ std::string checksums_text(Index count, const char* where) {
                    : std::string("read to the end; ") + where + " no checksums";
 }
 
-// The view under which a manifest's digests were taken.
-Result<Catalog> manifest_view(const Json& manifest, const Catalog& native, const Model& model) {
-  const Json* family_name = manifest.find("family");
-  if (!family_name || family_name->is_null()) return native;
-  for (const Family* family : families()) {
-    if (family->name != TRY(family_name->as_string())) continue;
-    return canonical_view(native, {family, model.config_or_null(), TRY(manifest.get_bool("hf_rows")), true, true},
-                          nullptr);
-  }
-  return unsupported(std::string(kManifest) + " names a family this version does not know");
-}
-
 // Nothing where there is none.
 Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
   if (!is_directory(path) && !opened.checkpoint.format->is_file) return std::optional<Json>();
-  const auto text = TRY(opened.reader().side_file(std::string(kManifest), kMaxManifestBytes));
+  const auto text = TRY(opened.reader().side_file(std::string(kManifestFile), kMaxManifestBytes));
   return text ? std::optional(TRY(parse_json(*text, manifest))) : std::optional<Json>();
 }
 
@@ -391,10 +377,10 @@ Status read_everything(const Opened& opened, const Model& model, const VerifyOpt
   std::vector<std::size_t> all(opened.catalog().tensors().size());
   std::iota(all.begin(), all.end(), std::size_t{0});
   TRY(opened.reader().locate(all, options.run.threads, options.spool));
-  const std::string path = path_join(options.path, kManifest);
+  const std::string path = path_join(options.path, kManifestFile);
   const std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
-  const Catalog view =
-      manifest ? TRY(manifest_view(*manifest, opened.catalog(), model).context(path)) : opened.catalog();
+  const Catalog view = manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
+                                : opened.catalog();
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
   check_tied_head(model, report);

@@ -14,6 +14,13 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
+bool is_same_data(const Tensor& a, const Tensor& b) {
+  if (a.dtype != b.dtype || !a.fragments.has_boxes_of(b.fragments)) return false;
+  for (std::size_t i = 0; i < a.fragments.size(); ++i)
+    if (!(a.fragments.get(i) == b.fragments.get(i))) return false;
+  return true;
+}
+
 std::string dotted_name(const KeyPath& path) {
   std::vector<std::string> parts;
   for (const auto& key : path)

@@ -117,6 +117,9 @@ struct Tensor {
   Index bytes() const { return elements() * byte_size(dtype); }
 };
 
+// Whether two tensors are the same bytes of the same files.
+bool is_same_data(const Tensor& a, const Tensor& b);
+
 // A value that is not a tensor: carried as the bytes it is stored as, never executed.
 struct Blob {
   std::string name;

@@ -8,8 +8,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxManifestBytes = Index{1} << 30;
-
 std::string real_path(const std::string& path) {
   char* const real = ::realpath(path.c_str(), nullptr);
   std::string out = real == nullptr ? "" : real;

@@ -7,12 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "lib/base/checked.h"
 #include "lib/base/result.h"
 
 namespace reshard {
 
 inline constexpr std::string_view kConfigFile = "config.json";
 inline constexpr std::string_view kManifestFile = "reshard_manifest.json";
+inline constexpr Index kMaxManifestBytes = Index{1} << 30;
 
 // Where the file at `path`, found in `directory`, really is, if that is outside: neither below the directory nor, for a
 // snapshot of the Hugging Face cache, among its blobs (snapshots/REVISION/file -> ../../blobs/HASH).

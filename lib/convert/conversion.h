@@ -82,6 +82,7 @@ class Conversion {
   struct Outcome {
     bool removed_leftover = false;
     Index checksums = 0;  // of the source that were recorded and hold
+    Index digests = 0;    // likewise, of a source that reshard wrote
     std::vector<std::string> files_copied;
   };
   Result<Outcome> run(OutputPath destination);

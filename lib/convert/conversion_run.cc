@@ -7,20 +7,13 @@
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
 #include "lib/convert/manifest.h"
+#include "lib/convert/source_manifest.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
 
 constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
-
-// Whether two tensors are the same bytes of the same files.
-bool are_one(const Tensor& a, const Tensor& b) {
-  if (a.dtype != b.dtype || !a.fragments.has_boxes_of(b.fragments)) return false;
-  for (std::size_t i = 0; i < a.fragments.size(); ++i)
-    if (!(a.fragments.get(i) == b.fragments.get(i))) return false;
-  return true;
-}
 
 }  // namespace
 
@@ -30,7 +23,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
   std::vector<DigestRequest> kept, left_out;
   for (const EqualTensors& e : draft.output.equal) {
     const Tensor &a = view.tensors()[e.kept], &b = view.tensors()[e.left_out];
-    if (are_one(a, b)) continue;
+    if (is_same_data(a, b)) continue;
     pairs.push_back(&e);
     kept.push_back({e.kept, a.dtype});
     left_out.push_back({e.left_out, a.dtype});
@@ -60,9 +53,12 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
       destination.inputs.push_back(reader->catalog().file_path(f));
   auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
+  const Index recorded =
+      TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = of_left_out + source.checksums_checked();
+  outcome.digests = recorded;
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));
     TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs)));

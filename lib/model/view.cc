@@ -136,6 +136,15 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
   return ViewBuilder(catalog, options, dropped).build();
 }
 
+Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config) {
+  const Json* const name = manifest.find("family");
+  if (!name || name->is_null()) return catalog;
+  for (const Family* family : families())
+    if (family->name == TRY(name->as_string()))
+      return canonical_view(catalog, {family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
+  return unsupported("family '" + printable(TRY(name->as_string())) + "' is none that this version knows");
+}
+
 Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,
                                       bool complete) {
   Identity out;

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <numeric>
+
 #include "formats/registry.h"
 #include "lib/audit/verification.h"
 #include "tests/support/checkpoints.h"
@@ -133,6 +136,47 @@ TEST_P(EveryTarget, VerifiesCleanUnderEveryName) {
       options.config = source.config;
       EXPECT_THAT(found(options), ElementsAre()) << source.name << " " << names;
     }
+}
+
+// By the format's own checksums, or by the manifest that lies beside it.
+TEST_P(EveryTarget, DamageIsSeenByWhoConvertsItFurther) {
+  for (const Source& source : {sources_[0], sources_[2]}) {
+    const std::string path = convert(source, "");
+    if (path.empty()) continue;
+    std::vector<std::pair<std::string, Index>> places;  // in the midst of a tensor: file, offset
+    {
+      auto open = open_checkpoint(path);
+      ASSERT_TRUE(open.has_value());
+      const Catalog& catalog = open->reader->catalog();
+      std::vector<std::size_t> all(catalog.tensors().size());
+      std::iota(all.begin(), all.end(), std::size_t{0});
+      ASSERT_TRUE(open->reader->locate(all, 1, "").has_value());
+      for (std::size_t i = 0; i < all.size(); i += 11) {
+        const Fragment f = catalog.tensors()[i].fragments.get(0);
+        places.emplace_back(catalog.file_path(f.extent.file), f.extent.offset + f.start + f.extent.length / 2);
+      }
+    }
+    for (const auto& [file, offset] : places) {
+      const std::string whole = read_file(file);
+      std::string damaged = whole;
+      damaged[static_cast<std::size_t>(offset)] ^= 0x10;
+      write_file(file, damaged);
+      const std::string out = dir_ / "further";
+      for (const char* names : {"hf", "torchtitan"}) {  // the second has rows in another order
+        const CommandResult r =
+            reshard_cli({"convert", path, out, "--to", "dcp", "--names", names, "--config", source.config, "-q"});
+        EXPECT_EQ(r.exit_code, 3) << file << "@" << offset << " " << names << r.err;
+        EXPECT_FALSE(std::filesystem::exists(out));
+        std::filesystem::remove_all(out);
+      }
+      write_file(file, whole);
+    }
+    const CommandResult sound =
+        reshard_cli({"convert", path, dir_ / (source.name + ".sound"), "--to", "dcp", "--config", source.config});
+    EXPECT_EQ(sound.exit_code, 0) << sound.err;
+    EXPECT_THAT(sound.out, testing::AnyOf(testing::HasSubstr("source CRCs hold"),
+                                          testing::HasSubstr("as the source's manifest has them")));
+  }
 }
 
 TEST_P(EveryTarget, OfWholeTensorsSaysThatAMeshLeavesNoTrace) {
