@@ -8,6 +8,7 @@
 #include "formats/fsdp/fsdp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
+#include "formats/megatron/megatron.h"
 #include "formats/meta/meta.h"
 #include "formats/nanotron/nanotron.h"
 #include "formats/ranks/ranks.h"
@@ -21,9 +22,9 @@
 
 namespace reshard {
 FormatTable& formats() {
-  static FormatTable table({&kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
-                            &kVllmFormat, &kRanksFormat, &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format,
-                            &kHdf5ViewFormat});
+  static FormatTable table({&kMegatronFormat, &kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat,
+                            &kColossalaiFormat, &kFsdpFormat, &kVllmFormat, &kRanksFormat, &kMetaFormat, &kHfFormat,
+                            &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 
@@ -31,9 +32,9 @@ Result<const Format*> find_format(std::string_view name) {
   std::vector<std::string> names;
   for (const Format* f : formats()) {
     if (f->name == name) return f;
-    if (f->lay_out || f->write_view) names.emplace_back(f->name);
+    names.emplace_back(f->name);
   }
-  return usage_error("'" + printable(name) + "' is not a format that reshard writes; there are " + join(names, ", "));
+  return usage_error("'" + printable(name) + "' is not a format; there are " + join(names, ", "));
 }
 
 const Format* recognised_format(const std::string& path) {

@@ -94,6 +94,8 @@ const std::map<std::string, std::vector<std::string>>& allowed() {
       {"lib/load",
        {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/plan",
         "lib/engine", "lib/convert"}},
+      // Megatron's torch_dist is PyTorch DCP under other names.
+      {"formats/megatron", {"lib", "formats/encoding", "formats/tensor_files", "formats/dcp/dcp.h"}},
       {"formats/encoding", {"lib/base", "lib/layout", "lib/checkpoint/catalog.h", "lib/device/crc32.h"}},
   };
   return kAllowed;
@@ -105,8 +107,9 @@ bool may_include(const std::string& from, const std::string& header) {
   if (layer == "tools") return true;
   if (layer == "formats") return !target.starts_with("tools");  // the registry sees every format
   if (const auto row = allowed().find(layer); row != allowed().end())
-    return std::any_of(row->second.begin(), row->second.end(),
-                       [&](const std::string& a) { return a == target || a == header; });
+    return std::any_of(row->second.begin(), row->second.end(), [&](const std::string& a) {
+      return a == target || a == header || (a == "lib" && target.starts_with("lib/"));
+    });
   // A format: the library, the encodings, and what formats made of files of tensors share; never another format.
   return layer.starts_with("formats/") &&
          (target.starts_with("lib/") || target == "formats/encoding" || target == "formats/tensor_files");
@@ -211,6 +214,7 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
       {"colossalai", {"lib/model/", "lib/layout/stages.cc"}},  // likewise, and a rule of stages
       {"nanotron", {"lib/model/"}},                            // likewise
+      {"megatron", {"lib/model/"}},                            // likewise
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
   };

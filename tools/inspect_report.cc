@@ -83,7 +83,8 @@ void print_head(const Inspection& in) {
                            (stale == 0 ? "none" : with_commas(stale)) + " stale" + writer;
   const std::string name = printable(in.path);
   std::printf("%s   %s\n", colored(name, "1").c_str(), in_column(text, kLabel, width_of(name) + 3).c_str());
-  if (const std::string joined = attribute(catalog, "joined"); !joined.empty()) print_labelled("joined", "1", joined);
+  for (const char* const how : {"joined", "saved"})
+    if (const std::string told = attribute(catalog, how); !told.empty()) print_labelled(how, "1", told);
 }
 
 void print_mesh(const Inspection& in) {

@@ -182,6 +182,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   Catalog chosen;
   chosen.root = source.root;
   chosen.files = source.files;
+  chosen.vocabulary = source.vocabulary;
   for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
   for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
   if (is_located) TRY(validate(chosen));

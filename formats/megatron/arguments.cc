@@ -1,0 +1,226 @@
+#include "formats/megatron/arguments.h"
+
+#include <algorithm>
+#include <array>
+
+#include "formats/megatron/names.h"
+#include "lib/base/text.h"
+#include "lib/layout/layout.h"
+
+namespace reshard::megatron {
+
+using pickle::Kind;
+using pickle::Value;
+
+Arguments Arguments::read(Value value) {
+  Arguments out;
+  const Value members = value.kind() == Kind::kObject ? value.state() : value;
+  if (members.kind() != Kind::kDict) return out;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto name = members.key(i).as_string();
+    if (!name) continue;
+    const Value v = members.value(i);
+    std::string key(*name);
+    if (const auto flag = v.as_bool())
+      out.values_.insert_or_assign(std::move(key), *flag);
+    else if (const auto number = v.as_int())
+      out.values_.insert_or_assign(std::move(key), *number);
+    else if (const auto real = v.as_float())
+      out.values_.insert_or_assign(std::move(key), *real);
+    else if (const auto text = v.as_string())
+      out.values_.insert_or_assign(std::move(key), std::string(*text));
+  }
+  return out;
+}
+
+std::optional<Index> Arguments::number(std::string_view name) const {
+  const auto found = values_.find(name);
+  const auto* n = found == values_.end() ? nullptr : std::get_if<Index>(&found->second);
+  return n != nullptr && *n > 0 ? std::optional<Index>(*n) : std::nullopt;
+}
+
+std::optional<double> Arguments::real(std::string_view name) const {
+  const auto found = values_.find(name);
+  if (found == values_.end()) return std::nullopt;
+  if (const auto* n = std::get_if<Index>(&found->second)) return static_cast<double>(*n);
+  const auto* x = std::get_if<double>(&found->second);
+  return x != nullptr ? std::optional<double>(*x) : std::nullopt;
+}
+
+bool Arguments::flag(std::string_view name) const {
+  const auto found = values_.find(name);
+  const auto* b = found == values_.end() ? nullptr : std::get_if<bool>(&found->second);
+  return b != nullptr && *b;
+}
+
+std::string Arguments::text(std::string_view name) const {
+  const auto found = values_.find(name);
+  const auto* s = found == values_.end() ? nullptr : std::get_if<std::string>(&found->second);
+  return s != nullptr ? *s : std::string();
+}
+
+Result<Degrees> degrees_of(const Arguments& args) {
+  Degrees out;
+  const auto degree = [&](std::string_view name, Index otherwise) { return args.number(name).value_or(otherwise); };
+  out.tp = degree("tensor_model_parallel_size", 1);
+  out.pp = degree("pipeline_model_parallel_size", 1);
+  out.vpp = degree("virtual_pipeline_model_parallel_size", 1);
+  out.ep = degree("expert_model_parallel_size", 1);
+  out.etp = degree("expert_tensor_parallel_size", out.tp);
+  out.dp = degree("data_parallel_size", 1);
+  for (const Index n : {out.tp, out.pp, out.vpp, out.ep, out.etp, out.dp})
+    if (n > kMaxMeshRanks)
+      return corrupt("args: expected degrees of parallelism of at most " + with_commas(kMaxMeshRanks) + ", got " +
+                     with_commas(n));
+  if (out.tp % out.etp != 0)
+    return unsupported("args: an expert_tensor_parallel_size of " + std::to_string(out.etp) +
+                       ", which does not divide the tensor_model_parallel_size of " + std::to_string(out.tp));
+  return out;
+}
+
+std::string mesh_text(const Degrees& d) {
+  std::vector<std::string> out;
+  if (d.pp > 1) out.push_back("pp=" + std::to_string(d.pp));
+  if (d.vpp > 1) out.push_back("chunks of a stage=" + std::to_string(d.vpp));
+  if (d.dp > 1) out.push_back("dp=" + std::to_string(d.dp));
+  if (d.tp > 1) out.push_back("tp=" + std::to_string(d.tp));
+  if (d.ep > 1) out.push_back("ep=" + std::to_string(d.ep));
+  if (d.etp != d.tp) out.push_back("the experts' tp=" + std::to_string(d.etp));
+  return out.empty() ? "one rank" : join(out, ", ");
+}
+
+Index vocabulary_of(const Arguments& args, const Catalog& catalog) {
+  const auto words = args.number("vocab_size");
+  const auto embedding = catalog.find(kEmbedding);
+  if (!words || !embedding) return 0;
+  const Dims& shape = catalog.tensors()[*embedding].shape;
+  return shape.rank() > 0 && shape[0] >= *words ? *words : 0;
+}
+
+std::string vocabulary_text(const Arguments& args, const Catalog& catalog) {
+  const Index words = vocabulary_of(args, catalog);
+  if (words == 0) return {};
+  const Index rows = catalog.tensors()[*catalog.find(kEmbedding)].shape[0];
+  return rows > words ? "; " + with_commas(words) + " words, padded to " + with_commas(rows) + " rows" : std::string();
+}
+
+namespace {
+
+// What of the model no family of ours has; empty where all is known.
+std::string unknown_part(const Arguments& args) {
+  const auto differs = [&](std::string_view name, std::string_view usual) {
+    const std::string is = args.text(name);
+    return !is.empty() && is != usual;
+  };
+  if (differs("position_embedding_type", "rope"))
+    return "position_embedding_type is " + args.text("position_embedding_type");
+  if (differs("normalization", "RMSNorm")) return "normalization is " + args.text("normalization");
+  if (!args.flag("swiglu")) return "its MLP is not SwiGLU";
+  if (args.real("rotary_percent").value_or(1) != 1) return "rotary_percent is not 1";
+  static constexpr std::array<std::string_view, 10> kFlags = {"multi_latent_attention",
+                                                              "rotary_interleaved",
+                                                              "layernorm_zero_centered_gamma",
+                                                              "qk_l2_norm",
+                                                              "moe_shared_expert_gate",
+                                                              "apply_residual_connection_post_layernorm",
+                                                              "is_hybrid_model",
+                                                              "moe_router_enable_expert_bias",
+                                                              "apply_layernorm_1p",
+                                                              "experimental_attention_variant"};
+  for (const std::string_view name : kFlags)
+    if (args.flag(name)) return std::string(name) + " is set";
+  static constexpr std::array<std::string_view, 4> kNumbers = {"moe_shared_expert_intermediate_size", "mtp_num_layers",
+                                                               "moe_latent_size", "window_size"};
+  for (const std::string_view name : kNumbers)
+    if (args.number(name)) return std::string(name) + " is " + std::to_string(*args.number(name));
+  return {};
+}
+
+// Llama 3.1's stretched embedding (megatron/core/models/common/embeddings/rotary_pos_embedding.py).
+Json rope_scaling(double factor) {
+  return Json::object()
+      .set("factor", factor)
+      .set("high_freq_factor", 4.0)
+      .set("low_freq_factor", 1.0)
+      .set("original_max_position_embeddings", 8192)
+      .set("rope_type", "llama3");
+}
+
+}  // namespace
+
+MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
+  if (args.empty()) return {std::nullopt, "the checkpoint has no args"};
+  if (const std::string unknown = unknown_part(args); !unknown.empty()) return {std::nullopt, unknown};
+  const auto has = [&](std::string_view ending) {
+    return std::any_of(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
+      return t.name.ends_with(ending) && split_state_key(t.name).kind == StateKind::kModel;
+    });
+  };
+  const bool has_experts = args.number("num_experts").has_value();
+  const bool has_qkv_bias = has("self_attention.linear_qkv.bias"),
+             has_qk_norm = has("self_attention.q_layernorm.weight");
+  if (has("self_attention.linear_proj.bias") || has("mlp.linear_fc1.bias") || has("mlp.linear_fc2.bias"))
+    return {std::nullopt, "its linear layers have biases"};
+  if (has_qkv_bias && (has_qk_norm || has_experts))
+    return {std::nullopt, "its queries have biases beside norms or experts"};
+  if (has_experts && (has("mlp.linear_fc1.weight") || has("mlp.linear_fc2.weight")))
+    return {std::nullopt, "some of its layers have experts and others do not (moe_layer_freq)"};
+
+  const auto need = [&](std::string_view name) { return args.number(name); };
+  for (const std::string_view name : {"hidden_size", "num_layers", "num_attention_heads", "ffn_hidden_size"})
+    if (!need(name)) return {std::nullopt, "args has no " + std::string(name)};
+  const auto embedding = catalog.find(kEmbedding);
+  if (!embedding || catalog.tensors()[*embedding].shape.rank() != 2) return {std::nullopt, "it has no embedding"};
+  const Tensor& words = catalog.tensors()[*embedding];
+
+  const std::string_view type = has_experts    ? (has_qk_norm ? "qwen3_moe" : "mixtral")
+                                : has_qk_norm  ? "qwen3"
+                                : has_qkv_bias ? "qwen2"
+                                               : "llama";
+  const std::string_view architecture = type == "qwen3_moe" ? "Qwen3MoeForCausalLM"
+                                        : type == "mixtral" ? "MixtralForCausalLM"
+                                        : type == "qwen3"   ? "Qwen3ForCausalLM"
+                                        : type == "qwen2"   ? "Qwen2ForCausalLM"
+                                                            : "LlamaForCausalLM";
+  const Index heads = *need("num_attention_heads"), hidden = *need("hidden_size");
+  const Index groups = args.flag("group_query_attention") ? need("num_query_groups").value_or(heads) : heads;
+  const Index ffn = *need("ffn_hidden_size"), expert_ffn = need("moe_ffn_hidden_size").value_or(ffn);
+  Json architectures = Json::array();
+  architectures.push_back(architecture);
+  Json config = Json::object();
+  config.set("architectures", std::move(architectures));
+  if (type != "mixtral") config.set("attention_bias", type == "qwen2");
+  config.set("head_dim", need("kv_channels").value_or(hidden / heads))
+      .set("hidden_act", "silu")
+      .set("hidden_size", hidden)
+      .set("intermediate_size", type == "mixtral" ? expert_ffn : ffn)
+      .set("max_position_embeddings", need("max_position_embeddings").value_or(4096));
+  if (type == "llama") config.set("mlp_bias", false);
+  config.set("model_type", type);
+  if (has_experts) {
+    const Index topk = need("moe_router_topk").value_or(2);
+    if (type == "qwen3_moe") {
+      config.set("decoder_sparse_step", 1)
+          .set("moe_intermediate_size", expert_ffn)
+          .set("norm_topk_prob", !args.flag("moe_router_pre_softmax"))
+          .set("num_experts", *need("num_experts"));
+    } else {
+      config.set("num_local_experts", *need("num_experts"));
+    }
+    config.set("num_experts_per_tok", topk);
+  }
+  const auto epsilon = args.real("norm_epsilon");
+  config.set("num_attention_heads", heads)
+      .set("num_hidden_layers", *need("num_layers"))
+      .set("num_key_value_heads", groups)
+      .set("rms_norm_eps", epsilon ? *epsilon : args.real("layernorm_epsilon").value_or(1e-5));
+  if (args.flag("use_rope_scaling"))
+    config.set("rope_scaling", rope_scaling(args.real("rope_scaling_factor").value_or(8)));
+  config.set("rope_theta", args.real("rotary_base").value_or(10'000))
+      .set("tie_word_embeddings", !args.flag("untie_embeddings_and_output_weights"))
+      .set("torch_dtype", info(words.model_dtype.value_or(words.dtype)).torch_name)
+      .set("vocab_size", args.number("vocab_size").value_or(words.shape[0]));
+  return {std::move(config), {}};
+}
+
+}  // namespace reshard::megatron

@@ -1,0 +1,55 @@
+// What Megatron's command line said when a checkpoint was saved: the argparse.Namespace `args` in each of them
+// (megatron/training/arguments.py), and the config.json of the model that it describes.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "formats/encoding/pickle.h"
+#include "lib/base/json.h"
+#include "lib/checkpoint/catalog.h"
+
+namespace reshard::megatron {
+
+class Arguments {
+ public:
+  // The members that are booleans, numbers and strings; none where the value is nothing that has members.
+  static Arguments read(pickle::Value value);
+
+  bool empty() const { return values_.empty(); }
+  std::optional<Index> number(std::string_view name) const;  // where it is a whole number above 0
+  std::optional<double> real(std::string_view name) const;   // a whole number too
+  bool flag(std::string_view name) const;                    // false where it is absent
+  std::string text(std::string_view name) const;             // empty where it is absent
+
+ private:
+  std::map<std::string, std::variant<bool, Index, double, std::string>, std::less<>> values_;
+};
+
+// How many ranks share a model, along each axis; 1 where nothing is said.
+struct Degrees {
+  Index tp = 1, pp = 1, ep = 1;
+  Index etp = 1;  // of the experts' tensor parallelism
+  Index vpp = 1;  // chunks of the model on each stage
+  Index dp = 1;
+  friend bool operator==(const Degrees&, const Degrees&) = default;
+};
+Result<Degrees> degrees_of(const Arguments& args);
+std::string mesh_text(const Degrees& degrees);  // "pp=2, dp=4, tp=2, ep=2 (experts' tp=1)"
+
+// Words of the vocabulary, for Catalog::vocabulary; 0 where args do not say, or no embedding has as many rows.
+Index vocabulary_of(const Arguments& args, const Catalog& catalog);
+std::string vocabulary_text(const Arguments& args, const Catalog& catalog);  // "; 257 words, padded to 288 rows"
+
+// The config.json of a LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MixtralForCausalLM or
+// Qwen3MoeForCausalLM, by args and the names of the catalog's tensors; or a phrase that says why there is none.
+struct MadeConfig {
+  std::optional<Json> config;
+  std::string why_not;
+};
+MadeConfig make_config(const Arguments& args, const Catalog& catalog);
+
+}  // namespace reshard::megatron

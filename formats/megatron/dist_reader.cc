@@ -1,0 +1,770 @@
+// --ckpt-format torch_dist: PyTorch DCP whose tensors hold all layers, or all experts, of a parameter at once, and the
+// optimizer's in one of four ways:
+//
+//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               every layer's; "decoder.layers.7...." where layers
+//   differ decoder.layers.mlp.experts.experts.linear_fc2.weight [L, E, h, f]
+//   decoder.layers.self_attention.linear_qkv.layer_norm_weight    the norm before it, whether or not it is part of it
+//
+//   optimizer.state.exp_avg.<name above>            plain, and fully_reshardable: as the parameter
+//   the same, [pieces along each axis ..., n]       fully_sharded_model_space: each piece flat
+//   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]
+//                                                   dp_reshardable: the flat buffer of a (tp rank, stage)
+//
+// A buffer has the parameters of its rank from the last to the first, each on a multiple of 64 elements. In which order
+// a model defines them is not written down; the places where the file's chunks begin decide.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "formats/dcp/dcp.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/encoding/torch_file.h"
+#include "formats/megatron/arguments.h"
+#include "formats/megatron/megatron.h"
+#include "formats/megatron/names.h"
+#include "formats/tensor_files/flat_runs.h"
+#include "formats/tensor_files/local_files.h"
+#include "formats/tensor_files/reader.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+
+namespace reshard::megatron {
+namespace {
+
+constexpr Index kBufferAlignment = 64;  // elements (megatron/core/distributed/param_and_grad_buffer.py)
+constexpr Index kPartsPerPiece = 1024;  // layers and experts that one stored piece may hold, on average
+constexpr std::string_view kCommonItem = "common_state/";
+
+// "chained_1." stands before the state of the second of several optimizers, which have different parameters.
+std::string_view without_chain(std::string_view name) {
+  std::string_view rest = name;
+  return take(rest, "chained_") && take_number(rest) && take(rest, ".") ? rest : name;
+}
+
+bool is_optimizer_key(std::string_view key) { return is_optimizer_word(key.substr(0, key.find('.'))); }
+
+Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
+  Fragment out = f;
+  out.start += (index - f.box.begin(0)) * f.strides[0] * element_bytes;
+  out.box = {Dims(f.box.origin.span().subspan(1)), Dims(f.box.shape.span().subspan(1))};
+  out.strides = Dims(f.strides.span().subspan(1));
+  return out;
+}
+
+// How a stored tensor is made of parameters.
+struct Stack {
+  std::string before, between, after;  // "decoder.layers." layer "mlp.experts.local_experts." expert ".linear_fc1..."
+  bool by_layer = false, by_expert = false;
+  std::optional<Index> half;  // of the rows of a gated one, whose gate and up are tensors of their own
+  std::string name(Index layer, Index expert) const {
+    return before + (by_layer ? std::to_string(layer) : "") + between + (by_expert ? std::to_string(expert) : "") +
+           after;
+  }
+};
+
+// One flat buffer of dp_reshardable.
+struct BufferName {
+  Index group = 0, buffer = 0, bucket = 0;
+  std::string dtypes, word;
+};
+std::optional<BufferName> parse_buffer_name(std::string_view name) {
+  BufferName out;
+  if (!take(name, "optimizer.distributed.dp_group_idx_")) return std::nullopt;
+  const auto group = take_number(name);
+  const auto buffer = take(name, ".gbuf_idx_") ? take_number(name) : std::nullopt;
+  constexpr std::string_view kBucket = ").bucket_idx_";
+  const std::size_t close = name.find(kBucket);
+  if (!group || !buffer || !take(name, ".dtype_(") || close == std::string_view::npos) return std::nullopt;
+  name = name.substr(close - std::string_view(".dtype_(").size() + kBucket.size());
+  const auto bucket = take_number(name);
+  if (!bucket || !take(name, ".") || name.empty()) return std::nullopt;
+  out.group = *group;
+  out.buffer = *buffer;
+  out.bucket = *bucket;
+  out.word = state_word(name);
+  return out;
+}
+
+// A parameter in a flat buffer.
+struct Placed {
+  std::string name;
+  Cut cut;
+  Dims local;
+  Index rank = 0, ranks = 1;
+  Index bucket = 0, at = 0;
+  friend bool operator==(const Placed& a, const Placed& b) {
+    return a.name == b.name && a.bucket == b.bucket && a.at == b.at;
+  }
+};
+
+class ShardedReader : public TensorFileReader {
+ public:
+  Status open(const std::string& directory, const OpenOptions& options);
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
+  Result<std::string> blob_bytes(const Blob& blob) override;
+  std::string describe(const Blob& blob) override;
+  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
+
+ private:
+  // Receives a stored piece of a parameter, or of an optimizer's state of one.
+  using Sink =
+      std::function<Status(const std::string& name, const Dims& shape, const KeyPath& path, const Fragment& f)>;
+  // A tensor, and the stored ones it is made of.
+  struct Origin {
+    JoinedTensor joined;
+    std::vector<std::size_t> inner;
+  };
+  using Gathered = std::map<std::string, Origin>;
+  // What becomes of a stored tensor.
+  struct Recipe {
+    enum class Kind { kAsItIs, kStack, kBuffer } kind = Kind::kAsItIs;
+    std::string word;      // of optimizer state, "exp_avg"
+    Dims model_shape;      // of the parameter's stored tensor
+    bool is_flat = false;  // pieces of it, each flat
+    Stack stack;
+    std::vector<Placed> placed;  // in a buffer
+  };
+
+  Status read_metadata();
+  Status read_common(const std::string& path);
+  Stack stack_of(std::string_view key, const Dims& shape) const;
+  bool can_split(const Tensor& tensor, const Stack& stack, const Dims& shape) const;
+  void find_recipes();
+  void find_buffers(const Gathered& model);
+  std::optional<std::vector<Index>> layers_of_stage(Index stage, Index chunk) const;
+  std::vector<Placed> place_group(Index group, Index buffer, const std::map<Index, std::size_t>& buckets, Spec spec,
+                                  const Gathered& model) const;
+  Status emit(std::size_t inner, const Sink& sink);
+  Status emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink);
+  Status emit_buffer(const Tensor& tensor, const Recipe& recipe, const Sink& sink) const;
+  Status gather(const std::vector<std::size_t>& inner, Gathered& out);
+  Status add_values();
+  Status add_groups(pickle::Value groups);
+  Status add_blobs();
+  void tell();
+  std::string optimizer_text() const;
+  const Catalog& stored() const { return inner_->catalog(); }
+
+  std::unique_ptr<Reader> inner_;
+  Arguments args_;
+  Degrees degrees_;
+  bool is_tied_ = false, takes_masters_ = false, splits_pieces_ = false, has_common_item_ = false;
+  std::optional<pickle::Document> common_;
+  std::optional<pickle::Value> values_;  // of common_
+  std::uint32_t common_file_ = 0;
+  std::optional<pickle::Document> groups_;                                // of a dp_reshardable optimizer
+  std::vector<Recipe> recipes_;                                           // of each stored tensor
+  std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones
+  std::map<std::string, std::size_t> inner_blobs_;
+  std::string kind_;  // of the optimizer
+};
+
+// ---- Metadata
+
+Status ShardedReader::read_metadata() {
+  const std::string path = path_join(catalog_.root, kMetadataFile);
+  if (!path_exists(path)) {
+    catalog_.warnings.push_back(
+        std::string(kMetadataFile) +
+        " is missing, which is written last: the save did not finish, or was not copied whole.");
+    return {};
+  }
+  catalog_.metadata_files.emplace_back(kMetadataFile);
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, Index{1} << 16)), path));
+  const std::string_view backend = TRY(json.get_string("sharded_backend").context(path));
+  if (backend != "torch_dist")
+    return unsupported(path + ": sharded_backend: expected torch_dist, got " + printable(backend));
+  return {};
+}
+
+// The common dict: args, iteration, ...: a file of its own, or (since 0.17) an item that is a list of one.
+Status ShardedReader::read_common(const std::string& path) {
+  if (path_exists(path)) {
+    const auto file = TRY(files_.open(path));
+    const Index size = TRY(file->size());
+    common_ = TRY(TorchFile::open(*file, 0, size)).take_document();
+    common_file_ = static_cast<std::uint32_t>(inner_->catalog().files.size());
+    inner_->catalog().files.push_back({std::string(kCommonFile), size});
+    values_ = common_->root();
+  } else {
+    for (const Blob& blob : stored().blobs) {
+      if (!blob.name.starts_with(kCommonItem)) continue;
+      const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
+      common_ = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
+      common_file_ = blob.extent.file;
+      values_ = common_->root();
+      if (values_->kind() == pickle::Kind::kList && values_->size() == 1) values_ = (*values_)[0];
+      has_common_item_ = true;
+    }
+  }
+  if (!values_) {
+    catalog_.warnings.push_back("There is neither " + std::string(kCommonFile) +
+                                " nor an item common_state: Megatron's arguments are not known.");
+    return {};
+  }
+  if (values_->kind() != pickle::Kind::kDict) return values_->mismatch("common state", "a dict");
+  if (const auto args = values_->find("args")) args_ = Arguments::read(*args);
+  degrees_ = TRY(degrees_of(args_).context(stored().file_path(common_file_)));
+  return {};
+}
+
+// ---- What stored tensors are made of
+
+Stack ShardedReader::stack_of(std::string_view key, const Dims& shape) const {
+  Stack out;
+  std::string_view rest = key;
+  std::string prefix;
+  if (take(rest, kLayers)) {
+    out.before = kLayers;
+    const std::string_view after = rest;
+    if (const auto layer = take_number(rest); layer && take(rest, ".")) {
+      out.before += std::to_string(*layer) + ".";
+      prefix = out.before;
+    } else {
+      rest = after;
+      out.by_layer = true;
+      out.between = ".";
+      prefix = kLayers;
+    }
+  }
+  int axis = out.by_layer ? 1 : 0;
+  constexpr std::string_view kNorm = "mlp.linear_fc1.layer_norm_", kExperts = "mlp.experts.experts.";
+  std::string tail(rest);
+  if (!prefix.empty() && rest.starts_with(kNorm) && !stored().find(prefix + "mlp.linear_fc1.weight") &&
+      !stored().find(prefix + "mlp.linear_fc1.weight_w"))
+    tail = "pre_mlp_layernorm." + std::string(rest.substr(kNorm.size()));  // before experts
+  std::string& last = out.by_layer || !prefix.empty() ? out.between : out.before;
+  if (!prefix.empty() && rest.starts_with(kExperts)) {
+    const std::string_view after = rest.substr(kExperts.size());
+    std::string_view unnumbered = after;
+    if (take_number(unnumbered)) {  // singleton_local_shards: "experts.experts.3.linear_fc1.weight"
+      out.between += "mlp.experts.local_experts.";
+      out.after = after;
+    } else if (const std::size_t at = after.find(".weight");
+               at != std::string_view::npos && at + 7 < after.size() && is_digits(after.substr(at + 7, 1))) {
+      out.between += "mlp.experts.";  // the same of Transformer Engine: "experts.experts.linear_fc1.weight3"
+      out.after = after;
+    } else {
+      out.between += "mlp.experts.local_experts.";
+      out.by_expert = true;
+      out.after = "." + std::string(after);
+      ++axis;
+    }
+  } else {
+    last += tail;
+  }
+  // singleton_local_shards keeps gate and up apart.
+  std::string& end = out.after.empty() ? last : out.after;
+  for (const std::string_view half : {"_w", "_v"})
+    if (end.ends_with(half) && key.find("linear_fc1.") != std::string_view::npos && shape.rank() > axis) {
+      end.erase(end.size() - half.size());
+      out.half = half == "_w" ? 0 : shape[axis];
+    }
+  return out;
+}
+
+// Whether there are no more layers and experts than a model has, and than the pieces can be of.
+bool ShardedReader::can_split(const Tensor& tensor, const Stack& stack, const Dims& shape) const {
+  Index parts = 1;
+  int axis = 0;
+  for (const bool is_split : {stack.by_layer, stack.by_expert}) {
+    if (!is_split) continue;
+    if (shape.rank() <= axis || shape[axis] < 1 || shape[axis] > kMaxStack) return false;
+    parts *= shape[axis++];
+  }
+  return volume(tensor.shape) > 0 && parts <= kPartsPerPiece * static_cast<Index>(tensor.fragments.size());
+}
+
+void ShardedReader::find_recipes() {
+  recipes_.resize(stored().tensors().size());
+  for (std::size_t i = 0; i < recipes_.size(); ++i) {
+    const Tensor& tensor = stored().tensors()[i];
+    Recipe& recipe = recipes_[i];
+    std::string_view key = without_chain(tensor.name);
+    recipe.model_shape = tensor.shape;
+    if (is_optimizer_key(key)) {
+      if (!take(key, "optimizer.state.")) continue;
+      const std::size_t dot = key.find('.');
+      if (dot == std::string_view::npos) continue;
+      recipe.word = state_word(key.substr(0, dot));
+      key = key.substr(dot + 1);
+      const auto parameter = stored().find(key);
+      if (!parameter) continue;
+      recipe.model_shape = stored().tensors()[*parameter].shape;
+      if (tensor.shape != recipe.model_shape) {
+        const int rank = recipe.model_shape.rank();
+        recipe.is_flat = tensor.shape.rank() == rank + 1 && volume(tensor.shape) == volume(recipe.model_shape);
+        for (int d = 0; recipe.is_flat && d < rank; ++d)
+          recipe.is_flat = tensor.shape[d] > 0 && recipe.model_shape[d] % tensor.shape[d] == 0;
+        if (!recipe.is_flat) continue;
+      }
+      if (kind_.empty()) kind_ = recipe.is_flat ? "fully_sharded_model_space" : "as";
+    }
+    recipe.stack = stack_of(key, recipe.model_shape);
+    if (can_split(tensor, recipe.stack, recipe.model_shape)) recipe.kind = Recipe::Kind::kStack;
+  }
+}
+
+// ---- Flat buffers
+
+// The layers of a chunk of a stage; nothing where they do not come out even and args do not say how they are dealt out.
+std::optional<std::vector<Index>> ShardedReader::layers_of_stage(Index stage, Index chunk) const {
+  const auto all = args_.number("num_layers");
+  if (!all || *all > kMaxStack) return std::nullopt;
+  const Index p = degrees_.pp, v = degrees_.vpp;
+  const auto first = args_.number("decoder_first_pipeline_num_layers");
+  const auto last = args_.number("decoder_last_pipeline_num_layers");
+  Index begin = 0, count = 0;
+  if (v == 1 && (first || last)) {
+    const Index fixed = first.value_or(0) + last.value_or(0), others = p - first.has_value() - last.has_value();
+    if (*all < fixed || others < 1 || (*all - fixed) % others != 0) return std::nullopt;
+    const Index each = (*all - fixed) / others;
+    count = stage == 0 && first ? *first : stage == p - 1 && last ? *last : each;
+    begin = stage == 0 ? 0 : first.value_or(each) + (stage - 1) * each;
+  } else {
+    if (*all % (p * v) != 0) return std::nullopt;
+    count = *all / (p * v);
+    begin = chunk * (*all / v) + stage * count;
+  }
+  std::vector<Index> out;
+  for (Index i = 0; i < count; ++i) out.push_back(begin + i);
+  return out;
+}
+
+// Where a (tp rank, stage) has its parameters, if they lie in this order; nothing where the file says otherwise.
+std::vector<Placed> ShardedReader::place_group(Index group, Index buffer, const std::map<Index, std::size_t>& buckets,
+                                               Spec spec, const Gathered& model) const {
+  const Index tp = group % degrees_.tp, stage = group / degrees_.tp;
+  const auto layers = layers_of_stage(stage, buffer);
+  if (!layers) return {};
+  const bool is_first = stage == 0 && buffer == 0;
+  const bool is_last = stage == degrees_.pp - 1 && buffer == degrees_.vpp - 1;
+  std::vector<std::string> names;
+  for (const auto& [name, origin] : model) {
+    const CoreName core = parse_core_name(name);
+    const bool is_embedding = name.starts_with("embedding.");
+    if (core.layer     ? std::binary_search(layers->begin(), layers->end(), *core.layer)
+        : is_embedding ? is_first
+                       : is_last)
+      names.push_back(name);
+  }
+  const bool has_copy = is_tied_ && degrees_.pp > 1 && is_last;
+  if (has_copy) names.emplace_back(kHead);
+  names = in_model_order(std::move(names), spec);
+  std::reverse(names.begin(), names.end());
+
+  std::vector<Placed> out;
+  auto bucket = buckets.begin();
+  Index at = 0, number = 0;
+  std::set<Index> starts;
+  const auto look_at = [&]() -> Index {
+    starts.clear();
+    const Tensor& flat = stored().tensors()[bucket->second];
+    for (std::size_t i = 0; i < flat.fragments.size(); ++i) starts.insert(flat.fragments.box(i).begin(0));
+    return bucket->first == number ? flat.shape[0] : -1;
+  };
+  if (bucket == buckets.end()) return {};
+  Index length = look_at();
+  for (const std::string& name : names) {
+    Placed placed;
+    placed.name = has_copy && name == kHead ? std::string(kEmbedding) : name;
+    const auto cut = cut_of(name, args_.flag("swiglu"));
+    const auto shape =
+        cut ? local_shape(*cut, model.at(placed.name).joined.tensor.shape, degrees_.tp) : Result<Dims>(Dims{});
+    if (!cut || !shape) return {};
+    placed.cut = *cut;
+    placed.local = *shape;
+    placed.rank = tp;
+    placed.ranks = degrees_.tp;
+    const Index n = volume(placed.local);
+    Index begin = *checked_round_up(at, kBufferAlignment);
+    if (begin > length - n) {
+      if ((begin != length && at != length) || ++bucket == buckets.end()) return {};
+      ++number;
+      length = look_at();
+      begin = 0;
+      if (n > length) return {};
+    }
+    if (!starts.contains(begin)) return {};
+    placed.bucket = number;
+    placed.at = begin;
+    out.push_back(std::move(placed));
+    at = begin + n;
+  }
+  return at == length && std::next(bucket) == buckets.end() ? out : std::vector<Placed>();
+}
+
+void ShardedReader::find_buffers(const Gathered& model) {
+  // By (group, chunk of the model): the word's buckets. Several dtypes in one buffer are not told apart.
+  std::map<std::pair<Index, Index>, std::map<std::string, std::map<Index, std::size_t>>> groups;
+  for (std::size_t i = 0; i < recipes_.size(); ++i) {
+    const Tensor& tensor = stored().tensors()[i];
+    if (without_chain(tensor.name) != tensor.name || tensor.shape.rank() != 1) continue;
+    if (const auto name = parse_buffer_name(tensor.name)) {
+      recipes_[i].word = name->word;
+      groups[{name->group, name->buffer}][name->word].emplace(name->bucket, i);
+    }
+  }
+  if (groups.empty()) return;
+  kind_ = "dp_reshardable";
+  const auto refuse = [&](const std::string& why) {
+    catalog_.warnings.push_back("The optimizer's flat buffers (dp_reshardable) keep their names, and no parameter's: " +
+                                why);
+  };
+  if (std::ssize(groups) != degrees_.tp * degrees_.pp * degrees_.vpp)
+    return refuse("there are " + count_of(std::ssize(groups), "buffer") + " of a model on " + mesh_text(degrees_));
+  std::optional<Spec> chosen;
+  std::map<std::size_t, std::vector<Placed>> placed;  // of each stored tensor
+  for (const Spec spec : {Spec::kLocal, Spec::kTransformerEngine}) {
+    std::map<std::size_t, std::vector<Placed>> all;
+    bool fits = true;
+    for (const auto& [group, words] : groups) {
+      for (const auto& [word, buckets] : words) {
+        const auto places = place_group(group.first, group.second, buckets, spec, model);
+        fits = fits && !places.empty();
+        for (const Placed& p : places) all[buckets.at(p.bucket)].push_back(p);
+        if (!fits) break;
+      }
+      if (!fits) break;
+    }
+    if (!fits || (chosen && all == placed)) continue;
+    if (chosen) return refuse("the parameters fit in two orders");
+    chosen = spec;
+    placed = std::move(all);
+  }
+  if (!chosen) return refuse("no order of the parameters that is known begins each where a piece of the buffer does");
+  splits_pieces_ = true;  // the halves of gated ones lie in one piece, and what is between parameters is nobody's
+  for (auto& [i, places] : placed) {
+    recipes_[i].kind = Recipe::Kind::kBuffer;
+    recipes_[i].placed = std::move(places);
+  }
+}
+
+Status ShardedReader::emit_buffer(const Tensor& tensor, const Recipe& recipe, const Sink& sink) const {
+  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
+    std::vector<std::pair<Index, std::size_t>> order;  // where each piece begins
+    for (std::size_t i = 0; i < list->size(); ++i)
+      if (!list->box(i).empty()) order.emplace_back(list->box(i).begin(0), i);
+    std::sort(order.begin(), order.end());
+    for (const Placed& p : recipe.placed) {
+      const Index begin = p.at, end = p.at + volume(p.local);
+      const Dims shape = TRY(whole_shape(p.cut, p.local, p.ranks));
+      const auto parts = parts_of_rank(p.cut, p.local, p.rank, p.ranks);
+      auto at = std::upper_bound(order.begin(), order.end(), std::pair(begin, list->size()));
+      if (at != order.begin()) --at;
+      for (; at != order.end() && at->first < end; ++at) {
+        StoredTensor run;
+        static_cast<Fragment&>(run) = list->get(at->second);
+        run.dtype = tensor.dtype;
+        const Index from = std::max(begin, run.box.begin(0)), to = std::min(end, run.box.end(0));
+        if (from >= to) continue;
+        for (const Fragment& f : fragments_of_run(p.local, from - begin, to - begin, run, from - run.box.begin(0)))
+          for (const LocalBox& part : parts)
+            if (const auto held = in_whole(f, part, byte_size(tensor.dtype)))
+              TRY(sink(p.name, shape, state_path(p.name, recipe.word), *held));
+      }
+    }
+  }
+  return {};
+}
+
+// ---- Pieces
+
+// A piece in the shape of the parameter's stored tensor, by layer and expert.
+Status ShardedReader::emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink) {
+  const Index eb = byte_size(tensor.dtype);
+  const Stack& stack = recipe.stack;
+  const Index layers = stack.by_layer ? piece.box.shape[0] : 1;
+  const int expert_axis = stack.by_layer ? 1 : 0;
+  const Index experts = stack.by_expert ? piece.box.shape[expert_axis] : 1;
+  splits_pieces_ = splits_pieces_ || layers * experts > 1;
+  for (Index l = 0; l < layers; ++l)
+    for (Index e = 0; e < experts; ++e) {
+      Fragment f = piece;
+      Dims shape = recipe.model_shape;
+      Index layer = 0, expert = 0;
+      if (stack.by_layer) {
+        layer = f.box.begin(0) + l;
+        f = slice_of(f, layer, eb);
+        shape = Dims(shape.span().subspan(1));
+      }
+      if (stack.by_expert) {
+        expert = f.box.begin(0) + e;
+        f = slice_of(f, expert, eb);
+        shape = Dims(shape.span().subspan(1));
+      }
+      if (stack.half) {
+        f.box.origin[0] += *stack.half;
+        shape[0] *= 2;
+      }
+      const std::string name = stack.name(layer, expert);
+      TRY(sink(name, shape, recipe.word.empty() ? KeyPath{name} : state_path(name, recipe.word), f));
+    }
+  return {};
+}
+
+Status ShardedReader::emit(std::size_t inner, const Sink& sink) {
+  const Tensor& tensor = stored().tensors()[inner];
+  const Recipe& recipe = recipes_[inner];
+  if (recipe.kind == Recipe::Kind::kBuffer) return emit_buffer(tensor, recipe, sink);
+  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Fragment f = list->get(i);
+      if (recipe.kind == Recipe::Kind::kAsItIs) {
+        TRY(sink(tensor.name, tensor.shape, tensor.path.empty() ? KeyPath{tensor.name} : tensor.path, f));
+        continue;
+      }
+      if (f.box.empty()) continue;
+      if (!recipe.is_flat) {
+        TRY(emit_piece(tensor, recipe, f, sink));
+        continue;
+      }
+      // Flat pieces: each row of the last axis is one, or a run of one.
+      const int rank = recipe.model_shape.rank();
+      Dims local = recipe.model_shape;
+      for (int d = 0; d < rank; ++d) local[d] /= tensor.shape[d];
+      Index pieces = 1;
+      for (int d = 0; d < rank; ++d) pieces *= f.box.shape[d];
+      for (Index k = 0; k < pieces; ++k) {
+        StoredTensor run;
+        static_cast<Fragment&>(run) = f;
+        run.dtype = tensor.dtype;
+        Dims corner = Dims::filled(rank, 0);
+        Index left = k;
+        for (int d = rank; d-- > 0; left /= f.box.shape[d]) {
+          const Index at = left % f.box.shape[d];
+          run.start += at * f.strides[d] * byte_size(tensor.dtype);
+          corner[d] = (f.box.begin(d) + at) * local[d];
+        }
+        for (Fragment& part : fragments_of_run(local, f.box.begin(rank), f.box.end(rank), run, 0)) {
+          for (int d = 0; d < rank; ++d) part.box.origin[d] += corner[d];
+          TRY(emit_piece(tensor, recipe, part, sink));
+        }
+      }
+    }
+  return {};
+}
+
+// Tensors under their names of these stored ones, as far as they are located.
+Status ShardedReader::gather(const std::vector<std::size_t>& inner, Gathered& out) {
+  for (const std::size_t i : inner) {
+    const Tensor& tensor = stored().tensors()[i];
+    const std::string& word = recipes_[i].word;
+    const bool is_state = !word.empty() && recipes_[i].kind != Recipe::Kind::kAsItIs;
+    TRY(emit(i, [&](const std::string& parameter, const Dims& shape, const KeyPath& path, const Fragment& f) -> Status {
+      const bool is_model = takes_masters_ && word == kMaster;
+      const std::string name = is_state && !is_model ? state_name(parameter, word) : parameter;
+      auto found = out.find(name);
+      const bool is_new = found == out.end();
+      if (is_new)
+        found = out.emplace(name, Origin{JoinedTensor(name, tensor.dtype, shape, is_model ? KeyPath{name} : path), {}})
+                    .first;
+      std::vector<std::size_t>& origins = found->second.inner;
+      if (origins.empty() || origins.back() != i) origins.push_back(i);
+      Tensor& joined = found->second.joined.tensor;
+      if (joined.shape != shape || joined.dtype != tensor.dtype)
+        return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": expected a part of " +
+                       std::string(info(joined.dtype).torch_name) + " " + to_string(joined.shape) + " '" +
+                       printable(name) + "', got one of " + std::string(info(tensor.dtype).torch_name) + " " +
+                       to_string(shape));
+      joined.located = is_new ? tensor.located : joined.located && tensor.located;
+      found->second.joined.add(f, {f.box, Dims::filled(f.box.rank(), 0)});
+      return {};
+    }));
+  }
+  return {};
+}
+
+Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
+  inner_->use_files(files_);
+  std::set<std::size_t> wanted;
+  for (const std::size_t i : tensors)
+    if (!catalog_.tensors()[i].located)
+      for (const std::size_t origin : origins_.at(catalog_.tensors()[i].name)) wanted.insert(origin);
+  const std::vector<std::size_t> inner(wanted.begin(), wanted.end());
+  const std::size_t warnings = stored().warnings.size();
+  TRY(inner_->locate(inner, threads, spool));
+  catalog_.warnings.insert(catalog_.warnings.end(), stored().warnings.begin() + static_cast<std::ptrdiff_t>(warnings),
+                           stored().warnings.end());
+  catalog_.files = stored().files;
+  Gathered found;
+  TRY(gather(inner, found));
+  for (const std::size_t i : tensors) {
+    Tensor& tensor = catalog_.tensor(i);
+    const auto it = found.find(tensor.name);
+    if (tensor.located || it == found.end()) continue;
+    const Tensor& now = it->second.joined.tensor;
+    tensor.fragments = now.fragments;
+    tensor.replicas = now.replicas;
+    tensor.dtype = now.dtype;
+    tensor.located = now.located;
+  }
+  return {};
+}
+
+// ---- Values
+
+Status ShardedReader::add_groups(pickle::Value groups) {
+  if (groups.kind() != pickle::Kind::kList) return {};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind() != pickle::Kind::kDict) continue;
+    for (std::size_t i = 0; i < groups[g].size(); ++i) {
+      const auto word = groups[g].key(i).as_string();
+      if (!word || *word == "params") continue;
+      const auto number = static_cast<Index>(g);
+      TRY(add_object("optimizer.param_groups." + std::to_string(number) + "." + std::string(*word),
+                     {std::string("optimizer"), std::string("param_groups"), number, std::string(*word)}, common_file_,
+                     groups[g].value(i)));
+    }
+  }
+  return {};
+}
+
+Status ShardedReader::add_values() {
+  if (!values_) return {};
+  const auto add = [&](const std::string& name, pickle::Value value) {
+    return add_object("extra_state." + name, {std::string("extra_state"), name}, common_file_, value);
+  };
+  for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
+    if (const auto value = values_->find(name)) TRY(add(std::string(name), *value));
+  if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
+  auto optimizer = values_->find("optimizer");
+  if (optimizer && optimizer->kind() == pickle::Kind::kDict) {
+    if (const auto inner = optimizer->find("optimizer")) optimizer = inner;
+    if (const auto groups = optimizer->find("param_groups")) TRY(add_groups(*groups));
+  }
+  return {};
+}
+
+// Random states, what modules keep for themselves, and what else is no tensor.
+Status ShardedReader::add_blobs() {
+  for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
+    Blob blob = stored().blobs[i];
+    const std::string_view key = without_chain(blob.name);
+    if (!groups_ && key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/")) {  // alike in all ranks
+      const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
+      groups_ = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
+      pickle::Value value = groups_->root();
+      if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
+      if (value.kind() == pickle::Kind::kDict)
+        if (const auto groups = value.find("param_groups")) TRY(add_groups(*groups));
+    }
+    if (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key))
+      blob.name = "extra_state." + blob.name;
+    blob.path = {blob.name};
+    inner_blobs_.emplace(blob.name, i);
+    catalog_.blobs.push_back(std::move(blob));
+  }
+  return {};
+}
+
+Result<std::string> ShardedReader::blob_bytes(const Blob& blob) {
+  const auto own = inner_blobs_.find(blob.name);
+  if (own == inner_blobs_.end()) return TensorFileReader::blob_bytes(blob);
+  inner_->use_files(files_);
+  return inner_->blob_bytes(stored().blobs[own->second]);
+}
+
+std::string ShardedReader::describe(const Blob& blob) {
+  const auto own = inner_blobs_.find(blob.name);
+  if (own == inner_blobs_.end()) return TensorFileReader::describe(blob);
+  inner_->use_files(files_);
+  return inner_->describe(stored().blobs[own->second]);
+}
+
+Result<std::optional<std::string>> ShardedReader::side_file(const std::string& name, Index limit) {
+  auto there = TRY(Reader::side_file(name, limit));
+  if (there || name != kConfigFile) return there;
+  const MadeConfig made = make_config(args_, catalog_);
+  if (!made.config) return std::optional<std::string>();
+  return std::optional<std::string>(to_text(*made.config, 2) + "\n");
+}
+
+// ---- All of it
+
+Status ShardedReader::open(const std::string& directory, const OpenOptions& options) {
+  catalog_.root = directory;
+  TRY(read_metadata());
+  inner_ = TRY(dcp::open(directory, options));
+  inner_->use_files(files_);
+  TRY(read_common(path_join(directory, kCommonFile)));
+  is_tied_ = !args_.flag("untie_embeddings_and_output_weights");
+  takes_masters_ = options.weights == Weights::kMaster;
+  const Catalog& from = stored();
+  catalog_.metadata_files.insert(catalog_.metadata_files.end(), from.metadata_files.begin(), from.metadata_files.end());
+  catalog_.stale_files = from.stale_files;
+  catalog_.warnings.insert(catalog_.warnings.end(), from.warnings.begin(), from.warnings.end());
+  catalog_.notes = from.notes;
+  find_recipes();
+
+  std::vector<std::size_t> model, state;
+  for (std::size_t i = 0; i < recipes_.size(); ++i)
+    (is_optimizer_key(without_chain(from.tensors()[i].name)) ? state : model).push_back(i);
+  Gathered tensors, states;
+  TRY(gather(model, tensors));
+  find_buffers(tensors);
+  TRY(gather(state, states));
+  if (takes_masters_) {
+    bool has_masters = false;
+    for (const auto& [name, origin] : states) has_masters = tensors.erase(name) > 0 || has_masters;
+    if (!has_masters)
+      return unsupported(catalog_.root + ": --weights master: the checkpoint has no masters that can be read");
+  }
+  tensors.merge(states);
+  for (auto& [name, origin] : tensors) {
+    origins_.emplace(name, std::move(origin.inner));
+    TRY(catalog_.add(std::move(origin.joined.tensor)).context(catalog_.root));
+  }
+  catalog_.files = from.files;
+  TRY(add_values());
+  if (!catalog_.blobs.empty() && !has_common_item_)  // whose values the file is
+    catalog_.blobs.front().extent.length = catalog_.files[common_file_].size;
+  TRY(add_blobs());
+  catalog_.vocabulary = vocabulary_of(args_, catalog_);
+  tell();
+  catalog_.sort_by_name();
+  catalog_.shares_extents = from.shares_extents || splits_pieces_;
+  if (!options.validated) return {};
+  return validate(catalog_, options.files_too);
+}
+
+void ShardedReader::tell() {
+  const auto is_stacked = [](const Recipe& r) { return r.kind == Recipe::Kind::kStack && r.stack.by_layer; };
+  const bool has_stacks = std::any_of(recipes_.begin(), recipes_.end(), is_stacked);
+  const auto iteration = values_ ? values_->find("iteration") : std::nullopt;
+  const auto number = iteration ? iteration->as_int() : std::nullopt;
+  auto& facts = catalog_.attributes;
+  facts.emplace_back("format", "Megatron-LM torch_dist" + (number ? ", iteration " + std::to_string(*number) : ""));
+  const std::string args =
+      has_common_item_ ? "an item common_state (Megatron core 0.17 or later)" : std::string(kCommonFile);
+  std::string saved =
+      args_.empty() ? "without args" : "on " + mesh_text(degrees_) + ", as args in " + args + " have it";
+  saved += has_stacks ? "; all layers of a parameter in one tensor" : "; each layer's tensors apart";
+  if (!kind_.empty()) saved += "; optimizer " + optimizer_text();
+  facts.emplace_back("saved", saved + vocabulary_text(args_, catalog_));
+  for (const auto& [key, value] : stored().attributes)
+    if (key != "format") facts.emplace_back(key, value);
+  const MadeConfig config = make_config(args_, catalog_);
+  facts.emplace_back("config.json", config.config ? "made of args" : "cannot be made: " + config.why_not);
+}
+
+// Its kind as Megatron calls it, and what that means.
+std::string ShardedReader::optimizer_text() const {
+  if (kind_ == "dp_reshardable") return "distributed, dp_reshardable: flat buffers of each tp rank and stage";
+  if (kind_ == "fully_sharded_model_space")
+    return "distributed, fully_sharded_model_space: flat pieces of each parameter";
+  if (args_.flag("use_distributed_optimizer")) return "distributed, fully_reshardable: shaped as the parameters";
+  return "plain: shaped as the parameters";
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open_sharded(const std::string& directory, const OpenOptions& options) {
+  auto reader = std::make_unique<ShardedReader>();
+  TRY(reader->open(directory, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
+}  // namespace reshard::megatron

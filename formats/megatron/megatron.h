@@ -1,0 +1,47 @@
+// Megatron-LM's checkpoints (megatron/training/checkpointing.py), of Megatron core and of the models before it.
+//
+//   latest_checkpointed_iteration.txt       "10"
+//
+//   iter_0000010/                           --ckpt-format torch: a file of each rank (legacy_reader.cc)
+//     mp_rank_01_003_000/                   tp rank[, stage of the pipeline][, ep rank]; not every (tp, ep) has one
+//       model_optim_rng.pt                  torch.save: args, iteration, model or model0, model1 ..., optimizer
+//       distrib_optim.pt                    of a distributed optimizer: flat buffers
+//
+//   iter_0000010/                           --ckpt-format torch_dist (dist_reader.cc)
+//     metadata.json                         {"sharded_backend": "torch_dist", ...}
+//     common.pt                             torch.save: args, iteration, ...; newer: the item common_state/shard_0_1
+//     .metadata, __R_N.distcp               PyTorch DCP (formats/dcp)
+//
+// Both are shown alike: parameters under the names that they have in the model, layers and experts numbered through
+// ("decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight"), and the optimizer's state as
+// "optimizer.state.<parameter>.exp_avg", ".exp_avg_sq" and ".fp32_param", the float32 master. A gated linear_fc1 is all
+// gate rows, then all up rows. A config.json is made of args.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+extern const Format kMegatronFormat;
+
+namespace megatron {
+
+inline constexpr std::string_view kLatestFile = "latest_checkpointed_iteration.txt";
+inline constexpr std::string_view kMetadataFile = "metadata.json";
+inline constexpr std::string_view kCommonFile = "common.pt";
+inline constexpr std::string_view kModelFile = "model_optim_rng.pt";
+inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
+
+bool is_rank_directory(std::string_view name);    // "mp_rank_00_001"
+bool has_rank_files(const std::string& path);     // whether it holds rank directories
+bool has_sharded_files(const std::string& path);  // whether it is one of torch_dist
+
+// `directory` is an iteration's.
+Result<std::unique_ptr<Reader>> open_rank_files(const std::string& directory, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open_sharded(const std::string& directory, const OpenOptions& options);
+
+}  // namespace megatron
+}  // namespace reshard

@@ -1,0 +1,490 @@
+#include "formats/megatron/megatron.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "formats/encoding/zip.h"
+#include "formats/megatron/names.h"
+#include "formats/registry.h"
+#include "lib/model/config.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/digests.h"
+#include "tests/support/pickle_values.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+// Written by Megatron-LM itself: 0.11.0 (flat), 0.16.1, and 0.20.0 (moe_mixed).
+constexpr const char* kReal[] = {"legacy_pp2_vpp2_dp2_distopt_tied", "legacy_tp2_ep2_moe_plain",
+                                 "dist_tp2_dp2_dpreshardable", "dist_old_tp2_dp2_flat", "dist_new_moe_mixed"};
+constexpr const char* kIteration = "/iter_0000010";
+
+std::string without(std::string text, const std::string& path) {
+  for (std::size_t at = text.find(path); at != std::string::npos; at = text.find(path))
+    text.replace(at, path.size(), "D");
+  return text;
+}
+std::string error_of(const std::string& path, const OpenOptions& options = {}) {
+  const auto open = open_checkpoint(path, options);
+  return open ? "" : without(open.error().message(), path);
+}
+
+class Megatron : public testing::Test {
+ protected:
+  std::string copy(const std::string& name) {
+    const std::string path = dir_ / name;
+    fs::copy(test_data("megatron/" + name), path, fs::copy_options::recursive);
+    return path;
+  }
+  const TempDir dir_;
+};
+
+// ---- Real ones
+
+TEST_F(Megatron, BecomesTheModel) {
+  for (const std::string name : kReal) {
+    const std::string source = test_data("megatron/" + name), out = dir_ / name;
+    if (!fs::exists(source + ".hf.json")) continue;  // a model that Hugging Face does not have
+    const CommandResult r = reshard_cli({"convert", source, out, "--to", "hf", "-q"});
+    ASSERT_EQ(r.exit_code, 0) << name << r.err;
+    EXPECT_EQ(digests_of(load_checkpoint(out)), read_digests(source + ".hf.json")) << name;
+    const auto config = read_config(out + "/config.json");
+    ASSERT_TRUE(config) << config.error().message();
+    const bool is_moe = name == "legacy_tp2_ep2_moe_plain";
+    EXPECT_EQ(config->architecture, is_moe ? "MixtralForCausalLM" : "LlamaForCausalLM");
+    EXPECT_EQ(config->vocab_size(), name.starts_with("legacy") ? 35 : 257);
+    EXPECT_EQ(config->tie_word_embeddings(), name == "legacy_pp2_vpp2_dp2_distopt_tied");
+    for (const std::string& path : {source, source + kIteration, out}) {
+      const CommandResult verified = reshard_cli({"verify", path, "--fail-on", "warning"});
+      EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+    }
+  }
+}
+
+// A tensor of Megatron's own layout, made of those that are shown: layers and experts of one behind the other.
+std::optional<TensorValue> as_stored(const TensorValues& all, const std::string& before, std::string name,
+                                     const std::string& after) {
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    if (const std::size_t at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
+  };
+  const auto found = all.find(before + name + after);
+  if (found != all.end()) return found->second;
+  if (std::string norm = name; norm.find("linear_fc1.layer_norm_") != std::string::npos) {
+    replaced("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.");
+    if (auto other = as_stored(all, before, name, after)) return other;
+    name = norm;
+  }
+  const auto stack = [&](const std::string& front, const std::string& back) {
+    std::optional<TensorValue> out;
+    for (Index i = 0;; ++i) {
+      auto part = as_stored(all, before, front + std::to_string(i) + back, after);
+      if (!part) return out;
+      Dims shape = {i + 1};
+      for (const Index n : part->shape) shape.push_back(n);
+      if (out) part->bytes.insert(0, out->bytes);
+      part->shape = shape;
+      out = std::move(part);
+    }
+  };
+  const std::string layers = "decoder.layers.", experts = "mlp.experts.experts.";
+  if (name.starts_with(layers) && std::isdigit(static_cast<unsigned char>(name[layers.size()])) == 0)
+    return stack(layers, "." + name.substr(layers.size()));
+  if (const std::size_t at = name.find(experts); at != std::string::npos)
+    return stack(name.substr(0, at) + "mlp.experts.local_experts.", "." + name.substr(at + experts.size()));
+  return std::nullopt;
+}
+
+TEST_F(Megatron, HoldsWhatTheRunHeld) {
+  for (const std::string name : kReal) {
+    const std::string source = test_data("megatron/" + name);
+    const TensorValues values = load_checkpoint(source);
+    std::map<std::string, std::string> truth;
+    TensorValues found;
+    for (const auto& [key, digest] : read_digests(source + ".full.json")) {
+      truth.emplace(key, digest);
+      if (const auto value = as_stored(values, "", key, "")) found.emplace(key, *value);
+    }
+    if (fs::exists(source + ".optim.json"))
+      for (const auto& [key, digest] : read_digests(source + ".optim.json")) {
+        const std::size_t dot = key.find('.');
+        const std::string word = key.substr(0, dot);
+        truth.emplace(key, digest);
+        const auto value =
+            as_stored(values, "optimizer.state.", key.substr(dot + 1), "." + (word == "fp32" ? "fp32_param" : word));
+        if (value) found.emplace(key, *value);
+      }
+    EXPECT_EQ(digests_of(found), truth) << name;
+    EXPECT_GT(truth.size(), 13U);
+  }
+}
+
+TEST_F(Megatron, MastersCanBeTheModel) {
+  for (const std::string name : {"legacy_pp2_vpp2_dp2_distopt_tied", "legacy_tp2_ep2_moe_plain",
+                                 "dist_tp2_dp2_dpreshardable", "dist_old_tp2_dp2_flat"}) {
+    const std::string source = test_data("megatron/" + name), out = dir_ / name;
+    const CommandResult r = reshard_cli({"convert", source, out, "--to", "hf", "--weights", "master", "-q"});
+    ASSERT_EQ(r.exit_code, 0) << name << r.err;
+    const TensorValues model = load_checkpoint(out), all = load_checkpoint(source);
+    const TensorValue &embedding = model.at("model.embed_tokens.weight"),
+                      &master = all.at("optimizer.state.embedding.word_embeddings.weight.fp32_param");
+    EXPECT_EQ(embedding.dtype, DType::kFloat32);
+    EXPECT_EQ(embedding.bytes, master.bytes.substr(0, embedding.bytes.size())) << name;
+  }
+  EXPECT_EQ(error_of(test_data("megatron/dist_new_moe_mixed"), {.weights = Weights::kMaster}),
+            "D/iter_0000010: --weights master: the checkpoint has no masters that can be read");
+}
+
+TEST_F(Megatron, InspectTellsHowItWasSaved) {
+  const auto saved = [](const std::string& name) {
+    const auto open = open_checkpoint(test_data("megatron/" + name));
+    for (const auto& [key, value] : (*open).reader->catalog().attributes)
+      if (key == "saved") return value;
+    return std::string();
+  };
+  EXPECT_EQ(
+      saved("legacy_pp2_vpp2_dp2_distopt_tied"),
+      "on pp=2, chunks of a stage=2, dp=2, as args have it; optimizer distributed: flat buffers, gathered over the "
+      "data-parallel ranks; 35 words, padded to 40 rows");
+  EXPECT_EQ(
+      saved("legacy_tp2_ep2_moe_plain"),
+      "on dp=2, tp=2, ep=2, the experts' tp=1, as args have it; optimizer plain: each rank has the state of its own "
+      "parameters; 35 words, padded to 48 rows");
+  EXPECT_EQ(saved("dist_old_tp2_dp2_flat"),
+            "on dp=2, tp=2, as args in common.pt have it; all layers of a parameter in one tensor; optimizer "
+            "distributed, fully_sharded_model_space: flat pieces of each parameter; 257 words, padded to 288 rows");
+  EXPECT_EQ(saved("dist_tp2_dp2_dpreshardable"),
+            "on dp=2, tp=2, as args in common.pt have it; all layers of a parameter in one tensor; optimizer "
+            "distributed, dp_reshardable: flat buffers of each tp rank and stage; 257 words, padded to 288 rows");
+  EXPECT_EQ(saved("dist_new_moe_mixed"),
+            "on pp=2, as args in an item common_state (Megatron core 0.17 or later) have it; each layer's tensors "
+            "apart; 259 words, padded to 272 rows");
+  const CommandResult shown = reshard_cli({"inspect", test_data("megatron/dist_new_moe_mixed")});
+  EXPECT_THAT(shown.out, HasSubstr("saved       on pp=2"));
+  EXPECT_THAT(shown.out, HasSubstr("decoder.layers.1.mlp.experts.local_experts.{0..3}.linear_fc1.weight"));
+}
+
+TEST_F(Megatron, RunsAndIterationsAreKnown) {
+  const std::string path = copy("legacy_tp2_ep2_moe_plain");
+  EXPECT_TRUE(kMegatronFormat.recognises(path));
+  EXPECT_TRUE(kMegatronFormat.recognises(path + kIteration));
+  EXPECT_FALSE(kMegatronFormat.recognises(path + kIteration + "/mp_rank_00_000"));
+  write_file(path + "/latest_checkpointed_iteration.txt", "20\n");
+  EXPECT_EQ(
+      error_of(path),
+      "D/latest_checkpointed_iteration.txt: names iter_0000020, which is missing; another iteration can be opened "
+      "by its own path");
+  fs::rename(path + kIteration, path + "/iter_0000020");
+  EXPECT_EQ(error_of(path),
+            "D/iter_0000020/mp_rank_00_000/model_optim_rng.pt: expected iteration 20, got 10: the file is from another "
+            "save");
+  fs::rename(path + "/iter_0000020", path + "/release");
+  write_file(path + "/latest_checkpointed_iteration.txt", "release");
+  EXPECT_EQ(error_of(path), "");
+  write_file(path + "/latest_checkpointed_iteration.txt", "../10");
+  EXPECT_FALSE(kMegatronFormat.recognises(path));
+}
+
+// ---- Parts that are missing
+
+TEST_F(Megatron, MissingRanksAreNamed) {
+  const std::string moe = copy("legacy_tp2_ep2_moe_plain"), tied = copy("legacy_pp2_vpp2_dp2_distopt_tied");
+  fs::remove_all(moe + kIteration + "/mp_rank_01_001");
+  EXPECT_EQ(error_of(moe),
+            "D/iter_0000010: no file of tp rank 1 of 2: mp_rank_... is missing of a model on dp=2, tp=2, ep=2, the "
+            "experts' tp=1");
+  fs::copy(moe + kIteration + "/mp_rank_00_000", moe + kIteration + "/mp_rank_02_001");
+  EXPECT_THAT(error_of(moe), HasSubstr("D/iter_0000010/mp_rank_02_001: is of no rank of dp=2, tp=2, ep=2"));
+  fs::rename(moe + kIteration + "/mp_rank_02_001", moe + kIteration + "/mp_rank_02");
+  EXPECT_THAT(error_of(moe), HasSubstr("expected as many numbers as in mp_rank_00_000"));
+
+  const std::string last = tied + kIteration + "/mp_rank_00_001";
+  fs::rename(last + "/distrib_optim.pt", last + "/away");
+  EXPECT_EQ(error_of(tied),
+            "D/iter_0000010/mp_rank_00_001/distrib_optim.pt: file is missing, which other ranks have: a part of the "
+            "optimizer's state is in it");
+  fs::rename(last + "/away", last + "/distrib_optim.pt");
+  fs::rename(last, dir_ / "away");
+  EXPECT_THAT(error_of(tied), HasSubstr("no file of tp rank 0 of 1 of stage 1"));
+  fs::create_directory(last);
+  EXPECT_THAT(error_of(tied), HasSubstr("mp_rank_00_001/model_optim_rng.pt: file is missing: the save did not finish"));
+  // The first stage's in the place of the second's: the same layers again, and no end.
+  fs::remove_all(last);
+  fs::copy(tied + kIteration + "/mp_rank_00_000", last);
+  EXPECT_EQ(error_of(tied), "");
+  const CommandResult verified = reshard_cli({"verify", tied, "--fail-on", "error"});
+  EXPECT_NE(verified.exit_code, 0) << verified.out;
+  EXPECT_THAT(verified.out, HasSubstr("model.norm.weight"));
+}
+
+TEST_F(Megatron, AnUnfinishedShardedSaveIsTold) {
+  const std::string path = copy("dist_tp2_dp2_dpreshardable"), iteration = path + kIteration;
+  fs::rename(iteration + "/metadata.json", dir_ / "metadata.json");
+  const auto unfinished = open_checkpoint(path);
+  ASSERT_TRUE(unfinished) << unfinished.error().message();
+  EXPECT_THAT(unfinished->reader->catalog().warnings,
+              testing::ElementsAre(HasSubstr("metadata.json is missing, which is written last")));
+  write_file(iteration + "/metadata.json", R"({"sharded_backend": "zarr"})");
+  EXPECT_EQ(error_of(path), "D/iter_0000010/metadata.json: sharded_backend: expected torch_dist, got zarr");
+  write_file(iteration + "/metadata.json", "{}");
+  EXPECT_THAT(error_of(path), HasSubstr("D/iter_0000010/metadata.json"));
+  fs::copy_file(dir_ / "metadata.json", iteration + "/metadata.json", fs::copy_options::overwrite_existing);
+  const std::string common = read_file(iteration + "/common.pt");
+  fs::remove(iteration + "/common.pt");
+  const auto without_args = open_checkpoint(path);
+  ASSERT_TRUE(without_args) << without_args.error().message();
+  EXPECT_THAT(without_args->reader->catalog().warnings,
+              testing::ElementsAre(HasSubstr("Megatron's arguments are not known"),
+                                   HasSubstr("flat buffers (dp_reshardable) keep their names")));
+  EXPECT_TRUE(without_args->reader->catalog().find("decoder.layers.1.mlp.linear_fc1.weight"));
+  write_file(iteration + "/common.pt", common.substr(0, common.size() / 2));
+  EXPECT_THAT(error_of(path), HasSubstr("D/iter_0000010/common.pt"));
+  write_file(iteration + "/common.pt", common);
+  fs::remove(iteration + "/__3_1.distcp");
+  EXPECT_THAT(error_of(path), HasSubstr("__3_1.distcp"));
+}
+
+TEST_F(Megatron, TruncatedFilesAreRefused) {
+  const std::string path = copy("legacy_pp2_vpp2_dp2_distopt_tied");
+  for (const char* name : {"/mp_rank_00_001/model_optim_rng.pt", "/mp_rank_00_000/distrib_optim.pt"}) {
+    const std::string file = path + kIteration + name, whole = read_file(file);
+    for (const std::size_t length : {std::size_t{0}, std::size_t{100}, whole.size() / 2, whole.size() - 1}) {
+      write_file(file, std::string_view(whole).substr(0, length));
+      EXPECT_THAT(error_of(path), HasSubstr(std::string(name))) << length;
+    }
+    write_file(file, whole);
+  }
+}
+
+// ---- Made ones: what no file here has
+
+using pickled::Value;
+
+// A torch.save of float32 tensors with running numbers, of one rank.
+class RankFile {
+ public:
+  Value tensor(const Dims& shape) {
+    const auto n = static_cast<std::size_t>(volume(shape));
+    std::string bytes;
+    for (std::size_t i = 0; i < n; ++i, next_ += 1) bytes.append(reinterpret_cast<const char*>(&next_), sizeof next_);
+    storages_.push_back(std::move(bytes));
+    const Value storage = [key = std::to_string(storages_.size() - 1), n](pickle::PickleWriter& w) {
+      pickled::tuple({pickled::text("storage"), pickled::global("torch", "FloatStorage"), pickled::text(key),
+                      pickled::text("cpu"), pickled::integer(static_cast<Index>(n))})(w);
+      w.persistent_id();
+    };
+    const auto dims = [](const Dims& d) { return pickled::integers({d.begin(), d.end()}); };
+    return pickled::call(pickled::global("torch._utils", "_rebuild_tensor_v2"),
+                         {storage, pickled::integer(0), dims(shape), dims(row_major_strides(shape)),
+                          pickled::boolean(false), pickled::call(pickled::global("collections", "OrderedDict"), {})});
+  }
+  // The first of the numbers to come.
+  void start(float first) { next_ = first; }
+
+  void write(const std::string& directory, const Value& value) const {
+    zip::Builder builder(0);
+    builder.add("archive/data.pkl", pickled::bytes_of(value));
+    for (std::size_t i = 0; i < storages_.size(); ++i) builder.add("archive/data/" + std::to_string(i), storages_[i]);
+    fs::create_directories(directory);
+    write_file(directory + "/model_optim_rng.pt", std::move(builder).finish().before);
+  }
+
+ private:
+  std::vector<std::string> storages_;
+  float next_ = 0;
+};
+
+Value namespace_of(const std::map<std::string, Index>& numbers, bool swiglu = true) {
+  pickled::Fields fields = {{"swiglu", pickled::boolean(swiglu)},
+                            {"untie_embeddings_and_output_weights", pickled::boolean(true)}};
+  for (const auto& [name, n] : numbers) fields.emplace_back(name, pickled::integer(n));
+  return pickled::object(pickled::global("argparse", "Namespace"), pickled::fields_of(fields));
+}
+
+std::vector<float> numbers_of(const TensorValue& value) {
+  std::vector<float> out(value.bytes.size() / sizeof(float));
+  std::memcpy(out.data(), value.bytes.data(), value.bytes.size());
+  return out;
+}
+
+// Two tp ranks of a model from before Megatron core, in nested dicts.
+TEST_F(Megatron, NamesFromBeforeMegatronCore) {
+  const std::string path = dir_ / "old/iter_0000001";
+  for (int rank = 0; rank < 2; ++rank) {
+    RankFile file;
+    file.start(rank == 0 ? 0 : 100);
+    const Value words = file.tensor({2, 2}), norm = file.tensor({2}), fc1 = file.tensor({4, 1}),
+                dense = file.tensor({2, 1}), head = file.tensor({2, 2});
+    using pickled::fields_of;
+    file.write(
+        path + "/mp_rank_0" + std::to_string(rank),
+        fields_of(
+            {{"args", namespace_of({{"tensor_model_parallel_size", 2}, {"num_layers", 1}})},
+             {"checkpoint_version", pickled::number(3)},
+             {"iteration", pickled::integer(1)},
+             {"model",
+              fields_of({{"language_model",
+                          fields_of({{"embedding", fields_of({{"word_embeddings", fields_of({{"weight", words}})}})},
+                                     {"transformer", fields_of({{"layers.0.post_attention_layernorm.weight", norm},
+                                                                {"layers.0.mlp.dense_h_to_4h.weight", fc1},
+                                                                {"layers.0.attention.dense.weight", dense}})},
+                                     {"output_layer", fields_of({{"weight", head}})}})}})}}));
+  }
+  const TensorValues values = load_checkpoint(path);
+  EXPECT_EQ(values.size(), 5U);
+  EXPECT_EQ(numbers_of(values.at("embedding.word_embeddings.weight")),
+            (std::vector<float>{0, 1, 2, 3, 100, 101, 102, 103}));
+  EXPECT_EQ(numbers_of(values.at("decoder.layers.0.mlp.linear_fc1.weight")),
+            (std::vector<float>{6, 7, 106, 107, 8, 9, 108, 109}));
+  EXPECT_EQ(numbers_of(values.at("decoder.layers.0.self_attention.linear_proj.weight")),
+            (std::vector<float>{10, 110, 11, 111}));
+  EXPECT_EQ(numbers_of(values.at("decoder.layers.0.pre_mlp_layernorm.weight")), (std::vector<float>{4, 5}));
+  EXPECT_TRUE(values.contains("output_layer.weight"));
+  // What ranks hold alike is held against each other.
+  const CommandResult verified = reshard_cli({"verify", path, "--values"});
+  EXPECT_THAT(verified.out, HasSubstr("decoder.layers.0.pre_mlp_layernorm.weight"));
+}
+
+// Stages of different sizes, with two chunks each, and a plain optimizer of two groups.
+TEST_F(Megatron, ChunksOfStagesAndAPlainOptimizer) {
+  const std::string path = dir_ / "iter_0000001";
+  const Index layers[2][2] = {{1, 2}, {1, 1}};  // of each stage, in each chunk
+  for (int stage = 0; stage < 2; ++stage) {
+    RankFile file;
+    file.start(static_cast<float>(1000 * stage));
+    pickled::Fields chunks[2];
+    pickled::Entries states;
+    std::vector<Dims> shapes;
+    for (int chunk = 0; chunk < 2; ++chunk)
+      for (Index layer = 0; layer < layers[stage][chunk]; ++layer) {
+        const std::string prefix = "decoder.layers." + std::to_string(layer) + ".";
+        for (const auto& [name, shape] :
+             {std::pair("input_layernorm.weight", Dims{2}), std::pair("mlp.linear_fc2.weight", Dims{2, 3})}) {
+          chunks[chunk].emplace_back(prefix + name, file.tensor(shape));
+          shapes.push_back(shape);
+        }
+        chunks[chunk].emplace_back(prefix + "mlp.linear_fc2._extra_state", pickled::none());
+      }
+    file.start(static_cast<float>(500 + 1000 * stage));
+    pickled::Values decayed, others;
+    for (const int rank : {2, 1})  // matrices first
+      for (const Dims& shape : shapes)
+        if (shape.rank() == rank) {
+          const auto id = pickled::integer(std::ssize(states));
+          (rank == 2 ? decayed : others).push_back(id);
+          states.emplace_back(id, pickled::fields_of({{"exp_avg", file.tensor(shape)}}));
+        }
+    const auto group = [](double decay, const pickled::Values& ids) {
+      return pickled::fields_of({{"weight_decay", pickled::number(decay)}, {"params", pickled::list(ids)}});
+    };
+    file.write(
+        path + "/mp_rank_00_00" + std::to_string(stage),
+        pickled::fields_of(
+            {{"args", namespace_of({{"pipeline_model_parallel_size", 2},
+                                    {"virtual_pipeline_model_parallel_size", 2},
+                                    {"num_layers", 5}})},
+             {"iteration", pickled::integer(1)},
+             {"model0", pickled::fields_of(chunks[0])},
+             {"model1", pickled::fields_of(chunks[1])},
+             {"optimizer",
+              pickled::fields_of(
+                  {{"optimizer", pickled::fields_of(
+                                     {{"state", pickled::dict(states)},
+                                      {"param_groups", pickled::list({group(0.1, decayed), group(0, others)})}})}})}}));
+  }
+  const TensorValues values = load_checkpoint(path);
+  EXPECT_EQ(values.size(), 20U);
+  const auto first = [&](const std::string& name) { return numbers_of(values.at(name)).front(); };
+  const auto layer = [](int n) { return "decoder.layers." + std::to_string(n) + "."; };
+  // Chunk 0 of both stages, then chunk 1 of both.
+  const float weights[] = {2, 1002, 10, 18, 1010}, norms[] = {0, 1000, 8, 16, 1008};
+  for (int n = 0; n < 5; ++n) {
+    EXPECT_EQ(first(layer(n) + "mlp.linear_fc2.weight"), weights[n]) << n;
+    EXPECT_EQ(first(layer(n) + "input_layernorm.weight"), norms[n]) << n;
+  }
+  EXPECT_EQ(first("optimizer.state." + layer(0) + "mlp.linear_fc2.weight.exp_avg"), 500);
+  EXPECT_EQ(first("optimizer.state." + layer(3) + "mlp.linear_fc2.weight.exp_avg"), 512);
+  EXPECT_EQ(first("optimizer.state." + layer(0) + "input_layernorm.weight.exp_avg"), 518);
+  EXPECT_EQ(first("optimizer.state." + layer(4) + "input_layernorm.weight.exp_avg"), 1514);
+}
+
+TEST_F(Megatron, WhatCannotBeJoinedIsTold) {
+  const auto write = [&](const std::string& directory, const std::map<std::string, Index>& args, double version,
+                         const std::string& name) {
+    RankFile file;
+    file.write(dir_ / directory, pickled::fields_of({{"args", namespace_of(args)},
+                                                     {"checkpoint_version", pickled::number(version)},
+                                                     {"iteration", pickled::integer(1)},
+                                                     {"model", pickled::fields_of({{name, file.tensor({2, 2})}})}}));
+  };
+  write("a/iter_0000001/mp_rank_00", {}, 1.0, "output_layer.weight");
+  EXPECT_THAT(error_of(dir_ / "a/iter_0000001"), HasSubstr("a checkpoint_version below 2"));
+  write("b/iter_0000001/mp_rank_00", {{"num_layers", 3}}, 3.0, "decoder.layers.1.mlp.linear_fc2.weight");
+  EXPECT_EQ(error_of(dir_ / "b/iter_0000001"),
+            "D: expected 3 layers, as args have it, got 2 in the files of all stages");
+  write("c/iter_0000001/mp_rank_00", {{"tensor_model_parallel_size", 1 << 30}}, 3.0, "output_layer.weight");
+  EXPECT_THAT(error_of(dir_ / "c/iter_0000001"), HasSubstr("degrees of parallelism of at most 1,000,000"));
+  write("d/iter_0000001/mp_rank_00", {{"tensor_model_parallel_size", 1'000'000}}, 3.0, "output_layer.weight");
+  EXPECT_THAT(error_of(dir_ / "d/iter_0000001"), HasSubstr("no file of tp rank 1 of 1000000"));
+  write("e/iter_0000001/mp_rank_00", {{"num_experts", 2}}, 3.0,
+        "decoder.layers.0.mlp.experts.local_experts.7.linear_fc2.weight");
+  EXPECT_THAT(error_of(dir_ / "e/iter_0000001"), HasSubstr("expected 2 experts in a file"));
+  write("f/iter_0000001/mp_rank_00", {}, 3.0, "decoder.layers.123456789.mlp.linear_fc2.weight");
+  EXPECT_THAT(error_of(dir_ / "f/iter_0000001"), HasSubstr("more than 4,096 layers"));
+  for (const char* rank : {"g/iter_0000001/mp_rank_00", "g/iter_0000001/mp_rank_01"})
+    write(rank, {{"tensor_model_parallel_size", 2}}, 3.0, "decoder.layers.0.mixer.in_proj.weight");
+  const auto unknown = open_checkpoint(dir_ / "g/iter_0000001");
+  ASSERT_TRUE(unknown) << unknown.error().message();
+  EXPECT_THAT(
+      unknown->reader->catalog().warnings,
+      testing::ElementsAre("1 tensor: 'decoder.layers.0.mixer.in_proj.weight' left out: nothing tells how tensor "
+                           "parallelism cuts what has such a name"));
+  RankFile file;
+  file.write(dir_ / "h/iter_0000001/mp_rank_00", pickled::fields_of({{"model", file.tensor({2})}}));
+  EXPECT_THAT(error_of(dir_ / "h/iter_0000001"), HasSubstr("args: expected Megatron's arguments, got nothing"));
+}
+
+// ---- Names
+
+TEST_F(Megatron, NamesAreTakenApart) {
+  using megatron::core_name;
+  EXPECT_EQ(core_name("language_model.encoder.layers.3.self_attention.query_key_value.bias"),
+            "decoder.layers.3.self_attention.linear_qkv.bias");
+  EXPECT_EQ(core_name("language_model.encoder.final_norm.weight"), "decoder.final_layernorm.weight");
+  EXPECT_EQ(core_name("language_model.output_layer.weight"), "output_layer.weight");
+  EXPECT_EQ(core_name("word_embeddings_for_head.weight"), "output_layer.weight");
+  EXPECT_EQ(core_name("decoder.layers.3.mlp.router.weight"), "decoder.layers.3.mlp.router.weight");
+  EXPECT_EQ(core_name("language_model.encoder.layers"), "language_model.encoder.layers");
+  for (const char* name : {"decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight",
+                           "decoder.layers.7.mlp.experts.linear_fc1.weight12", "output_layer.weight",
+                           "decoder.layers.x.mlp.linear_fc1.weight", "decoder.layers."})
+    EXPECT_EQ(megatron::parse_core_name(name).text(), name);
+  EXPECT_EQ(megatron::parse_core_name("decoder.layers.7.mlp.experts.linear_fc1.weight12").expert, 12);
+  EXPECT_EQ(megatron::parse_core_name("decoder.layers.7.mlp.linear_fc1.weight").layer, 7);
+
+  const auto cut = [](std::string_view name) {
+    const auto c = megatron::cut_of(name, true);
+    return c ? std::to_string(c->dim) + (c->is_gated ? " gated" : "") : "unknown";
+  };
+  EXPECT_EQ(cut("embedding.word_embeddings.weight"), "0");
+  EXPECT_EQ(cut("decoder.layers.0.self_attention.linear_qkv.bias"), "0");
+  EXPECT_EQ(cut("decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"), "-1");
+  EXPECT_EQ(cut("decoder.layers.0.mlp.linear_fc1.bias"), "0 gated");
+  EXPECT_EQ(cut("decoder.layers.0.mlp.linear_fc2.weight"), "1");
+  EXPECT_EQ(cut("decoder.layers.0.mlp.linear_fc2.bias"), "-1");
+  EXPECT_EQ(cut("decoder.layers.0.mlp.experts.linear_fc2.weight3"), "1");
+  EXPECT_EQ(cut("decoder.layers.0.mlp.router.expert_bias"), "-1");
+  EXPECT_EQ(cut("decoder.layers.0.self_attention.q_layernorm.weight"), "-1");
+  EXPECT_EQ(cut("decoder.layers.0.mixer.in_proj.weight"), "unknown");
+  EXPECT_EQ(cut("weight"), "unknown");
+}
+
+}  // namespace
+}  // namespace reshard
