@@ -32,9 +32,9 @@ Result<const Format*> find_format(std::string_view name) {
   std::vector<std::string> names;
   for (const Format* f : formats()) {
     if (f->name == name) return f;
-    names.emplace_back(f->name);
+    if (f->lay_out || f->write_view) names.emplace_back(f->name);
   }
-  return usage_error("'" + printable(name) + "' is not a format; there are " + join(names, ", "));
+  return usage_error("'" + printable(name) + "' is not a format that reshard writes; there are " + join(names, ", "));
 }
 
 const Format* recognised_format(const std::string& path) {

@@ -26,7 +26,7 @@ class FormatTable {
 };
 FormatTable& formats();
 
-// The format of that name; a usage error that lists the others.
+// The format of that name; a usage error that lists those that can be written.
 Result<const Format*> find_format(std::string_view name);
 
 // The format that recognises the path; null where none does.

@@ -2,13 +2,14 @@
 // find. A new row of the table takes part by itself.
 #include <gmock/gmock.h>
 
-#include <map>
+#include <algorithm>
+#include <filesystem>
 
 #include "formats/registry.h"
-#include "lib/base/json.h"
 #include "tests/formats/toy/toy.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -40,7 +41,13 @@ std::vector<Way> ways() {
   return out;
 }
 
-class Pairs : public testing::Test {
+std::vector<Way> plain_ways() {
+  std::vector<Way> out = ways();
+  std::erase_if(out, [](const Way& way) { return !way.plain; });
+  return out;
+}
+
+class Pairs : public testing::TestWithParam<Way> {
  protected:
   static CommandResult run(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), RESHARD_TOY_BINARY);
@@ -61,25 +68,29 @@ class Pairs : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(Pairs, ThereAndBackIsTheSame) {
-  const std::string source = sample("tp8") + "/hf.safetensors";
+TEST_P(Pairs, ThereAndBackIsTheSame) {
+  const Way& a = GetParam();
+  const std::string source = sample("tp8") + "/hf.safetensors", first = dir_ / a.name;
   const auto all = ways();
   ASSERT_GE(all.size(), 8U);
-  for (const Way& a : all) {
-    if (!a.plain) continue;
-    const std::string first = dir_ / a.name;
-    convert(source, first, a);
-    expect_equal(source, first);
-    for (const Way& b : all) {
-      const std::string middle = dir_ / (a.name + "-to-" + b.name), back = middle + "-back";
-      convert(first, middle, b);
-      convert(middle, back, a);
-      expect_equal(first, back);
-      std::filesystem::remove_all(middle);
-      std::filesystem::remove_all(back);
-    }
+  convert(source, first, a);
+  expect_equal(source, first);
+  const auto step = static_cast<std::size_t>(every_nth(4));
+  for (std::size_t i = a.name.size() % step; i < all.size(); i += step) {
+    const Way& b = all[i];
+    const std::string middle = dir_ / (a.name + "-to-" + b.name), back = middle + "-back";
+    convert(first, middle, b);
+    convert(middle, back, a);
+    expect_equal(first, back);
+    std::filesystem::remove_all(middle);
+    std::filesystem::remove_all(back);
   }
 }
+INSTANTIATE_TEST_SUITE_P(Formats, Pairs, testing::ValuesIn(plain_ways()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
 
 }  // namespace
 }  // namespace reshard
