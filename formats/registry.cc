@@ -5,6 +5,7 @@
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
+#include "formats/deepspeed/deepspeed.h"
 #include "formats/fsdp/fsdp.h"
 #include "formats/hdf5/hdf5.h"
 #include "formats/hf/hf.h"
@@ -23,8 +24,8 @@
 namespace reshard {
 FormatTable& formats() {
   static FormatTable table({&kMegatronFormat, &kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat,
-                            &kColossalaiFormat, &kFsdpFormat, &kVllmFormat, &kRanksFormat, &kMetaFormat, &kHfFormat,
-                            &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
+                            &kColossalaiFormat, &kFsdpFormat, &kDeepspeedFormat, &kVllmFormat, &kRanksFormat,
+                            &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 

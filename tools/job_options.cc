@@ -384,6 +384,8 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                 " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
                 (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
                 (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
+  for (const auto& [key, value] : prepared.source.reader->catalog().attributes)
+    if (key == "weights") print_row(key, printable(value));
   if (c.converted_tensors() > 0)
     print_row("", with_commas(c.converted_tensors()) + " tensors become " +
                       (c.options().dtype ? options.dtype : "what the model computes in"));

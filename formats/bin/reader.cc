@@ -5,6 +5,7 @@
 
 #include "formats/bin/bin.h"
 #include "formats/tensor_files/indexed_files.h"
+#include "formats/tensor_files/placeholders.h"
 #include "lib/base/text.h"
 
 namespace reshard::bin {
@@ -94,6 +95,7 @@ Status BinReader::open(const std::string& path, const OpenOptions& options) {
     names_ = {base_name(path)};
   }
   for (const std::string& name : names_) TRY(read_file(name, options));
+  TRY(refuse_placeholders(catalog_, path));
   if (index_) TRY(index_->check(catalog_));
   if (!unreadable_.empty())
     catalog_.warnings.push_back(

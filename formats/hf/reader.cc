@@ -7,6 +7,7 @@
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
 #include "formats/tensor_files/indexed_files.h"
+#include "formats/tensor_files/placeholders.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 
@@ -279,6 +280,7 @@ Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const Op
   for (const std::string& name : sources.files) {
     TRY(reader->read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
   }
+  TRY(refuse_placeholders(catalog, path));
   TRY(reader->check_shapes());
   if (sources.index) TRY(sources.index->check(catalog));
   reader->describe_format();

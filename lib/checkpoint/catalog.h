@@ -110,6 +110,7 @@ struct Tensor {
   FragmentList replicas;   // further copies of boxes in `fragments`
   KeyPath path;            // empty: {name}
   bool located = true;     // whether extents are payloads yet
+  bool is_buffer = false;  // the writer tells that it is no parameter: derived data, unless a family knows it
   Index row_group = 1;  // rows whose bytes interleave in the file (one attention head): work is best cut between groups
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }

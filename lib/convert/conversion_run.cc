@@ -72,7 +72,7 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
   std::vector<std::string> copied;
   if (!draft_.config.text.empty() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
-    if (converted_tensors() > 0) {
+    if (options_.dtype && converted_tensors() > 0) {
       Json json = TRY(parse_json(text, kConfigFile));
       json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";

@@ -44,6 +44,10 @@ class ViewBuilder {
     const StateKey key = split_state_key(tensor.key());
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*options_.family, key.parameter);
     if (!parsed) {
+      if (tensor.is_buffer && dropped_ && !options_.keep_unknown) {
+        dropped_->push_back(tensor.name);
+        return {};
+      }
       if (key.kind == StateKind::kModel && !options_.keep_unknown) unknown_.push_back(tensor.name);
       return out_.add(renamed(tensor, tensor.key()));
     }

@@ -1,0 +1,147 @@
+#include "formats/deepspeed/deepspeed.h"
+
+#include <algorithm>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+#include "lib/layout/layout.h"
+
+namespace reshard {
+namespace deepspeed {
+namespace {
+
+constexpr Index kMaxTagBytes = 256;
+
+bool take_rank(std::string_view& text, std::string_view before, Index& n) {
+  const auto taken = take(text, before) ? take_number(text) : std::nullopt;
+  n = taken.value_or(0);
+  return taken && n < kMaxMeshRanks;
+}
+
+}  // namespace
+
+std::optional<FileName> parse_file_name(std::string_view name) {
+  constexpr std::string_view kModel = "_model_states.pt", kOptimizer = "_optim_states.pt";
+  FileName out;
+  if (take_rank(name, "layer_", out.layer)) {
+    out.kind = name.starts_with("_expert_") ? FileName::Kind::kExpert : FileName::Kind::kLayer;
+    if (out.kind == FileName::Kind::kExpert
+            ? !take_rank(name, "_expert_", out.expert) || !take_rank(name, "_mp_rank_", out.part)
+            : name.starts_with("-model_") && !name.starts_with("-model_states") &&
+                  !take_rank(name, "-model_", out.part))
+      return std::nullopt;
+    if (name == (out.kind == FileName::Kind::kExpert ? kModel : std::string_view("-model_states.pt"))) return out;
+    return std::nullopt;
+  }
+  take(name, "bf16_");
+  Index rank = 0;
+  if (take_rank(name, "zero_pp_rank_", rank)) {
+    out.rank = rank;
+    if (!take(name, "_")) return std::nullopt;
+  }
+  if (!take_rank(name, "mp_rank_", out.part)) return std::nullopt;
+  if (name == kModel) return out;
+  out.kind = FileName::Kind::kOptimizer;
+  if (name == kOptimizer && out.rank) return out;
+  return std::nullopt;
+}
+
+namespace {
+
+bool is_model_states(const DirectoryEntry& e) {
+  const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
+  return name && (name->kind == FileName::Kind::kModel || name->kind == FileName::Kind::kOptimizer);
+}
+
+bool is_tag_directory(const std::string& path) {
+  const auto entries = list_directory(path);
+  return entries && std::any_of(entries->begin(), entries->end(), is_model_states);
+}
+
+// What the file says, where it may be the name of a directory beside it.
+std::optional<std::string> tag_of(const std::string& path, std::string_view file) {
+  auto text = read_whole_file(path_join(path, file), kMaxTagBytes);
+  if (!text) return std::nullopt;
+  while (!text->empty() && (text->back() == '\n' || text->back() == '\r' || text->back() == ' ')) text->pop_back();
+  if (text->empty() || *text == "." || *text == ".." || text->find('/') != std::string::npos ||
+      text->find('\0') != std::string::npos)
+    return std::nullopt;
+  return *text;
+}
+
+bool is_ours(const std::string& path, const std::string& tag) {
+  const std::string directory = path_join(path, tag);
+  return is_directory(directory) ? is_tag_directory(directory) : tag.starts_with("global_step");
+}
+
+bool recognises(const std::string& path) {
+  if (!is_directory(path)) return false;
+  for (const std::string_view file : {kLatestFile, kLatestUniversalFile})
+    if (const auto tag = tag_of(path, file); tag && is_ours(path, *tag)) return true;
+  return is_tag_directory(path);
+}
+
+}  // namespace
+
+Result<FileSet> find_files(const std::string& path) {
+  FileSet set;
+  set.root = path;
+  for (const std::string_view file : {kLatestFile, kLatestUniversalFile}) {
+    const auto tag = tag_of(path, file);
+    if (!tag || !is_ours(path, *tag)) continue;
+    set.latest = file;
+    set.directory = *tag + "/";
+    break;
+  }
+  const std::string directory = set.directory.empty() ? path : path_join(path, set.directory);
+  if (!set.directory.empty() && !is_directory(directory))
+    return io_error(path_join(path, set.latest) + ": names '" + printable(set.directory) +
+                    "', which is not there; open the directory of another step by its path");
+  for (const DirectoryEntry& e : TRY(list_directory(directory))) {
+    set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
+    const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
+    if (!name) continue;
+    const std::string file = set.directory + e.name;
+    bool is_new = true;
+    switch (name->kind) {
+      case FileName::Kind::kModel:
+        is_new = set.models.emplace(std::pair(name->part, name->rank.value_or(-1)), file).second;
+        break;
+      case FileName::Kind::kOptimizer:
+        is_new = set.optimizers.emplace(std::pair(name->part, *name->rank), file).second;
+        break;
+      case FileName::Kind::kLayer:
+        if (name->part > 0)
+          return unsupported(path_join(path, file) +
+                             ": a layer of one tensor-parallel rank, and how its parts join is not in the files; "
+                             "ds_to_universal.py makes a universal checkpoint of them, which is read");
+        is_new = set.layers.emplace(name->layer, file).second;
+        break;
+      case FileName::Kind::kExpert:
+        is_new = set.experts.emplace(std::pair(name->layer, name->expert), file).second;
+        break;
+    }
+    if (!is_new)
+      return corrupt(path_join(path, file) +
+                     ": expected one file of its rank, got another beside it: files of two "
+                     "saves in one directory");
+  }
+  if (set.models.empty())
+    return io_error(directory +
+                    ": expected the file mp_rank_00_model_states.pt, got optimizer "
+                    "states alone: the model's names are in it");
+  return set;
+}
+
+}  // namespace deepspeed
+
+const Format kDeepspeedFormat = {
+    .name = "deepspeed",
+    .title = "DeepSpeed",
+    .recognises = deepspeed::recognises,
+    .open = deepspeed::open,
+    .lay_out = nullptr,
+    .has_masters = true,
+};
+
+}  // namespace reshard

@@ -1,0 +1,192 @@
+#include "formats/deepspeed/flat_groups.h"
+
+#include <algorithm>
+
+#include "lib/base/text.h"
+
+namespace reshard::deepspeed {
+namespace {
+
+constexpr Index kMaxExperts = Index{1} << 20;
+
+std::string group_text(std::size_t g) { return "group " + std::to_string(g); }
+
+// The longest vector of a group on a rank: the masters' padding may be cut off, the moments' is not.
+Index longest(const GroupState& group) {
+  Index out = group.master ? group.master->shape()[0] : 0;
+  for (const auto& [name, tensor] : group.tensors)
+    if (tensor.shape().rank() > 0) out = std::max(out, tensor.shape()[0]);
+  return out;
+}
+
+Error counts_differ(const RankStates& rank, std::size_t g, std::size_t ranks) {
+  const auto& counts = rank.states.partition_counts;
+  const std::string count = g < counts.size() ? std::to_string(counts[g]) : "none";
+  return corrupt(rank.path + ": partition_count of " + group_text(g) + ": expected " + std::to_string(ranks) +
+                 ", the ranks that there are files of, got " + count + ": files of another run, or not all of them");
+}
+
+// The parameters one after the other, cut into equal runs.
+Status cut_vector(const std::vector<RankStates>& ranks, const std::vector<std::size_t>& of, std::size_t g,
+                  const Group& group, std::vector<FlatParameter>& out) {
+  const RankStates& first = ranks[of[0]];
+  const auto count = static_cast<Index>(of.size());
+  Index length = 0;
+  for (const std::size_t r : of) length = std::max(length, longest(ranks[r].states.groups[g]));
+  static const std::vector<Index> kNone;
+  const auto& all_paddings = first.states.paddings;
+  const std::vector<Index>& paddings = g < all_paddings.size() ? all_paddings[g] : kNone;
+  Index at = 0;
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    FlatParameter placed{group[i], g, {}};
+    const Index elements = volume(group[i].shape);
+    const auto end = checked_add(at, elements);
+    const auto next = end ? checked_add(*end, i < paddings.size() ? paddings[i] : 0) : std::nullopt;
+    if (!next) return corrupt(first.path + ": " + group_text(g) + ": parameters of 2^63 elements or more");
+    for (Index begin = at; begin < *end && length > 0;) {
+      const Index rank = begin / length;
+      if (rank >= count) break;  // too short, as will be said
+      const Index stop = std::min(*end, (rank + 1) * length);
+      placed.runs.push_back({of[static_cast<std::size_t>(rank)], begin - at, stop - at, begin - rank * length});
+      begin = stop;
+    }
+    at = *next;
+    out.push_back(std::move(placed));
+  }
+  // As DeepSpeed pads it: to a multiple of twice the ranks.
+  const auto stored = checked_mul(length, count);
+  const auto want = checked_round_up(at, 2 * count),
+             have = stored ? checked_round_up(*stored, 2 * count) : std::nullopt;
+  if (!want || want != have)
+    return corrupt(first.path + ": " + group_text(g) + ": expected " + with_commas(at) +
+                   " numbers in the vectors of its ranks, as param_shapes has them, and what pads them, got " +
+                   count_of(count, "vector") + " of " + with_commas(length) +
+                   ": a file that was cut short, or of another run");
+  return {};
+}
+
+// Each parameter cut into equal runs.
+Status cut_parameters(const std::vector<RankStates>& ranks, std::size_t g, const Group& group,
+                      std::vector<FlatParameter>& out) {
+  const auto count = static_cast<Index>(ranks.size());
+  Index at = 0;
+  for (const NamedShape& p : group) {
+    FlatParameter placed{p, g, {}};
+    const Index elements = volume(p.shape), each = ceil_div(elements, count);
+    for (Index rank = 0; rank < count && rank * each < elements; ++rank)
+      placed.runs.push_back({static_cast<std::size_t>(rank), rank * each, std::min(elements, (rank + 1) * each), at});
+    const auto next = checked_add(at, each);
+    if (!next) return corrupt(ranks[0].path + ": " + group_text(g) + ": parameters of 2^63 elements or more");
+    at = *next;
+    out.push_back(std::move(placed));
+  }
+  for (const RankStates& rank : ranks)
+    if (const Index length = rank.states.groups[g].master->shape()[0]; length != at)
+      return corrupt(rank.path + ": " + group_text(g) + ": expected a vector of " + with_commas(at) +
+                     " numbers, this rank's of param_shapes, got " + with_commas(length) +
+                     ": a file that was cut short, or of another run");
+  return {};
+}
+
+// Of an expert-parallel rank: the local numbers of its experts become global ones.
+Group with_global_experts(const Group& group, Index part) {
+  std::map<std::string_view, Index> experts;  // of each layer, on one rank
+  for (const NamedShape& p : group)
+    if (const auto e = expert_number(p.name)) {
+      Index& count = experts[std::string_view(p.name).substr(0, e->begin)];
+      count = std::max(count, e->number + 1);
+    }
+  Group out = group;
+  for (NamedShape& p : out)
+    if (const auto e = expert_number(p.name)) {
+      const Index count = experts[std::string_view(p.name).substr(0, e->begin)];
+      p.name.replace(e->begin, e->end - e->begin, std::to_string(e->number + part * count));
+    }
+  return out;
+}
+
+}  // namespace
+
+std::optional<ExpertNumber> expert_number(std::string_view name) {
+  constexpr std::string_view kList = ".deepspeed_experts.";
+  const std::size_t at = name.find(kList);
+  if (at == std::string_view::npos) return std::nullopt;
+  std::string_view rest = name.substr(at + kList.size());
+  const auto number = take_number(rest);
+  if (!number || *number >= kMaxExperts || !rest.starts_with('.')) return std::nullopt;
+  return ExpertNumber{at + kList.size(), name.size() - rest.size(), *number};
+}
+
+bool is_expert_group(const Group& group) {
+  return std::any_of(group.begin(), group.end(), [](const NamedShape& p) { return expert_number(p.name); });
+}
+
+Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
+                                                   const std::vector<Group>& groups) {
+  for (const RankStates& rank : ranks)
+    if (rank.states.groups.size() != groups.size())
+      return corrupt(rank.path + ": expected the vectors of " + count_of(std::ssize(groups), "group") +
+                     ", as param_shapes has them, got " + std::to_string(rank.states.groups.size()));
+  std::vector<FlatParameter> out;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const RankStates& rank : ranks) {
+      const auto& counts = rank.states.partition_counts;
+      if (rank.states.cuts_parameters ? counts.size() != 1 || counts[0] != std::ssize(ranks)
+                                      : g >= counts.size() || counts[g] != ranks[0].states.partition_counts[g])
+        return counts_differ(rank, rank.states.cuts_parameters ? 0 : g, ranks.size());
+    }
+    if (ranks[0].states.cuts_parameters) {
+      TRY(cut_parameters(ranks, g, groups[g], out));
+      continue;
+    }
+    // Experts are cut among the ranks that have the same ones: rank % parts.
+    const auto cuts = static_cast<std::size_t>(std::max<Index>(ranks[0].states.partition_counts[g], 1));
+    const std::size_t parts = cuts <= ranks.size() ? ranks.size() / cuts : 0;
+    if (parts * cuts != ranks.size() || (parts > 1 && !is_expert_group(groups[g])))
+      return counts_differ(ranks[0], g, ranks.size());
+    for (std::size_t part = 0; part < parts; ++part) {
+      std::vector<std::size_t> of;
+      for (std::size_t r = part; r < ranks.size(); r += parts) of.push_back(r);
+      TRY(cut_vector(ranks, of, g, parts > 1 ? with_global_experts(groups[g], static_cast<Index>(part)) : groups[g],
+                     out));
+    }
+  }
+  return out;
+}
+
+Result<std::vector<FlatParameter>> find_parameters(const std::vector<RankStates>& ranks,
+                                                   const std::map<std::string, Dims>& shapes) {
+  std::map<std::string, FlatParameter> found;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const OptimizerStates& states = ranks[r].states;
+    if (states.slices.size() != states.groups.size())
+      return corrupt(ranks[r].path + ": param_slice_mappings: expected " +
+                     count_of(std::ssize(states.groups), "group") + ", got " + std::to_string(states.slices.size()) +
+                     ", and nothing else names the parameters");
+    for (std::size_t g = 0; g < states.slices.size(); ++g)
+      for (const Slice& slice : states.slices[g]) {
+        const auto shape = shapes.find(slice.name);
+        if (shape == shapes.end())
+          return corrupt(ranks[r].path + ": param_slice_mappings: '" + printable(slice.name) +
+                         "' is not in the model states");
+        FlatParameter& to =
+            found.try_emplace(slice.name, FlatParameter{{slice.name, shape->second}, g, {}}).first->second;
+        const Index begin = to.runs.empty() ? 0 : to.runs.back().end;
+        if (to.group != g || slice.length > volume(shape->second) - begin)
+          return corrupt(ranks[r].path + ": param_slice_mappings: '" + printable(slice.name) +
+                         "': expected the rest of " + to_string(shape->second) + ", got " +
+                         count_of(slice.length, "number") + " more");
+        if (slice.length > 0) to.runs.push_back({r, begin, begin + slice.length, slice.start});
+      }
+  }
+  std::vector<FlatParameter> out;
+  for (auto& [name, parameter] : found) {
+    if ((parameter.runs.empty() ? 0 : parameter.runs.back().end) != volume(parameter.parameter.shape))
+      return corrupt(ranks[0].path + ": param_slice_mappings: '" + printable(name) + "': expected all of " +
+                     to_string(parameter.parameter.shape) + " on the ranks together: a rank is of another run");
+    out.push_back(std::move(parameter));
+  }
+  return out;
+}
+
+}  // namespace reshard::deepspeed

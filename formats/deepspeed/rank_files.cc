@@ -1,0 +1,294 @@
+#include "formats/deepspeed/rank_files.h"
+
+#include <unordered_set>
+
+#include "formats/encoding/pickle_writer.h"
+#include "lib/base/text.h"
+
+namespace reshard::deepspeed {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+// What lists may come to that hold the same container many times.
+constexpr std::size_t kMaxStates = 32;              // of one group: Adam has three
+constexpr Index kMaxNumbers = Index{1} << 22;       // of paddings and ids: of each parameter a few
+constexpr Index kMaxOptionBytes = Index{16} << 20;  // of all parameter groups, pickled
+
+Result<Value> member(Value dict, std::string_view name) {
+  const auto found = dict.find(name);
+  if (!found) return dict.mismatch("'" + std::string(name) + "'", "that member");
+  return *found;
+}
+
+// A member that may be missing or None.
+std::optional<Value> optional_member(Value dict, std::string_view name) {
+  const auto found = dict.find(name);
+  return found && !found->is_none() ? found : std::nullopt;
+}
+
+Result<Index> read_count(Value v, std::string_view what) {
+  const auto n = v.as_int();
+  if (!n || *n < 0) return v.mismatch(what, "a number of 0 or more");
+  return *n;
+}
+
+Result<std::optional<Index>> optional_count(Value dict, std::string_view name) {
+  const auto v = optional_member(dict, name);
+  if (!v) return std::optional<Index>();
+  return std::optional(TRY(read_count(*v, name)));
+}
+
+bool is_list(Value v) { return v.kind() == Kind::kList || v.kind() == Kind::kTuple; }
+
+Result<std::string> text_of(Value v, std::string_view what) {
+  const auto text = v.as_string();
+  if (!text) return v.mismatch(what, "a name");
+  return std::string(*text);
+}
+
+Result<std::vector<Index>> read_counts(Value v, std::string_view what, Index most = kMaxNumbers) {
+  if (!is_list(v)) return v.mismatch(what, "a list of numbers");
+  if (static_cast<Index>(v.size()) > most) return v.mismatch(what, "fewer numbers");
+  std::vector<Index> out;
+  for (std::size_t i = 0; i < v.size(); ++i) out.push_back(TRY(read_count(v[i], what)));
+  return out;
+}
+
+// ---- model states
+
+Result<std::vector<Group>> read_groups(Value list) {
+  constexpr std::string_view kWhat = "param_shapes";
+  if (!is_list(list)) return list.mismatch(kWhat, "a list of groups");
+  std::vector<Group> out;
+  std::unordered_set<std::string_view> names;  // one group is in a list many times where a file means harm
+  for (std::size_t g = 0; g < list.size(); ++g) {
+    const Value shapes = list[g];
+    if (shapes.kind() != Kind::kDict) return shapes.mismatch(kWhat, "names and shapes");
+    out.emplace_back();
+    for (std::size_t i = 0; i < shapes.size(); ++i) {
+      const auto name = shapes.key(i).as_string();
+      if (!name) return shapes.key(i).mismatch(kWhat, "a name");
+      if (!names.insert(*name).second)
+        return shapes.mismatch("param_shapes: '" + printable(*name) + "'", "a parameter in one group");
+      out.back().push_back({std::string(*name), TRY(read_shape(shapes.value(i), "param_shapes"))});
+    }
+  }
+  return out;
+}
+
+// The name of a tensor of the file below `section`; nothing for others.
+std::optional<std::string> name_below(const TensorFile::Entry& entry, std::string_view section) {
+  if (entry.path.size() < 2 || entry.path[0] != KeyPath::value_type(std::string(section))) return std::nullopt;
+  return entry.name.substr(section.size() + 1);
+}
+
+// ---- optimizer states
+
+Result<std::optional<Index>> read_stage(Value dict) {
+  const auto v = optional_member(dict, "zero_stage");
+  if (!v) return std::optional<Index>();
+  if (v->kind() != Kind::kObject) return std::optional(TRY(read_count(*v, "zero_stage")));
+  if (!v->is_object("deepspeed.runtime.zero.config", "ZeroStageEnum") || v->args().size() != 1)
+    return v->mismatch("zero_stage", "a ZeroStageEnum");
+  return std::optional(TRY(read_count(v->args()[0], "zero_stage")));
+}
+
+Result<StoredTensor> read_vector(const TorchFile& file, Value v, std::string_view what) {
+  if (!makes_torch_tensor(v)) return v.mismatch(what, "a tensor");
+  StoredTensor out = TRY(file.resolve(v).context(what));
+  if (out.shape().rank() != 1 || (out.shape()[0] > 1 && out.strides[0] != 1))
+    return corrupt(file.place() + ": " + std::string(what) + ": expected a vector, got " + to_string(out.shape()));
+  return out;
+}
+
+std::string group_text(std::size_t g) { return "group " + std::to_string(g) + ": "; }
+
+Status read_state(const TorchFile& file, Value dict, std::size_t g, GroupState& out) {
+  if (dict.kind() != Kind::kDict) return dict.mismatch(group_text(g) + "state", "a dict");
+  if (dict.size() > kMaxStates)
+    return dict.mismatch(group_text(g) + "state", "at most " + std::to_string(kMaxStates) + " states");
+  for (std::size_t i = 0; i < dict.size(); ++i) {
+    const std::string name = TRY(text_of(dict.key(i), group_text(g) + "state"));
+    const std::string what = group_text(g) + printable(name);
+    const Value v = dict.value(i);
+    if (makes_torch_tensor(v)) {
+      StoredTensor tensor = TRY(file.resolve(v).context(what));
+      if (tensor.shape().rank() > 0) tensor = TRY(read_vector(file, v, what));
+      out.tensors.insert_or_assign(name, tensor);
+      continue;
+    }
+    pickle::PickleWriter w;
+    if (!v.as_int() && !v.as_float()) continue;
+    TRY(pickle::write_value(w, v));
+    out.values.insert_or_assign(name, std::move(w).finish());
+  }
+  return {};
+}
+
+// {0: {...}, 1: {...}}, or of elastic checkpoints a list.
+Status read_group_states(const TorchFile& file, Value states, std::vector<GroupState>& groups) {
+  if (!is_list(states) && states.kind() != Kind::kDict) return states.mismatch("state", "a dict of groups");
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    const bool has_keys = states.kind() == Kind::kDict;
+    const Index g = has_keys ? TRY(read_count(states.key(i), "state: a group")) : static_cast<Index>(i);
+    if (g >= std::ssize(groups))
+      return states.mismatch("state of group " + std::to_string(g), "one of " + count_of(std::ssize(groups), "group"));
+    const auto n = static_cast<std::size_t>(g);
+    TRY(read_state(file, has_keys ? states.value(i) : states[i], n, groups[n]));
+  }
+  return {};
+}
+
+Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
+  constexpr std::string_view kWhat = "param_slice_mappings";
+  if (!is_list(list)) return list.mismatch(kWhat, "a list of groups");
+  std::vector<std::vector<Slice>> out;
+  std::unordered_set<std::string_view> names;
+  for (std::size_t g = 0; g < list.size(); ++g) {
+    const Value group = list[g];
+    if (group.kind() != Kind::kDict) return group.mismatch(kWhat, "names and addresses");
+    out.emplace_back();
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const auto name = group.key(i).as_string();
+      if (!name || !names.insert(*name).second) return group.mismatch(kWhat, "each parameter once");
+      const Value address = group.value(i).state();
+      if (address.kind() != Kind::kDict) return group.value(i).mismatch(kWhat, "a fragment_address");
+      out.back().push_back({std::string(*name), TRY(read_count(TRY(member(address, "start")), "start")),
+                            TRY(read_count(TRY(member(address, "numel")), "numel"))});
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<Dims> read_shape(Value v, const std::string& what) {
+  if (v.kind() != Kind::kTuple) return v.mismatch(what, "a shape");
+  if (v.size() > static_cast<std::size_t>(kMaxRank))
+    return v.mismatch(what, "at most " + std::to_string(kMaxRank) + " dimensions");
+  Dims out;
+  for (std::size_t i = 0; i < v.size(); ++i) out.push_back(TRY(read_count(v[i], what)));
+  const auto elements = checked_volume(out);
+  if (!elements || !checked_mul(*elements, 8)) return v.mismatch(what, "a shape of less than 2^60 elements");
+  return out;
+}
+
+Result<ModelStates> read_model_states(const TensorFile& file, const std::string& path) {
+  const auto root = file.root();
+  if (!root || root->kind() != Kind::kDict || !root->find("module"))
+    return corrupt(path + ": expected DeepSpeed's model states, a dict with 'module'");
+  ModelStates out;
+  const Value module = TRY(member(*root, "module"));
+  out.has_module = !module.is_none();
+  if (out.has_module && module.kind() != Kind::kDict) return module.mismatch("module", "a dict of tensors");
+  for (const TensorFile::Entry& entry : file.tensors()) {
+    if (auto name = name_below(entry, "module")) out.module.push_back({std::move(*name), entry.tensor});
+    if (auto name = name_below(entry, "frozen_param_fragments")) out.frozen.push_back({std::move(*name), entry.tensor});
+  }
+  if (const auto groups = optional_member(*root, "param_shapes")) out.groups = TRY(read_groups(*groups));
+  if (const auto frozen = optional_member(*root, "frozen_param_shapes")) {
+    if (frozen->kind() != Kind::kDict) return frozen->mismatch("frozen_param_shapes", "names and shapes");
+    for (std::size_t i = 0; i < frozen->size(); ++i)
+      out.frozen_shapes.insert_or_assign(TRY(text_of(frozen->key(i), "frozen_param_shapes")),
+                                         TRY(read_shape(frozen->value(i), "frozen_param_shapes")));
+  }
+  if (const auto shared = optional_member(*root, "shared_params")) {
+    if (shared->kind() != Kind::kDict) return shared->mismatch("shared_params", "a dict of names");
+    for (std::size_t i = 0; i < shared->size(); ++i)
+      out.shared.insert_or_assign(TRY(text_of(shared->key(i), "shared_params")),
+                                  TRY(text_of(shared->value(i), "shared_params")));
+  }
+  if (const auto buffers = optional_member(*root, "buffer_names"); buffers && is_list(*buffers))
+    for (std::size_t i = 0; i < buffers->size(); ++i) out.buffers.insert(TRY(text_of((*buffers)[i], "buffer_names")));
+  out.steps = TRY(optional_count(*root, "global_steps"));
+  out.dp_ranks = TRY(optional_count(*root, "dp_world_size"));
+  out.mp_ranks = TRY(optional_count(*root, "mp_world_size"));
+  if (const auto degrees = optional_member(*root, "checkpoint_parallel_dimensions");
+      degrees && degrees->kind() == Kind::kDict)
+    out.stages = TRY(optional_count(*degrees, "pp_degree"));
+  if (const auto experts = optional_member(*root, "num_experts"); experts && is_list(*experts))
+    out.experts = TRY(read_counts(*experts, "num_experts"));
+  if (const auto version = optional_member(*root, "ds_version"))
+    out.version = printable(version->as_string().value_or(""));
+  return out;
+}
+
+Result<std::vector<ParameterGroup>> read_parameter_groups(Value list, std::set<std::string>& left_out) {
+  if (!is_list(list)) return list.mismatch("param_groups", "a list of dicts");
+  std::vector<ParameterGroup> out;
+  Index bytes_left = kMaxOptionBytes, ids_left = kMaxNumbers;
+  for (std::size_t g = 0; g < list.size(); ++g) {
+    const Value group = list[g];
+    if (group.kind() != Kind::kDict) return group.mismatch("param_groups", "a dict");
+    ParameterGroup& to = out.emplace_back();
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const std::string name = TRY(text_of(group.key(i), "param_groups"));
+      const Value v = group.value(i);
+      bytes_left -= static_cast<Index>(name.size()) + 1;
+      if (bytes_left < 0) return list.mismatch("param_groups", "options of at most " + human_bytes(kMaxOptionBytes));
+      if (name == "params") {
+        ids_left -= static_cast<Index>(v.size());
+        if (ids_left < 0) return list.mismatch("param_groups", "fewer parameters");
+        if (is_list(v))
+          for (std::size_t k = 0; k < v.size(); ++k)
+            if (const auto id = v[k].as_int()) to.ids.push_back(*id);
+        continue;
+      }
+      if (name == "moe") to.is_moe = v.as_bool().value_or(false);
+      pickle::PickleWriter w;
+      if (pickle::write_value(w, v, bytes_left)) {
+        bytes_left -= w.size();
+        to.options.emplace_back(name, std::move(w).finish());
+      } else {
+        left_out.insert("optimizer.param_groups." + std::to_string(g) + "." + printable(name));
+      }
+    }
+  }
+  return out;
+}
+
+Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::string& path, bool with_slices) {
+  const Value root = file.root();
+  const auto top = root.kind() == Kind::kDict ? root.find("optimizer_state_dict") : std::nullopt;
+  if (!top || top->kind() != Kind::kDict)
+    return corrupt(path + ": expected DeepSpeed's optimizer states, a dict with 'optimizer_state_dict'");
+  OptimizerStates out;
+  out.stage = TRY(read_stage(*top));
+  const auto by_parameter = optional_member(*top, "fp32_flat_groups");
+  out.cuts_parameters = by_parameter.has_value();
+  const auto masters = by_parameter ? by_parameter : optional_member(*top, "single_partition_of_fp32_groups");
+  if (!masters || !is_list(*masters))
+    return corrupt(path + ": expected 'single_partition_of_fp32_groups' or 'fp32_flat_groups', the vectors of ZeRO; " +
+                   "states of another optimizer are not known");
+  for (std::size_t g = 0; g < masters->size(); ++g) {
+    out.groups.emplace_back();
+    out.groups.back().master = TRY(read_vector(file, (*masters)[g], group_text(g) + "fp32"));
+  }
+  const Value base = TRY(member(*top, by_parameter ? "optimizer_state_dict" : "base_optimizer_state"));
+  if (base.kind() == Kind::kDict) {
+    if (const auto states = optional_member(base, "state")) TRY(read_group_states(file, *states, out.groups));
+    if (const auto groups = optional_member(base, "param_groups"))
+      out.param_groups = TRY(read_parameter_groups(*groups, out.left_out));
+  } else {
+    TRY(read_group_states(file, base, out.groups));
+  }
+  if (const auto counts = optional_member(*top, "partition_count"))
+    out.partition_counts = is_list(*counts) ? TRY(read_counts(*counts, "partition_count"))
+                                            : std::vector<Index>{TRY(read_count(*counts, "partition_count"))};
+  if (const auto paddings = optional_member(*top, "param_alignment_paddings")) {
+    if (!is_list(*paddings) || paddings->size() > out.groups.size())
+      return paddings->mismatch("param_alignment_paddings", "a list for each group");
+    Index left = kMaxNumbers;
+    for (std::size_t g = 0; g < paddings->size(); ++g) {
+      out.paddings.push_back(TRY(read_counts((*paddings)[g], "param_alignment_paddings", left)));
+      left -= std::ssize(out.paddings.back());
+    }
+  }
+  if (const auto slices = with_slices ? optional_member(*top, "param_slice_mappings") : std::nullopt)
+    out.slices = TRY(read_slices(*slices));
+  return out;
+}
+
+}  // namespace reshard::deepspeed

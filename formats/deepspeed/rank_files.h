@@ -1,0 +1,92 @@
+// What one of DeepSpeed's files holds, read as data: the model states that engine.py saves, and the state_dict() of its
+// optimizers.
+//
+//   model states   {"module": {name: tensor}, "param_shapes": [{name: torch.Size}, ...] of each group,
+//                   "buffer_names", "frozen_param_shapes", "frozen_param_fragments", "shared_params": {alias: name},
+//                   "optimizer", "global_steps", "dp_world_size", "mp_world_size", "num_experts", ...}
+//   optimizer states   {"optimizer_state_dict": X, "ds_config", "ds_version"}
+//     ZeRO 1, 2, BF16_Optimizer   X = {"single_partition_of_fp32_groups": [tensor], "partition_count": [2, 2],
+//                                      "base_optimizer_state": {"state": {0: {"exp_avg", "exp_avg_sq", "step"}},
+//                                                               "param_groups": [{"lr", ...}]},
+//                                      "param_alignment_paddings": [[0, 4, ...]],   numbers behind each parameter
+//                                      "param_slice_mappings": [{name: fragment_address {"numel", "start"}}],
+//                                      "zero_stage"}       BF16_Optimizer's has none
+//     ZeRO 3                      X = {"fp32_flat_groups": [tensor], "partition_count": 2,
+//                                      "optimizer_state_dict": {"state", "param_groups"}, "zero_stage"}
+//
+// Written by: deepspeed/runtime/zero/stage_1_and_2.py, stage3.py, deepspeed/runtime/bf16_optimizer.py.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/encoding/tensor_file.h"
+#include "formats/tensor_files/parameter_ids.h"
+
+namespace reshard::deepspeed {
+
+struct NamedTensor {
+  std::string name;
+  StoredTensor tensor;  // its file is the reader's to say
+};
+
+using Group = std::vector<NamedShape>;  // of parameters, in the order in which they were flattened
+
+struct ModelStates {
+  std::vector<NamedTensor> module;
+  bool has_module = false;                   // a pipeline's is in the files of its layers
+  std::optional<std::vector<Group>> groups;  // nothing where ZeRO is off
+  std::map<std::string, Dims> frozen_shapes;
+  std::vector<NamedTensor> frozen;            // of ZeRO 3 this rank's run of each, as a vector
+  std::map<std::string, std::string> shared;  // an alias and what it is another name of
+  std::set<std::string> buffers;
+  std::optional<Index> steps, dp_ranks, mp_ranks, stages;  // stages: of a pipeline
+  std::vector<Index> experts;                              // of each layer that has some
+  std::string version;
+};
+// Corrupt where a member is not what DeepSpeed writes, and where a parameter is in two groups.
+Result<ModelStates> read_model_states(const TensorFile& file, const std::string& path);
+
+// The flat state of one group, on one rank.
+struct GroupState {
+  std::optional<StoredTensor> master;
+  std::map<std::string, StoredTensor> tensors;  // "exp_avg"; "step" has no dimensions
+  std::map<std::string, std::string> values;    // others, as pickles
+};
+
+// A stretch of a rank's vector that is part of a parameter.
+struct Slice {
+  std::string name;
+  Index start = 0, length = 0;
+};
+
+struct ParameterGroup {
+  std::vector<std::pair<std::string, std::string>> options;  // "lr", as pickles
+  std::vector<Index> ids;                                    // which of the flat groups are its
+  bool is_moe = false;
+};
+
+struct OptimizerStates {
+  std::optional<Index> stage;           // nothing: BF16_Optimizer
+  bool cuts_parameters = false;         // as ZeRO 3 does; else the whole vector is cut
+  std::vector<Index> partition_counts;  // of each group; of ZeRO 3 one for all
+  std::vector<GroupState> groups;
+  std::vector<std::vector<Index>> paddings;  // of each group behind each parameter; none where there are none
+  std::vector<std::vector<Slice>> slices;    // of each group; empty unless asked for
+  std::vector<ParameterGroup> param_groups;
+  std::set<std::string> left_out;  // options that are no plain data
+};
+// Vectors are checked to be such: one dimension, stride 1.
+Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::string& path, bool with_slices);
+
+// {"lr": ..., "params": [0, 1]}, as all optimizers of torch have them. `left_out` receives names.
+Result<std::vector<ParameterGroup>> read_parameter_groups(pickle::Value list, std::set<std::string>& left_out);
+
+// A tensor's dimensions: a torch.Size, or a tuple.
+Result<Dims> read_shape(pickle::Value value, const std::string& what);
+
+}  // namespace reshard::deepspeed
