@@ -87,7 +87,9 @@ void print_head(const Inspection& in) {
     if (const std::string told = attribute(catalog, how); !told.empty()) print_labelled(how, "1", told);
 }
 
+// As the boxes have it, where the writer does not tell.
 void print_mesh(const Inspection& in) {
+  if (!attribute(in.catalog(), "saved").empty()) return;
   std::string label = "mesh";
   const auto row = [&](const std::string& axis, Confidence confidence, const std::string& evidence) {
     const char* color = confidence == Confidence::kCertain ? "32" : confidence == Confidence::kLikely ? "33" : "2";

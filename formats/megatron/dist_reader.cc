@@ -34,7 +34,7 @@ namespace reshard::megatron {
 namespace {
 
 constexpr Index kBufferAlignment = 64;  // elements (megatron/core/distributed/param_and_grad_buffer.py)
-constexpr Index kPartsPerPiece = 1024;  // layers and experts that one stored piece may hold, on average
+constexpr Index kPartsPerPiece = 16;    // layers and experts, or flat pieces, that a stored piece may hold, on average
 constexpr std::string_view kCommonItem = "common_state/";
 
 // "chained_1." stands before the state of the second of several optimizers, which have different parameters.
@@ -296,8 +296,13 @@ void ShardedReader::find_recipes() {
       if (tensor.shape != recipe.model_shape) {
         const int rank = recipe.model_shape.rank();
         recipe.is_flat = tensor.shape.rank() == rank + 1 && volume(tensor.shape) == volume(recipe.model_shape);
-        for (int d = 0; recipe.is_flat && d < rank; ++d)
+        Index pieces = 1;  // at most as many as elements
+        for (int d = 0; recipe.is_flat && d < rank; ++d) {
           recipe.is_flat = tensor.shape[d] > 0 && recipe.model_shape[d] % tensor.shape[d] == 0;
+          pieces *= tensor.shape[d];
+        }
+        recipe.is_flat = recipe.is_flat && volume(tensor.shape) > 0 &&
+                         pieces <= kPartsPerPiece * static_cast<Index>(tensor.fragments.size());
         if (!recipe.is_flat) continue;
       }
       if (kind_.empty()) kind_ = recipe.is_flat ? "fully_sharded_model_space" : "as";

@@ -278,7 +278,7 @@ Status LegacyReader::read_model(Rank& rank) {
   for (const TensorFile::Entry& entry : rank.content->tensors())
     if (chunk_of(entry.path))
       if (const auto expert = parse_core_name(core_name(name_from(entry.path, 1))).expert)
-        local_experts = std::max(local_experts, *expert + 1);
+        local_experts = std::max(local_experts, std::min(*expert, kMaxStack) + 1);
   const auto experts = args_.number("num_experts");
   if (local_experts > kMaxStack || (experts && local_experts > 0 && local_experts * degrees_.ep != *experts))
     return corrupt(catalog_.file_path(rank.file) + ": expected " +

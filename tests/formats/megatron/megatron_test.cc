@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "formats/encoding/zip.h"
 #include "formats/megatron/names.h"
@@ -263,6 +264,32 @@ TEST_F(Megatron, TruncatedFilesAreRefused) {
   }
 }
 
+// A flipped bit outside the tensors' bytes is an error, or changes a value that is carried; nothing worse.
+TEST_F(Megatron, SurvivesFlippedBits) {
+  std::mt19937 random(3);
+  for (const auto& [name, files] : std::map<std::string, std::vector<std::string>>{
+           {"legacy_pp2_vpp2_dp2_distopt_tied",
+            {"/mp_rank_00_001/model_optim_rng.pt", "/mp_rank_00_000/distrib_optim.pt"}},
+           {"dist_new_moe_mixed", {"/.metadata", "/metadata.json"}},
+           {"dist_tp2_dp2_dpreshardable", {"/.metadata", "/common.pt"}}}) {
+    const std::string path = copy(name);
+    for (const std::string& file : files) {
+      const std::string whole = read_file(path + kIteration + file);
+      // Of a torch.save the pickle, which stands first.
+      const std::size_t pickle = std::min<std::size_t>(whole.size(), file.ends_with(".pt") ? 6000 : whole.size());
+      for (int i = 0; i < 12; ++i) {
+        std::string damaged = whole;
+        damaged[random() % pickle] ^= static_cast<char>(1 << random() % 8);
+        write_file(path + kIteration + file, damaged);
+        if (const auto open = open_checkpoint(path)) {
+          EXPECT_TRUE(validate(open->reader->catalog())) << file;
+        }
+      }
+      write_file(path + kIteration + file, whole);
+    }
+  }
+}
+
 // ---- Made ones: what no file here has
 
 using pickled::Value;
@@ -449,6 +476,60 @@ TEST_F(Megatron, WhatCannotBeJoinedIsTold) {
   RankFile file;
   file.write(dir_ / "h/iter_0000001/mp_rank_00", pickled::fields_of({{"model", file.tensor({2})}}));
   EXPECT_THAT(error_of(dir_ / "h/iter_0000001"), HasSubstr("args: expected Megatron's arguments, got nothing"));
+}
+
+TensorValue floats(const Dims& shape, float first) {
+  TensorValue out{DType::kFloat32, shape, {}};
+  for (Index i = 0; i < volume(shape); ++i, first += 1)
+    out.bytes.append(reinterpret_cast<const char*>(&first), sizeof first);
+  return out;
+}
+
+// As singleton_local_shards and Transformer Engine's grouped experts are saved; an optimizer's state that no parameter
+// explains keeps its name.
+TEST_F(Megatron, ShardedNamesOfOtherSpecs) {
+  const std::string path = dir_ / "iter_0000001", experts = "decoder.layers.0.mlp.experts.experts.";
+  write_dcp({{experts + "1.linear_fc1.weight_w", floats({2, 2}, 0)},
+             {experts + "1.linear_fc1.weight_v", floats({2, 2}, 4)},
+             {experts + "1.linear_fc2.weight", floats({2, 2}, 8)},
+             {experts + "linear_fc1.weight3_w", floats({1, 2}, 20)},
+             {experts + "linear_fc1.weight3_v", floats({1, 2}, 22)},
+             {"decoder.layers.0.mlp.linear_fc1.layer_norm_weight", floats({2}, 30)},
+             {"decoder.layers.1.mlp.linear_fc1.weight_w", floats({1, 2}, 40)},
+             {"decoder.layers.1.mlp.linear_fc1.weight_v", floats({1, 2}, 42)},
+             {"decoder.layers.1.mlp.linear_fc1.layer_norm_weight", floats({2}, 44)},
+             {"optimizer.state.exp_avg.decoder.layers.1.mlp.linear_fc1.weight_v", floats({1, 2}, 52)},
+             {"chained_1.optimizer.state.exp_avg.decoder.layers.1.mlp.linear_fc1.weight_w", floats({1, 2}, 50)},
+             {"optimizer.state.exp_avg.of_nothing", floats({1}, 60)}},
+            path, *Mesh::parse("dp_shard=2"));
+  write_file(path + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1})");
+  const TensorValues values = load_checkpoint(path);
+  const auto is = [&](const std::string& name, std::vector<float> expected) {
+    ASSERT_TRUE(values.contains(name)) << name;
+    EXPECT_EQ(numbers_of(values.at(name)), expected) << name;
+  };
+  is("decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight", {0, 1, 2, 3, 4, 5, 6, 7});
+  is("decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight", {8, 9, 10, 11});
+  is("decoder.layers.0.mlp.experts.linear_fc1.weight3", {20, 21, 22, 23});
+  is("decoder.layers.0.pre_mlp_layernorm.weight", {30, 31});
+  is("decoder.layers.1.mlp.linear_fc1.weight", {40, 41, 42, 43});
+  is("decoder.layers.1.mlp.linear_fc1.layer_norm_weight", {44, 45});
+  is("optimizer.state.decoder.layers.1.mlp.linear_fc1.weight.exp_avg", {50, 51, 52, 53});
+  is("optimizer.state.exp_avg.of_nothing", {60});
+  EXPECT_EQ(values.size(), 8U);
+}
+
+// More layers than the stored pieces can be of are no layers: a shape from a file makes no million tensors.
+TEST_F(Megatron, StacksAreAsLargeAsTheirPieces) {
+  const std::string path = dir_ / "iter_0000001";
+  write_dcp({{"decoder.layers.mlp.linear_fc2.weight", floats({5000}, 0)},
+             {"decoder.layers.input.weight", floats({400, 1}, 0)}},
+            path, Mesh());
+  write_file(path + "/metadata.json", R"({"sharded_backend": "torch_dist"})");
+  const auto open = open_checkpoint(path);
+  ASSERT_TRUE(open) << open.error().message();
+  EXPECT_EQ(open->reader->catalog().tensors().size(), 2U);
+  EXPECT_TRUE(open->reader->catalog().find("decoder.layers.mlp.linear_fc2.weight"));
 }
 
 // ---- Names
