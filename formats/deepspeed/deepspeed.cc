@@ -95,7 +95,7 @@ Result<FileSet> find_files(const std::string& path) {
   }
   const std::string directory = set.directory.empty() ? path : path_join(path, set.directory);
   if (!set.directory.empty() && !is_directory(directory))
-    return io_error(path_join(path, set.latest) + ": names '" + printable(set.directory) +
+    return io_error(path_join(path, set.latest) + ": names '" + printable(base_name(directory)) +
                     "', which is not there; open the directory of another step by its path");
   for (const DirectoryEntry& e : TRY(list_directory(directory))) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);

@@ -53,7 +53,7 @@ class DeepspeedReader : public TensorFileReader {
   template <class T, class Read>
   Result<std::vector<T>> read_files(const std::vector<std::string>& names, const Read& read);
 
-  Status check_models() const;
+  Status check_models(Index parts) const;
   Status check_ranks(Index part, Index ranks) const;
   Status check_experts() const;
   Status read_models(const OpenOptions& options);
@@ -80,7 +80,10 @@ class DeepspeedReader : public TensorFileReader {
   }
   bool has_rank_models() const { return set_.has_rank_models(); }
   const ModelStates& first() const { return models_.begin()->second; }
-  Index parts() const { return set_.models.rbegin()->first.first + 1; }
+  Index parts() const {
+    const Index models = set_.models.rbegin()->first.first + 1;
+    return set_.optimizers.empty() ? models : std::max(models, set_.optimizers.rbegin()->first.first + 1);
+  }
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 
   FileSet set_;
@@ -121,11 +124,11 @@ Result<std::vector<T>> DeepspeedReader::read_files(const std::vector<std::string
 }
 
 // That there is a file of each rank and part that the others tell of.
-Status DeepspeedReader::check_models() const {
+Status DeepspeedReader::check_models(Index parts) const {
   constexpr Index kShown = 3;
   std::vector<std::string> missing;
   Index count = 0;
-  for (Index part = 0; part < parts(); ++part) {
+  for (Index part = 0; part < parts; ++part) {
     const auto begin = set_.models.lower_bound({part, -1});
     const bool is_there = begin != set_.models.end() && begin->first.first == part;
     if (is_there && (begin->first.second < 0) == has_rank_models())
@@ -195,12 +198,16 @@ Status DeepspeedReader::check_experts() const {
 // ---- The model
 
 Status DeepspeedReader::read_models(const OpenOptions& options) {
-  TRY(check_models());
+  TRY(check_models(parts()));
   const auto& [key, name] = *set_.models.begin();
   const OpenFile open = TRY(open_file(name, options));
   first_file_ = open.content;
   models_.emplace(key, TRY(read_model_states(*open.content, catalog_.file_path(open.file))));
   model_files_.emplace(key, open.file);
+  const Index told = first().mp_ranks.value_or(1);
+  if (told > kMaxMeshRanks)
+    return corrupt(catalog_.file_path(open.file) + ": mp_world_size: " + with_commas(told) + " are too many");
+  TRY(check_models(std::max(parts(), told)));
 
   std::vector<std::pair<Index, Index>> keys;
   std::vector<std::string> names;
@@ -296,37 +303,40 @@ Status DeepspeedReader::read_module_files() {
 // What ZeRO 3's ranks have of the parameters that were not trained: equal runs. Others have them whole in the module.
 Status DeepspeedReader::join_frozen() {
   if (!has_rank_models()) return {};
-  std::map<std::string, std::vector<Fragment>> parts;
-  std::map<std::string, DType> dtypes;
+  struct Joined {
+    Dims shape;
+    DType dtype = DType::kFloat32;
+    std::vector<Fragment> fragments;
+  };
+  std::map<std::string, Joined> all;
   for (const auto& [number, states] : models_) {
     const std::uint32_t file = model_files_.at(number);
     for (const NamedTensor& piece : states.frozen) {
       const std::string what = catalog_.file_path(file) + ": frozen_param_fragments: " + tensor_text(piece.name);
+      const StoredTensor& flat = piece.tensor;
       const auto shape = states.frozen_shapes.find(piece.name);
       if (shape == states.frozen_shapes.end()) return corrupt(what + ": expected its shape in frozen_param_shapes");
+      Joined& joined = all.try_emplace(piece.name, Joined{shape->second, flat.dtype, {}}).first->second;
       const Index elements = volume(shape->second), each = ceil_div(elements, ranks_);
       const Index begin = std::min(elements, number.second * each), end = std::min(elements, begin + each);
-      const StoredTensor& flat = piece.tensor;
-      if (flat.shape().rank() != 1 || flat.shape()[0] < end - begin || (flat.shape()[0] > 1 && flat.strides[0] != 1) ||
-          dtypes.emplace(piece.name, flat.dtype).first->second != flat.dtype)
+      if (joined.shape != shape->second || joined.dtype != flat.dtype || flat.shape().rank() != 1 ||
+          flat.shape()[0] < end - begin || (flat.shape()[0] > 1 && flat.strides[0] != 1))
         return corrupt(what + ": expected a vector of " + with_commas(end - begin) + " numbers, this rank's of " +
-                       to_string(shape->second) + ", got " + to_string(flat.shape()));
-      auto& all = parts[piece.name];
+                       to_string(joined.shape) + " as other ranks have it, got " + to_string(flat.shape()));
       for (Fragment& fragment : fragments_of_run(shape->second, begin, end, flat, 0)) {
         fragment.extent.file = file;
-        all.push_back(fragment);
+        joined.fragments.push_back(fragment);
       }
     }
   }
-  for (const auto& [name, fragments] : parts) {
+  for (const auto& [name, joined] : all) {
     Weight& weight = weights_[name];
     if (weight.stored) continue;
-    const Dims& shape = first().frozen_shapes.at(name);
-    weight.stored.emplace();
-    weight.stored->dtype = weight.dtype = dtypes.at(name);
-    weight.stored->shape = shape;
-    weight.stored->fragments = weight.stored->replicas = FragmentList(shape.rank());
-    for (const Fragment& fragment : fragments) weight.stored->fragments.add(fragment);
+    Tensor& tensor = weight.stored.emplace();
+    tensor.dtype = weight.dtype = joined.dtype;
+    tensor.shape = joined.shape;
+    tensor.fragments = tensor.replicas = FragmentList(tensor.shape.rank());
+    for (const Fragment& fragment : joined.fragments) tensor.fragments.add(fragment);
     weight.computes = true;
   }
   return {};

@@ -1,0 +1,331 @@
+#include "formats/deepspeed/deepspeed.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <random>
+
+#include "formats/encoding/zip.h"
+#include "formats/registry.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/digests.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+// Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with what they hold as digests: the model under Hugging
+// Face's names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
+constexpr const char* kSaves[] = {
+    "z0",       "z1_universal",  "bf16opt", "z2_frozen_tied", "z2_moe", "z3_frozen_tied", "z3_subgroups",
+    "z2_align", "z2_roundrobin", "pipe"};
+
+std::string saved(const std::string& name) { return test_data("deepspeed/" + name); }
+
+std::string convert(const std::string& source, const std::string& out, const std::vector<std::string>& more) {
+  const CommandResult r = reshard_cli({"convert", source, out, "-q"}, more);
+  return r.exit_code == 0 ? "" : r.err;
+}
+
+// The optimizer's vectors of a checkpoint, as its truth names them, and each step there is.
+struct OptimizerState {
+  std::map<std::string, std::string> vectors;
+  std::map<std::string, std::string> steps;
+};
+OptimizerState optimizer_of(const TensorValues& values) {
+  constexpr std::string_view kPrefix = "optimizer.state.";
+  OptimizerState out;
+  TensorValues vectors;
+  for (const auto& [name, value] : values) {
+    if (!name.starts_with(kPrefix)) continue;
+    const std::size_t dot = name.rfind('.');
+    const std::string parameter = name.substr(kPrefix.size(), dot - kPrefix.size()), state = name.substr(dot + 1);
+    if (state == "step")
+      out.steps.emplace(parameter, value.bytes);
+    else
+      vectors.emplace((state == "fp32_param" ? "fp32" : state) + "." + parameter, value);
+  }
+  out.vectors = digests_of(vectors);
+  return out;
+}
+
+bool has_name_rules(const std::string& name) { return name != "z2_moe"; }  // DeepSpeed's experts are no family's
+
+class Deepspeed : public testing::Test {
+ protected:
+  std::string copy(const std::string& name) {
+    const std::string path = dir_ / name;
+    fs::remove_all(path);
+    fs::copy(saved(name), path, fs::copy_options::recursive);
+    return path;
+  }
+  // What opening says, the directory left out.
+  static std::string error_of(const std::string& path) {
+    const auto open = open_checkpoint(path);
+    if (open) return "opened";
+    std::string m = open.error().message();
+    for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
+    return m;
+  }
+  // Writes a torch.save file anew, with members changed.
+  static void edit(const std::string& path, const std::function<void(const std::string& name, std::string&)>& change) {
+    zip::Builder builder(0);
+    {
+      const auto file = File::open(path);
+      ASSERT_TRUE(file) << path;
+      const auto archive = zip::Archive::open(*file, 0, *file->size());
+      ASSERT_TRUE(archive) << archive.error().message();
+      for (const zip::Entry& e : archive->entries()) {
+        std::string payload = *archive->read(e, Index{1} << 24);
+        change(e.name, payload);
+        builder.add(e.name, payload);
+      }
+    }
+    write_file(path, std::move(builder).finish().before);
+  }
+  // Changes the first small number behind a word of the pickle.
+  static void set_number(const std::string& path, const std::string& after, char from, char to) {
+    edit(path, [&](const std::string& name, std::string& payload) {
+      if (!name.ends_with("data.pkl")) return;
+      const std::size_t word = payload.find(after);
+      ASSERT_NE(word, std::string::npos) << after;
+      const std::size_t at = payload.find(std::string("K") + from, word);
+      ASSERT_NE(at, std::string::npos) << after;
+      payload[at + 1] = to;
+    });
+  }
+
+  const TempDir dir_;
+};
+
+class DeepspeedSave : public Deepspeed, public testing::WithParamInterface<const char*> {
+ protected:
+  const std::string name_ = GetParam();
+};
+INSTANTIATE_TEST_SUITE_P(All, DeepspeedSave, testing::ValuesIn(kSaves),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(DeepspeedSave, BecomesTheModel) {
+  if (!has_name_rules(name_)) return;
+  const std::string out = dir_ / name_;
+  ASSERT_EQ(convert(saved(name_), out, {"--to", "hf"}), "");
+  EXPECT_EQ(digests_of(load_checkpoint(out)), read_digests(saved(name_) + ".hf.json"));
+  for (const std::string& path : {saved(name_), out}) {
+    const CommandResult verified = reshard_cli({"verify", path, "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
+TEST_P(DeepspeedSave, ItsOptimizerStateFollowsTheParameters) {
+  const OptimizerState state = optimizer_of(load_checkpoint(saved(name_)));
+  EXPECT_EQ(state.vectors, read_digests(saved(name_) + ".optim.json"));
+  const bool has_steps = name_ != "z3_universal";  // ds_to_universal.py leaves ZeRO 3's out
+  std::size_t moments = 0;
+  for (const auto& [parameter, digest] : state.vectors) moments += parameter.starts_with("exp_avg.") ? 1 : 0;
+  EXPECT_EQ(state.steps.size(), has_steps ? moments : 0);
+  for (const auto& [parameter, step] : state.steps) EXPECT_EQ(step, std::string("\0\0\x80\x3f", 4)) << parameter;
+  ASSERT_EQ(convert(saved(name_), dir_ / name_, {"--to", "dcp"}), "");
+  const OptimizerState written = optimizer_of(load_checkpoint(dir_ / name_));
+  EXPECT_EQ(written.vectors, state.vectors);
+  EXPECT_EQ(written.steps, state.steps);
+}
+
+// A pickle that is damaged anywhere is refused or read, and nothing else.
+TEST_P(DeepspeedSave, DamagedPicklesDoNoHarm) {
+  std::mt19937 random(5);
+  const std::string path = copy(name_);
+  std::size_t files = 0;
+  for (const auto& [file, bytes] : all_files(path)) {
+    const std::string base = base_name(file);
+    if (!base.ends_with(".pt") || base.find("rank_1") != std::string::npos || base.find("rank_01") != std::string::npos)
+      continue;
+    if (++files > 4) break;
+    for (int i = 0; i < 6; ++i) {
+      edit(path + "/" + file, [&](const std::string& member, std::string& payload) {
+        if (!member.ends_with("data.pkl")) return;
+        for (int n = 0; n < 2; ++n) payload[random() % payload.size()] = static_cast<char>(random());
+      });
+      (void)error_of(path);
+      write_file(path + "/" + file, bytes);
+    }
+  }
+  EXPECT_EQ(error_of(path), "opened");
+}
+
+TEST_F(Deepspeed, ExpertsHaveTheirNumbersInTheModel) {
+  const TensorValues values = load_checkpoint(saved("z2_moe"));
+  TensorValues model;
+  for (const auto& [name, value] : values)
+    if (!name.starts_with("optimizer.") && !name.starts_with("extra_state.")) model.emplace(name, value);
+  EXPECT_EQ(digests_of(model), read_digests(saved("z2_moe") + ".full.json"));
+}
+
+TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
+  for (const std::string name : {"z2_frozen_tied", "z3_frozen_tied"}) {
+    const std::string out = dir_ / name;
+    ASSERT_EQ(convert(saved(name), out, {"--to", "hf", "--weights", "master"}), "") << name;
+    const auto got = digests_of(load_checkpoint(out)), states = read_digests(saved(name) + ".optim.json"),
+               model = read_digests(saved(name) + ".hf.json");
+    for (const auto& [parameter, digest] : got) {
+      const auto master = states.find("fp32." + parameter);
+      EXPECT_EQ(digest, master != states.end() ? master->second : model.at(parameter)) << parameter;
+    }
+    EXPECT_EQ(got.size(), model.size());
+    const auto open = open_checkpoint(saved(name), {.weights = Weights::kMaster});
+    ASSERT_TRUE(open) << open.error().message();
+    for (const Tensor& t : open->reader->catalog().tensors()) EXPECT_FALSE(t.name.ends_with(".fp32_param")) << t.name;
+  }
+  const CommandResult none = reshard_cli({"inspect", saved("z0"), "--weights", "master"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--weights master: there are none"));
+  const CommandResult other = reshard_cli({"inspect", test_data("nanotron/tp2"), "--weights", "master"});
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("nanotron has them once"));
+}
+
+TEST_F(Deepspeed, TellsOfTheRun) {
+  const CommandResult r = reshard_cli({"inspect", saved("z3_frozen_tied")});
+  EXPECT_THAT(r.out, AllOf(HasSubstr("DeepSpeed 0.19.8, ZeRO 3, 3 data-parallel ranks, step 1"),
+                           HasSubstr("extra_state.client_note = 'kept by the user'")));
+  const auto open = open_checkpoint(saved("z3_frozen_tied"));
+  ASSERT_TRUE(open);
+  bool has_group = false;
+  for (const Blob& blob : open->reader->catalog().blobs)
+    if (blob.name == "optimizer.param_groups.1.params") {
+      has_group = true;
+      EXPECT_THAT(open->reader->describe(blob), HasSubstr("'model.layers.1.input_layernorm.weight'"));
+    }
+  EXPECT_TRUE(has_group);
+}
+
+TEST_F(Deepspeed, IsOpenedByLatestOrAStep) {
+  const std::string path = copy("z3_frozen_tied");
+  fs::copy(path + "/global_step1", path + "/global_step2");
+  EXPECT_EQ(error_of(path), "opened");
+  EXPECT_EQ(error_of(path + "/global_step2"), "opened");
+  write_file(path + "/latest", "global_step7\n");
+  EXPECT_EQ(error_of(path),
+            "D/latest: names 'global_step7', which is not there; open the directory of another step by its path");
+  write_file(path + "/latest", "../z3_frozen_tied/global_step1");
+  EXPECT_FALSE(kDeepspeedFormat.recognises(path));
+}
+
+TEST_F(Deepspeed, MissingFilesAreNamed) {
+  const auto without = [&](const std::string& name, const std::string& file) {
+    const std::string path = copy(name);
+    EXPECT_TRUE(fs::remove(path + "/" + file)) << file;
+    return error_of(path);
+  };
+  EXPECT_THAT(
+      without("z3_frozen_tied", "global_step1/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"),
+      HasSubstr("D: missing 1 file ('global_step1/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt') of 3 ranks"));
+  EXPECT_THAT(without("z3_frozen_tied", "global_step1/bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt"),
+              HasSubstr("bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt') of 3 ranks"));
+  EXPECT_THAT(without("z3_frozen_tied", "global_step1/zero_pp_rank_2_mp_rank_00_model_states.pt"),
+              HasSubstr("missing 1 file ('global_step1/zero_pp_rank_2_mp_rank_00_model_states.pt') of 3 ranks"));
+  EXPECT_THAT(without("pipe", "global_step1/mp_rank_01_model_states.pt"),
+              HasSubstr("missing 1 file ('global_step1/mp_rank_01_model_states.pt')"));
+  EXPECT_THAT(without("pipe", "global_step1/layer_02-model_states.pt"),
+              HasSubstr("missing 'global_step1/layer_02-model_states.pt'"));
+  EXPECT_THAT(without("z2_moe", "global_step1/layer_1_expert_2_mp_rank_00_model_states.pt"),
+              HasSubstr("missing 1 file ('global_step1/layer_1_expert_2_mp_rank_00_model_states.pt')"));
+  EXPECT_THAT(without("z1_universal", "global_step1_universal/zero/model.norm.weight/fp32.pt"),
+              HasSubstr("missing 'global_step1_universal/zero/model.norm.weight/fp32.pt'"));
+  // ZeRO 2's model is whole without its optimizer.
+  const std::string path = copy("z2_frozen_tied");
+  for (const char* rank : {"0", "1"})
+    fs::remove(path + "/global_step1/bf16_zero_pp_rank_" + rank + "_mp_rank_00_optim_states.pt");
+  const CommandResult r = reshard_cli({"inspect", path});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("The files of optimizer states are not there"));
+}
+
+TEST_F(Deepspeed, FilesOfTwoSavesAreRefused) {
+  const std::string third = "/global_step1/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+  std::string path = copy("z3_frozen_tied");
+  const std::string healthy = read_file(path + third);
+  edit(path + third, [](const std::string&, std::string& payload) {
+    if (payload == std::string("\0\0\x80\x3f", 4)) payload = std::string("\0\0\x00\x40", 4);
+  });
+  EXPECT_THAT(error_of(path), AllOf(HasSubstr("D" + third + ": group 0: step is 2, and 1 in"), HasSubstr("two steps")));
+  write_file(path + third, healthy);
+  set_number(path + third, "partition_count", 3, 4);
+  EXPECT_THAT(error_of(path),
+              AllOf(HasSubstr(third), HasSubstr("expected 3, the ranks that there are files of, got 4")));
+  write_file(path + third, healthy);
+  set_number(path + third, "ZeroStageEnum", 3, 2);
+  EXPECT_THAT(error_of(path), AllOf(HasSubstr(third), HasSubstr("states of ZeRO 2, and")));
+  write_file(path + third, healthy);
+  set_number(path + "/global_step1/zero_pp_rank_2_mp_rank_00_model_states.pt", "global_steps", 1, 2);
+  EXPECT_THAT(error_of(path), HasSubstr("global_steps is 2, and 1 in"));
+
+  // A rank of a run of another model.
+  path = copy("z3_frozen_tied");
+  write_file(path + third, read_file(saved("z3_subgroups") + third));
+  EXPECT_THAT(error_of(path), HasSubstr("D" + third));
+
+  path = copy("z2_frozen_tied");
+  set_number(path + third, "partition_count", 2, 1);
+  EXPECT_THAT(error_of(path), HasSubstr("partition_count of group 0"));
+  path = copy("z2_frozen_tied");
+  set_number(path + "/global_step1/mp_rank_00_model_states.pt", "param_shapes", 23, 29);
+  EXPECT_THAT(error_of(path), AnyOf(HasSubstr("cut short, or of another run"), HasSubstr("param_shapes has")));
+  path = copy("z3_frozen_tied");
+  for (const char* rank : {"0", "1", "2"})
+    set_number(path + "/global_step1/zero_pp_rank_" + rank + "_mp_rank_00_model_states.pt", "param_shapes", 23, 29);
+  EXPECT_THAT(error_of(path), HasSubstr("expected a vector of"));
+}
+
+TEST_F(Deepspeed, FilesAreKnownByTheirNames) {
+  const auto text = [](std::string_view name) {
+    const auto n = deepspeed::parse_file_name(name);
+    if (!n) return std::string("none");
+    static constexpr const char* kKinds[] = {"model", "optimizer", "layer", "expert"};
+    return std::string(kKinds[static_cast<std::size_t>(n->kind)]) + " " + std::to_string(n->part) + " " +
+           (n->rank ? std::to_string(*n->rank) : "all") + " " + std::to_string(n->layer) + " " +
+           std::to_string(n->expert);
+  };
+  EXPECT_EQ(text("mp_rank_03_model_states.pt"), "model 3 all 0 0");
+  EXPECT_EQ(text("zero_pp_rank_12_mp_rank_00_model_states.pt"), "model 0 12 0 0");
+  EXPECT_EQ(text("zero_pp_rank_12_mp_rank_01_optim_states.pt"), "optimizer 1 12 0 0");
+  EXPECT_EQ(text("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"), "optimizer 0 0 0 0");
+  EXPECT_EQ(text("layer_07-model_states.pt"), "layer 0 all 7 0");
+  EXPECT_EQ(text("layer_07-model_01-model_states.pt"), "layer 1 all 7 0");
+  EXPECT_EQ(text("layer_1_expert_63_mp_rank_00_model_states.pt"), "expert 0 all 1 63");
+  for (const char* other :
+       {"mp_rank_00_optim_states.pt", "mp_rank_model_states.pt", "layer_7_model_states.pt", "latest",
+        "zero_pp_rank_0_mp_rank_00_model_states.pt.tmp", "zero_pp_rank_99999999999_mp_rank_00_model_states.pt"})
+    EXPECT_EQ(text(other), "none") << other;
+}
+
+// What save_pretrained() writes of a model that ZeRO 3 has cut up.
+TEST_F(Deepspeed, PlaceholdersAreNoModel) {
+  const std::string text =
+      R"({"a.weight":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]},"b.weight":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}})";
+  std::string file(8, '\0');
+  const std::uint64_t length = text.size();
+  std::memcpy(file.data(), &length, sizeof length);
+  fs::create_directories(dir_ / "run/export");
+  write_file(dir_ / "run/export/model.safetensors", file + text);
+  EXPECT_THAT(error_of(dir_ / "run/export"), HasSubstr("the weights are in the global_stepN/ of its run"));
+  fs::copy(saved("z3_frozen_tied") + "/global_step1", dir_ / "run/global_step1", fs::copy_options::recursive);
+  EXPECT_THAT(error_of(dir_ / "run/export"),
+              AllOf(HasSubstr("2 of 2 weights are placeholders of size [0]"),
+                    HasSubstr("the weights are in " + (dir_ / "run/global_step1") + ", which is to be opened")));
+  // The model states of one of its ranks, opened by themselves.
+  EXPECT_THAT(error_of(dir_ / "run/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"),
+              HasSubstr("the weights are in"));
+}
+
+}  // namespace
+}  // namespace reshard
