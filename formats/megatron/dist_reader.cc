@@ -13,6 +13,7 @@
 // A buffer has the parameters of its rank from the last to the first, each on a multiple of 64 elements. In which order
 // a model defines them is not written down; the places where the file's chunks begin decide.
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
 #include <set>
@@ -43,6 +44,8 @@ std::string_view without_chain(std::string_view name) {
   return take(rest, "chained_") && take_number(rest) && take(rest, ".") ? rest : name;
 }
 
+Index parse_chain(std::string_view name) { return take(name, "chained_") ? take_number(name).value_or(0) : 0; }
+
 bool is_optimizer_key(std::string_view key) { return is_optimizer_word(key.substr(0, key.find('.'))); }
 
 Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
@@ -64,13 +67,23 @@ struct Stack {
   }
 };
 
-// One flat buffer of dp_reshardable.
+// The flat buffer of a chunk of the model, of one of the groups of ranks that share an optimizer's state.
+struct BufferGroup {
+  Index optimizer = 0;  // with experts: 0 has the others' state, 1 theirs
+  Index group = 0, chunk = 0;
+  friend auto operator<=>(const BufferGroup&, const BufferGroup&) = default;
+};
+
+// One bucket of one.
 struct BufferName {
-  Index group = 0, buffer = 0, bucket = 0;
-  std::string dtypes, word;
+  BufferGroup group;
+  Index bucket = 0;
+  std::string word;
 };
 std::optional<BufferName> parse_buffer_name(std::string_view name) {
   BufferName out;
+  out.group.optimizer = parse_chain(name);
+  name = without_chain(name);
   if (!take(name, "optimizer.distributed.dp_group_idx_")) return std::nullopt;
   const auto group = take_number(name);
   const auto buffer = take(name, ".gbuf_idx_") ? take_number(name) : std::nullopt;
@@ -80,8 +93,8 @@ std::optional<BufferName> parse_buffer_name(std::string_view name) {
   name = name.substr(close - std::string_view(".dtype_(").size() + kBucket.size());
   const auto bucket = take_number(name);
   if (!bucket || !take(name, ".") || name.empty()) return std::nullopt;
-  out.group = *group;
-  out.buffer = *buffer;
+  out.group.group = *group;
+  out.group.chunk = *buffer;
   out.bucket = *bucket;
   out.word = state_word(name);
   return out;
@@ -134,14 +147,16 @@ class ShardedReader : public TensorFileReader {
   void find_recipes();
   void find_buffers(const Gathered& model);
   std::optional<std::vector<Index>> layers_of_stage(Index stage, Index chunk) const;
-  std::vector<Placed> place_group(Index group, Index buffer, const std::map<Index, std::size_t>& buckets, Spec spec,
+  std::vector<Placed> place_group(const BufferGroup& group, bool has_experts_apart,
+                                  const std::map<Index, std::size_t>& buckets, const Spec& spec,
                                   const Gathered& model) const;
   Status emit(std::size_t inner, const Sink& sink);
   Status emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink);
   Status emit_buffer(const Tensor& tensor, const Recipe& recipe, const Sink& sink) const;
   Status gather(const std::vector<std::size_t>& inner, Gathered& out);
   Status add_values();
-  Status add_groups(pickle::Value groups);
+  Status add_groups(pickle::Value groups, Index optimizer);
+  Status read_groups(const Blob& blob, Index optimizer);
   Status add_blobs();
   void tell();
   std::string optimizer_text() const;
@@ -154,7 +169,7 @@ class ShardedReader : public TensorFileReader {
   std::optional<pickle::Document> common_;
   std::optional<pickle::Value> values_;  // of common_
   std::uint32_t common_file_ = 0;
-  std::optional<pickle::Document> groups_;                                // of a dp_reshardable optimizer
+  std::deque<pickle::Document> groups_;                                   // of a dp_reshardable optimizer
   std::vector<Recipe> recipes_;                                           // of each stored tensor
   std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones
   std::map<std::string, std::size_t> inner_blobs_;
@@ -338,24 +353,32 @@ std::optional<std::vector<Index>> ShardedReader::layers_of_stage(Index stage, In
   return out;
 }
 
-// Where a (tp rank, stage) has its parameters, if they lie in this order; nothing where the file says otherwise.
-std::vector<Placed> ShardedReader::place_group(Index group, Index buffer, const std::map<Index, std::size_t>& buckets,
-                                               Spec spec, const Gathered& model) const {
-  const Index tp = group % degrees_.tp, stage = group / degrees_.tp;
-  const auto layers = layers_of_stage(stage, buffer);
+// Where a group of ranks has its parameters, if they lie in this order; nothing where the file says otherwise. Groups
+// count the tp ranks, of experts the ep ranks, then the stages.
+std::vector<Placed> ShardedReader::place_group(const BufferGroup& group, bool has_experts_apart,
+                                               const std::map<Index, std::size_t>& buckets, const Spec& spec,
+                                               const Gathered& model) const {
+  const bool is_of_experts = group.optimizer > 0;
+  const Index ranks = is_of_experts ? degrees_.etp : degrees_.tp, ep = is_of_experts ? degrees_.ep : 1;
+  const Index tp = group.group % ranks, expert_rank = group.group / ranks % ep, stage = group.group / ranks / ep;
+  if (stage >= degrees_.pp || group.chunk >= degrees_.vpp) return {};
+  const auto layers = layers_of_stage(stage, group.chunk);
   if (!layers) return {};
-  const bool is_first = stage == 0 && buffer == 0;
-  const bool is_last = stage == degrees_.pp - 1 && buffer == degrees_.vpp - 1;
+  const Index experts = args_.number("num_experts").value_or(1) / ep;  // of a rank
+  const bool is_first = stage == 0 && group.chunk == 0;
+  const bool is_last = stage == degrees_.pp - 1 && group.chunk == degrees_.vpp - 1;
   std::vector<std::string> names;
   for (const auto& [name, origin] : model) {
     const CoreName core = parse_core_name(name);
+    if (has_experts_apart && core.is_expert() != is_of_experts) continue;
+    if (is_of_experts && (experts < 1 || *core.expert / experts != expert_rank)) continue;
     const bool is_embedding = name.starts_with("embedding.");
     if (core.layer     ? std::binary_search(layers->begin(), layers->end(), *core.layer)
         : is_embedding ? is_first
                        : is_last)
       names.push_back(name);
   }
-  const bool has_copy = is_tied_ && degrees_.pp > 1 && is_last;
+  const bool has_copy = is_tied_ && degrees_.pp > 1 && is_last && !is_of_experts;
   if (has_copy) names.emplace_back(kHead);
   names = in_model_order(std::move(names), spec);
   std::reverse(names.begin(), names.end());
@@ -376,13 +399,12 @@ std::vector<Placed> ShardedReader::place_group(Index group, Index buffer, const 
     Placed placed;
     placed.name = has_copy && name == kHead ? std::string(kEmbedding) : name;
     const auto cut = cut_of(name, args_.flag("swiglu"));
-    const auto shape =
-        cut ? local_shape(*cut, model.at(placed.name).joined.tensor.shape, degrees_.tp) : Result<Dims>(Dims{});
+    const auto shape = cut ? local_shape(*cut, model.at(placed.name).joined.tensor.shape, ranks) : Result<Dims>(Dims{});
     if (!cut || !shape) return {};
     placed.cut = *cut;
     placed.local = *shape;
     placed.rank = tp;
-    placed.ranks = degrees_.tp;
+    placed.ranks = ranks;
     const Index n = volume(placed.local);
     Index begin = *checked_round_up(at, kBufferAlignment);
     if (begin > length - n) {
@@ -402,15 +424,14 @@ std::vector<Placed> ShardedReader::place_group(Index group, Index buffer, const 
 }
 
 void ShardedReader::find_buffers(const Gathered& model) {
-  // By (group, chunk of the model): the word's buckets. Several dtypes in one buffer are not told apart.
-  std::map<std::pair<Index, Index>, std::map<std::string, std::map<Index, std::size_t>>> groups;
+  // Of each group, each word's buckets. Several dtypes in one buffer are not told apart.
+  std::map<BufferGroup, std::map<std::string, std::map<Index, std::size_t>>> groups;
   for (std::size_t i = 0; i < recipes_.size(); ++i) {
     const Tensor& tensor = stored().tensors()[i];
-    if (without_chain(tensor.name) != tensor.name || tensor.shape.rank() != 1) continue;
-    if (const auto name = parse_buffer_name(tensor.name)) {
-      recipes_[i].word = name->word;
-      groups[{name->group, name->buffer}][name->word].emplace(name->bucket, i);
-    }
+    const auto name = tensor.shape.rank() == 1 ? parse_buffer_name(tensor.name) : std::nullopt;
+    if (!name) continue;
+    recipes_[i].word = name->word;
+    groups[name->group][name->word].emplace(name->bucket, i);
   }
   if (groups.empty()) return;
   kind_ = "dp_reshardable";
@@ -418,28 +439,29 @@ void ShardedReader::find_buffers(const Gathered& model) {
     catalog_.warnings.push_back("The optimizer's flat buffers (dp_reshardable) keep their names, and no parameter's: " +
                                 why);
   };
-  if (std::ssize(groups) != degrees_.tp * degrees_.pp * degrees_.vpp)
+  const bool has_experts_apart = groups.rbegin()->first.optimizer > 0;
+  const Index stages = degrees_.pp * degrees_.vpp;
+  if (std::ssize(groups) != degrees_.tp * stages + (has_experts_apart ? degrees_.etp * degrees_.ep * stages : 0))
     return refuse("there are " + count_of(std::ssize(groups), "buffer") + " of a model on " + mesh_text(degrees_));
-  std::optional<Spec> chosen;
+  bool is_found = false;
   std::map<std::size_t, std::vector<Placed>> placed;  // of each stored tensor
-  for (const Spec spec : {Spec::kLocal, Spec::kTransformerEngine}) {
+  for (const Spec& spec : kSpecs) {
+    if (spec.grouped_experts != args_.flag("moe_grouped_gemm")) continue;
     std::map<std::size_t, std::vector<Placed>> all;
     bool fits = true;
     for (const auto& [group, words] : groups) {
       for (const auto& [word, buckets] : words) {
-        const auto places = place_group(group.first, group.second, buckets, spec, model);
-        fits = fits && !places.empty();
+        const auto places = fits ? place_group(group, has_experts_apart, buckets, spec, model) : std::vector<Placed>();
+        fits = !places.empty();
         for (const Placed& p : places) all[buckets.at(p.bucket)].push_back(p);
-        if (!fits) break;
       }
-      if (!fits) break;
     }
-    if (!fits || (chosen && all == placed)) continue;
-    if (chosen) return refuse("the parameters fit in two orders");
-    chosen = spec;
+    if (!fits || (is_found && all == placed)) continue;
+    if (is_found) return refuse("the parameters fit in two orders");
+    is_found = true;
     placed = std::move(all);
   }
-  if (!chosen) return refuse("no order of the parameters that is known begins each where a piece of the buffer does");
+  if (!is_found) return refuse("no order of the parameters that is known begins each where a piece of the buffer does");
   splits_pieces_ = true;  // the halves of gated ones lie in one piece, and what is between parameters is nobody's
   for (auto& [i, places] : placed) {
     recipes_[i].kind = Recipe::Kind::kBuffer;
@@ -611,7 +633,8 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
 
 // ---- Values
 
-Status ShardedReader::add_groups(pickle::Value groups) {
+Status ShardedReader::add_groups(pickle::Value groups, Index optimizer) {
+  const std::string prefix = "optimizer" + (optimizer > 0 ? "_" + std::to_string(optimizer) : "");
   if (groups.kind() != pickle::Kind::kList) return {};
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].kind() != pickle::Kind::kDict) continue;
@@ -619,9 +642,8 @@ Status ShardedReader::add_groups(pickle::Value groups) {
       const auto word = groups[g].key(i).as_string();
       if (!word || *word == "params") continue;
       const auto number = static_cast<Index>(g);
-      TRY(add_object("optimizer.param_groups." + std::to_string(number) + "." + std::string(*word),
-                     {std::string("optimizer"), std::string("param_groups"), number, std::string(*word)}, common_file_,
-                     groups[g].value(i)));
+      const KeyPath path = {prefix, std::string("param_groups"), number, std::string(*word)};
+      TRY(add_object(dotted_name(path), path, common_file_, groups[g].value(i)));
     }
   }
   return {};
@@ -635,12 +657,32 @@ Status ShardedReader::add_values() {
   for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
     if (const auto value = values_->find(name)) TRY(add(std::string(name), *value));
   if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
-  auto optimizer = values_->find("optimizer");
-  if (optimizer && optimizer->kind() == pickle::Kind::kDict) {
-    if (const auto inner = optimizer->find("optimizer")) optimizer = inner;
-    if (const auto groups = optimizer->find("param_groups")) TRY(add_groups(*groups));
-  }
+  const auto add_optimizer = [&](pickle::Value optimizer, Index number) -> Status {
+    if (optimizer.kind() != pickle::Kind::kDict) return {};
+    const auto inner = optimizer.find("optimizer");
+    const pickle::Value own = inner && inner->kind() == pickle::Kind::kDict ? *inner : optimizer;
+    const auto groups = own.find("param_groups");
+    return groups ? add_groups(*groups, number) : Status();
+  };
+  const auto optimizer = values_->find("optimizer");
+  if (!optimizer) return {};
+  TRY(add_optimizer(*optimizer, 0));
+  if (optimizer->kind() == pickle::Kind::kDict)  // of several, by number
+    for (std::size_t i = 0; i < optimizer->size(); ++i)
+      if (const auto number = optimizer->key(i).as_int()) TRY(add_optimizer(optimizer->value(i), *number));
   return {};
+}
+
+// The parameter groups of a dp_reshardable optimizer, which are an item of their own.
+Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
+  const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
+  auto document = torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length);
+  if (!document) return {};  // whoever wants the object is told
+  groups_.push_back(*std::move(document));
+  pickle::Value value = groups_.back().root();
+  if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
+  const auto groups = value.kind() == pickle::Kind::kDict ? value.find("param_groups") : std::nullopt;
+  return groups ? add_groups(*groups, optimizer) : Status();
 }
 
 // Random states, what modules keep for themselves, and what else is no tensor.
@@ -648,14 +690,8 @@ Status ShardedReader::add_blobs() {
   for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
     Blob blob = stored().blobs[i];
     const std::string_view key = without_chain(blob.name);
-    if (!groups_ && key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/")) {  // alike in all ranks
-      const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
-      groups_ = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
-      pickle::Value value = groups_->root();
-      if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
-      if (value.kind() == pickle::Kind::kDict)
-        if (const auto groups = value.find("param_groups")) TRY(add_groups(*groups));
-    }
+    if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
+      TRY(read_groups(blob, parse_chain(blob.name)));
     if (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key))
       blob.name = "extra_state." + blob.name;
     blob.path = {blob.name};

@@ -185,36 +185,54 @@ std::optional<Fragment> in_whole(const Fragment& local, const LocalBox& part, In
 
 // ---- order
 
-std::vector<std::string> in_model_order(std::vector<std::string> names, Spec spec) {
-  // Where a module stands in its layer.
-  const auto place = [&](std::string_view name) -> std::tuple<int, Index, int, Index, int> {
+namespace {
+
+// A layer's modules, in order. torch_dist calls the norms as if they were inside, in either spec.
+struct Module {
+  std::string_view part;  // of the name
+  int local = 0, inside = 0;
+};
+constexpr std::array<Module, 11> kModules = {{
+    {".input_layernorm.", 0, 0},
+    {".self_attention.linear_proj.", 1, 1},
+    {".self_attention.linear_qkv.layer_norm_", 0, 2},
+    {".self_attention.linear_qkv.", 2, 2},
+    {".q_layernorm.", 3, 3},
+    {".k_layernorm.", 4, 4},
+    {".pre_mlp_layernorm.", 5, 5},
+    {".mlp.linear_fc1.layer_norm_", 5, 6},
+    {".mlp.linear_fc1.", 6, 6},
+    {".mlp.linear_fc2.", 7, 7},
+    {".mlp.router.", 8, 8},
+}};
+constexpr int kExperts = 9, kOther = 10;
+
+}  // namespace
+
+std::vector<std::string> in_model_order(std::vector<std::string> names, const Spec& spec) {
+  // Outside the layers or which layer, its module, of experts which and which matrix, and what of it.
+  using Place = std::tuple<int, Index, int, Index, Index, int>;
+  const auto place = [&](std::string_view name) -> Place {
     const CoreName core = parse_core_name(name);
     const std::string_view member = member_of(name);
     const int kind = member.find("norm") != std::string_view::npos ? 0 : member.starts_with("weight") ? 1 : 2;
     if (!core.layer) {
       const int side = name.starts_with("embedding.") ? 0 : name == kHead ? 3 : 2;
-      return {side, 0, name.find("position") != std::string_view::npos ? 1 : 0, 0, kind};
+      return {side, 0, name.find("position") != std::string_view::npos, 0, 0, kind};
     }
-    const bool is_norm_inside = kind == 0 && spec == Spec::kLocal;  // as torch_dist calls the norms of either
-    const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
-    int module = 9;
-    if (has(".input_layernorm."))
-      module = 0;
-    else if (has(".linear_proj."))
-      module = 1;
-    else if (has(".self_attention.linear_qkv."))
-      module = is_norm_inside ? 0 : 2;
-    else if (has(".q_layernorm."))
-      module = 3;
-    else if (has(".k_layernorm."))
-      module = 4;
-    else if (has(".pre_mlp_layernorm."))
-      module = 5;
-    else if (has(".mlp.linear_fc1."))
-      module = is_norm_inside ? 5 : 6;
-    else if (has(".mlp.linear_fc2."))
-      module = 7;
-    return {1, *core.layer, module, core.expert.value_or(0), kind};
+    if (core.expert) {
+      const Index matrix = name.find("linear_fc2") != std::string_view::npos;
+      return {1,
+              *core.layer,
+              kExperts,
+              spec.grouped_experts ? matrix : *core.expert,
+              spec.grouped_experts ? *core.expert : matrix,
+              kind};
+    }
+    const auto* module = std::find_if(kModules.begin(), kModules.end(),
+                                      [&](const Module& m) { return name.find(m.part) != std::string_view::npos; });
+    const int number = module == kModules.end() ? kOther : spec.norms_inside ? module->inside : module->local;
+    return {1, *core.layer, number, 0, 0, kind};
   };
   std::stable_sort(names.begin(), names.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
   return names;

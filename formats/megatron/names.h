@@ -2,6 +2,7 @@
 // files have for them.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,10 +54,15 @@ std::vector<LocalBox> parts_of_rank(const Cut& cut, const Dims& local, Index ran
 // What of a stored piece of a rank's part lies in `part`, as a piece of the whole; nothing where nothing does.
 std::optional<Fragment> in_whole(const Fragment& local, const LocalBox& part, Index element_bytes);
 
-// The order in which a model defines its parameters, for the names of one pipeline stage: Megatron core's own modules
-// have the norms apart, Transformer Engine's inside the linear layers.
-enum class Spec { kLocal, kTransformerEngine };
-std::vector<std::string> in_model_order(std::vector<std::string> names, Spec spec);
+// The order in which a model defines its parameters. Megatron core's own modules have the norms apart and the experts
+// one after the other; Transformer Engine's have the norms inside the linear layers, and may have each matrix of all
+// experts together.
+struct Spec {
+  bool norms_inside = false;
+  bool grouped_experts = false;
+};
+inline constexpr std::array<Spec, 4> kSpecs = {{{false, false}, {true, true}, {true, false}, {false, true}}};
+std::vector<std::string> in_model_order(std::vector<std::string> names, const Spec& spec);
 
 // "optimizer.state.<parameter>.exp_avg"
 std::string state_name(std::string_view parameter, std::string_view word);

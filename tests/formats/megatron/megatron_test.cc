@@ -315,12 +315,12 @@ class RankFile {
   // The first of the numbers to come.
   void start(float first) { next_ = first; }
 
-  void write(const std::string& directory, const Value& value) const {
+  void write(const std::string& directory, const Value& value, const std::string& name = "model_optim_rng.pt") const {
     zip::Builder builder(0);
     builder.add("archive/data.pkl", pickled::bytes_of(value));
     for (std::size_t i = 0; i < storages_.size(); ++i) builder.add("archive/data/" + std::to_string(i), storages_[i]);
     fs::create_directories(directory);
-    write_file(directory + "/model_optim_rng.pt", std::move(builder).finish().before);
+    write_file(directory + "/" + name, std::move(builder).finish().before);
   }
 
  private:
@@ -517,6 +517,67 @@ TEST_F(Megatron, ShardedNamesOfOtherSpecs) {
   is("optimizer.state.decoder.layers.1.mlp.linear_fc1.weight.exp_avg", {50, 51, 52, 53});
   is("optimizer.state.exp_avg.of_nothing", {60});
   EXPECT_EQ(values.size(), 8U);
+}
+
+// dp_reshardable with experts: their state is another optimizer's, in a buffer for each ep rank. All parameters have 64
+// numbers here, and each rank has written those of one.
+TEST_F(Megatron, FlatBuffersOfExperts) {
+  const std::string path = dir_ / "iter_0000001", layer = "decoder.layers.";
+  const auto buffer = [](int optimizer, int group) {
+    return "chained_" + std::to_string(optimizer) + ".optimizer.distributed.dp_group_idx_" + std::to_string(group) +
+           ".gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg";
+  };
+  TensorValues stored = {{"embedding.word_embeddings.weight", floats({8, 8}, 0)},
+                         {layer + "self_attention.linear_proj.weight", floats({1, 8, 8}, 64)},
+                         {layer + "mlp.router.weight", floats({1, 8, 8}, 128)},
+                         {layer + "mlp.experts.experts.linear_fc1.weight", floats({1, 4, 8, 8}, 200)},
+                         {layer + "mlp.experts.experts.linear_fc2.weight", floats({1, 4, 8, 8}, 500)},
+                         {"output_layer.weight", floats({8, 8}, 800)},
+                         {buffer(0, 0), floats({256}, 1000)},
+                         {buffer(1, 0), floats({256}, 2000)},
+                         {buffer(1, 1), floats({256}, 3000)}};
+  const auto write = [&](const TensorValues& tensors, const Mesh& mesh) {
+    fs::remove_all(path);
+    write_dcp(tensors, path, mesh);
+    write_file(path + "/metadata.json", R"({"sharded_backend": "torch_dist"})");
+    RankFile().write(
+        path,
+        pickled::fields_of(
+            {{"args",
+              namespace_of({{"expert_model_parallel_size", 2}, {"num_experts", 4}, {"num_layers", 1}}, false)}}),
+        "common.pt");
+  };
+  write(stored, *Mesh::parse("dp_shard=4"));
+  const TensorValues values = load_checkpoint(path);
+  EXPECT_EQ(values.size(), 24U);
+  const auto first = [&](const std::string& name) {
+    const auto found = values.find("optimizer.state." + name + ".weight.exp_avg");
+    return found == values.end() ? -1 : numbers_of(found->second).front();
+  };
+  const std::string mlp = "decoder.layers.0.mlp.";
+  EXPECT_EQ(first("output_layer"), 1000);
+  EXPECT_EQ(first(mlp + "router"), 1064);
+  EXPECT_EQ(first("decoder.layers.0.self_attention.linear_proj"), 1128);
+  EXPECT_EQ(first("embedding.word_embeddings"), 1192);
+  EXPECT_EQ(first(mlp + "experts.local_experts.1.linear_fc2"), 2000);
+  EXPECT_EQ(first(mlp + "experts.local_experts.0.linear_fc1"), 2192);
+  EXPECT_EQ(first(mlp + "experts.local_experts.2.linear_fc2"), 3128);
+
+  // Pieces that begin elsewhere, a buffer too few, and one too short: no order is taken on trust.
+  const auto kept = [&](const TensorValues& tensors, const Mesh& mesh) {
+    write(tensors, mesh);
+    const auto open = open_checkpoint(path);
+    if (!open) return open.error().message();
+    EXPECT_TRUE(open->reader->catalog().find(buffer(0, 0)));
+    for (const std::string& warning : open->reader->catalog().warnings)
+      if (warning.find("dp_reshardable") != std::string::npos) return warning;
+    return std::string("taken");
+  };
+  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=3")), HasSubstr("begins each where a piece of the buffer does"));
+  stored[buffer(1, 1)] = floats({320}, 3000);
+  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("begins each where a piece of the buffer does"));
+  stored.erase(buffer(1, 1));
+  EXPECT_THAT(kept(stored, *Mesh::parse("dp_shard=4")), HasSubstr("there are 2 buffers of a model on ep=2"));
 }
 
 // More layers than the stored pieces can be of are no layers: a shape from a file makes no million tensors.
