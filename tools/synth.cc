@@ -1,4 +1,5 @@
 // reshard synth.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -283,7 +284,7 @@ void add_synth(CommandLine& line) {
   line.add_option("DST", options->destination, "The directory to make").required();
   line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
   line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
-  options->to = (*formats().begin())->name;
+  options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) { return f->lay_out; }))->name;
   line.add_option("--to", options->to, "Format: " + join(targets(), ", ")).shows_default();
   line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   line.add_option(
