@@ -43,6 +43,7 @@ class JoinedReader : public Reader {
     for (std::size_t i = 0; i < from.blobs.size(); ++i) {
       Blob blob = from.blobs[i];
       blob.extent.file = part.file_of[blob.extent.file];
+      for (Extent& copy : blob.copies) copy.file = part.file_of[copy.file];
       rename(blob, optimizer);
       blobs_.emplace(blob.name, std::pair(parts_.size() - 1, i));
       catalog_.blobs.push_back(std::move(blob));

@@ -267,9 +267,11 @@ Status MetadataReader::add_storage(const Value& storage) {
         continue;
       }
       PendingBlob& b = blobs_[blob->second];
-      if (b.stored) continue;  // another rank's copy of one value
+      if (b.stored)
+        b.blob.copies.push_back(extent);  // another rank's value of that name
+      else
+        b.blob.extent = extent;
       b.stored = true;
-      b.blob.extent = extent;
       continue;
     }
     auto known = by_identity.find(fqn.identity());

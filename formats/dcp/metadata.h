@@ -41,8 +41,8 @@ struct WriterFacts {
 Index rank_of_file(std::string_view path);
 
 // Reads one metadata pickle and adds its tensors and blobs to `catalog`; their extents are the stored items. Rank-local
-// metadata of one save (`__R.metadata`) are added one after the other: boxes join, repeated boxes become replicas.
-// File sizes are not looked at.
+// metadata of one save (`__R.metadata`) are added one after the other: boxes join, repeated boxes become replicas,
+// objects of one name its copies, whether they are equal or not. File sizes are not looked at.
 class MetadataReader {
  public:
   explicit MetadataReader(Catalog& catalog) : catalog_(catalog) {}

@@ -18,7 +18,10 @@ namespace {
 constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
 constexpr Index kMaxBlobBytes = Index{1} << 30;
 constexpr Index kArchiveOverhead = Index{1} << 20;  // what an item holds beside its tensor, generously
+constexpr Index kMaxCompared = Index{1} << 20;      // bytes of an object that ranks may have alike
+constexpr Index kMaxComparedInAll = Index{256} << 20;
 constexpr std::string_view kSpoolName = "(decoded items)";
+const std::string kOwnState = "extra_state";  // what names of a rank's own objects begin with
 
 class DcpReader : public Reader {
  public:
@@ -30,6 +33,7 @@ class DcpReader : public Reader {
  private:
   Status read_metadata(const std::vector<DirectoryEntry>& entries);
   void look_at_files(const std::vector<DirectoryEntry>& entries);
+  void name_objects_of_ranks();
   bool stored_as_safetensors();
   Status locate_tensor(Tensor& tensor, const std::string& spool);
   Result<Fragment> locate_item(const Tensor& tensor, const Fragment& item, DType& dtype, const std::string& spool);
@@ -51,6 +55,7 @@ Status DcpReader::open(const std::string& path, const OpenOptions& options) {
   const auto entries = TRY(list_directory(path));
   TRY(read_metadata(entries));
   look_at_files(entries);
+  name_objects_of_ranks();
   catalog_.sort_by_name();
   // In the SAFETENSORS flavour all chunks of a file are recorded at the offset of the blob that holds them.
   const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
@@ -131,6 +136,44 @@ void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {
       idle.push_back({e.name, 0, rank_of_file(e.name)});
   }
   catalog_.files.insert(catalog_.files.end(), idle.begin(), idle.end());
+}
+
+// Ranks that save on their own write each object, and some hold each its own value under one name: a seed, the state of
+// a data loader. The first rank's keeps the name. Where files are not there, lengths alone tell.
+void DcpReader::name_objects_of_ranks() {
+  Index left = kMaxComparedInAll;
+  const auto stored = [&](const Extent& e) -> std::optional<std::string> {
+    if (e.length > kMaxCompared || e.length > left || catalog_.files[e.file].size < e.offset + e.length) return {};
+    left -= e.length;
+    const auto file = files_.open(catalog_.file_path(e.file));
+    std::string bytes(static_cast<std::size_t>(e.length), '\0');
+    if (!file || !(*file)->read_at(e.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()})) return {};
+    return bytes;
+  };
+  std::vector<Blob> others;
+  for (Blob& blob : catalog_.blobs) {
+    if (blob.copies.empty()) continue;
+    const auto first = stored(blob.extent);
+    std::vector<Extent> equal;
+    for (const Extent& copy : blob.copies) {
+      const bool is_there = catalog_.files[blob.extent.file].size >= 0 && catalog_.files[copy.file].size >= 0;
+      if (copy.length == blob.extent.length && (!is_there || (first && stored(copy) == first))) {
+        equal.push_back(copy);
+        continue;
+      }
+      const Index writer = catalog_.files[copy.file].writer;
+      if (writer < 0 || writer == catalog_.files[blob.extent.file].writer) continue;  // nobody's own
+      Blob own{kOwnState + ".rank_" + std::to_string(writer) + "." + blob.name, copy, {}};
+      own.path = {kOwnState, "rank_" + std::to_string(writer)};
+      if (blob.path.empty())
+        own.path.emplace_back(blob.name);
+      else
+        own.path.insert(own.path.end(), blob.path.begin(), blob.path.end());
+      others.push_back(std::move(own));
+    }
+    blob.copies = std::move(equal);
+  }
+  std::move(others.begin(), others.end(), std::back_inserter(catalog_.blobs));
 }
 
 Result<std::string> DcpReader::magic(const File& file, const Extent& item) const {

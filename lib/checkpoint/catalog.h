@@ -126,7 +126,8 @@ struct Blob {
   std::string name;
   Extent extent;
   KeyPath path;
-  std::string plain_key = {};  // as a tensor's
+  std::string plain_key = {};       // as a tensor's
+  std::vector<Extent> copies = {};  // of the same value, stored further times
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
 };
@@ -135,6 +136,7 @@ struct Blob {
 struct Part {
   StateKind kind = StateKind::kModel;
   std::string prefix;    // before its names, "app.model."; empty where nothing is
+  std::string name;      // as --part takes it: "model", "optimizer_1", "ema"
   std::string evidence;  // for people; empty where the names are plain
 };
 

@@ -23,10 +23,17 @@ bool is_optimizer_word(std::string_view word) {
 
 bool is_training_word(std::string_view word) {
   // torchtitan/components/checkpoint.py, and what others call the same things.
-  static constexpr std::array<std::string_view, 12> kWords = {
-      "lr_scheduler", "lr_schedulers", "scheduler", "schedulers",  "train_state", "trainer_state",
-      "dataloader",   "rng_state",     "rng",       "extra_state", "ema",         "ema_model"};
-  return std::find(kWords.begin(), kWords.end(), word) != kWords.end() || word.starts_with("rng_state");
+  static constexpr std::array<std::string_view, 10> kWords = {
+      "lr_scheduler",  "lr_schedulers", "scheduler", "schedulers", "train_state",
+      "trainer_state", "dataloader",    "rng_state", "rng",        "extra_state"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end() || word.starts_with("rng_state") ||
+         is_average_word(word);
+}
+
+bool is_average_word(std::string_view word) {
+  static constexpr std::array<std::string_view, 7> kWords = {
+      "ema", "ema_model", "model_ema", "ema_state", "ema_state_dict", "state_dict_ema", "averaged_model"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
 StateKey split_state_key(std::string_view key) {

@@ -26,11 +26,14 @@ StateKey split_state_key(std::string_view key);
 
 // What the user says of names that no rule knows.
 struct KeyChanges {
-  std::string model_prefix;                                  // what wraps the model; empty: it is found
+  std::string model_prefix;  // what wraps the model; empty: it is found
+  std::string part;          // that is taken, by its name; empty: all, "model" for the model
   std::vector<std::pair<std::string, std::string>> renames;  // parts of names, "transformer.h" to "model.layers"
 };
 
 bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0"
 bool is_training_word(std::string_view word);   // "lr_scheduler", "train_state", ...: of neither model nor optimizer
+bool is_average_word(
+    std::string_view word);  // "ema", "model_ema", ...: of those, a second model averaged from the first
 
 }  // namespace reshard

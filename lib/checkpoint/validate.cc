@@ -267,7 +267,10 @@ std::vector<Index> bytes_needed(const Catalog& catalog) {
   for (const Tensor& t : catalog.tensors())
     for (const FragmentList* list : {&t.fragments, &t.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) need(list->extent(i));
-  for (const Blob& b : catalog.blobs) need(b.extent);
+  for (const Blob& b : catalog.blobs) {
+    need(b.extent);
+    for (const Extent& copy : b.copies) need(copy);
+  }
   return needed;
 }
 
@@ -278,8 +281,11 @@ Status validate(const Catalog& catalog, bool files_too) {
     if (files_too) TRY(check_places(catalog, tensor));
   }
   if (!files_too) return {};
-  for (const Blob& blob : catalog.blobs)
+  for (const Blob& blob : catalog.blobs) {
     TRY(check_file_range(catalog, blob.extent, "object '" + printable(blob.name) + "'"));
+    for (const Extent& copy : blob.copies)
+      TRY(check_file_range(catalog, copy, "object '" + printable(blob.name) + "'"));
+  }
   return {};
 }
 
