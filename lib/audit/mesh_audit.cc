@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <unordered_map>
 
@@ -114,6 +115,7 @@ class MeshAuditor {
   MeshAudit run() {
     check_world();
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) compare(i);
+    set_flat_states_aside();
     report_unlike();
     if (unlike_.empty()) {
       check_stages();
@@ -211,6 +213,70 @@ class MeshAuditor {
     std::size_t tensor = 0;
     Placement declared, found;
   };
+
+  // Whether the pieces are runs of elements, each rank's behind those of the ranks before it; and of how many ranks.
+  std::optional<std::size_t> ranks_of_flat_runs(const Tensor& t) const {
+    struct Run {
+      Index begin = 0, length = 0, writer = -1;
+    };
+    std::vector<Run> runs;
+    const Dims strides = row_major_strides(t.shape);
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+      const Box box = t.fragments.box(i);
+      if (box.empty()) continue;
+      int d = 0;
+      while (d < t.shape.rank() && box.shape[d] == 1) ++d;
+      for (++d; d < t.shape.rank(); ++d)
+        if (box.shape[d] != t.shape[d]) return std::nullopt;
+      Run run{0, volume(box.shape), writer_[t.fragments.extent(i).file]};
+      for (d = 0; d < t.shape.rank(); ++d) run.begin += box.origin[d] * strides[d];
+      runs.push_back(run);
+    }
+    std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+    std::set<Index> writers;
+    Index end = 0, last = 0;
+    for (const Run& run : runs) {
+      if (run.begin != end || run.writer < last) return std::nullopt;
+      end += run.length;
+      last = run.writer;
+      writers.insert(run.writer);
+    }
+    return writers.size();
+  }
+
+  bool is_of_optimizer(const Unlike& u) const {
+    return split_state_key(catalog_.tensors()[u.tensor].key()).kind == StateKind::kOptimizer;
+  }
+
+  // FSDP1 cuts its flat parameters, whatever rows they are made of, and its optimizer keeps its state so; the model's
+  // tensors are cut into rows when they are saved, and lie as declared.
+  void set_flat_states_aside() {
+    std::size_t most_ranks = 0, others = 0;
+    for (const auto& entry : unlike_)
+      for (const Unlike& u : entry.second) {
+        if (!is_of_optimizer(u)) {
+          ++others;
+          continue;
+        }
+        const auto ranks = ranks_of_flat_runs(catalog_.tensors()[u.tensor]);
+        if (!ranks) return;
+        most_ranks = std::max(most_ranks, *ranks);
+      }
+    const auto model = std::count_if(catalog_.tensors().begin(), catalog_.tensors().end(), [](const Tensor& t) {
+      return split_state_key(t.key()).kind == StateKind::kModel;
+    });
+    if (most_ranks < 2 || 2 * static_cast<std::ptrdiff_t>(others) >= model) return;
+    for (auto& entry : unlike_)
+      std::erase_if(entry.second, [&](const Unlike& u) {
+        if (!is_of_optimizer(u)) return false;
+        placements_.erase(u.tensor);
+        --out_.tensors;
+        out_.pieces -= static_cast<Index>(catalog_.tensors()[u.tensor].fragments.size());
+        ++out_.flat;
+        return true;
+      });
+    std::erase_if(unlike_, [](const auto& entry) { return entry.second.empty(); });
+  }
 
   void report_unlike() {
     for (const auto& [kind, list] : unlike_) {

@@ -25,7 +25,8 @@ struct MeshAudit {
   std::vector<Finding> findings;
   Index tensors = 0;  // whose boxes were compared
   Index pieces = 0;
-  Index not_placed = 0;           // tensors of which the layout says nothing
+  Index not_placed = 0;  // tensors of which the layout says nothing
+  Index flat = 0;        // tensors of optimizer state that are runs of elements, as FSDP1's flat parameters are
   bool writers_compared = false;  // whether file names tell who wrote what
 };
 

@@ -107,9 +107,32 @@ std::string some_of(const std::vector<std::string>& texts, std::size_t shown) {
   return join({begin, end}, ", ") + " and " + with_commas(static_cast<Index>(texts.size() - shown)) + " more";
 }
 
+namespace {
+
+// "blocks.{0,5,10,...,495}.k": sets of many ranges cut short.
+std::string with_short_sets(std::string_view text) {
+  constexpr std::size_t kMany = 8, kFirst = 3;
+  std::string out;
+  for (std::size_t open; (open = text.find('{')) != std::string_view::npos;) {
+    const std::size_t close = text.find('}', open);
+    if (close == std::string_view::npos) break;
+    std::vector<std::string> ranges = split(text.substr(open + 1, close - open - 1), ',');
+    if (ranges.size() > kMany) {
+      const std::string last = ranges.back();
+      ranges.resize(kFirst);
+      ranges.insert(ranges.end(), {"...", last});
+    }
+    out += std::string(text.substr(0, open)) + "{" + join(ranges, ",") + "}";
+    text.remove_prefix(close + 1);
+  }
+  return out + std::string(text);
+}
+
+}  // namespace
+
 std::string folded(const std::vector<std::string>& names, std::size_t shown) {
   std::vector<std::string> list = fold_names(names);
-  for (std::string& name : list) name = printable(name);
+  for (std::string& name : list) name = printable(with_short_sets(name));
   return some_of(list, shown);
 }
 

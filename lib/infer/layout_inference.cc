@@ -121,11 +121,15 @@ class Writer {
       group->boxes += static_cast<Index>(tensor.fragments.size());
     }
     bool is_cut = !unexplained.empty();
+    std::optional<std::vector<Split>> rest;
     for (Group& group : groups) {
       explain(group.splits.empty(), static_cast<Index>(group.names.size()), group.boxes);
       is_cut = is_cut || !group.splits.empty();
-      out_.tensors.push_back({patterns_of(std::move(group.names)), std::move(group.splits)});
+      // No pattern is for the empty name alone: a last rule is for what no other matches.
+      if (std::erase(group.names, "") > 0) rest = group.splits;
+      if (!group.names.empty()) out_.tensors.push_back({patterns_of(std::move(group.names)), std::move(group.splits)});
     }
+    if (rest) out_.tensors.push_back({{"*"}, *std::move(rest)});
     out_.stored_as = is_cut ? StoredAs::kShards : StoredAs::kWhole;
     if (!unexplained.empty())
       out_.notes.push_back("No rule covers " +

@@ -280,11 +280,20 @@ class Inference {
         continue;
       }
       if (is_surprise(*fit, pattern.shape.rank())) trial.surprises += n;
+      if (pattern.shape.rank() == 1 && fit->cuts_by_tp()) trial.misfits += norms_of(pattern);
       for (const Cut& c : fit->cuts) tp_is_seen = tp_is_seen || (c.by_tp && c.dim > 0);
     }
     if (axes.fsdp > 1) trial.surprises += surprising_if_fsdp;
     if (!tp_is_seen) ++trial.surprises;
     return trial;
+  }
+
+  // Vectors of weights: tensor parallelism cuts biases, but no norm.
+  Index norms_of(const Pattern& pattern) const {
+    return std::count_if(pattern.tensors.begin(), pattern.tensors.end(), [&](std::size_t i) {
+      const std::string& key = catalog_.tensors()[i].key();
+      return split_state_key(key).kind == StateKind::kModel && leaf_name(key).ends_with("norm");
+    });
   }
 
   // Tensor parallelism leaves norms whole.
@@ -405,6 +414,11 @@ class Inference {
     out_.axes.push_back({"pp", stages_, is_certain ? Confidence::kCertain : Confidence::kLikely, join(parts, "; ")});
   }
 
+  bool stores_copies() const {
+    return std::any_of(catalog_.tensors().begin(), catalog_.tensors().end(),
+                       [](const Tensor& t) { return t.replicas.size() > 0; });
+  }
+
   void report_replicas() {
     InferredAxis axis{"dp_replicate", 1, Confidence::kUnknown, ""};
     const Index group = best_->axes.fsdp * best_->axes.tp;
@@ -427,9 +441,13 @@ class Inference {
           std::string("would look the same");
     } else if (that_wrote.size() > 1) {
       axis.confidence = group > 1 || best_->misfits > 0 ? Confidence::kCertain : Confidence::kLikely;
-      axis.evidence = group > 1 ? "one box is written now by rank r, now by rank r + " + with_commas(group) +
-                                      ": each is held " + with_commas(replicas_) + " times and stored once"
-                                : "every tensor is whole, and different ranks write different ones";
+      if (stores_copies())
+        axis.evidence = "each box is in the files of " + with_commas(replicas_) + " ranks: r, r + " +
+                        with_commas(group) + (replicas_ > 2 ? ", ..." : "");
+      else
+        axis.evidence = group > 1 ? "one box is written now by rank r, now by rank r + " + with_commas(group) +
+                                        ": each is held " + with_commas(replicas_) + " times and stored once"
+                                  : "every tensor is whole, and different ranks write different ones";
     } else {
       axis.confidence = Confidence::kLikely;
       axis.evidence = (stages_ > 1 ? "in each stage, ranks " : "ranks ") + span_text(group, group * replicas_ - 1) +
