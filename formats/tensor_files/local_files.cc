@@ -40,8 +40,10 @@ Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& te
   std::vector<FileTensor> stored;
   for (const LocalTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
   const auto extents = TRY(target_->add_file(std::move(name), request_.container, std::move(stored)));
-  for (std::size_t i = 0; i < tensors.size(); ++i)
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].constant.empty()) target_->add_constant(extents[i], tensors[i].constant);
     for (const LocalPart& part : tensors[i].parts) tensors_[part.tensor].add(tensors[i].shape, part.place, extents[i]);
+  }
   return {};
 }
 

@@ -23,6 +23,7 @@ struct LocalTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
   std::vector<LocalPart> parts;
+  std::string constant = {};  // all of its bytes, of a tensor in safetensors that has no parts
 };
 
 // A tensor while its boxes are found in the files of ranks.

@@ -79,7 +79,7 @@ Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) con
     for (std::size_t i = 0; i < tensors.size(); ++i)
       TRY(emit(file, tensors[i].extent.offset + tensors[i].extent.length, as_bytes(parts.after[i])));
   }
-  for (const TextFile& f : texts_) TRY(emit(f.file, 0, as_bytes(f.text)));
+  for (const TextFile& f : texts_) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
 }
 
@@ -104,7 +104,7 @@ Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Contai
     archives_.push_back(std::move(tensors));
   } else {
     if (container == Container::kTorchSave) text = around({}, nullptr).before;
-    texts_.push_back({file, std::move(text)});
+    texts_.push_back({file, std::move(text), 0});
   }
   return extents;
 }
@@ -125,9 +125,13 @@ Status TensorFilesTarget::add_whole(std::string name, Container container, const
   return {};
 }
 
+void TensorFilesTarget::add_constant(const Extent& place, std::string bytes) {
+  texts_.push_back({place.file, std::move(bytes), place.offset});
+}
+
 void TensorFilesTarget::add_text(std::string name, std::string text) {
   const std::uint32_t file = append(std::move(name), static_cast<Index>(text.size()));
-  texts_.push_back({file, std::move(text)});
+  texts_.push_back({file, std::move(text), 0});
 }
 
 Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<TargetTensor>& tensors,

@@ -47,6 +47,8 @@ class TensorFilesTarget : public Target {
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
   // Appends a file of whole tensors, and the tensors to the catalog.
   Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors);
+  // What stands in the place of a tensor of an added safetensors file that is none of the catalog's.
+  void add_constant(const Extent& place, std::string bytes);
   // Appends a file that is this text.
   void add_text(std::string name, std::string text);
 
@@ -57,11 +59,12 @@ class TensorFilesTarget : public Target {
   struct TextFile {
     std::uint32_t file = 0;
     std::string text;
+    Index offset = 0;
   };
   std::uint32_t append(std::string name, Index size);
 
   std::vector<std::vector<FileTensor>> archives_;  // files of torch.save: made anew when the checksums are known
-  std::vector<TextFile> texts_;                    // and headers of safetensors
+  std::vector<TextFile> texts_;                    // headers of safetensors, constants
 };
 
 // The extensions of the two containers: ".safetensors", ".bin".

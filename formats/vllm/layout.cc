@@ -92,6 +92,31 @@ Result<Share> share(const LayoutRequest& request, const TargetTensor& t, Cut cut
 
 }  // namespace
 
+namespace {
+
+constexpr std::array<std::string_view, 4> kScales = {"_k_scale", "_prob_scale", "_q_scale", "_v_scale"};
+constexpr std::string_view kAttention = ".self_attn.attn.";
+
+}  // namespace
+
+bool is_scale(std::string_view parameter) {
+  const std::size_t at = parameter.find(kAttention);
+  return at != std::string_view::npos &&
+         std::find(kScales.begin(), kScales.end(), parameter.substr(at + kAttention.size())) != kScales.end();
+}
+
+std::vector<LocalTensor> scales_of(Index layer) {
+  const std::string one("\0\0\x80\x3f", 4);
+  std::vector<LocalTensor> out;
+  for (const std::string_view scale : kScales)
+    out.push_back({"model.layers." + std::to_string(layer) + std::string(kAttention) + std::string(scale),
+                   DType::kFloat32,
+                   {},
+                   {},
+                   one});
+  return out;
+}
+
 std::optional<Known> find_rule(std::string_view name) {
   for (const Rule& rule : kOtherRules)
     if (rule.hf == name) return Known{&rule, std::string(rule.vllm)};

@@ -21,6 +21,11 @@ struct Known {
 };
 std::optional<Known> find_rule(std::string_view name);
 
+// The scales that every attention of vLLM has since 0.33, of unquantized models too, and that its loader demands
+// (vllm/attention/layer.py): float32 scalars of 1.
+bool is_scale(std::string_view parameter);
+std::vector<LocalTensor> scales_of(Index layer);
+
 class VllmLayout {
  public:
   // A parameter of vLLM's, and the tensors of the request that it is made of.

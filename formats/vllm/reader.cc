@@ -71,7 +71,7 @@ class VllmReader : public TensorFileReader {
       request.tensors.push_back({p.name, found->second.stored.dtype, p.shape, {p.name}, {}});
     }
     for (const auto& [name, part] : stored)
-      if (!used.contains(name))
+      if (!used.contains(name) && !is_scale(name))
         return unsupported(catalog_.file_path(part.file) + ": " + tensor_text(name) + " is no parameter that " + path +
                            " describes");
     return VllmLayout::make(std::move(request)).context(catalog_.root);

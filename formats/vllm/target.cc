@@ -1,11 +1,15 @@
+#include <set>
+
 #include "formats/vllm/layout.h"
 #include "formats/vllm/vllm.h"
+#include "lib/layout/stages.h"
 
 namespace reshard::vllm {
 namespace {
 
-// Cut into parts by size.
-Status add_worker(const VllmLayout& layout, Index worker, LocalFiles& files) {
+// Cut into parts by size; the scales in the last of them.
+Status add_worker(const VllmLayout& layout, Index worker, bool with_scales, LocalFiles& files) {
+  std::set<Index> layers;
   std::vector<LocalTensor> in_part;
   Index bytes = 0, part = 0;
   for (const VllmLayout::Stack& p : layout.parameters()) {
@@ -17,18 +21,28 @@ Status add_worker(const VllmLayout& layout, Index worker, LocalFiles& files) {
       bytes = 0;
     }
     bytes += size;
+    if (const Index layer = layer_number(tensor.name); layer >= 0) layers.insert(layer);
     in_part.push_back(std::move(tensor));
   }
+  if (with_scales)
+    for (const Index layer : layers)
+      for (LocalTensor& scale : scales_of(layer)) in_part.push_back(std::move(scale));
   return files.add_file(file_name(worker, part), in_part);
+}
+
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, bool with_scales) {
+  const VllmLayout layout = TRY(VllmLayout::make(std::move(request)));
+  LocalFiles files(layout.request());
+  for (Index worker = 0; worker < layout.workers(); ++worker) TRY(add_worker(layout, worker, with_scales, files));
+  return std::move(files).finish();
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
-  const VllmLayout layout = TRY(VllmLayout::make(std::move(request)));
-  LocalFiles files(layout.request());
-  for (Index worker = 0; worker < layout.workers(); ++worker) TRY(add_worker(layout, worker, files));
-  return std::move(files).finish();
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) { return lay_out(std::move(request), true); }
+
+Result<std::unique_ptr<Target>> lay_out_without_scales(LayoutRequest request) {
+  return lay_out(std::move(request), false);
 }
 
 }  // namespace reshard::vllm

@@ -13,6 +13,7 @@ std::string file_name(Index worker, Index part) {
 namespace {
 
 bool recognises(const std::string& path) { return path_exists(path_join(path, file_name(0, 0))); }
+bool recognises_none(const std::string&) { return false; }
 
 }  // namespace
 }  // namespace vllm
@@ -23,6 +24,18 @@ const Format kVllmFormat = {
     .recognises = vllm::recognises,
     .open = vllm::open,
     .lay_out = vllm::lay_out,
+    .holds = Holds::kModel,
+    .sharding = Sharding::kOwnLocal,
+    .hf_names = true,
+    .side_files = kModelSideFiles,
+};
+
+const Format kVllm032Format = {
+    .name = "vllm-0.32",
+    .title = "vLLM sharded_state until 0.32",
+    .recognises = vllm::recognises_none,
+    .open = nullptr,
+    .lay_out = vllm::lay_out_without_scales,
     .holds = Holds::kModel,
     .sharding = Sharding::kOwnLocal,
     .hf_names = true,

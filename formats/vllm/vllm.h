@@ -16,6 +16,7 @@
 //                  lm_head.weight
 //   o_proj, down_proj       columns in equal parts
 //   norms, other biases     whole
+//   attn._k_scale, ...      four float32 scalars of 1 a layer, since vLLM 0.33
 #pragma once
 
 #include "lib/checkpoint/format.h"
@@ -23,6 +24,7 @@
 namespace reshard {
 
 extern const Format kVllmFormat;
+extern const Format kVllm032Format;  // written for vLLM until 0.32; read as the other
 
 namespace vllm {
 
@@ -35,6 +37,8 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions&
 // The mesh is tp alone. Unsupported, naming the tensor: names of other models, degrees at which vLLM would not run. A
 // usage error when tp > 1 and no config says how many heads there are.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+// The same for vLLM until 0.32, which has no scales and refuses files that do.
+Result<std::unique_ptr<Target>> lay_out_without_scales(LayoutRequest request);
 
 }  // namespace vllm
 }  // namespace reshard

@@ -42,13 +42,13 @@ struct Model {
     request.tensors.push_back(t);
   }
   std::string refusal() const {
-    const auto target = kVllmFormat.lay_out(request);
+    const auto target = kVllm032Format.lay_out(request);
     return target ? "accepted" : target.error().message();
   }
   // Writes it for tp workers, and reads the files as they are.
   TensorValues worker(const TempDir& dir, Index tp, Index rank) {
     request.mesh = Mesh({{"tp", tp}});
-    const auto target = kVllmFormat.lay_out(request);
+    const auto target = kVllm032Format.lay_out(request);
     EXPECT_TRUE(target) << target.error().message();
     const std::string out = dir / ("tp" + std::to_string(tp) + "." + std::to_string(rank));
     write_target(values, **target, out);
@@ -97,7 +97,7 @@ TEST(Vllm, MoreWorkersThanKeyValueHeadsHoldThemTogether) {
 // A directory of the model for tp workers, with a config.json.
 std::string written(const TempDir& dir, Model& model, Index tp, const std::string& config) {
   model.request.mesh = Mesh({{"tp", tp}});
-  const auto target = kVllmFormat.lay_out(model.request);
+  const auto target = kVllm032Format.lay_out(model.request);
   EXPECT_TRUE(target) << target.error().message();
   const std::string path = dir / ("vllm" + std::to_string(tp));
   write_target(model.values, **target, path);
@@ -126,6 +126,27 @@ TEST(Vllm, ReadsWhatItWrote) {
     }
 }
 
+// vLLM 0.33 demands them of every model, and older ones refuse them.
+TEST(Vllm, EveryLayerHasTheScalesOfItsAttention) {
+  for (const Index tp : {1, 2}) {
+    const TempDir dir;
+    Model model;
+    model.request.mesh = Mesh({{"tp", tp}});
+    const auto target = kVllmFormat.lay_out(model.request);
+    ASSERT_TRUE(target) << target.error().message();
+    const std::string path = dir / "vllm", first = path + "/model-rank-0-part-0.safetensors";
+    write_target(model.values, **target, path);
+    write_file(path + "/config.json", kConfig);
+    TensorValues worker = load_checkpoint(first);
+    for (const char* scale : {"_k_scale", "_prob_scale", "_q_scale", "_v_scale"}) {
+      const TensorValue one = {DType::kFloat32, {}, std::string("\0\0\x80\x3f", 4)};
+      EXPECT_TRUE(worker["model.layers.0.self_attn.attn." + std::string(scale)] == one) << scale;
+    }
+    EXPECT_EQ(worker.size(), 9u);
+    EXPECT_TRUE(load_checkpoint(path) == model.values) << tp;  // which has none
+  }
+}
+
 TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
   const TempDir dir, another;
   Model model;
@@ -146,7 +167,7 @@ TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
 TEST(Vllm, PartsAreCutBySize) {
   Model model;
   model.request.max_file_bytes = 70;
-  const auto target = kVllmFormat.lay_out(model.request);
+  const auto target = kVllm032Format.lay_out(model.request);
   ASSERT_TRUE(target) << target.error().message();
   std::vector<std::string> names;
   for (const CatalogFile& f : (*target)->catalog().files) names.push_back(f.path);
