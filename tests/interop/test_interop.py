@@ -972,6 +972,40 @@ class TorchCheckpointing(Case):
                 self.assert_same_tensors(got, model)
 
 
+class Accelerate(Case):
+    """What --to hf and bin write, through accelerate's own loader; and its merging of an FSDP directory."""
+
+    SAMPLE = ROOT / "samples/checkpoints/tp8"
+
+    def setUp(self):
+        if importlib.util.find_spec("accelerate") is None:
+            self.skipTest("accelerate is not installed")
+        super().setUp()
+
+    def test_it_loads_and_dispatches_whole_and_sharded_models(self):
+        from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+        from transformers import LlamaConfig, LlamaForCausalLM
+        wanted = load_file(self.SAMPLE / "hf.safetensors")
+        for to in ("hf", "bin"):
+            for options in ([], ["--max-shard-size", "100kB"]):
+                with self.subTest(to=to, options=options):
+                    reshard("convert", self.SAMPLE / "checkpoint", self.out(), "--to", to, "--force", "--quiet", *options)
+                    with init_empty_weights():
+                        model = LlamaForCausalLM(LlamaConfig.from_pretrained(self.out()))
+                    model = load_checkpoint_and_dispatch(model, str(self.out()), device_map={"": "cpu"},
+                                                         dtype=torch.bfloat16, strict=True)
+                    self.assert_same_tensors({k: v for k, v in model.state_dict().items() if k in wanted}, wanted)
+
+    def test_it_merges_the_shards_of_another_mesh(self):
+        from accelerate.utils import merge_fsdp_weights
+        run = ROOT / "tests/data/runs/trainer_fsdp1"
+        shards = self.out("pytorch_model_fsdp_0")
+        reshard("convert", run / "checkpoint/checkpoint-2", shards, "--to", "dcp", "--mesh", "dp_shard=3", "--part", "model",
+                "--config", run / "config.json", "--quiet")
+        merge_fsdp_weights(str(shards), str(self.out("merged")), safe_serialization=True)
+        self.assert_same_tensors(load_file(self.out("merged") / "model.safetensors"), load_file(run / "hf.safetensors"))
+
+
 class NativeTargets(Case):
     """--to bin, colossalai, ranks and vllm, as their loaders take them."""
 
@@ -1089,6 +1123,9 @@ class NativeTargets(Case):
                     if words[0] in k:
                         local[k.replace(words[0], stacked)] = torch.cat(
                             [wanted[k.replace(words[0], w)].chunk(4)[rank] for w in words])
+            for layer in range(4):
+                for scale in ("_k_scale", "_prob_scale", "_q_scale", "_v_scale"):
+                    local[f"model.layers.{layer}.self_attn.attn.{scale}"] = torch.tensor(1.0)
             self.assert_same_tensors(got, local)
 
 
