@@ -50,7 +50,10 @@ std::vector<Line> fold_tensors(const Inspection& in, const std::vector<std::size
     for (const FoldedName& name : fold(all)) names.emplace(group[name.first], name.text);
   }
   std::vector<Line> lines;
-  for (const auto& [i, name] : names) lines.push_back(line_of(in, i, name));
+  for (const auto& [i, name] : names) {
+    lines.push_back(line_of(in, i, ""));
+    lines.back().name = folded({name});
+  }
   return lines;
 }
 
@@ -139,11 +142,11 @@ void print_state(const Inspection& in) {
   for (const Part& part : in.catalog().parts) {
     if (part.prefix.empty() || part.prefix == kPlainOptimizer) continue;
     print_labelled(label, "1",
-                   std::string(kKindNames[static_cast<std::size_t>(part.kind)]) + " under '" + printable(part.prefix) +
-                       "'" + (part.evidence.empty() ? "" : ": " + part.evidence));
+                   (part.kind == StateKind::kOptimizer ? "optimizer" : printable(part.name)) + " under '" +
+                       printable(part.prefix) + "'" + (part.evidence.empty() ? "" : ": " + part.evidence));
     label.clear();
   }
-  const auto objects = static_cast<Index>(in.catalog().blobs.size());
+  const Index objects = in.object_count;
   if (objects == 0) return;
   std::vector<std::string> parts;
   for (const auto& [name, value] : in.objects) {
@@ -200,7 +203,9 @@ void print_shards(const Catalog& catalog, const Tensor& tensor) {
 std::vector<std::size_t> wanted_tensors(const Inspection& in, const ReportOptions& options) {
   std::vector<std::size_t> out;
   for (std::size_t i = 0; i < in.catalog().tensors().size(); ++i)
-    if (options.filters.empty() || any_glob_matches(options.filters, in.catalog().tensors()[i].name)) out.push_back(i);
+    if (const Tensor& t = in.catalog().tensors()[i];
+        in.shows(t) && (options.filters.empty() || any_glob_matches(options.filters, t.name)))
+      out.push_back(i);
   return out;
 }
 
@@ -290,7 +295,9 @@ Json parts_json(const Catalog& catalog) {
   Json out = Json::array();
   for (const Part& part : catalog.parts) {
     Json p = Json::object();
-    p.set("kind", kKindNames[static_cast<std::size_t>(part.kind)]).set("prefix", valid_utf8(part.prefix));
+    p.set("kind", kKindNames[static_cast<std::size_t>(part.kind)])
+        .set("name", valid_utf8(part.name))
+        .set("prefix", valid_utf8(part.prefix));
     p.set("evidence", valid_utf8(part.evidence));
     out.push_back(std::move(p));
   }
@@ -305,7 +312,7 @@ Json objects_json(const Inspection& in) {
     values.push_back(std::move(object));
   }
   Json out = Json::object();
-  out.set("count", in.catalog().blobs.size()).set("values", std::move(values));
+  out.set("count", in.object_count).set("values", std::move(values));
   return out;
 }
 

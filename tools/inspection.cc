@@ -49,7 +49,9 @@ int rank_of_object(const std::string& key) {
 
 void describe_objects(Inspection& in) {
   std::vector<const Blob*> blobs;
-  for (const Blob& b : in.catalog().blobs) blobs.push_back(&b);
+  for (const Blob& b : in.catalog().blobs)
+    if (in.shows(b)) blobs.push_back(&b);
+  in.object_count = std::ssize(blobs);
   std::stable_sort(blobs.begin(), blobs.end(),
                    [](const Blob* a, const Blob* b) { return rank_of_object(a->key()) < rank_of_object(b->key()); });
   for (std::size_t i = 0; i < std::min(blobs.size(), kShownObjects); ++i)
@@ -75,11 +77,13 @@ Result<Inspection> look_at(const std::string& path, const SourceOptions& options
                                                    .weights = TRY(options.which_weights())}));
   Inspection in;
   in.path = path;
+  in.part = options.part;
   in.format = open.format;
   in.reader = std::move(open.reader);
   in.files = look_at_files(in.catalog());
   in.mesh = infer_mesh(in.catalog(), dataloader_ranks(*in.reader));
   for (const Tensor& t : in.catalog().tensors()) {
+    if (!in.shows(t)) continue;
     const StateKey key = split_state_key(t.key());
     count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
   }

@@ -13,6 +13,7 @@
 
 #include "formats/registry.h"
 #include "lib/infer/mesh_inference.h"
+#include "lib/model/parts.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -40,14 +41,20 @@ struct KindFacts {
 
 struct Inspection {
   std::string path;  // as the user gave it
+  std::string part;  // that is shown; empty: all
   const Format* format = nullptr;
   std::unique_ptr<Reader> reader;
   FileFacts files;
   InferredMesh mesh;
-  std::array<KindFacts, 3> kinds;                            // by StateKind
+  std::array<KindFacts, 3> kinds;  // by StateKind
+  Index object_count = 0;
   std::vector<std::pair<std::string, std::string>> objects;  // the most telling ones and their values
 
   const Catalog& catalog() const { return reader->catalog(); }
+  template <class Named>
+  bool shows(const Named& named) const {
+    return is_of_part(named.key(), part);
+  }
 };
 
 // Opens the checkpoint as the options say and looks at its metadata; not at its data files' directories.

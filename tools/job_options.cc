@@ -92,6 +92,9 @@ void SourceOptions::add(CommandLine& line) {
   line.add_option("--strip-prefix", strip_prefix,
                   "What wraps the names of the model's tensors, 'app.model.'; what lies beside it is other state "
                   "(default: found by the names)");
+  line.add_option("--part", part,
+                  "One part of a training state: model, optimizer, ema, ... (inspect shows them); an average of the "
+                  "weights, or one of several models, then stands for the model");
   line.add_option("--rename", renames,
                   "FROM=TO: these whole parts of names are taken for others, 'transformer.h=model.layers'")
       .one_value_each();
@@ -109,7 +112,7 @@ Result<Weights> SourceOptions::which_weights() const {
 }
 
 Result<KeyChanges> SourceOptions::keys() const {
-  KeyChanges out{strip_prefix, {}};
+  KeyChanges out{strip_prefix, part, {}};
   for (const std::string& rename : renames) {
     const std::size_t equals = rename.find('=');
     if (equals == std::string::npos || equals == 0)
@@ -235,10 +238,14 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (o.convention && o.model.is_none())
     return usage_error("--names " + names + " needs a family; --family none keeps names");
   o.config_path = model.config;
+  o.part = source_layout.part;
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
     return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
                        "; the files of --to " + to + " are not cut by rank");
+  if (format->sharding == Sharding::kOwnLocal && o.model.is_none() && !mesh.empty())
+    return usage_error("--to " + to +
+                       " cuts tensors between the heads of a model; --family none says that there is none");
   o.compression = TRY(parse_codec(codec, shuffle));
   if (o.compression.zstd_level > 0 && !format->takes_compression) return usage_error("--codec is for --to hdf5");
   if (!layout.empty()) {

@@ -38,7 +38,7 @@ struct ModelOptions {
 // --source-layout, --source-mesh: how the files of ranks join (formats/ranks/ranks.h). Other checkpoints say it
 // themselves and take no notice. --strip-prefix, --rename: its names. --weights: which of its parameters.
 struct SourceOptions {
-  std::string layout, mesh, strip_prefix, weights = "model";
+  std::string layout, mesh, strip_prefix, part, weights = "model";
   std::vector<std::string> renames;
 
   void add(CommandLine& line);

@@ -9,6 +9,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -219,7 +220,7 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
       // Heads of reward and classification models stand where the language model has its own.
       if (key.parameter.starts_with("value_head.") || key.parameter.starts_with("score."))
         out.other_head = key.parameter.substr(0, key.parameter.find('.'));
-      else if (!tensor.is_buffer)
+      else if (!tensor.is_buffer && !is_adapter(key.parameter))  // audit_names tells of adapters
         unknown.push_back(tensor.name);
       continue;
     }
@@ -259,7 +260,7 @@ Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
   Mismatches out;
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
-    if (!found || found->shape == p.shape) continue;
+    if (!found || found->shape == p.shape || found->elements() == 0) continue;  // audit_names tells of empty ones
     const Mismatch m = classify(p, *found);
     if (is_told_padding(subject, m)) continue;
     (has_other_vocabulary(m)                     ? out.vocabulary

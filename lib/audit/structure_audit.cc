@@ -97,7 +97,10 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
     for (const FragmentList* list : {&t.fragments, &t.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) claim(list->extent(i));
   }
-  for (const Blob& b : catalog.blobs) claim(b.extent);
+  for (const Blob& b : catalog.blobs) {
+    claim(b.extent);
+    for (const Extent& copy : b.copies) claim(copy);
+  }
   Index bytes = 0;
   std::vector<std::string> lines;
   for (std::size_t f = 0; f < claimed.size(); ++f) {

@@ -5,13 +5,17 @@
 #include <set>
 
 #include "lib/audit/comparison.h"
+#include "lib/audit/duplicates.h"
 #include "lib/audit/mesh_audit.h"
 #include "lib/audit/model_audit.h"
+#include "lib/audit/names_audit.h"
 #include "lib/audit/replicas.h"
 #include "lib/audit/structure_audit.h"
+#include "lib/audit/tokenizer.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 
@@ -35,6 +39,15 @@ void fact(VerifyReport& report, std::string label, std::string text) {
 // The reference is good until the next finding.
 Finding& add(VerifyReport& report, Severity severity, std::string id, std::string what) {
   return report.findings.emplace_back(Finding{severity, std::move(id), {}, std::move(what), {}, "", ""});
+}
+
+// A message of several lines: the first says what, the others why.
+Finding& add_message(VerifyReport& report, std::string id, const std::string& message) {
+  std::vector<std::string> lines = split(message, '\n');
+  Finding& f = add(report, Severity::kError, std::move(id), lines[0]);
+  for (std::size_t i = 1; i < lines.size(); ++i)
+    f.why.push_back(lines[i].substr(std::min(lines[i].size(), lines[i].find_first_not_of(' '))));
+  return f;
 }
 
 void add(VerifyReport& report, std::vector<Finding> findings) {
@@ -90,7 +103,7 @@ Structure check_structure(const Opened& opened, const VerifyOptions& options, Ve
   Index pieces = 0;
   for (const Tensor& t : catalog.tensors()) pieces += static_cast<Index>(t.fragments.size());
   const bool is_refused = audit.findings.empty() && !opened.refusal.empty();
-  if (is_refused) add(report, Severity::kError, "reader", opened.refusal);
+  if (is_refused) add_message(report, "reader", opened.refusal);
   checked(report, "cover", "every element is stored exactly once", tensors);
   if (audit.metadata_only)
     skipped(report, "file", "every file is there and long enough", "no data file is here, only metadata");
@@ -125,6 +138,25 @@ bool holds_optimizer_alone(const Catalog& catalog) {
           std::any_of(catalog.blobs.begin(), catalog.blobs.end(), is_of(StateKind::kOptimizer)));
 }
 
+void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& report) {
+  const std::string title = "the tokenizer has no token beyond the vocabulary";
+  const Index words = model.config ? model.config->vocab_size() : 0;
+  if (words < 1) return skipped(report, "tokenizer", title, "no config.json says how many words there are");
+  const std::string place = parent_path(model.config->path);
+  TokenizerAudit audit = audit_tokenizer(place.empty() ? catalog.root : place, model.config->path, words);
+  if (!audit.skipped.empty()) return skipped(report, "tokenizer", title, std::move(audit.skipped));
+  checked(report, "tokenizer", title, audit.tokens);
+  add(report, std::move(audit.findings));
+}
+
+void check_names(const Catalog& catalog, const Model& model, VerifyReport& report) {
+  const auto tensors = static_cast<Index>(catalog.tensors().size());
+  checked(report, "adapter", "no adapter is left beside the weights it changes", tensors);
+  checked(report, "placeholder", "no weight is an empty placeholder", tensors);
+  if (!model.is_described()) checked(report, "name-duplicate", "no parameter is there under two names", tensors);
+  add(report, audit_names(catalog, model));
+}
+
 Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const bool wanted = !options.config.empty();
   const auto skip = [&](std::string why) {
@@ -140,11 +172,12 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
     return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
   if (!model.is_described()) {
     if (!wanted) return skip("no config.json of a known family");
-    return unsupported(options.path + ": " +
-                       (family_of_model_type(model.config->model_type)
-                            ? "no tensor is named as a parameter of the model that --config describes"
-                            : "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
-                                  " belongs to no family that reshard knows"));
+    return unsupported(
+        options.path + ": " +
+        (family_of_model_type(model.config->model_type)
+             ? "no tensor is named as a parameter of the model that --config describes" + choice_of_part(catalog)
+             : "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
+                   " belongs to no family that reshard knows"));
   }
   const ModelConfig& config = *model.config;
   auto audit = audit_model(catalog, *model.family, config);
@@ -240,6 +273,11 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
     fact(report, "layout",
          declared.title + ": " + count_of(audit.tensors, "tensor") + " in " + count_of(audit.pieces, "piece") +
              " are cut so");
+  if (audit.flat > 0)
+    fact(report, "",
+         count_of(audit.flat, "tensor") +
+             " of optimizer state are runs of elements, as FSDP1 cuts its flat "
+             "parameters");
   if (audit.not_placed > 0)
     fact(report, "", count_of(audit.not_placed, "tensor") + " the layout says nothing of were not looked at");
   const Format& format = *opened.checkpoint.format;
@@ -373,17 +411,34 @@ Status check_replicas(const Opened& opened, const VerifyOptions& options, Verify
   return {};
 }
 
+Result<Catalog> chosen_tensors(const Catalog& from, const std::vector<std::size_t>& wanted) {
+  if (wanted.size() == from.tensors().size()) return from;
+  Catalog out;
+  out.root = from.root;
+  out.files = from.files;
+  out.vocabulary = from.vocabulary;
+  for (const std::size_t i : wanted) TRY(out.add(from.tensors()[i]));
+  return out;
+}
+
 Status read_everything(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
-  std::vector<std::size_t> all(opened.catalog().tensors().size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  TRY(opened.reader().locate(all, options.run.threads, options.spool));
   const std::string path = path_join(options.path, kManifestFile);
-  const std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
-  const Catalog view = manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
-                                : opened.catalog();
+  std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
+  if (!options.keys.part.empty()) manifest.reset();  // it is of all parts
+  std::vector<std::size_t> wanted;
+  for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
+    if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);
+  TRY(opened.reader().locate(wanted, options.run.threads, options.spool));
+  const Catalog view = manifest
+                           ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
+                           : TRY(chosen_tensors(opened.catalog(), wanted));
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
   check_tied_head(model, report);
+  std::vector<Digest> digests;
+  for (const VerifiedTensor& t : report.tensors) digests.push_back(t.digest);
+  checked(report, "weights", "no weights are stored under two names", std::ssize(digests));
+  add(report, TRY(audit_duplicates(view, digests, model, opened.reader().files(), options.run)));
   return options.replicas ? check_replicas(opened, options, report) : Status();
 }
 
@@ -404,7 +459,7 @@ Status check_bytes(const Opened& opened, const Model& model, const Structure& st
   checked(report, "bytes", kBytesTitle, report.tensor_count);
   Status read = read_everything(opened, model, options, report);
   if (read || read.error().code() != ErrorCode::kCorrupt) return read;
-  add(report, Severity::kError, "bytes-damaged", read.error().message()).advice =
+  add_message(report, "bytes-damaged", read.error().message()).advice =
       "The reading ended there. Take this file from another copy of the checkpoint.";
   return {};
 }
@@ -471,6 +526,8 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   report.tensor_bytes = opened.catalog().tensor_bytes();
   const Structure structure = check_structure(opened, options, report);
   TRY(check_model(opened.catalog(), model, options, report));
+  check_names(opened.catalog(), model, report);
+  check_tokenizer(opened.catalog(), model, report);
   TRY(check_layout(opened, model, options, report));
   TRY(check_bytes(opened, model, structure, options, report));
   TRY(check_against(open, opened, structure, options, report));

@@ -16,6 +16,7 @@ namespace reshard {
 // Which tensors and objects take part.
 struct Selection {
   std::vector<std::string> include, exclude;  // globs over the source's names
+  std::string part;                           // of a training state (is_of_part); empty: all
   bool keep_unknown = false;                  // tensors that the family does not know are carried as they are
 };
 

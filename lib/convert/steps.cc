@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_set>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -9,6 +10,7 @@
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
 #include "lib/model/packing.h"
+#include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 
@@ -75,7 +77,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   for (const Tensor& t : source.tensors()) {
     if (split_state_key(t.key()).kind != StateKind::kModel) continue;
     model.push_back("'" + printable(t.name) + "'");
-    if (t.name.find(".lora_") != std::string::npos) adapters.push_back(model.back());
+    if (is_adapter(t.key())) adapters.push_back(model.back());
   }
   std::string why = "no model family that is known names its tensors so (" + some_of(model) + ")";
   if (!adapters.empty())
@@ -88,7 +90,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   const Family* said = config ? family_of_model_type(config->model_type) : nullptr;
   if (said) why += ", and " + file.path + " is of family " + said->name;
   if (!wanted.model.is_none() && !(wanted.has_model_names && !said && !wanted.convention && adapters.empty()))
-    return unsupported(source.root + ": " + why + ": what would be written is no model that loaders know. " +
+    return unsupported(source.root + ": " + why + choice_of_part(source) +
+                       ": what would be written is no model that loaders know. " +
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family");
   notes.warnings.push_back("names, shapes and rows are the source's own: nothing was held against a model");
@@ -105,6 +108,27 @@ std::string Translation::target_name(const std::string& canonical, const std::st
 }
 
 // ---- which tensors take part
+
+namespace {
+
+// "extra_state.rank_3.seed" beside "seed": who loads the output on any rank asks for the latter.
+void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>& blobs, Notes& notes) {
+  std::unordered_set<std::string_view> names;
+  for (const std::size_t i : blobs) names.insert(source.blobs[i].name);
+  std::vector<std::string> own;
+  for (const std::size_t i : blobs) {
+    std::string_view rest = source.blobs[i].name;
+    if (take(rest, "extra_state.rank_") && take_number(rest) && take(rest, ".") && names.contains(rest))
+      own.push_back("'" + printable(source.blobs[i].name) + "'");
+  }
+  if (own.empty()) return;
+  const std::string count = count_of(std::ssize(own), "object");
+  notes.warnings.push_back(count + (own.size() == 1 ? " is" : " are") + " one rank's own (" + some_of(own) +
+                           "): a job that resumes from the output gets the first rank's instead, unless it asks for " +
+                           "these names");
+}
+
+}  // namespace
 
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
                         bool files_too, Notes& notes) {
@@ -127,12 +151,14 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     }
   }
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  LeftOut parts{"other parts", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_faulty[i]) continue;
     const StateKind kind = split_state_key(tensors[i].key()).kind;
     LeftOut* left = nullptr;
     if (format.holds == Holds::kModel && kind != StateKind::kModel)
       left = kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
     if (!left && !selects(selection, tensors[i].name)) {
       left = &excluded;
       out.complete = false;
@@ -149,6 +175,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     LeftOut* left = nullptr;
     if (format.holds != Holds::kEverything)
       left = split_state_key(blob.key()).kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
     if (!left && !selects(selection, blob.name)) left = &excluded;
     if (!left) {
       out.blobs.push_back(i);
@@ -157,7 +184,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     ++left->objects;
     left->bytes += blob.extent.length;
   }
-  for (LeftOut* left : {&optimizer, &other, &excluded})
+  note_objects_of_ranks(source, out.blobs, notes);
+  for (LeftOut* left : {&optimizer, &other, &parts, &excluded})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
   return out;
@@ -460,8 +488,10 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
   std::unordered_map<std::string, std::size_t> by_name;
   const Model& model = names.model;
   for (const Blob& blob : view.catalog.blobs) {
+    auto stored = source.blob_bytes(blob);
+    if (!stored && with_bytes) return std::move(stored).error();
     const std::string bytes =
-        with_bytes ? TRY(source.blob_bytes(blob)) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
+        stored ? *std::move(stored) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
     std::vector<std::string> keys = {blob.name};
     if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.key());
     for (const std::string& canonical : keys) {

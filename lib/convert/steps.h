@@ -116,7 +116,8 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
              const Format& format, Notes& notes);
 
 // Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
-// become one their objects must be equal. Without `with_bytes` they are zeros of the same length.
+// become one their objects must be equal. Without `with_bytes` those that cannot be read are zeros as long as what is
+// stored.
 Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& view, const Translation& names,
                                            bool with_bytes);
 

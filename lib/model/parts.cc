@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::size_t kMaxWrapperParts = 5;  // "state.app.model.module.net."
 constexpr std::size_t kMaxPatterns = 2048;   // that are held against the families; a model has dozens
+constexpr std::size_t kMaxModels = 8;        // side by side
+constexpr Index kFewNames = 3;               // that a family may know by chance
 
 // Modules that wrap others under these names: torch.compile, activation checkpointing, FSDP1, DeepSpeed, torch.optim's
 // averaged models.
@@ -39,6 +41,7 @@ struct Told {
   std::string_view prefix;  // up to and with the word
   std::string plain;        // the plain key's beginning, "optimizer."
   std::string_view rest;    // after the word's dot
+  bool is_average = false;
 };
 
 Told tell(std::string_view name) {
@@ -54,6 +57,8 @@ Told tell(std::string_view name) {
       return {StateKind::kOptimizer, name.substr(0, std::min(end + 1, name.size())),
               "optimizer" + std::string(index == std::string_view::npos ? "" : word.substr(index)), rest};
     }
+    if (is_average_word(word) && only_outer && end < name.size())
+      return {StateKind::kOther, name.substr(0, end + 1), {}, rest, true};
     if (is_training_word(word) && only_outer) return {StateKind::kOther, name.substr(0, end), {}, rest};
     only_outer = only_outer && is_outer_word(word);
     if (end == name.size()) break;
@@ -151,6 +156,16 @@ Wrapper wrapper_by_match(const NamePatterns& names, const std::set<std::string, 
   return out;
 }
 
+// Why the names under `prefix`, all of these, are a model by themselves; nothing where they are none.
+std::optional<std::string> model_under(const NamePatterns& names, const std::string& prefix) {
+  for (const std::string& inner : common_prefixes(names)) {
+    if (inner.size() < prefix.size()) continue;
+    if (const Known known = known_without(names, inner); known.names >= kFewNames)
+      return "the names under it are those of family " + known.family->name;
+  }
+  return std::nullopt;
+}
+
 std::string without_prefix(std::string name, std::string_view prefix) {
   if (name.starts_with(prefix)) name.erase(0, prefix.size());
   return name;
@@ -161,12 +176,15 @@ std::string without_prefix(std::string name, std::string_view prefix) {
 class PartFinder {
  public:
   PartFinder(Catalog& catalog, const KeyChanges& changes)
-      : catalog_(catalog), renames_(changes.renames), given_(changes.model_prefix) {
+      : catalog_(catalog), renames_(changes.renames), given_(changes.model_prefix), wanted_(changes.part) {
     if (!given_.empty() && !given_.ends_with('.')) given_ += '.';
   }
 
   Status find() {
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
+    if (given_.empty()) find_models();
+    name_averages();
+    TRY(choose());
     TRY(find_wrappers());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       Tensor& t = catalog_.tensor(i);
@@ -194,21 +212,91 @@ class PartFinder {
 
   bool is_given_model(std::string_view name) const { return !given_.empty() && name.starts_with(given_); }
 
-  Told tell_of(std::string_view name) const { return is_given_model(name) ? Told{} : tell(name); }
+  Told tell_of(std::string_view name) const {
+    return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? Told{} : tell(name);
+  }
 
   void count(const std::string& name) {
     const Told told = tell_of(name);
     if (told.kind == StateKind::kModel) add_name(model_, without_inner_wrappers(name));
+    if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
-    add_part(StateKind::kOptimizer, told.prefix);
+    add_part(StateKind::kOptimizer, told.prefix, told.plain);
     if (const std::string_view parameter = parameter_of(told.rest); !parameter.empty())
       add_name(optimized_, without_inner_wrappers(parameter));
   }
 
-  void add_part(StateKind kind, std::string_view prefix, std::string evidence = {}) {
+  void add_part(StateKind kind, std::string_view prefix, std::string name, std::string evidence = {}) {
     for (const Part& part : catalog_.parts)
       if (part.kind == kind && part.prefix == prefix) return;
-    catalog_.parts.push_back({kind, std::string(prefix), std::move(evidence)});
+    catalog_.parts.push_back({kind, std::string(prefix), std::move(name), std::move(evidence)});
+  }
+
+  // Models side by side under prefixes that differ in their last part.
+  void find_models() {
+    for (const std::string& base : common_prefixes(model_)) {
+      std::map<std::string, NamePatterns> groups;  // by prefix
+      for (const auto& [pattern, alike] : model_) {
+        const std::size_t dot = pattern.find('.', base.size());
+        if (!pattern.starts_with(base) || dot == std::string::npos) continue;
+        if (std::string prefix = pattern.substr(0, dot + 1); prefix.find('{') == std::string::npos)
+          groups[std::move(prefix)].emplace(pattern, alike);
+      }
+      if (groups.size() > kMaxModels) continue;
+      std::vector<Part> models;
+      for (const auto& [prefix, names] : groups) {
+        auto evidence = model_under(names, prefix);
+        if (!evidence) continue;
+        std::string word = prefix.substr(base.size(), prefix.size() - base.size() - 1);
+        if (is_average_word(word))
+          averages_.emplace(prefix, names);
+        else
+          models.push_back({StateKind::kModel, prefix, std::move(word), *std::move(evidence)});
+      }
+      for (const auto& average : averages_)
+        std::erase_if(model_, [&](const auto& name) { return name.first.starts_with(average.first); });
+      if (models.size() < 2) continue;
+      models_ = std::move(models);
+      catalog_.parts.insert(catalog_.parts.end(), models_.begin(), models_.end());
+      return;
+    }
+  }
+
+  // "ema", or where there are several the words that they are under.
+  void name_averages() {
+    for (const auto& average : averages_) {
+      const std::string& prefix = average.first;
+      const std::string_view path = std::string_view(prefix).substr(0, prefix.size() - 1);
+      add_part(StateKind::kOther, prefix, averages_.size() == 1 ? "ema" : std::string(path.substr(path.rfind('.') + 1)),
+               "an average of the model's weights");
+    }
+  }
+
+  // Another part than the model in its place.
+  Status choose() {
+    if (wanted_.empty() || is_training_state(wanted_)) return {};
+    std::vector<std::string> names;
+    if (models_.empty() && !model_.empty()) names.emplace_back("model");
+    for (const Part& part : catalog_.parts) {
+      names.push_back(part.name);
+      if (part.name != wanted_ || part.kind == StateKind::kOptimizer) continue;
+      if (!given_.empty()) return usage_error("--part " + printable(wanted_) + " and --strip-prefix: give one of them");
+      chosen_ = part.prefix;
+      if (const auto average = averages_.find(chosen_); average != averages_.end())
+        model_ = average->second;
+      else
+        std::erase_if(model_, [&](const auto& name) { return !name.first.starts_with(chosen_); });
+    }
+    if (std::find(names.begin(), names.end(), wanted_) != names.end()) return {};
+    return usage_error(catalog_.root + ": there is no part '" + printable(wanted_) + "'; there are " +
+                       join(names, ", "));
+  }
+
+  bool is_training_state(const std::string& word) const {
+    if (!is_training_word(word) || is_average_word(word)) return false;
+    const auto has_it = [&](const auto& named) { return named.name.starts_with(word + "."); };
+    return std::any_of(catalog_.tensors().begin(), catalog_.tensors().end(), has_it) ||
+           std::any_of(catalog_.blobs.begin(), catalog_.blobs.end(), has_it);
   }
 
   Status find_wrappers() {
@@ -219,11 +307,13 @@ class PartFinder {
       if (std::none_of(model_.begin(), model_.end(),
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
-    } else {
+    } else if (models_.empty() || !chosen_.empty()) {
       const auto known = wrapper_by_family(model_);
       model_wrapper_ = known ? *known : wrapper_by_match(model_, optimized, "the optimizer has the names under it");
+      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "as --part says"};
     }
-    if (!model_.empty()) add_part(StateKind::kModel, model_wrapper_.prefix, model_wrapper_.evidence);
+    if (!model_.empty() && models_.empty() && chosen_.empty())
+      add_part(StateKind::kModel, model_wrapper_.prefix, "model", model_wrapper_.evidence);
     std::set<std::string, std::less<>> parameters;
     for (const auto& [pattern, alike] : model_)
       if (pattern.starts_with(model_wrapper_.prefix)) parameters.insert(pattern.substr(model_wrapper_.prefix.size()));
@@ -256,12 +346,36 @@ class PartFinder {
 
   Catalog& catalog_;
   const std::vector<std::pair<std::string, std::string>>& renames_;
-  std::string given_;
+  std::string given_, wanted_;
+  std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
+  std::vector<Part> models_;  // side by side; empty: there is one
+  std::map<std::string, NamePatterns> averages_;
   NamePatterns model_, optimized_;
   Wrapper model_wrapper_, optimizer_wrapper_;
 };
 
 }  // namespace
+
+bool is_of_part(std::string_view key, std::string_view part) {
+  if (part.empty()) return true;
+  const bool is_word = is_optimizer_word(part) || (is_training_word(part) && !is_average_word(part));
+  if (is_word) return key.starts_with(part) && key.substr(part.size()).starts_with('.');
+  return split_state_key(key).kind == StateKind::kModel;
+}
+
+std::string choice_of_part(const Catalog& catalog) {
+  std::vector<std::string> models, averages;
+  for (const Part& part : catalog.parts) {
+    if (part.kind == StateKind::kModel) models.push_back(part.name);
+    if (part.kind == StateKind::kOther) averages.push_back(part.name);
+  }
+  if (models.size() > 1) return "; it holds several models (" + join(models, ", ") + "): --part takes one of them";
+  return models.empty() && !averages.empty() ? "; it holds an average (--part " + averages[0] + ") and no model" : "";
+}
+
+bool is_adapter(std::string_view key) {
+  return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos;
+}
 
 Status find_parts(Catalog& catalog, const KeyChanges& changes) { return PartFinder(catalog, changes).find(); }
 

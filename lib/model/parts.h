@@ -8,15 +8,30 @@
 //   "optimizer_0.state.net.model.norm.weight.exp_avg"   "optimizer_0.state.model.norm.weight.exp_avg"
 #pragma once
 
+#include <string>
+#include <string_view>
+
 #include "lib/checkpoint/catalog.h"
 
 namespace reshard {
 
+// A training state may hold several models, each under its own prefix: an average of the weights ("ema."), a reference
+// model. The average is other state. Of others none is the model, unless `changes` chooses one.
+//
 // What a reader gives a plain key itself is taken for the name. A prefix is what wraps the model where most of its
 // names begin with it and, without it, are as a family names them; for a model of no known family, where the optimizer
 // has them without it. What lies beside a wrapped model is other state. Where `changes` gives a prefix, it is the
 // model's: a usage error where no name begins with it. Its renames come first, wherever their whole parts of names
 // occur.
 Status find_parts(Catalog& catalog, const KeyChanges& changes = {});
+
+// Whether the part of this name (Part::name, or a word of other state) has a plain key; an empty name is all parts.
+bool is_of_part(std::string_view key, std::string_view part);
+
+// What to do where none of several models is chosen: a clause after "; ", empty where there is one.
+std::string choice_of_part(const Catalog& catalog);
+
+// Whether a parameter is an adapter's (PEFT's lora_A, lora_B, ...) and not the model's.
+bool is_adapter(std::string_view key);
 
 }  // namespace reshard

@@ -548,6 +548,159 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ---- for programs
 
+// A name under two, adapters, placeholders, a tokenizer of another model: what names, shapes and files beside tell.
+void add_adapters(TensorValues& values) {
+  for (const char* layer : {"layers.0.", "layers.1."}) {
+    values[layer + std::string("attention.wq.lora_A.default.weight")] = {
+        DType::kFloat32, {4, 64}, std::string(1024, 'a')};
+    values[layer + std::string("attention.wq.lora_B.default.weight")] = {
+        DType::kFloat32, {64, 4}, std::string(1024, 'b')};
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    LeftBehind, AuditGolden,
+    testing::Values(Golden{"adapters_unmerged",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             add_adapters(values);
+                             w.save(values);
+                           },
+                           kConfig},
+                    Golden{"adapters_alone",  // nothing to merge them into
+                           [](const Workshop& w) {
+                             TensorValues values;
+                             add_adapters(values);
+                             w.save(values);
+                             fs::remove(w / "config.json");
+                           },
+                           {},
+                           0},
+                    Golden{"placeholders",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             for (auto& [name, tensor] : values)
+                               if (name != "layers.0.attention_norm.weight") tensor = {tensor.dtype, {0}, ""};
+                             w.save(values);
+                           },
+                           kConfig},
+                    Golden{"placeholders_of_no_family",
+                           [](const Workshop& w) {
+                             w.save({{"blocks.0.proj.weight", {DType::kFloat32, {0}, ""}},
+                                     {"blocks.0.norm.weight", {DType::kFloat32, {4}, std::string(16, 'n')}},
+                                     {"state.history", {DType::kFloat32, {0}, ""}}});
+                             fs::remove(w / "config.json");
+                           },
+                           {}},
+                    Golden{"tokenizer_larger",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b");
+                             w.write(
+                                 "tokenizer.json",
+                                 R"({"version": "1.0", "added_tokens": [{"id": 128255, "content": "<|last|>"}, )"
+                                 R"({"id": 128256, "content": "<pad>"}, {"id": 128300, "content": "<|\n\"]}|>"}],)"
+                                 R"("model": {"type": "BPE", "merges": [["\"", "}"]], "vocab": {"a": 0, "}": 1}}})");
+                             w.write("added_tokens.json", R"({"<pad>": 128256, "<one>": 128257, "<two>": 128258})");
+                           },
+                           kConfig},
+                    Golden{"tokenizer_fits",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b");
+                             w.write("tokenizer.json",
+                                     R"({"added_tokens": [{"id": 128255, "content": "<pad>"}],)"
+                                     R"("model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["],", -1.5]]}})");
+                           },
+                           kConfig, 0},
+                    Golden{"tokenizer_unigram_larger",
+                           [](const Workshop& w) {
+                             w.copy("tp8");
+                             std::string vocab = R"(["w", -1])";
+                             for (int i = 1; i < 258; ++i) vocab += R"(, ["w)" + std::to_string(i) + R"(", -1.5])";
+                             w.write("tokenizer.json", R"({"model": {"vocab": [)" + vocab + "]}}");
+                           },
+                           kConfig},
+                    Golden{"tokenizer_damaged",  // is not the checkpoint's
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b");
+                             w.write("tokenizer.json", R"({"added_tokens": [{"id": )");
+                             w.write("added_tokens.json", "{");
+                           },
+                           kConfig, 0},
+                    Golden{"names_twice_without_config",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             values["_orig_mod.norm.weight"] = values.at("norm.weight");
+                             w.save(values);
+                             fs::remove(w / "config.json");
+                           },
+                           {}},
+                    Golden{"weights_twice",
+                           [](const Workshop& w) {
+                             TensorValues values = tp8();
+                             values["copy.layers.1.attention.wq.weight"] = values.at("layers.1.attention.wq.weight");
+                             for (const char* name : {"attention.wo.weight", "feed_forward.w1.weight"})
+                               values["layers.1." + std::string(name)] = values.at("layers.0." + std::string(name));
+                             w.save(values);
+                           },
+                           {"--config", "config.json", "--bytes"}},
+                    Golden{"weights_twice_of_no_family",  // a name in another; what may be tied is not known
+                           [](const Workshop& w) {
+                             const TensorValue a = tp8().at("layers.1.attention.wq.weight");
+                             w.save({{"blocks.0.a", a}, {"old.blocks.0.a", a}, {"shared.weight", a}});
+                             fs::remove(w / "config.json");
+                           },
+                           {}}),
+    title);
+
+// FSDP2 with a shard_placement_fn cuts matrices on dimension 1; norms, which tensor parallelism never cuts, tell.
+TEST(Audit, FsdpOnALaterDimensionIsNoTensorParallelism) {
+  const Workshop w;
+  w.lay_out(
+      "single", R"({"reshard_layout": 1, "name": "later", "files": "shards", "mesh": [{"axis": "dp_shard", "size": 4}],
+    "tensors": [)" + std::string(kNorms) +
+                    R"(, {"names": ["*"], "splits": [{"axes": ["dp_shard"], "dim": 1}]}]})");
+  const CommandResult r = w.run({"inspect", "ck"});
+  EXPECT_THAT(r.out, HasSubstr("dp_shard=4          certain: "));
+  EXPECT_THAT(r.out, HasSubstr("wk, wo, wq, ... in 4 on a"));
+  EXPECT_THAT(r.out, testing::Not(HasSubstr("tp=")));
+}
+
+// What ranks have of FSDP1's flat parameters begins and ends anywhere.
+TEST(Audit, FlatOptimizerStateIsNoFinding) {
+  const std::string data = RESHARD_TEST_DATA "/fsdp/";
+  for (const auto& [name, mesh] :
+       {std::pair("fsdp1_sharded", "dp_shard=3"), std::pair("fsdp1_orig_params", "dp_shard=3"),
+        std::pair("fsdp1_hybrid", "dp_replicate=2,dp_shard=2")}) {
+    const CommandResult r = reshard_cli({"verify", data + name, "--mesh", mesh});
+    EXPECT_THAT(r.out, HasSubstr(" of optimizer state are runs of elements, as FSDP1 cuts its flat parameters"))
+        << name;
+    EXPECT_THAT(r.out, testing::Not(HasSubstr("optimizer.state"))) << name;
+  }
+  // Of another mesh everything lies otherwise, and the optimizer with it.
+  const CommandResult other = reshard_cli({"verify", data + "fsdp1_sharded", "--mesh", "dp_shard=2"});
+  EXPECT_THAT(other.out, HasSubstr("optimizer.state"));
+}
+
+TEST(Audit, AMessageOfSeveralLinesIsAFindingWithReasons) {
+  const Workshop w;
+  TensorValues values = tp8();
+  values["_orig_mod.norm.weight"] = values.at("norm.weight");
+  w.save(values);
+  w.write("ck/reshard_manifest.json", R"({"family": "llama", "hf_rows": true, "tensors": {}})");
+  const CommandResult r = w.run({"verify", "ck", "--bytes"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(r.out, HasSubstr("is there twice, under two names"));
+  EXPECT_THAT(r.out, testing::Not(HasSubstr("x0a")));
+}
+
+TEST(Audit, LongSetsOfNumbersAreCutShort) {
+  const Workshop w;
+  TensorValues values;
+  for (int i = 0; i < 500; i += 5) values["blocks." + std::to_string(i) + ".k.w"] = {DType::kFloat32, {0, 2}, ""};
+  w.save(values);
+  EXPECT_THAT(w.run({"inspect", "ck"}).out, HasSubstr("blocks.{0,5,10,...,495}.k.w  "));
+}
+
 TEST(Audit, JsonHoldsWhatTheTextShows) {
   const Workshop w;
   w.model("llama-3.1-70b", {"--shape", "model.embed_tokens.weight=16064x8192"});

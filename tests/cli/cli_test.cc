@@ -775,5 +775,20 @@ TEST(Cli, DamagedHuggingFaceModelsAreRefused) {
   EXPECT_THAT(r.out, HasSubstr("the digest differs from reshard_manifest.json"));
 }
 
+// torch.distributed.checkpoint with its ZStandard extension (torch 2.15): objects are longer than what is stored.
+TEST(Cli, PlansTheSizesOfCompressedObjects) {
+  const TempDir dir;
+  const std::string source = RESHARD_TEST_DATA "/runs/zstd/checkpoint";
+  const CommandResult planned = reshard_cli({"plan", source, "--to", "dcp", "--mesh", "dp_shard=2", "--json"});
+  ASSERT_EQ(planned.exit_code, 0) << planned.err;
+  ASSERT_EQ(reshard_cli({"convert", source, dir / "out", "--to", "dcp", "--mesh", "dp_shard=2", "-q"}).exit_code, 0);
+  const Json plan = *parse_json(planned.out, "out");
+  const auto files = *plan.get_array("files");
+  ASSERT_EQ(files.size(), 3u);
+  for (const Json& file : files)
+    EXPECT_EQ(static_cast<std::uintmax_t>(*file.get_index("bytes")),
+              std::filesystem::file_size(dir / ("out/" + std::string(*file.get_string("path")))));
+}
+
 }  // namespace
 }  // namespace reshard

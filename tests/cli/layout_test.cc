@@ -211,5 +211,17 @@ TEST(CliLayout, PlanAndManifestNameTheLayout) {
   EXPECT_EQ(*json->get_string("mesh"), "dp_shard=4");
 }
 
+TEST(Layout, ATensorWithoutANameIsWhatNoOtherRuleMatches) {
+  const TempDir dir;
+  const TensorValue rows = {DType::kFloat32, {4, 2}, std::string(32, 'r')};
+  write_dcp({{"", rows}, {"a.weight", rows}}, dir / "ck", *Mesh::parse("dp_shard=2"));
+  const CommandResult r = reshard_cli({"layout", dir / "ck", "--json"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  write_file(dir / "layout.json", r.out);
+  const CommandResult again =
+      reshard_cli({"verify", dir / "ck", "--layout", dir / "layout.json", "--fail-on", "error"});
+  EXPECT_EQ(again.exit_code, 0) << again.out << again.err;
+}
+
 }  // namespace
 }  // namespace reshard

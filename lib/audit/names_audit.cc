@@ -1,0 +1,102 @@
+#include "lib/audit/names_audit.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "lib/base/text.h"
+#include "lib/model/parts.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kShown = 4;
+
+bool is_model(const Tensor& tensor) { return split_state_key(tensor.key()).kind == StateKind::kModel; }
+
+void report_adapters(const Catalog& catalog, FindingList& findings) {
+  std::vector<std::string> adapters;
+  Index weights = 0;
+  for (const Tensor& t : catalog.tensors()) {
+    if (!is_model(t)) continue;
+    if (is_adapter(t.key()))
+      adapters.push_back(t.name);
+    else
+      ++weights;
+  }
+  if (adapters.empty() || weights == 0) return;
+  Finding& f = findings.add(Severity::kWarning, "adapter-unmerged");
+  f.what = "adapters beside the weights they change";
+  f.why.push_back(count_of(std::ssize(adapters), "tensor") + " of adapters, " + with_commas(weights) + " of the model");
+  f.tensors = std::move(adapters);
+  f.advice =
+      "A loader of the model drops them, and with them what was trained. Merge them into the weights "
+      "(merge_and_unload), or save the adapters by themselves.";
+}
+
+void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {
+  std::vector<std::string> empty;
+  Index weights = 0;
+  for (const Tensor& t : catalog.tensors()) {
+    if (!is_model(t)) continue;
+    ++weights;
+    if (is_placeholder(t, model)) empty.push_back(t.name);
+  }
+  if (empty.empty()) return;
+  const bool is_one = empty.size() == 1;
+  Finding& f = findings.add(Severity::kError, "placeholder");
+  f.what = is_one ? "is empty, where a model has a weight" : "are empty, where a model has weights";
+  f.why.push_back(with_commas(std::ssize(empty)) + " of " + count_of(weights, "tensor") + " of the model");
+  f.why.emplace_back(
+      "a rank that holds parts of its parameters (DeepSpeed's ZeRO stage 3, FSDP) leaves such placeholders in its "
+      "state_dict() for those that were not gathered");
+  f.lost = std::string(is_one ? "Its values are" : "Their values are") + " in no file of this checkpoint.";
+  f.tensors = std::move(empty);
+  f.advice =
+      "The ranks' own files have them: convert those (global_step*/ of DeepSpeed). Or save again with the parameters "
+      "gathered (stage3_gather_16bit_weights_on_model_save).";
+}
+
+void report_same_keys(const Catalog& catalog, FindingList& findings) {
+  std::unordered_map<std::string_view, const Tensor*> by_key;
+  std::vector<std::string> lines;
+  std::vector<std::string> names;
+  Index parameters = 0;
+  for (const Tensor& t : catalog.tensors()) {
+    if (!is_model(t)) continue;
+    const auto [it, is_new] = by_key.emplace(t.key(), &t);
+    if (is_new) continue;
+    ++parameters;
+    names.insert(names.end(), {it->second->name, t.name});
+    if (lines.size() < kShown)
+      lines.push_back(printable(t.key()) + " is " + printable(it->second->name) + " " + to_string(it->second->shape) +
+                      " and " + printable(t.name) + " " + to_string(t.shape));
+  }
+  if (parameters == 0) return;
+  std::sort(names.begin(), names.end(), natural_less);
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  Finding& f = findings.add(Severity::kError, "name-duplicate");
+  f.what = parameters == 1 ? "both are one parameter, and one of them can be loaded"
+                           : count_of(parameters, "parameter") + ", each there under two names; one can be loaded";
+  f.tensors = std::move(names);
+  f.why = std::move(lines);
+  if (parameters > static_cast<Index>(kShown))
+    f.why.push_back("and " + with_commas(parameters - static_cast<Index>(kShown)) + " more like them");
+  f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
+}
+
+}  // namespace
+
+bool is_placeholder(const Tensor& tensor, const Model& model) {
+  if (tensor.elements() > 0 || !is_model(tensor)) return false;
+  return model.family ? parse_name(*model.family, tensor.key()).has_value() : tensor.key().ends_with(".weight");
+}
+
+std::vector<Finding> audit_names(const Catalog& catalog, const Model& model) {
+  FindingList findings;
+  report_adapters(catalog, findings);
+  report_placeholders(catalog, model, findings);
+  if (!model.is_described()) report_same_keys(catalog, findings);
+  return findings.take();
+}
+
+}  // namespace reshard

@@ -1,0 +1,202 @@
+// Training states of more than a model and its optimizer: an average of the weights, several models, what each rank has
+// of its own. `--part` takes one part.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "formats/registry.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// The tensors of a Llama under a prefix; their bytes' first byte is `mark`.
+void add_model(TensorValues& values, const std::string& prefix, char mark) {
+  for (auto& [name, value] : load_checkpoint(sample("tp8") + "/full.safetensors")) {
+    TensorValue marked = value;
+    marked.bytes[0] = mark;
+    values[prefix + name] = std::move(marked);
+  }
+}
+
+// A checkpoint "ck/checkpoint" of these tensors beside the model's config.
+struct SavedState {
+  TempDir dir;
+  std::string path = dir / "ck/checkpoint", out = dir / "out";
+  explicit SavedState(const TensorValues& values) {
+    fs::create_directory(dir / "ck");
+    write_dcp(values, path, *Mesh::parse("dp_shard=2"));
+    write_file(dir / "ck/config.json", read_file(sample("tp8") + "/config.json"));
+  }
+  CommandResult convert(std::vector<std::string> options) const {
+    options.insert(options.begin(), {"convert", path, out, "--force"});
+    return reshard_cli(options);
+  }
+};
+
+// {"model": ..., "ema": AveragedModel(model), "optimizer": ...}
+TensorValues with_average(const std::string& model, const std::string& ema) {
+  TensorValues values;
+  add_model(values, model, 'm');
+  add_model(values, ema, 'e');
+  for (auto& [name, value] : load_checkpoint(sample("tp8") + "/full.safetensors"))
+    values["optimizer.state." + name + ".exp_avg"] = value;
+  return values;
+}
+
+TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
+  for (const auto& [model, ema] :
+       {std::pair("model.", "ema."), std::pair("", "model_ema."), std::pair("app.model.", "app.ema_model.module."),
+        std::pair("model.net.", "model.ema."), std::pair("state.model.", "state.ema_state_dict.")}) {
+    const SavedState run(with_average(model, ema));
+    const CommandResult inspected = reshard_cli({"inspect", run.path});
+    EXPECT_THAT(inspected.out, AllOf(HasSubstr("model       39 tensors"), HasSubstr("ema under '"),
+                                     HasSubstr("an average of the model's weights")))
+        << model << " " << ema;
+    ASSERT_EQ(run.convert({"--to", "hf"}).exit_code, 0) << model << " " << ema;
+    EXPECT_EQ(load_checkpoint(run.out).at("model.norm.weight").bytes[0], 'm');
+    const CommandResult taken = run.convert({"--to", "hf", "--part", "ema"});
+    ASSERT_EQ(taken.exit_code, 0) << model << " " << ema << taken.err;
+    EXPECT_THAT(taken.out, HasSubstr("39 of 39 tensors of "));
+    const TensorValues average = load_checkpoint(run.out);
+    EXPECT_EQ(average.size(), 39u);
+    EXPECT_EQ(average.at("model.norm.weight").bytes[0], 'e');
+  }
+}
+
+TEST(Parts, OnePartIsShownCarriedAndRead) {
+  const SavedState run(with_average("model.", "ema."));
+  const CommandResult shown = reshard_cli({"inspect", run.path, "--part", "ema"});
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("model       39 tensors"), HasSubstr("ema.layers.{0..3}.attention.wq.weight"),
+                               Not(HasSubstr("\nmodel.layers")), Not(HasSubstr("\noptimizer"))));
+  ASSERT_EQ(run.convert({"--to", "dcp", "--part", "optimizer"}).exit_code, 0);
+  for (const auto& [name, value] : load_checkpoint(run.out)) EXPECT_TRUE(name.starts_with("optimizer.state.")) << name;
+  const CommandResult carried = run.convert({"--to", "dcp", "--part", "model"});
+  EXPECT_THAT(carried.out, HasSubstr("left out: other parts (78 tensors"));
+  EXPECT_EQ(load_checkpoint(run.out).size(), 39u);
+  const CommandResult verified =
+      reshard_cli({"verify", run.path, "--part", "ema", "--bytes", "--config", run.dir / "ck/config.json", "--json"});
+  const Json json = *parse_json(verified.out, "out");
+  EXPECT_EQ(verified.exit_code, 0) << verified.out;
+  const auto tensors = *json.get_array("tensors");
+  ASSERT_EQ(tensors.size(), 39u);
+  for (const Json& t : tensors) EXPECT_TRUE(t.get_string("name")->starts_with("ema."));
+}
+
+TEST(Parts, ADamagedAverageIsFoundWhereItIsAskedAbout) {
+  TensorValues values = with_average("model.", "ema.");
+  values.erase("ema.layers.2.attention.wq.weight");
+  const SavedState run(values);
+  EXPECT_EQ(reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json"}).exit_code, 0);
+  const CommandResult r = reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json", "--part", "ema"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(r.out, HasSubstr("model.layers.2.self_attn.q_proj.weight: is missing"));
+  EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema"}).exit_code, 3);
+}
+
+TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
+  TensorValues values;
+  add_model(values, "actor.", 'a');
+  add_model(values, "critic.model.", 'c');
+  values.erase("critic.model.output.weight");  // so that the actor has the more names
+  const SavedState run(values);
+  const CommandResult refused = run.convert({"--to", "hf"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.err, HasSubstr("it holds several models (actor, critic): --part takes one of them"));
+  EXPECT_FALSE(fs::exists(run.out));
+  const CommandResult inspected = reshard_cli({"inspect", run.path});
+  EXPECT_THAT(inspected.out, AllOf(HasSubstr("actor under 'actor.'"), HasSubstr("critic under 'critic.'")));
+  const CommandResult verified = reshard_cli({"verify", run.path, "--config", run.dir / "ck/config.json"});
+  EXPECT_EQ(verified.exit_code, 4);
+  EXPECT_THAT(verified.err, HasSubstr("--part takes one of them"));
+  const CommandResult taken = run.convert({"--to", "hf", "--part", "actor"});
+  ASSERT_EQ(taken.exit_code, 0) << taken.err;
+  EXPECT_EQ(load_checkpoint(run.out).at("model.norm.weight").bytes[0], 'a');
+  const CommandResult critic = reshard_cli(
+      {"verify", run.path, "--config", run.dir / "ck/config.json", "--part", "critic", "--fail-on", "error"});
+  EXPECT_THAT(critic.out, HasSubstr("lm_head.weight: is missing"));
+}
+
+TEST(Parts, APartThatIsNotThereIsRefusedWithThoseThatAre) {
+  const SavedState run(with_average("model.", "ema."));
+  for (const char* command : {"inspect", "verify"}) {
+    const CommandResult r = reshard_cli({command, run.path, "--part", "swa"});
+    EXPECT_EQ(r.exit_code, 2);
+    EXPECT_THAT(r.err, HasSubstr("there is no part 'swa'; there are model, optimizer, ema"));
+  }
+  EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema", "--strip-prefix", "model."}).exit_code, 2);
+  EXPECT_EQ(run.convert({"--to", "hf", "--part", "optimizer"}).exit_code, 2);  // no model
+}
+
+// dcp.save(..., use_collectives=False) of four ranks (torch 2.15): each its own seed under one name.
+const std::string kRankLocal = RESHARD_TEST_DATA "/runs/rank_local/checkpoint";
+
+std::map<std::string, std::string> objects_of(const std::string& path) {
+  std::map<std::string, std::string> out;
+  const auto open = open_checkpoint(path);
+  if (!open) ADD_FAILURE() << open.error().message();
+  if (!open) return out;
+  for (const Blob& blob : open->reader->catalog().blobs) out[blob.name] = open->reader->describe(blob);
+  return out;
+}
+
+const std::map<std::string, std::string> kObjectsOfRanks = {{"seed", "100"},
+                                                            {"extra_state.rank_1.seed", "101"},
+                                                            {"extra_state.rank_2.seed", "102"},
+                                                            {"extra_state.rank_3.seed", "103"},
+                                                            {"step", "7"},
+                                                            {"train_state.epoch", "3"},
+                                                            {"train_state.rng", "[0, 1]"},
+                                                            {"extra_state.rank_1.train_state.rng", "[1, 2]"},
+                                                            {"extra_state.rank_2.train_state.rng", "[2, 3]"},
+                                                            {"extra_state.rank_3.train_state.rng", "[3, 4]"}};
+
+TEST(RanksSavedOnTheirOwn, EveryRanksObjectsAreThere) {
+  EXPECT_EQ(objects_of(kRankLocal), kObjectsOfRanks);
+  const CommandResult inspected = reshard_cli({"inspect", kRankLocal});
+  EXPECT_THAT(inspected.out, HasSubstr("each box is in the files of 2 ranks: r, r + 2"));
+  const CommandResult verified = reshard_cli({"verify", kRankLocal, "--replicas", "--fail-on", "note"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+TEST(RanksSavedOnTheirOwn, TheirObjectsAreCarriedAndTold) {
+  const TempDir dir;
+  const CommandResult r = reshard_cli({"convert", kRankLocal, dir / "out", "--to", "dcp", "--mesh", "dp_shard=2"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out + r.err, HasSubstr("6 objects are one rank's own ('extra_state.rank_1.seed', "));
+  EXPECT_EQ(objects_of(dir / "out"), kObjectsOfRanks);
+  const CommandResult verified = reshard_cli({"verify", dir / "out", "--bytes"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out;
+}
+
+TEST(RanksSavedOnTheirOwn, AByteOfNobodyIsStillFound) {
+  const TempDir dir;
+  fs::copy(kRankLocal, dir / "ck");
+  const std::string file = dir / "ck/__2_0.distcp";
+  write_file(file, read_file(file) + std::string(64, 'x'));
+  const CommandResult r = reshard_cli({"verify", dir / "ck"});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_THAT(r.out, HasSubstr("64 B in the data files belong to no tensor or object"));
+}
+
+TEST(RanksSavedOnTheirOwn, WithoutTheirFilesLengthsTell) {
+  const TempDir dir;
+  fs::create_directory(dir / "ck");
+  for (int rank = 0; rank < 4; ++rank) {
+    const std::string name = "/__" + std::to_string(rank) + ".metadata";
+    fs::copy(kRankLocal + name, dir / ("ck" + name));
+  }
+  const CommandResult r = reshard_cli({"inspect", dir / "ck"});
+  EXPECT_THAT(r.out, AllOf(HasSubstr("metadata only"), HasSubstr("objects     4 ")));
+}
+
+}  // namespace
+}  // namespace reshard
