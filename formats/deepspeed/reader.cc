@@ -215,11 +215,18 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
     keys.push_back(it->first);
     names.push_back(it->second);
   }
+  const auto base = static_cast<std::uint32_t>(catalog_.files.size());
   auto others = TRY(read_files<ModelStates>(
-      names, [](const File& file, const std::string& path, std::uint32_t) -> Result<ModelStates> {
-        return read_model_states(TRY(TensorFile::open(file)), path);
+      names, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<ModelStates> {
+        ModelStates out = TRY(read_model_states(TRY(TensorFile::open(file)), path));
+        if (keys[number - base].second > 0) {  // of what all ranks have alike the first rank's is enough
+          out.groups.reset();
+          std::erase_if(out.module, [&](const NamedTensor& t) {
+            return t.tensor.shape() == Dims{0} && !out.buffers.contains(t.name);
+          });
+        }
+        return out;
       }));
-  const auto base = static_cast<std::uint32_t>(catalog_.files.size() - names.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (others[i].steps != first().steps)
       return corrupt(path_join(catalog_.root, names[i]) + ": global_steps is " +
@@ -859,13 +866,12 @@ Status DeepspeedReader::add_extra() {
 }
 
 void DeepspeedReader::describe_run(Weights wanted) {
-  std::string text = "DeepSpeed";
-  if (!first().version.empty()) text += " " + first().version;
-  if (!optimizer_.empty()) text += ", " + optimizer_;
-  text += ", " + count_of(ranks_, "data-parallel rank");
+  catalog_.attributes.emplace_back("format",
+                                   "DeepSpeed" + (first().version.empty() ? std::string() : " " + first().version));
+  std::string text = optimizer_ + ", " + count_of(ranks_, "data-parallel rank");
   if (!set_.layers.empty()) text += ", " + count_of(parts(), "pipeline stage");
   if (first().steps) text += ", step " + with_commas(*first().steps);
-  catalog_.attributes.emplace_back("format", text);
+  catalog_.attributes.emplace_back("saved", text);
   if (has_masters_)
     catalog_.attributes.emplace_back("weights", wanted == Weights::kMaster
                                                     ? "the optimizer's float32 masters"

@@ -27,8 +27,9 @@ using testing::HasSubstr;
 // Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with what they hold as digests: the model under Hugging
 // Face's names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
 constexpr const char* kSaves[] = {
-    "z0",       "z1_universal",  "bf16opt", "z2_frozen_tied", "z2_moe", "z3_frozen_tied", "z3_subgroups",
-    "z2_align", "z2_roundrobin", "pipe"};
+    "z0",      "z1_universal",  "bf16opt",        "z2_align",     "z2_fp16",      "z2_frozen_tied",
+    "z2_moe",  "z2_roundrobin", "z3_frozen_tied", "z3_subgroups", "z3_universal", "pipe",
+    "pipe_odd"};
 
 std::string saved(const std::string& name) { return test_data("deepspeed/" + name); }
 
@@ -113,7 +114,7 @@ class DeepspeedSave : public Deepspeed, public testing::WithParamInterface<const
   const std::string name_ = GetParam();
 };
 INSTANTIATE_TEST_SUITE_P(All, DeepspeedSave, testing::ValuesIn(kSaves),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& save) { return std::string(save.param); });
 
 TEST_P(DeepspeedSave, BecomesTheModel) {
   if (!has_name_rules(name_)) return;
@@ -195,7 +196,7 @@ TEST_F(Deepspeed, MastersAreTheModelWhereAskedFor) {
 
 TEST_F(Deepspeed, TellsOfTheRun) {
   const CommandResult r = reshard_cli({"inspect", saved("z3_frozen_tied")});
-  EXPECT_THAT(r.out, AllOf(HasSubstr("DeepSpeed 0.19.8, ZeRO 3, 3 data-parallel ranks, step 1"),
+  EXPECT_THAT(r.out, AllOf(HasSubstr("DeepSpeed 0.19.8"), HasSubstr("ZeRO 3, 3 data-parallel ranks, step 1"),
                            HasSubstr("extra_state.client_note = 'kept by the user'")));
   const auto open = open_checkpoint(saved("z3_frozen_tied"));
   ASSERT_TRUE(open);
@@ -241,8 +242,13 @@ TEST_F(Deepspeed, MissingFilesAreNamed) {
               HasSubstr("missing 1 file ('global_step1/layer_1_expert_2_mp_rank_00_model_states.pt')"));
   EXPECT_THAT(without("z1_universal", "global_step1_universal/zero/model.norm.weight/fp32.pt"),
               HasSubstr("missing 'global_step1_universal/zero/model.norm.weight/fp32.pt'"));
+  // Tensor-parallel parts: a pipeline has files of layers.
+  std::string path = copy("z2_frozen_tied");
+  fs::copy(path + "/global_step1/mp_rank_00_model_states.pt", path + "/global_step1/mp_rank_01_model_states.pt");
+  EXPECT_THAT(error_of(path),
+              AllOf(HasSubstr("D: model states of 2 tensor-parallel ranks"), HasSubstr("ds_to_universal.py")));
   // ZeRO 2's model is whole without its optimizer.
-  const std::string path = copy("z2_frozen_tied");
+  path = copy("z2_frozen_tied");
   for (const char* rank : {"0", "1"})
     fs::remove(path + "/global_step1/bf16_zero_pp_rank_" + rank + "_mp_rank_00_optim_states.pt");
   const CommandResult r = reshard_cli({"inspect", path});
