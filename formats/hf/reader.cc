@@ -29,9 +29,8 @@ struct Sources {
 
 // What lies beside a model's own files and is no part of it: Mistral's second copy of the model, under names of their
 // own (docs/formats/meta.md), and an adapter to it (peft/utils/save_and_load.py).
-bool is_beside(std::string_view name) {
-  return name.starts_with("consolidated") || name == "adapter_model.safetensors";
-}
+constexpr std::string_view kAdapter = "adapter_model.safetensors";
+bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
 Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
   Sources sources;
@@ -267,6 +266,10 @@ void HfReader::describe_format() {
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));
   if (!sources_.beside.empty())
     catalog_.attributes.emplace_back("beside it", names_text(sources_.beside, "file") + ", no part of the model");
+  if (std::find(sources_.beside.begin(), sources_.beside.end(), kAdapter) != sources_.beside.end())
+    catalog_.notes.push_back(std::string(kAdapter) +
+                             " lies beside the model and is not read: an adapter that was not merged into it, which " +
+                             "some loaders apply when they find it");
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 

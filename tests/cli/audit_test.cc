@@ -576,6 +576,13 @@ INSTANTIATE_TEST_SUITE_P(
                            },
                            {},
                            0},
+                    Golden{"adapter_beside",
+                           [](const Workshop& w) {
+                             w.must({"convert", sample("tp8") + "/checkpoint", "ck", "--to", "hf", "-q"});
+                             fs::remove(w / "ck/reshard_manifest.json");
+                             fs::copy(w / "ck/model.safetensors", w / "ck/adapter_model.safetensors");
+                           },
+                           {}},
                     Golden{"placeholders",
                            [](const Workshop& w) {
                              TensorValues values = tp8();
