@@ -97,6 +97,7 @@ Result<FileSet> find_files(const std::string& path) {
   if (!set.directory.empty() && !is_directory(directory))
     return io_error(path_join(path, set.latest) + ": names '" + printable(base_name(directory)) +
                     "', which is not there; open the directory of another step by its path");
+  std::string cut_layer;  // one that tensor-parallel ranks have parts of
   for (const DirectoryEntry& e : TRY(list_directory(directory))) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
@@ -111,10 +112,10 @@ Result<FileSet> find_files(const std::string& path) {
         is_new = set.optimizers.emplace(std::pair(name->part, *name->rank), file).second;
         break;
       case FileName::Kind::kLayer:
-        if (name->part > 0)
-          return unsupported(path_join(path, file) +
-                             ": a layer of one tensor-parallel rank, and how its parts join is not in the files; "
-                             "ds_to_universal.py makes a universal checkpoint of them, which is read");
+        if (name->part > 0) {
+          cut_layer = file;
+          break;
+        }
         is_new = set.layers.emplace(name->layer, file).second;
         break;
       case FileName::Kind::kExpert:
@@ -126,6 +127,11 @@ Result<FileSet> find_files(const std::string& path) {
                      ": expected one file of its rank, got another beside it: files of two "
                      "saves in one directory");
   }
+  if (!cut_layer.empty() && !set.is_universal)
+    return unsupported(path_join(path, cut_layer) +
+                       ": a layer of one tensor-parallel rank, and how its parts join is not in the files; "
+                       "ds_to_universal.py makes a universal checkpoint of them, which is read");
+  if (!cut_layer.empty()) set.layers.clear();  // each parameter is whole in a file of its own
   if (set.models.empty())
     return io_error(directory +
                     ": expected the file mp_rank_00_model_states.pt, got optimizer "

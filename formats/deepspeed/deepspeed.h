@@ -63,7 +63,8 @@ struct FileSet {
 };
 
 // What `path` is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
-// holds no model states; unsupported where a layer is in files of tensor-parallel ranks.
+// holds no model states; unsupported where a layer is in files of tensor-parallel ranks and the checkpoint is not
+// universal.
 Result<FileSet> find_files(const std::string& path);
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);

@@ -247,6 +247,13 @@ TEST_F(Deepspeed, MissingFilesAreNamed) {
   fs::copy(path + "/global_step1/mp_rank_00_model_states.pt", path + "/global_step1/mp_rank_01_model_states.pt");
   EXPECT_THAT(error_of(path),
               AllOf(HasSubstr("D: model states of 2 tensor-parallel ranks"), HasSubstr("ds_to_universal.py")));
+  path = copy("pipe");
+  for (const char* rank : {"00", "01"})
+    fs::copy(path + "/global_step1/layer_01-model_states.pt",
+             path + "/global_step1/layer_01-model_" + rank + "-model_states.pt");
+  fs::remove(path + "/global_step1/layer_01-model_states.pt");
+  EXPECT_THAT(error_of(path), AllOf(HasSubstr("D/global_step1/layer_01-model_01-model_states.pt: a layer of one"),
+                                    HasSubstr("ds_to_universal.py")));
   // ZeRO 2's model is whole without its optimizer.
   path = copy("z2_frozen_tied");
   for (const char* rank : {"0", "1"})
