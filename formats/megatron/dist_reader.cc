@@ -71,7 +71,9 @@ struct Stack {
 struct BufferGroup {
   Index optimizer = 0;  // with experts: 0 has the others' state, 1 theirs
   Index group = 0, chunk = 0;
-  friend auto operator<=>(const BufferGroup&, const BufferGroup&) = default;
+  friend bool operator<(const BufferGroup& a, const BufferGroup& b) {
+    return std::tie(a.optimizer, a.group, a.chunk) < std::tie(b.optimizer, b.group, b.chunk);
+  }
 };
 
 // One bucket of one.
