@@ -79,7 +79,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     model.push_back("'" + printable(t.name) + "'");
     if (is_adapter(t.key())) adapters.push_back(model.back());
   }
-  std::string why = "no model family that is known names its tensors so (" + some_of(model) + ")";
+  std::string why = model.empty() ? "no tensor of it is a model's"
+                                  : "no model family that is known names its tensors so (" + some_of(model) + ")";
   if (!adapters.empty())
     why = "it holds adapters beside the weights they change (" + some_of(adapters) + "), which are no model until " +
           "they are merged";

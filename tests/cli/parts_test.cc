@@ -125,6 +125,17 @@ TEST(Parts, SeveralModelsAreToldApartAndNoneIsGuessed) {
   EXPECT_THAT(critic.out, HasSubstr("lm_head.weight: is missing"));
 }
 
+TEST(Parts, AnAverageAloneIsNotTakenUnasked) {
+  TensorValues values;
+  add_model(values, "ema.", 'e');
+  const SavedState run(values);
+  const CommandResult r = run.convert({"--to", "hf"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("no tensor of it is a model's, and "));
+  EXPECT_THAT(r.err, HasSubstr("it holds an average (--part ema) and no model"));
+  EXPECT_EQ(run.convert({"--to", "hf", "--part", "ema"}).exit_code, 0);
+}
+
 TEST(Parts, APartThatIsNotThereIsRefusedWithThoseThatAre) {
   const SavedState run(with_average("model.", "ema."));
   for (const char* command : {"inspect", "verify"}) {
