@@ -1,6 +1,7 @@
 #include "lib/audit/verification.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -15,6 +16,7 @@
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/device/convert.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
@@ -319,6 +321,42 @@ ValueContext value_context(const Catalog& view, const Model& model) {
   return context;
 }
 
+// The model's tensors that are kept twice, by those which are their float32 masters: one is the other rounded.
+std::map<std::size_t, std::size_t> weights_of_masters(const Catalog& view) {
+  constexpr std::string_view kMaster = ".fp32_param";
+  std::map<std::string, std::size_t> model;
+  for (std::size_t i = 0; i < view.tensors().size(); ++i)
+    if (const Tensor& t = view.tensors()[i]; !t.model_dtype && split_state_key(t.key()).kind == StateKind::kModel)
+      model.emplace(t.key(), i);
+  std::map<std::size_t, std::size_t> out;
+  for (std::size_t i = 0; i < view.tensors().size(); ++i) {
+    const Tensor& t = view.tensors()[i];
+    const StateKey key = split_state_key(t.key());
+    const auto weight = key.suffix == kMaster ? model.find(key.parameter) : model.end();
+    if (weight == model.end()) continue;
+    const Tensor& w = view.tensors()[weight->second];
+    if (w.shape == t.shape && byte_size(w.dtype) < byte_size(t.dtype) && can_convert(t.dtype, w.dtype))
+      out.emplace(i, weight->second);
+  }
+  return out;
+}
+
+void check_masters(const Catalog& view, const std::map<std::size_t, std::size_t>& masters,
+                   const std::vector<TensorProof>& proofs, VerifyReport& report) {
+  if (masters.empty()) return;
+  checked(report, "master-differs", "the weights are their masters, rounded", std::ssize(masters));
+  std::vector<std::string> differing;
+  for (const auto& [master, weight] : masters)
+    if (!(proofs[master].target == proofs[weight].source)) differing.push_back(view.tensors()[weight].name);
+  if (differing.empty()) return;
+  Finding& f = add(report, Severity::kWarning, "master-differs",
+                   std::string(differing.size() == 1 ? "is not its float32 master" : "are not their float32 masters") +
+                       " rounded to the model's dtype");
+  f.tensors = std::move(differing);
+  f.advice =
+      "Training goes on from the masters, a loader of the model takes the other: --weights master converts them.";
+}
+
 Status read_tensors(const Catalog& view, const Opened& opened, const Model& model, const VerifyOptions& options,
                     VerifyReport& report) {
   RunOptions run = options.run;
@@ -343,7 +381,10 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
     FileSource source(view, opened.reader().files());
     std::vector<DigestRequest> requests;
     for (std::size_t i = 0; i < view.tensors().size(); ++i) requests.push_back({i, view.tensors()[i].dtype});
+    const auto masters = weights_of_masters(view);
+    for (const auto& [master, weight] : masters) requests[master].as = view.tensors()[weight].dtype;
     proofs = TRY(digest_tensors(requests, source, run));
+    check_masters(view, masters, proofs, report);
     checksums = source.checksums_checked();
   }
   for (std::size_t i = 0; i < proofs.size(); ++i) {
@@ -429,9 +470,8 @@ Status read_everything(const Opened& opened, const Model& model, const VerifyOpt
   for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
     if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);
   TRY(opened.reader().locate(wanted, options.run.threads, options.spool));
-  const Catalog view = manifest
-                           ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
-                           : TRY(chosen_tensors(opened.catalog(), wanted));
+  const Catalog view = manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
+                                : TRY(chosen_tensors(opened.catalog(), wanted));
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
   check_tied_head(model, report);

@@ -299,6 +299,16 @@ TEST_F(Deepspeed, FilesOfTwoSavesAreRefused) {
   EXPECT_THAT(error_of(path), HasSubstr("expected a vector of"));
 }
 
+TEST_F(Deepspeed, AWeightThatIsNotItsMasterIsFound) {
+  const std::string path = copy("z2_frozen_tied");
+  edit(path + "/global_step1/mp_rank_00_model_states.pt", [](const std::string& name, std::string& payload) {
+    if (name.ends_with("data/1")) payload[0] = static_cast<char>(payload[0] ^ 1);
+  });
+  const CommandResult r = reshard_cli({"verify", path, "--bytes", "--fail-on", "warning"});
+  EXPECT_EQ(r.exit_code, 1) << r.out << r.err;
+  EXPECT_THAT(r.out, AllOf(HasSubstr("model.embed_tokens.weight"), HasSubstr("not its float32 master")));
+}
+
 TEST_F(Deepspeed, FilesAreKnownByTheirNames) {
   const auto text = [](std::string_view name) {
     const auto n = deepspeed::parse_file_name(name);
