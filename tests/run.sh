@@ -44,7 +44,8 @@ run_ctest() {
     echo "$line"
   fi
   [ $status -eq 0 ] && return
-  tail -n 200 "$logs/ctest-$1.log"
+  echo "-- those that failed, once more:"
+  ctest --preset "$1" --rerun-failed --timeout 300 2>&1 | grep -v Skipped | tail -n 200
   [[ $line =~ ^"100%" || -z $line ]] && count 0 1
 }
 
