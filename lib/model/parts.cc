@@ -67,15 +67,9 @@ Told tell(std::string_view name) {
   return {};
 }
 
-// The parameter of "state.<parameter>.exp_avg" or "param_groups.<parameter>.lr"; empty where there is none.
-std::string_view parameter_of(std::string_view rest) {
-  for (const std::string_view section : {"state.", "param_groups."}) {
-    if (!rest.starts_with(section)) continue;
-    rest.remove_prefix(section.size());
-    const std::size_t dot = rest.rfind('.');
-    return dot == std::string_view::npos ? std::string_view() : rest.substr(0, dot);
-  }
-  return {};
+// The plain key of an optimizer's value, but for what wraps the parameter in it.
+std::string optimizer_key(const Told& told) {
+  return told.rest.empty() ? told.plain : told.plain + "." + std::string(told.rest);
 }
 
 // ---- which prefix wraps a set of names
@@ -125,35 +119,39 @@ Known known_without(const NamePatterns& names, std::string_view prefix) {
 struct Wrapper {
   std::string prefix;
   std::string evidence;
+  bool is_known = false;  // some name is, with this prefix or none
 };
 
-std::optional<Wrapper> wrapper_by_family(const NamePatterns& names) {
-  std::optional<Wrapper> out;
+// The common prefix without which the most names are known. `known`: of a prefix, how many, and how that is told.
+template <class KnownOf>
+Wrapper best_wrapper(const NamePatterns& names, const KnownOf& known) {
+  Wrapper out;
   Index most = 0;
   for (const std::string& prefix : common_prefixes(names)) {
-    const Known known = known_without(names, prefix);
-    if (known.names <= most) continue;
-    most = known.names;
-    out = {prefix, prefix.empty() ? "" : "the names under it are those of family " + known.family->name};
+    const auto [count, evidence] = known(prefix);
+    if (count <= most) continue;
+    most = count;
+    out = {prefix, prefix.empty() ? "" : evidence, true};
   }
   return out;
 }
 
-// The prefix without which the most of `names` are among `others`.
-Wrapper wrapper_by_match(const NamePatterns& names, const std::set<std::string, std::less<>>& others,
-                         std::string_view evidence) {
-  Wrapper out;
-  Index most = 0;
-  for (const std::string& prefix : common_prefixes(names)) {
+Wrapper wrapper_by_family(const NamePatterns& names) {
+  return best_wrapper(names, [&](const std::string& prefix) {
+    const Known known = known_without(names, prefix);
+    return std::pair(known.names, "the names under it are those of family " + (known.family ? known.family->name : ""));
+  });
+}
+
+// By the names that are among `others` without it.
+Wrapper wrapper_by_match(const NamePatterns& names, const std::set<std::string, std::less<>>& others) {
+  return best_wrapper(names, [&](const std::string& prefix) {
     Index known = 0;
     for (const auto& [pattern, alike] : names)
       if (pattern.starts_with(prefix) && others.contains(std::string_view(pattern).substr(prefix.size())))
         known += alike.count;
-    if (known <= most) continue;
-    most = known;
-    out = {prefix, prefix.empty() ? "" : std::string(evidence)};
-  }
-  return out;
+    return std::pair(known, std::string("the optimizer has the names under it"));
+  });
 }
 
 // Why the names under `prefix`, all of these, are a model by themselves; nothing where they are none.
@@ -222,8 +220,8 @@ class PartFinder {
     if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
     add_part(StateKind::kOptimizer, told.prefix, told.plain);
-    if (const std::string_view parameter = parameter_of(told.rest); !parameter.empty())
-      add_name(optimized_, without_inner_wrappers(parameter));
+    if (const StateKey key = split_state_key(optimizer_key(told)); !key.parameter.empty())
+      add_name(optimized_, without_inner_wrappers(key.parameter));
   }
 
   void add_part(StateKind kind, std::string_view prefix, std::string name, std::string evidence = {}) {
@@ -308,8 +306,8 @@ class PartFinder {
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else if (models_.empty() || !chosen_.empty()) {
-      const auto known = wrapper_by_family(model_);
-      model_wrapper_ = known ? *known : wrapper_by_match(model_, optimized, "the optimizer has the names under it");
+      model_wrapper_ = wrapper_by_family(model_);
+      if (!model_wrapper_.is_known) model_wrapper_ = wrapper_by_match(model_, optimized);
       if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "as --part says"};
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())
@@ -317,8 +315,7 @@ class PartFinder {
     std::set<std::string, std::less<>> parameters;
     for (const auto& [pattern, alike] : model_)
       if (pattern.starts_with(model_wrapper_.prefix)) parameters.insert(pattern.substr(model_wrapper_.prefix.size()));
-    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_).value_or(Wrapper{})
-                                        : wrapper_by_match(optimized_, parameters, "");
+    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_) : wrapper_by_match(optimized_, parameters);
     return {};
   }
 
@@ -326,12 +323,10 @@ class PartFinder {
     const Told told = tell_of(name);
     switch (told.kind) {
       case StateKind::kOptimizer: {
-        const std::string_view parameter = parameter_of(told.rest);
-        if (parameter.empty()) return told.plain + (told.rest.empty() ? "" : "." + std::string(told.rest));
-        const auto at = static_cast<std::size_t>(parameter.data() - told.rest.data());
-        return told.plain + "." + std::string(told.rest.substr(0, at)) +
-               without_prefix(without_inner_wrappers(parameter), optimizer_wrapper_.prefix) +
-               std::string(told.rest.substr(at + parameter.size()));
+        const StateKey key = split_state_key(optimizer_key(told));
+        if (key.parameter.empty()) return optimizer_key(told);
+        return key.prefix + without_prefix(without_inner_wrappers(key.parameter), optimizer_wrapper_.prefix) +
+               key.suffix;
       }
       case StateKind::kOther:
         return is_training_word(name.substr(0, name.find('.'))) ? name : "extra_state." + name;
