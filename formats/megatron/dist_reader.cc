@@ -789,8 +789,8 @@ void ShardedReader::tell() {
   facts.emplace_back("saved", saved + vocabulary_text(args_, catalog_));
   for (const auto& [key, value] : stored().attributes)
     if (key != "format") facts.emplace_back(key, value);
-  const MadeConfig config = make_config(args_, catalog_);
-  facts.emplace_back("config.json", config.config ? "made of args" : "cannot be made: " + config.why_not);
+  if (const MadeConfig config = make_config(args_, catalog_); !config.config)
+    catalog_.notes.push_back("No config.json can be made of args: " + config.why_not + ".");
 }
 
 // Its kind as Megatron calls it, and what that means.

@@ -619,8 +619,8 @@ Status LegacyReader::open(const std::string& directory, const OpenOptions& optio
                                    "on " + mesh_text(degrees_) + ", as args have it" +
                                        (left_out_.empty() && !optimizer_.empty() ? "; optimizer " + optimizer_ : "") +
                                        vocabulary_text(args_, catalog_));
-  const MadeConfig config = make_config(args_, catalog_);
-  catalog_.attributes.emplace_back("config.json", config.config ? "made of args" : "cannot be made: " + config.why_not);
+  if (const MadeConfig config = make_config(args_, catalog_); !config.config)
+    catalog_.notes.push_back("No config.json can be made of args: " + config.why_not + ".");
   return finish(options);
 }
 

@@ -168,6 +168,8 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
             "on pp=2, as args in an item common_state (Megatron core 0.17 or later) have it; each layer's tensors "
             "apart; 259 words, padded to 272 rows");
   const CommandResult shown = reshard_cli({"inspect", test_data("megatron/dist_new_moe_mixed")});
+  EXPECT_THAT(shown.out,
+              HasSubstr("No config.json can be made of args: some of its layers have experts and others do"));
   EXPECT_THAT(shown.out, HasSubstr("saved       on pp=2"));
   EXPECT_THAT(shown.out, HasSubstr("decoder.layers.1.mlp.experts.local_experts.{0..3}.linear_fc1.weight"));
 }
