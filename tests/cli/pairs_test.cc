@@ -86,8 +86,8 @@ TEST_P(Pairs, ThereAndBackIsTheSame) {
     std::filesystem::remove_all(back);
   }
 }
-INSTANTIATE_TEST_SUITE_P(Formats, Pairs, testing::ValuesIn(plain_ways()), [](const auto& info) {
-  std::string name = info.param.name;
+INSTANTIATE_TEST_SUITE_P(Formats, Pairs, testing::ValuesIn(plain_ways()), [](const auto& way) {
+  std::string name = way.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });

@@ -82,7 +82,8 @@ TEST(ConversionSteps, TheOutputsWordsAreTheFormatsUnlessSaid) {
 TEST(ConversionSteps, WhatTakesNoPartIsCounted) {
   const Catalog catalog = torchtitan();
   Notes notes;
-  const Selected model = must(select(catalog, {.include = {}, .exclude = {"output*"}}, kModels, false, true, notes));
+  const Selected model =
+      must(select(catalog, {.include = {}, .exclude = {"output*"}, .part = {}}, kModels, false, true, notes));
   EXPECT_THAT(model.tensors, ElementsAre(0, 1, 2));
   EXPECT_TRUE(model.blobs.empty());
   EXPECT_FALSE(model.complete);
@@ -93,7 +94,7 @@ TEST(ConversionSteps, WhatTakesNoPartIsCounted) {
   Notes none;
   EXPECT_TRUE(must(select(catalog, {}, kAll, false, true, none)).complete);
   EXPECT_TRUE(none.left_out.empty());
-  EXPECT_FALSE(select(catalog, {.include = {"nothing"}, .exclude = {}}, kAll, false, true, none));
+  EXPECT_FALSE(select(catalog, {.include = {"nothing"}, .exclude = {}, .part = {}}, kAll, false, true, none));
 }
 
 TEST(ConversionSteps, FaultyTensorsAreLeftOutWhenAllowed) {

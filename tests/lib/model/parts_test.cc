@@ -130,17 +130,17 @@ TEST(Parts, OfAnOptimizerAloneTheNamesAreTheModels) {
 
 TEST(Parts, TheUserMaySayWhatNoRuleKnows) {
   const std::vector<std::string> names = {"actor.blocks.0.w", "actor.blocks.1.w", "critic.blocks.0.w"};
-  const auto keys = keys_of(names, {.model_prefix = "actor", .renames = {{"blocks", "layers"}}});
+  const auto keys = keys_of(names, {.model_prefix = "actor", .part = {}, .renames = {{"blocks", "layers"}}});
   EXPECT_EQ(keys.at("actor.blocks.0.w"), "layers.0.w");
   EXPECT_EQ(split_state_key(keys.at("critic.blocks.0.w")).kind, StateKind::kOther);
   Catalog catalog = catalog_of(names);
-  const Status refused = find_parts(catalog, {.model_prefix = "judge.", .renames = {}});
+  const Status refused = find_parts(catalog, {.model_prefix = "judge.", .part = {}, .renames = {}});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
 }
 
 TEST(Parts, OnlyWholePartsOfNamesAreRenamed) {
-  const auto keys = keys_of({"h.0.w", "xh.0.w", "a.h"}, {.model_prefix = {}, .renames = {{"h", "layers"}}});
+  const auto keys = keys_of({"h.0.w", "xh.0.w", "a.h"}, {.model_prefix = {}, .part = {}, .renames = {{"h", "layers"}}});
   EXPECT_EQ(keys.at("h.0.w"), "layers.0.w");
   EXPECT_EQ(keys.at("xh.0.w"), "xh.0.w");
   EXPECT_EQ(keys.at("a.h"), "a.layers");
