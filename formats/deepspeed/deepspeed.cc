@@ -18,10 +18,11 @@ bool take_rank(std::string_view& text, std::string_view before, Index& n) {
   return taken && n < kMaxMeshRanks;
 }
 
+constexpr std::string_view kModel = "_model_states.pt", kOptimizer = "_optim_states.pt";
+
 }  // namespace
 
 std::optional<FileName> parse_file_name(std::string_view name) {
-  constexpr std::string_view kModel = "_model_states.pt", kOptimizer = "_optim_states.pt";
   FileName out;
   if (take_rank(name, "layer_", out.layer)) {
     out.kind = name.starts_with("_expert_") ? FileName::Kind::kExpert : FileName::Kind::kLayer;
@@ -101,8 +102,9 @@ Result<FileSet> find_files(const std::string& path) {
   for (const DirectoryEntry& e : TRY(list_directory(directory))) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
-    if (!name) continue;
     const std::string file = set.directory + e.name;
+    if (!name && !e.is_directory && e.name.ends_with(kOptimizer)) set.unread.push_back(file);
+    if (!name) continue;
     bool is_new = true;
     switch (name->kind) {
       case FileName::Kind::kModel:

@@ -25,6 +25,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lib/checkpoint/format.h"
 
@@ -58,6 +59,7 @@ struct FileSet {
   std::map<std::pair<Index, Index>, std::string> optimizers;  // by part and rank
   std::map<Index, std::string> layers;
   std::map<std::pair<Index, Index>, std::string> experts;  // by layer and expert
+  std::vector<std::string> unread;  // optimizer states of another kind: an expert's without ZeRO, "expp_rank_..."
 
   bool has_rank_models() const { return !models.empty() && models.begin()->first.second >= 0; }  // as ZeRO 3 has them
 };

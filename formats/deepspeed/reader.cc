@@ -713,6 +713,8 @@ Status DeepspeedReader::read_plain_optimizer() {
     ids.insert(group.ids.begin(), group.ids.end());
   }
   for (const auto& [id, entries] : states) ids.insert(id);
+  if (ids.empty() && optimizer->size() > 0)
+    warn("The optimizer's states are not read: they are not as torch's optimizers number them (FP16_Optimizer's?)");
   if (ids.empty()) return {};
   std::vector<ParameterId> wanted;
   for (const Index id : ids) {
@@ -892,6 +894,8 @@ Status DeepspeedReader::open(const std::string& path, const OpenOptions& options
   TRY(finish_weights(options.weights));
   TRY(add_extra());
   describe_run(options.weights);
+  if (!set_.unread.empty())
+    warn("Not read, as states of experts without ZeRO are not known: " + names_text(set_.unread, "file"));
   if (!left_out_.empty())
     warn("Not read, as they are no plain data: " +
          names_text(std::vector<std::string>(left_out_.begin(), left_out_.end()), "object"));

@@ -109,6 +109,25 @@ class Deepspeed : public testing::Test {
   const TempDir dir_;
 };
 
+// Optimizers that are not read are told of.
+TEST_F(Deepspeed, TellsOfOptimizersThatItDoesNotRead) {
+  const std::string path = copy("z0");
+  EXPECT_EQ(reshard_cli({"inspect", path}).out.find("Not read"), std::string::npos);
+  const std::string step = path + "/" + read_file(path + "/latest");
+  write_file(step + "/expp_rank_0_mp_rank_00_optim_states.pt", "");
+  EXPECT_THAT(reshard_cli({"inspect", path}).out, HasSubstr("'" + base_name(step) + "/expp_rank_0_mp_rank_00_optim"));
+  edit(step + "/mp_rank_00_model_states.pt", [](const std::string& name, std::string& payload) {
+    if (!name.ends_with("data.pkl")) return;
+    const std::size_t optimizer = payload.find("optimizer");
+    for (const std::string word : {"state", "param_groups"}) {
+      const std::size_t at = payload.find(word, optimizer + 9);
+      ASSERT_NE(at, std::string::npos);
+      payload[at] = 'X';
+    }
+  });
+  EXPECT_THAT(reshard_cli({"inspect", path}).out, HasSubstr("The optimizer's states are not read"));
+}
+
 class DeepspeedSave : public Deepspeed, public testing::WithParamInterface<const char*> {
  protected:
   const std::string name_ = GetParam();
