@@ -71,10 +71,12 @@ std::optional<Index> dataloader_ranks(Reader& reader) {
 
 Result<Inspection> look_at(const std::string& path, const SourceOptions& options) {
   const auto layout = TRY(options.load());
-  OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false,
-                                                   .keys = TRY(options.keys()),
-                                                   .layout = layout ? &*layout : nullptr,
-                                                   .weights = TRY(options.which_weights())}));
+  OpenOptions how;
+  how.files_too = false;
+  how.keys = TRY(options.keys());
+  how.layout = layout ? &*layout : nullptr;
+  how.weights = TRY(options.which_weights());
+  OpenCheckpoint open = TRY(open_checkpoint(path, how));
   Inspection in;
   in.path = path;
   in.part = options.part;

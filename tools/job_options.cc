@@ -317,10 +317,11 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   PreparedConversion p;
   p.target = format;
   const auto layout = TRY(options.source_layout.load());
-  OpenOptions how{.files_too = !metadata_only,
-                  .keys = TRY(options.source_layout.keys()),
-                  .layout = layout ? &*layout : nullptr,
-                  .weights = TRY(options.source_layout.which_weights())};
+  OpenOptions how;
+  how.files_too = !metadata_only;
+  how.keys = TRY(options.source_layout.keys());
+  how.layout = layout ? &*layout : nullptr;
+  how.weights = TRY(options.source_layout.which_weights());
   how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
   p.source = TRY(open_source(options.source, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;

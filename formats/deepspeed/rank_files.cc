@@ -72,7 +72,8 @@ Result<std::vector<Group>> read_groups(Value list) {
       if (!name) return shapes.key(i).mismatch(kWhat, "a name");
       if (!names.insert(*name).second)
         return shapes.mismatch("param_shapes: '" + printable(*name) + "'", "a parameter in one group");
-      out.back().push_back({std::string(*name), TRY(read_shape(shapes.value(i), "param_shapes"))});
+      const Dims shape = TRY(read_shape(shapes.value(i), "param_shapes"));
+      out.back().push_back({std::string(*name), shape});
     }
   }
   return out;
@@ -155,8 +156,9 @@ Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
       if (!name || !names.insert(*name).second) return group.mismatch(kWhat, "each parameter once");
       const Value address = group.value(i).state();
       if (address.kind() != Kind::kDict) return group.value(i).mismatch(kWhat, "a fragment_address");
-      out.back().push_back({std::string(*name), TRY(read_count(TRY(member(address, "start")), "start")),
-                            TRY(read_count(TRY(member(address, "numel")), "numel"))});
+      const Index start = TRY(read_count(TRY(member(address, "start")), "start"));
+      const Index length = TRY(read_count(TRY(member(address, "numel")), "numel"));
+      out.back().push_back({std::string(*name), start, length});
     }
   }
   return out;

@@ -379,7 +379,8 @@ Status DeepspeedReader::read_optimizers() {
     const auto ranks = TRY(read_files<RankStates>(
         files, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<RankStates> {
           const TorchFile content = TRY(TorchFile::open(file, 0, TRY(file.size())));
-          RankStates out{path, TRY(read_optimizer_states(content, path, !model.groups))};
+          OptimizerStates states = TRY(read_optimizer_states(content, path, !model.groups));
+          RankStates out{path, std::move(states)};
           for (GroupState& group : out.states.groups) {
             if (group.master) group.master->extent.file = number;
             for (auto& [name, tensor] : group.tensors) tensor.extent.file = number;

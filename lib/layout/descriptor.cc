@@ -228,8 +228,10 @@ class DescriptorReader {
 
   Status read_evidence(const Json& json) {
     TRY(only(json, {"about", "confidence", "because"}));
-    LayoutEvidence e{std::string(TRY(json.get_string("about"))), std::string(TRY(json.get_string("confidence"))),
-                     std::string(TRY(json.get_string("because")))};
+    LayoutEvidence e;
+    e.about = TRY(json.get_string("about"));
+    e.confidence = TRY(json.get_string("confidence"));
+    e.because = TRY(json.get_string("because"));
     if (std::find(kConfidences.begin(), kConfidences.end(), e.confidence) == kConfidences.end())
       return corrupt("confidence: expected certain, likely or unknown, got '" + printable(e.confidence) + "'");
     out_.evidence.push_back(std::move(e));
