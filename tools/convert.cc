@@ -101,7 +101,8 @@ Result<int> convert(const ConvertOptions& options) {
   const auto n = std::to_string(conversion.plan().tensors.size());
   std::string recorded;
   if (outcome.checksums > 0) recorded += ", " + with_commas(outcome.checksums) + " source CRCs hold";
-  if (outcome.digests > 0) recorded += ", " + count_of(outcome.digests, "digest") + " as the source's manifest has them";
+  if (outcome.digests > 0)
+    recorded += ", " + count_of(outcome.digests, "digest") + " as the source's manifest has them";
   print_row("proof", n + " of " + n + " tensors: every element has one source" +
                          (recorded.empty() ? ", the source records no checksums" : recorded) +
                          ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));

@@ -390,7 +390,7 @@ Status MetadataReader::sort_out(PendingTensor& pending) const {
     const bool repeated = pickles_ > 1 && !seen.emplace(f.box.origin, f.box.shape).second;
     (repeated ? t.replicas : once).add(f);
   }
-  t.fragments = std::move(once);
+  t.fragments = once;
   return {};
 }
 
