@@ -220,7 +220,8 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
       // Heads of reward and classification models stand where the language model has its own.
       if (key.parameter.starts_with("value_head.") || key.parameter.starts_with("score."))
         out.other_head = key.parameter.substr(0, key.parameter.find('.'));
-      else if (!tensor.is_buffer && !is_adapter(key.parameter))  // audit_names tells of adapters
+      else if (!tensor.is_buffer && !is_adapter(key.parameter) &&  // audit_names tells of adapters
+               !subject.family.carries(key.parameter))
         unknown.push_back(tensor.name);
       continue;
     }

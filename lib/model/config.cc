@@ -52,6 +52,14 @@ Status ModelConfig::read(const Json& json) {
     if (const Json* name = json.find(key); name && name->is_string()) dtype = std::string(TRY(name->as_string()));
   if (const Json* list = json.find("mlp_only_layers"); list && list->is_array())
     for (const Json& layer : TRY(list->as_array())) mlp_only_layers_.push_back(TRY(layer.as_index()));
+  if (const Json* list = json.find("moe_layers"); list && list->is_array()) {
+    moe_layers_.emplace();
+    for (const Json& layer : TRY(list->as_array())) moe_layers_->push_back(TRY(layer.as_index()));
+  }
+  if (const Json* list = json.find("layer_types"); list && list->is_array()) {
+    layer_types_.clear();
+    for (const Json& type : TRY(list->as_array())) layer_types_.emplace_back(TRY(type.as_string()));
+  }
   if (const Json* quantized = json.find("quantization_config"); quantized && quantized->is_object())
     TRY(read_quantization(*quantized));
   return {};
@@ -121,9 +129,20 @@ bool ModelConfig::is_left_unquantized(std::string_view parameter) const {
 }
 
 bool ModelConfig::is_sparse_layer(Index layer) const {
-  if (number("num_experts") < 1 || layer < number("first_k_dense_replace")) return false;
-  if (std::find(mlp_only_layers_.begin(), mlp_only_layers_.end(), layer) != mlp_only_layers_.end()) return false;
+  const auto has = [&](const std::vector<Index>& list) {
+    return std::find(list.begin(), list.end(), layer) != list.end();
+  };
+  if (number("num_experts") < 1) return false;
+  if (moe_layers_) return has(*moe_layers_);
+  if (layer < number("first_k_dense_replace") || has(mlp_only_layers_)) return false;
   return (layer + 1) % std::max<Index>(1, find("decoder_sparse_step").value_or(1)) == 0;
+}
+
+bool ModelConfig::is_linear_layer(Index layer) const {
+  if (!layer_types_.empty())
+    return layer < std::ssize(layer_types_) && layer_types_[static_cast<std::size_t>(layer)] == "linear_attention";
+  const Index interval = number("full_attention_interval");
+  return interval > 0 && (layer + 1) % interval != 0;
 }
 
 Result<ModelConfig> read_config(const std::string& path) {

@@ -55,9 +55,11 @@ class ModelConfig {
   // Whether a quantized model leaves this parameter as it was.
   bool is_left_unquantized(std::string_view parameter) const;
 
-  // Whether the feed-forward part of a layer is experts: those from first_k_dense_replace on, every
-  // decoder_sparse_step-th, but for mlp_only_layers.
+  // Whether the feed-forward part of a layer is experts: those of moe_layers, where there is such a list; else those
+  // from first_k_dense_replace on, every decoder_sparse_step-th, but for mlp_only_layers.
   bool is_sparse_layer(Index layer) const;
+  // Whether the attention of a layer is linear: as layer_types says, else all but every full_attention_interval-th.
+  bool is_linear_layer(Index layer) const;
 
  private:
   Status read(const Json& json);
@@ -69,6 +71,8 @@ class ModelConfig {
   std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file
   std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
+  std::optional<std::vector<Index>> moe_layers_;
+  std::vector<std::string> layer_types_;  // "linear_attention", of each layer; may be empty
 };
 
 Result<ModelConfig> read_config(const std::string& path);

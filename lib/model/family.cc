@@ -131,6 +131,9 @@ bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
       return true;
     case Layers::kPrediction:
       return layer >= config.num_hidden_layers();
+    case Layers::kLinear:
+    case Layers::kAttention:
+      return config.is_linear_layer(layer) == (rule.layers == Layers::kLinear);
     case Layers::kDense:
     case Layers::kSparse:
       break;
@@ -287,12 +290,16 @@ bool StoredRule::has_pairs(std::string_view part) const {
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
 
 bool Family::has_convention(Convention convention) const {
-  return convention == Convention::kHf || !stored_rules(*this, convention).empty();
+  // In memory most models have the names of their files.
+  return convention == Convention::kHf || convention == Convention::kTransformers ||
+         !stored_rules(*this, convention).empty();
 }
 
 bool Family::knows_model_type(std::string_view model_type) const {
   return std::find(model_types.begin(), model_types.end(), model_type) != model_types.end();
 }
+
+bool Family::carries(std::string_view parameter) const { return any_glob_matches(carried, parameter); }
 
 std::span<const Family* const> families() { return table(); }
 

@@ -60,6 +60,8 @@ enum class Layers {
   kAll,
   kDense,       // whose feed-forward part is one network
   kSparse,      // whose feed-forward part is experts (ModelConfig::is_sparse_layer)
+  kLinear,      // whose attention is linear (ModelConfig::is_linear_layer)
+  kAttention,   // whose attention is not
   kPrediction,  // after the last, that predict further tokens (ModelConfig::num_prediction_layers)
 };
 
@@ -118,10 +120,12 @@ struct Family {
   std::vector<ConfigDefault> defaults;   // in this order
   std::vector<NameRule> rules;
   std::string optional_prefix;               // that Hugging Face names may have before them: "transformer."
+  std::vector<std::string> carried;          // names of what else published files hold, "mtp.*": as it is, unchecked
   std::vector<ConventionTable> conventions;  // other than Hugging Face's
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
+  bool carries(std::string_view parameter) const;
 };
 
 // Every family there is. Where names fit several, the first of them. The program's own are read at the first call.

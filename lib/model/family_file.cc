@@ -24,9 +24,11 @@ using Word = std::pair<std::string_view, Value>;
 
 constexpr std::array<Word<NameRule::Place>, 3> kPlaces = {
     {{"first", NameRule::Place::kFirst}, {"layer", NameRule::Place::kLayer}, {"last", NameRule::Place::kLast}}};
-constexpr std::array<Word<Layers>, 4> kLayers = {{{"all", Layers::kAll},
+constexpr std::array<Word<Layers>, 6> kLayers = {{{"all", Layers::kAll},
                                                   {"dense", Layers::kDense},
                                                   {"sparse", Layers::kSparse},
+                                                  {"linear", Layers::kLinear},
+                                                  {"attention", Layers::kAttention},
                                                   {"prediction", Layers::kPrediction}}};
 constexpr std::array<Word<Form>, 12> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
@@ -63,7 +65,7 @@ class FamilyReader {
 
   Result<Family> read(const Json& json) {
     TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "model_types", "prefix", "defaults",
-                    "without", "parameters", "names"}));
+                    "without", "parameters", "carried", "names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
@@ -80,6 +82,10 @@ class FamilyReader {
     TRY(each(json, "defaults", [&](const Json& item) { return read_default(item); }));
     TRY(each(json, "without", [&](const Json& item) { return leave_out(item); }));
     TRY(each(json, "parameters", [&](const Json& item) { return read_rule(item); }));
+    TRY(each(json, "carried", [&](const Json& item) -> Status {
+      out_.carried.emplace_back(TRY(item.as_string()));
+      return {};
+    }));
     for (ConventionTable& table : out_.conventions)
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json));

@@ -48,7 +48,8 @@ class ViewBuilder {
         dropped_->push_back(tensor.name);
         return {};
       }
-      if (key.kind == StateKind::kModel && !options_.keep_unknown) unknown_.push_back(tensor.name);
+      const bool is_known = options_.keep_unknown || options_.family->carries(key.parameter);
+      if (key.kind == StateKind::kModel && !is_known) unknown_.push_back(tensor.name);
       return out_.add(renamed(tensor, tensor.key()));
     }
     if (parsed->rule->is_dropped()) {

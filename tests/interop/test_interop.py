@@ -510,6 +510,47 @@ TINY_MODELS = {
                                     "tie_word_embeddings": False}),
 }
 TINY_MODELS["bloom"] = ("bloom", {"vocab_size": 96, "hidden_size": 32, "n_head": 4, "n_layer": 2})
+_GROUPED = {**_TINY, "num_key_value_heads": 2}
+_LINEAR = {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+           "linear_value_head_dim": 10, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+_SHARED = {**_EXPERTS, "shared_expert_intermediate_size": 20}
+_GLM = {**_GROUPED, "num_hidden_layers": 3, "head_dim": 12, "moe_intermediate_size": 16, "num_experts_per_tok": 2,
+        "n_routed_experts": 4, "n_shared_experts": 2, "n_group": 1, "topk_group": 1}
+TINY_MODELS |= {
+    "gpt_oss": ("gpt_oss", {**_GROUPED, "num_local_experts": 4, "head_dim": 12}),
+    "llama4_text": ("llama4_text", {**_GROUPED, "num_hidden_layers": 3, "intermediate_size_mlp": 40, "head_dim": 12,
+                                    "num_local_experts": 4, "interleave_moe_layer_step": 2}),
+    "llama4_text_listed_experts": ("llama4_text", {**_GROUPED, "num_hidden_layers": 3, "intermediate_size_mlp": 40,
+                                                   "num_local_experts": 2, "head_dim": 12, "moe_layers": [0, 2]}),
+    "qwen2_moe": ("qwen2_moe", _SHARED),
+    "qwen2_moe_unbiased_some_dense": ("qwen2_moe", {**_SHARED, "num_hidden_layers": 4, "qkv_bias": False,
+                                                    "decoder_sparse_step": 2, "tie_word_embeddings": True}),
+    "qwen3_next": ("qwen3_next", {**_SHARED, **_LINEAR}),
+    "qwen3_next_biased_some_dense": ("qwen3_next", {**_SHARED, **_LINEAR, "num_hidden_layers": 5, "layer_types": None,
+                                                    "attention_bias": True, "mlp_only_layers": [1]}),
+    "qwen3_5_text": ("qwen3_5_text", {**_GROUPED, **_LINEAR}),
+    "qwen3_5_text_tied_biased": ("qwen3_5_text", {**_GROUPED, **_LINEAR, "tie_word_embeddings": True,
+                                                  "attention_bias": True}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_SHARED, **_LINEAR}),
+    "glm4_moe": ("glm4_moe", {**_GLM, "first_k_dense_replace": 1}),
+    "glm4_moe_biased_normed": ("glm4_moe", {**_GLM, "first_k_dense_replace": 2, "use_qk_norm": True,
+                                            "attention_bias": True}),
+    "olmo2": ("olmo2", _GROUPED),
+    "olmo2_biased_tied": ("olmo2", {**_TINY, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("olmo3", _GROUPED),
+    "olmoe": ("olmoe", {**_GROUPED, "num_experts": 3}),
+    "phi3": ("phi3", {**_GROUPED, "pad_token_id": 0}),
+    "phi3_tied": ("phi3", {**_TINY, "pad_token_id": 0, "tie_word_embeddings": True}),
+    "granite": ("granite", _GROUPED),
+    "granite_tied_biased": ("granite", {**_GROUPED, "attention_bias": True, "mlp_bias": True,
+                                        "tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", _GROUPED),
+    "starcoder2_untied_unbiased": ("starcoder2", {**_GROUPED, "use_bias": False, "tie_word_embeddings": False}),
+    "cohere": ("cohere", _GROUPED),
+    "cohere_normed_biased": ("cohere", {**_GROUPED, "use_qk_norm": True, "attention_bias": True}),
+    "cohere2": ("cohere2", _GROUPED),
+    "gemma": ("gemma", {**_GROUPED, "head_dim": 12}),
+}
 # What published models hold besides their language model.
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _PREFIXES = ("transformer.", "language_model.")
@@ -659,7 +700,8 @@ class Families(Case):
     def check_saved(self, model_type, members):
         torch.manual_seed(3)
         saved = self.out("saved")
-        self.build(model_type, members).save_pretrained(saved)
+        model = self.build(model_type, members)
+        model.save_pretrained(saved)
         tensors = raw_safetensors(saved / "model.safetensors")
         shapes = {self.canonical(k): v[1] for k, v in tensors.items() if not k.startswith(_OTHER_PARTS)}
         stored, tied = self.table(saved / "config.json")
@@ -675,6 +717,22 @@ class Families(Case):
         reshard("convert", self.out("dcp"), self.out("back"), "--to", "hf", "--config", saved / "config.json")
         self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
                          raw_safetensors(self.out() / "model.safetensors"))
+        if not others:
+            self.check_in_memory(model, saved)
+
+    def check_in_memory(self, model, saved):
+        """The state_dict, as trainers save it, to the files that save_pretrained writes, and back."""
+        self.out("memory").mkdir()
+        torch.save({"model": model.state_dict(), "step": 2}, self.out("memory/model.pt"))
+        reshard("convert", self.out("memory/model.pt"), self.out("files"), "--to", "hf", "--config", saved / "config.json")
+        self.assertEqual(raw_safetensors(self.out("files") / "model.safetensors"),
+                         raw_safetensors(saved / "model.safetensors"))
+        reshard("convert", saved, self.out("state"), "--to", "bin", "--names", "transformers")
+        state = torch.load(self.out("state") / "pytorch_model.bin", weights_only=True)
+        wanted = {self.canonical(k): v for k, v in model.state_dict().items()}
+        self.assertEqual(state.keys(), wanted.keys())
+        for name, value in wanted.items():
+            self.assertTrue(same_bits(state[name], value), name)
 
     def check_published(self, config):
         """Names and shapes of a model of real size: transformers' on torch's meta device, experts taken apart."""

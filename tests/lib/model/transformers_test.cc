@@ -1,0 +1,120 @@
+// Families' tables against what transformers makes of tiny models (tests/data/families, by
+// tests/interop/make_families.py): the names and shapes of the files that save_pretrained writes, and of the model in
+// memory.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "lib/base/file.h"
+#include "lib/model/packing.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+using Shapes = std::map<std::string, Dims>;
+
+struct Sample {
+  std::string name;
+  ModelConfig config;
+  Shapes files, memory;
+};
+
+Shapes shapes_of(const Json& json) {
+  Shapes out;
+  for (const Json::Member& m : *json.as_object()) {
+    Dims shape;
+    for (const Json& n : *m.value.as_array()) shape.push_back(*n.as_index());
+    out.emplace(m.key, shape);
+  }
+  return out;
+}
+
+Sample read_sample(const std::string& path) {
+  const auto text = read_whole_file(path, Index{1} << 20);
+  EXPECT_TRUE(text) << path;
+  const auto json = parse_json(*text, path);
+  EXPECT_TRUE(json) << path;
+  auto config = ModelConfig::parse(*json->find("config"), path);
+  EXPECT_TRUE(config) << config.error().message();
+  Sample out{std::filesystem::path(path).stem().string(), *config, shapes_of(*json->find("files")), {}};
+  out.memory = json->contains("memory") ? shapes_of(*json->find("memory")) : out.files;
+  return out;
+}
+
+std::vector<Sample> samples() {
+  std::vector<Sample> out;
+  for (const auto& file : std::filesystem::directory_iterator(std::string(RESHARD_TEST_DATA) + "/families"))
+    out.push_back(read_sample(file.path().string()));
+  return out;
+}
+
+Catalog catalog_of(const Shapes& shapes) {
+  Catalog catalog;
+  for (const auto& [name, shape] : shapes) {
+    Tensor tensor;
+    tensor.name = name;
+    tensor.shape = shape;
+    EXPECT_TRUE(catalog.add(std::move(tensor)));
+  }
+  return catalog;
+}
+
+Shapes shapes_of(const Catalog& catalog) {
+  Shapes out;
+  for (const Tensor& t : catalog.tensors()) out.emplace(t.name, t.shape);
+  return out;
+}
+
+// Without what the family lets stand before its names, and without a head that the config ties.
+Shapes plain(const Shapes& shapes, const Family& family, const ModelConfig& config) {
+  Shapes out;
+  for (const auto& [name, shape] : shapes) {
+    const std::string key = canonical_key(family, name);
+    const auto parsed = parse_name(family, key);
+    if (!parsed || parsed->rule->tied_to.empty() || !config.tie_word_embeddings()) out.emplace(key, shape);
+  }
+  return out;
+}
+
+TEST(Transformers, FilesAreAsTheTablesSay) {
+  for (const Sample& sample : samples()) {
+    SCOPED_TRACE(sample.name);
+    const Family* family = family_of_model_type(sample.config.model_type);
+    ASSERT_TRUE(family);
+    const auto list = parameters(*family, sample.config);
+    ASSERT_TRUE(list) << list.error().message();
+    Shapes expected;
+    for (const Parameter& p : *list)
+      if (!p.is_tied) expected.emplace(p.name, p.shape);
+    EXPECT_EQ(plain(sample.files, *family, sample.config), expected);
+  }
+}
+
+TEST(Transformers, WhatIsInMemoryIsWhatIsInFilesAndBack) {
+  for (const Sample& sample : samples()) {
+    SCOPED_TRACE(sample.name);
+    const Family& family = *family_of_model_type(sample.config.model_type);
+    const Catalog stored = catalog_of(sample.memory);
+    const auto view = canonical_view(stored, {&family, &sample.config, true, false, true}, nullptr);
+    ASSERT_TRUE(view) << view.error().message();
+    const Shapes files = plain(sample.files, family, sample.config);
+    EXPECT_EQ(plain(shapes_of(*view), family, sample.config), files);
+
+    std::vector<std::size_t> all(view->tensors().size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    const auto groups = pack(family, Convention::kTransformers, *view, all);
+    ASSERT_TRUE(groups) << groups.error().message();
+    Shapes memory;
+    for (const PackedGroup& group : *groups) {
+      std::vector<Dims> parts;
+      for (const std::size_t part : group.parts) parts.push_back(view->tensors()[part].shape);
+      memory.emplace(group.name, group.stored ? *packed_shape(*group.stored, parts) : parts[0]);
+    }
+    EXPECT_EQ(plain(memory, family, sample.config), plain(sample.memory, family, sample.config));
+  }
+}
+
+}  // namespace
+}  // namespace reshard
