@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "lib/transport/collectives.h"
 #include "lib/transport/nccl.h"
@@ -13,8 +15,18 @@
 namespace reshard::tools {
 namespace {
 
-std::unique_ptr<Job> current;
+// None is destroyed when the process ends: what it needs may have ended before.
+Job* current = nullptr;
+Device* device = nullptr;
+NcclRanks* nccl = nullptr;
 bool together = false;
+
+// After the work of this rank: where it failed the others are not waited for.
+Status close_devices(bool has_failed) {
+  const std::unique_ptr<Device> opened(std::exchange(device, nullptr));
+  const std::unique_ptr<NcclRanks> ranks(std::exchange(nccl, nullptr));
+  return ranks && !has_failed ? ranks->part() : Status();
+}
 
 int say(const Error& error) {
   std::fflush(stdout);
@@ -27,7 +39,7 @@ int say(const Error& error) {
 }  // namespace
 
 Job& job() {
-  if (!current) current = job_of_one();
+  if (!current) current = job_of_one().release();
   return *current;
 }
 
@@ -44,26 +56,33 @@ Result<Index> machine_count() {
 }
 
 Result<Device*> job_device(const std::string& name, Index memory_cap) {
-  static std::unique_ptr<Device> opened;
-  if (opened) return opened.get();
-  opened = TRY(open_device(name, memory_cap, job_ranks() ? local_rank(process_environment) : 0));
-  return opened.get();
+  if (device) return device;
+  // As many queues as streams at work; CUDA's own 8 make them wait for each other. Read when it begins.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  device = TRY(open_device(name, memory_cap, job_ranks() ? local_rank(process_environment) : 0)).release();
+  return device;
 }
 
-Result<Transport*> job_nccl(const Device& device) {
-  static std::unique_ptr<Transport> opened;
-  if (!opened && job_ranks()) opened = TRY(open_nccl(*job_ranks(), {.device = device.ordinal()}));
-  return opened.get();
+Result<Transport*> job_nccl(const Device& gpu) {
+  if (nccl) return nccl;
+  if (!TRY(why_no_nccl(*job_ranks(), gpu.ordinal())).empty()) return nullptr;
+  nccl = TRY(open_nccl(*job_ranks(), {.device = gpu.ordinal()})).release();
+  return nccl;
 }
 
 int run_in_job(const Action& action, bool everywhere, double patience) {
   auto joined = join_job({.patience = patience, .interrupt = &interrupted()});
   if (!joined) return say(joined.error());
-  current = std::move(*joined);
+  current = joined->release();
   together = everywhere;
   const bool first = rank_of(current->ranks()) == 0;
   if (!first && std::freopen("/dev/null", "w", stdout) == nullptr) return say(io_error("/dev/null: cannot open"));
-  const Result<int> result = current->run([&]() -> Result<int> { return first || everywhere ? action() : 0; });
+  const Result<int> result = current->run([&]() -> Result<int> {
+    Result<int> done = first || everywhere ? action() : 0;
+    Status closed = close_devices(!done);
+    if (done && !closed) return std::move(closed).error();
+    return done;
+  });
   return current->end(result ? *result : say(result.error()));
 }
 

@@ -19,9 +19,9 @@ bool leads();
 // The device that --device names, opened once; with several ranks on a machine "cuda" is another GPU for each.
 Result<Device*> job_device(const std::string& name, Index memory_cap);
 
-// The way from this rank's GPU to those of the others, opened once; null where this process is alone. All ranks call
+// The way from this rank's GPU to those of the others, opened once; null where NCCL cannot be (nccl.h). All ranks call
 // it.
-Result<Transport*> job_nccl(const Device& device);
+Result<Transport*> job_nccl(const Device& gpu);
 
 // How many machines the ranks are on, 1 for a process alone; all ranks call it.
 Result<Index> machine_count();

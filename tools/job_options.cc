@@ -11,7 +11,7 @@
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/model/family_file.h"
-#include "lib/transport/collectives.h"
+#include "lib/transport/nccl.h"
 #include "tools/commands.h"
 #include "tools/job.h"
 
@@ -46,9 +46,14 @@ Result<RunOptions> ResourceOptions::run_options() const {
     return run;
   }
   run.device = TRY(job_device(device, TRY(parse_bytes(gpu_memory))));
-  const bool all_have_gpus = TRY(minimum(run.ranks, run.device->ordinal())) >= 0;
-  if (transport == "nccl" && !all_have_gpus) return usage_error("--transport nccl: a rank has no GPU");
-  if (transport != "mpi" && all_have_gpus) run.data = TRY(job_nccl(*run.device));
+  if (!run.ranks || transport == "mpi") return run;
+  if (transport == "nccl")
+    if (const std::string why = TRY(why_no_nccl(*run.ranks, run.device->ordinal())); !why.empty())
+      return usage_error("--transport nccl: " + why);
+  run.data = [gpu = run.device]() -> Result<Transport*> {
+    Transport* const ranks = TRY(job_nccl(*gpu));
+    return ranks ? ranks : job_ranks();
+  };
   return run;
 }
 

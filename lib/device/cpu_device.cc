@@ -60,7 +60,7 @@ class CpuDevice : public Device {
   std::string_view name() const override { return "cpu"; }
   bool is_cpu() const override { return true; }
 
-  Result<std::unique_ptr<Memory>> allocate(Index bytes) override {
+  Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides) override {
     if (bytes < 0) return internal_error("cpu: memory: expected a size, got " + std::to_string(bytes));
     TRY(budget_->take(bytes));
     void* p = nullptr;

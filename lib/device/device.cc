@@ -51,7 +51,11 @@ Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memor
   const std::size_t colon = name.find(':');
   const std::string kind_name = name.substr(0, colon);
   for (const Kind& kind : kKinds) {
-    if (name == kind.name || (name == "auto" && kind.count())) return open_any(kind, local_rank, memory_cap);
+    if (name == kind.name) return open_any(kind, local_rank, memory_cap);
+    if (name == "auto") {
+      auto device = open_any(kind, local_rank, memory_cap);
+      if (device || device.error().code() != ErrorCode::kUnsupported) return device;
+    }
     if (kind_name == kind.name) return open_nth(kind, name.substr(colon + 1), memory_cap);
   }
   return usage_error("device: expected cpu, cuda, cuda:N or auto, got '" + printable(name) + "'");

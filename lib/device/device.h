@@ -20,8 +20,9 @@
 
 namespace reshard {
 
-// Memory of one device: `host` is what files are read into and written from (page-aligned; pinned for a GPU), `device`
-// what streams work on. On the CPU both are the same bytes.
+// Memory of one device, on both sides or on its own only (then `host` is empty, but on the CPU): `host` is what files
+// are read into and written from (page-aligned; pinned for a GPU), `device` what streams work on. On the CPU both are
+// the same bytes.
 struct DeviceBuffer {
   MutableBytes host;
   MutableBytes device;
@@ -61,23 +62,32 @@ class Stream {
   virtual Status wait() = 0;
 };
 
+// Which sides memory has.
+enum class Sides { kBoth, kDevice };
+
 class Device {
  public:
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0 NVIDIA H200"
   virtual bool is_cpu() const = 0;
   virtual int ordinal() const { return -1; }  // of a GPU, as CUDA counts them
+  // What its driver took of the process's memory, for itself, when the device was opened.
+  virtual Index host_bytes() const { return 0; }
 
-  // Memory of `bytes` bytes on both sides, freed with the returned owner. An error that says how much there is when
-  // the device has less, or when its cap would be passed.
+  // Memory of `bytes` bytes on each of these sides, freed with the returned owner; it holds anything. An error that
+  // says how much there is when the device has less, or when its cap would be passed.
   class Memory {
    public:
     virtual ~Memory() = default;
     virtual DeviceBuffer buffer() const = 0;
   };
-  virtual Result<std::unique_ptr<Memory>> allocate(Index bytes) = 0;
+  virtual Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides sides = Sides::kBoth) = 0;
 
   virtual Result<std::unique_ptr<Stream>> stream() = 0;
+
+  // Returns when all that this process has queued on the device is done, by whatever stream: streams of a device wait
+  // for nobody else's.
+  virtual Status settle() { return {}; }
 };
 
 // The CPU.

@@ -1,11 +1,9 @@
 #include "lib/engine/run.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
 
 #include "lib/base/parallel.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/engine/slab_walk.h"
@@ -17,15 +15,6 @@ namespace {
 
 constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
-
-Index resident_bytes() {
-  long pages = 0, resident = 0;
-  if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
-    std::fclose(f);
-  }
-  return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
-}
 
 Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
 
@@ -57,7 +46,7 @@ int worker_count(const RunOptions& options) { return options.threads > 0 ? optio
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
                                Index messages) {
   MemoryPlan plan;
-  plan.now = resident_bytes();
+  plan.now = std::max<Index>(0, resident_bytes() - device_of(options).host_bytes());
   const Index fixed = plan.now + kProcess + messages + worker_count(options) * (options.worker_bytes + decoding);
   const Index per_slab_byte = worker_count(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);

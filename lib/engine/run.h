@@ -21,7 +21,7 @@
 namespace reshard {
 
 struct RunOptions {
-  Index memory = 256 << 20;                      // bytes for the whole process, catalogs included
+  Index memory = 256 << 20;                      // bytes for the whole process, catalogs included, GPUs' drivers not
   int threads = 0;                               // 0: two for each core this process may use, as half of them wait
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
@@ -30,8 +30,10 @@ struct RunOptions {
   // `memory` and `threads` are each rank's; what is returned is about the whole job, on every rank.
   Transport* ranks = nullptr;
   Strategy strategy = Strategy::kDirect;  // of copying
-  Transport* data = nullptr;              // what moves elements between the ranks; null: `ranks` does that too
-  Device* device = nullptr;               // where elements are worked on; null: the CPU
+  // Opens what moves elements between the ranks. All of them call it, when they are about to exchange and not before;
+  // null: `ranks` moves elements too.
+  std::function<Result<Transport*>()> data;
+  Device* device = nullptr;  // where elements are worked on; null: the CPU
 };
 
 inline Device& device_of(const RunOptions& options) { return options.device ? *options.device : cpu_device(); }
@@ -44,7 +46,7 @@ int worker_count(const RunOptions& options);
 
 // The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.
 struct MemoryPlan {
-  Index now = 0;         // resident bytes of the process
+  Index now = 0;         // resident bytes of the process, without what a GPU's driver took for itself
   Index slab_bytes = 0;  // chosen
   Index peak = 0;        // expected resident bytes while running
 };

@@ -45,8 +45,8 @@ struct StepSlabs {
 class Exchange : public Rounds {
  public:
   Exchange(const std::vector<WalkItem>& items, const SlabList& list, const std::vector<Index>& shares,
-           TensorSource& source, const Staging& staging, const RunOptions& options, const std::vector<Buffers>& buffers,
-           const SlabVisit& visit)
+           TensorSource& source, const Staging& staging, const RunOptions& options, Transport& data,
+           const std::vector<Buffers>& buffers, const SlabVisit& visit)
       : items_(items),
         list_(list),
         shares_(shares),
@@ -56,7 +56,7 @@ class Exchange : public Rounds {
         buffers_(buffers),
         visit_(visit),
         ranks_(*options.ranks),
-        data_(options.data ? *options.data : *options.ranks),
+        data_(data),
         on_device_(data_.moves_device_memory()),
         readers_(items, source.catalog(), options.ranks->size()) {}
 
@@ -287,7 +287,8 @@ Staging Staging::plan(const RunOptions& options, Index largest_group) {
 Status exchange_slabs(const std::vector<WalkItem>& items, const SlabList& list, const std::vector<Index>& shares,
                       TensorSource& source, const Staging& staging, const RunOptions& options,
                       const std::vector<Buffers>& buffers, const SlabVisit& visit) {
-  return Exchange(items, list, shares, source, staging, options, buffers, visit).run();
+  Transport* const data = options.data ? TRY(options.data()) : options.ranks;
+  return Exchange(items, list, shares, source, staging, options, *data, buffers, visit).run();
 }
 
 ReaderMap::ReaderMap(const std::vector<WalkItem>& items, const Catalog& catalog, int n) {

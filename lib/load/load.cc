@@ -122,8 +122,9 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   run.progress = options_.progress;
   run.interrupt = options_.interrupt;
   run.ranks = options_.ranks;
-  run.data = options_.data;
+  if (options_.data) run.data = [data = options_.data]() -> Result<Transport*> { return data; };
   run.device = options_.device;
+  TRY(device_of(run).settle());  // what the caller still does to the destinations
   const LoadJob job{plan_, source, target_view_, *target_, landings, rank(), run};
   const bool together = !is_direct() && options_.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));

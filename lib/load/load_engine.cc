@@ -149,12 +149,8 @@ LandingItems landing_items(const LoadJob& job) {
 
 class Together : public Rounds {
  public:
-  Together(const LoadJob& job, Index extra)
-      : job_(job),
-        extra_(extra),
-        device_(device_of(job.run)),
-        data_(job.run.data ? *job.run.data : *job.run.ranks),
-        on_device_(data_.moves_device_memory()) {}
+  Together(const LoadJob& job, Transport& data, Index extra)
+      : job_(job), extra_(extra), device_(device_of(job.run)), data_(data), on_device_(data_.moves_device_memory()) {}
 
   Result<LoadDigests> run() {
     const Index limit = TRY(prepare());
@@ -278,6 +274,9 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   return out;
 }
 
-Result<LoadDigests> load_together(const LoadJob& job) { return Together(job, growth(job)).run(); }
+Result<LoadDigests> load_together(const LoadJob& job) {
+  Transport* const data = job.run.data ? TRY(job.run.data()) : job.run.ranks;
+  return Together(job, *data, growth(job)).run();
+}
 
 }  // namespace reshard

@@ -47,7 +47,9 @@ Launch how_launched(const std::function<const char*(const char* name)>& environm
 }
 
 int local_rank(const std::function<const char*(const char* name)>& environment) {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"})
+  // Open MPI; Intel MPI and Hydra; MVAPICH; Cray PALS; Flux; Slurm.
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
+                           "PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "SLURM_LOCALID"})
     if (const char* number = environment(name)) return std::max(0, std::atoi(number));
   return 0;
 }

@@ -1,25 +1,32 @@
 // Messages are sends and receives of bytes in one group for each transfer, cut into parts of at most 1 GiB, on a stream
 // of the communicator's own. Nothing blocks: the communicator is a non-blocking one, and all waiting is looking at
 // events, at the communicator's own errors, at the job, and at the clock; whoever gives up aborts the communicator,
-// which ends its kernels.
+// which ends its kernels. A thread of its own looks at the job too: a kernel that waits for a rank that failed keeps
+// the GPU from freeing memory, and whoever frees it from looking.
 #include "lib/transport/nccl.h"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <nccl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "lib/base/cursor.h"
 #include "lib/base/find_function.h"
+#include "lib/device/cuda/context.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/matching.h"
 #include "lib/transport/waiting.h"
@@ -30,6 +37,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxPart = std::size_t{1} << 30;
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);  // of the thread that looks at the job
+constexpr auto kStuck = std::chrono::seconds(1);      // a call of NCCL's that takes longer is waiting for a kernel
+constexpr auto kLastWords = std::chrono::seconds(5);  // an abort that takes longer is left to itself
+
+// What it is opened by.
+#ifndef RESHARD_NCCL_NAME
+#define RESHARD_NCCL_NAME "libnccl.so.2"
+#endif
 
 // The functions of the library that are used.
 struct Library {
@@ -47,13 +62,13 @@ struct Library {
 };
 
 Result<Library> load_library() {
-  void* library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  void* library = ::dlopen(RESHARD_NCCL_NAME, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const std::string why = ::dlerror();
     library = ::dlopen(RESHARD_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);  // where it was when this was built
-    if (!library) return unsupported("nccl: cannot open libnccl.so.2: " + why);
+    if (!library) return unsupported("nccl: cannot open " RESHARD_NCCL_NAME ": " + why);
   }
-  const std::string what = "nccl: libnccl.so.2";
+  const std::string what = "nccl: " RESHARD_NCCL_NAME;
   Library out;
   TRY(find_function(library, what, "ncclGetErrorString", out.error_string));
   TRY(find_function(library, what, "ncclGetUniqueId", out.get_unique_id));
@@ -77,29 +92,46 @@ const Result<Library>& library() {
 
 Status nccl_status(const Library& nccl, ncclResult_t code, const std::string& doing) {
   if (code == ncclSuccess) return {};
-  return Error(ErrorCode::kPeer, "nccl: " + doing + ": " + nccl.error_string(code));
-}
-Status cuda_status(cudaError_t code, const std::string& doing) {
-  if (code == cudaSuccess) return {};
-  return io_error("nccl: " + doing + ": " + cudaGetErrorString(code));
+  return Error(code == ncclRemoteError ? ErrorCode::kPeer : ErrorCode::kIo,
+               "nccl: " + doing + ": " + nccl.error_string(code));
 }
 
-// Before anything of NCCL, which has less to say where there is no GPU. The current device is each thread's own.
-Status choose_gpu(const NcclOptions& options) {
-  return cuda_status(cudaSetDevice(options.device), "choosing GPU " + std::to_string(options.device));
-}
+using ContextPtr = std::shared_ptr<const CudaContext>;
 
 // A point in the communicator's stream.
 class Event {
  public:
-  explicit Event(cudaEvent_t event) : event_(event) {}
-  ~Event() { static_cast<void>(cudaEventDestroy(event_)); }
+  static Result<std::shared_ptr<Event>> record(const ContextPtr& context, cudaStream_t stream) {
+    std::shared_ptr<Event> out(new Event(context));
+    TRY(context->run("recording an event", [&] {
+      const cudaError_t made = cudaEventCreateWithFlags(&out->event_, cudaEventDisableTiming);
+      return made == cudaSuccess ? cudaEventRecord(out->event_, stream) : made;
+    }));
+    return out;
+  }
+  ~Event() {
+    static_cast<void>(context_->run("parting", [&] { return event_ ? cudaEventDestroy(event_) : cudaSuccess; }));
+  }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  cudaEvent_t get() const { return event_; }
+
+  // Whether it is reached; an error of anything queued before it.
+  Result<bool> reached() const {
+    bool waits = false;
+    TRY(context_->run("waiting for messages", [&] {
+      const cudaError_t code = cudaEventQuery(event_);
+      waits = code == cudaErrorNotReady;
+      if (!waits) return code;
+      static_cast<void>(cudaGetLastError());  // it is no error of the next kernel's
+      return cudaSuccess;
+    }));
+    return !waits;
+  }
 
  private:
-  cudaEvent_t event_;
+  explicit Event(ContextPtr context) : context_(std::move(context)) {}
+  ContextPtr context_;
+  cudaEvent_t event_ = nullptr;
 };
 
 // One end of a message, for the communicator.
@@ -117,34 +149,51 @@ class Communicator {
                                                     const Transport* control) {
     const Result<Library>& loaded = library();
     if (!loaded) return loaded.error();
-    std::unique_ptr<Communicator> out(new Communicator(*loaded, options, control));
-    TRY(choose_gpu(options));
-    TRY(cuda_status(cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking), "making a stream"));
+    ContextPtr context = TRY(CudaContext::retain(options.device));
+    std::unique_ptr<Communicator> out(new Communicator(*loaded, std::move(context), options.patience, control));
+    TRY(out->context_->run("making a stream",
+                           [&] { return cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking); }));
     ncclUniqueId unique;
     static_assert(sizeof(unique) == sizeof(NcclId));
     std::memcpy(&unique, id.data(), sizeof(unique));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    const std::lock_guard lock(out->mutex_);
-    TRY(out->finish(loaded->init(&out->comm_, size, unique, rank, &config), "coming together"));
+    {
+      const CudaContext::Current current(*out->context_);
+      const std::lock_guard lock(out->mutex_);
+      ncclComm_t comm = nullptr;
+      const ncclResult_t code = loaded->init(&comm, size, unique, rank, &config);
+      out->comm_ = comm;
+      TRY(out->finish(code, "coming together"));
+    }
+    if (control) out->watcher_ = std::thread([comm = out.get()] { comm->watch(); });
     return out;
   }
 
   ~Communicator() {
-    const std::lock_guard lock(mutex_);
-    static_cast<void>(choose_gpu(options_));
-    if (comm_ && finish(nccl_.finalize(comm_), "parting"))
-      static_cast<void>(nccl_.destroy(std::exchange(comm_, nullptr)));
-    if (stream_) static_cast<void>(cudaStreamDestroy(stream_));
+    closing_ = true;
+    if (watcher_.joinable()) watcher_.join();
+    abort();
+    if (aborting_.valid()) static_cast<void>(aborting_.wait_until(std::min(from_now(), Clock::now() + kLastWords)));
+    static_cast<void>(context_->run("parting", [&] { return stream_ ? cudaStreamDestroy(stream_) : cudaSuccess; }));
   }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Queues messages as one group; the point at which they are done.
-  Result<std::shared_ptr<Event>> post(const std::vector<End>& ends) {
+  Status part() {
+    const CudaContext::Current current(*context_);
     const std::lock_guard lock(mutex_);
     if (!comm_) return job_is_over();
-    TRY(choose_gpu(options_));
+    TRY(finish(nccl_.finalize(comm_), "parting"));
+    if (ncclComm_t comm = comm_.exchange(nullptr)) static_cast<void>(nccl_.destroy(comm));
+    return {};
+  }
+
+  // Queues messages as one group; the point at which they are done.
+  Result<std::shared_ptr<Event>> post(const std::vector<End>& ends) {
+    const CudaContext::Current current(*context_);
+    const std::lock_guard lock(mutex_);
+    if (!comm_) return job_is_over();
     TRY(finish(nccl_.group_start(), "beginning a group"));
     Status queued;
     for (const End& end : ends)
@@ -152,22 +201,19 @@ class Communicator {
     // A group that was begun must be ended, whatever happened in it.
     TRY(finish(nccl_.group_end(), "ending a group"));
     TRY(std::move(queued));
-    cudaEvent_t event = nullptr;
-    TRY(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
-    auto owned = std::make_shared<Event>(event);
-    TRY(cuda_status(cudaEventRecord(event, stream_), "recording an event"));
-    return owned;
+    return Event::record(context_, stream_);
   }
 
   // Returns when that point is reached, or with an error, at the latest after the time that a transfer may take.
   Status wait(const Event& event) {
     const Clock::time_point deadline = from_now();
     for (Pause pause;; pause()) {
-      const cudaError_t state = cudaEventQuery(event.get());
-      if (state == cudaSuccess) return {};
+      const Result<bool> reached = event.reached();
       const std::lock_guard lock(mutex_);
+      // Kernels of a communicator that was aborted end early, and events look as if all were well.
       if (!comm_) return job_is_over();
-      if (state != cudaErrorNotReady) return give_up(cuda_status(state, "waiting for messages").error());
+      if (!reached) return give_up(reached.error());
+      if (*reached) return {};
       ncclResult_t async = ncclSuccess;
       const ncclResult_t asked = nccl_.async_error(comm_, &async);
       if (auto status = nccl_status(nccl_, asked != ncclSuccess ? asked : async, "moving messages"); !status)
@@ -176,19 +222,25 @@ class Communicator {
     }
   }
 
-  // Ends everything under way, here and for whoever waits for it.
+  // Ends everything under way, here and for whoever waits for it. A call of NCCL's that is under way for long waits for
+  // what only this ends; NCCL allows it to come from another thread.
   void abort() {
-    const std::lock_guard lock(mutex_);
-    abort_locked();
+    const std::unique_lock lock(mutex_, kStuck);
+    abort_now();
   }
   bool aborted() const { return aborted_; }
   Clock::time_point from_now() const {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.patience));
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(patience_));
   }
 
  private:
-  Communicator(const Library& nccl, const NcclOptions& options, const Transport* control)
-      : nccl_(nccl), options_(options), control_(control) {}
+  Communicator(const Library& nccl, ContextPtr context, double patience, const Transport* control)
+      : nccl_(nccl), context_(std::move(context)), patience_(patience), control_(control) {}
+
+  void watch() {
+    for (; !closing_; std::this_thread::sleep_for(kBetweenLooks))
+      if (control_->stopped()) return abort();
+  }
 
   Status queue(const End& end) {
     for (std::size_t at = 0; at < end.size; at += kMaxPart) {
@@ -213,27 +265,48 @@ class Communicator {
   }
 
   Status keep_waiting(Clock::time_point deadline, const std::string& what) {
-    if (control_ && control_->stopped()) return give_up(job_is_over());
+    if (aborted_ || is_over()) return give_up(job_is_over());
     if (Clock::now() < deadline) return {};
-    return give_up({ErrorCode::kPeer, "nccl: " + what + ": no answer for " + std::to_string(options_.patience) + " s"});
+    char text[80];
+    std::snprintf(text, sizeof text, ": no answer for %.0f s", patience_);
+    return give_up({ErrorCode::kPeer, "nccl: " + what + text});
   }
 
+  bool is_over() const { return control_ && control_->stopped(); }
+
+  // What another rank's failure looks like from here is not this rank's.
   Error give_up(Error why) {
-    abort_locked();
-    return why;
+    abort_now();
+    return is_over() ? job_is_over() : std::move(why);
   }
-  void abort_locked() {
+  // In a thread of its own, as NCCL's may block.
+  void abort_now() {
     aborted_ = true;
-    if (comm_) static_cast<void>(nccl_.abort(std::exchange(comm_, nullptr)));
+    const ncclComm_t comm = comm_.exchange(nullptr);
+    if (!comm) return;
+    auto ended = std::make_shared<std::promise<void>>();
+    aborting_ = ended->get_future();
+    try {
+      std::thread([abort = nccl_.abort, comm, ended] {
+        static_cast<void>(abort(comm));
+        ended->set_value();
+      }).detach();
+    } catch (const std::system_error&) {  // no more threads
+      static_cast<void>(nccl_.abort(comm));
+      ended->set_value();
+    }
   }
 
   const Library& nccl_;
-  NcclOptions options_;
+  ContextPtr context_;
+  double patience_;
   const Transport* control_;
-  std::mutex mutex_;
-  ncclComm_t comm_ = nullptr;  // null: aborted
+  std::timed_mutex mutex_;
+  std::atomic<ncclComm_t> comm_ = nullptr;  // null: aborted, or parted
   cudaStream_t stream_ = nullptr;
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, closing_{false};
+  std::future<void> aborting_;
+  std::thread watcher_;
 };
 
 std::byte* writable(Bytes bytes) { return const_cast<std::byte*>(bytes.data()); }
@@ -243,20 +316,33 @@ std::byte* writable(Bytes bytes) { return const_cast<std::byte*>(bytes.data()); 
 class NcclTransfer : public Transfer {
  public:
   NcclTransfer(Communicator& comm, std::shared_ptr<Event> done) : comm_(comm), done_(std::move(done)) {}
-  Status wait() override { return comm_.wait(*done_); }
+  // The memory of one that nobody waited for is about to be used for something else.
+  ~NcclTransfer() override {
+    if (!waited_for_) comm_.abort();
+  }
+  NcclTransfer(const NcclTransfer&) = delete;
+  NcclTransfer& operator=(const NcclTransfer&) = delete;
+
+  Status wait() override {
+    waited_for_ = true;
+    return comm_.wait(*done_);
+  }
 
  private:
   Communicator& comm_;
   std::shared_ptr<Event> done_;
+  bool waited_for_ = false;
 };
 
-class NcclTransport : public Transport {
+class NcclTransport : public NcclRanks {
  public:
   NcclTransport(std::unique_ptr<Communicator> comm, int rank, int size, const Transport* control)
       : comm_(std::move(comm)), rank_(rank), size_(size), control_(control) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool moves_device_memory() const override { return true; }
+  Status part() override { return comm_->part(); }
   bool stopped() const override { return comm_->aborted() || (control_ && control_->stopped()); }
 
   Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
@@ -347,6 +433,7 @@ class OneGpuTransport : public Transport {
   OneGpuTransport(OneGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return gpu_.size(); }
+  bool moves_device_memory() const override { return true; }
   bool stopped() const override { return gpu_.stopped(); }
 
   Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
@@ -371,14 +458,13 @@ Result<NcclId> make_nccl_id() {
   return id;
 }
 
-Result<std::unique_ptr<Transport>> open_nccl(const NcclId& id, int rank, int size, const NcclOptions& options,
+Result<std::unique_ptr<NcclRanks>> open_nccl(const NcclId& id, int rank, int size, const NcclOptions& options,
                                              const Transport* control) {
   auto comm = TRY(Communicator::open(id, rank, size, options, control));
-  return std::unique_ptr<Transport>(std::make_unique<NcclTransport>(std::move(comm), rank, size, control));
+  return std::unique_ptr<NcclRanks>(std::make_unique<NcclTransport>(std::move(comm), rank, size, control));
 }
 
-Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptions& options) {
-  TRY(choose_gpu(options));
+Result<std::unique_ptr<NcclRanks>> open_nccl(Transport& control, const NcclOptions& options) {
   NcclId id{};
   std::string sent;
   if (control.rank() == 0) {
@@ -393,9 +479,33 @@ Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptio
   return open_nccl(id, control.rank(), control.size(), options, &control);
 }
 
+NcclMember nccl_member(int device) {
+  NcclMember out;
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  out.machine = name.data();
+  cudaDeviceProp properties;
+  if (device < 0) {
+    out.why = "it has no GPU";
+  } else if (const Status asked =
+                 cuda_status(device, cudaGetDeviceProperties(&properties, device), "asking what it is");
+             !asked) {
+    out.why = asked.error().message();
+  } else if (!library()) {
+    out.why = library().error().message();
+  } else {
+    out.gpu = "GPU";
+    for (const char byte : properties.uuid.bytes) {
+      char digits[3];
+      std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+      out.gpu += (out.gpu.size() == 3 ? "-" : "") + std::string(digits);
+    }
+  }
+  return out;
+}
+
 Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
                                  const std::function<Status(Transport& ranks)>& work) {
-  TRY(choose_gpu(options));
   const NcclId id = TRY(make_nccl_id());
   OneGpu gpu(TRY(Communicator::open(id, 0, 1, options, nullptr)), n);
   std::vector<Status> results(static_cast<std::size_t>(n));

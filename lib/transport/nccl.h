@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "lib/transport/transport.h"
 
@@ -23,14 +25,35 @@ struct NcclOptions {
 using NcclId = std::array<std::byte, 128>;
 Result<NcclId> make_nccl_id();
 
+// Ranks with a GPU each. What is destroyed without part() is aborted, for all: a rank that fails need not wait for the
+// others, and they not for it.
+class NcclRanks : public Transport {
+ public:
+  // The last call of every rank, after its last transfer. Returns when all have made it.
+  virtual Status part() = 0;
+};
+
 // Rank `rank` of `size`, each on a GPU of its own. Returns when all have called it with the same id. Whoever waits
 // looks at `control` as well, so that a failure elsewhere ends it; null: there is none. `control` outlives what is
-// returned, and that its transfers.
-Result<std::unique_ptr<Transport>> open_nccl(const NcclId& id, int rank, int size, const NcclOptions& options,
+// returned, and that its transfers. A transfer that ends before it was waited for ends them all.
+Result<std::unique_ptr<NcclRanks>> open_nccl(const NcclId& id, int rank, int size, const NcclOptions& options,
                                              const Transport* control);
 
 // The same for all ranks of `control`, over which the id travels.
-Result<std::unique_ptr<Transport>> open_nccl(Transport& control, const NcclOptions& options);
+Result<std::unique_ptr<NcclRanks>> open_nccl(Transport& control, const NcclOptions& options);
+
+// Why the ranks of `control` cannot open NCCL: one has no GPU (`device` is -1 there) or no library, or two have the
+// same GPU. Empty: they can. All call it, over `control` alone, and get the same.
+Result<std::string> why_no_nccl(Transport& control, int device);
+
+// What each of them says of itself; why_no_nccl() compares.
+struct NcclMember {
+  std::string machine;
+  std::string gpu;  // what names it in all the world
+  std::string why;  // why it cannot; empty: it can
+};
+NcclMember nccl_member(int device);
+std::string why_no_nccl(const std::vector<NcclMember>& members);
 
 // `n` ranks on one GPU, each a thread that calls work(transport): a real exchange where there is one GPU only. NCCL has
 // no two ranks on one, so that all their messages are sent by its one rank to itself. Returns when all have returned;

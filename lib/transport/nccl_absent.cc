@@ -10,11 +10,13 @@ Error absent() { return unsupported("nccl: this reshard was built without NCCL; 
 
 Result<NcclId> make_nccl_id() { return absent(); }
 
-Result<std::unique_ptr<Transport>> open_nccl(const NcclId&, int, int, const NcclOptions&, const Transport*) {
+Result<std::unique_ptr<NcclRanks>> open_nccl(const NcclId&, int, int, const NcclOptions&, const Transport*) {
   return absent();
 }
 
-Result<std::unique_ptr<Transport>> open_nccl(Transport&, const NcclOptions&) { return absent(); }
+Result<std::unique_ptr<NcclRanks>> open_nccl(Transport&, const NcclOptions&) { return absent(); }
+
+NcclMember nccl_member(int) { return {"", "", absent().message()}; }
 
 Status run_nccl_ranks_on_one_gpu(int, const NcclOptions&, const std::function<Status(Transport&)>&) { return absent(); }
 

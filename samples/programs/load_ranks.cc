@@ -63,8 +63,9 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
 
   const auto device = TRY(open_device(arguments.device, 0, local_rank(process_environment)));
   options.device = device.get();
-  std::unique_ptr<Transport> nccl;
-  if (ranks && arguments.exchange && !device->is_cpu()) nccl = TRY(open_nccl(*ranks, {.device = device->ordinal()}));
+  std::unique_ptr<NcclRanks> nccl;
+  if (ranks && arguments.exchange && TRY(why_no_nccl(*ranks, device->ordinal())).empty())
+    nccl = TRY(open_nccl(*ranks, {.device = device->ordinal()}));
   options.data = nccl.get();
 
   const OpenLoad open = TRY(open_load(arguments.checkpoint, options));
@@ -74,7 +75,7 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   std::vector<std::unique_ptr<Device::Memory>> memory;
   std::vector<Destination> destinations;
   for (const LoadTensor& tensor : load.tensors()) {
-    memory.push_back(TRY(device->allocate(tensor.bytes())));
+    memory.push_back(TRY(device->allocate(tensor.bytes(), arguments.dump.empty() ? Sides::kDevice : Sides::kBoth)));
     destinations.push_back({memory.back()->buffer().device.data(), std::nullopt});
   }
   const LoadReport report = TRY(open.load->run(destinations));
@@ -96,6 +97,7 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   for (const LoadProof& proof : report.proofs)
     said += "rank " + rank + ": digest " + proof.part.hex() + " " + printable(proof.name) + "\n";
   std::fwrite(said.data(), 1, said.size(), stdout);
+  if (nccl) TRY(nccl->part());
   return 0;
 }
 

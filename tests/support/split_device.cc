@@ -73,9 +73,9 @@ class SplitStream : public Stream {
 
 }  // namespace
 
-Result<std::unique_ptr<Device::Memory>> SplitDevice::allocate(Index bytes) {
-  return std::unique_ptr<Memory>(
-      std::make_unique<SplitMemory>(TRY(cpu_device().allocate(bytes)), static_cast<std::size_t>(bytes)));
+Result<std::unique_ptr<Device::Memory>> SplitDevice::allocate(Index bytes, Sides sides) {
+  return std::unique_ptr<Memory>(std::make_unique<SplitMemory>(
+      TRY(cpu_device().allocate(sides == Sides::kBoth ? bytes : 0)), static_cast<std::size_t>(bytes)));
 }
 
 Result<std::unique_ptr<Stream>> SplitDevice::stream() {

@@ -18,7 +18,7 @@ class SplitDevice : public Device {
   explicit SplitDevice(std::shared_ptr<CuFileReader> files = nullptr) : files_(std::move(files)) {}
   std::string_view name() const override { return "split"; }
   bool is_cpu() const override { return false; }
-  Result<std::unique_ptr<Memory>> allocate(Index bytes) override;
+  Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides sides = Sides::kBoth) override;
   Result<std::unique_ptr<Stream>> stream() override;
 
  private:

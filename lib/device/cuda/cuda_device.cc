@@ -2,75 +2,70 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <utility>
 
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/device/budget.h"
+#include "lib/device/cuda/context.h"
 #include "lib/device/cuda/cufile.h"
 #include "lib/device/cuda/launch.h"
+#include "lib/device/cuda/pinned.h"
 
 namespace reshard {
 namespace {
 
-// "cuda:0: copying 1.00 MB to the device: out of memory".
-Status cuda_status(int ordinal, int code, const std::string& doing) {
-  if (code == cudaSuccess) return {};
-  return io_error("cuda:" + std::to_string(ordinal) + ": " + doing + ": " +
-                  cudaGetErrorString(static_cast<cudaError_t>(code)));
-}
+constexpr int kLeastCapability = 8;  // that kernels are compiled for (CMakeLists.txt)
 
-// The memory on one side, and how it is given back.
-template <cudaError_t (*kFree)(void*)>
-class Owned {
+using ContextPtr = std::shared_ptr<const CudaContext>;
+
+// Memory of a GPU, freed when this ends.
+class GpuMemory {
  public:
-  Owned() = default;
-  Owned(void* memory, Index bytes) : bytes_(static_cast<std::byte*>(memory), static_cast<std::size_t>(bytes)) {}
-  Owned(Owned&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
-  Owned& operator=(Owned&& other) noexcept {
+  GpuMemory() = default;
+  static Result<GpuMemory> get(const ContextPtr& context, Index bytes) {
+    GpuMemory out;
+    if (bytes == 0) return out;
+    void* p = nullptr;
+    std::size_t free = 0, total = 0;
+    bool known = false;
+    Status done = context->run("getting " + human_bytes(bytes) + " of device memory", [&] {
+      const cudaError_t code = cudaMalloc(&p, static_cast<std::size_t>(bytes));
+      if (code != cudaSuccess) known = cudaMemGetInfo(&free, &total) == cudaSuccess;
+      return code;
+    });
+    if (!done && known)
+      return io_error(done.error().message() + "; of " + human_bytes(static_cast<Index>(total)) + ", " +
+                      human_bytes(static_cast<Index>(free)) + " are free");
+    TRY(std::move(done));
+    out.context_ = context;
+    out.bytes_ = {static_cast<std::byte*>(p), static_cast<std::size_t>(bytes)};
+    return out;
+  }
+  GpuMemory(GpuMemory&& other) noexcept
+      : context_(std::move(other.context_)), bytes_(std::exchange(other.bytes_, {})) {}
+  GpuMemory& operator=(GpuMemory&& other) noexcept {
+    std::swap(context_, other.context_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~Owned() {
-    if (!bytes_.empty()) static_cast<void>(kFree(bytes_.data()));
+  ~GpuMemory() {
+    if (!bytes_.empty())
+      static_cast<void>(context_->run("freeing device memory", [&] { return cudaFree(bytes_.data()); }));
   }
   MutableBytes bytes() const { return bytes_; }
 
  private:
+  ContextPtr context_;
   MutableBytes bytes_;
 };
-using PinnedMemory = Owned<cudaFreeHost>;
-using GpuMemory = Owned<cudaFree>;
-
-Result<PinnedMemory> allocate_pinned(int ordinal, Index bytes) {
-  if (bytes == 0) return PinnedMemory();
-  void* p = nullptr;
-  TRY(cuda_status(ordinal, cudaHostAlloc(&p, static_cast<std::size_t>(bytes), cudaHostAllocPortable),
-                  "getting " + human_bytes(bytes) + " of pinned memory"));
-  return PinnedMemory(p, bytes);
-}
-
-Result<GpuMemory> allocate_on_gpu(int ordinal, Index bytes) {
-  if (bytes == 0) return GpuMemory();
-  void* p = nullptr;
-  const cudaError_t code = cudaMalloc(&p, static_cast<std::size_t>(bytes));
-  if (code != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());  // it would come out of the next launch otherwise
-    std::size_t free = 0, total = 0;
-    std::string there;
-    if (cudaMemGetInfo(&free, &total) == cudaSuccess)
-      there = ", of which " + human_bytes(static_cast<Index>(free)) + " of " + human_bytes(static_cast<Index>(total)) +
-              " are free";
-    return cuda_status(ordinal, code, "getting " + human_bytes(bytes) + " of device memory" + there).error();
-  }
-  return GpuMemory(p, bytes);
-}
 
 class CudaMemory : public Device::Memory {
  public:
-  CudaMemory(std::shared_ptr<Budget> budget, PinnedMemory host, GpuMemory device)
+  CudaMemory(std::shared_ptr<Budget> budget, PinnedPool::Piece host, GpuMemory device)
       : budget_(std::move(budget)), host_(std::move(host)), device_(std::move(device)) {}
   ~CudaMemory() override { budget_->give(static_cast<Index>(device_.bytes().size())); }
   CudaMemory(const CudaMemory&) = delete;
@@ -80,7 +75,7 @@ class CudaMemory : public Device::Memory {
 
  private:
   std::shared_ptr<Budget> budget_;
-  PinnedMemory host_;
+  PinnedPool::Piece host_;
   GpuMemory device_;
 };
 
@@ -97,18 +92,27 @@ constexpr Index kSlotBytes = sizeof(Digest);
 class CudaStream : public Stream {
  public:
   // `files` is null where there is no cuFile.
-  CudaStream(int ordinal, LaunchPlace place, PinnedMemory host_results, GpuMemory results,
-             std::shared_ptr<CuFileReader> files)
-      : ordinal_(ordinal),
-        place_(place),
-        host_results_(std::move(host_results)),
-        results_(std::move(results)),
-        files_(std::move(files)) {
-    pending_.reserve(kSlots);
+  static Result<std::unique_ptr<Stream>> make(ContextPtr context, int multiprocessors, PinnedPool& pinned,
+                                              std::shared_ptr<CuFileReader> files) {
+    std::unique_ptr<CudaStream> out(new CudaStream(std::move(context), std::move(files)));
+    out->place_.multiprocessors = multiprocessors;
+    out->host_results_ = TRY(pinned.take(kSlots * kSlotBytes));
+    out->results_ = TRY(GpuMemory::get(out->context_, kSlots * kSlotBytes));
+    TRY(out->run("making a stream",
+                 [&] { return cudaStreamCreateWithFlags(&out->place_.stream, cudaStreamNonBlocking); }));
+    // Whoever waits leaves the processor to the threads that read and write files.
+    TRY(out->run("making an event", [&] {
+      return cudaEventCreateWithFlags(&out->done_, cudaEventBlockingSync | cudaEventDisableTiming);
+    }));
+    TRY(out->clear_results(kSlots));
+    return std::unique_ptr<Stream>(std::move(out));
   }
   ~CudaStream() override {
-    static_cast<void>(cudaStreamSynchronize(place_.stream));
-    static_cast<void>(cudaStreamDestroy(place_.stream));
+    static_cast<void>(run("parting", [&] {
+      if (place_.stream) static_cast<void>(cudaStreamSynchronize(place_.stream));
+      if (done_) static_cast<void>(cudaEventDestroy(done_));
+      return place_.stream ? cudaStreamDestroy(place_.stream) : cudaSuccess;
+    }));
   }
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -123,7 +127,7 @@ class CudaStream : public Stream {
   bool reads_files() const override { return files_ != nullptr; }
   Result<bool> read_file(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) override {
     if (!files_) return false;
-    TRY(use_device());
+    const CudaContext::Current current(*context_);
     return files_->read(file, offset, to);
   }
 
@@ -132,109 +136,109 @@ class CudaStream : public Stream {
     const CopyShape simple = simplify_copy(shape, element_bytes, from_strides, to_strides);
     if (simple.unit == 0) return {};
     if (simple.loops == 0) return move(to, from, simple.unit, cudaMemcpyDeviceToDevice, " within the device");
-    TRY(use_device());
-    return status(launch_copy(place_, simple, from, to), "copying a box");
+    return run("copying a box", [&] { return launch_copy(place_, simple, from, to); });
   }
 
   Status convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) override {
     if (from == to) return move(out, in, n * byte_size(from), cudaMemcpyDeviceToDevice, " within the device");
-    TRY(use_device());
-    return status(launch_convert(place_, from, to, in, out, n), "converting elements");
+    return run("converting elements", [&] { return launch_convert(place_, from, to, in, out, n); });
   }
 
   Status digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data,
                     Digest* out) override {
     *out = {};
     if (box.empty()) return {};
-    std::byte* slot = TRY(new_slot());
-    auto* words = reinterpret_cast<std::uint32_t*>(slot);
-    TRY(status(launch_digest(place_, tensor_shape, box, element_bytes, data, words), "digesting a box"));
-    return fetch_slot(out);
-  }
-
-  Status wait() override {
-    TRY(use_device());
-    TRY(status(cudaStreamSynchronize(place_.stream), "waiting for the device"));
-    for (std::size_t i = 0; i < pending_.size(); ++i)
-      std::memcpy(pending_[i]->words.data(), host_results_.bytes().data() + offset_of(i), sizeof(pending_[i]->words));
-    pending_.clear();
-    return {};
-  }
-
- private:
-  static Index offset_of(std::size_t slot) { return static_cast<Index>(slot) * kSlotBytes; }
-
-  Status status(int code, const std::string& doing) const { return cuda_status(ordinal_, code, doing); }
-  // The current device is each thread's own.
-  Status use_device() const { return status(cudaSetDevice(ordinal_), "choosing the device"); }
-
-  Status move(void* to, const void* from, Index bytes, cudaMemcpyKind kind, const char* where) {
-    if (bytes == 0) return {};
-    TRY(use_device());
-    return status(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, place_.stream),
-                  "copying " + human_bytes(bytes) + where);
-  }
-
-  // The next slot on the device, zeroed.
-  Result<std::byte*> new_slot() {
     if (static_cast<Index>(pending_.size()) == kSlots) TRY(wait());
-    TRY(use_device());
-    std::byte* slot = results_.bytes().data() + offset_of(pending_.size());
-    TRY(status(cudaMemsetAsync(slot, 0, kSlotBytes, place_.stream), "clearing a result"));
-    return slot;
-  }
-  Status fetch_slot(Digest* out) {
-    const Index at = offset_of(pending_.size());
-    TRY(status(cudaMemcpyAsync(host_results_.bytes().data() + at, results_.bytes().data() + at, kSlotBytes,
-                               cudaMemcpyDeviceToHost, place_.stream),
-               "fetching a result"));
+    auto* slot = reinterpret_cast<std::uint32_t*>(results_.bytes().data() + bytes_of(pending_.size()));
+    TRY(run("digesting a box", [&] { return launch_digest(place_, tensor_shape, box, element_bytes, data, slot); }));
     pending_.push_back(out);
     return {};
   }
 
-  int ordinal_;
-  LaunchPlace place_;
-  PinnedMemory host_results_;
-  GpuMemory results_;
+  Status wait() override {
+    const std::vector<Digest*> pending = std::exchange(pending_, {});
+    if (!pending.empty()) {
+      TRY(move(host_results_.bytes().data(), results_.bytes().data(), bytes_of(pending.size()), cudaMemcpyDeviceToHost,
+               " of digests"));
+      TRY(clear_results(std::ssize(pending)));
+    }
+    TRY(run("waiting for the device", [&] {
+      const cudaError_t code = cudaEventRecord(done_, place_.stream);
+      return code == cudaSuccess ? cudaEventSynchronize(done_) : code;
+    }));
+    for (std::size_t i = 0; i < pending.size(); ++i)
+      std::memcpy(pending[i]->words.data(), host_results_.bytes().data() + bytes_of(i), sizeof(pending[i]->words));
+    return {};
+  }
+
+ private:
+  CudaStream(ContextPtr context, std::shared_ptr<CuFileReader> files)
+      : context_(std::move(context)), files_(std::move(files)) {}
+
+  static Index bytes_of(std::size_t slots) { return static_cast<Index>(slots) * kSlotBytes; }
+
+  template <class Call>
+  Status run(const std::string& doing, const Call& call) const {
+    return context_->run(doing, call);
+  }
+
+  Status move(void* to, const void* from, Index bytes, cudaMemcpyKind kind, const char* what) {
+    if (bytes == 0) return {};
+    return run("copying " + human_bytes(bytes) + what,
+               [&] { return cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, place_.stream); });
+  }
+
+  // Digests are added to what is in their slots: those that were fetched are zero again for the next.
+  Status clear_results(Index slots) {
+    return run("clearing digests", [&] {
+      return cudaMemsetAsync(results_.bytes().data(), 0, static_cast<std::size_t>(slots * kSlotBytes), place_.stream);
+    });
+  }
+
+  ContextPtr context_;
   std::shared_ptr<CuFileReader> files_;
+  LaunchPlace place_;
+  PinnedPool::Piece host_results_;
+  GpuMemory results_;
+  cudaEvent_t done_ = nullptr;
   std::vector<Digest*> pending_;  // where the slots in use go
 };
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int ordinal, std::string name, int multiprocessors, Index memory_cap)
-      : ordinal_(ordinal),
+  CudaDevice(ContextPtr context, std::string name, int multiprocessors, Index memory_cap, Index host_bytes)
+      : context_(std::move(context)),
         name_(std::move(name)),
         multiprocessors_(multiprocessors),
-        budget_(std::make_shared<Budget>(name_, memory_cap)) {}
+        host_bytes_(host_bytes),
+        budget_(std::make_shared<Budget>(name_, memory_cap)),
+        pinned_(std::make_shared<PinnedPool>(context_)) {}
 
   std::string_view name() const override { return name_; }
   bool is_cpu() const override { return false; }
-  int ordinal() const override { return ordinal_; }
+  int ordinal() const override { return context_->ordinal(); }
+  Index host_bytes() const override { return host_bytes_; }
 
-  Result<std::unique_ptr<Memory>> allocate(Index bytes) override {
+  Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides sides) override {
     if (bytes < 0) return internal_error(name_ + ": memory: expected a size, got " + std::to_string(bytes));
-    TRY(cuda_status(ordinal_, cudaSetDevice(ordinal_), "choosing the device"));
     TRY(budget_->take(bytes));
-    auto memory = allocate_both(bytes);
+    auto memory = get(bytes, sides);
     if (!memory) budget_->give(bytes);
     return memory;
   }
 
   Result<std::unique_ptr<Stream>> stream() override {
-    TRY(cuda_status(ordinal_, cudaSetDevice(ordinal_), "choosing the device"));
-    auto host_results = TRY(allocate_pinned(ordinal_, kSlots * kSlotBytes));
-    auto results = TRY(allocate_on_gpu(ordinal_, kSlots * kSlotBytes));
-    cudaStream_t stream = nullptr;
-    TRY(cuda_status(ordinal_, cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream"));
-    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(
-        ordinal_, LaunchPlace{stream, multiprocessors_}, std::move(host_results), std::move(results), file_reader()));
+    return CudaStream::make(context_, multiprocessors_, *pinned_, file_reader());
+  }
+
+  Status settle() override {
+    return context_->run("waiting for what is queued", [] { return cudaDeviceSynchronize(); });
   }
 
  private:
-  Result<std::unique_ptr<Memory>> allocate_both(Index bytes) {
-    auto device = TRY(allocate_on_gpu(ordinal_, bytes));
-    auto host = TRY(allocate_pinned(ordinal_, bytes));
+  Result<std::unique_ptr<Memory>> get(Index bytes, Sides sides) {
+    auto device = TRY(GpuMemory::get(context_, bytes));
+    auto host = TRY(pinned_->take(sides == Sides::kBoth ? bytes : 0));
     return std::unique_ptr<Memory>(std::make_unique<CudaMemory>(budget_, std::move(host), std::move(device)));
   }
 
@@ -248,10 +252,12 @@ class CudaDevice : public Device {
     return reader;
   }
 
-  int ordinal_;
+  ContextPtr context_;
   std::string name_;
   int multiprocessors_;
+  Index host_bytes_;
   std::shared_ptr<Budget> budget_;
+  std::shared_ptr<PinnedPool> pinned_;
   std::mutex files_mutex_;
   std::weak_ptr<CuFileReader> files_;
 };
@@ -271,14 +277,20 @@ Result<int> count_cuda_devices() {
 }
 
 Result<std::unique_ptr<Device>> open_cuda_device(int ordinal, Index memory_cap) {
-  TRY(cuda_status(ordinal, cudaSetDevice(ordinal), "choosing the device"));
-  // Whoever waits for the GPU leaves the processor to the threads that read and write files.
-  TRY(cuda_status(ordinal, cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "setting how to wait"));
   cudaDeviceProp properties;
   TRY(cuda_status(ordinal, cudaGetDeviceProperties(&properties, ordinal), "asking what it is"));
   const std::string name = "cuda:" + std::to_string(ordinal) + " " + properties.name;
+  if (properties.major < kLeastCapability)
+    return unsupported(name + ": expected a GPU of compute capability " + std::to_string(kLeastCapability) +
+                       ".0 or higher, got " + std::to_string(properties.major) + "." +
+                       std::to_string(properties.minor));
+  const Index before = resident_bytes();
+  auto context = TRY(CudaContext::retain(ordinal));
+  // A kernel that is loaded when it is first started may wait for all others, of which one may wait for another rank.
+  TRY(context->run("loading kernels", [] { return load_kernels(); }));
+  const Index host_bytes = std::max<Index>(0, resident_bytes() - before);
   return std::unique_ptr<Device>(
-      std::make_unique<CudaDevice>(ordinal, name, properties.multiProcessorCount, memory_cap));
+      std::make_unique<CudaDevice>(std::move(context), name, properties.multiProcessorCount, memory_cap, host_bytes));
 }
 
 }  // namespace reshard

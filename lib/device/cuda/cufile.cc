@@ -53,11 +53,13 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
     const ssize_t n =
         cufile_.read(registration->handle(), to.data(), static_cast<std::size_t>(size - done), offset + done, done);
     if (n == -1 && errno == EINTR) continue;
-    if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
-    if (n < 0) {
+    // The mount, the file or the place cannot be read that way; a drive that fails says EIO.
+    const bool refused = n < -1 || (n == -1 && (errno == EINVAL || errno == EOPNOTSUPP));
+    if (refused) {
       refuse(*file);
       return false;
     }
+    if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
     if (n == 0)
       return corrupt(at(file->path(), offset) + ": expected " + std::to_string(size) + " bytes, got " +
                      std::to_string(done) + " to the end of the file");

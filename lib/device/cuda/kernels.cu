@@ -117,7 +117,45 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const __grid_constant_
   if (threadIdx.x < kDigestWords) atomicAdd(&words[threadIdx.x], block_sum[threadIdx.x]);
 }
 
+// ---- loading
+
+constexpr DType kFloats[] = {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16,
+                             DType::kBFloat16,   DType::kFloat32,    DType::kFloat64};
+
+struct Loader {
+  int error = 0;
+
+  template <class Kernel>
+  void load(Kernel* kernel) {
+    cudaFuncAttributes attributes;
+    const cudaError_t code = cudaFuncGetAttributes(&attributes, kernel);
+    if (code != cudaSuccess) error = static_cast<int>(code);
+  }
+  template <int... kWords>
+  void load_copies() {
+    (load(copy_kernel<kWords>), ...);
+    (load(transpose_kernel<kWords>), ...);
+  }
+  template <class From, class To>
+  void load_conversion(Conversion<From, To>) {
+    load(convert_kernel<From, To>);
+  }
+};
+
 }  // namespace
+
+int load_kernels() {
+  Loader loader;
+  loader.load_copies<1, 2, 4, 8, 16>();
+  for (const DType from : kFloats)
+    for (const DType to : kFloats)
+      with_conversion(from, to, [&](auto conversion) { loader.load_conversion(conversion); });
+  loader.load(digest_kernel<DigestKernel<1, 1>>);
+  loader.load(digest_kernel<DigestKernel<1, 16>>);
+  loader.load(digest_kernel<DigestKernel<2, 1>>);
+  loader.load(digest_kernel<DigestKernel<2, 16>>);
+  return loader.error;
+}
 
 int launch_copy(const LaunchPlace& place, const CopyShape& shape, const std::byte* from, std::byte* to) {
   CopyLauncher launcher{place};

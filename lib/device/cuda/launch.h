@@ -13,6 +13,10 @@ struct LaunchPlace {
   int multiprocessors = 0;  // of the device, which is the calling thread's current one
 };
 
+// Loads all kernels into the calling thread's current device, which else happens when each is first started. Returns a
+// cudaError_t, 0 for none.
+int load_kernels();
+
 // All pointers are to device memory. Each queues kernels and returns a cudaError_t, 0 for none: an error in starting
 // them; one in running them shows when the stream is waited for.
 int launch_copy(const LaunchPlace& place, const CopyShape& shape, const std::byte* from, std::byte* to);

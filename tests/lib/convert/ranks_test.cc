@@ -47,7 +47,7 @@ Status convert_one(const std::string& from, const std::string& into, const Reque
   o.run.ranks = ranks;
   o.run.strategy = job.strategy;
   o.run.device = job.device;
-  o.run.data = job.data;
+  if (job.data) o.run.data = [data = job.data]() -> Result<Transport*> { return data; };
   auto conversion = TRY(Conversion::prepare(*source.reader, *format, std::move(o)));
   auto done = TRY(conversion->run({into}));
   if (outcome && rank_of(ranks) == 0) *outcome = done;

@@ -1,0 +1,59 @@
+// Pinned memory of the host, which GPUs copy from and to by themselves. It takes longer to get than to fill, so what is
+// given back is kept for the next.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/base/checked.h"
+#include "lib/base/cursor.h"
+#include "lib/device/cuda/context.h"
+
+namespace reshard {
+
+class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
+ public:
+  explicit PinnedPool(std::shared_ptr<const CudaContext> context) : context_(std::move(context)) {}
+  ~PinnedPool();
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+
+ private:
+  struct Block {
+    void* memory = nullptr;  // CUDA aligns it to 512 bytes
+    std::size_t bytes = 0;   // from a page's first address on
+    std::byte* page() const;
+  };
+
+ public:
+  // A piece of it, given back when this ends.
+  class Piece {
+   public:
+    Piece() = default;
+    Piece(Piece&& other) noexcept;
+    Piece& operator=(Piece&& other) noexcept;
+    ~Piece();
+    MutableBytes bytes() const;  // from a page's first address on
+
+   private:
+    friend PinnedPool;
+    Piece(std::shared_ptr<PinnedPool> pool, Block block, std::size_t bytes);
+    std::shared_ptr<PinnedPool> pool_;
+    Block block_;
+    std::size_t bytes_ = 0;
+  };
+
+  // Thread-safe. Memory of another's use holds anything.
+  Result<Piece> take(Index bytes);
+
+ private:
+  Result<Block> make(std::size_t bytes);
+  void free_idle();
+
+  std::shared_ptr<const CudaContext> context_;
+  std::mutex mutex_;
+  std::vector<Block> idle_;
+};
+
+}  // namespace reshard
