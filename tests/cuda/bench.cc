@@ -10,7 +10,6 @@
 #include <functional>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lib/base/file.h"
@@ -19,6 +18,7 @@
 #include "lib/device/copy.h"
 #include "lib/device/cuda/cuda_device.h"
 #include "lib/device/device.h"
+#include "lib/transport/local.h"
 #include "lib/transport/nccl.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/exchange_checks.h"
@@ -33,8 +33,12 @@ struct Options {
   std::string directory = "/tmp";
   Index bytes = Index{1} << 30;
   Index file_bytes = Index{4} << 30;
-  int threads = 8;
+  std::vector<Index> chunks;  // bytes
+  std::vector<Index> threads;
+  int rounds = 7, times = 10;  // medians of so many, of so many runs each
+  double warm_up = 2;          // seconds
   bool checks = true;
+  bool exchange = true;
   bool large = true;
   bool timings = true;
 };
@@ -45,10 +49,10 @@ double seconds_of(const std::function<Status()>& work, Status& status) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The median of seven rounds after one that does not count.
-Result<double> median_seconds(const std::function<Status()>& work) {
+// The median of some rounds after one that does not count.
+Result<double> median_seconds(int n, const std::function<Status()>& work) {
   std::vector<double> rounds;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i <= n; ++i) {
     Status status;
     const double s = seconds_of(work, status);
     TRY(std::move(status));
@@ -66,6 +70,9 @@ void fill_randomly(MutableBytes bytes, unsigned seed) {
     std::memcpy(bytes.data() + i, &v, 8);
   }
 }
+
+// Whether something could not be done because this machine has not what it needs.
+bool is_absent(const Status& done) { return !done && done.error().code() == ErrorCode::kUnsupported; }
 
 // ---- checks
 
@@ -85,9 +92,16 @@ Status check_all(Device& device, const Options& options) {
       if (seed == 102) std::printf("  %-12s equal to the CPU\n", check.name);
     }
   for (const int n : {2, 4, 8}) {
-    TRY(run_nccl_ranks_on_one_gpu(n, {}, [&](Transport& ranks) {
-          return check_exchange(device, ranks, 11);
-        }).context(std::to_string(n) + " ranks"));
+    if (!options.exchange) break;
+    Status done = run_nccl_ranks_on_one_gpu(n, {}, [&](Transport& ranks) -> Status {
+      if (!ranks.moves_device_memory()) return internal_error("messages over NCCL lie in host memory");
+      return check_exchange(device, ranks, 11);
+    });
+    if (is_absent(done)) {
+      std::printf("  %-12s not here: %s\n", "exchange", done.error().message().c_str());
+      break;
+    }
+    TRY(std::move(done).context(std::to_string(n) + " ranks"));
     std::printf("  %-12s equal to the CPU: %d logical ranks over NCCL\n", "exchange", n);
   }
   if (!options.large) return {};
@@ -120,28 +134,22 @@ Status check_all(Device& device, const Options& options) {
 
 // ---- timings
 
+// Rates, beside what the same run measured as the most there can be.
 class Table {
  public:
-  // `moved`: bytes read and written in one run.
-  Status add(const std::string& what, Index moved, const std::function<Status()>& work) {
-    const double seconds = TRY(median_seconds(work));
-    const double rate = static_cast<double>(moved) / seconds / 1e9;
-    if (copy_ == 0) copy_ = rate;
-    std::printf("| %-52s | %8.1f | %5.1f %% |\n", what.c_str(), rate, 100 * rate / copy_);
+  Table(const std::string& what, const std::string& limit) {
+    std::printf("\n| %-52s | %8s | %s |\n| --- | ---: | ---: |\n", what.c_str(), "GB/s", limit.c_str());
+  }
+  // A `limit` of 0: the first line's rate is everybody's.
+  void add(const std::string& what, double rate, double limit = 0) {
+    if (first_ == 0) first_ = rate;
+    std::printf("| %-52s | %8.2f | %5.1f %% |\n", what.c_str(), rate, 100 * rate / (limit > 0 ? limit : first_));
     std::fflush(stdout);
-    return {};
   }
 
  private:
-  double copy_ = 0;  // of the first line, which all others are compared with
+  double first_ = 0;
 };
-
-// Repeats work so that starting it weighs little, and waits.
-constexpr Index kTimes = 10;
-Status repeated(Stream& stream, const std::function<Status()>& work) {
-  for (Index i = 0; i < kTimes; ++i) TRY(work());
-  return stream.wait();
-}
 
 // A matrix of 2-byte elements whose rows hold 8 runs of `run` bytes: packs the runs of each column shard, or the
 // reverse.
@@ -164,6 +172,13 @@ Status rotary(Stream& stream, Index bytes, std::byte* from, std::byte* to) {
                          {kHead * kColumns, kHead / 2 * kColumns, kColumns, 1});
 }
 
+// The largest square matrices of at most 8,192 rows that fit.
+Index matrix_side(Index bytes, Index element) {
+  Index side = 8192;
+  while (side * side * element > bytes) side /= 2;
+  return side;
+}
+
 Status time_kernels(Device& device, const Options& options) {
   const Index bytes = options.bytes;
   auto a = TRY(device.allocate(bytes)), b = TRY(device.allocate(bytes));
@@ -174,27 +189,40 @@ Status time_kernels(Device& device, const Options& options) {
   TRY(stream->upload(b->buffer(), bytes));
   TRY(stream->wait());
   std::byte *from = a->buffer().device.data(), *to = b->buffer().device.data();
+  const auto copy = [&] { return stream->copy_box({bytes}, 1, from, {1}, to, {1}); };
 
-  std::printf("\n%s each, median of 7; GB/s read and written\n\n", human_bytes(bytes).c_str());
-  std::printf("| %-52s | %8s | %7s |\n| --- | ---: | ---: |\n", "kernel", "GB/s", "/ copy");
-  Table table;
-  const auto add = [&](const std::string& what, Index moved, const std::function<Status()>& work) {
-    return table.add(what, kTimes * moved, [&] { return repeated(*stream, work); });
+  // Repeats work so that starting it weighs little, and waits.
+  const auto repeated = [&](Index times, const std::function<Status()>& work) -> Status {
+    for (Index i = 0; i < times; ++i) TRY(work());
+    return stream->wait();
   };
-  TRY(add("device-to-device copy", 2 * bytes, [&] { return stream->copy_box({bytes}, 1, from, {1}, to, {1}); }));
+  // Clocks take a while to come up, and all lines are compared with the first.
+  Status warm;
+  for (double warmed = 0; warm && warmed < options.warm_up;)
+    warmed += seconds_of([&] { return repeated(options.times, copy); }, warm);
+  TRY(std::move(warm));
+
+  std::printf("\n%s each, medians of %d; GB/s read and written\n", human_bytes(bytes).c_str(), options.rounds);
+  Table table("kernel", "of copy");
+  const auto add = [&](const std::string& what, Index moved, const std::function<Status()>& work) -> Status {
+    const double seconds = TRY(median_seconds(options.rounds, [&] { return repeated(options.times, work); }));
+    table.add(what, static_cast<double>(options.times * moved) / seconds / 1e9);
+    return {};
+  };
+  TRY(add("device-to-device copy", 2 * bytes, copy));
   for (const bool pack : {true, false})
     for (const Index run : {128, 512, 2048, 4096, 13312, 26624})
       TRY(add(std::string(pack ? "pack" : "unpack") + " column shards, tp=8, runs of " + with_commas(run) + " B",
               2 * (bytes / (8 * run)) * 8 * run, [&] { return column_shards(*stream, bytes, run, pack, from, to); }));
-  TRY(add("rotary permutation, heads of 128, rows of 16,384 B", 2 * bytes,
-          [&] { return rotary(*stream, bytes, from, to); }));
-  for (const Index element : {2, 4}) {
-    constexpr Index kSide = 8192;
-    const Index matrices = bytes / (kSide * kSide * element);
-    TRY(add("transpose of 8,192 x 8,192, " + std::to_string(element) + " B", 2 * matrices * kSide * kSide * element,
-            [&] {
-              return stream->copy_box({matrices, kSide, kSide}, element, from, {kSide * kSide, kSide, 1}, to,
-                                      {kSide * kSide, 1, kSide});
+  if (bytes >= Index{2} << 20)
+    TRY(add("rotary permutation, heads of 128, rows of 16,384 B", 2 * bytes,
+            [&] { return rotary(*stream, bytes, from, to); }));
+  for (const Index element : {1, 2, 4}) {
+    const Index side = matrix_side(bytes, element), matrices = bytes / (side * side * element);
+    TRY(add("transpose of " + with_commas(side) + " x " + with_commas(side) + ", " + std::to_string(element) + " B",
+            2 * matrices * side * side * element, [&] {
+              return stream->copy_box({matrices, side, side}, element, from, {side * side, side, 1}, to,
+                                      {side * side, 1, side});
             }));
   }
   struct Cast {
@@ -218,6 +246,11 @@ Status time_kernels(Device& device, const Options& options) {
       return stream->digest_box({rows, 4 * run}, {{0, run}, {rows, run / 2}}, 2, from, &digest);
     }));
   }
+  // What the engine starts: a slab at a time.
+  for (const Index slab : {Index{1} << 20, Index{8} << 20, Index{16} << 20})
+    if (slab <= bytes)
+      TRY(add("pack column shards of " + human_bytes(slab) + ", runs of 2,048 B", 2 * slab,
+              [&] { return column_shards(*stream, slab, 2048, true, from, to); }));
   return {};
 }
 
@@ -229,26 +262,30 @@ Result<Rates> time_transfers(Device& device, const Options& options) {
   const Index bytes = std::min(options.bytes, Index{1} << 30);
   auto a = TRY(device.allocate(bytes)), b = TRY(device.allocate(bytes));
   auto one = TRY(device.stream()), other = TRY(device.stream());
-  const auto rate = [&](const std::function<Status()>& work) -> Result<double> {
-    return static_cast<double>(bytes) / TRY(median_seconds(work)) / 1e9;
+  // In pieces of at most `chunk` bytes.
+  const auto rate = [&](Index chunk, bool up, bool down) -> Result<double> {
+    const double seconds = TRY(median_seconds(options.rounds, [&]() -> Status {
+      for (Index at = 0; at < bytes; at += chunk) {
+        const Index n = std::min(chunk, bytes - at);
+        if (up) TRY(one->upload(a->buffer().part(at, n), n));
+        if (down) TRY(other->download(b->buffer().part(at, n), n));
+      }
+      TRY(one->wait());
+      return other->wait();
+    }));
+    return static_cast<double>(bytes) / seconds / 1e9;
   };
   Rates rates;
-  rates.up = TRY(rate([&]() -> Status {
-    TRY(one->upload(a->buffer(), bytes));
-    return one->wait();
-  }));
-  rates.down = TRY(rate([&]() -> Status {
-    TRY(one->download(a->buffer(), bytes));
-    return one->wait();
-  }));
-  rates.both = TRY(rate([&]() -> Status {
-    TRY(one->upload(a->buffer(), bytes));
-    TRY(other->download(b->buffer(), bytes));
-    TRY(one->wait());
-    return other->wait();
-  }));
-  std::printf("\npinned host memory -> device %.1f GB/s, device -> host %.1f GB/s, both at once %.1f GB/s each way\n",
-              rates.up, rates.down, rates.both);
+  rates.up = TRY(rate(bytes, true, false));
+  rates.down = TRY(rate(bytes, false, true));
+  rates.both = TRY(rate(bytes, true, true));
+  Table table("transfer", "of pinned memory -> device");
+  table.add("pinned memory -> device", rates.up);
+  table.add("device -> pinned memory", rates.down);
+  table.add("both at once, each way", rates.both);
+  for (const Index chunk : options.chunks)
+    if (chunk < bytes)
+      table.add("pinned memory -> device, " + human_bytes(chunk) + " each", TRY(rate(chunk, true, false)));
   return rates;
 }
 
@@ -259,19 +296,25 @@ struct Worker {
   Digest digest;
 };
 
-// Reads a file into device memory, chunk by chunk on several threads: through host memory, or by the device itself.
-Status read_file(const std::shared_ptr<const File>& file, Index size, bool by_device, std::vector<Worker>& workers) {
-  const Index chunk = static_cast<Index>(workers[0].memory->buffer().host.size());
+// How a file's bytes come to where they are worked on.
+enum class Way { kHost, kDevice, kCuFile };
+
+// Reads a file, chunk by chunk on several threads: into host memory and no further; through that into the device; or
+// straight into it. Their digests, but on the host.
+Status read_file(const std::shared_ptr<const File>& file, Index size, Way way, Index chunk,
+                 std::vector<Worker>& workers) {
   return parallel_for(ceil_div(size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
     Worker& worker = workers[static_cast<std::size_t>(thread)];
     const DeviceBuffer buffer = worker.memory->buffer();
     const auto bytes = static_cast<std::size_t>(std::min(chunk, size - i * chunk));
-    if (!by_device) {
+    if (way == Way::kCuFile) {
+      if (!TRY(worker.stream->read_file(file, i * chunk, buffer.device.first(bytes))))
+        return unsupported("cuFile does not read it");
+    } else {
       TRY(file->read_at(i * chunk, buffer.host.first(bytes)));
-      TRY(worker.stream->upload(buffer, static_cast<Index>(bytes)));
-    } else if (!TRY(worker.stream->read_file(file, i * chunk, buffer.device.first(bytes)))) {
-      return unsupported("cuFile does not read it");
     }
+    if (way == Way::kHost) return {};
+    if (way == Way::kDevice) TRY(worker.stream->upload(buffer, static_cast<Index>(bytes)));
     Digest digest;
     TRY(worker.stream->digest_box({size}, {{i * chunk}, {static_cast<Index>(bytes)}}, 1, buffer.device.data(),
                                   &digest));
@@ -281,110 +324,146 @@ Status read_file(const std::shared_ptr<const File>& file, Index size, bool by_de
   });
 }
 
-// Copies a file, chunk by chunk on several threads, through the device and a digest, or through host memory only.
-Status copy_file(const File& from, const File& to, Index size, bool through_device, std::vector<Worker>& workers) {
-  const Index chunk = static_cast<Index>(workers[0].memory->buffer().host.size());
-  return parallel_for(ceil_div(size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
+Result<std::vector<Worker>> make_workers(Device& device, Index threads, Index chunk) {
+  std::vector<Worker> out(static_cast<std::size_t>(threads));
+  for (Worker& worker : out) {
+    worker.memory = TRY(device.allocate(chunk));
+    worker.stream = TRY(device.stream());
+  }
+  return out;
+}
+
+// A file and the digest of its bytes.
+struct Source {
+  std::shared_ptr<const File> file;
+  Index size = 0;
+  Digest digest;
+};
+
+Result<Source> make_source(const Options& options) {
+  Source out{std::make_shared<const File>(TRY(File::create_anonymous(options.directory))), options.file_bytes, {}};
+  std::vector<std::byte> part(static_cast<std::size_t>(std::min(Index{16} << 20, out.size)));
+  for (Index at = 0; at < out.size; at += static_cast<Index>(part.size())) {
+    const auto n = static_cast<std::size_t>(std::min<Index>(std::ssize(part), out.size - at));
+    fill_randomly(part, static_cast<unsigned>(at >> 20));
+    TRY(out.file->write_at(at, Bytes(part).first(n)));
+    out.digest += digest_run(Bytes(part).first(n), at, 1);
+  }
+  return out;
+}
+
+// By size of chunks and number of threads: what slabs a load should have.
+Status time_reading(Device& device, const Options& options, const Source& source, const Rates& rates) {
+  const auto rate = [&](const std::shared_ptr<const File>& file, Way way, Index chunk,
+                        Index threads) -> Result<double> {
+    auto workers = TRY(make_workers(device, threads, chunk));
+    const double seconds = TRY(median_seconds(std::min(options.rounds, 3), [&]() -> Status {
+      for (Worker& worker : workers) worker.digest = {};
+      TRY(read_file(file, source.size, way, chunk, workers));
+      Digest sum;
+      for (const Worker& worker : workers) sum += worker.digest;
+      if (way != Way::kHost && sum != source.digest)
+        return internal_error("digest: expected " + source.digest.hex() + ", got " + sum.hex());
+      return {};
+    }));
+    return static_cast<double>(source.size) / seconds / 1e9;
+  };
+  const Result<File> reopened = source.file->reopen_direct();
+  const auto direct = reopened ? std::make_shared<const File>(TRY(source.file->reopen_direct())) : nullptr;
+  struct Row {
+    const char* name;
+    std::shared_ptr<const File> file;
+    Way way;
+  };
+  double best_host[2] = {0, 0};  // what the file can be read with, cached and not
+  for (const Row& row :
+       {Row{"page cache -> host", source.file, Way::kHost},
+        Row{"page cache -> host -> device -> digest", source.file, Way::kDevice},
+        Row{"O_DIRECT -> host", direct, Way::kHost}, Row{"O_DIRECT -> host -> device -> digest", direct, Way::kDevice},
+        Row{"cuFile -> device -> digest", source.file, Way::kCuFile}}) {
+    if (!row.file) {
+      std::printf("\n%s: not here: this file system reads through its cache\n", row.name);
+      continue;
+    }
+    double& host = best_host[row.file == direct ? 1 : 0];
+    Table table(row.name, row.way == Way::kHost ? "of the first" : "of the slower of host and transfer");
+    for (const Index chunk : options.chunks)
+      for (const Index threads : options.threads) {
+        const auto got = rate(row.file, row.way, chunk, threads);
+        if (!got && got.error().code() == ErrorCode::kUnsupported) {
+          std::printf("not here: %s\n", got.error().message().c_str());
+          break;
+        }
+        const double gb = TRY(got);
+        if (row.way == Way::kHost) host = std::max(host, gb);
+        table.add(human_bytes(chunk) + " x " + count_of(threads, "thread"), gb,
+                  row.way == Way::kDevice   ? std::min(host, rates.up)
+                  : row.way == Way::kCuFile ? rates.up
+                                            : 0);
+      }
+  }
+  return {};
+}
+
+// Copies a file, chunk by chunk on several threads, each to a file of its own (one's inode takes one writer at a time):
+// through the device and a digest, or through host memory only.
+Status copy_file(const Source& from, const std::vector<File>& to, bool through_device, Index chunk,
+                 std::vector<Worker>& workers) {
+  return parallel_for(ceil_div(from.size, chunk), static_cast<int>(workers.size()), [&](int thread, Index i) -> Status {
     Worker& worker = workers[static_cast<std::size_t>(thread)];
     const DeviceBuffer buffer = worker.memory->buffer();
-    const Index bytes = std::min(chunk, size - i * chunk);
+    const Index bytes = std::min(chunk, from.size - i * chunk);
     const MutableBytes part = buffer.host.first(static_cast<std::size_t>(bytes));
-    TRY(from.read_at(i * chunk, part));
+    TRY(from.file->read_at(i * chunk, part));
     if (through_device) {
       Digest digest;
       TRY(worker.stream->upload(buffer, bytes));
-      TRY(worker.stream->digest_box({size}, {{i * chunk}, {bytes}}, 1, buffer.device.data(), &digest));
+      TRY(worker.stream->digest_box({from.size}, {{i * chunk}, {bytes}}, 1, buffer.device.data(), &digest));
       TRY(worker.stream->download(buffer, bytes));
       TRY(worker.stream->wait());
       worker.digest += digest;
     }
-    return to.write_at(i * chunk, part);
+    return to[static_cast<std::size_t>(thread)].write_at(i * chunk, part);
   });
 }
 
-Digest sum_of(const std::vector<Worker>& workers) {
-  Digest sum;
-  for (const Worker& worker : workers) sum += worker.digest;
-  return sum;
-}
-
-// A file to the device, from the page cache through host memory, and past both by cuFile where it can.
-Status time_reading(const std::shared_ptr<const File>& file, Index size, const Digest& expected,
-                    std::vector<Worker>& workers) {
-  for (const bool by_device : {false, true}) {
-    const char* what = by_device ? "file -> device -> digest, by cuFile" : "file -> host -> device -> digest";
-    const auto seconds = median_seconds([&]() -> Status {
-      for (Worker& worker : workers) worker.digest = {};
-      TRY(read_file(file, size, by_device, workers));
-      const Digest sum = sum_of(workers);
-      if (sum != expected) return internal_error("digest: expected " + expected.hex() + ", got " + sum.hex());
-      return {};
-    });
-    if (!seconds && seconds.error().code() != ErrorCode::kUnsupported) return seconds.error();
-    if (seconds) std::printf("%s: %.2f GB/s\n", what, static_cast<double>(size) / *seconds / 1e9);
-    if (!seconds) std::printf("%s: not here\n", what);
-  }
-  return {};
-}
-
-Status time_pipeline(Device& device, const Options& options, const Rates& rates) {
-  constexpr Index kChunk = Index{16} << 20;
-  const auto source = std::make_shared<const File>(TRY(File::create_anonymous(options.directory)));
-  const File &from = *source, to = TRY(File::create_anonymous(options.directory));
-  const Index size = options.file_bytes;
-  TRY(from.allocate(size));
-  TRY(to.allocate(size));
-  std::vector<Worker> workers(static_cast<std::size_t>(options.threads));
-  for (Worker& worker : workers) {
-    worker.memory = TRY(device.allocate(kChunk));
-    worker.stream = TRY(device.stream());
-  }
-  Digest expected;
-  const MutableBytes host = workers[0].memory->buffer().host;
-  for (Index at = 0; at < size; at += kChunk) {
-    const MutableBytes part = host.first(static_cast<std::size_t>(std::min(kChunk, size - at)));
-    fill_randomly(part, static_cast<unsigned>(at / kChunk));
-    TRY(from.write_at(at, part));
-    expected += digest_run(part, at, 1);
-  }
-  const double plain = TRY(median_seconds([&] { return copy_file(from, to, size, false, workers); }));
-  const double whole_way = TRY(median_seconds([&]() -> Status {
+Status time_pipeline(Device& device, const Options& options, const Source& source, const Rates& rates) {
+  const Index threads = std::min<Index>(8, options.threads.back());
+  const Index chunk = std::min(Index{16} << 20, options.chunks.back());
+  auto workers = TRY(make_workers(device, threads, chunk));
+  std::vector<File> to;
+  for (Index i = 0; i < threads; ++i) to.push_back(TRY(File::create_anonymous(options.directory)));
+  const int rounds = std::min(options.rounds, 3);
+  const double gb = static_cast<double>(source.size) / 1e9;
+  const double plain = gb / TRY(median_seconds(rounds, [&] { return copy_file(source, to, false, chunk, workers); }));
+  const double seconds = TRY(median_seconds(rounds, [&]() -> Status {
     for (Worker& worker : workers) worker.digest = {};
-    TRY(copy_file(from, to, size, true, workers));
-    const Digest sum = sum_of(workers);
-    if (sum != expected) return internal_error("digest: expected " + expected.hex() + ", got " + sum.hex());
+    TRY(copy_file(source, to, true, chunk, workers));
+    Digest sum;
+    for (const Worker& worker : workers) sum += worker.digest;
+    if (sum != source.digest) return internal_error("digest: expected " + source.digest.hex() + ", got " + sum.hex());
     return {};
   }));
-  TRY(time_reading(source, size, expected, workers));
-  for (Index at = 0; at < size; at += kChunk) {
-    const MutableBytes part = host.first(static_cast<std::size_t>(std::min(kChunk, size - at)));
-    TRY(to.read_at(at, part));
-    Digest zero;
-    for (std::size_t k = 0; k < zero.words.size(); ++k) zero.words[k] = 0 - digest_run(part, at, 1).words[k];
-    expected += zero;
-  }
-  if (expected != Digest{}) return internal_error("the file that went through the device is another");
-  const double gb = static_cast<double>(size) / 1e9, file = gb / plain, pipeline = gb / whole_way;
-  const double slower = std::min(file, rates.both);
-  std::printf("file -> host -> device -> digest -> host -> file, %s in %s, %d threads: %.2f GB/s\n",
-              human_bytes(size).c_str(), options.directory.c_str(), options.threads, pipeline);
-  std::printf("the slower of file -> host -> file (%.2f GB/s) and transfers both ways (%.1f GB/s): %.1f %% of it\n",
-              file, rates.both, 100 * pipeline / slower);
+  Table table("file -> file, " + count_of(threads, "thread") + ", a file each", "of the slower of host and transfers");
+  table.add("through host memory", plain);
+  table.add("through the device, with digests", gb / seconds, std::min(plain, rates.both));
   return {};
 }
 
+// What NCCL does between logical ranks of one GPU says that it works, not how fast links are.
 Status time_exchange(Device& device, const Options& options) {
-  std::printf("\n| logical ranks on one GPU, over NCCL | GB/s moved |\n| ---: | ---: |\n");
+  Table table("logical ranks on one GPU, over NCCL", "of the first");
   for (const int n : {2, 4, 8}) {
     const Index message = std::min(options.bytes, Index{1} << 30) / (n * (n - 1));
     double seconds = 0;
     TRY(run_nccl_ranks_on_one_gpu(n, {}, [&](Transport& ranks) -> Status {
-      auto sent = TRY(device.allocate(message * (n - 1))), got = TRY(device.allocate(message * (n - 1)));
+      auto sent = TRY(device.allocate(message * (n - 1), Sides::kDevice));
+      auto got = TRY(device.allocate(message * (n - 1), Sides::kDevice));
       const auto part = [&](const std::unique_ptr<Device::Memory>& memory, std::size_t i) {
         return memory->buffer().device.subspan(i * static_cast<std::size_t>(message),
                                                static_cast<std::size_t>(message));
       };
-      const double mine = TRY(median_seconds([&]() -> Status {
+      const double mine = TRY(median_seconds(options.rounds, [&]() -> Status {
         std::vector<Outgoing> out;
         std::vector<Incoming> in;
         for (int peer = 0; peer < n; ++peer) {
@@ -397,7 +476,33 @@ Status time_exchange(Device& device, const Options& options) {
       if (ranks.rank() == 0) seconds = mine;
       return {};
     }));
-    std::printf("| %d | %.1f |\n", n, static_cast<double>(message * n * (n - 1)) / seconds / 1e9);
+    table.add(std::to_string(n) + " ranks", static_cast<double>(message * n * (n - 1)) / seconds / 1e9);
+  }
+  return {};
+}
+
+// Between GPUs, each sending to the next: `n` threads with a GPU and a rank each.
+Status time_links(const Options& options) {
+  const int gpus = TRY(count_cuda_devices());
+  if (gpus < 2) return {};
+  Table table("GPUs, each sending to the next, over NCCL; of each", "of the first");
+  for (int n = 2; n <= std::min(gpus, 8); n *= 2) {
+    const NcclId id = TRY(make_nccl_id());
+    std::vector<double> rates(static_cast<std::size_t>(n));
+    TRY(run_local_ranks(n, [&](Transport& control) -> Status {
+      const int rank = control.rank();
+      const auto device = TRY(open_device("cuda:" + std::to_string(rank), 0));
+      const auto nccl = TRY(open_nccl(id, rank, n, {.device = rank}, &control));
+      const auto sent = TRY(device->allocate(options.bytes, Sides::kDevice));
+      const auto got = TRY(device->allocate(options.bytes, Sides::kDevice));
+      const double seconds = TRY(median_seconds(options.rounds, [&]() -> Status {
+        return TRY(nccl->start({{(rank + 1) % n, sent->buffer().device}}, {{(rank + n - 1) % n, got->buffer().device}}))
+            ->wait();
+      }));
+      rates[static_cast<std::size_t>(rank)] = static_cast<double>(options.bytes) / seconds / 1e9;
+      return nccl->part();
+    }));
+    table.add(std::to_string(n) + " GPUs", *std::min_element(rates.begin(), rates.end()));
   }
   return {};
 }
@@ -406,13 +511,27 @@ Status time_exchange(Device& device, const Options& options) {
 
 int usage(int code) {
   std::printf(
-      "bench [--device cuda:N] [--bytes 1GiB] [--dir /tmp] [--file 4GiB] [--threads 8]\n"
-      "      [--no-checks] [--no-large] [--checks-only]\n");
+      "bench [--device cuda:N] [--bytes 1GiB] [--dir /tmp] [--file 4GiB] [--chunks 1MiB,...] [--threads 4,...]\n"
+      "      [--rounds 7] [--times 10] [--warm-up 2] [--no-checks] [--no-exchange] [--no-large] [--checks-only]\n");
   return code;
+}
+
+Result<std::vector<Index>> parse_list(const std::string& text) {
+  std::vector<Index> out;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    out.push_back(TRY(parse_bytes(text.substr(at, end - at))));
+    if (out.back() < 1) return usage_error("expected numbers above 0, got '" + text + "'");
+    at = end + 1;
+  }
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 Result<Options> parse_options(int argc, char** argv) {
   Options options;
+  options.chunks = TRY(parse_list("1MiB,2MiB,4MiB,8MiB,16MiB,32MiB,64MiB"));
+  options.threads = TRY(parse_list("4,8,16,32"));
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&]() -> Result<std::string> {
@@ -427,10 +546,20 @@ Result<Options> parse_options(int argc, char** argv) {
       options.directory = TRY(value());
     } else if (name == "--file") {
       options.file_bytes = TRY(parse_bytes(TRY(value())));
+    } else if (name == "--chunks") {
+      options.chunks = TRY(parse_list(TRY(value())));
     } else if (name == "--threads") {
-      options.threads = std::max(1, std::atoi(TRY(value()).c_str()));
+      options.threads = TRY(parse_list(TRY(value())));
+    } else if (name == "--rounds") {
+      options.rounds = std::max(1, std::atoi(TRY(value()).c_str()));
+    } else if (name == "--times") {
+      options.times = std::max(1, std::atoi(TRY(value()).c_str()));
+    } else if (name == "--warm-up") {
+      options.warm_up = std::atof(TRY(value()).c_str());
     } else if (name == "--no-checks") {
       options.checks = false;
+    } else if (name == "--no-exchange") {
+      options.exchange = false;
     } else if (name == "--no-large") {
       options.large = false;
     } else if (name == "--checks-only") {
@@ -439,20 +568,38 @@ Result<Options> parse_options(int argc, char** argv) {
       return usage_error(name + ": not an option");
     }
   }
-  if (options.bytes < (Index{1} << 28)) return usage_error("--bytes: expected 256MiB or more");
+  if (options.bytes < (Index{1} << 20)) return usage_error("--bytes: expected 1MiB or more");
   return options;
 }
 
+// A machine is dear: whatever fails, what can be measured is. The first failure that is not for want of something.
 Status run(Device& device, const Options& options) {
+  Status first;
+  const auto note = [&](Status done) {
+    if (done) return true;
+    const bool absent = is_absent(done);
+    std::printf("%s: %s\n", absent ? "not here" : "FAILED", done.error().message().c_str());
+    if (first && !absent) first = std::move(done);
+    return false;
+  };
   if (options.checks) {
     std::printf("checks\n");
-    TRY(check_all(device, options));
+    note(check_all(device, options));
   }
-  if (!options.timings) return {};
-  TRY(time_kernels(device, options));
-  const Rates rates = TRY(time_transfers(device, options));
-  TRY(time_pipeline(device, options, rates));
-  return time_exchange(device, options);
+  if (!options.timings) return first;
+  note(time_kernels(device, options));
+  const auto rates = time_transfers(device, options);
+  const auto source = make_source(options);
+  if (rates && source) {
+    note(time_reading(device, options, *source, *rates));
+    note(time_pipeline(device, options, *source, *rates));
+  } else {
+    note(rates ? Status(source.error()) : Status(rates.error()));
+  }
+  if (options.exchange) note(time_exchange(device, options));
+  if (options.exchange) note(time_links(options));
+  if (rates) std::printf("\nlimit: pinned memory -> device %.2f GB/s\n", rates->up);
+  return first;
 }
 
 int main_of(int argc, char** argv) {

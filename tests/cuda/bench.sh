@@ -1,53 +1,150 @@
 #!/bin/bash
-# Builds tests/cuda/bench.cc with nvcc, outside the checkout, checks a GPU against the CPU and prints how fast it is.
-# Needs this tree, nvcc (on the PATH or in $CUDA_HOME/bin), nccl.h, a GPU and libnccl. Exit codes: 0 all checks hold,
-# 1 one failed, 77 there is no GPU.
+# Checks a GPU against the CPU and prints how fast it is, each rate beside what the same run measured as its limit.
+# Needs this tree, nvcc (on the PATH or in $CUDA_HOME/bin) and a GPU; no network. Exit codes: 0 all checks hold, 1 one
+# failed (the figures are printed all the same), 2 it cannot be run, 77 there is no GPU.
 #
-#   tests/cuda/bench.sh [--sanitize] [option of the program ...]      --help lists them
+#   tests/cuda/bench.sh [option ...] [option of the program ...]        bench --help lists the latter
 #
-# --sanitize runs the checks under compute-sanitizer's tools instead, and prints no figures. CUDA_ARCH (sm_90) is what
-# is built for; default: the GPU that is there.
+#   --programs DIR   where load_cuda and reshard are, for loads through the engine (default: build/release, if built;
+#                    tests/cuda/pack.sh makes a folder of them for a machine without their libraries)
+#   --model NAME     what is loaded: a model that reshard synth knows (default: llama3-8b, 16 GB, made twice in --dir)
+#   --dir DIR        where files are made (default: /tmp)
+#   --no-load        no loads through the engine
+#   --bench PROGRAM  one that is built already
+#   --sanitize       the checks of our kernels under compute-sanitizer's tools instead, and no figures
+#
+# The exchange is left out where there is no NCCL: $NCCL_HOME, beside CUDA, the system's, or a Python package. CUDA_ARCH
+# (sm_90) is what is built for; default: the GPU that is there.
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 
-nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
-[ -x "$nvcc" ] || { echo "no nvcc: put it on the PATH or set CUDA_HOME" >&2; exit 2; }
-cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-nccl=$(ls "$cuda"/lib*/libnccl.so.2 /usr/lib/*/libnccl.so.2 2> /dev/null | head -n 1 || true)
-
-arch=${CUDA_ARCH:-}
-if [ -z "$arch" ]; then
-  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d '. ' || true)
-  arch=sm_${capability:-90}
-fi
+programs= model=llama3-8b dir=/tmp load=yes bench= sanitize= loads=3
+options=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --programs) programs=$2; shift ;;
+    --model) model=$2; shift ;;
+    --dir) dir=$2; options+=("$1" "$2"); shift ;;
+    --no-load) load= ;;
+    --bench) bench=$2; shift ;;
+    --sanitize) sanitize=yes ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
 
 build=$(mktemp -d "${TMPDIR:-/tmp}/reshard-cuda-XXXXXX")
 trap 'rm -rf "$build"' EXIT
-sources=(tests/cuda/bench.cc tests/support/{device,exchange}_checks.cc
-  lib/device/{convert,copy,cpu_device,device,digest}.cc lib/device/cuda/{cuda_device,cufile}.cc
-  lib/device/cuda/kernels.cu
-  lib/transport/{collectives,nccl}.cc lib/layout/{box,dtype}.cc lib/base/{cursor,file,parallel,sys,text}.cc)
-compile() {
-  "$nvcc" -std=c++20 -O3 -arch="$arch" --expt-relaxed-constexpr -I. "-DRESHARD_NCCL_LIBRARY=\"${nccl:-libnccl.so.2}\"" \
-    -c "$1" -o "$build/$(echo "$1" | tr / _).o"
-}
-export -f compile
-export nvcc arch nccl build
-echo "building for $arch" >&2
-printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -I{} bash -c 'compile {}'
-"$nvcc" -arch="$arch" "$build"/*.o -o "$build/bench" -ldl
 
-if [ "${1:-}" = --sanitize ]; then
-  shift
-  sanitizer=$(command -v compute-sanitizer || echo "$cuda/bin/compute-sanitizer")
+if [ -z "$bench" ]; then
+  if ! nvidia-smi -L > /dev/null 2>&1 && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ]; then
+    echo "no device: neither nvidia-smi nor /dev/nvidiactl knows a GPU; nothing was built or measured" >&2
+    exit 77
+  fi
+  nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+  [ -x "$nvcc" ] || { echo "no nvcc: put it on the PATH or set CUDA_HOME" >&2; exit 2; }
+  cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  python_nccl=$(python3 -c 'import nvidia.nccl as n; print(list(n.__path__)[0])' 2> /dev/null || true)
+  first_of() { ls "$@" 2> /dev/null | head -n 1 || true; }
+  nccl=$(first_of ${NCCL_HOME:+"$NCCL_HOME"/lib/libnccl.so.2} "$cuda"/lib*/libnccl.so.2 /usr/lib/*/libnccl.so.2 \
+    ${python_nccl:+"$python_nccl"/lib/libnccl.so.2})
+  header=$(first_of ${NCCL_HOME:+"$NCCL_HOME"/include/nccl.h} "$cuda"/include/nccl.h /usr/include/nccl.h \
+    /usr/local/include/nccl.h ${python_nccl:+"$python_nccl"/include/nccl.h})
+  transport=nccl
+  [ -n "$header" ] || { transport=nccl_absent; echo "no nccl.h: the exchange is left out" >&2; }
+  arch=${CUDA_ARCH:-}
+  if [ -z "$arch" ]; then
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d '. ' || true)
+    arch=sm_${capability:-90}
+  fi
+  sources=(tests/cuda/bench.cc tests/support/{device,exchange}_checks.cc
+    lib/device/{convert,copy,cpu_device,device,digest}.cc lib/device/cuda/{context,cuda_device,cufile,pinned}.cc
+    lib/device/cuda/kernels.cu lib/transport/{collectives,local,nccl_members,$transport}.cc lib/layout/{box,dtype}.cc
+    lib/base/{cursor,file,parallel,resident,sys,text}.cc)
+  compile() {
+    "$nvcc" -std=c++20 -O3 -arch="$arch" --expt-relaxed-constexpr -I. ${header:+-I"$(dirname "$header")"} \
+      "-DRESHARD_NCCL_LIBRARY=\"${nccl:-libnccl.so.2}\"" -c "$1" -o "$build/$(echo "$1" | tr / _).o"
+  }
+  export -f compile
+  export nvcc arch nccl header build
+  echo "building for $arch" >&2
+  printf '%s\n' "${sources[@]}" | xargs -P "$(nproc)" -I{} bash -c 'compile {}'
+  "$nvcc" -arch="$arch" "$build"/*.o -o "$build/bench" -ldl
+  bench=$build/bench
+fi
+
+# One machine: NCCL need look for no network. As many queues as there are streams.
+export NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}
+
+if [ -n "$sanitize" ]; then
+  sanitizer=$(command -v compute-sanitizer || echo "${cuda:-/usr/local/cuda}/bin/compute-sanitizer")
   [ -x "$sanitizer" ] || { echo "no compute-sanitizer beside nvcc" >&2; exit 2; }
   for tool in memcheck racecheck synccheck initcheck; do
     echo "== $tool"
-    "$sanitizer" --tool "$tool" --error-exitcode 1 "$build/bench" --checks-only --no-large "$@"
+    # NCCL's own kernels synchronise in ways that racecheck and synccheck do not know.
+    "$sanitizer" --tool "$tool" --error-exitcode 1 "$bench" --checks-only --no-large --no-exchange \
+      ${options[@]+"${options[@]}"}
   done
   exit 0
 fi
+
 date -u +%Y-%m-%d
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || true
-"$nvcc" --version | grep release
-"$build/bench" "$@"
+nproc | sed 's/$/ cores/'
+[ -z "${nvcc:-}" ] || "$nvcc" --version | grep release
+code=0
+"$bench" ${options[@]+"${options[@]}"} | tee "$build/out" || code=$?
+[ "$code" -le 1 ] || exit "$code"
+[ -n "$load" ] || exit "$code"
+
+# ---- loads through the engine
+
+if [ -z "$programs" ]; then
+  for candidate in build/release build/release/samples/programs; do
+    [ ! -x $candidate/load_cuda ] || programs=$candidate
+  done
+fi
+find_program() { ls "$programs/$1" "$programs/samples/programs/$1" "$programs/../../$1" 2> /dev/null | head -n 1 || true; }
+reshard=$(find_program reshard) load_cuda=$(find_program load_cuda)
+if [ -z "$programs" ] || [ -z "$reshard" ] || [ -z "$load_cuda" ]; then
+  printf '\nloads through the engine: not here: no load_cuda and reshard in %s\n' "${programs:-build/release}"
+  exit "$code"
+fi
+[ ! -d "$programs/lib" ] || export LD_LIBRARY_PATH=$programs/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+limit=$(awk '/^limit: / { print $(NF - 1) }' "$build/out")
+work=$(mktemp -d "$dir/reshard-load-XXXXXX")
+trap 'rm -rf "$build" "$work"' EXIT
+printf '\n| %-52s | %8s | %s |\n| --- | ---: | ---: |\n' "load of $model through the engine" "GB/s" "of pinned memory -> device"
+# "load 2: 16.1 GB in 0.512 s, 31.37 GB/s on cuda:0 ..." -> a row with the best of some loads; the first one apart.
+row() {
+  awk -v what="$1" -v limit="${limit:-0}" -v first="$2" '
+    /^load [0-9]+: / { for (i = 1; i <= NF; ++i) if ($i == "GB/s" && (first ? n++ == 0 : 1) && $(i - 1) > rate) rate = $(i - 1) }
+    END {
+      if (!rate) { printf "| %-52s | FAILED | |\n", what; exit 1 }
+      printf "| %-52s | %8.2f | %s |\n", what, rate, (limit > 0 ? sprintf("%5.1f %%", 100 * rate / limit) : "-")
+    }'
+}
+for shape in hf dcp-tp8; do
+  case $shape in
+    hf) args=(--to hf) ;;
+    *) args=(--mesh tp=8) ;;
+  esac
+  rm -rf "$work"/*
+  if ! "$reshard" synth "$work/model" "${args[@]}" --model "$model" --memory 2GiB --quiet; then
+    printf '| %-52s | FAILED | |\n' "$shape: synth"
+    code=1
+    continue
+  fi
+  # Out of the page cache, as far as the kernel is willing.
+  find "$work/model" -type f -exec dd if={} iflag=nocache count=0 status=none \; || true
+  "$load_cuda" "$work/model" --memory 2GiB --time 1 > "$work/out" 2> "$work/err" || cat "$work/err" >&2
+  row "$shape, cold" 1 < "$work/out" || code=1
+  for threads in 8 16 32; do
+    "$load_cuda" "$work/model" --memory 2GiB --threads $threads --time $loads > "$work/out" 2> "$work/err" ||
+      cat "$work/err" >&2
+    row "$shape, page cache, $threads threads" 0 < "$work/out" || code=1
+  done
+done
+exit "$code"
