@@ -74,6 +74,9 @@ class Device {
   // What its driver took of the process's memory, for itself, when the device was opened.
   virtual Index host_bytes() const { return 0; }
 
+  // How many bytes are best worked on at once.
+  virtual Index slab_bytes() const { return Index{1} << 20; }
+
   // Memory of `bytes` bytes on each of these sides, freed with the returned owner; it holds anything. An error that
   // says how much there is when the device has less, or when its cap would be passed.
   class Memory {

@@ -209,8 +209,8 @@ Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& m
       const SlabMessage::Piece& only = message.pieces.front();
       const DeviceBuffer place = sent.part(only.offset, bytes_of(s, only.box));
       if (!on_device_) return source_.read(tensor, only.box, place.host, b.scratch);
-      if (TRY(read_box(source_, tensor, only.box, place, b)) == Side::kDevice) return {};
-      TRY(b.stream->upload(place, bytes_of(s, only.box)));
+      if (TRY(read_box(source_, tensor, only.box, place, b)) == Side::kHost)
+        TRY(b.stream->upload(place, bytes_of(s, only.box)));
       return b.stream->wait();
     }
     // Pieces may interleave in a file: read together, in the slab's own order, each byte is read once.

@@ -12,11 +12,12 @@
 namespace reshard {
 namespace {
 
-constexpr Index kUsualSlab = Index{1} << 20;
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
+// Room for the units that files are read in around the pieces of a slab.
+constexpr Index kStoredRoom = 17 * File::kDirectUnit;
 
-Index wanted_slab(Index columns, Index limit) {
-  return std::clamp(kPieceBytes * columns, std::min(kUsualSlab, limit), limit);
+Index wanted_slab(Index columns, Index usual, Index limit) {
+  return std::clamp(kPieceBytes * columns, std::min(usual, limit), limit);
 }
 
 Box box_of(const WalkItem& item, const Tensor& tensor) { return item.box ? *item.box : whole(tensor.shape); }
@@ -56,12 +57,12 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
   return largest;
 }
 
-SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes) {
+SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit) {
   for (const WalkItem& item : items) {
     const Tensor& t = catalog.tensors()[item.tensor];
     const Box box = box_of(item, t);
     const Index eb = byte_size(t.dtype);
-    const Slabs slabs(box.shape, eb, wanted_slab(item.columns, slab_bytes), item.row_group);
+    const Slabs slabs(box.shape, eb, wanted_slab(item.columns, usual, limit), item.row_group);
     items_.push_back({slabs, box.origin, total_, volume(box) * eb, slabs.max_bytes()});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());
@@ -109,7 +110,11 @@ Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index sla
   ThreadBuffers out;
   for (int t = 0; t < threads; ++t) {
     Buffers b;
-    b.slab = TRY(out.add(device, slab));
+    b.slab = TRY(out.add(device, device.is_cpu() ? slab : slab + kStoredRoom));
+    if (!device.is_cpu()) {
+      out.memory_.push_back(TRY(device.allocate(slab + kStoredRoom, Sides::kDevice)));
+      b.stored = out.memory_.back()->buffer().device;
+    }
     b.extra = TRY(out.add(device, extra * slab));
     b.scratch = TRY(out.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
     out.streams_.push_back(TRY(device.stream()));
@@ -121,8 +126,22 @@ Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index sla
 
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
                       const Buffers& buffers) {
-  const auto bytes = static_cast<std::size_t>(volume(box) * byte_size(source.catalog().tensors()[tensor].dtype));
-  if (TRY(source.read_to_device(tensor, box, *buffers.stream, to.device.first(bytes)))) return Side::kDevice;
+  const Index element = byte_size(source.catalog().tensors()[tensor].dtype);
+  const auto bytes = static_cast<std::size_t>(volume(box) * element);
+  Stream& stream = *buffers.stream;
+  if (TRY(source.read_to_device(tensor, box, stream, to.device.first(bytes)))) return Side::kDevice;
+  if (!buffers.stored.empty()) {
+    std::vector<LaidPiece> pieces;
+    const Index used = TRY(source.read_as_stored(tensor, box, buffers.slab.host, pieces));
+    if (used > 0) {
+      TRY(stream.upload({buffers.slab.host, buffers.stored}, used));
+      const Dims strides = row_major_strides(box.shape);
+      for (const LaidPiece& piece : pieces)
+        TRY(stream.copy_box(piece.box.shape, element, buffers.stored.data() + piece.at, piece.strides,
+                            to.device.data() + offset_in(box, strides, piece.box) * element, strides));
+      return Side::kDevice;
+    }
+  }
   TRY(source.read(tensor, box, to.host.first(bytes), buffers.scratch));
   return Side::kHost;
 }
@@ -154,7 +173,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
   // All ranks cut alike.
   const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
-  const SlabList list(items, source.catalog(), TRY(minimum(options.ranks, limit)));
+  const Index usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));
+  const SlabList list(items, source.catalog(), usual, TRY(minimum(options.ranks, limit)));
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
   const Index first = shares[me], count = shares[me + 1] - first;

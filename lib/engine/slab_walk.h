@@ -32,8 +32,9 @@ struct WalkSlab {
 // The slabs of all items, in order, made on demand.
 class SlabList {
  public:
-  // Slabs of about `slab_bytes` bytes at most, or larger where an item's columns are too narrow for that.
-  SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index slab_bytes);
+  // Slabs of about `usual` bytes (Device::slab_bytes), more where an item's columns are narrow, and of `limit` bytes at
+  // most, or larger where its columns are too narrow for that.
+  SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit);
 
   Index total() const { return total_; }
   Index largest() const { return largest_; }  // bytes
@@ -60,6 +61,7 @@ class SlabList {
 // What one thread works with: memory for a slab's elements, for what they become, and for reading and writing.
 struct Buffers {
   DeviceBuffer slab, extra;
+  MutableBytes stored;   // of the device: a slab as files have it; empty on the CPU, where no slab is brought anywhere
   MutableBytes scratch;  // of the host
   Stream* stream = nullptr;
 };
@@ -85,8 +87,8 @@ enum class Side { kHost, kDevice };
 using SlabVisit =
     std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
 
-// Reads a box of a tensor to the beginning of `to`: to the device's side where source and stream can do that, else to
-// the host's.
+// Reads a box of a tensor to the beginning of `to`: to the device's side, where it is once the stream was waited for,
+// or to the host's. A device gets bytes as files have them, and puts them in place.
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
                       const Buffers& buffers);
 

@@ -63,6 +63,16 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
                  to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
 }
 
+// Counts bytes of a group towards the CRC of its extent, and checks that once it is whole.
+Status FileSource::add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes) {
+  if (!fragment.crc) return {};
+  const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
+  if (!whole) return {};
+  TRY(check_crc(tensor, fragment, *whole));
+  ++checked_;
+  return {};
+}
+
 Index decoding_memory(const Catalog& catalog) {
   Index most = 0;
   for (const Tensor& tensor : catalog.tensors())
@@ -148,6 +158,35 @@ Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stre
   return true;
 }
 
+Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, MutableBytes out,
+                                         std::vector<LaidPiece>& pieces) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  const auto room = static_cast<Index>(out.size());
+  const auto groups = pieces_of(tensor.fragments, index(number), box, byte_size(tensor.dtype), room);
+  const auto place = [](const PieceGroup& group, Index used) {
+    return DirectReader::place(group.extent.offset + group.begin, used);
+  };
+  Index used = 0;
+  for (const PieceGroup& group : groups) {
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    used = place(group, used) + group.length();
+    if (fragment.encoding || fragment.big_endian || DirectReader::end_of(used) > room) return Index{0};
+  }
+  used = 0;
+  for (const PieceGroup& group : groups) {
+    const Piece& first = group.pieces.front();
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Index at = place(group, used);
+    TRY(direct_.read(file, group.extent.offset + group.begin, group.length(), out, at)
+            .context(piece_text(tensor, first)));
+    used = at + group.length();
+    const Bytes bytes = out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(group.length()));
+    TRY(add_crc(tensor, tensor.fragments.get(first.fragment), group, bytes));
+    for (const Piece& p : group.pieces) pieces.push_back({p.box, p.strides, at + p.begin - group.begin});
+  }
+  return used;
+}
+
 Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
@@ -172,13 +211,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
     const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.first(length);
     TRY(file->read_at(group.extent.offset + group.begin, bytes).context(piece_text(tensor, first)));
 
-    if (fragment.crc) {
-      const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
-      if (whole) {
-        TRY(check_crc(tensor, fragment, *whole));
-        ++checked_;
-      }
-    }
+    TRY(add_crc(tensor, fragment, group, bytes));
     if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));
     if (direct) continue;
     for (const Piece& p : group.pieces)

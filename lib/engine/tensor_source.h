@@ -15,10 +15,18 @@
 #include "lib/device/codec.h"
 #include "lib/device/device.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/direct_reader.h"
 #include "lib/engine/pieces.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {
+
+// A piece of a box among bytes that lie as they are stored.
+struct LaidPiece {
+  Box box;       // global coordinates
+  Dims strides;  // elements
+  Index at = 0;  // bytes to its first element
+};
 
 class TensorSource {
  public:
@@ -37,6 +45,15 @@ class TensorSource {
   // has queued may use `out`. Thread-safe, as streams allow.
   virtual Result<bool> read_to_device(std::size_t /*tensor*/, const Box&, Stream&, MutableBytes /*out*/) {
     return false;
+  }
+
+  // Fills `out`, host memory from a page's first address on, with what holds `box`, as it is stored, for a device to
+  // put in place; says which pieces lie where. Returns how many bytes of `out` are used: 0 where that is not possible,
+  // as elements are encoded or of another byte order, or `out` is too small for what lies between them; then read() is
+  // to be used. Thread-safe.
+  virtual Result<Index> read_as_stored(std::size_t /*tensor*/, const Box&, MutableBytes /*out*/,
+                                       std::vector<LaidPiece>& /*pieces*/) {
+    return Index{0};
   }
 
   // The pieces of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
@@ -64,6 +81,9 @@ class FileSource : public TensorSource {
   // Where the stream reads files and the box lies there as it is wanted: in unbroken runs, plain, and without a CRC,
   // which is computed on the way through host memory.
   Result<bool> read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) override;
+  // What is not in the page cache is read past it.
+  Result<Index> read_as_stored(std::size_t number, const Box& box, MutableBytes out,
+                               std::vector<LaidPiece>& pieces) override;
   std::vector<StoredPiece> pieces(std::size_t number, const Box& box) override;
   Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                      MutableBytes scratch) override;
@@ -87,6 +107,7 @@ class FileSource : public TensorSource {
   Status read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment, const File& file,
                       const Box& box, MutableBytes out);
   Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
+  Status add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes);
   const FragmentIndex& index(std::size_t tensor);
   using ByPlace = std::map<std::pair<std::uint32_t, Index>, std::optional<std::uint32_t>>;  // CRCs, by file and offset
   Result<ByPlace> bring_together(Transport* ranks);
@@ -94,6 +115,7 @@ class FileSource : public TensorSource {
 
   const Catalog& catalog_;
   FilePool& files_;
+  DirectReader direct_;
   CrcLedger crcs_;
   std::vector<std::unique_ptr<FragmentIndex>> indexes_;  // made on first use
   std::mutex index_mutex_;

@@ -167,7 +167,8 @@ class Together : public Rounds {
     for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
     const Index larger = std::max<Index>(1, extra_);
     const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
-    SlabList slabs(items, job_.source.catalog(), TRY(minimum(job_.run.ranks, memory.slab_bytes)));
+    const Index usual = TRY(minimum(job_.run.ranks, device_.slab_bytes()));
+    SlabList slabs(items, job_.source.catalog(), usual, TRY(minimum(job_.run.ranks, memory.slab_bytes)));
     const Index slab = std::max(kMinSlab, slabs.largest());
     const Index workers = memory.threads * ((2 + extra_) * slab + decoding_memory(job_.source.catalog()));
     const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
@@ -256,7 +257,7 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   const auto [items, planned] = landing_items(job);
   const Index extra = growth(job);
   const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
-  const SlabList slabs(items, job.source.catalog(), memory.slab_bytes);
+  const SlabList slabs(items, job.source.catalog(), device_of(job.run).slab_bytes(), memory.slab_bytes);
   const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
   const ThreadBuffers buffers =
       TRY(ThreadBuffers::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));

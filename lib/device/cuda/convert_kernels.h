@@ -71,9 +71,11 @@ struct Conversion {
     }
   }
 
-  // One worker's part of what is not in vectors.
+  // One worker's part of what is not in vectors, mostly nothing or one element.
   RESHARD_HD static void convert_ends(const ConvertJob& job, Index worker, Index workers) {
+    RESHARD_NO_UNROLL
     for (Index i = worker; i < job.span.head; i += workers) convert_one(job, i);
+    RESHARD_NO_UNROLL
     for (Index i = job.span.head + job.span.vectors * kVector + worker; i < job.span.n; i += workers)
       convert_one(job, i);
   }

@@ -92,6 +92,7 @@ struct TransposeTile {
   static constexpr std::uint32_t kSide = kWord <= 2 ? 64 : 32;
   static constexpr std::uint32_t kThreads = 256;
   static constexpr std::uint32_t kEach = kSide * kSide / kThreads;  // units of a thread
+  static constexpr std::uint32_t kRows = kThreads / kSide;          // that all threads read, or write, at once
   static constexpr std::uint32_t kPitch = kSide + (kWord < 4 ? 4 / kWord : 1);
 
   Word<kWord> unit[kSide * kPitch];
@@ -99,6 +100,7 @@ struct TransposeTile {
   struct Place {
     Index from = 0, to = 0;  // of the tile's first unit
     Index rows_a = 0, rows_b = 0;
+    RESHARD_HD bool is_full() const { return rows_a >= kSide && rows_b >= kSide; }
   };
   RESHARD_HD static Place place(const TransposeJob& job, std::uint32_t tile) {
     std::uint32_t b = tile;
@@ -109,32 +111,38 @@ struct TransposeTile {
             outer.to + first_a * job.a.to + first_b * job.b.to, job.a.extent - first_a, job.b.extent - first_b};
   }
 
-  // The two phases, each done by all threads of a block before the next begins.
+  // The two phases, each done by all threads of a block before the next begins. Most tiles are full: of those a thread
+  // looks at no borders, and goes from a unit to its next by adding.
   RESHARD_HD void read(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) {
     const Place at = place(job, tile);
-    const std::uint32_t a = thread % kSide;
-    Word<kWord> word[kEach];
-    RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kEach; ++i) {
-      const std::uint32_t b = thread / kSide + i * (kThreads / kSide);
-      if (a < at.rows_a && b < at.rows_b)
-        word[i] = load_aligned<Word<kWord>>(job.from + at.from + a * job.a.from + b * job.b.from);
+    const std::uint32_t a = thread % kSide, b = thread / kSide;
+    const std::byte* from = job.from + (at.from + a * job.a.from + b * job.b.from);
+    const Index step = Index{kRows} * job.b.from;
+    Word<kWord>* to = unit + (b * kPitch + a);
+    if (at.is_full()) {
+      Word<kWord> word[kEach];
+      RESHARD_UNROLL
+      for (Index i = 0; i < kEach; ++i, from += step) word[i] = load_aligned<Word<kWord>>(from);
+      RESHARD_UNROLL
+      for (Index i = 0; i < kEach; ++i) to[i * kRows * kPitch] = word[i];
+      return;
     }
-    RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kEach; ++i) {
-      const std::uint32_t b = thread / kSide + i * (kThreads / kSide);
-      if (a < at.rows_a && b < at.rows_b) unit[b * kPitch + a] = word[i];
-    }
+    for (Index i = 0; i < kEach && a < at.rows_a && b + i * kRows < at.rows_b; ++i, from += step)
+      to[i * kRows * kPitch] = load_aligned<Word<kWord>>(from);
   }
   RESHARD_HD void write(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) const {
     const Place at = place(job, tile);
-    const std::uint32_t b = thread % kSide;
-    RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kEach; ++i) {
-      const std::uint32_t a = thread / kSide + i * (kThreads / kSide);
-      if (a < at.rows_a && b < at.rows_b)
-        store_aligned(job.to + at.to + a * job.a.to + b * job.b.to, unit[b * kPitch + a]);
+    const std::uint32_t b = thread % kSide, a = thread / kSide;
+    const Word<kWord>* from = unit + (b * kPitch + a);
+    std::byte* to = job.to + (at.to + a * job.a.to + b * job.b.to);
+    const Index step = Index{kRows} * job.a.to;
+    if (at.is_full()) {
+      RESHARD_UNROLL
+      for (Index i = 0; i < kEach; ++i, to += step) store_aligned(to, from[i * kRows]);
+      return;
     }
+    for (Index i = 0; i < kEach && b < at.rows_b && a + i * kRows < at.rows_a; ++i, to += step)
+      store_aligned(to, from[i * kRows]);
   }
 };
 

@@ -218,6 +218,8 @@ class CudaDevice : public Device {
   bool is_cpu() const override { return false; }
   int ordinal() const override { return context_->ordinal(); }
   Index host_bytes() const override { return host_bytes_; }
+  // Of less, starting transfers and kernels takes as long as they do.
+  Index slab_bytes() const override { return Index{8} << 20; }
 
   Result<std::unique_ptr<Memory>> allocate(Index bytes, Sides sides) override {
     if (bytes < 0) return internal_error(name_ + ": memory: expected a size, got " + std::to_string(bytes));

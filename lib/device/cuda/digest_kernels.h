@@ -15,16 +15,73 @@
 
 namespace reshard {
 
-// All weights, word by word. On a GPU each block of threads keeps them in shared memory.
+// Sums of products of what lies side by side in 32 bits, as a GPU has them in one instruction; of all modulo 2^32.
+
+// `sum` and the four bytes of x, each times its byte of w; those of w are signed where kSigned.
+template <bool kSigned>
+RESHARD_HD std::uint32_t add_bytes(std::uint32_t x, std::uint32_t w, std::uint32_t sum) {
+#ifdef __CUDA_ARCH__
+  if constexpr (kSigned) {
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  } else {
+    asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  }
+  return sum;
+#else
+  for (int i = 0; i < 32; i += 8) {
+    const auto byte = static_cast<std::uint8_t>(w >> i);
+    const std::int32_t weight = kSigned ? static_cast<std::int8_t>(byte) : byte;
+    sum += static_cast<std::uint32_t>(static_cast<std::int32_t>(x >> i & 0xff) * weight);
+  }
+  return sum;
+#endif
+}
+
+// `sum` and the two signed halves of x, each times a byte of w: the lower two where kHalf is 0, else the upper two.
+template <bool kSigned, int kHalf>
+RESHARD_HD std::uint32_t add_halves(std::uint32_t x, std::uint32_t w, std::uint32_t sum) {
+#ifdef __CUDA_ARCH__
+  if constexpr (kSigned && kHalf == 0) {
+    asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  } else if constexpr (kSigned) {
+    asm("dp2a.hi.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  } else if constexpr (kHalf == 0) {
+    asm("dp2a.lo.s32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  } else {
+    asm("dp2a.hi.s32.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(w), "r"(sum));
+  }
+  return sum;
+#else
+  for (int i = 0; i < 2; ++i) {
+    const auto byte = static_cast<std::uint8_t>(w >> (16 * kHalf + 8 * i));
+    const std::int32_t weight = kSigned ? static_cast<std::int8_t>(byte) : byte;
+    sum += static_cast<std::uint32_t>(static_cast<std::int16_t>(x >> (16 * i)) * weight);
+  }
+  return sum;
+#endif
+}
+
+// All weights, word by word, those of eight lanes together: the lower bytes of four lanes and of four more, then their
+// upper bytes, which have the sign. On a GPU each block of threads keeps them in shared memory.
 struct alignas(16) DigestWeights {
-  std::int16_t of[kDigestWords][kDigestBlock];
+  std::uint32_t of[kDigestWords][kDigestBlock / 8][4];
 };
 constexpr DigestWeights make_digest_weights() {
   DigestWeights w{};
   for (int k = 0; k < kDigestWords; ++k)
-    for (Index lane = 0; lane < kDigestBlock; ++lane) w.of[k][lane] = digest_weight(k, lane);
+    for (Index lane = 0; lane < kDigestBlock; ++lane) {
+      const auto weight = static_cast<std::uint16_t>(digest_weight(k, lane));
+      const Index four = lane % 8 / 4, shift = lane % 4 * 8;
+      w.of[k][lane / 8][four] |= static_cast<std::uint32_t>(weight & 0xff) << shift;
+      w.of[k][lane / 8][2 + four] |= static_cast<std::uint32_t>(weight >> 8) << shift;
+    }
   return w;
 }
+
+// Sums of lanes times the bytes of their weights.
+struct DigestSums {
+  std::uint32_t low[kDigestWords] = {}, high[kDigestWords] = {};
+};
 
 struct DigestJob {
   const std::byte* data = nullptr;
@@ -48,16 +105,6 @@ struct DigestKernel {
     std::uint16_t pair[8];
     std::uint8_t byte[16];
     RESHARD_HD Lanes() : word{} {}
-
-    RESHARD_HD std::int32_t operator[](int i) const {
-      if constexpr (kLaneBytes == 1) return byte[i];
-      return static_cast<std::int16_t>(pair[i]);
-    }
-  };
-  union WeightVector {
-    Word<16> word[kVector / 8];
-    std::int16_t weight[kVector];
-    RESHARD_HD WeightVector() : word{} {}
   };
 
   RESHARD_HD static void load_lane(Lanes& lanes, int i, const std::byte* at) {
@@ -83,16 +130,33 @@ struct DigestKernel {
     return lanes;
   }
 
-  RESHARD_HD static void add(const Lanes& lanes, const DigestWeights& weights, int v,
-                             std::uint32_t (&part)[kDigestWords]) {
+  RESHARD_HD static void add(const Lanes& lanes, const DigestWeights& weights, int v, DigestSums& sums) {
+    const std::uint32_t(&x)[4] = lanes.word.single;
     RESHARD_UNROLL
     for (int k = 0; k < kDigestWords; ++k) {
-      WeightVector w;
+      std::uint32_t low = sums.low[k], high = sums.high[k];
       RESHARD_UNROLL
-      for (int i = 0; i < kVector / 8; ++i)
-        w.word[i] = load_aligned<Word<16>>(reinterpret_cast<const std::byte*>(&weights.of[k][v * kVector + i * 8]));
-      RESHARD_UNROLL
-      for (int i = 0; i < kVector; ++i) part[k] += static_cast<std::uint32_t>(lanes[i] * w.weight[i]);
+      for (Index i = 0; i < kVector / 8; ++i) {
+        const auto w =
+            load_aligned<Word<16>>(reinterpret_cast<const std::byte*>(weights.of[k][Index{v} * (kVector / 8) + i]));
+        if constexpr (kLaneBytes == 1) {
+          low = add_bytes<false>(x[2 * i], w.single[0], low);
+          low = add_bytes<false>(x[2 * i + 1], w.single[1], low);
+          high = add_bytes<true>(x[2 * i], w.single[2], high);
+          high = add_bytes<true>(x[2 * i + 1], w.single[3], high);
+        } else {
+          low = add_halves<false, 0>(x[0], w.single[0], low);
+          low = add_halves<false, 1>(x[1], w.single[0], low);
+          low = add_halves<false, 0>(x[2], w.single[1], low);
+          low = add_halves<false, 1>(x[3], w.single[1], low);
+          high = add_halves<true, 0>(x[0], w.single[2], high);
+          high = add_halves<true, 1>(x[1], w.single[2], high);
+          high = add_halves<true, 0>(x[2], w.single[3], high);
+          high = add_halves<true, 1>(x[3], w.single[3], high);
+        }
+      }
+      sums.low[k] = low;
+      sums.high[k] = high;
     }
   }
 
@@ -108,7 +172,7 @@ struct DigestKernel {
     const int lo = first > base ? static_cast<int>(first - base) : 0;
     const int hi = end - base < kDigestBlock ? static_cast<int>(end - base) : static_cast<int>(kDigestBlock);
     const Index block = run.from + (base - first) * kLaneBytes;
-    std::uint32_t part[kDigestWords] = {};
+    DigestSums part;
     if (kLoad == 16 && hi - lo == kDigestBlock && group == 32) {
       Lanes lanes[kBatch];
       RESHARD_UNROLL
@@ -121,7 +185,7 @@ struct DigestKernel {
         add(load(job.data, block, v, lo, hi), weights, v, part);
     }
     RESHARD_UNROLL
-    for (int k = 0; k < kDigestWords; ++k) sum[k] += part[k] * digest_key(k, number);
+    for (int k = 0; k < kDigestWords; ++k) sum[k] += (part.low[k] + (part.high[k] << 8)) * digest_key(k, number);
   }
 
   // Adds one worker's part of the digest to `sum`. `workers` is a multiple of 32.

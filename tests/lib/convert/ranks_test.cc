@@ -269,7 +269,7 @@ TEST(SlabList, SharesAreEqualButForASlab) {
       items.push_back({static_cast<std::size_t>(i)});
     }
     const Index slab = Index{1} << (14 + random() % 6);
-    const SlabList list(items, catalog, slab);
+    const SlabList list(items, catalog, slab, slab);
     const int n = 1 + static_cast<int>(random() % 9);
     for (const bool whole_tensors : {false, true}) {
       const std::vector<Index> shares = list.shares(n, whole_tensors);

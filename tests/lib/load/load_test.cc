@@ -492,7 +492,7 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
     const auto& memory = static_cast<const MemoryTarget&>(*target);
     const Plan plan = must(make_plan(source, target->catalog()));
     const Index slab = 512 << below(rng, 6);
-    const SlabList slabs(items, source, slab);
+    const SlabList slabs(items, source, slab, slab);
     const Index limit = std::max(slab, slabs.largest()) * (1 + below(rng, 3));
     std::vector<ExchangeSchedule> schedules;
     for (int r = 0; r < n; ++r) schedules.emplace_back(plan, target->catalog(), memory, slabs, r, limit);
