@@ -1,6 +1,7 @@
 #include "lib/engine/exchange_schedule.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace reshard {
@@ -42,12 +43,6 @@ std::vector<ExchangeSchedule::Part> ExchangeSchedule::cut(std::size_t planned, c
   return parts;
 }
 
-std::vector<Box> ExchangeSchedule::packing_order(std::size_t planned, const Box& slab) const {
-  std::vector<Box> out;
-  for (Part& part : cut(planned, slab)) std::move(part.pieces.begin(), part.pieces.end(), std::back_inserter(out));
-  return out;
-}
-
 bool ExchangeSchedule::fits(const std::vector<Part>& parts, std::size_t planned, int reader) const {
   Index bytes = 0;
   for (const Part& part : parts) {
@@ -61,30 +56,56 @@ bool ExchangeSchedule::fits(const std::vector<Part>& parts, std::size_t planned,
   return sent_[static_cast<std::size_t>(reader)] + bytes <= limit_;
 }
 
-bool ExchangeSchedule::take_next(int reader, ExchangeRound& round) {
+bool ExchangeSchedule::take_next(int reader, std::vector<Taken>& taken) {
   Index& next = next_[static_cast<std::size_t>(reader)];
   const auto [planned, slab] = slabs_.get(next);
-  const std::vector<Part> parts = cut(planned, slab);
+  std::vector<Part> parts = cut(planned, slab);
   if (!fits(parts, planned, reader)) return false;
-  Index& sent = sent_[static_cast<std::size_t>(reader)];
-  if (reader == rank_) round.reads.push_back({planned, slab, sent});
   for (const Part& part : parts) {
     const Index bytes = part.elements * element_bytes(planned);
-    for (const Index step : steps(planned)) {
-      const int holder = static_cast<int>(part.file + step);
-      Index& received = received_[static_cast<std::size_t>(holder)];
-      if (holder == rank_) {
-        const bool is_own = reader == rank_;
-        if (!is_own) round.messages.in.push_back({reader, received, bytes});
-        round.arrivals.push_back({planned, part.pieces, is_own, is_own ? sent : received, bytes});
-      } else if (reader == rank_) {
-        round.messages.out.push_back({holder, sent, bytes});
-      }
-      if (holder != reader) received += bytes;
-    }
-    sent += bytes;
+    sent_[static_cast<std::size_t>(reader)] += bytes;
+    for (const Index step : steps(planned))
+      if (const Index holder = part.file + step; holder != reader) received_[static_cast<std::size_t>(holder)] += bytes;
   }
+  taken.push_back({reader, planned, slab, std::move(parts)});
   return ++next < end_[static_cast<std::size_t>(reader)];
+}
+
+void ExchangeSchedule::lay_out(const std::vector<Taken>& taken, int reader, ExchangeRound& round) {
+  // By who gets them: the first replica, and how far the others are from it.
+  struct Member {
+    const Taken* slab;
+    const Part* part;
+    std::size_t read;  // its number among this rank's
+  };
+  std::map<std::pair<std::vector<Index>, std::uint32_t>, std::vector<Member>> groups;
+  const bool reads = reader == rank_;
+  for (const Taken& t : taken) {
+    if (t.reader != reader) continue;
+    for (const Part& part : t.parts) groups[{steps(t.planned), part.file}].push_back({&t, &part, round.reads.size()});
+    if (reads) round.reads.push_back({t.planned, t.slab, {}});
+  }
+  for (const auto& [key, members] : groups) {
+    const auto& [steps_of_all, file] = key;
+    const bool holds = std::any_of(steps_of_all.begin(), steps_of_all.end(),
+                                   [&, first = Index{file}](Index step) { return first + step == rank_; });
+    if (!reads && !holds) continue;
+    Index& filled = reads ? round.sent_bytes : round.received_bytes;
+    const Index begin = filled;
+    for (const Member& m : members) {
+      const Index bytes = m.part->elements * element_bytes(m.slab->planned);
+      if (reads) round.reads[m.read].parts.push_back({m.part->pieces, filled});
+      if (holds) round.arrivals.push_back({m.slab->planned, m.part->pieces, reads, filled, bytes});
+      filled += bytes;
+    }
+    if (!reads) {
+      round.messages.in.push_back({reader, begin, filled - begin});
+      continue;
+    }
+    for (const Index step : steps_of_all)
+      if (const auto holder = static_cast<int>(file + step); holder != rank_)
+        round.messages.out.push_back({holder, begin, filled - begin});
+  }
 }
 
 bool ExchangeSchedule::next(ExchangeRound& round) {
@@ -99,14 +120,14 @@ bool ExchangeSchedule::next(ExchangeRound& round) {
   }
   if (readers.empty()) return false;
   first_ = (first_ + 1) % ranks_;
+  std::vector<Taken> taken;
   while (!readers.empty()) {
     std::vector<int> with_room;
     for (const int reader : readers)
-      if (take_next(reader, round)) with_room.push_back(reader);
+      if (take_next(reader, taken)) with_room.push_back(reader);
     readers = std::move(with_room);
   }
-  round.sent_bytes = sent_[static_cast<std::size_t>(rank_)];
-  round.received_bytes = received_[static_cast<std::size_t>(rank_)];
+  for (int reader = 0; reader < ranks_; ++reader) lay_out(taken, reader, round);
   return true;
 }
 

@@ -16,12 +16,17 @@
 namespace reshard {
 
 // What one rank does in a round. Slabs are packed for sending part by part, a part piece by piece, each row-major in
-// the target's dtype; offsets are bytes in the buffer that a rank sends from, or in the one it receives into.
+// the target's dtype; offsets are bytes in the buffer that a rank sends from, or in the one it receives into. What goes
+// to the same ranks lies together there, so that it is one message to each of them.
 struct ExchangeRound {
+  struct Packing {
+    std::vector<Box> pieces;
+    Index offset = 0;  // in the sending buffer
+  };
   struct Read {
     std::size_t planned = 0;  // a tensor of the plan
     Box slab;
-    Index offset = 0;  // in the sending buffer
+    std::vector<Packing> parts;
   };
   struct Arrival {
     std::size_t planned = 0;
@@ -47,9 +52,6 @@ class ExchangeSchedule {
   // The next round of this rank; false when there is none. It may be empty on some ranks.
   bool next(ExchangeRound& round);
 
-  // The pieces of a slab in the order in which they are packed.
-  std::vector<Box> packing_order(std::size_t planned, const Box& slab) const;
-
  private:
   // What one first replica and its copies hold of a slab.
   struct Part {
@@ -59,8 +61,17 @@ class ExchangeSchedule {
   };
   std::vector<Part> cut(std::size_t planned, const Box& slab) const;
   bool fits(const std::vector<Part>& parts, std::size_t planned, int reader) const;
+  // A slab that a rank reads in this round.
+  struct Taken {
+    int reader = 0;
+    std::size_t planned = 0;
+    Box slab;
+    std::vector<Part> parts;
+  };
   // Lets a rank read one more slab, if there is room; false when it reads no more in this round.
-  bool take_next(int reader, ExchangeRound& round);
+  bool take_next(int reader, std::vector<Taken>& taken);
+  // Says where what a rank reads lies in its buffer, and in this rank's, and who gets it.
+  void lay_out(const std::vector<Taken>& taken, int reader, ExchangeRound& round);
   Index element_bytes(std::size_t planned) const;
   const std::vector<Index>& steps(std::size_t planned) const { return target_.replica_steps_of(tensor_[planned]); }
 

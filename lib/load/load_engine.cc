@@ -190,20 +190,23 @@ class Together : public Rounds {
     TRY(parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
       TRY(may_go_on(job_.run));
       const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
-      return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to.data() + r.offset);
+      return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to);
     }));
     return true;
   }
 
-  Status read_and_pack(const ExchangeRound::Read& r, const Buffers& b, std::byte* packed) {
+  Status read_and_pack(const ExchangeRound::Read& r, const Buffers& b, MutableBytes sent) {
     const Side side = TRY(read_box(job_.source, job_.plan.tensors[r.planned].from, r.slab, b.slab, b));
     const Index element = byte_size(job_.to(r.planned).dtype);
     const Dims strides = row_major_strides(r.slab.shape);
     const auto pack = [&](const std::byte* elements) -> Status {
-      for (const Box& piece : schedule_->packing_order(r.planned, r.slab)) {
-        TRY(b.stream->copy_box(piece.shape, element, elements + offset_in(r.slab, strides, piece) * element, strides,
-                               packed, row_major_strides(piece.shape)));
-        packed += volume(piece) * element;
+      for (const ExchangeRound::Packing& part : r.parts) {
+        std::byte* packed = sent.data() + part.offset;
+        for (const Box& piece : part.pieces) {
+          TRY(b.stream->copy_box(piece.shape, element, elements + offset_in(r.slab, strides, piece) * element, strides,
+                                 packed, row_major_strides(piece.shape)));
+          packed += volume(piece) * element;
+        }
       }
       return {};
     };

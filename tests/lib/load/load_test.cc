@@ -515,6 +515,8 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
           for (const Box& piece : a.pieces) got[static_cast<std::size_t>(r)][a.planned] += volume(piece);
       }
       EXPECT_EQ(sent, expected);
+      // One message for each way in which tensors are replicated, of which the four have as many at most.
+      for (const auto& [ends, lengths] : sent) EXPECT_LE(lengths.size(), 4u);
     }
     Index all = 0;
     for (std::size_t t = 0; t < 4; ++t) {
