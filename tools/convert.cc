@@ -112,7 +112,7 @@ Result<int> convert(const ConvertOptions& options) {
                       with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
                       config.path);
   }
-  if ((*find_format(options.to))->open)
+  if ((*find_format(options.to))->open && !options.merge_adapter)
     print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;
 }

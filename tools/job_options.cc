@@ -206,6 +206,9 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
       .within(Index{1}, Index{1} << 20);
   line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
       .one_of({"zero", "repeat-last", "mean"});
+  line.add_flag("--merge-adapter", merge_adapter, "Add a LoRA adapter to the weights, as PEFT's merge_and_unload does");
+  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)");
+  line.add_option("--lora-alpha", lora_alpha, "The adapter's alpha, where no adapter_config.json beside it says it");
   line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   source_layout.add(line);
   model.add(line);
@@ -278,6 +281,13 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.repairs.vocabulary = std::find(repair.begin(), repair.end(), "vocab") != repair.end();
   o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
   if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor is for --repair vocab");
+  if (!adapter.empty() && !merge_adapter) return usage_error("--adapter is for --merge-adapter");
+  o.adapter.merge = merge_adapter;
+  if (!lora_alpha.empty()) {
+    const auto json = parse_json(lora_alpha, "--lora-alpha");
+    if (!json || !json->is_number()) return usage_error("--lora-alpha: expected a number, got '" + printable(lora_alpha) + "'");
+    o.adapter.alpha = TRY(json->as_double());
+  }
   o.vocab_divisible_by = vocab_divisible_by;
   if (!vocab_padding.empty()) o.vocab_padding = vocabulary_fill(vocab_padding);
   o.allow.cover = std::find(allow.begin(), allow.end(), "cover") != allow.end();
@@ -335,6 +345,10 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));
     o.donor = p.donor->reader.get();
+  }
+  if (!options.adapter.empty()) {
+    p.adapter = TRY(open_checkpoint(options.adapter));
+    o.adapter.reader = p.adapter->reader.get();
   }
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;

@@ -51,11 +51,11 @@ struct SourceOptions {
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::string vocab_padding, donor, codec = "none", strategy = "auto";
+  std::string vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto";
   Index ranks = 1, ranks_per_machine = 8;  // that `plan` plans for
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
-  bool keep_unknown = false, force = false, dry_run = false, shuffle = true;
+  bool keep_unknown = false, merge_adapter = false, force = false, dry_run = false, shuffle = true;
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
@@ -70,7 +70,7 @@ struct ConvertOptions {
 // An open source and what is to be made of it.
 struct PreparedConversion {
   OpenCheckpoint source;
-  std::optional<OpenCheckpoint> donor;
+  std::optional<OpenCheckpoint> donor, adapter;
   const Format* target = nullptr;
   std::unique_ptr<Conversion> conversion;
 };

@@ -6,6 +6,7 @@
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -109,9 +110,10 @@ Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Contai
   return extents;
 }
 
-Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors) {
+Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
+                                    std::string_view prefix) {
   std::vector<FileTensor> stored;
-  for (const TargetTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
+  for (const TargetTensor& t : tensors) stored.push_back({t.name.substr(prefix.size()), t.dtype, t.shape, {}});
   const auto extents = TRY(add_file(std::move(name), container, std::move(stored)));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor tensor;
@@ -175,7 +177,9 @@ Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std:
                           printable(request.blobs.front().name) + "'");
   auto target = std::make_unique<TensorFilesTarget>();
   Index total = 0;
-  const auto files = TRY(cut_by_size(request.tensors, request.max_file_bytes, total));
+  std::vector<TargetTensor> model, adapter;
+  for (const TargetTensor& t : request.tensors) (t.name.starts_with(kAdapterPrefix) ? adapter : model).push_back(t);
+  const auto files = TRY(cut_by_size(model, request.max_file_bytes, total));
   for (std::size_t i = 0; i < files.size(); ++i)
     TRY(target->add_whole(numbered(stem, i, files.size(), container), container, files[i]));
   if (files.size() > 1) {
@@ -183,6 +187,10 @@ Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std:
     index.set("metadata", Json::object().set("total_size", total))
         .set("weight_map", weight_map(target->catalog(), IndexOrder::kByName));  // as huggingface_hub sorts it
     target->add_text(numbered(stem, 0, 1, container) + ".index.json", to_text(index, 2) + "\n");
+  }
+  if (!adapter.empty()) {
+    std::string file = "adapter/adapter_model" + std::string(container_extension(container));
+    TRY(target->add_whole(std::move(file), container, adapter, kAdapterPrefix));
   }
   return std::unique_ptr<Target>(std::move(target));
 }

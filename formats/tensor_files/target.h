@@ -45,8 +45,10 @@ class TensorFilesTarget : public Target {
   // Appends a file of these tensors, in this order; the catalog's tensors are left to the caller. Where each tensor's
   // bytes lie. Unsupported for an element type or a name that the container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
-  // Appends a file of whole tensors, and the tensors to the catalog.
-  Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors);
+  // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all of
+  // their names begin with.
+  Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
+                   std::string_view prefix = {});
   // What stands in the place of a tensor of an added safetensors file that is none of the catalog's.
   void add_constant(const Extent& place, std::string bytes);
   // Appends a file that is this text.
@@ -81,7 +83,8 @@ enum class IndexOrder { kAsStored, kByName };
 Json weight_map(const Catalog& catalog, IndexOrder order);
 
 // A Hugging Face model: `stem` and the container's extension for one file, "stem-00001-of-00004.ext" for several, with
-// an index "stem.ext.index.json" as the last of the target's files. Unsupported for more than one rank.
+// an index "stem.ext.index.json" as the last of the target's files. An adapter (kAdapterPrefix) is a file beside them,
+// "adapter/adapter_model.ext" under PEFT's names. Unsupported for more than one rank.
 Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std::string_view stem, Container container);
 
 }  // namespace reshard

@@ -17,10 +17,9 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   std::vector<std::string> adapters;
   Index weights = 0;
   for (const Tensor& t : catalog.tensors()) {
-    if (!is_model(t)) continue;
-    if (is_adapter(t.key()))
+    if (is_adapter(t.key()) && split_state_key(t.key()).kind != StateKind::kOptimizer)
       adapters.push_back(t.name);
-    else
+    else if (is_model(t))
       ++weights;
   }
   if (adapters.empty() || weights == 0) return;
@@ -29,8 +28,8 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   f.why.push_back(count_of(std::ssize(adapters), "tensor") + " of adapters, " + with_commas(weights) + " of the model");
   f.tensors = std::move(adapters);
   f.advice =
-      "A loader of the model drops them, and with them what was trained. Merge them into the weights "
-      "(merge_and_unload), or save the adapters by themselves.";
+      "A loader of the model drops them, and with them what was trained. convert --to hf writes them by themselves, "
+      "for PEFT, and --merge-adapter adds them to the weights.";
 }
 
 void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {

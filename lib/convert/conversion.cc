@@ -2,14 +2,30 @@
 
 #include <algorithm>
 
+#include "lib/model/parts.h"
+
 namespace reshard {
+
+namespace {
+
+// Where the bytes of an adapter that is merged lie.
+Status locate_adapter(Reader& source, const ConversionOptions& o) {
+  Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
+  std::vector<std::size_t> matrices;
+  for (std::size_t i = 0; i < reader.catalog().tensors().size(); ++i)
+    if (is_adapter(reader.catalog().tensors()[i].key())) matrices.push_back(i);
+  return reader.locate(matrices, o.run.threads, o.spool);
+}
+
+}  // namespace
 
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
   d.config = TRY(read_config_file(source, o, o.source_path, d.notes));
   d.names = TRY(translate(source.catalog(), o.model, d.config, o, format));  // settles the model, and the names of both
   TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
-  const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
+  const Selected selected =
+      TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, o.adapter.merge, d.notes));
   if (!o.metadata_only) TRY(source.locate(selected.tensors, o.run.threads, o.spool));  // where the source's bytes lie
   d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
   const Model& model = d.names.model;
@@ -17,6 +33,8 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   fit.run.progress = nullptr;
   if (d.names.renames())
     d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
+  d.adapter = TRY(read_adapter(source, o.adapter, d.view, d.names, holds_adapter(format) && d.names.renames()));
+  if (d.adapter && o.adapter.merge && !o.metadata_only) TRY(locate_adapter(source, o));
   if (format.write_view) return d;
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
+#include "lib/convert/adapter.h"
 #include "lib/convert/steps.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
@@ -24,6 +25,7 @@ struct ConversionOptions : Wanted {
   std::string source_path;  // as the user gave it, for the manifest
   Repairs repairs;
   Reader* donor = nullptr;  // of rows that the source lost; null: none
+  AdapterOptions adapter;
   Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
   Compression compression;  // for formats that can
@@ -38,6 +40,7 @@ struct Draft {
   Translation names;
   SourceView view;
   std::optional<Identity> identity;  // with its config; nothing where none was held against it
+  std::optional<Adapter> adapter;    // where one is written or merged
   OutputTensors output;              // placed
   std::vector<std::string> side_files;
   Notes notes;

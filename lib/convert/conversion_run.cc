@@ -46,18 +46,31 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
-  FileSource source(source_view(), source_.files());
+  FileSource stored(source_view(), source_.files());
+  Reader& adapter_reader = options_.adapter.reader ? *options_.adapter.reader : source_;
+  FileSource operands(adapter_reader.catalog(), adapter_reader.files());
+  ComputedSource source(stored);
+  const bool merges = draft_.adapter && !draft_.adapter->merged.empty();
+  if (merges && ranks) return unsupported("--merge-adapter: several ranks cannot merge; start one process");
+  if (merges) merge_adapter(*draft_.adapter, stored, operands, source);
   destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
-  for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor)})
+  for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
+                               static_cast<const Reader*>(options_.adapter.reader)})
     for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
       destination.inputs.push_back(reader->catalog().file_path(f));
   auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
+  if (merges) {
+    std::vector<std::byte> scratch(std::size_t{1} << 20);
+    TRY(operands.finish(scratch, nullptr));
+  }
+  // What was read of merged weights is not what was recorded.
   const Index recorded =
-      TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
+      merges ? Index{0}
+             : TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
-  outcome.checksums = of_left_out + source.checksums_checked();
+  outcome.checksums = of_left_out + stored.checksums_checked() + operands.checksums_checked();
   outcome.digests = recorded;
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));
@@ -80,6 +93,8 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     TRY(output.add_file(std::string(kConfigFile), text));
     copied.emplace_back(kConfigFile);
   }
+  if (draft_.adapter && !options_.adapter.merge)
+    TRY(output.add_file("adapter/adapter_config.json", draft_.adapter->config));
   for (const std::string& path : draft_.side_files) {
     TRY(output.add_file(base_name(path), TRY(read_whole_file(path, kMaxSideFile))));
     copied.push_back(base_name(path));

@@ -6,6 +6,7 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/convert/adapter.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
@@ -75,9 +76,9 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   if (names.model.family || !claims) return {};
   std::vector<std::string> model, adapters;
   for (const Tensor& t : source.tensors()) {
-    if (split_state_key(t.key()).kind != StateKind::kModel) continue;
-    model.push_back("'" + printable(t.name) + "'");
-    if (is_adapter(t.key())) adapters.push_back(model.back());
+    const StateKind kind = split_state_key(t.key()).kind;
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back("'" + printable(t.name) + "'");
+    if (kind == StateKind::kModel) model.push_back("'" + printable(t.name) + "'");
   }
   std::string why = model.empty() ? "no tensor of it is a model's"
                                   : "no model family that is known names its tensors so (" + some_of(model) + ")";
@@ -132,7 +133,7 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
 }  // namespace
 
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, Notes& notes) {
+                        bool files_too, bool merges, Notes& notes) {
   const auto& tensors = source.tensors();
   Selected out;
   std::vector<bool> is_faulty(tensors.size());
@@ -152,12 +153,15 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     }
   }
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
-  LeftOut parts{"other parts", 0, 0, 0};
+  LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_faulty[i]) continue;
     const StateKind kind = split_state_key(tensors[i].key()).kind;
     LeftOut* left = nullptr;
-    if (format.holds == Holds::kModel && kind != StateKind::kModel)
+    const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
+    if (is_adapters && merges) left = &merged;
+    const bool stays = is_adapters && kind == StateKind::kOther && holds_adapter(format);
+    if (!left && format.holds == Holds::kModel && kind != StateKind::kModel && !stays)
       left = kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
     if (!left && !selects(selection, tensors[i].name)) {
@@ -186,7 +190,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     left->bytes += blob.extent.length;
   }
   note_objects_of_ranks(source, out.blobs, notes);
-  for (LeftOut* left : {&optimizer, &other, &parts, &excluded})
+  for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
   return out;

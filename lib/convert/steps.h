@@ -61,9 +61,9 @@ struct Selected {
   bool complete = true;                     // no filter and no fault took tensors out
 };
 // `without_faulty`: tensors that are not stored exactly once are left out, and with `files_too` those whose files are
-// damaged. A usage error where none is left.
+// damaged. With `merges` an adapter is left out. A usage error where none is left.
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, Notes& notes);
+                        bool files_too, bool merges, Notes& notes);
 
 // ---- the source as the plan sees it
 

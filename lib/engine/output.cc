@@ -125,6 +125,8 @@ Status Output::prepare(Space space) {
   if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
   TRY(File::create(path_join(work_, kMarker)));
   for (const CatalogFile& f : target_.catalog().files) {
+    if (const std::string folder = parent_path(path_join(work_, f.path)); !path_exists(folder))
+      TRY(make_directory(folder));
     File file = TRY(File::create(path_join(work_, f.path)));
     // How long encoded data will be nobody knows yet.
     if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));

@@ -151,8 +151,7 @@ Result<ModelConfig> read_config(const std::string& path) {
   return ModelConfig::parse(json, path).context(path);
 }
 
-std::string find_config(const Catalog& catalog, const std::string& given) {
-  if (!given.empty()) return given;
+std::string find_beside(const Catalog& catalog, std::string_view name) {
   std::vector<std::string> places = {catalog.root};
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
     if (std::string place = parent_path(catalog.file_path(file)); place != places.back())
@@ -160,8 +159,12 @@ std::string find_config(const Catalog& catalog, const std::string& given) {
   for (const std::string& file : catalog.metadata_files) places.push_back(parent_path(path_join(catalog.root, file)));
   places.push_back(parent_path(catalog.root));
   for (const std::string& place : places)
-    if (const std::string path = path_join(place, "config.json"); path_exists(path)) return path;
+    if (const std::string path = path_join(place, std::string(name)); path_exists(path)) return path;
   return {};
+}
+
+std::string find_config(const Catalog& catalog, const std::string& given) {
+  return given.empty() ? find_beside(catalog, kConfigFile) : given;
 }
 
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {

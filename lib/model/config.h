@@ -77,8 +77,11 @@ class ModelConfig {
 
 Result<ModelConfig> read_config(const std::string& path);
 
-// The config.json to use for a checkpoint: `given` if not empty, else the one in its directory, beside its files, or in
-// the directory's parent. Empty when there is none.
+// A file that lies beside a checkpoint: in its directory, beside its files, or in the directory's parent. Empty when
+// there is none.
+std::string find_beside(const Catalog& catalog, std::string_view name);
+
+// The config.json to use for a checkpoint: `given` if not empty, else the one beside it.
 std::string find_config(const Catalog& catalog, const std::string& given = {});
 
 // The config of an open checkpoint: of that file, or what the format itself keeps or makes (Reader::side_file) where

@@ -179,6 +179,7 @@ class PartFinder {
   }
 
   Status find() {
+    find_adapters();
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
     if (given_.empty()) find_models();
     name_averages();
@@ -216,12 +217,49 @@ class PartFinder {
 
   void count(const std::string& name) {
     const Told told = tell_of(name);
-    if (told.kind == StateKind::kModel) add_name(model_, without_inner_wrappers(name));
+    if (told.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
     if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
     add_part(StateKind::kOptimizer, told.prefix, told.plain);
     if (const StateKey key = split_state_key(optimizer_key(told)); !key.parameter.empty())
       add_name(optimized_, without_inner_wrappers(key.parameter));
+  }
+
+  // PEFT puts the layers that an adapter changes under a name of their own; without such layers the adapters are by
+  // themselves.
+  void find_adapters() {
+    bool has_layers = false;
+    for (const Tensor& t : catalog_.tensors()) {
+      has_layers = has_layers || t.name.find(kBaseLayer) != std::string::npos;
+      if (is_adapter(t.name)) adapters_.insert(adapter_of(t.name).first);
+    }
+    if (!has_layers) adapters_.clear();
+  }
+  bool is_beside_weights(std::string_view name) const { return !adapters_.empty() && is_adapter(name); }
+
+  // The adapter that a name is of, "default", and the name without: "x.lora_A.default.weight", "x.lora_A.weight".
+  static std::pair<std::string, std::string> adapter_of(const std::string& name) {
+    const std::size_t word = name.find(".lora_"), at = word == std::string::npos ? word : name.find('.', word + 1);
+    if (at == std::string::npos) return {{}, name};
+    const std::size_t end = std::min(name.find('.', at + 1), name.size());
+    if (end == name.size() && name.substr(at) == ".weight") return {{}, name};
+    return {name.substr(at + 1, end - at - 1), name.substr(0, at) + name.substr(end)};
+  }
+
+  std::string adapter_key(const std::string& name) const {
+    constexpr std::string_view kBase = "base_model.model.";
+    const auto [adapter, matrix] = adapter_of(without_wrappers(name));
+    const std::size_t base = matrix.find(kBase);
+    const std::string rest = base == std::string::npos ? without_prefix(matrix, model_wrapper_.prefix)
+                                                       : matrix.substr(base + kBase.size());
+    return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kBase) + rest;
+  }
+
+  std::string without_wrappers(std::string_view name) const {
+    std::string out = without_inner_wrappers(name);
+    if (adapters_.empty()) return out;
+    if (const std::size_t at = out.find(kBaseLayer); at != std::string::npos) out.erase(at + 1, kBaseLayer.size() - 1);
+    return out;
   }
 
   void add_part(StateKind kind, std::string_view prefix, std::string name, std::string evidence = {}) {
@@ -325,6 +363,7 @@ class PartFinder {
       case StateKind::kOptimizer: {
         const StateKey key = split_state_key(optimizer_key(told));
         if (key.parameter.empty()) return optimizer_key(told);
+        if (is_beside_weights(key.parameter)) return key.prefix + adapter_key(key.parameter) + key.suffix;
         return key.prefix + without_prefix(without_inner_wrappers(key.parameter), optimizer_wrapper_.prefix) +
                key.suffix;
       }
@@ -333,13 +372,17 @@ class PartFinder {
       case StateKind::kModel:
         break;
     }
-    std::string clean = without_inner_wrappers(name);
+    if (is_beside_weights(name)) return adapter_key(name);
+    std::string clean = without_wrappers(name);
     if (model_wrapper_.prefix.empty() || clean.starts_with(model_wrapper_.prefix))
       return without_prefix(std::move(clean), model_wrapper_.prefix);
     return "extra_state." + name;
   }
 
+  static constexpr std::string_view kBaseLayer = ".base_layer.";
+
   Catalog& catalog_;
+  std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
   const std::vector<std::pair<std::string, std::string>>& renames_;
   std::string given_, wanted_;
   std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen

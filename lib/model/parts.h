@@ -6,6 +6,8 @@
 //   "model._orig_mod.model.layers.0.mlp.up_proj.weight" "model.layers.0.mlp.up_proj.weight"
 //   "optim.state.layers.0.attention.wq.weight.exp_avg"  "optimizer.state.layers.0.attention.wq.weight.exp_avg"
 //   "optimizer_0.state.net.model.norm.weight.exp_avg"   "optimizer_0.state.model.norm.weight.exp_avg"
+//   "base_model.model.lm_head.base_layer.weight"        "lm_head.weight"
+//   "base_model.model.lm_head.lora_A.default.weight"    "peft_adapter.base_model.model.lm_head.lora_A.weight"
 #pragma once
 
 #include <string>
@@ -31,7 +33,9 @@ bool is_of_part(std::string_view key, std::string_view part);
 // What to do where none of several models is chosen: a clause after "; ", empty where there is one.
 std::string choice_of_part(const Catalog& catalog);
 
-// Whether a parameter is an adapter's (PEFT's lora_A, lora_B, ...) and not the model's.
+// Whether a parameter is an adapter's (PEFT's lora_A, lora_B, ...) and not the model's. Beside the weights they change
+// adapters are other state, under the names of PEFT's own files after "peft_adapter.".
 bool is_adapter(std::string_view key);
+inline constexpr std::string_view kAdapterPrefix = "peft_adapter.";
 
 }  // namespace reshard

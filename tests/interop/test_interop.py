@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import Replicate, Shard
@@ -775,6 +775,69 @@ for _config in sorted((ROOT / "tests/data/configs").glob("*.json")):
             lambda self, c=_config: self.check_published(c))
 
 
+class Adapters(Case):
+    """LoRA adapters, against what PEFT makes of them."""
+
+    def setUp(self):
+        super().setUp()
+        try:
+            import peft
+        except ImportError:
+            self.skipTest("peft is not installed")
+
+    def trained(self, dtype, adapter_dtype=torch.float32, **lora):
+        """A model with an adapter whose matrices are not zero, and the directory of what a trainer saves of it."""
+        import peft
+        torch.manual_seed(11)
+        base = Families.build(self, "llama", {**_TINY, "hidden_size": 96, "num_key_value_heads": 2}).to(dtype)
+        model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.data = torch.randn_like(p, dtype=adapter_dtype)
+        saved = self.out("saved")
+        saved.mkdir()
+        base.config.save_pretrained(saved)
+        torch.save({"model": model.state_dict()}, saved / "model.pt")
+        model.save_pretrained(self.out("by_peft"))
+        shutil.copy(self.out("by_peft/adapter_config.json"), saved)
+        return model, saved / "model.pt"
+
+    def check(self, *dtypes, **lora):
+        import peft
+        model, saved = self.trained(*dtypes, **lora)
+        reshard("convert", saved, self.out("apart"), "--to", "hf")
+        self.assertEqual(raw_safetensors(self.out("apart/adapter/adapter_model.safetensors")),
+                         raw_safetensors(self.out("by_peft/adapter_model.safetensors")))
+        import transformers
+        base = transformers.AutoModelForCausalLM.from_pretrained(self.out("apart"))
+        again = peft.PeftModel.from_pretrained(base, self.out("apart/adapter"), autocast_adapter_dtype=False)
+        ids = torch.arange(12).reshape(1, -1)
+        if dtypes == (torch.float32,):  # PEFT loads adapters in the dtype of the base
+            with torch.no_grad():
+                self.assertTrue(torch.equal(again(ids).logits, model.eval()(ids).logits))
+        merged = {k: v for k, v in model.merge_and_unload().state_dict().items()}
+        for how in ((saved, "--merge-adapter"), (self.out("apart"), "--merge-adapter", "--adapter",
+                                                 self.out("apart/adapter"))):
+            out = self.out(f"merged{len(how)}")
+            reshard("convert", how[0], out, "--to", "hf", *how[1:])
+            got = load_file(out / "model.safetensors")
+            self.assertEqual(got.keys(), merged.keys())
+            for name, value in merged.items():
+                self.assertTrue(same_bits(got[name], value), name)
+
+    def test_float32(self):
+        self.check(torch.float32, r=8, lora_alpha=12, target_modules=["q_proj", "k_proj", "o_proj", "up_proj"])
+
+    def test_float32_rank_of_no_power_of_two_scaled_by_its_root(self):
+        self.check(torch.float32, r=7, lora_alpha=5, use_rslora=True, target_modules="all-linear")
+
+    def test_bfloat16_under_float32(self):
+        self.check(torch.bfloat16, r=16, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])
+
+    def test_bfloat16(self):
+        self.check(torch.bfloat16, torch.bfloat16, r=4, lora_alpha=3, target_modules=["q_proj", "gate_proj"])
+
+
 class Conventions(Case):
     """Names and forms of Megatron core and torchtitan, against packing spelled out in torch."""
 
@@ -1232,7 +1295,6 @@ class Hdf5(Case):
         return state
 
     def saved(self, state):
-        from safetensors.torch import save_file
         self.out("hf").mkdir()
         save_file(state, self.out("hf") / "model.safetensors", metadata={"format": "pt"})
         return self.out("hf")

@@ -18,6 +18,7 @@ fi
 has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
 has torch_checkpointing || pip --no-deps torch_checkpointing || true  # torchtitan's; its tests skip without
 has accelerate || pip accelerate || true  # its tests skip without
+has peft || pip peft || true  # its tests skip without
 has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5
 # ColossalAI's source, for its checkpoint reader alone; nothing of it is installed or built.
 colossalai=colossalai-0.5.0

@@ -1,0 +1,232 @@
+#include "lib/convert/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+#include "lib/device/low_rank.h"
+#include "lib/model/config.h"
+#include "lib/model/parts.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kConfig = "adapter_config.json";
+constexpr Index kMaxConfigBytes = Index{16} << 20;
+constexpr std::string_view kBase = "base_model.model.";
+
+// A key of an adapter's matrix taken apart.
+struct Matrix {
+  std::string module;  // "model.layers.0.self_attn.q_proj"
+  char which = 0;      // 'A' or 'B'; 0: something else than a pair's
+};
+Matrix matrix_of(std::string_view key) {
+  if (const std::size_t at = key.find(kBase); at != std::string_view::npos) key.remove_prefix(at + kBase.size());
+  for (const char which : {'A', 'B'}) {
+    const std::size_t at = key.find(std::string(".lora_") + which + ".");
+    if (at != std::string_view::npos && key.ends_with(".weight")) return {std::string(key.substr(0, at)), which};
+  }
+  return {};
+}
+
+struct Pair {
+  std::optional<std::size_t> a, b;
+};
+
+class AdapterReader {
+ public:
+  AdapterReader(Reader& reader, const AdapterOptions& options) : reader_(reader), options_(options) {}
+
+  Result<Adapter> read(const SourceView& view, const Translation& names) {
+    TRY(find_pairs());
+    TRY(read_config());
+    Adapter out;
+    out.config = text_;
+    if (options_.merge) out.merged = TRY(match(view, names));
+    return out;
+  }
+
+  bool is_there() const {
+    const auto& tensors = reader_.catalog().tensors();
+    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_own(t); });
+  }
+
+ private:
+  static bool is_own(const Tensor& t) {
+    return is_adapter(t.key()) && split_state_key(t.key()).kind != StateKind::kOptimizer;
+  }
+  const std::string& root() const { return reader_.catalog().root; }
+
+  Status find_pairs() {
+    const auto& tensors = reader_.catalog().tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Tensor& t = tensors[i];
+      if (!is_own(t)) continue;
+      const Matrix m = matrix_of(t.key());
+      if (m.which == 0 || t.shape.rank() != 2 || !can_convert(t.dtype, DType::kFloat32))
+        return unsupported(root() + ": " + tensor_text(t.name) +
+                           ": of adapters only matrices lora_A and lora_B of linear layers are known; --exclude "
+                           "leaves it out");
+      std::optional<std::size_t>& slot = m.which == 'A' ? pairs_[m.module].a : pairs_[m.module].b;
+      if (slot)
+        return unsupported(root() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
+                           ": several adapters of one layer; --exclude leaves one of them out");
+      slot = i;
+    }
+    for (const auto& [module, pair] : pairs_) {
+      if (!pair.a || !pair.b)
+        return corrupt(root() + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
+                       (pair.a ? "B" : "A") + " is not there");
+      const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
+      if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
+        return corrupt(root() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " + tensor_text(b.name) +
+                       " " + to_string(b.shape) + ": expected as many rows of the one as columns of the other");
+      ranks_[a.shape[0]].push_back(module);
+    }
+    return {};
+  }
+
+  Status read_config() {
+    std::string path = find_beside(reader_.catalog(), kConfig);
+    if (path.empty()) {
+      if (!options_.alpha)
+        return usage_error(root() + ": its adapter has rank " + std::to_string(ranks_.begin()->first) +
+                           ", and no adapter_config.json beside it says the alpha; give it with --lora-alpha");
+      text_ = made_config();
+      alpha_ = *options_.alpha;
+      return {};
+    }
+    const std::string text = TRY(read_whole_file(path, kMaxConfigBytes));
+    return use_config(TRY(parse_json(text, path)), text).context(path);
+  }
+
+  Status use_config(const Json& json, const std::string& text) {
+    text_ = text;
+    const Index r = TRY(json.get_index("r"));
+    std::set<Index> allowed = {r};
+    if (const Json* pattern = json.find("rank_pattern"); pattern && pattern->is_object())
+      for (const Json::Member& m : TRY(pattern->as_object())) allowed.insert(TRY(m.value.as_index()));
+    for (const auto& [rank, modules] : ranks_)
+      if (!allowed.contains(rank))
+        return corrupt("r " + std::to_string(r) + ": the matrices of '" + printable(modules.front()) + "' have rank " +
+                       std::to_string(rank));
+    const Json* const alpha = json.find("lora_alpha");
+    if (!alpha || !alpha->is_number()) return corrupt("lora_alpha: expected a number");
+    alpha_ = TRY(alpha->as_double());
+    if (options_.alpha && *options_.alpha != alpha_)
+      return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
+    if (!options_.merge) return {};
+    for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
+      if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
+        return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
+    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object() && pattern->size() > 0)
+      return unsupported("alpha_pattern: an adapter with several alphas cannot be merged");
+    if (const Json* flag = json.find("use_rslora"); flag && flag->is_bool()) rooted_ = TRY(flag->as_bool());
+    return {};
+  }
+
+  // What PEFT needs to load it.
+  std::string made_config() const {
+    std::set<std::string> targets;
+    const Index most = std::max_element(ranks_.begin(), ranks_.end(), [](const auto& x, const auto& y) {
+                         return x.second.size() < y.second.size();
+                       })->first;
+    Json pattern = Json::object(), list = Json::array();
+    for (const auto& [rank, modules] : ranks_)
+      for (const std::string& module : modules) {
+        targets.insert(module.substr(module.rfind('.') + 1));
+        if (rank != most) pattern.set(module, rank);
+      }
+    for (const std::string& target : targets) list.push_back(target);
+    Json out = Json::object();
+    out.set("peft_type", "LORA").set("task_type", "CAUSAL_LM").set("base_model_name_or_path", Json());
+    out.set("r", most).set("lora_alpha", Json(*options_.alpha)).set("rank_pattern", std::move(pattern));
+    out.set("target_modules", std::move(list)).set("bias", "none").set("inference_mode", true);
+    return to_text(out, 2) + "\n";
+  }
+
+  Result<std::vector<LowRank>> match(const SourceView& view, const Translation& names) const {
+    const auto& tensors = reader_.catalog().tensors();
+    const auto& weights = view.catalog.tensors();
+    std::vector<LowRank> out;
+    for (const auto& [module, pair] : pairs_) {
+      const std::string key = module + ".weight";
+      const auto weight = view.catalog.find(names.model.family ? canonical_key(*names.model.family, key) : key);
+      const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
+      if (!weight)
+        return corrupt(root() + ": an adapter of another model: " + tensor_text(a.name) + " changes '" +
+                       printable(key) + "', which is not there");
+      const Tensor& w = weights[*weight];
+      if (w.shape != Dims{b.shape[0], a.shape[1]})
+        return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
+                       " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
+                       " " + to_string(w.shape));
+      if (!can_convert(w.dtype, DType::kFloat32) || byte_size(w.dtype) < 2)
+        return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
+                           ": an adapter can be added to floating-point weights only");
+      const Index rank = a.shape[0];
+      const double divisor = rooted_ ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank);
+      out.push_back({*weight, *pair.a, *pair.b, rank, static_cast<float>(alpha_ / divisor)});
+    }
+    return out;
+  }
+
+  Reader& reader_;
+  const AdapterOptions& options_;
+  std::map<std::string, Pair> pairs_;
+  std::map<Index, std::vector<std::string>> ranks_;
+  std::string text_;
+  double alpha_ = 0;
+  bool rooted_ = false;
+};
+
+// A box of a tensor as float32, row-major.
+Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box) {
+  const DType dtype = source.catalog().tensors()[tensor].dtype;
+  const auto n = static_cast<std::size_t>(volume(box));
+  std::vector<std::byte> stored(n * static_cast<std::size_t>(byte_size(dtype))), scratch(stored.size() + (1U << 20));
+  TRY(source.read(tensor, box, stored, scratch));
+  std::vector<float> out(n);
+  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
+  return out;
+}
+
+}  // namespace
+
+bool holds_adapter(const Format& format) {
+  return format.hf_names && format.holds == Holds::kModel && format.sharding == Sharding::kNone;
+}
+
+Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, const SourceView& view,
+                                            const Translation& names, bool wanted) {
+  AdapterReader reader(options.reader ? *options.reader : source, options);
+  if (!reader.is_there()) {
+    if (options.merge)
+      return usage_error((options.reader ? *options.reader : source).catalog().root +
+                         ": --merge-adapter: no adapter is there; --adapter says where one is");
+    return std::optional<Adapter>();
+  }
+  if (!wanted && !options.merge) return std::optional<Adapter>();
+  return std::optional(TRY(reader.read(view, names)));
+}
+
+void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
+  for (const LowRank& m : adapter.merged) {
+    source.set(m.weight, [&stored, &operands, m](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      TRY(stored.read(m.weight, box, out, scratch));
+      if (box.empty()) return {};
+      const DType delta = operands.catalog().tensors()[m.b].dtype;
+      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[1]}, {m.rank, box.shape[1]}}));
+      const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}));
+      add_low_rank(out.data(), stored.catalog().tensors()[m.weight].dtype, b.data(), a.data(), box.shape[0],
+                   box.shape[1], m.rank, m.scaling, delta);
+      return {};
+    });
+  }
+}
+
+}  // namespace reshard

@@ -1,0 +1,50 @@
+// LoRA adapters beside the weights they change, as PEFT trains them (peft/tuners/lora): written for PEFT by themselves,
+// or added to the weights.
+//
+//   model.layers.0.self_attn.q_proj.weight                                    [out, in]
+//   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [r, in]     (plain keys, parts.h)
+//   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight   [out, r]
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/convert/steps.h"
+#include "lib/engine/computed_source.h"
+
+namespace reshard {
+
+struct AdapterOptions {
+  bool merge = false;           // add it to the weights
+  Reader* reader = nullptr;     // of an adapter by itself; null: the source's own
+  std::optional<double> alpha;  // where no adapter_config.json says it
+};
+
+// A weight and what is added to it: b x a * scaling.
+struct LowRank {
+  std::size_t weight = 0;    // in the view
+  std::size_t a = 0, b = 0;  // in the adapter's catalog
+  Index rank = 0;
+  float scaling = 0;
+};
+
+struct Adapter {
+  std::string config;           // adapter_config.json
+  std::vector<LowRank> merged;  // empty where it is not to be added
+};
+
+// The adapter of a source, or the one that was given; nothing where there is none, or `wanted` is false and none is to
+// be merged. Errors name what does not fit: a pair of which one is missing, a rank that the config denies, matrices of
+// no weight of `view` or of another shape. A usage error where nothing says the alpha.
+Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, const SourceView& view,
+                                            const Translation& names, bool wanted);
+
+// Whether a format has room for an adapter beside its model.
+bool holds_adapter(const Format& format);
+
+// Makes the weights of `source`, the view's, those with the adapter added. Refers to both.
+void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);
+
+}  // namespace reshard

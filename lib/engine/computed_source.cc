@@ -1,0 +1,21 @@
+#include "lib/engine/computed_source.h"
+
+namespace reshard {
+
+std::vector<StoredPiece> ComputedSource::pieces(std::size_t tensor, const Box& box) {
+  return computed_.contains(tensor) ? std::vector<StoredPiece>{{box}} : stored_.pieces(tensor, box);
+}
+
+Status ComputedSource::read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                                   MutableBytes scratch) {
+  const auto found = computed_.find(tensor);
+  if (found == computed_.end()) return stored_.read_pieces(tensor, box, wanted, out, scratch);
+  return wanted && !wanted({box}) ? Status() : found->second(box, out, scratch);
+}
+
+Result<bool> ComputedSource::read_to_device(std::size_t tensor, const Box& box, Stream& stream, MutableBytes out) {
+  if (computed_.contains(tensor)) return false;
+  return stored_.read_to_device(tensor, box, stream, out);
+}
+
+}  // namespace reshard

@@ -1,0 +1,35 @@
+// A TensorSource in which some tensors are computed from others as they are read: weights with an adapter added.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/engine/tensor_source.h"
+
+namespace reshard {
+
+class ComputedSource : public TensorSource {
+ public:
+  // Fills `out` with the elements of `box` of a tensor, as TensorSource::read. Thread-safe.
+  using Fill = std::function<Status(const Box& box, MutableBytes out, MutableBytes scratch)>;
+
+  // Refers to `stored`, whose other tensors are read as they are.
+  explicit ComputedSource(TensorSource& stored) : stored_(stored) {}
+  void set(std::size_t tensor, Fill fill) { computed_[tensor] = std::move(fill); }
+
+  const Catalog& catalog() const override { return stored_.catalog(); }
+  std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) override;
+  Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override;
+  Result<bool> read_to_device(std::size_t tensor, const Box& box, Stream& stream, MutableBytes out) override;
+  Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
+  Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
+
+ private:
+  TensorSource& stored_;
+  std::unordered_map<std::size_t, Fill> computed_;
+};
+
+}  // namespace reshard

@@ -1,0 +1,133 @@
+// LoRA adapters beside the weights they change, as Accelerate saves what PEFT trains (tests/data/lora: FSDP2 on two
+// ranks, bfloat16 weights, float32 adapters of rank 4 and alpha 8).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "lib/base/file.h"
+#include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/digests.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class AdapterTest : public testing::Test {
+ protected:
+  AdapterTest() { fs::copy(test_data("lora"), source_, fs::copy_options::recursive); }
+
+  CommandResult convert(std::vector<std::string> more, const std::string& to = "hf") {
+    std::vector<std::string> all = {"convert", source_, dir_ / "out", "--to", to, "-q"};
+    all.insert(all.end(), more.begin(), more.end());
+    return reshard_cli(all);
+  }
+  void set_config(const std::string& text) {
+    write_file(source_ + "/adapter_config.json", text);
+  }
+
+  const TempDir dir_;
+  const std::string source_ = dir_ / "source";
+};
+
+TEST_F(AdapterTest, TheBaseAndTheAdapterAreWrittenApart) {
+  const CommandResult r = convert({});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues base = load_checkpoint(dir_ / "out");
+  EXPECT_EQ(base.size(), 21U);
+  EXPECT_TRUE(base.contains("model.layers.1.self_attn.q_proj.weight"));
+  EXPECT_EQ(load_checkpoint(dir_ / "out/adapter/adapter_model.safetensors"),
+            load_checkpoint(test_data("lora.adapter.safetensors")));
+  EXPECT_EQ(*read_whole_file(dir_ / "out/adapter/adapter_config.json", 1 << 20),
+            *read_whole_file(source_ + "/adapter_config.json", 1 << 20));
+  const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out;
+}
+
+TEST_F(AdapterTest, IsMergedAsPeftMergesIt) {
+  const CommandResult r = convert({"--merge-adapter"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
+  EXPECT_FALSE(fs::exists(dir_ / "out/adapter"));
+}
+
+TEST_F(AdapterTest, WhatWasWrittenApartIsMergedLater) {
+  ASSERT_EQ(convert({}).exit_code, 0);
+  const CommandResult r = reshard_cli({"convert", dir_ / "out", dir_ / "merged", "--to", "hf", "-q", "--merge-adapter",
+                                       "--adapter", dir_ / "out/adapter"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "merged")), read_digests(test_data("lora.merged.json")));
+}
+
+TEST_F(AdapterTest, StaysBesideTheWeightsInATrainingState) {
+  const CommandResult r = convert({"--names", "hf", "--mesh", "dp_shard=3"}, "dcp");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const CommandResult again = reshard_cli({"convert", dir_ / "out", dir_ / "merged", "--to", "hf", "-q",
+                                           "--merge-adapter", "--lora-alpha", "8", "--config", source_ + "/config.json"});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "merged")), read_digests(test_data("lora.merged.json")));
+}
+
+TEST_F(AdapterTest, ItsConfigIsMadeWhereThereIsNone) {
+  fs::remove(source_ + "/adapter_config.json");
+  const CommandResult refused = convert({});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("its adapter has rank 4, and no adapter_config.json beside it says the alpha"));
+  ASSERT_EQ(convert({"--lora-alpha", "8"}).exit_code, 0);
+  const auto text = read_whole_file(dir_ / "out/adapter/adapter_config.json", 1 << 20);
+  const auto json = parse_json(*text, "adapter_config.json");
+  EXPECT_EQ(*json->get_index("r"), 4);
+  EXPECT_EQ(*json->find("lora_alpha")->as_double(), 8.0);
+  std::vector<std::string> targets;
+  for (const Json& target : *json->get_array("target_modules")) targets.emplace_back(*target.as_string());
+  EXPECT_THAT(targets, testing::ElementsAre("down_proj", "q_proj", "v_proj"));
+}
+
+TEST_F(AdapterTest, ARankThatTheMatricesDenyIsNamed) {
+  set_config(R"({"r": 8, "lora_alpha": 8})");
+  for (const std::vector<std::string>& how : {std::vector<std::string>(), {"--merge-adapter"}}) {
+    const CommandResult r = convert(how);
+    EXPECT_EQ(r.exit_code, 3);
+    EXPECT_THAT(r.err, HasSubstr("adapter_config.json: r 8: the matrices of 'model.layers.0.mlp.down_proj' have rank 4"));
+  }
+}
+
+TEST_F(AdapterTest, AnAdapterOfAnotherModelIsNamed) {
+  ASSERT_EQ(convert({}).exit_code, 0);
+  const CommandResult r = reshard_cli({"convert", test_data("moe/qwen3_5_moe"), dir_ / "merged", "--to", "hf", "-q",
+                                       "--merge-adapter", "--adapter", dir_ / "out/adapter"});
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_THAT(r.err, HasSubstr("an adapter of another model"));
+  EXPECT_FALSE(fs::exists(dir_ / "merged"));
+}
+
+TEST_F(AdapterTest, KindsThatCannotBeMergedAreNamed) {
+  for (const std::string kind : {"use_dora", "fan_in_fan_out"}) {
+    set_config(R"({"r": 4, "lora_alpha": 8, ")" + kind + R"(": true})");
+    const CommandResult r = convert({"--merge-adapter"});
+    EXPECT_EQ(r.exit_code, 4);
+    EXPECT_THAT(r.err, HasSubstr(kind + ": an adapter of this kind cannot be merged"));
+  }
+}
+
+TEST_F(AdapterTest, IsToldOfByVerify) {
+  const CommandResult r = reshard_cli({"verify", source_});
+  EXPECT_THAT(r.out, HasSubstr("adapters beside the weights they change"));
+  EXPECT_THAT(r.out, testing::Not(HasSubstr("name-unknown")));
+}
+
+TEST_F(AdapterTest, NothingToMergeIsAUsageError) {
+  const CommandResult r = reshard_cli(
+      {"convert", test_data("moe/qwen3_5_moe"), dir_ / "merged", "--to", "hf", "-q", "--merge-adapter"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, HasSubstr("no adapter is there"));
+}
+
+}  // namespace
+}  // namespace reshard
