@@ -282,10 +282,11 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
   if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor is for --repair vocab");
   if (!adapter.empty() && !merge_adapter) return usage_error("--adapter is for --merge-adapter");
-  o.adapter.merge = merge_adapter;
+  o.merge_adapter = merge_adapter;
   if (!lora_alpha.empty()) {
     const auto json = parse_json(lora_alpha, "--lora-alpha");
-    if (!json || !json->is_number()) return usage_error("--lora-alpha: expected a number, got '" + printable(lora_alpha) + "'");
+    if (!json || !json->is_number())
+      return usage_error("--lora-alpha: expected a number, got '" + printable(lora_alpha) + "'");
     o.adapter.alpha = TRY(json->as_double());
   }
   o.vocab_divisible_by = vocab_divisible_by;

@@ -45,8 +45,8 @@ class TensorFilesTarget : public Target {
   // Appends a file of these tensors, in this order; the catalog's tensors are left to the caller. Where each tensor's
   // bytes lie. Unsupported for an element type or a name that the container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
-  // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all of
-  // their names begin with.
+  // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all
+  // of their names begin with.
   Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
                    std::string_view prefix = {});
   // What stands in the place of a tensor of an added safetensors file that is none of the catalog's.

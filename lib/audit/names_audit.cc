@@ -28,8 +28,8 @@ void report_adapters(const Catalog& catalog, FindingList& findings) {
   f.why.push_back(count_of(std::ssize(adapters), "tensor") + " of adapters, " + with_commas(weights) + " of the model");
   f.tensors = std::move(adapters);
   f.advice =
-      "A loader of the model drops them, and with them what was trained. convert --to hf writes them by themselves, "
-      "for PEFT, and --merge-adapter adds them to the weights.";
+      "A loader of the model drops them, and with them what was trained. Merge them into the weights "
+      "(merge_and_unload), or save the adapters by themselves.";
 }
 
 void report_placeholders(const Catalog& catalog, const Model& model, FindingList& findings) {

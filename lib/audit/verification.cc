@@ -174,12 +174,14 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
     return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
   if (!model.is_described()) {
     if (!wanted) return skip("no config.json of a known family");
-    return unsupported(
-        options.path + ": " +
-        (family_of_model_type(model.config->model_type)
-             ? "no tensor is named as a parameter of the model that --config describes" + choice_of_part(catalog)
-             : "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
-                   " belongs to no family that reshard knows"));
+    if (family_of_model_type(model.config->model_type))
+      return unsupported(options.path + ": no tensor is named as a parameter of the model that --config describes" +
+                         choice_of_part(catalog));
+    const std::string what = "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
+                             " belongs to no family that reshard knows";
+    add(report, Severity::kNote, "model-unknown", what + ": no name and no shape was held against it").advice =
+        "--family-file describes a family (docs/adding.md).";
+    return skip(what);
   }
   const ModelConfig& config = *model.config;
   auto audit = audit_model(catalog, *model.family, config);

@@ -24,8 +24,8 @@ bool is_optimizer_word(std::string_view word) {
 bool is_training_word(std::string_view word) {
   // torchtitan/components/checkpoint.py, and what others call the same things.
   static constexpr std::array<std::string_view, 11> kWords = {
-      "lr_scheduler",  "lr_schedulers", "scheduler", "schedulers", "train_state", "trainer_state",
-      "dataloader",    "rng_state",     "rng",       "extra_state", "peft_adapter"};
+      "lr_scheduler", "lr_schedulers", "scheduler", "schedulers",  "train_state", "trainer_state",
+      "dataloader",   "rng_state",     "rng",       "extra_state", "peft_adapter"};
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end() || word.starts_with("rng_state") ||
          is_average_word(word);
 }

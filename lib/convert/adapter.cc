@@ -39,14 +39,15 @@ struct Pair {
 
 class AdapterReader {
  public:
-  AdapterReader(Reader& reader, const AdapterOptions& options) : reader_(reader), options_(options) {}
+  AdapterReader(Reader& reader, const AdapterOptions& options, bool merges)
+      : reader_(reader), options_(options), merges_(merges) {}
 
   Result<Adapter> read(const SourceView& view, const Translation& names) {
     TRY(find_pairs());
     TRY(read_config());
     Adapter out;
     out.config = text_;
-    if (options_.merge) out.merged = TRY(match(view, names));
+    if (merges_) out.merged = TRY(match(view, names));
     return out;
   }
 
@@ -119,7 +120,7 @@ class AdapterReader {
     alpha_ = TRY(alpha->as_double());
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
-    if (!options_.merge) return {};
+    if (!merges_) return {};
     for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
         return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
@@ -177,6 +178,7 @@ class AdapterReader {
 
   Reader& reader_;
   const AdapterOptions& options_;
+  const bool merges_;
   std::map<std::string, Pair> pairs_;
   std::map<Index, std::vector<std::string>> ranks_;
   std::string text_;
@@ -201,17 +203,22 @@ bool holds_adapter(const Format& format) {
   return format.hf_names && format.holds == Holds::kModel && format.sharding == Sharding::kNone;
 }
 
-Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, const SourceView& view,
-                                            const Translation& names, bool wanted) {
-  AdapterReader reader(options.reader ? *options.reader : source, options);
-  if (!reader.is_there()) {
-    if (options.merge)
-      return usage_error((options.reader ? *options.reader : source).catalog().root +
-                         ": --merge-adapter: no adapter is there; --adapter says where one is");
+Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
+                                            const SourceView& view, const Translation& names) {
+  Reader& reader = options.reader ? *options.reader : source;
+  const bool merges = use == AdapterUse::kMerged;
+  AdapterReader adapter(reader, options, merges);
+  if (use == AdapterUse::kNone) return std::optional<Adapter>();
+  const std::string& root = reader.catalog().root;
+  if (!adapter.is_there()) {
+    if (merges) return usage_error(root + ": --merge-adapter: no adapter is there; --adapter says where one is");
     return std::optional<Adapter>();
   }
-  if (!wanted && !options.merge) return std::optional<Adapter>();
-  return std::optional(TRY(reader.read(view, names)));
+  const Convention convention = names.model.convention;
+  if (!options.reader && names.model.family && convention != Convention::kHf && convention != Convention::kTransformers)
+    return unsupported(root + ": an adapter to a model under " + std::string(convention_title(convention)) +
+                       ", which PEFT does not know; --exclude '*lora_*' leaves it out");
+  return std::optional(TRY(adapter.read(view, names)));
 }
 
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {

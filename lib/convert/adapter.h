@@ -17,7 +17,6 @@
 namespace reshard {
 
 struct AdapterOptions {
-  bool merge = false;           // add it to the weights
   Reader* reader = nullptr;     // of an adapter by itself; null: the source's own
   std::optional<double> alpha;  // where no adapter_config.json says it
 };
@@ -35,11 +34,14 @@ struct Adapter {
   std::vector<LowRank> merged;  // empty where it is not to be added
 };
 
-// The adapter of a source, or the one that was given; nothing where there is none, or `wanted` is false and none is to
-// be merged. Errors name what does not fit: a pair of which one is missing, a rank that the config denies, matrices of
-// no weight of `view` or of another shape. A usage error where nothing says the alpha.
-Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, const SourceView& view,
-                                            const Translation& names, bool wanted);
+// What is done with an adapter: nothing, written beside the model, added to it.
+enum class AdapterUse { kNone, kWritten, kMerged };
+
+// The adapter of a source, or the one that was given; nothing where there is none. Errors name what does not fit: a
+// pair of which one is missing, a rank that the config denies, matrices of no weight of `view` or of another shape. A
+// usage error where nothing says the alpha.
+Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
+                                            const SourceView& view, const Translation& names);
 
 // Whether a format has room for an adapter beside its model.
 bool holds_adapter(const Format& format);

@@ -24,8 +24,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.config = TRY(read_config_file(source, o, o.source_path, d.notes));
   d.names = TRY(translate(source.catalog(), o.model, d.config, o, format));  // settles the model, and the names of both
   TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
-  const Selected selected =
-      TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, o.adapter.merge, d.notes));
+  const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
   if (!o.metadata_only) TRY(source.locate(selected.tensors, o.run.threads, o.spool));  // where the source's bytes lie
   d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
   const Model& model = d.names.model;
@@ -33,9 +32,14 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   fit.run.progress = nullptr;
   if (d.names.renames())
     d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
-  d.adapter = TRY(read_adapter(source, o.adapter, d.view, d.names, holds_adapter(format) && d.names.renames()));
-  if (d.adapter && o.adapter.merge && !o.metadata_only) TRY(locate_adapter(source, o));
+  const bool writes_adapter = holds_adapter(format) && d.names.renames();
+  const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
+                         : writes_adapter ? AdapterUse::kWritten
+                                          : AdapterUse::kNone;
+  d.adapter = TRY(read_adapter(source, o.adapter, use, d.view, d.names));
+  if (d.adapter && o.merge_adapter && !o.metadata_only) TRY(locate_adapter(source, o));
   if (format.write_view) return d;
+  d.scales = TRY(apply_block_scales(d.view, model, o, d.notes));
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output

@@ -8,6 +8,7 @@
 
 #include "lib/checkpoint/format.h"
 #include "lib/convert/adapter.h"
+#include "lib/convert/block_scales.h"
 #include "lib/convert/steps.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
@@ -41,6 +42,7 @@ struct Draft {
   SourceView view;
   std::optional<Identity> identity;  // with its config; nothing where none was held against it
   std::optional<Adapter> adapter;    // where one is written or merged
+  BlockScales scales;                // that are applied
   OutputTensors output;              // placed
   std::vector<std::string> side_files;
   Notes notes;

@@ -15,6 +15,14 @@ namespace {
 
 constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
 
+// A config.json of what is quantized no longer.
+Result<Json> without_quantization(const Json& config) {
+  Json out = Json::object();
+  for (const Json::Member& m : TRY(config.as_object()))
+    if (m.key != "quantization_config") out.set(m.key, m.value);
+  return out;
+}
+
 }  // namespace
 
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run) {
@@ -46,12 +54,16 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
-  FileSource stored(source_view(), source_.files());
+  const BlockScales& scales = draft_.scales;
+  FileSource stored(scales.stored ? *scales.stored : source_view(), source_.files());
   Reader& adapter_reader = options_.adapter.reader ? *options_.adapter.reader : source_;
   FileSource operands(adapter_reader.catalog(), adapter_reader.files());
-  ComputedSource source(stored);
-  const bool merges = draft_.adapter && !draft_.adapter->merged.empty();
-  if (merges && ranks) return unsupported("--merge-adapter: several ranks cannot merge; start one process");
+  ComputedSource source(source_view(), stored);
+  const bool merges = draft_.adapter && !draft_.adapter->merged.empty(), computes = merges || scales.stored;
+  if (computes && rank_count(ranks) > 1)
+    return unsupported(
+        "several ranks cannot merge an adapter or apply the scales of float8 weights; start one process");
+  set_scaled(scales, stored, source);
   if (merges) merge_adapter(*draft_.adapter, stored, operands, source);
   destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
@@ -64,10 +76,10 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
     TRY(operands.finish(scratch, nullptr));
   }
-  // What was read of merged weights is not what was recorded.
+  // What was read of computed weights is not what was recorded.
   const Index recorded =
-      merges ? Index{0}
-             : TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
+      computes ? Index{0}
+               : TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = of_left_out + stored.checksums_checked() + operands.checksums_checked();
@@ -87,13 +99,14 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
     std::string text = draft_.config.text;
     if (options_.dtype && converted_tensors() > 0) {
       Json json = TRY(parse_json(text, kConfigFile));
+      if (draft_.scales.stored) json = TRY(without_quantization(json));
       json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";
     }
     TRY(output.add_file(std::string(kConfigFile), text));
     copied.emplace_back(kConfigFile);
   }
-  if (draft_.adapter && !options_.adapter.merge)
+  if (draft_.adapter && !options_.merge_adapter)
     TRY(output.add_file("adapter/adapter_config.json", draft_.adapter->config));
   for (const std::string& path : draft_.side_files) {
     TRY(output.add_file(base_name(path), TRY(read_whole_file(path, kMaxSideFile))));

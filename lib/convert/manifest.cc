@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lib/base/json.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 
@@ -20,7 +21,8 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
     entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
     if (from.dtype != to.dtype)
       entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
-    tensors.set(to.name, std::move(entry));
+    // An adapter is no part of the model that is read from here again.
+    if (!to.name.starts_with(kAdapterPrefix)) tensors.set(to.name, std::move(entry));
   }
   Json left_out = Json::array();
   for (const LeftOut& l : c.notes().left_out) {

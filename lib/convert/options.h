@@ -18,6 +18,7 @@ struct Selection {
   std::vector<std::string> include, exclude;  // globs over the source's names
   std::string part;                           // of a training state (is_of_part); empty: all
   bool keep_unknown = false;                  // tensors that the family does not know are carried as they are
+  bool merge_adapter = false;                 // an adapter is added to the weights and takes no part itself
 };
 
 // What tensors are called, and in which order their rows are.

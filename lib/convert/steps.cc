@@ -6,8 +6,8 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/convert/adapter.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/convert/adapter.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
 #include "lib/model/packing.h"
@@ -133,7 +133,7 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
 }  // namespace
 
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, bool merges, Notes& notes) {
+                        bool files_too, Notes& notes) {
   const auto& tensors = source.tensors();
   Selected out;
   std::vector<bool> is_faulty(tensors.size());
@@ -159,7 +159,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     const StateKind kind = split_state_key(tensors[i].key()).kind;
     LeftOut* left = nullptr;
     const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
-    if (is_adapters && merges) left = &merged;
+    if (is_adapters && selection.merge_adapter) left = &merged;
     const bool stays = is_adapters && kind == StateKind::kOther && holds_adapter(format);
     if (!left && format.holds == Holds::kModel && kind != StateKind::kModel && !stays)
       left = kind == StateKind::kOptimizer ? &optimizer : &other;
@@ -294,7 +294,7 @@ Result<DType> target_dtype(const Tensor& tensor, const std::string& native, cons
   if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return own;
   if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
     return unsupported(tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
-                       " with scales in a tensor of its own, which --dtype does not apply; --keep-dtype '" +
+                       " with scales in a tensor of its own, and no config.json says of which blocks; --keep-dtype '" +
                        printable(native) + "' leaves it as it is");
   return as;
 }
@@ -396,6 +396,10 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   const bool ties =
       names.renames() && names.to == Convention::kHf && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (view.applied.contains(i)) {
+      ++out.converted;  // the matrix
+      continue;
+    }
     const NameRule* tied = ties ? tied_rule(*model.family, tensors[i].name) : nullptr;
     if (!tied) {
       taken.push_back(i);

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "lib/base/json.h"
@@ -61,9 +62,9 @@ struct Selected {
   bool complete = true;                     // no filter and no fault took tensors out
 };
 // `without_faulty`: tensors that are not stored exactly once are left out, and with `files_too` those whose files are
-// damaged. With `merges` an adapter is left out. A usage error where none is left.
+// damaged. A usage error where none is left.
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, bool merges, Notes& notes);
+                        bool files_too, Notes& notes);
 
 // ---- the source as the plan sees it
 
@@ -74,6 +75,7 @@ struct SourceView {
     std::string name, key;
   };
   std::unordered_map<std::string, Native> natives;
+  std::unordered_set<std::size_t> applied = {};  // scales that become part of their matrices (block_scales.h)
   bool is_stored(const std::string& canonical) const;
   const std::string& native(const std::string& canonical) const;  // its name in the source
   const std::string& key(const std::string& canonical) const;     // and its plain key there

@@ -28,8 +28,7 @@ __attribute__((target("avx2,fma"))) void product_row_avx2(const float* b, const 
   Index j = 0;
   for (; j + 8 <= columns; j += 8) {
     __m256 s = _mm256_setzero_ps();
-    for (Index k = 0; k < rank; ++k)
-      s = _mm256_fmadd_ps(_mm256_set1_ps(b[k]), _mm256_loadu_ps(a + k * columns + j), s);
+    for (Index k = 0; k < rank; ++k) s = _mm256_fmadd_ps(_mm256_set1_ps(b[k]), _mm256_loadu_ps(a + k * columns + j), s);
     _mm256_storeu_ps(sum + j, s);
   }
   product_row(b, a, columns, rank, sum, j);

@@ -1,4 +1,5 @@
-// A TensorSource in which some tensors are computed from others as they are read: weights with an adapter added.
+// A TensorSource in which some tensors are computed from others as they are read: weights with an adapter added, float8
+// matrices times their scales.
 #pragma once
 
 #include <functional>
@@ -15,11 +16,12 @@ class ComputedSource : public TensorSource {
   // Fills `out` with the elements of `box` of a tensor, as TensorSource::read. Thread-safe.
   using Fill = std::function<Status(const Box& box, MutableBytes out, MutableBytes scratch)>;
 
-  // Refers to `stored`, whose other tensors are read as they are.
-  explicit ComputedSource(TensorSource& stored) : stored_(stored) {}
+  // Refers to both. `catalog` is that of `stored`, whose other tensors are read as they are; computed ones may have
+  // another dtype.
+  ComputedSource(const Catalog& catalog, TensorSource& stored) : catalog_(catalog), stored_(stored) {}
   void set(std::size_t tensor, Fill fill) { computed_[tensor] = std::move(fill); }
 
-  const Catalog& catalog() const override { return stored_.catalog(); }
+  const Catalog& catalog() const override { return catalog_; }
   std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) override;
   Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
                      MutableBytes scratch) override;
@@ -28,6 +30,7 @@ class ComputedSource : public TensorSource {
   Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
 
  private:
+  const Catalog& catalog_;
   TensorSource& stored_;
   std::unordered_map<std::size_t, Fill> computed_;
 };

@@ -50,6 +50,9 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
+  if (d.scales.stored)
+    return unsupported(source.catalog().root + ": float8 weights with scales of their own are loaded as they are; " +
+                       "convert makes weights of another dtype of them");
   LayoutRequest request;
   request.tensors = std::move(d.output.tensors);
   request.mesh = o.mesh;

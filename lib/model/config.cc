@@ -54,11 +54,13 @@ Status ModelConfig::read(const Json& json) {
     for (const Json& layer : TRY(list->as_array())) mlp_only_layers_.push_back(TRY(layer.as_index()));
   if (const Json* list = json.find("moe_layers"); list && list->is_array()) {
     moe_layers_.emplace();
-    for (const Json& layer : TRY(list->as_array())) moe_layers_->push_back(TRY(layer.as_index()));
+    for (const Json& layer : TRY(list->as_array()))
+      if (const auto n = layer.as_index()) moe_layers_->push_back(*n);
   }
   if (const Json* list = json.find("layer_types"); list && list->is_array()) {
     layer_types_.clear();
-    for (const Json& type : TRY(list->as_array())) layer_types_.emplace_back(TRY(type.as_string()));
+    for (const Json& type : TRY(list->as_array()))
+      layer_types_.emplace_back(type.is_string() ? TRY(type.as_string()) : std::string_view());
   }
   if (const Json* quantized = json.find("quantization_config"); quantized && quantized->is_object())
     TRY(read_quantization(*quantized));

@@ -250,8 +250,8 @@ class PartFinder {
     constexpr std::string_view kBase = "base_model.model.";
     const auto [adapter, matrix] = adapter_of(without_wrappers(name));
     const std::size_t base = matrix.find(kBase);
-    const std::string rest = base == std::string::npos ? without_prefix(matrix, model_wrapper_.prefix)
-                                                       : matrix.substr(base + kBase.size());
+    const std::string rest =
+        base == std::string::npos ? without_prefix(matrix, model_wrapper_.prefix) : matrix.substr(base + kBase.size());
     return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kBase) + rest;
   }
 

@@ -838,6 +838,51 @@ class Adapters(Case):
         self.check(torch.bfloat16, torch.bfloat16, r=4, lora_alpha=3, target_modules=["q_proj", "gate_proj"])
 
 
+class BlockScales(Case):
+    """Float8 matrices with a scale for each block, against the dequantizer of transformers."""
+
+    def test_every_float8_value_times_many_scales(self):
+        from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+        torch.manual_seed(2)
+        saved = self.out("saved")
+        members = {**_LATENT, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "kv_lora_rank": 32,
+                   "q_lora_rank": 64, "v_head_dim": 16, "qk_nope_head_dim": 12, "num_nextn_predict_layers": 0}
+        Families.build(self, "deepseek_v3", members).to(torch.bfloat16).save_pretrained(saved)
+        tensors, wanted = load_file(saved / "model.safetensors"), {}
+        block = (4, 32)
+        for name in sorted(tensors):
+            rows, columns = (list(tensors[name].shape) + [0, 0])[:2]
+            quantized = name.endswith("_proj.weight") or name.endswith(("q_a_proj.weight", "kv_a_proj_with_mqa.weight"))
+            if not quantized or rows % block[0] or columns % block[1]:
+                wanted[name] = tensors[name]
+                continue
+            bits = torch.randint(0, 256, (rows, columns), dtype=torch.uint8)
+            bits.view(-1)[:256] = torch.arange(256, dtype=torch.uint8)
+            scales = torch.randn(rows // block[0], columns // block[1]) * torch.tensor(2.0) ** torch.randint(-140, 100, (1,))
+            tensors[name] = bits.view(torch.float8_e4m3fn)
+            tensors[name + "_scale_inv"] = scales
+            wanted[name] = Fp8Dequantize(None)._dequantize_one(tensors[name], scales, torch.bfloat16)
+        left = [k.removesuffix(".weight") for k in wanted if k.endswith("proj.weight") and k + "_scale_inv" not in tensors]
+        config = json.loads((saved / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": block, "modules_to_not_convert": left}
+        (saved / "config.json").write_text(json.dumps(config))
+        save_file(tensors, saved / "model.safetensors")
+        self.assertGreater(len(tensors), len(wanted) + 20)
+        reshard("convert", saved, self.out("plain"), "--to", "hf", "--dtype", "bfloat16")
+        got = load_file(self.out("plain/model.safetensors"))
+        self.assertEqual(got.keys(), wanted.keys())
+        for name, value in wanted.items():
+            nan = value.isnan()
+            self.assertTrue(torch.equal(got[name].isnan(), nan), name)
+            self.assertTrue(same_bits(got[name][~nan], value[~nan]), name)
+        self.assertNotIn("quantization_config", json.loads(self.out("plain/config.json").read_text()))
+        reshard("convert", saved, self.out("fused"), "--to", "bin", "--names", "transformers", "--dtype", "bfloat16")
+        fused = torch.load(self.out("fused/pytorch_model.bin"), weights_only=True)
+        experts = "model.layers.1.mlp.experts."
+        rows = [torch.cat([got[f"{experts}{e}.{w}_proj.weight"] for w in ("gate", "up")]) for e in range(4)]
+        self.assertTrue(torch.equal(fused[experts + "gate_up_proj"].view(torch.int16), torch.stack(rows).view(torch.int16)))
+
+
 class Conventions(Case):
     """Names and forms of Megatron core and torchtitan, against packing spelled out in torch."""
 

@@ -1,0 +1,100 @@
+#include "lib/convert/block_scales.h"
+
+#include <algorithm>
+
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+
+namespace reshard {
+namespace {
+
+// A box of a tensor as float32, row-major.
+Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {
+  const DType dtype = source.catalog().tensors()[tensor].dtype;
+  std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
+  TRY(source.read(tensor, box, stored, scratch));
+  std::vector<float> out(static_cast<std::size_t>(volume(box)));
+  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
+  return out;
+}
+
+Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& box, MutableBytes out,
+            MutableBytes scratch) {
+  if (box.empty()) return {};
+  const Index rows = box.shape[0], columns = box.shape[1];
+  const Index first_row = box.begin(0) / m.block_rows, first_column = box.begin(1) / m.block_columns;
+  const Box blocks{
+      {first_row, first_column},
+      {ceil_div(box.end(0), m.block_rows) - first_row, ceil_div(box.end(1), m.block_columns) - first_column}};
+  const std::vector<float> scales = TRY(read_floats(stored, m.scales, blocks, scratch));
+  const DType dtype = stored.catalog().tensors()[m.matrix].dtype;
+  std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
+  TRY(stored.read(m.matrix, box, elements, scratch));
+  std::vector<float> row(static_cast<std::size_t>(columns));
+  auto* const bytes = reinterpret_cast<std::byte*>(row.data());
+  for (Index r = 0; r < rows; ++r) {
+    convert(dtype, DType::kFloat32, elements.data() + r * columns * byte_size(dtype), bytes, columns);
+    const float* const scale = scales.data() + ((box.begin(0) + r) / m.block_rows - first_row) * blocks.shape[1];
+    for (Index c = 0; c < columns;) {
+      const Index block = (box.begin(1) + c) / m.block_columns;
+      const Index end = std::min(columns, (block + 1) * m.block_columns - box.begin(1));
+      const float s = scale[block - first_column];
+      for (; c < end; ++c) row[static_cast<std::size_t>(c)] *= s;
+    }
+    convert(DType::kFloat32, as, bytes, out.data() + r * columns * byte_size(as), columns);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<BlockScales> apply_block_scales(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+  BlockScales out;
+  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.is_described() || !model.config->has_fp8_blocks())
+    return out;
+  const Index rows = model.config->number("weight_block_rows"), columns = model.config->number("weight_block_columns");
+  const Catalog& catalog = view.catalog;
+  LeftOut applied{"scales, applied to their float8 matrices", 0, 0, 0};
+  std::string kept;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const Tensor& t = catalog.tensors()[i];
+    if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
+    const auto parsed = parse_name(*model.family, t.name);
+    if (!parsed || parsed->is_scale || !parsed->rule->quantized) continue;
+    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
+      kept = t.name;
+      continue;
+    }
+    const auto scales = catalog.find(scale_name(t.name));
+    if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are not there");
+    const Tensor& s = catalog.tensors()[*scales];
+    const Dims due = {ceil_div(t.shape[0], rows), ceil_div(t.shape[1], columns)};
+    if (s.shape != due || !can_convert(s.dtype, DType::kFloat32))
+      return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
+                     std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + ", one for each " +
+                     std::to_string(rows) + " x " + std::to_string(columns) + " of " + to_string(t.shape));
+    out.matrices.push_back({i, *scales, rows, columns});
+    view.applied.insert(*scales);
+    ++applied.tensors;
+    applied.bytes += s.bytes();
+  }
+  if (out.matrices.empty()) return out;
+  if (!kept.empty())
+    return usage_error("--keep-dtype: " + tensor_text(kept) +
+                       " would stay float8 beside matrices that do not, and no config.json says such a thing");
+  out.stored = std::make_unique<Catalog>(catalog);
+  for (const ScaledMatrix& m : out.matrices) view.catalog.tensor(m.matrix).dtype = *typing.dtype;
+  notes.left_out.push_back(std::move(applied));
+  return out;
+}
+
+void set_scaled(const BlockScales& scales, TensorSource& stored, ComputedSource& source) {
+  for (const ScaledMatrix& m : scales.matrices) {
+    const DType as = source.catalog().tensors()[m.matrix].dtype;
+    source.set(m.matrix, [&stored, m, as](const Box& box, MutableBytes out, MutableBytes scratch) {
+      return fill(stored, m, as, box, out, scratch);
+    });
+  }
+}
+
+}  // namespace reshard

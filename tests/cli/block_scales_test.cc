@@ -1,0 +1,140 @@
+// Float8 matrices with a scale for each block, made bfloat16.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lib/device/convert.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::string_view kConfig =
+    R"({"model_type": "qwen3", "vocab_size": 5, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [5, 7],
+                                "modules_to_not_convert": ["model.layers.0.self_attn.v_proj"]}})";
+constexpr Index kBlockRows = 5, kBlockColumns = 7;
+const std::string kLayer = "model.layers.0.";
+
+class BlockScalesTest : public testing::Test {
+ protected:
+  BlockScalesTest() {
+    const auto plain = [&](const std::string& name, const Dims& shape) {
+      values_[name] = {DType::kBFloat16, shape, std::string(static_cast<std::size_t>(2 * volume(shape)), '\x3f')};
+    };
+    plain("model.embed_tokens.weight", {5, 32});
+    plain("lm_head.weight", {5, 32});
+    plain("model.norm.weight", {32});
+    for (const std::string name : {"input_layernorm", "post_attention_layernorm"})
+      plain(kLayer + name + ".weight", {32});
+    for (const std::string name : {"q_norm", "k_norm"}) plain(kLayer + "self_attn." + name + ".weight", {8});
+    plain(kLayer + "self_attn.v_proj.weight", {16, 32});
+    scaled("self_attn.q_proj", 32, 32);
+    scaled("self_attn.k_proj", 16, 32);
+    scaled("self_attn.o_proj", 32, 32);
+    scaled("mlp.gate_proj", 24, 32);
+    scaled("mlp.up_proj", 24, 32);
+    scaled("mlp.down_proj", 32, 24);
+  }
+
+  // Every float8 value, many times, and a scale of its own for each block.
+  void scaled(const std::string& module, Index rows, Index columns) {
+    const Index down = ceil_div(rows, kBlockRows), across = ceil_div(columns, kBlockColumns);
+    std::string elements, scales;
+    for (Index i = 0; i < rows * columns; ++i)
+      elements.push_back(static_cast<char>((i * 37 + std::ssize(values_)) % 256));
+    std::vector<float> scale;
+    for (Index i = 0; i < down * across; ++i) scale.push_back(0.3F * static_cast<float>(i + 1) - 2);
+    scales.assign(reinterpret_cast<const char*>(scale.data()), scale.size() * sizeof(float));
+    const std::string name = kLayer + module + ".weight";
+    values_[name] = {DType::kFloat8E4M3, {rows, columns}, elements};
+    values_[name + "_scale_inv"] = {DType::kFloat32, {down, across}, scales};
+    std::string made(elements.size() * 2, '\0');
+    for (Index i = 0; i < rows * columns; ++i) {
+      float x = 0;
+      convert(DType::kFloat8E4M3, DType::kFloat32, reinterpret_cast<const std::byte*>(elements.data() + i),
+              reinterpret_cast<std::byte*>(&x), 1);
+      x *= scale[static_cast<std::size_t>(i / columns / kBlockRows * across + i % columns / kBlockColumns)];
+      convert(DType::kFloat32, DType::kBFloat16, reinterpret_cast<const std::byte*>(&x),
+              reinterpret_cast<std::byte*>(made.data() + 2 * i), 1);
+    }
+    expected_[name] = {DType::kBFloat16, {rows, columns}, made};
+  }
+
+  CommandResult convert_it(std::vector<std::string> more) {
+    write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
+    write_file(dir_ / "source/config.json", kConfig);
+    std::vector<std::string> all = {"convert", dir_ / "source", dir_ / "out", "-q"};
+    all.insert(all.end(), more.begin(), more.end());
+    return reshard_cli(all);
+  }
+
+  const TempDir dir_;
+  TensorValues values_, expected_;  // what is written, and what the scaled matrices become
+};
+
+TEST_F(BlockScalesTest, AreAppliedElementByElement) {
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "out");
+  EXPECT_EQ(out.size(), values_.size() - expected_.size());
+  for (const auto& [name, value] : values_) {
+    if (name.ends_with("_scale_inv")) continue;
+    const auto made = expected_.find(name);
+    EXPECT_TRUE(out.at(name) == (made == expected_.end() ? value : made->second)) << name;
+  }
+  const std::string config = read_file(dir_ / "out/config.json");
+  EXPECT_THAT(config, testing::Not(HasSubstr("quantization_config")));
+  const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+TEST_F(BlockScalesTest, AreAppliedUnderOtherNamesAndCuts) {
+  const CommandResult r =
+      convert_it({"--to", "dcp", "--names", "torchtitan", "--dtype", "bfloat16", "--mesh", "dp_shard=2,tp=2"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "out");
+  EXPECT_TRUE(out.at("layers.0.attention.wq.weight") == expected_.at(kLayer + "self_attn.q_proj.weight"));
+  EXPECT_TRUE(out.at("layers.0.feed_forward.w2.weight") == expected_.at(kLayer + "mlp.down_proj.weight"));
+}
+
+TEST_F(BlockScalesTest, StayWithTheirMatricesOtherwise) {
+  const CommandResult r = convert_it({"--to", "hf"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(dir_ / "out") == values_);
+}
+
+TEST_F(BlockScalesTest, OfAnotherShapeAreNamed) {
+  TensorValue& scales = values_.at(kLayer + "mlp.up_proj.weight_scale_inv");
+  scales.shape = {4, 5};
+  scales.bytes.resize(80);
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--allow", "config"});
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight_scale_inv' [4, 5] of float32: expected [5, 5]"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
+}
+
+TEST_F(BlockScalesTest, ThatAreMissingAreNamed) {
+  values_.erase(kLayer + "mlp.up_proj.weight_scale_inv");
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--allow", "config"});
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight' is float8, and its scales are not there"));
+}
+
+TEST_F(BlockScalesTest, OneMatrixCannotStayBesideOthers) {
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--keep-dtype", "*.q_proj.weight"});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_THAT(r.err, HasSubstr("would stay float8 beside matrices that do not"));
+}
+
+}  // namespace
+}  // namespace reshard
