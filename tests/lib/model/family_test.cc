@@ -49,11 +49,26 @@ ModelConfig parsed_config(std::string_view text) {
 // What transformers counts on torch's meta device, the router's bias of DeepSeek (a buffer there) included.
 TEST(Family, CountsThePublishedModels) {
   const std::pair<std::string, Index> kCounts[] = {
-      {"llama-2-7b", 6'738'415'616},       {"llama-3.1-8b", 8'030'261'248},    {"llama-3.1-70b", 70'553'706'496},
-      {"llama-3.1-405b", 405'853'388'800}, {"mistral-7b-v0.1", 7'241'732'096}, {"mixtral-8x7b-v0.1", 46'702'792'704},
-      {"qwen2-7b", 7'615'616'512},         {"qwen2.5-0.5b", 494'032'768},      {"qwen3-8b", 8'190'735'360},
-      {"qwen3-30b-a3b", 30'532'122'624},   {"deepseek-v3", 671'026'419'200},   {"gemma-2-9b", 9'241'705'984},
-      {"gemma-3-1b", 999'885'952},         {"gemma-3-4b-it", 3'880'263'168},   {"gpt2", 124'439'808},
+      {"llama-2-7b", 6'738'415'616},
+      {"llama-3.1-8b", 8'030'261'248},
+      {"llama-3.1-70b", 70'553'706'496},
+      {"llama-3.1-405b", 405'853'388'800},
+      {"mistral-7b-v0.1", 7'241'732'096},
+      {"mixtral-8x7b-v0.1", 46'702'792'704},
+      {"qwen2-7b", 7'615'616'512},
+      {"qwen2.5-0.5b", 494'032'768},
+      {"qwen3-8b", 8'190'735'360},
+      {"qwen3-30b-a3b", 30'532'122'624},
+      {"deepseek-v3", 671'026'419'200},
+      {"gemma-2-9b", 9'241'705'984},
+      {"gemma-3-1b", 999'885'952},
+      {"gemma-3-4b-it", 3'880'263'168},
+      {"gpt2", 124'439'808},
+      {"gpt-oss-20b", 20'914'757'184},
+      {"phi-4", 14'659'507'200},
+      {"starcoder2-7b", 7'173'923'840},
+      {"glm-4.5-air", 106'852'251'264},
+      {"qwen3-next-80b-a3b", 79'674'391'296},
   };
   for (const auto& [name, count] : kCounts) EXPECT_EQ(count_elements(table(published(name))), count) << name;
 }
