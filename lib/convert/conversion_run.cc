@@ -58,13 +58,14 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   FileSource stored(scales.stored ? *scales.stored : source_view(), source_.files());
   Reader& adapter_reader = options_.adapter.reader ? *options_.adapter.reader : source_;
   FileSource operands(adapter_reader.catalog(), adapter_reader.files());
-  ComputedSource source(source_view(), stored);
+  ComputedSource computed(source_view(), stored);
   const bool merges = draft_.adapter && !draft_.adapter->merged.empty(), computes = merges || scales.stored;
   if (computes && rank_count(ranks) > 1)
     return unsupported(
         "several ranks cannot merge an adapter or apply the scales of float8 weights; start one process");
-  set_scaled(scales, stored, source);
-  if (merges) merge_adapter(*draft_.adapter, stored, operands, source);
+  set_scaled(scales, stored, computed);
+  if (merges) merge_adapter(*draft_.adapter, stored, operands, computed);
+  TensorSource& source = computes ? static_cast<TensorSource&>(computed) : stored;
   destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
                                static_cast<const Reader*>(options_.adapter.reader)})
