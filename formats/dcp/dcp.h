@@ -9,6 +9,11 @@
 // Nothing says which mesh or placements were used. Described in docs/formats/dcp.md.
 #pragma once
 
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
@@ -30,6 +35,21 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions&
 // One file `__r_0.distcp` for each rank of the mesh, holding the boxes that rank owns and no lower one holds as well;
 // objects in rank 0's.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
+
+// A tensor as part of a stored one: one index along each of its first dimensions, all of the others.
+struct Slice {
+  std::string stored;
+  Dims at;      // along the first dimensions
+  Dims counts;  // of the stored tensor, along them
+};
+
+// How a framework that builds on DCP keeps the tensors of a request.
+struct Storing {
+  std::string directory;                                   // of the DCP: "iter_0000010/"
+  std::vector<std::vector<Slice>> slices;                  // of each tensor: where it is stored, once at least
+  std::vector<std::pair<std::string, std::string>> texts;  // further files, and what they hold
+};
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, Storing storing);
 
 }  // namespace dcp
 }  // namespace reshard

@@ -1,3 +1,6 @@
+#include <deque>
+#include <map>
+
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
@@ -8,23 +11,43 @@ namespace {
 
 constexpr Index kMaxBytes = Index{1} << 62;  // of all tensors: with the archives around them below 2^63
 
+Box joined(const Dims& at, const Box& box) {
+  Box out{at, Dims::filled(at.rank(), 1)};
+  for (int d = 0; d < box.rank(); ++d) {
+    out.origin.push_back(box.origin[d]);
+    out.shape.push_back(box.shape[d]);
+  }
+  return out;
+}
+
 class DcpTarget : public Target {
  public:
-  explicit DcpTarget(LayoutRequest request) : request_(std::move(request)) {}
+  DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
 
   Status lay_out();
   bool wants_crcs() const override { return true; }
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  Status add_tensor(const TargetTensor& wanted);
+  Status add_tensor(std::size_t number);
+  Result<std::size_t> entry_of(const TargetTensor& wanted, const Slice& slice);
   WrittenItem append(std::uint32_t file, Index length);
+  std::uint32_t append_file(const std::string& name, Index size);
 
   LayoutRequest request_;
-  std::vector<WrittenEntry> entries_;  // blobs, then tensors, in the order of the request
+  Storing storing_;
+  std::deque<TargetTensor> stored_;
+  std::vector<WrittenEntry> entries_;            // blobs, then tensors, in the order of the request
+  std::map<std::string, std::size_t> entry_of_;  // of stored tensors
   std::string metadata_;
+  std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
 };
+
+std::uint32_t DcpTarget::append_file(const std::string& name, Index size) {
+  catalog_.files.push_back({name, size});
+  return static_cast<std::uint32_t>(catalog_.files.size() - 1);
+}
 
 WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
   WrittenItem item;
@@ -36,20 +59,47 @@ WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
 }
 
 Status DcpTarget::lay_out() {
-  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank)
-    catalog_.files.push_back({"__" + std::to_string(rank) + "_0" + std::string(kDataEnding), 0});
+  std::vector<std::string> names;
+  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
+    names.push_back("__" + std::to_string(rank) + "_0" + std::string(kDataEnding));
+    append_file(storing_.directory + names.back(), 0);
+  }
   for (const TargetBlob& blob : request_.blobs)
     entries_.push_back({nullptr, blob.name, blob.path, {append(0, static_cast<Index>(blob.bytes.size()))}});
-  for (const TargetTensor& tensor : request_.tensors) TRY(add_tensor(tensor));
-
-  std::vector<std::string> names;
-  for (const CatalogFile& file : catalog_.files) names.push_back(file.path);
+  for (std::size_t i = 0; i < request_.tensors.size(); ++i) TRY(add_tensor(i));
+  for (const WrittenEntry& entry : entries_)
+    if (entry.tensor && !checked_volume(entry.tensor->shape))
+      return unsupported(tensor_text(entry.name) + ": 2^63 elements or more");
   metadata_ = write_metadata(entries_, names);
-  catalog_.files.push_back({std::string(kMetadataFile), static_cast<Index>(metadata_.size())});
+  metadata_file_ = append_file(storing_.directory + std::string(kMetadataFile), std::ssize(metadata_));
+  for (const auto& [name, text] : storing_.texts) append_file(name, std::ssize(text));
   return {};
 }
 
-Status DcpTarget::add_tensor(const TargetTensor& wanted) {
+// The entry of the tensor that holds this slice, made where there is none yet.
+Result<std::size_t> DcpTarget::entry_of(const TargetTensor& wanted, const Slice& slice) {
+  if (slice.counts.rank() + wanted.shape.rank() > kMaxRank)
+    return unsupported(tensor_text(wanted.name) + ": would be stored with more than " + std::to_string(kMaxRank) +
+                       " dimensions");
+  Dims shape = slice.counts;
+  for (const Index n : wanted.shape) shape.push_back(n);
+  const auto [there, is_new] = entry_of_.emplace(slice.stored, entries_.size());
+  if (is_new) {
+    TargetTensor& stored = stored_.emplace_back(wanted);
+    stored.shape = shape;
+    const KeyPath path = stored.name == slice.stored ? wanted.path : KeyPath{slice.stored};
+    entries_.push_back({&stored, slice.stored, path, {}});
+  }
+  const TargetTensor& stored = *entries_[there->second].tensor;
+  if (stored.shape != shape || stored.dtype != wanted.dtype)
+    return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
+                       to_string(wanted.shape) + ", and what it would be stored with as '" + slice.stored + "' is " +
+                       std::string(info(stored.dtype).torch_name) + " " + to_string(stored.shape));
+  return there->second;
+}
+
+Status DcpTarget::add_tensor(std::size_t number) {
+  const TargetTensor& wanted = request_.tensors[number];
   const auto elements = checked_volume(wanted.shape);
   const auto bytes = elements ? checked_mul(*elements, byte_size(wanted.dtype)) : std::nullopt;
   const auto total = bytes ? checked_add(bytes_, *bytes) : std::nullopt;
@@ -60,32 +110,33 @@ Status DcpTarget::add_tensor(const TargetTensor& wanted) {
   tensor.dtype = wanted.dtype;
   tensor.shape = wanted.shape;
   tensor.fragments = FragmentList(wanted.shape.rank());
-  WrittenEntry entry{&wanted, wanted.name, wanted.path, {}};
-  const auto add_item = [&](Index rank, const Box& box) {
-    const auto file = static_cast<std::uint32_t>(rank);
-    const auto shape = torch_archive::item_shape(wanted.dtype, box.shape, catalog_.files[file].size);
-    WrittenItem item = append(file, shape.total());
-    item.box = box;
-    Fragment f;
-    f.box = box;
-    f.strides = row_major_strides(box.shape);
-    f.extent = {file, item.offset + shape.header_bytes, shape.payload_bytes};
-    tensor.fragments.add(f);
-    entry.items.push_back(item);
-  };
-  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
-    if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
-    const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
-    if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
-      add_item(rank, whole(wanted.shape));
-      break;
+  tensor.replicas = FragmentList(wanted.shape.rank());
+  const std::vector<Slice> itself = {{wanted.name, {}, {}}};
+  for (const Slice& slice : storing_.slices.empty() ? itself : storing_.slices[number]) {
+    const std::size_t e = TRY(entry_of(wanted, slice));
+    FragmentList& fragments = tensor.fragments.empty() ? tensor.fragments : tensor.replicas;
+    const auto add_item = [&](Index rank, const Box& box) {
+      const auto file = static_cast<std::uint32_t>(rank);
+      const Box item_box = joined(slice.at, box);
+      const auto shape = torch_archive::item_shape(wanted.dtype, item_box.shape, catalog_.files[file].size);
+      WrittenItem item = append(file, shape.total());
+      item.box = item_box;
+      fragments.add(box, {file, item.offset + shape.header_bytes, shape.payload_bytes});
+      entries_[e].items.push_back(item);
+    };
+    for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
+      if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
+      const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
+      if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
+        add_item(rank, whole(wanted.shape));
+        break;
+      }
+      for (const LocalBox& owned : boxes)
+        if (!owned.box.empty()) add_item(rank, owned.box);
     }
-    for (const LocalBox& owned : boxes)
-      if (!owned.box.empty()) add_item(rank, owned.box);
+    if (fragments.empty()) return internal_error(tensor_text(wanted.name) + ": no rank of the mesh holds it");
   }
-  if (entry.items.empty()) return internal_error(tensor_text(wanted.name) + ": no rank of the mesh holds it");
   TRY(check_cover(tensor));
-  entries_.push_back(std::move(entry));
   return catalog_.add(std::move(tensor));
 }
 
@@ -107,13 +158,18 @@ Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
       TRY(emit(item.file, payload.offset + payload.length, as_bytes(trailer)));
     }
   }
-  return emit(static_cast<std::uint32_t>(catalog_.files.size() - 1), 0, as_bytes(metadata_));
+  std::uint32_t file = metadata_file_;
+  TRY(emit(file, 0, as_bytes(metadata_)));
+  for (const auto& [name, text] : storing_.texts) TRY(emit(++file, 0, as_bytes(text)));
+  return {};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
-  auto target = std::make_unique<DcpTarget>(std::move(request));
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) { return lay_out(std::move(request), Storing()); }
+
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, Storing storing) {
+  auto target = std::make_unique<DcpTarget>(std::move(request), std::move(storing));
   TRY(target->lay_out());
   return std::unique_ptr<Target>(std::move(target));
 }

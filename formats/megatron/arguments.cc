@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "formats/megatron/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/layout/layout.h"
+#include "lib/model/config.h"
 
 namespace reshard::megatron {
 
@@ -57,6 +60,27 @@ std::string Arguments::text(std::string_view name) const {
   const auto found = values_.find(name);
   const auto* s = found == values_.end() ? nullptr : std::get_if<std::string>(&found->second);
   return s != nullptr ? *s : std::string();
+}
+
+void Arguments::write(pickle::PickleWriter& w) const {
+  w.global("argparse", "Namespace");
+  w.empty_tuple();
+  w.new_object();
+  w.empty_dict();
+  w.mark();
+  for (const auto& [name, value] : values_) {
+    w.text(name);
+    if (const auto* flag = std::get_if<bool>(&value))
+      w.boolean(*flag);
+    else if (const auto* n = std::get_if<Index>(&value))
+      w.integer(*n);
+    else if (const auto* x = std::get_if<double>(&value))
+      w.number(*x);
+    else
+      w.text(std::get<std::string>(value));
+  }
+  w.set_items();
+  w.build();
 }
 
 Result<Degrees> degrees_of(const Arguments& args) {
@@ -221,6 +245,111 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
       .set("torch_dtype", info(words.model_dtype.value_or(words.dtype)).torch_name)
       .set("vocab_size", args.number("vocab_size").value_or(words.shape[0]));
   return {std::move(config), {}};
+}
+
+namespace {
+
+// A model that args can describe.
+struct ModelType {
+  std::string_view name;
+  bool has_qkv_bias = false, has_qk_norm = false;
+  std::string_view expert_ffn = {};  // the member that is the width of one; empty: it has none
+  Index topk = 0;
+  double rope_theta = 10'000;
+};
+constexpr std::array<ModelType, 6> kModelTypes = {{
+    {"llama"},
+    {"mistral"},
+    {"qwen2", true},
+    {"qwen3", false, true},
+    {"mixtral", false, false, "intermediate_size", 2, 1'000'000},
+    {"qwen3_moe", false, true, "moe_intermediate_size", 8},
+}};
+
+// Of the rotary embedding: transformers 5 keeps it in rope_parameters.
+const Json* rope_member(const Json& json, std::string_view name) {
+  for (const std::string_view place : {"rope_parameters", "rope_scaling"})
+    if (const Json* inner = json.find(place))
+      if (const Json* member = inner->find(name)) return member;
+  return json.find(name);
+}
+
+std::string_view text_of(const Json* member) {
+  return member != nullptr && member->is_string() ? *member->as_string() : std::string_view();
+}
+double real_of(const Json* member, double otherwise) {
+  return member != nullptr && member->is_number() ? *member->as_double() : otherwise;
+}
+
+// What of a config args have no words for; empty where there is nothing.
+std::string without_words(const Json& json, const ModelConfig& config, const ModelType& type) {
+  if (config.number("mlp_bias") != 0 || (config.number("attention_bias") != 0 && !type.has_qkv_bias))
+    return "its linear layers have biases";
+  if (config.number("sliding_window") != 0 && config.find("use_sliding_window") != 0) return "sliding_window is set";
+  for (Index i = 0; i < config.num_hidden_layers() && !type.expert_ffn.empty(); ++i)
+    if (!config.is_sparse_layer(i)) return "some of its layers have experts and others do not";
+  if (const auto act = text_of(json.find("hidden_act")); !act.empty() && act != "silu")
+    return "hidden_act is " + printable(act);
+  for (const std::string_view name : {"rope_type", "type"})
+    if (const auto word = text_of(rope_member(json, name)); !word.empty() && word != "default" && word != "llama3")
+      return "its rotary embedding is stretched (" + printable(word) + ")";
+  return {};
+}
+
+}  // namespace
+
+Result<Arguments> arguments_of(const Json& json) {
+  const ModelConfig config = TRY(ModelConfig::parse(json, std::string(kConfigFile)));
+  const auto* type = std::find_if(kModelTypes.begin(), kModelTypes.end(),
+                                  [&](const ModelType& t) { return t.name == config.model_type; });
+  if (type == kModelTypes.end())
+    return unsupported("Megatron's args are not known for a model_type of '" + printable(config.model_type) + "'");
+  TRY(config.check());
+  if (const std::string why = without_words(json, config, *type); !why.empty())
+    return unsupported("Megatron's args have no words for this model here: " + why);
+  const auto flag = [&](std::string_view name) { return config.number(name) != 0; };
+  Arguments out;
+  out.set("num_layers", config.num_hidden_layers());
+  out.set("hidden_size", config.hidden_size());
+  out.set("ffn_hidden_size", config.number("intermediate_size"));
+  out.set("num_attention_heads", config.num_attention_heads());
+  out.set("group_query_attention", config.num_key_value_heads() != config.num_attention_heads());
+  out.set("num_query_groups", config.num_key_value_heads());
+  out.set("kv_channels", config.head_dim());
+  out.set("max_position_embeddings", config.find("max_position_embeddings").value_or(4096));
+  out.set("vocab_size", config.vocab_size());
+  out.set("position_embedding_type", "rope");
+  out.set("add_position_embedding", true);  // Megatron's default, which it compares; rope has none
+  out.set("rotary_percent", 1.0);
+  out.set("rotary_interleaved", false);
+  const double theta = real_of(rope_member(json, "rope_theta"), type->rope_theta);
+  if (theta == std::floor(theta) && theta > 0 && theta < 1e15)
+    out.set("rotary_base", static_cast<Index>(theta));
+  else
+    out.set("rotary_base", theta);
+  const bool is_stretched = text_of(rope_member(json, "rope_type")) == "llama3";
+  out.set("use_rope_scaling", is_stretched);
+  if (is_stretched) out.set("rope_scaling_factor", real_of(rope_member(json, "factor"), 8));
+  out.set("norm_epsilon", real_of(json.find("rms_norm_eps"), 1e-6));
+  out.set("normalization", "RMSNorm");
+  out.set("apply_layernorm_1p", false);
+  out.set("swiglu", true);
+  out.set("squared_relu", false);
+  out.set("add_bias_linear", false);
+  out.set("add_qkv_bias", type->has_qkv_bias);
+  out.set("qk_layernorm", type->has_qk_norm);
+  out.set("attention_dropout", 0.0);
+  out.set("hidden_dropout", 0.0);
+  out.set("untie_embeddings_and_output_weights", !config.tie_word_embeddings());
+  if (type->expert_ffn.empty()) return out;
+  out.set("num_experts", config.number("num_experts"));
+  out.set("moe_ffn_hidden_size", config.number(type->expert_ffn));
+  out.set("moe_router_topk", config.find("num_experts_per_tok").value_or(type->topk));
+  out.set("moe_router_pre_softmax", type->has_qk_norm && !flag("norm_topk_prob"));
+  out.set("moe_router_score_function", "softmax");
+  out.set("moe_grouped_gemm", true);
+  out.set("moe_layer_freq", Index{1});
+  return out;
 }
 
 }  // namespace reshard::megatron

@@ -1,5 +1,5 @@
 // What Megatron's command line said when a checkpoint was saved: the argparse.Namespace `args` in each of them
-// (megatron/training/arguments.py), and the config.json of the model that it describes.
+// (megatron/training/arguments.py), the config.json of the model that it describes, and the other way round.
 #pragma once
 
 #include <map>
@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "formats/encoding/pickle.h"
+#include "formats/encoding/pickle_writer.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/catalog.h"
 
@@ -25,8 +26,12 @@ class Arguments {
   bool flag(std::string_view name) const;                    // false where it is absent
   std::string text(std::string_view name) const;             // empty where it is absent
 
+  using Member = std::variant<bool, Index, double, std::string>;
+  void set(std::string name, Member value) { values_.insert_or_assign(std::move(name), std::move(value)); }
+  void write(pickle::PickleWriter& w) const;  // an argparse.Namespace
+
  private:
-  std::map<std::string, std::variant<bool, Index, double, std::string>, std::less<>> values_;
+  std::map<std::string, Member, std::less<>> values_;
 };
 
 // How many ranks share a model, along each axis; 1 where nothing is said.
@@ -51,5 +56,9 @@ struct MadeConfig {
   std::string why_not;
 };
 MadeConfig make_config(const Arguments& args, const Catalog& catalog);
+
+// What args say of the model that a config.json describes: one of those, or a MistralForCausalLM. Unsupported where
+// they have no words for it.
+Result<Arguments> arguments_of(const Json& config);
 
 }  // namespace reshard::megatron

@@ -37,6 +37,7 @@ namespace {
 constexpr Index kBufferAlignment = 64;  // elements (megatron/core/distributed/param_and_grad_buffer.py)
 constexpr Index kPartsPerPiece = 16;    // layers and experts, or flat pieces, that a stored piece may hold, on average
 constexpr std::string_view kCommonItem = "common_state/";
+constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
 
 // "chained_1." stands before the state of the second of several optimizers, which have different parameters.
 std::string_view without_chain(std::string_view name) {
@@ -159,6 +160,7 @@ class ShardedReader : public TensorFileReader {
   Status add_values();
   Status add_groups(pickle::Value groups, Index optimizer);
   Status read_groups(const Blob& blob, Index optimizer);
+  bool is_nothing(const Blob& blob);
   Status add_blobs();
   void tell();
   std::string optimizer_text() const;
@@ -175,7 +177,8 @@ class ShardedReader : public TensorFileReader {
   std::vector<Recipe> recipes_;                                           // of each stored tensor
   std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones
   std::map<std::string, std::size_t> inner_blobs_;
-  std::string kind_;  // of the optimizer
+  std::map<Index, bool> nothing_;  // by the length of an item
+  std::string kind_;               // of the optimizer
 };
 
 // ---- Metadata
@@ -656,8 +659,10 @@ Status ShardedReader::add_values() {
   const auto add = [&](const std::string& name, pickle::Value value) {
     return add_object("extra_state." + name, {std::string("extra_state"), name}, common_file_, value);
   };
+  const bool is_release = base_name(catalog_.root) == kRelease;  // at no iteration
   for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
-    if (const auto value = values_->find(name)) TRY(add(std::string(name), *value));
+    if (const auto value = values_->find(name); value && !(is_release && name == "iteration"))
+      TRY(add(std::string(name), *value));
   if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
   const auto add_optimizer = [&](pickle::Value optimizer, Index number) -> Status {
     if (optimizer.kind() != pickle::Kind::kDict) return {};
@@ -687,10 +692,35 @@ Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
   return groups ? add_groups(*groups, optimizer) : Status();
 }
 
+// Whether what a module keeps beside its parameters is nothing: a list of one None. One item of each length is read.
+bool ShardedReader::is_nothing(const Blob& blob) {
+  const auto [known, is_new] = nothing_.emplace(blob.extent.length, false);
+  if (!is_new || blob.extent.length > kMaxNothingBytes) return known->second;
+  const auto file = files_.open(stored().file_path(blob.extent.file));
+  if (!file) return false;
+  const auto document = torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length);
+  if (!document) return false;
+  const pickle::Value value = document->root();
+  known->second = value.kind() == pickle::Kind::kList && value.size() == 1 && value[0].is_none();
+  return known->second;
+}
+
 // Random states, what modules keep for themselves, and what else is no tensor.
 Status ShardedReader::add_blobs() {
+  std::optional<std::size_t> nothing;
   for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
     Blob blob = stored().blobs[i];
+    if (is_extra_state(blob.name) && is_nothing(blob)) {  // one object, stored often
+      if (nothing) {
+        catalog_.blobs[*nothing].copies.push_back(blob.extent);
+        continue;
+      }
+      nothing = catalog_.blobs.size();
+      const std::string name = "extra_state._extra_state";
+      TRY(add_pickled(name, {name}, blob.extent.file, none_in_a_list()));
+      catalog_.blobs.back().extent = blob.extent;
+      continue;
+    }
     const std::string_view key = without_chain(blob.name);
     if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
       TRY(read_groups(blob, parse_chain(blob.name)));
@@ -719,6 +749,8 @@ std::string ShardedReader::describe(const Blob& blob) {
 
 Result<std::optional<std::string>> ShardedReader::side_file(const std::string& name, Index limit) {
   auto there = TRY(Reader::side_file(name, limit));
+  const std::string above = path_join(parent_path(catalog_.root), name);
+  if (!there && path_exists(above)) there = TRY(read_whole_file(above, limit));
   if (there || name != kConfigFile) return there;
   const MadeConfig made = make_config(args_, catalog_);
   if (!made.config) return std::optional<std::string>();
@@ -778,8 +810,11 @@ void ShardedReader::tell() {
   const bool has_stacks = std::any_of(recipes_.begin(), recipes_.end(), is_stacked);
   const auto iteration = values_ ? values_->find("iteration") : std::nullopt;
   const auto number = iteration ? iteration->as_int() : std::nullopt;
+  const std::string when = base_name(catalog_.root) == kRelease ? ", a release"
+                           : number                             ? ", iteration " + std::to_string(*number)
+                                                                : "";
   auto& facts = catalog_.attributes;
-  facts.emplace_back("format", "Megatron-LM torch_dist" + (number ? ", iteration " + std::to_string(*number) : ""));
+  facts.emplace_back("format", "Megatron-LM torch_dist" + when);
   const std::string args =
       has_common_item_ ? "an item common_state (Megatron core 0.17 or later)" : std::string(kCommonFile);
   std::string saved =

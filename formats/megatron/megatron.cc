@@ -22,7 +22,7 @@ std::string latest_of(const std::string& path) {
   if (!text) return {};
   const std::size_t end = text->find_last_not_of(" \r\n");
   const std::string word = end == std::string::npos ? std::string() : text->substr(0, end + 1);
-  if (word == "release") return word;
+  if (word == kRelease) return word;
   if (word.size() > 18 || !is_digits(word)) return {};
   return "iter_" + std::string(word.size() < 7 ? 7 - word.size() : 0, '0') + word;
 }
@@ -74,8 +74,12 @@ const Format kMegatronFormat = {
     .title = "Megatron-LM",
     .recognises = megatron::recognises,
     .open = megatron::open,
-    .lay_out = nullptr,
+    .lay_out = megatron::lay_out_sharded,
+    .holds = Holds::kModel,
+    .sharding = Sharding::kBoxes,
     .has_masters = true,
+    .own_names = "megatron",
+    .vocab_divisible_by = 128,
 };
 
 }  // namespace reshard

@@ -30,6 +30,7 @@ extern const Format kMegatronFormat;
 namespace megatron {
 
 inline constexpr std::string_view kLatestFile = "latest_checkpointed_iteration.txt";
+inline constexpr std::string_view kRelease = "release";  // in the place of an iteration: weights alone
 inline constexpr std::string_view kMetadataFile = "metadata.json";
 inline constexpr std::string_view kCommonFile = "common.pt";
 inline constexpr std::string_view kModelFile = "model_optim_rng.pt";
@@ -42,6 +43,8 @@ bool has_sharded_files(const std::string& path);  // whether it is one of torch_
 // `directory` is an iteration's.
 Result<std::unique_ptr<Reader>> open_rank_files(const std::string& directory, const OpenOptions& options);
 Result<std::unique_ptr<Reader>> open_sharded(const std::string& directory, const OpenOptions& options);
+// torch_dist, of a model under its names (lib/model/family.h, Convention::kMegatron).
+Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request);
 
 }  // namespace megatron
 }  // namespace reshard

@@ -4,6 +4,7 @@
 #include <array>
 #include <tuple>
 
+#include "formats/encoding/pickle_writer.h"
 #include "lib/base/checked.h"
 #include "lib/base/text.h"
 
@@ -67,6 +68,15 @@ std::string core_name(std::string_view stored) {
 }
 
 bool is_extra_state(std::string_view name) { return name.find("._extra_state") != std::string_view::npos; }
+
+std::string none_in_a_list() {
+  pickle::PickleWriter w;
+  w.empty_list();
+  w.mark();
+  w.none();
+  w.append_items();
+  return std::move(w).finish();
+}
 
 // ---- numbers
 

@@ -25,6 +25,7 @@ std::string core_name(std::string_view stored);
 
 // No parameter, but what a module keeps beside its own: "..._extra_state".
 bool is_extra_state(std::string_view name);
+std::string none_in_a_list();  // the pickle of what that is, as a rule
 
 // A name taken apart at its numbers: "decoder.layers." 7 "mlp.experts.local_experts." 3 ".linear_fc1.weight".
 struct CoreName {

@@ -133,6 +133,8 @@ Status Comparison::match() {
     not_compared_.push_back(std::string(kTitles[k]) + ": " + std::to_string(c.tensors) + " tensors, " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
+  // Of a run and of the weights alone, or of two formats, each has objects of its own.
+  has_own_ = options_.of_two_formats || !compared[static_cast<std::size_t>(StateKind::kOptimizer)];
   const auto wanted = [&](const Tensor& t) {
     return compared[static_cast<std::size_t>(split_state_key(t.key()).kind)];
   };
@@ -140,14 +142,51 @@ Status Comparison::match() {
     const Tensor& t = a_view_.tensors()[i];
     if (!wanted(t)) continue;
     const auto other = b_view_.find(t.name);
-    if (!other)
-      only_a_.push_back(i);
-    else
-      (t.shape == b_view_.tensors()[*other].shape ? pairs_ : reshaped_).push_back({i, *other});
+    if (!other) {
+      if (!is_derived(t)) only_a_.push_back(i);
+      continue;
+    }
+    if (t.shape != b_view_.tensors()[*other].shape) {
+      const Index words = a_view_.vocabulary > 0 ? a_view_.vocabulary : b_view_.vocabulary;
+      cut_padding(a_view_, i, words);
+      cut_padding(b_view_, *other, words);
+    }
+    (t.shape == b_view_.tensors()[*other].shape ? pairs_ : reshaped_).push_back({i, *other});
   }
   for (std::size_t i = 0; i < b_view_.tensors().size(); ++i)
-    if (wanted(b_view_.tensors()[i]) && !a_view_.find(b_view_.tensors()[i].name)) only_b_.push_back(i);
+    if (const Tensor& t = b_view_.tensors()[i]; wanted(t) && !a_view_.find(t.name) && !is_derived(t))
+      only_b_.push_back(i);
+  leave_out_own(a_view_, b_view_);
+  leave_out_own(b_view_, a_view_);
   return {};
+}
+
+// Derived data, which its writer says is no parameter and no family knows, need not be in both.
+bool Comparison::is_derived(const Tensor& t) const {
+  return t.is_buffer && a_model_.family && !parse_name(*a_model_.family, split_state_key(t.key()).parameter);
+}
+
+bool Comparison::is_own(const Blob& blob) const { return has_own_ && blob.name.starts_with("extra_state."); }
+
+void Comparison::leave_out_own(const Catalog& mine, const Catalog& others) {
+  Index tensors = 0, objects = 0;
+  for (const Tensor& t : mine.tensors()) tensors += is_derived(t) && !others.find(t.name);
+  for (const Blob& blob : mine.blobs) objects += is_own(blob);
+  if (tensors > 0) not_compared_.push_back("derived: " + count_of(tensors, "tensor") + ", only in " + mine.root);
+  if (objects > 0) not_compared_.push_back("the format's own: " + count_of(objects, "object") + " of " + mine.root);
+}
+
+// Rows beyond the words only pad the vocabulary where the writer says how many there are.
+void Comparison::cut_padding(Catalog& view, std::size_t tensor, Index words) const {
+  Tensor& t = view.tensor(tensor);
+  if (!a_model_.family || words == 0 || view.vocabulary != words || t.shape.rank() == 0 || t.shape[0] <= words) return;
+  const auto parsed = parse_name(*a_model_.family, split_state_key(t.key()).parameter);
+  if (!parsed || !parsed->rule->is_vocabulary()) return;
+  PackedPart part;
+  part.shape = t.shape;
+  part.shape[0] = words;
+  part.rows = {{0, 0, words, 1}};
+  t = unpack(t, part, t.name);
 }
 
 Index Comparison::bytes() const {
@@ -203,10 +242,11 @@ std::vector<std::string> Comparison::objects_of_one() const {
     std::set<StateKind> kinds;  // that the other has anything of
     for (const Blob& blob : others.blobs) {
       for (std::string& key : keys_of(others, blob)) names.insert(std::move(key));
-      kinds.insert(split_state_key(blob.key()).kind);
+      if (!is_own(blob)) kinds.insert(split_state_key(blob.key()).kind);
     }
     for (const Blob& blob : mine.blobs) {
       if (!kinds.contains(split_state_key(blob.key()).kind)) continue;
+      if (is_own(blob)) continue;
       const auto keys = keys_of(mine, blob);
       if (!std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return names.contains(key); }))
         out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
@@ -223,6 +263,7 @@ Result<std::vector<std::string>> Comparison::differing_objects() {
   for (const Blob& blob : b_.catalog().blobs)
     for (std::string& key : keys_of(b_.catalog(), blob)) in_b.emplace(std::move(key), &blob);
   for (const Blob& blob : a_.catalog().blobs) {
+    if (is_own(blob)) continue;
     bool differs = false;
     for (const std::string& key : keys_of(a_.catalog(), blob)) {
       const auto other = in_b.find(key);

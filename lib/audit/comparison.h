@@ -20,6 +20,7 @@ struct ComparisonOptions {
   std::string config;
   std::string spool = "/tmp";
   RunOptions run;
+  bool of_two_formats = false;  // each has objects of its own (extra_state), which are not compared
 };
 
 // What two checkpoints have in common, brought under the same names and row order.
@@ -37,7 +38,8 @@ class Comparison {
   const std::vector<Pair>& reshaped() const { return reshaped_; }
   const std::vector<std::size_t>& only_a() const { return only_a_; }
   const std::vector<std::size_t>& only_b() const { return only_b_; }
-  // Kinds of state that one side has none of, in words: they are not compared, and not a difference.
+  // Kinds of state that one side has none of, derived tensors, and what a format has for itself, in words: they are not
+  // compared, and not a difference.
   const std::vector<std::string>& not_compared() const { return not_compared_; }
   Index bytes() const;  // that a comparison reads, of both sides
 
@@ -69,6 +71,10 @@ class Comparison {
   Status make_views();
   Result<std::pair<Model, Model>> recognise_pair();
   Status match();
+  void cut_padding(Catalog& view, std::size_t tensor, Index words) const;
+  bool is_derived(const Tensor& t) const;
+  bool is_own(const Blob& blob) const;
+  void leave_out_own(const Catalog& mine, const Catalog& others);
   std::vector<std::string> objects_of_one() const;
   // The canonical keys of an object: several where it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
@@ -81,6 +87,7 @@ class Comparison {
   std::vector<std::size_t> only_a_, only_b_;
   std::vector<std::string> not_compared_;
   Index checksums_ = 0;
+  bool has_own_ = false;
 };
 
 }  // namespace reshard

@@ -539,9 +539,12 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
   }
   const OpenCheckpoint other =
       TRY(open(options.against, {.layout = options.source_layout ? &*options.source_layout : nullptr}));
-  const auto c = TRY(Comparison::prepare(
-      opened.reader(), *other.reader,
-      {.model = options.model, .config = options.config, .spool = options.spool, .run = options.run}));
+  const auto c = TRY(Comparison::prepare(opened.reader(), *other.reader,
+                                         {.model = options.model,
+                                          .config = options.config,
+                                          .spool = options.spool,
+                                          .run = options.run,
+                                          .of_two_formats = opened.checkpoint.format != other.format}));
   checked(report, "against", title, std::ssize(c->pairs()));
   report.read_data = true;
   for (std::string& d : c->structural_differences()) add(report, Severity::kError, "against-structure", std::move(d));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lib/base/file.h"
+#include "lib/base/json.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/layout/descriptor.h"
 
@@ -91,6 +92,7 @@ struct LayoutRequest {
   std::optional<HeadCounts> heads;  // where a config says so
   Compression compression;          // for formats that can
   std::optional<Index> rank;        // for what ranks hold: lay out what this one does; nothing: all of them
+  std::optional<Json> config = {};  // the model's config.json, where there is one
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -187,6 +189,8 @@ struct Format {
   bool takes_compression = false;                     // and LayoutRequest::compression
   bool has_masters = false;                           // OpenOptions::weights is for the user to choose
   bool hf_names = false;                              // its loaders expect Hugging Face names
+  std::string_view own_names = {};                    // the names that it holds and no others, as in --names
+  Index vocab_divisible_by = 0;                       // of rows, times tp, unless the user says; 0: any number will do
   std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
   Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise

@@ -63,6 +63,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   std::vector<TargetBlob> blobs = TRY(name_blobs(source, d.view, d.names, !o.metadata_only));
   LayoutRequest request{d.output.tensors, std::move(blobs),           o.mesh,        o.layout,    o.max_file_bytes,
                         o.container,      head_counts(d.names.model), o.compression, std::nullopt};
+  if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view_));  // and which box goes where

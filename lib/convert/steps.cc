@@ -61,6 +61,11 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   if (!out.model.family) out.model.config.reset();
   if (!out.model.family || naming.keep_names) return out;
   out.to = naming.convention;
+  const std::optional<Convention> own = find_convention(format.own_names);
+  if (out.to && own && out.to != own)
+    return unsupported("--names: a checkpoint of " + std::string(format.title) + " has " +
+                       std::string(convention_title(*own)) + " and no others");
+  if (!out.to) out.to = own;
   if (!out.to && format.hf_names) out.to = Convention::kHf;
   if (!out.to) return out;
   if (!out.model.family->has_convention(*out.to))
@@ -72,7 +77,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
 
 Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
                    ConfigFile& file, Notes& notes) {
-  const bool claims = wanted.convention.has_value() || (format.hf_names && !wanted.keep_names);
+  const bool claims =
+      wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
   if (names.model.family || !claims) return {};
   std::vector<std::string> model, adapters;
   for (const Tensor& t : source.tensors()) {
@@ -312,7 +318,9 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   const auto* vocabulary = on.layout && on.layout->vocabulary ? &*on.layout->vocabulary : nullptr;
   const bool follows = format.holds_local_tensors() || !on.layout || on.layout->stored_as == StoredAs::kShards;
   const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
-  if (!by_layout && rows.vocab_divisible_by == 0) {
+  const bool by_format = !by_layout && rows.vocab_divisible_by == 0;
+  const Index divisible_by = by_format ? format.vocab_divisible_by : rows.vocab_divisible_by;
+  if (!by_layout && divisible_by == 0) {
     if (rows.vocab_padding)
       return usage_error(
           "--vocab-padding says what rows beyond the vocabulary hold, and nothing says how many there "
@@ -321,6 +329,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   }
   auto padding = rows.vocab_padding;
   if (!padding && by_layout && vocabulary->padding == Padding::kZero) padding = VocabularyFill::kZero;
+  if (!padding && by_format) padding = VocabularyFill::kRepeatLast;
   std::vector<std::string> padded;
   Index added = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
@@ -330,8 +339,8 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     const std::string name = names.target_name(t.name, view.key(t.name));
     const auto parsed = parse_key(names.model.family, key);
     if (by_layout ? !any_glob_matches(vocabulary->tensors, name) : !parsed || !parsed->rule->is_vocabulary()) continue;
-    const Index wanted = TRY(by_layout ? on.layout->padded_rows(t.shape[0])
-                                       : padded_to_multiple(t.shape[0], rows.vocab_divisible_by, on.mesh));
+    const Index wanted =
+        TRY(by_layout ? on.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0], divisible_by, on.mesh));
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
     if (!padding)
       return usage_error(tensor_text(name) + " has " + with_commas(t.shape[0]) + " rows, the target's vocabulary " +
@@ -394,7 +403,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   OutputTensors out;
   std::vector<std::size_t> taken;
   const bool ties =
-      names.renames() && names.to == Convention::kHf && model.config && model.config->tie_word_embeddings();
+      names.renames() && stores_ties_once(*names.to) && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (view.applied.contains(i)) {
       ++out.converted;  // the matrix

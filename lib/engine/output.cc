@@ -73,6 +73,15 @@ Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data
   }
 }
 
+// The directories that the files lie in, a parent before what is in it; not the root.
+std::set<std::string> directories_of(const Catalog& catalog) {
+  std::set<std::string> out;
+  for (const CatalogFile& f : catalog.files)
+    for (std::size_t at = f.path.find('/'); at != std::string::npos; at = f.path.find('/', at + 1))
+      out.insert(f.path.substr(0, at));
+  return out;
+}
+
 // Removes a work directory. The marker goes last: a run that is killed meanwhile leaves something that the next one
 // knows.
 Status remove_work(const std::string& path) {
@@ -124,6 +133,8 @@ Status Output::prepare(Space space) {
   lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
   TRY(File::create(path_join(work_, kMarker)));
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(make_directory(path_join(work_, directory)));
   for (const CatalogFile& f : target_.catalog().files) {
     if (const std::string folder = parent_path(path_join(work_, f.path)); !path_exists(folder))
       TRY(make_directory(folder));
@@ -343,6 +354,8 @@ Status Output::seal() {
       TRY(file->set_length(target_.sealed_size(f)));
     TRY(file->sync_data());
   }
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(sync_directory(path_join(work_, directory)));
   return sync_directory(work_);
 }
 

@@ -33,6 +33,8 @@ std::string_view convention_title(Convention convention);            // "torchti
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::string convention_options();                                    // all of them: "hf, torchtitan, ..."
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
+// Whether a head that is tied to the embedding has no name of its own there.
+constexpr bool stores_ties_once(Convention c) { return c == Convention::kHf || c == Convention::kMegatron; }
 
 // How a tensor of another convention is made of canonical parameters, its parts.
 enum class Form {

@@ -28,7 +28,8 @@ std::vector<Way> ways() {
   std::vector<Way> out;
   for (const Format* f : rows) {
     if (!f->lay_out || !f->open) continue;
-    const std::string to(f->name);
+    const std::string to(f->name), names(f->own_names.empty() ? "hf" : f->own_names);
+    const std::size_t first = out.size();
     out.push_back({to, {"--to", to}, true});
     const bool is_of_tp = f->sharding == Sharding::kOwnLocal;
     if (f->takes_mesh() && !is_of_tp) out.push_back({to + "-pp2", {"--to", to, "--mesh", "pp=2"}});
@@ -37,6 +38,7 @@ std::vector<Way> ways() {
       out.push_back({to + "-tp3", {"--to", to, "--mesh", "tp=3"}});
     if (f->takes_container) out.push_back({to + "-bin", {"--to", to, "--shard-format", "bin"}});
     if (f->takes_compression) out.push_back({to + "-zstd", {"--to", to, "--codec", "zstd:1"}});
+    for (std::size_t i = first; i < out.size(); ++i) out[i].options.insert(out[i].options.end(), {"--names", names});
   }
   return out;
 }
@@ -54,7 +56,7 @@ class Pairs : public testing::TestWithParam<Way> {
     return run_command(arguments);
   }
   void convert(const std::string& from, const std::string& to, const Way& way) {
-    std::vector<std::string> arguments = {"convert", from, to, "--names", "hf", "--quiet", "--memory", "1GiB"};
+    std::vector<std::string> arguments = {"convert", from, to, "--quiet", "--memory", "1GiB"};
     arguments.insert(arguments.end(), way.options.begin(), way.options.end());
     const CommandResult done = run(arguments);
     ASSERT_EQ(done.exit_code, 0) << way.name << ": " << done.err;

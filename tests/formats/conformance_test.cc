@@ -14,12 +14,12 @@
 namespace reshard {
 namespace {
 
-// Of formats that hold any tensors: one that cuts by rules of its own (vLLM) knows a few models, and
-// tests/cli/every_target_test.cc has those.
+// Of formats that hold any tensors: one that cuts by rules of its own (vLLM) or has names of its own (Megatron) knows a
+// few models, and tests/cli/every_target_test.cc has those.
 std::vector<const Format*> rows() {
   std::vector<const Format*> out = {&kToyFormat};
   for (const Format* f : formats())
-    if (f->open && f->lay_out && f->sharding != Sharding::kOwnLocal) out.push_back(f);
+    if (f->open && f->lay_out && f->sharding != Sharding::kOwnLocal && f->own_names.empty()) out.push_back(f);
   return out;
 }
 

@@ -1326,6 +1326,55 @@ def torch_from_h5(dataset):
 
 
 @unittest.skipUnless(importlib.util.find_spec("h5py") and importlib.util.find_spec("hdf5plugin"), "needs h5py, hdf5plugin")
+class MegatronCore(Case):
+    """What --to megatron writes, through Megatron core's own loader, at other degrees than it was written for."""
+
+    def setUp(self):
+        if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+            self.skipTest("megatron-core is not installed")
+        super().setUp()
+
+    def check_loads(self, model_type, degrees, options=()):
+        import transformers
+        torch.manual_seed(5)
+        config = transformers.AutoConfig.for_model(model_type, **MEGATRON_MODELS[model_type])
+        saved = self.out("saved")
+        transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(saved)
+        reshard("convert", saved, self.out(), "--to", "megatron", *options)
+        reshard("verify", self.out(), "--fail-on", "warning")
+        reshard("convert", self.out(), self.out("back"), "--to", "hf")
+        self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
+                         raw_safetensors(saved / "model.safetensors"))
+        for numbers in degrees:
+            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/megatron_core.py", self.out(),
+                                   saved, *map(str, numbers)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 0, f"{numbers}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+    def test_llama(self):
+        self.check_loads("llama", [(1, 1), (2, 2)], ["--mesh", "tp=4,dp_shard=2"])
+
+    def test_a_tied_qwen2_with_biases(self):
+        self.check_loads("qwen2", [(2, 1), (1, 2)])
+
+    def test_qwen3(self):
+        self.check_loads("qwen3", [(2, 1), (1, 2)])
+
+    def test_experts(self):
+        self.check_loads("mixtral", [(1, 1, 2), (2, 1, 2)])
+
+    def test_experts_with_norms_of_the_heads(self):
+        self.check_loads("qwen3_moe", [(1, 2, 1), (1, 1, 4)])
+
+
+_MEGATRON = dict(vocab_size=259, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, max_position_embeddings=64)
+MEGATRON_MODELS = {
+    "llama": _MEGATRON, "qwen2": _MEGATRON | dict(tie_word_embeddings=True), "qwen3": _MEGATRON | dict(head_dim=16),
+    "mixtral": _MEGATRON | dict(num_local_experts=4, sliding_window=None),
+    "qwen3_moe": _MEGATRON | dict(num_experts=4, moe_intermediate_size=16, head_dim=8, norm_topk_prob=True),
+}
+
+
 class Hdf5(Case):
     def state(self):
         torch.manual_seed(5)

@@ -17,6 +17,7 @@ if ! has "torch, safetensors, transformers, numpy"; then
 fi
 has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
 has torch_checkpointing || pip --no-deps torch_checkpointing || true  # torchtitan's; its tests skip without
+has "megatron.core, einops" || pip --no-deps megatron-core einops || true  # the loader of --to megatron; its tests skip without
 has accelerate || pip accelerate || true  # its tests skip without
 has peft || pip peft || true  # its tests skip without
 has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5

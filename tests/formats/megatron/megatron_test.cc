@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <random>
 
+#include "formats/dcp/dcp.h"
 #include "formats/encoding/zip.h"
 #include "formats/megatron/names.h"
 #include "formats/registry.h"
@@ -193,6 +194,100 @@ TEST_F(Megatron, RunsAndIterationsAreKnown) {
   EXPECT_EQ(error_of(path), "");
   write_file(path + "/latest_checkpointed_iteration.txt", "../10");
   EXPECT_FALSE(kMegatronFormat.recognises(path));
+}
+
+// ---- Written
+
+// Names and shapes of what a DCP stores, and the names of its objects.
+std::map<std::string, std::string> stored_in(const std::string& directory) {
+  std::map<std::string, std::string> out;
+  const auto reader = dcp::open(directory, {});
+  EXPECT_TRUE(reader) << reader.error().message();
+  for (const Tensor& t : (*reader)->catalog().tensors())
+    if (!t.name.starts_with("optimizer")) out.emplace(t.name, to_string(t.shape));
+  for (const Blob& blob : (*reader)->catalog().blobs)
+    if (blob.name.find("_extra_state") != std::string::npos) out.emplace(blob.name, "object");
+  return out;
+}
+
+TEST_F(Megatron, IsWrittenFromAModelAndReadAgain) {
+  for (const std::string name : kReal) {
+    const std::string source = test_data("megatron/" + name), model = dir_ / (name + ".hf"), out = dir_ / name;
+    if (!fs::exists(source + ".hf.json")) continue;
+    ASSERT_EQ(reshard_cli({"convert", source, model, "--to", "hf", "-q"}).exit_code, 0);
+    const CommandResult r = reshard_cli({"convert", model, out, "--to", "megatron", "--mesh", "tp=2"});
+    ASSERT_EQ(r.exit_code, 0) << name << r.err;
+    const bool is_long = !name.starts_with("legacy");
+    EXPECT_THAT(r.out, HasSubstr(is_long ? "255 rows (repeat-last) are added to the vocabulary of"
+                                         : "221 rows (repeat-last) are added to the vocabulary of"));
+    EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "release");
+    const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+    for (const std::string& other : {source, model}) {
+      const CommandResult against = reshard_cli({"verify", out, "--against", other});
+      EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
+    }
+    // The config.json that is made of args does as well as the one beside them.
+    fs::remove(out + "/config.json");
+    ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
+    EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json")) << name;
+    EXPECT_EQ(read_file(out + ".back/config.json"), read_file(model + "/config.json")) << name;
+  }
+}
+
+// As Megatron itself calls and shapes it, but for the rows that pad the vocabulary.
+TEST_F(Megatron, WritesWhatMegatronStores) {
+  const std::string source = test_data("megatron/dist_tp2_dp2_dpreshardable"), out = dir_ / "out";
+  ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "megatron", "--vocab-divisible-by", "288", "-q"}).exit_code,
+            0);
+  const auto real = stored_in(source + kIteration), written = stored_in(out + "/release");
+  EXPECT_GT(real.size(), 12U);
+  for (const auto& [name, shape] : real) EXPECT_EQ(written.contains(name) ? written.at(name) : "", shape) << name;
+  for (const auto& [name, shape] : written) {
+    EXPECT_TRUE(real.contains(name) || shape == "object") << name;
+  }
+}
+
+TEST_F(Megatron, ExpertsAreStackedAndTheirNormHasBothNames) {
+  const std::string out = dir_ / "out";
+  ASSERT_EQ(
+      reshard_cli({"convert", test_data("megatron/legacy_tp2_ep2_moe_plain"), out, "--to", "megatron", "-q"}).exit_code,
+      0);
+  const auto written = stored_in(out + "/release");
+  const std::string layers = "decoder.layers.";
+  const std::string fc1 = written.at(layers + "mlp.experts.experts.linear_fc1.weight");
+  EXPECT_TRUE(fc1.starts_with("[2, 4, ")) << fc1;
+  EXPECT_EQ(written.at(layers + "mlp.linear_fc1.layer_norm_weight"), written.at(layers + "pre_mlp_layernorm.weight"));
+  EXPECT_TRUE(written.contains(layers + "mlp.experts.experts.linear_fc2._extra_state/shard_1.3_2.4"));
+  const CommandResult shown = reshard_cli({"verify", out, "--replicas", "--fail-on", "warning"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.out;
+}
+
+TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {
+  const std::string model = dir_ / "model", source = test_data("megatron/dist_tp2_dp2_dpreshardable");
+  ASSERT_EQ(reshard_cli({"convert", source, model, "--to", "hf", "-q"}).exit_code, 0);
+  const std::string config = read_file(model + "/config.json");
+  const auto error_with = [&](const std::string& from, const std::string& to) {
+    std::string changed = config;
+    changed.replace(changed.find(from), from.size(), to);
+    write_file(model + "/config.json", changed);
+    const CommandResult r = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
+    EXPECT_EQ(r.exit_code, 4) << r.err;
+    return r.err;
+  };
+  EXPECT_THAT(error_with(R"("silu")", R"("gelu")"), HasSubstr("hidden_act is gelu"));
+  EXPECT_THAT(error_with(R"("vocab_size")", R"("sliding_window": 16, "vocab_size")"),
+              HasSubstr("sliding_window is set"));
+  EXPECT_THAT(error_with(R"("vocab_size")", R"("rope_scaling": {"type": "yarn"}, "vocab_size")"),
+              HasSubstr("its rotary embedding is stretched (yarn)"));
+  EXPECT_THAT(error_with(R"("llama")", R"("gemma2")"), HasSubstr("gemma2"));
+  write_file(model + "/config.json", config);
+  const CommandResult named = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "--names", "hf", "-q"});
+  EXPECT_THAT(named.err, HasSubstr("a checkpoint of Megatron-LM has Megatron names and no others"));
+  fs::remove(model + "/config.json");
+  const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
+  EXPECT_THAT(without.err, HasSubstr("args, which are made of the model's config.json; --config FILE"));
+  EXPECT_FALSE(fs::exists(dir_ / "out"));
 }
 
 // ---- Parts that are missing
