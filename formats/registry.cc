@@ -1,5 +1,6 @@
 #include "formats/registry.h"
 
+#include <filesystem>
 #include <set>
 
 #include "formats/bin/bin.h"
@@ -76,8 +77,13 @@ Result<std::vector<std::string>> files_of_checkpoint(const std::string& director
   if (!open && own.empty()) return open.error();
   if (open) {
     const Catalog& catalog = open->reader->catalog();
-    for (const CatalogFile& file : catalog.files) own.insert(file.path);
-    own.insert(catalog.metadata_files.begin(), catalog.metadata_files.end());
+    const std::string inside = path_join(directory, "");  // some have their files in a directory of it
+    const std::string below = catalog.root.starts_with(inside) ? catalog.root.substr(inside.size()) : std::string();
+    const auto add = [&](const std::string& name) {
+      own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());
+    };
+    for (const CatalogFile& file : catalog.files) add(file.path);
+    for (const std::string& name : catalog.metadata_files) add(name);
   }
   std::set<std::string> places = {""};
   for (const std::string& file : own) places.insert(file.substr(0, file.rfind('/') + 1));  // npos + 1 is 0

@@ -61,8 +61,11 @@ std::vector<std::string> targets() {
 }
 
 Result<Convention> convention_of(const SynthOptions& options) {
-  const bool as_hub = TRY(find_format(options.to))->hf_names;
-  const std::string text = !options.names.empty() ? options.names : as_hub ? "hf" : "torchtitan";
+  const Format* format = TRY(find_format(options.to));
+  const std::string_view usual = !format->own_names.empty() ? format->own_names
+                                 : format->hf_names         ? "hf"
+                                                            : "torchtitan";
+  const std::string text = options.names.empty() ? std::string(usual) : options.names;
   if (const auto convention = find_convention(text)) return *convention;
   return usage_error("'" + printable(text) + "' are no names; there are " + convention_options());
 }
@@ -221,6 +224,7 @@ Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Conve
 
 Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& subject, const SynthOptions& options) {
   LayoutRequest request;
+  request.config = subject.config_file;
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
   const Convention convention = TRY(convention_of(options));
   if (!subject.family->has_convention(convention))
@@ -284,12 +288,15 @@ void add_synth(CommandLine& line) {
   line.add_option("DST", options->destination, "The directory to make").required();
   line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
   line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
-  options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) { return f->lay_out; }))->name;
+  options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) {
+                  return f->lay_out && f->own_names.empty();
+                }))->name;
   line.add_option("--to", options->to, "Format: " + join(targets(), ", ")).shows_default();
   line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   line.add_option(
       "--names", options->names,
-      "Tensor names: " + convention_options() + " (default: hf with --to hf, else torchtitan, until April 2026)");
+      "Tensor names: " + convention_options() +
+          " (default: the format's where it has its own, hf with --to hf, else torchtitan, until April 2026)");
   line.add_option("--dtype", options->dtype,
                   "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);

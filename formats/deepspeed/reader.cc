@@ -26,6 +26,9 @@ constexpr std::string_view kMasterFile = "fp32";
 constexpr std::string_view kStateFile = ".pt";
 // What DeepSpeed copies beside its checkpoints.
 constexpr std::array<std::string_view, 2> kScripts = {"zero_to_fp32.py", "zero_to_torch.py"};
+// What the Trainer and Accelerate save beside the engine's directory.
+constexpr std::array<std::string_view, 4> kModelFiles = {"model.safetensors", "model.safetensors.index.json",
+                                                         "pytorch_model.bin", "pytorch_model.bin.index.json"};
 
 std::string file_names(const std::vector<std::string>& names, Index count) {
   std::vector<std::string> quoted;
@@ -888,6 +891,11 @@ Status DeepspeedReader::open(const std::string& path, const OpenOptions& options
   if (!set_.latest.empty()) catalog_.metadata_files.push_back(set_.latest);
   for (const std::string_view script : kScripts)
     if (path_exists(path_join(catalog_.root, script))) catalog_.metadata_files.emplace_back(script);
+  for (const std::string_view model : kModelFiles)
+    if (path_exists(path_join(catalog_.root, model)))
+      catalog_.notes.push_back(
+          "A model in Hugging Face's files lies beside DeepSpeed's state, which is what is read; " +
+          std::string(model) + " can be opened by its own path.");
   TRY(read_models(options));
   TRY(read_optimizers());
   TRY(join_frozen());

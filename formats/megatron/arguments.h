@@ -59,6 +59,6 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog);
 
 // What args say of the model that a config.json describes: one of those, or a MistralForCausalLM. Unsupported where
 // they have no words for it.
-Result<Arguments> arguments_of(const Json& config);
+Result<Arguments> arguments_of(const Json& json);
 
 }  // namespace reshard::megatron

@@ -13,6 +13,7 @@
 // A buffer has the parameters of its rank from the last to the first, each on a multiple of 64 elements. In which order
 // a model defines them is not written down; the places where the file's chunks begin decide.
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -160,6 +161,8 @@ class ShardedReader : public TensorFileReader {
   Status add_values();
   Status add_groups(pickle::Value groups, Index optimizer);
   Status read_groups(const Blob& blob, Index optimizer);
+  Result<std::optional<StoredTensor>> common_step(pickle::Value optimizer) const;
+  Status add_steps();
   bool is_nothing(const Blob& blob);
   Status add_blobs();
   void tell();
@@ -170,7 +173,7 @@ class ShardedReader : public TensorFileReader {
   Arguments args_;
   Degrees degrees_;
   bool is_tied_ = false, takes_masters_ = false, splits_pieces_ = false, has_common_item_ = false;
-  std::optional<pickle::Document> common_;
+  std::optional<TorchFile> common_;
   std::optional<pickle::Value> values_;  // of common_
   std::uint32_t common_file_ = 0;
   std::deque<pickle::Document> groups_;                                   // of a dp_reshardable optimizer
@@ -204,7 +207,7 @@ Status ShardedReader::read_common(const std::string& path) {
   if (path_exists(path)) {
     const auto file = TRY(files_.open(path));
     const Index size = TRY(file->size());
-    common_ = TRY(TorchFile::open(*file, 0, size)).take_document();
+    common_ = TRY(TorchFile::open(*file, 0, size));
     common_file_ = static_cast<std::uint32_t>(inner_->catalog().files.size());
     inner_->catalog().files.push_back({std::string(kCommonFile), size});
     values_ = common_->root();
@@ -212,7 +215,7 @@ Status ShardedReader::read_common(const std::string& path) {
     for (const Blob& blob : stored().blobs) {
       if (!blob.name.starts_with(kCommonItem)) continue;
       const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
-      common_ = TRY(torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length));
+      common_ = TRY(TorchFile::open_zip(*file, blob.extent.offset, blob.extent.length));
       common_file_ = blob.extent.file;
       values_ = common_->root();
       if (values_->kind() == pickle::Kind::kList && values_->size() == 1) values_ = (*values_)[0];
@@ -680,6 +683,41 @@ Status ShardedReader::add_values() {
   return {};
 }
 
+// The number of steps that a plain optimizer counts once for all of its parameters.
+Result<std::optional<StoredTensor>> ShardedReader::common_step(pickle::Value optimizer) const {
+  std::optional<pickle::Value> value = optimizer;
+  for (const std::string_view word : {"optimizer", "state", "common_step"})
+    value = value && value->kind() == pickle::Kind::kDict ? value->find(word) : std::nullopt;
+  if (!value || !makes_torch_tensor(*value)) return std::optional<StoredTensor>();
+  StoredTensor out = TRY(common_->resolve(*value));
+  out.extent.file = common_file_;
+  return std::optional(std::move(out));
+}
+
+// As every parameter's own. Of several optimizers the second has the experts'.
+Status ShardedReader::add_steps() {
+  const auto optimizer = values_ ? values_->find("optimizer") : std::nullopt;
+  if (!optimizer || optimizer->kind() != pickle::Kind::kDict) return {};
+  std::array<std::optional<StoredTensor>, 2> steps = {TRY(common_step(*optimizer)), {}};
+  for (std::size_t i = 0; i < optimizer->size(); ++i)
+    if (const auto number = optimizer->key(i).as_int(); number && *number >= 0 && *number < std::ssize(steps))
+      steps[static_cast<std::size_t>(*number)] = TRY(common_step(optimizer->value(i)));
+  std::vector<std::string> parameters;
+  for (const Tensor& t : catalog_.tensors())
+    if (const StateKey key = split_state_key(t.name); key.kind == StateKind::kOptimizer && key.suffix == ".exp_avg")
+      parameters.push_back(key.parameter);
+  for (const std::string& parameter : parameters) {
+    const bool is_expert = steps[1] && parse_core_name(parameter).is_expert();
+    const auto& step = steps[is_expert ? 1 : 0];
+    if (!step) continue;
+    JoinedTensor joined(state_name(parameter, "step"), step->dtype, step->shape(), state_path(parameter, "step"));
+    joined.add(*step, {step->box, Dims::filled(step->box.rank(), 0)});
+    TRY(catalog_.add(std::move(joined.tensor)).context(catalog_.root));
+    splits_pieces_ = true;
+  }
+  return {};
+}
+
 // The parameter groups of a dp_reshardable optimizer, which are an item of their own.
 Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
   const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
@@ -794,6 +832,7 @@ Status ShardedReader::open(const std::string& directory, const OpenOptions& opti
   }
   catalog_.files = from.files;
   TRY(add_values());
+  TRY(add_steps());
   if (!catalog_.blobs.empty() && !has_common_item_)  // whose values the file is
     catalog_.blobs.front().extent.length = catalog_.files[common_file_].size;
   TRY(add_blobs());

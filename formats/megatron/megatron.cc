@@ -41,7 +41,10 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions&
                       (path_exists(directory) ? "no checkpoint of Megatron" : "missing") +
                       "; another iteration can be opened by its own path");
   }
-  return has_sharded_files(directory) ? open_sharded(directory, options) : open_rank_files(directory, options);
+  auto reader =
+      TRY(has_sharded_files(directory) ? open_sharded(directory, options) : open_rank_files(directory, options));
+  if (directory != path) reader->catalog().metadata_files.push_back(path_join("..", kLatestFile));
+  return reader;
 }
 
 }  // namespace

@@ -329,7 +329,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   }
   auto padding = rows.vocab_padding;
   if (!padding && by_layout && vocabulary->padding == Padding::kZero) padding = VocabularyFill::kZero;
-  if (!padding && by_format) padding = VocabularyFill::kRepeatLast;
+  if (!padding && format.vocab_divisible_by > 0) padding = VocabularyFill::kRepeatLast;
   std::vector<std::string> padded;
   Index added = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {

@@ -240,6 +240,17 @@ TEST_F(Deepspeed, IsOpenedByLatestOrAStep) {
   EXPECT_FALSE(kDeepspeedFormat.recognises(path));
 }
 
+TEST_F(Deepspeed, TellsOfTheModelThatATrainerSavesBesideIt) {
+  fs::copy(saved("z2_align"), dir_ / "checkpoint-1", fs::copy_options::recursive);
+  ASSERT_EQ(convert(saved("z2_align"), dir_ / "model", {"--to", "hf"}), "");
+  fs::copy(dir_ / "model/model.safetensors", dir_ / "checkpoint-1/model.safetensors");
+  const CommandResult shown = reshard_cli({"inspect", dir_ / "checkpoint-1"});
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("DeepSpeed 0.19.8"),
+                               HasSubstr("lies beside DeepSpeed's state, which is what is read; model.safetensors")));
+  EXPECT_EQ(reshard_cli({"inspect", dir_ / "checkpoint-1/model.safetensors"}).exit_code, 0);
+  EXPECT_THAT(reshard_cli({"inspect", saved("z2_align")}).out, testing::Not(HasSubstr("lies beside")));
+}
+
 TEST_F(Deepspeed, MissingFilesAreNamed) {
   const auto without = [&](const std::string& name, const std::string& file) {
     const std::string path = copy(name);

@@ -25,8 +25,12 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 // Written by Megatron-LM itself: 0.11.0 (flat), 0.16.1, and 0.20.0 (moe_mixed).
-constexpr const char* kReal[] = {"legacy_pp2_vpp2_dp2_distopt_tied", "legacy_tp2_ep2_moe_plain",
-                                 "dist_tp2_dp2_dpreshardable", "dist_old_tp2_dp2_flat", "dist_new_moe_mixed"};
+constexpr const char* kReal[] = {"legacy_pp2_vpp2_dp2_distopt_tied",
+                                 "legacy_tp2_ep2_moe_plain",
+                                 "dist_tp2_dp2_dpreshardable",
+                                 "dist_tp2_optim",
+                                 "dist_old_tp2_dp2_flat",
+                                 "dist_new_moe_mixed"};
 constexpr const char* kIteration = "/iter_0000010";
 
 std::string without(std::string text, const std::string& path) {
@@ -126,6 +130,20 @@ TEST_F(Megatron, HoldsWhatTheRunHeld) {
     EXPECT_EQ(digests_of(found), truth) << name;
     EXPECT_GT(truth.size(), 13U);
   }
+}
+
+// A plain optimizer counts its steps once, in the common dict: each parameter has them.
+TEST_F(Megatron, EveryParameterHasTheCommonStep) {
+  const TensorValues values = load_checkpoint(test_data("megatron/dist_tp2_optim"));
+  std::size_t moments = 0, steps = 0;
+  for (const auto& [name, value] : values) {
+    moments += name.ends_with(".exp_avg");
+    if (!name.ends_with(".step")) continue;
+    ++steps;
+    EXPECT_EQ(value, (TensorValue{DType::kFloat32, {}, std::string("\0\0\x80\x3f", 4)})) << name;
+  }
+  EXPECT_EQ(moments, 15U);
+  EXPECT_EQ(steps, moments);
 }
 
 TEST_F(Megatron, MastersCanBeTheModel) {
@@ -283,7 +301,7 @@ TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {
   EXPECT_THAT(error_with(R"("llama")", R"("gemma2")"), HasSubstr("gemma2"));
   write_file(model + "/config.json", config);
   const CommandResult named = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "--names", "hf", "-q"});
-  EXPECT_THAT(named.err, HasSubstr("a checkpoint of Megatron-LM has Megatron names and no others"));
+  EXPECT_THAT(named.err, HasSubstr("a checkpoint of Megatron-LM has Megatron core names and no others"));
   fs::remove(model + "/config.json");
   const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
   EXPECT_THAT(without.err, HasSubstr("args, which are made of the model's config.json; --config FILE"));
