@@ -105,6 +105,7 @@ Status Comparison::make_views() {
 
 // Both as one family's, or as none's. What the config of either says counts for the other too.
 Result<std::pair<Model, Model>> Comparison::recognise_pair() {
+  if (options_.model.is_none()) return std::pair<Model, Model>();
   auto config_a = TRY(config_of(a_, options_.config)), config_b = TRY(config_of(b_, options_.config));
   if (!config_a) config_a = config_b;
   if (!config_b) config_b = config_a;

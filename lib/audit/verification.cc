@@ -82,10 +82,16 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
 }
 
 // The model by the config that was given, or by the checkpoint's own: that one may be of a model reshard does
-// not know.
-Result<Model> recognise(Reader& reader, const VerifyOptions& options) {
+// not know, or damaged.
+Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
   auto config = config_of(reader, options.config);
   if (!config && !options.config.empty()) return std::move(config).error();
+  checked(report, "config", "config.json describes a model", config && *config ? 1 : 0);
+  if (!config && !options.model.is_none()) {
+    Finding& f = add_message(report, "config", config.error().message());
+    f.severity = Severity::kWarning;
+    f.advice = "Nothing was held against it, and convert stops there. Mend it, or give another with --config.";
+  }
   return recognise(reader.catalog(), options.model, config ? *std::move(config) : std::nullopt);
 }
 
@@ -564,8 +570,8 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
 
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   const Opened opened = TRY(open_to_audit(open, options));
-  const Model model = TRY(recognise(opened.reader(), options));
   VerifyReport report;
+  const Model model = TRY(recognise(opened.reader(), options, report));
   report.format = opened.checkpoint.format;
   report.tensor_count = std::ssize(opened.catalog().tensors());
   report.tensor_bytes = opened.catalog().tensor_bytes();

@@ -44,6 +44,10 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const 
   out.text = TRY(read_whole_file(path, kMaxConfigBytes));
   out.path = path;
   if (wanted.config_given) return out;
+  if (!is_model_config(TRY(parse_json(out.text, path)))) {
+    notes.warnings.push_back(path + " names no model_type: it is no model's, and is not used");
+    return ConfigFile();
+  }
   if (const auto real = leads_out(path, parent_path(path))) {
     out.is_copied = false;
     notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) +

@@ -153,6 +153,11 @@ Result<ModelConfig> read_config(const std::string& path) {
   return ModelConfig::parse(json, path).context(path);
 }
 
+bool is_model_config(const Json& json) {
+  const Json* type = json.is_object() ? json.find("model_type") : nullptr;
+  return type && type->is_string();
+}
+
 std::string find_beside(const Catalog& catalog, std::string_view name) {
   std::vector<std::string> places = {catalog.root};
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
@@ -170,12 +175,15 @@ std::string find_config(const Catalog& catalog, const std::string& given) {
 }
 
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {
-  if (const std::string path = find_config(reader.catalog(), given); !path.empty())
-    return std::optional<ModelConfig>(TRY(read_config(path)));
-  const auto text = TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes));
+  if (!given.empty()) return std::optional<ModelConfig>(TRY(read_config(given)));
+  std::string path = find_config(reader.catalog());
+  auto text = path.empty() ? TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes))
+                           : std::optional(TRY(read_whole_file(path, kMaxConfigBytes)));
   if (!text) return std::optional<ModelConfig>();
-  const std::string path = path_join(reader.catalog().root, kConfigFile);
-  return std::optional<ModelConfig>(TRY(ModelConfig::parse(TRY(parse_json(*text, path)), path).context(path)));
+  if (path.empty()) path = path_join(reader.catalog().root, kConfigFile);
+  const Json json = TRY(parse_json(*text, path));
+  if (!is_model_config(json)) return std::optional<ModelConfig>();
+  return std::optional<ModelConfig>(TRY(ModelConfig::parse(json, path).context(path)));
 }
 
 }  // namespace reshard

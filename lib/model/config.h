@@ -84,8 +84,11 @@ std::string find_beside(const Catalog& catalog, std::string_view name);
 // The config.json to use for a checkpoint: `given` if not empty, else the one beside it.
 std::string find_config(const Catalog& catalog, const std::string& given = {});
 
+// Whether it names a model's type: a config.json that does not, such as a trainer's own, is of no model.
+bool is_model_config(const Json& json);
+
 // The config of an open checkpoint: of that file, or what the format itself keeps or makes (Reader::side_file) where
-// there is none. Nothing where neither is.
+// there is none. Nothing where neither is, or where the one that was found, not given, is no model's.
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {});
 
 }  // namespace reshard

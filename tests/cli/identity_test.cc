@@ -207,5 +207,42 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
+TEST(Identity, ConfigsOfNoModelAreInNobodysWay) {
+  const TempDir dir;
+  fs::create_directory(dir / "m");
+  fs::copy(sample("tp8") + "/hf.safetensors", dir / "m/model.safetensors");
+  int i = 0;
+  for (const char* text : {"{}", "[1]", R"({"learning_rate": 0.1, "model_type": null})"}) {
+    write_file(dir / "m/config.json", text);
+    const std::string to = dir / ("dcp" + std::to_string(i++));
+    const CommandResult r = reshard_cli({"convert", dir / "m", to, "--to", "dcp"});
+    EXPECT_EQ(r.exit_code, 0) << text << r.err;
+    EXPECT_THAT(r.out, HasSubstr("Llama, Hugging Face names"));
+    EXPECT_THAT(r.out, HasSubstr("names no model_type: it is no model's, and is not used"));
+    EXPECT_EQ(reshard_cli({"verify", dir / "m", "--against", to}).exit_code, 0) << text;
+    EXPECT_EQ(reshard_cli({"diff", dir / "m", to}).exit_code, 0) << text;
+  }
+}
+
+TEST(Identity, AConfigOfNoSenseIsAFindingAndInNobodysWayWithoutFamily) {
+  const TempDir dir;
+  fs::create_directory(dir / "m");
+  fs::copy(sample("tp8") + "/hf.safetensors", dir / "m/model.safetensors");
+  for (const char* text : {R"({"model_type": "llama"})", R"({"model_type": "lla)"}) {
+    write_file(dir / "m/config.json", text);
+    const CommandResult r = reshard_cli({"verify", dir / "m"});
+    EXPECT_EQ(r.exit_code, 1) << r.out;
+    EXPECT_THAT(r.out, HasSubstr("convert stops there. Mend it, or give another with --config."));
+    EXPECT_EQ(reshard_cli({"convert", dir / "m", dir / "o", "--to", "dcp"}).exit_code, 3);
+    for (const auto& command : {std::vector<std::string>{"verify", dir / "m", "--against", dir / "m"},
+                                std::vector<std::string>{"diff", dir / "m", dir / "m"}}) {
+      std::vector<std::string> without = command;
+      without.insert(without.end(), {"--family", "none"});
+      const CommandResult held = reshard_cli(without);
+      EXPECT_EQ(held.exit_code, 0) << held.out << held.err;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace reshard
