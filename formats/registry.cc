@@ -46,11 +46,8 @@ const Format* recognised_format(const std::string& path) {
 }
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
-  std::optional<OpenCheckpoint> open;
-  if (const Format* f = recognised_format(path))
-    open = OpenCheckpoint{f, TRY(f->open(path, options))};
-  else
-    open = TRY(open_parts(path, options));
+  std::optional<OpenCheckpoint> open = TRY(open_parts(path, options));
+  if (const Format* f = open ? nullptr : recognised_format(path)) open = OpenCheckpoint{f, TRY(f->open(path, options))};
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
     return usage_error(path + ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");

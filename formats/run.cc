@@ -9,17 +9,65 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kModelPart = "pytorch_model_fsdp_", kOptimizerPart = "optimizer_";
 constexpr std::size_t kMaxSteps = 10'000;  // directories that are looked into
 
-bool is_part(const DirectoryEntry& entry, std::string_view kind) {
-  std::string_view name = entry.name;
-  return entry.is_directory && take(name, kind) && is_digits(name);
+// Accelerate's words for what it saves.
+struct PartWord {
+  std::string_view text;
+  bool is_model;
+  bool is_fsdp;                // of FSDP's state dicts, whose optimizer state is under names
+  std::string_view extension;  // of a file; empty: a directory
+};
+constexpr std::array<PartWord, 6> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
+                                                 {"optimizer", false, true, ""},
+                                                 {"pytorch_model_fsdp", true, true, ".bin"},
+                                                 {"optimizer", false, true, ".bin"},
+                                                 {"model", true, false, ".safetensors"},
+                                                 {"pytorch_model", true, false, ".bin"}}};
+
+struct PartName {
+  std::string name;
+  const PartWord* word;
+  Index number;
+};
+
+std::optional<PartName> parse_part(const DirectoryEntry& entry) {
+  for (const PartWord& word : kPartWords) {
+    std::string_view rest = entry.name;
+    if (entry.is_directory != word.extension.empty() || !take(rest, word.text) || !rest.ends_with(word.extension))
+      continue;
+    rest.remove_suffix(word.extension.size());
+    if (rest.empty() && !word.extension.empty()) return PartName{entry.name, &word, 0};
+    const auto number = take(rest, "_") && is_digits(rest) ? parse_number(rest) : std::nullopt;
+    if (number) return PartName{entry.name, &word, *number};
+  }
+  return std::nullopt;
 }
 
-bool has_parts(const std::string& path) {
-  const auto entries = list_directory(path);
-  return entries && std::any_of(entries->begin(), entries->end(), [](const auto& e) { return is_part(e, kModelPart); });
+struct RunParts {
+  std::vector<PartName> models, optimizers;  // by their numbers
+};
+
+// Those of one way of saving. A single model without FSDP is a checkpoint of its own format.
+RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
+  RunParts out;
+  for (const PartWord& like : kPartWords) {
+    if (!like.is_model) continue;
+    out = {};
+    for (const DirectoryEntry& entry : entries) {
+      auto part = parse_part(entry);
+      if (!part) continue;
+      if (part->word == &like)
+        out.models.push_back(*std::move(part));
+      else if (!part->word->is_model && like.is_fsdp && part->word->extension == like.extension)
+        out.optimizers.push_back(*std::move(part));
+    }
+    if (out.models.size() > (like.is_fsdp ? 0 : 1)) break;
+    out = {};
+  }
+  for (auto* parts : {&out.models, &out.optimizers})
+    std::sort(parts->begin(), parts->end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return out;
 }
 
 // Several checkpoints in directories of one, as one: their files, tensors and objects side by side.
@@ -27,8 +75,10 @@ class JoinedReader : public Reader {
  public:
   explicit JoinedReader(const std::string& path) { catalog_.root = path; }
 
-  // `optimizer`: what its names are to begin with, "optimizer_1", where they all begin with "optimizer".
-  Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& optimizer) {
+  // A part in `directory`, or in a file beside it (""). Its names get `prefix`, but for optimizer state, where they
+  // begin with "optimizer": there this word becomes `optimizer`, unless that is empty.
+  Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& prefix,
+             const std::string& optimizer) {
     reader->use_files(files_);
     parts_.push_back({directory, std::move(reader), {}});
     Part& part = parts_.back();
@@ -36,7 +86,7 @@ class JoinedReader : public Reader {
     add_new_files(part);
     for (std::size_t i = 0; i < from.tensors().size(); ++i) {
       Tensor tensor = in_joined_files(part, from.tensors()[i]);
-      rename(tensor, optimizer);
+      rename(tensor, prefix, optimizer);
       tensors_.emplace(tensor.name, std::pair(parts_.size() - 1, i));
       TRY(catalog_.add(std::move(tensor)));
     }
@@ -44,7 +94,7 @@ class JoinedReader : public Reader {
       Blob blob = from.blobs[i];
       blob.extent.file = part.file_of[blob.extent.file];
       for (Extent& copy : blob.copies) copy.file = part.file_of[copy.file];
-      rename(blob, optimizer);
+      rename(blob, prefix, optimizer);
       blobs_.emplace(blob.name, std::pair(parts_.size() - 1, i));
       catalog_.blobs.push_back(std::move(blob));
     }
@@ -126,10 +176,11 @@ class JoinedReader : public Reader {
   }
 
   template <class Named>
-  static void rename(Named& named, const std::string& optimizer) {
+  static void rename(Named& named, const std::string& prefix, const std::string& optimizer) {
     constexpr std::string_view kWritten = "optimizer.";
-    if (optimizer.empty() || !named.name.starts_with(kWritten)) return;
-    named.name = optimizer + "." + named.name.substr(kWritten.size());
+    const bool is_optimizer = !optimizer.empty() && named.name.starts_with(kWritten);
+    if (!is_optimizer && prefix.empty()) return;
+    named.name = is_optimizer ? optimizer + "." + named.name.substr(kWritten.size()) : prefix + named.name;
     named.path = {named.name};
   }
 
@@ -147,30 +198,25 @@ class JoinedReader : public Reader {
 
 Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options) {
   if (!is_directory(path)) return std::optional<OpenCheckpoint>();
-  std::vector<std::string> models, optimizers;
-  for (const DirectoryEntry& entry : TRY(list_directory(path))) {
-    if (is_part(entry, kModelPart)) models.push_back(entry.name);
-    if (is_part(entry, kOptimizerPart)) optimizers.push_back(entry.name);
-  }
-  if (models.empty()) return std::optional<OpenCheckpoint>();
-  std::sort(models.begin(), models.end(), natural_less);
-  std::sort(optimizers.begin(), optimizers.end(), natural_less);
-  if (models.size() > 1)
-    return unsupported(path + ": holds " + count_of(std::ssize(models), "model") +
-                       ", and a checkpoint is of one; open " + path_join(path, models[0]) + " or another of them");
+  const RunParts parts = parts_of(TRY(list_directory(path)));
+  if (parts.models.empty()) return std::optional<OpenCheckpoint>();
   OpenCheckpoint out;
   auto joined = std::make_unique<JoinedReader>(path);
-  for (const auto* names : {&models, &optimizers})
-    for (const std::string& name : *names) {
-      const std::string part = path_join(path, name);
-      const Format* format = recognised_format(part);
-      if (!format) return corrupt(part + ": is empty, or not what was saved there: the save did not finish");
+  Catalog& catalog = joined->catalog();
+  for (const auto* alike : {&parts.models, &parts.optimizers})
+    for (const PartName& part : *alike) {
+      const std::string place = path_join(path, part.name);
+      const Format* format = recognised_format(place);
+      if (!format) return corrupt(place + ": is empty, or not what was saved there: the save did not finish");
       if (!out.format) out.format = format;
-      const bool is_one_of_many = names == &optimizers && optimizers.size() > 1;
-      TRY(joined->add(name, TRY(format->open(part, options)), is_one_of_many ? name : ""));
+      const std::string number = "_" + std::to_string(part.number);
+      const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
+      if (!model.empty()) catalog.parts.push_back({StateKind::kModel, model + ".", model, part.name});
+      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(place, options)),
+                      model.empty() ? "" : model + ".", parts.optimizers.size() > 1 ? "optimizer" + number : ""));
     }
-  joined->catalog().lacks_optimizer = optimizers.empty();
-  joined->catalog().sort_by_name();
+  catalog.lacks_optimizer = parts.optimizers.empty();
+  catalog.sort_by_name();
   out.reader = std::move(joined);
   return std::optional(std::move(out));
 }
@@ -184,8 +230,11 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
       for (const DirectoryEntry& entry : TRY(list_directory(directory)))
         if (entry.is_directory && next.size() < kMaxSteps) next.push_back(path_join(directory, entry.name));
     std::sort(next.begin(), next.end(), natural_less);
-    std::copy_if(next.begin(), next.end(), std::back_inserter(out),
-                 [](const std::string& child) { return recognised_format(child) || has_parts(child); });
+    std::copy_if(next.begin(), next.end(), std::back_inserter(out), [](const std::string& child) {
+      if (recognised_format(child)) return true;
+      const auto entries = list_directory(child);
+      return entries && !parts_of(*entries).models.empty();
+    });
     level = std::move(next);
   }
   return out;

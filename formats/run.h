@@ -1,7 +1,11 @@
 // Directories of training runs: what holds checkpoints without being one file's or one writer's.
 //
-//   checkpoint-500/{pytorch_model_fsdp_0, optimizer_0}/   model and optimizer saved side by side, joined into one
-//                                                         (accelerate/utils/fsdp_utils.py)
+//   checkpoint-500/                 model and optimizer saved side by side, joined into one
+//     pytorch_model_fsdp_M/ optimizer_M/         the M-th of a run, each a Distributed Checkpoint
+//     pytorch_model_fsdp.bin optimizer.bin       or whole, in files of rank 0; _M behind the word where M is not 0
+//                                                (accelerate/utils/fsdp_utils.py)
+//     model.safetensors model_M.safetensors      several models without FSDP; or pytorch_model.bin and its like
+//                                                (accelerate/checkpointing.py)
 //   outputs/{step-100, step-200}/                         a run of several steps: the newest complete one is named
 #pragma once
 
@@ -13,8 +17,8 @@
 
 namespace reshard {
 
-// The checkpoint that a directory's parts are together; nothing where it has none. Unsupported where it holds more than
-// one model.
+// The checkpoint that a directory's parts are together; nothing where it has none. Of several models each is a part,
+// and its names are under "model_M.".
 Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options);
 
 // The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none.

@@ -25,6 +25,13 @@ class BinReader : public TensorFileReader {
   std::string prefix_;                   // left out of the names
 };
 
+// Whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups": [...]}.
+bool is_optimizer(const TensorFile& file) {
+  const auto root = file.root();
+  return root && root->kind() == pickle::Kind::kDict && root->size() == 2 && root->find("state") &&
+         root->find("param_groups");
+}
+
 // The one word that all tensors of a file are under, if it is a word for the model.
 std::string prefix_of(const TensorFile& file) {
   static constexpr std::array<std::string_view, 3> kWords = {"model", "state_dict", "module"};
@@ -70,14 +77,20 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   const OpenFile open = TRY(open_file(name, options));
   const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
   if (!prefix.empty()) prefix_ = prefix;
+  const std::string optimizer = is_optimizer(*open.content) ? "optimizer" : "";
+  const auto name_of = [&](const std::string& name) { return optimizer.empty() ? name : optimizer + "." + name; };
+  const auto path_of = [&](KeyPath path) {
+    if (!optimizer.empty()) path.insert(path.begin(), optimizer);
+    return path;
+  };
   for (const TensorFile::Entry& e : open.content->tensors()) {
-    std::string tensor = prefix.empty() ? e.name : e.name.substr(prefix.size() + 1);
-    KeyPath path(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end());
+    const std::string tensor = name_of(prefix.empty() ? e.name : e.name.substr(prefix.size() + 1));
+    KeyPath path = path_of(KeyPath(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end()));
     if (index_ && !index_->is_wanted(tensor, name)) continue;
     TRY(add_tensor(tensor, std::move(path), open.file, e.tensor));
   }
   for (const TensorFile::Object& o : open.content->objects()) {
-    TRY(add_object(o.name, o.path, open.file, o.value));
+    TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
     if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
   }
   return {};

@@ -644,7 +644,9 @@ void audit_optimizer(const Catalog& catalog, FindingList& findings) {
     f.why.push_back(said[1]);
     f.advice = "One of the two is a shard or padded; the audit of the parameter tells which.";
   }
-  if (!orphans.empty()) {
+  const auto models = std::count_if(catalog.parts.begin(), catalog.parts.end(),
+                                    [](const Part& part) { return part.kind == StateKind::kModel; });
+  if (!orphans.empty() && models < 2) {  // else they are of another model
     Finding& f = findings.add(Severity::kWarning, "optimizer-orphan");
     f.what = "belong to parameters that are not here";
     f.tensors = std::move(orphans);

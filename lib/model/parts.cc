@@ -270,6 +270,9 @@ class PartFinder {
 
   // Models side by side under prefixes that differ in their last part.
   void find_models() {
+    std::copy_if(catalog_.parts.begin(), catalog_.parts.end(), std::back_inserter(models_),
+                 [](const Part& part) { return part.kind == StateKind::kModel; });
+    if (!models_.empty()) return;
     for (const std::string& base : common_prefixes(model_)) {
       std::map<std::string, NamePatterns> groups;  // by prefix
       for (const auto& [pattern, alike] : model_) {

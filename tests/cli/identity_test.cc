@@ -24,13 +24,15 @@ struct TrainersRun {
   std::string path() const { return root() + "/" + checkpoint; }
   std::string config() const { return root() + "/config.json"; }
 };
-// {"app": AppState(model, optimizer)} of torch's DCP tutorial; transformers.Trainer with FSDP1; Lightning with FSDP.
+// {"app": AppState(model, optimizer)} of torch's DCP tutorial; transformers.Trainer with FSDP1; Lightning with FSDP;
+// Accelerate with FSDP2 and FULL_STATE_DICT.
 const TrainersRun kTutorial = {"tutorial_app_state", "checkpoint"};
 const TrainersRun kTrainer = {"trainer_fsdp1", "checkpoint/checkpoint-2"};
 const TrainersRun kLightning = {"lightning_trainer", "checkpoint/epoch=0-step=2.ckpt"};
+const TrainersRun kAccelerate = {"accelerate_full", "checkpoint/checkpoint-2"};
 
 class SavedRuns : public testing::TestWithParam<TrainersRun> {};
-INSTANTIATE_TEST_SUITE_P(Identity, SavedRuns, testing::Values(kTutorial, kTrainer, kLightning),
+INSTANTIATE_TEST_SUITE_P(Identity, SavedRuns, testing::Values(kTutorial, kTrainer, kLightning, kAccelerate),
                          [](const auto& param) { return std::string(param.param.name); });
 
 TEST_P(SavedRuns, BecomeTheModelBitForBitAndVerifyClean) {

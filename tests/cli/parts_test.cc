@@ -209,5 +209,65 @@ TEST(RanksSavedOnTheirOwn, WithoutTheirFilesLengthsTell) {
   EXPECT_THAT(r.out, AllOf(HasSubstr("metadata only"), HasSubstr("objects     4 ")));
 }
 
+// Accelerator.save_state() of two models: in directories, in whole files of FSDP, in plain files.
+struct SavedModels {
+  const char* name;
+  const char* models[2];
+  const char* optimizers[2];
+};
+class ModelsOfARun : public testing::TestWithParam<SavedModels> {};
+INSTANTIATE_TEST_SUITE_P(
+    Parts, ModelsOfARun,
+    testing::Values(
+        SavedModels{"sharded", {"pytorch_model_fsdp_0", "pytorch_model_fsdp_1"}, {"optimizer_0", "optimizer_1"}},
+        SavedModels{"plain", {"model.safetensors", "model_1.safetensors"}, {nullptr, nullptr}}),
+    [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
+  const SavedModels& saved = GetParam();
+  const TempDir dir;
+  const std::string run = dir / "checkpoint-2", config = dir / "config.json";
+  fs::create_directory(run);
+  write_file(config, read_file(sample("tp8") + "/config.json"));
+  const TensorValues model = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  for (int m = 0; m < 2; ++m) {
+    const std::string to = run + "/" + saved.models[m];
+    TensorValues values, state;
+    for (const auto& [name, value] : model) {
+      if (m == 1 && name.find(".layers.3.") != std::string::npos) continue;  // another model
+      values["model." + name] = value;
+      values["model." + name].bytes[0] = static_cast<char>('0' + m);
+      state["optimizer.state." + name + ".exp_avg"] = value;
+    }
+    if (saved.optimizers[m]) {
+      write_dcp(values, to, *Mesh::parse("dp_shard=2"));
+      write_dcp(state, run + "/" + saved.optimizers[m], *Mesh::parse("dp_shard=2"));
+    } else {
+      fs::create_directory(dir / "one");
+      write_dcp(values, dir / "one/ck", *Mesh::parse("dp_shard=1"));
+      ASSERT_EQ(reshard_cli({"convert", dir / "one/ck", dir / "one/hf", "--to", "hf", "--family", "none"}).exit_code,
+                0);
+      fs::rename(dir / "one/hf/model.safetensors", to);
+      fs::remove_all(dir / "one");
+    }
+  }
+  const CommandResult inspected = reshard_cli({"inspect", run});
+  EXPECT_THAT(inspected.out, AllOf(HasSubstr("model_0 under 'model_0.': " + std::string(saved.models[0])),
+                                   HasSubstr("model_1 under 'model_1.': " + std::string(saved.models[1]))));
+  const CommandResult refused = reshard_cli({"convert", run, dir / "hf", "--to", "hf"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.err, HasSubstr("it holds several models (model_0, model_1): --part takes one of them"));
+  EXPECT_EQ(reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_1", "--config", config}).exit_code,
+            3);  // it has not all of its layers
+  const CommandResult taken =
+      reshard_cli({"convert", run, dir / "hf", "--to", "hf", "--part", "model_0", "--config", config});
+  ASSERT_EQ(taken.exit_code, 0) << taken.err;
+  const TensorValues written = load_checkpoint(dir / "hf");
+  EXPECT_EQ(written.size(), model.size());
+  for (const auto& [name, value] : written) EXPECT_EQ(value.bytes[0], '0') << name;
+  const CommandResult verified = reshard_cli({"verify", run, "--part", "model_0", "--config", config});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out;
+}
+
 }  // namespace
 }  // namespace reshard
