@@ -165,6 +165,24 @@ void check_names(const Catalog& catalog, const Model& model, VerifyReport& repor
   add(report, audit_names(catalog, model));
 }
 
+// A model whose file has float32 where its config has half of that is twice as large as the one that was published.
+// What training saved, or may go on from, keeps float32 on purpose.
+void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Catalog& catalog, VerifyReport& report) {
+  const auto stored = dtype_from_torch(audit.uniform_dtype), due = dtype_from_torch(config.dtype);
+  const bool is_training = report.format->holds != Holds::kModel ||
+                           std::any_of(catalog.parts.begin(), catalog.parts.end(),
+                                       [](const Part& part) { return part.kind != StateKind::kModel; });
+  if (!stored || !due || byte_size(*stored) <= byte_size(*due) || is_training) return;
+  const Index n = audit.expected_elements;
+  Finding& f = add(report, Severity::kNote, "dtype-wider",
+                   "the weights are " + audit.uniform_dtype + " where " + config.path + " says " + config.dtype);
+  f.why.push_back(with_commas(n) + " parameters of " + std::to_string(byte_size(*stored)) + " bytes are " +
+                  human_bytes(n * byte_size(*stored)) + ", of " + std::to_string(byte_size(*due)) + " bytes " +
+                  human_bytes(n * byte_size(*due)));
+  f.advice = "Loaders that follow the config cast them. convert --dtype " + config.dtype +
+             " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
+}
+
 Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const bool wanted = !options.config.empty();
   const auto skip = [&](std::string why) {
@@ -207,6 +225,7 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
   if (!audit->uniform_dtype.empty()) text += "; kept in " + audit->uniform_dtype + ", for use in " + config.dtype;
   fact(report, "config", text);
   add(report, std::move(audit->findings));
+  check_upcast(*audit, config, catalog, report);
   return {};
 }
 

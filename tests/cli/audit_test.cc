@@ -420,9 +420,14 @@ INSTANTIATE_TEST_SUITE_P(
                            kConfig},
                     Golden{"training_in_float32",
                            [](const Workshop& w) {
-                             w.model("llama-3.1-8b", {"--dtype", "float32"});
+                             w.metadata("llama-3.1-8b", {"--dtype", "float32"});
                            },
                            kConfig, 0},
+                    Golden{"model_in_float32",
+                           [](const Workshop& w) {
+                             w.model("llama-3.1-8b", {"--dtype", "float32"});
+                           },
+                           kConfig},
                     Golden{"names_twice",
                            [](const Workshop& w) {
                              TensorValues values = tp8();
