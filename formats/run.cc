@@ -39,7 +39,7 @@ std::optional<PartName> parse_part(const DirectoryEntry& entry) {
     rest.remove_suffix(word.extension.size());
     if (rest.empty() && !word.extension.empty()) return PartName{entry.name, &word, 0};
     const auto number = take(rest, "_") && is_digits(rest) ? parse_number(rest) : std::nullopt;
-    if (number) return PartName{entry.name, &word, *number};
+    if (number && (*number > 0 || word.extension.empty())) return PartName{entry.name, &word, *number};
   }
   return std::nullopt;
 }
@@ -48,7 +48,8 @@ struct RunParts {
   std::vector<PartName> models, optimizers;  // by their numbers
 };
 
-// Those of one way of saving. A single model without FSDP is a checkpoint of its own format.
+// Those of one way of saving. A single model without FSDP is a checkpoint of its own format, and where the first is
+// missing the numbers are of something else: of ranks.
 RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
   RunParts out;
   for (const PartWord& like : kPartWords) {
@@ -62,7 +63,9 @@ RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
       else if (!part->word->is_model && like.is_fsdp && part->word->extension == like.extension)
         out.optimizers.push_back(*std::move(part));
     }
-    if (out.models.size() > (like.is_fsdp ? 0 : 1)) break;
+    const bool has_first =
+        std::any_of(out.models.begin(), out.models.end(), [](const PartName& part) { return part.number == 0; });
+    if (like.is_fsdp ? !out.models.empty() : has_first && out.models.size() > 1) break;
     out = {};
   }
   for (auto* parts : {&out.models, &out.optimizers})

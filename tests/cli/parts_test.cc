@@ -209,6 +209,19 @@ TEST(RanksSavedOnTheirOwn, WithoutTheirFilesLengthsTell) {
   EXPECT_THAT(r.out, AllOf(HasSubstr("metadata only"), HasSubstr("objects     4 ")));
 }
 
+TEST(Parts, FilesOfRanksAreNoModelsOfARun) {
+  for (const char* name : {"torch_checkpointing", "fsdp"})
+    for (const auto& entry : fs::directory_iterator(test_data(name))) {
+      if (!entry.is_directory()) continue;
+      const CommandResult r = reshard_cli({"inspect", entry.path().string()});
+      EXPECT_THAT(r.out, Not(HasSubstr("model_1 under"))) << entry.path();
+    }
+  const TempDir dir;
+  for (const char* file : {"model_0.safetensors", "model_1.safetensors"})
+    fs::copy(sample("tp8") + "/hf.safetensors", dir / file);
+  EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("model_1 under")));
+}
+
 // Accelerator.save_state() of two models: in directories, in whole files of FSDP, in plain files.
 struct SavedModels {
   const char* name;
