@@ -17,6 +17,9 @@ namespace {
 
 constexpr Index kMaxMetadataBytes = (Index{1} << 30) - 1;
 constexpr Index kMaxBlobBytes = Index{1} << 30;
+// What an object may decode to: zstd makes 1 GiB of 30 kB, which nothing that a trainer saves comes near.
+constexpr Index kSmallBlobBytes = Index{16} << 20;
+constexpr Index kMaxBlobRatio = 1024;
 constexpr Index kArchiveOverhead = Index{1} << 20;  // what an item holds beside its tensor, generously
 constexpr Index kMaxCompared = Index{1} << 20;      // bytes of an object that ranks may have alike
 constexpr Index kMaxComparedInAll = Index{256} << 20;
@@ -303,7 +306,8 @@ Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
             .context("object '" + printable(blob.name) + "'"));
     return bytes;
   }
-  return zstd::decode(as_bytes(bytes), kMaxBlobBytes, at(file->path(), blob.extent.offset));
+  const Index limit = std::min(kMaxBlobBytes, std::max(kSmallBlobBytes, kMaxBlobRatio * blob.extent.length));
+  return zstd::decode(as_bytes(bytes), limit, at(file->path(), blob.extent.offset));
 }
 
 std::string DcpReader::describe(const Blob& blob) {

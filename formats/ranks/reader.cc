@@ -30,6 +30,7 @@ class RanksReader : public TensorFileReader {
   Status choose_files(RankFiles files);
   Status read_file(Index rank, SafetensorsEnd end);
   Status choose_layout(const OpenOptions& options, bool has_layout);
+  Status check_patterns() const;
   Status infer_layout();
   Result<bool> have_same_bytes(std::size_t tensor, Index a, Index b);
   Status check_rank_count() const;
@@ -105,6 +106,41 @@ Status RanksReader::check_rank_count() const {
                   " has " + count_of(wanted, "rank") + " (" + layout_.mesh->to_string() + ")");
 }
 
+// The steps it takes at most to hold all names against a pattern, whose part behind a '*' is tried at every place.
+Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
+  Index longest = 0;
+  for (std::size_t star = pattern.find('*'); star != std::string_view::npos;) {
+    const std::size_t next = std::min(pattern.find('*', star + 1), pattern.size());
+    longest = std::max(longest, static_cast<Index>(next - star - 1));
+    star = next == pattern.size() ? std::string_view::npos : next;
+  }
+  return static_cast<Index>(pattern.size()) * names + longest * name_bytes;
+}
+
+// That no layout file, of patterns made to be slow, keeps the reader busy for hours.
+Status RanksReader::check_patterns() const {
+  constexpr Index kMaxSteps = 10'000'000'000;
+  const auto names = static_cast<Index>(names_.size());
+  Index bytes = 0, steps = 0;
+  for (const std::string& name : names_) bytes += static_cast<Index>(name.size());
+  const auto add = [&](const std::vector<std::string>& patterns) {
+    for (const std::string& pattern : patterns)
+      steps = std::min(kMaxSteps + 1, steps + steps_of(pattern, names, bytes));
+  };
+  for (const TensorRule& rule : layout_.tensors) add(rule.names);
+  if (layout_.vocabulary) add(layout_.vocabulary->tensors);
+  if (layout_.kv_heads) add(layout_.kv_heads->tensors);
+  if (layout_.pipeline) {
+    add(layout_.pipeline->first);
+    add(layout_.pipeline->last);
+    for (const auto& stage : layout_.pipeline->stages) add(stage);
+  }
+  if (steps <= kMaxSteps) return {};
+  return unsupported("the patterns are too long to be held against " + count_of(names, "name") + " of " +
+                     human_bytes(bytes) + ": expected at most " + with_commas(kMaxSteps) +
+                     " steps. --source-layout takes another layout");
+}
+
 Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
   if (options.layout) {
     layout_ = *options.layout;
@@ -114,6 +150,7 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
     const std::string path = path_join(catalog_.root, kLayoutFile);
     layout_ = TRY(LayoutDescriptor::parse(TRY(read_whole_file(path, kMaxLayoutBytes)), path));
     layout_text_ = std::string(kLayoutFile);
+    TRY(check_patterns().context(path));
     catalog_.metadata_files.push_back(layout_text_);
     if (!layout_.mesh) return corrupt(path + ": expected a mesh, got none");
   } else {

@@ -50,6 +50,22 @@ TEST(Hostile, NamesThatFoldOddly) {
   for (const char* line : {"\n.  ", "\n..  ", "\n\\x01  ", "\n5  ", "\na.{0..1}  "}) EXPECT_THAT(out, HasSubstr(line));
 }
 
+TEST(Hostile, SlowPatternsOfADumpAreRefused) {
+  const TempDir dir;
+  const std::string name(300'000, 'a');
+  for (const char* rank : {"rank_0.safetensors", "rank_1.safetensors"}) dir.write(rank, empty_tensors({name}));
+  std::string ranges = "*{1";
+  for (int i = 0; i < 60'000; ++i) ranges += ",1";
+  for (const std::string& pattern : {"*" + std::string(120'000, 'a') + "b", ranges + "}b"}) {
+    dir.write("reshard_layout.json", R"({"reshard_layout": 1, "name": "x", "mesh": [{"axis": "tp", "size": 2}],
+      "files": "shards", "tensors": [{"names": [")" +
+                                         pattern + R"("], "splits": []}]})");
+    const CommandResult r = reshard_cli({"inspect", dir.path()});
+    EXPECT_EQ(r.exit_code, 4) << r.err;
+    EXPECT_THAT(r.err, HasSubstr("the patterns are too long to be held against 1 name of 300 kB"));
+  }
+}
+
 TEST(Hostile, NamesDoNotSteerTheTerminal) {
   const TempDir dir;
   dir.write("model.safetensors", empty_tensors({"\\u001b]0;pwn\\u0007\\u009b31mC1\\u202eRTL\\u2066x", "caf\xc3\xa9"}));
@@ -76,6 +92,20 @@ TEST(Hostile, SizesBehindCompressionDoNotOverflow) {
   const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "dcp"});
   EXPECT_EQ(r.exit_code, 3);
   EXPECT_THAT(r.err, AllOf(HasSubstr("expected a torch.save archive"), Not(HasSubstr("at most -"))));
+}
+
+TEST(Hostile, ASmallObjectDoesNotDecodeToMuch) {
+  const TempDir dir;
+  const std::string zeros(std::size_t{17} << 20, '\0');
+  std::string frame(ZSTD_compressBound(zeros.size()), '\0');
+  frame.resize(ZSTD_compress(frame.data(), frame.size(), zeros.data(), zeros.size(), 1));
+  dcp::WrittenEntry entry{nullptr, "seed", {"seed"}, {}};
+  entry.items.push_back({Box{}, 0, 0, static_cast<Index>(frame.size())});
+  dir.write("ck/__0_0.distcp", frame);
+  dir.write("ck/.metadata", dcp::write_metadata({entry}, {"__0_0.distcp"}));
+  const CommandResult r = reshard_cli({"verify", dir / "ck"});
+  EXPECT_EQ(r.exit_code, 1) << r.out << r.err;
+  EXPECT_THAT(r.out, HasSubstr("expected at most 16777216 bytes"));
 }
 
 TEST(Hostile, FewerThreadsThanAskedForDoTheSame) {
