@@ -78,7 +78,7 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   const std::string prefix = names_.size() == 1 ? prefix_of(*open.content) : std::string();
   if (!prefix.empty()) prefix_ = prefix;
   const std::string optimizer = is_optimizer(*open.content) ? "optimizer" : "";
-  const auto name_of = [&](const std::string& name) { return optimizer.empty() ? name : optimizer + "." + name; };
+  const auto name_of = [&](const std::string& own) { return optimizer.empty() ? own : optimizer + "." + own; };
   const auto path_of = [&](KeyPath path) {
     if (!optimizer.empty()) path.insert(path.begin(), optimizer);
     return path;
