@@ -66,6 +66,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   set_scaled(scales, stored, computed);
   if (merges) merge_adapter(*draft_.adapter, stored, operands, computed);
   TensorSource& source = computes ? static_cast<TensorSource&>(computed) : stored;
+  // What is read of computed weights is not what was recorded.
+  const auto recorded = computes ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
   destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
                                static_cast<const Reader*>(options_.adapter.reader)})
@@ -77,14 +79,10 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
     TRY(operands.finish(scratch, nullptr));
   }
-  // What was read of computed weights is not what was recorded.
-  const Index recorded =
-      computes ? Index{0}
-               : TRY(check_source_manifest(source_, draft_.names.model, {plan_, source_view(), proofs}, options_.run));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = of_left_out + stored.checksums_checked() + operands.checksums_checked();
-  outcome.digests = recorded;
+  if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));
     TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs)));

@@ -21,112 +21,88 @@ bool has_checksums(const Tensor& tensor) {
   return true;
 }
 
-class SourceManifest {
- public:
-  SourceManifest(Reader& source, std::string path, const Json& manifest, const ReadTensors& read)
-      : catalog_(source.catalog()), source_(source), path_(std::move(path)), manifest_(manifest), read_(read) {}
-
-  Result<Index> check(const Model& model, RunOptions options) {
-    const Json* const recorded = manifest_.find("tensors");
-    if (!recorded || !recorded->is_object()) return corrupt(path_ + ": expected an object 'tensors'");
-    recorded_ = recorded;
-    TRY(find_files());
-    find_read();
-    const Catalog view = TRY(recorded_view(manifest_, catalog_, model.config_or_null()).context(path_));
-    std::vector<DigestRequest> again;
-    for (std::size_t i = 0; i < view.tensors().size(); ++i) {
-      const Tensor& tensor = view.tensors()[i];
-      if (!recorded_->find(tensor.name) || !is_guarded(tensor)) continue;
-      const auto same = by_name_.find(tensor.name);
-      if (same != by_name_.end() && is_same_data(planned(same->second), tensor)) {
-        TRY(compare(tensor, read_.proofs[same->second].source));
-      } else if (was_read(tensor)) {
-        again.push_back({i, tensor.dtype});
-      }
-    }
-    if (again.empty()) return held_;
-    options.progress = nullptr;
-    FileSource files(view, source_.files());
-    const auto proofs = TRY(digest_tensors(again, files, options));
-    for (std::size_t k = 0; k < again.size(); ++k) TRY(compare(view.tensors()[again[k].tensor], proofs[k].source));
-    return held_;
-  }
-
- private:
-  const Tensor& planned(std::size_t k) const { return read_.view.tensors()[read_.plan.tensors[k].from]; }
-
-  // The files that are still as long as they were; a checkpoint that is one file records none.
-  Status find_files() {
-    const Json* const files = manifest_.find("files");
-    for (std::uint32_t f = 0; f < catalog_.files.size(); ++f) {
-      const Json* const size = files ? files->find(catalog_.files[f].path) : nullptr;
-      if (!files || (size && TRY(size->as_index().context(path_)) == catalog_.files[f].size)) files_.insert(f);
-    }
-    return {};
-  }
-
-  void find_read() {
-    for (std::size_t k = 0; k < read_.plan.tensors.size(); ++k) {
-      const Tensor& tensor = planned(k);
-      by_name_.emplace(tensor.name, k);
-      for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
-        const Extent extent = tensor.fragments.extent(i);
-        extents_.emplace(extent.file, extent.offset);
-      }
-    }
-  }
-
-  // By the manifest alone.
-  bool is_guarded(const Tensor& tensor) const {
-    if (tensor.fragments.empty() || has_checksums(tensor)) return false;
-    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
-      if (!files_.contains(tensor.fragments.extent(i).file)) return false;
-    return true;
-  }
-
-  bool was_read(const Tensor& tensor) const {
-    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
-      if (extents_.contains({tensor.fragments.extent(i).file, tensor.fragments.extent(i).offset})) return true;
-    return false;
-  }
-
-  Status compare(const Tensor& tensor, const Digest& digest) {
-    const std::string_view expected = TRY(recorded_->find(tensor.name)->get_string("digest").context(path_));
-    if (expected == digest.hex()) {
-      ++held_;
-      return {};
-    }
-    return corrupt(catalog_.file_path(tensor.fragments.extent(0).file) + ": " + tensor_text(tensor.name) +
-                   ": expected digest " + printable(expected) + " as " + path_ + " records, got " + digest.hex() +
-                   ": it was damaged, or changed, since reshard wrote it. Take it from another copy; where it was " +
-                   "changed on purpose, remove that manifest");
-  }
-
-  const Catalog& catalog_;
-  Reader& source_;
-  const std::string path_;
-  const Json& manifest_;
-  const Json* recorded_ = nullptr;
-  const ReadTensors& read_;
-  std::set<std::uint32_t> files_;
-  std::unordered_map<std::string_view, std::size_t> by_name_;  // of the plan's tensors
-  std::set<std::pair<std::uint32_t, Index>> extents_;          // that they lie in: file, offset
-  Index held_ = 0;
-};
+bool lies_in(const Tensor& tensor, const std::set<std::uint32_t>& files) {
+  for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
+    if (!files.contains(tensor.fragments.extent(i).file)) return false;
+  return !tensor.fragments.empty();
+}
 
 }  // namespace
 
-Result<Index> check_source_manifest(Reader& source, const Model& model, const ReadTensors& read,
-                                    const RunOptions& options) {
-  const auto& planned = read.plan.tensors;
-  if (std::all_of(planned.begin(), planned.end(),
-                  [&](const auto& t) { return has_checksums(read.view.tensors()[t.from]); }))
-    return Index{0};
+Result<std::optional<SourceManifest>> SourceManifest::open(Reader& source, const Plan& plan, const Catalog& view) {
+  if (std::all_of(plan.tensors.begin(), plan.tensors.end(),
+                  [&](const auto& t) { return has_checksums(view.tensors()[t.from]); }))
+    return std::optional<SourceManifest>();
   const auto text = TRY(source.side_file(std::string(kManifestFile), kMaxManifestBytes));
-  if (!text) return Index{0};
-  const std::string path = path_join(source.catalog().root, kManifestFile);
-  const Json manifest = TRY(parse_json(*text, path));
-  return SourceManifest(source, path, manifest, read).check(model, options);
+  if (!text) return std::optional<SourceManifest>();
+  std::string path = path_join(source.catalog().root, kManifestFile);
+  Json manifest = TRY(parse_json(*text, path));
+  const Json* const recorded = manifest.find("tensors");
+  if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
+  TRY(recorded_family(manifest).context(path));
+  return std::optional(SourceManifest(source, std::move(path), std::move(manifest), plan, view));
+}
+
+Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, const Model& model,
+                                    RunOptions options) const {
+  const Json& recorded = *manifest_.find("tensors");
+  const std::set<std::uint32_t> files = TRY(unchanged_files());
+  std::unordered_map<std::string_view, std::size_t> by_name;  // of the plan's tensors
+  std::set<std::pair<std::uint32_t, Index>> places;           // that they lie at: file, offset
+  for (std::size_t k = 0; k < plan_->tensors.size(); ++k) {
+    const Tensor& tensor = planned(k);
+    by_name.emplace(tensor.name, k);
+    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
+      places.emplace(tensor.fragments.extent(i).file, tensor.fragments.extent(i).offset);
+  }
+  const auto was_read = [&](const Tensor& tensor) {
+    for (std::size_t i = 0; i < tensor.fragments.size(); ++i)
+      if (places.contains({tensor.fragments.extent(i).file, tensor.fragments.extent(i).offset})) return true;
+    return false;
+  };
+
+  const Catalog view = TRY(recorded_view(manifest_, source_->catalog(), model.config_or_null()).context(path_));
+  Index held = 0;
+  std::vector<DigestRequest> again;
+  for (std::size_t i = 0; i < view.tensors().size(); ++i) {
+    const Tensor& tensor = view.tensors()[i];
+    if (!recorded.find(tensor.name) || has_checksums(tensor) || !lies_in(tensor, files)) continue;
+    const auto same = by_name.find(tensor.name);
+    if (same != by_name.end() && is_same_data(planned(same->second), tensor)) {
+      TRY(compare(tensor, proofs[same->second].source));
+      ++held;
+    } else if (was_read(tensor)) {
+      again.push_back({i, tensor.dtype});
+    }
+  }
+  if (again.empty()) return held;
+  options.progress = nullptr;
+  FileSource source(view, source_->files());
+  const auto digests = TRY(digest_tensors(again, source, options));
+  for (std::size_t k = 0; k < again.size(); ++k) TRY(compare(view.tensors()[again[k].tensor], digests[k].source));
+  return held + std::ssize(again);
+}
+
+// Those that are still as long as they were; of a checkpoint that is one file none are recorded.
+Result<std::set<std::uint32_t>> SourceManifest::unchanged_files() const {
+  const Json* const recorded = manifest_.find("files");
+  const auto& files = source_->catalog().files;
+  std::set<std::uint32_t> out;
+  for (std::uint32_t f = 0; f < files.size(); ++f) {
+    const Json* const size = recorded ? recorded->find(files[f].path) : nullptr;
+    if (!recorded || (size && TRY(size->as_index().context(path_)) == files[f].size)) out.insert(f);
+  }
+  return out;
+}
+
+Status SourceManifest::compare(const Tensor& tensor, const Digest& digest) const {
+  const Json& recorded = *manifest_.find("tensors")->find(tensor.name);
+  const std::string_view expected = TRY(recorded.get_string("digest").context(path_));
+  if (expected == digest.hex()) return {};
+  return corrupt(source_->catalog().file_path(tensor.fragments.extent(0).file) + ": " + tensor_text(tensor.name) +
+                 ": expected digest " + printable(expected) + " as " + path_ + " records, got " + digest.hex() +
+                 ": it was damaged, or changed, since reshard wrote it. Take it from another copy; where it was " +
+                 "changed on purpose, remove that manifest");
 }
 
 }  // namespace reshard

@@ -141,13 +141,19 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
   return ViewBuilder(catalog, options, dropped).build();
 }
 
-Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config) {
+Result<const Family*> recorded_family(const Json& manifest) {
   const Json* const name = manifest.find("family");
-  if (!name || name->is_null()) return catalog;
+  if (!name || name->is_null()) return nullptr;
   for (const Family* family : families())
-    if (family->name == TRY(name->as_string()))
-      return canonical_view(catalog, {family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
-  return unsupported("family '" + printable(TRY(name->as_string())) + "' is none that this version knows");
+    if (family->name == TRY(name->as_string())) return family;
+  return unsupported("family '" + printable(TRY(name->as_string())) +
+                     "' is none that this version knows; where it is one of yours, --family-file says what it is");
+}
+
+Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config) {
+  const Family* const family = TRY(recorded_family(manifest));
+  if (!family) return catalog;
+  return canonical_view(catalog, {family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
 }
 
 Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,

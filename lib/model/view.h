@@ -28,7 +28,9 @@ struct ViewOptions {
 // `dropped` receives the names of tensors left out as derived data.
 Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
 
-// The view in which reshard_manifest.json records digests. Unsupported where its family is not known.
+// The family by whose rules reshard_manifest.json records digests; null: by none. Unsupported where it is not known.
+Result<const Family*> recorded_family(const Json& manifest);
+// The view in which it records them.
 Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config);
 
 // How many of the tensors that a config describes are there, tied ones not counted.

@@ -775,6 +775,28 @@ TEST(Cli, DamagedHuggingFaceModelsAreRefused) {
   EXPECT_THAT(r.out, HasSubstr("the digest differs from reshard_manifest.json"));
 }
 
+// What a manifest says is made sure of before anything is written, not after hours.
+TEST(Cli, WhatAFamilyOfOnesOwnWroteNeedsItsFileAgain) {
+  const TempDir dir;
+  std::string family = read_file(RESHARD_SOURCE_DIR "/samples/families/llama.json");
+  family.replace(family.find("\"llama\""), 7, "\"mine\"");
+  write_file(dir / "mine.json", family);
+  const std::vector<std::string> own = {"--family-file", dir / "mine.json"};
+  std::vector<std::string> made = {"convert", sample("tp8") + "/checkpoint", dir / "hf", "--to", "hf", "-q"};
+  made.insert(made.end(), own.begin(), own.end());
+  ASSERT_EQ(reshard_cli(made).exit_code, 0);
+
+  std::vector<std::string> further = {"convert", dir / "hf", dir / "out", "--to", "dcp", "--mesh", "tp=2"};
+  const CommandResult refused = reshard_cli(further);
+  EXPECT_EQ(refused.exit_code, 4) << refused.out;
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("hf/reshard_manifest.json: family 'mine'"), HasSubstr("--family-file")));
+  EXPECT_THAT(refused.out, Not(HasSubstr("done")));
+  further.insert(further.end(), own.begin(), own.end());
+  const CommandResult r = reshard_cli(further);
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("39 digests as the source's manifest has them"));
+}
+
 // torch.distributed.checkpoint with its ZStandard extension (torch 2.15): objects are longer than what is stored.
 TEST(Cli, PlansTheSizesOfCompressedObjects) {
   const TempDir dir;
