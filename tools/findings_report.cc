@@ -13,7 +13,7 @@
 namespace reshard::tools {
 namespace {
 
-constexpr std::size_t kLabel = 10;  // columns of the label and the space behind it, as print_row has them
+constexpr std::size_t kSeverityWidth = 10;  // columns of the label and the space behind it, as print_row has them
 constexpr std::array kSeverities = {Severity::kError, Severity::kWarning, Severity::kNote};
 
 // ---- words
@@ -188,13 +188,13 @@ Result<Severity> FindingsOptions::threshold() const {
 void print_findings(const AuditReport& report, std::size_t shown) {
   const std::vector<Finding> findings = errors_first(report.findings);
   const std::size_t n = std::min(shown, findings.size());
-  const std::string indent(kLabel, ' ');
+  const std::string indent(kSeverityWidth, ' ');
   for (std::size_t i = 0; i < n; ++i) {
-    const std::string label = padded(std::string(severity_name(findings[i].severity)), kLabel);
+    const std::string label = padded(std::string(severity_name(findings[i].severity)), kSeverityWidth);
     std::printf("%s%s\n", colored(label, color_of(findings[i].severity)).c_str(),
-                in_column(headline(findings[i]), kLabel).c_str());
+                in_column(headline(findings[i]), kSeverityWidth).c_str());
     for (const std::string& line : details(findings[i]))
-      std::printf("%s%s\n", indent.c_str(), in_column(line, kLabel).c_str());
+      std::printf("%s%s\n", indent.c_str(), in_column(line, kSeverityWidth).c_str());
   }
   if (n < findings.size())
     print_row("...", "and " + counts_text({findings.begin() + static_cast<std::ptrdiff_t>(n), findings.end()}) +

@@ -11,7 +11,7 @@
 namespace reshard::tools {
 namespace {
 
-constexpr std::size_t kLabel = 12, kSubject = 40;
+constexpr std::size_t kLabelWidth = 12, kSubject = 40;
 constexpr std::size_t kShownPatterns = 12;
 
 struct LayoutOptions {
@@ -33,15 +33,15 @@ const LayoutEvidence* evidence_for(const LayoutDescriptor& layout, std::string_v
 
 // A line with a subject on the left and text on the right; a label where a section begins.
 void print_line(const std::string& label, const std::string& subject, const char* color, std::string_view text) {
-  const std::size_t indent = kLabel + kSubject, start = std::max(indent, kLabel + width_of(subject) + 1);
-  std::printf("%s%s%s\n", colored(padded(label, kLabel), "1").c_str(),
-              colored(padded(subject, start - kLabel), color).c_str(), in_column(text, indent, start).c_str());
+  const std::size_t indent = kLabelWidth + kSubject, start = std::max(indent, kLabelWidth + width_of(subject) + 1);
+  std::printf("%s%s%s\n", colored(padded(label, kLabelWidth), "1").c_str(),
+              colored(padded(subject, start - kLabelWidth), color).c_str(), in_column(text, indent, start).c_str());
 }
 
 void print_line(const std::string& label, const std::string& subject, const LayoutEvidence* evidence) {
   if (evidence)
     return print_line(label, subject, color_of(evidence->confidence), evidence->confidence + ": " + evidence->because);
-  std::printf("%s%s\n", colored(padded(label, kLabel), "1").c_str(), in_column(subject, kLabel).c_str());
+  std::printf("%s%s\n", colored(padded(label, kLabelWidth), "1").c_str(), in_column(subject, kLabelWidth).c_str());
 }
 
 // The patterns of parameters, and how many there are of their optimizer state.
@@ -62,7 +62,7 @@ std::string names_text(const std::vector<std::string>& patterns) {
 }
 
 void print_names(const std::vector<std::string>& patterns) {
-  const std::string space(kLabel + 2, ' ');
+  const std::string space(kLabelWidth + 2, ' ');
   std::printf("%s%s\n", space.c_str(), in_column(names_text(patterns), space.size()).c_str());
 }
 
@@ -101,11 +101,11 @@ void print_pipeline(const Pipeline& pipeline) {
     print_line("", "  last stage: " + names_text(pipeline.last), nullptr);
     return;
   }
-  constexpr std::size_t kShownStages = 16;
-  for (std::size_t s = 0; s < std::min(pipeline.stages.size(), kShownStages); ++s)
+  constexpr std::size_t kListedStages = 16;
+  for (std::size_t s = 0; s < std::min(pipeline.stages.size(), kListedStages); ++s)
     print_line(s == 0 ? "pipeline" : "", "stage " + std::to_string(s) + ": " + names_text(pipeline.stages[s]), nullptr);
-  if (pipeline.stages.size() > kShownStages)
-    print_line("", "and " + with_commas(static_cast<Index>(pipeline.stages.size() - kShownStages)) + " more stages",
+  if (pipeline.stages.size() > kListedStages)
+    print_line("", "and " + with_commas(static_cast<Index>(pipeline.stages.size() - kListedStages)) + " more stages",
                nullptr);
 }
 
@@ -120,7 +120,7 @@ void print_layout(const LayoutDescriptor& layout) {
   if (layout.kv_heads && layout.kv_heads->replication > 1)
     print_line("kv heads", "each held by " + with_commas(layout.kv_heads->replication) + " ranks", nullptr);
   for (const std::string& note : layout.notes)
-    std::printf("%s%s\n", colored(padded("note", kLabel), "1").c_str(), in_column(note, kLabel).c_str());
+    std::printf("%s%s\n", colored(padded("note", kLabelWidth), "1").c_str(), in_column(note, kLabelWidth).c_str());
 }
 
 std::string files_text(const LayoutDescriptor& layout) {

@@ -70,7 +70,7 @@ Result<Convention> convention_of(const SynthOptions& options) {
   return usage_error("'" + printable(text) + "' are no names; there are " + convention_options());
 }
 
-Result<DType> find_dtype(const std::string& text) {
+Result<DType> read_dtype(const std::string& text) {
   const auto dtype = dtype_from_torch(text);
   if (dtype && is_floating(*dtype) && *dtype != DType::kFloat64) return *dtype;
   return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16");
@@ -108,7 +108,7 @@ struct Subject {
 
 Result<Subject> find_subject(const SynthOptions& options) {
   Subject s;
-  s.dtype = TRY(find_dtype(options.dtype.empty() ? "bfloat16" : options.dtype));
+  s.dtype = TRY(read_dtype(options.dtype.empty() ? "bfloat16" : options.dtype));
   if (options.config.empty() == options.model.empty()) return usage_error("expected one of --model and --config");
   if (options.config.empty()) {
     s.config_file = config_json(TRY(find_model(options)), s.dtype);

@@ -88,14 +88,14 @@ Result<DistMeta> read_dist_meta(Value value) {
 }
 
 // What one rank has of one tensor.
-struct Part {
+struct StoredPart {
   DistMeta meta;
   std::uint32_t file = 0;
   StoredTensor stored;
 };
 
 // The tensor-parallel parts of one tensor by rank: the local shape, and what is stored of it.
-using LocalParts = std::map<Index, std::pair<Dims, std::vector<Part>>>;
+using LocalParts = std::map<Index, std::pair<Dims, std::vector<StoredPart>>>;
 
 class RankReader : public TensorFileReader {
  public:
@@ -105,12 +105,12 @@ class RankReader : public TensorFileReader {
   Status read_rank(const std::string& meta_file);
   using Placed = std::map<std::string, DistMeta>;
   Status read_optimizer(Value meta, const Placed& placed);
-  Status add_whole(const std::string& name, KeyPath path, const std::vector<Part>& parts);
-  Result<LocalParts> group(const std::string& name, const std::vector<Part>& parts) const;
-  Status place_part(Tensor& tensor, const Part& part, const Dims& local, const Dims& offset, Index& begin);
+  Status add_whole(const std::string& name, KeyPath path, const std::vector<StoredPart>& parts);
+  Result<LocalParts> group(const std::string& name, const std::vector<StoredPart>& parts) const;
+  Status place_part(Tensor& tensor, const StoredPart& part, const Dims& local, const Dims& offset, Index& begin);
 
   OpenOptions options_;
-  std::map<std::string, std::vector<Part>> parts_;
+  std::map<std::string, std::vector<StoredPart>> parts_;
   std::map<std::string, std::string> parameter_of_;  // of each name in parts_ that is a state
   std::set<std::string> objects_;
 };
@@ -201,11 +201,11 @@ Status RankReader::read_optimizer(Value meta, const Placed& placed) {
 }
 
 // By tensor-parallel rank: what of the part each rank has. Several ranks may have the same.
-Result<LocalParts> RankReader::group(const std::string& name, const std::vector<Part>& parts) const {
+Result<LocalParts> RankReader::group(const std::string& name, const std::vector<StoredPart>& parts) const {
   LocalParts out;
-  for (const Part& part : parts) {
+  for (const StoredPart& part : parts) {
     const Dims& local = part.meta.zero_elements ? part.meta.zero_shape : part.stored.shape();
-    auto& [shape, same] = out.try_emplace(part.meta.tp_rank, local, std::vector<Part>{}).first->second;
+    auto& [shape, same] = out.try_emplace(part.meta.tp_rank, local, std::vector<StoredPart>{}).first->second;
     if (shape != local || part.stored.dtype != parts.front().stored.dtype ||
         part.meta.cuts != parts.front().meta.cuts ||
         part.meta.zero_elements.has_value() != parts.front().meta.zero_elements.has_value() ||
@@ -217,12 +217,13 @@ Result<LocalParts> RankReader::group(const std::string& name, const std::vector<
   }
   for (auto& [rank, local] : out)
     std::stable_sort(local.second.begin(), local.second.end(),
-                     [](const Part& a, const Part& b) { return a.meta.dp_rank < b.meta.dp_rank; });
+                     [](const StoredPart& a, const StoredPart& b) { return a.meta.dp_rank < b.meta.dp_rank; });
   return out;
 }
 
 // Adds one stored part of the local tensor that lies at `offset` of the whole; `begin` is where its run begins.
-Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& local, const Dims& offset, Index& begin) {
+Status RankReader::place_part(Tensor& tensor, const StoredPart& part, const Dims& local, const Dims& offset,
+                              Index& begin) {
   Fragment fragment = in_file(part.stored, part.file);
   const auto move = [&](Box box) {
     for (int d = 0; d < box.rank(); ++d) box.origin[d] += offset[d];
@@ -252,7 +253,7 @@ Status RankReader::place_part(Tensor& tensor, const Part& part, const Dims& loca
   return {};
 }
 
-Status RankReader::add_whole(const std::string& name, KeyPath path, const std::vector<Part>& parts) {
+Status RankReader::add_whole(const std::string& name, KeyPath path, const std::vector<StoredPart>& parts) {
   const LocalParts locals = TRY(group(name, parts));
   const auto& cuts = parts.front().meta.cuts;
   Tensor tensor;
@@ -307,7 +308,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
     const auto& [shape, stored] = locals.at(rank);
     Index begin = 0;
     std::set<Index> seen;
-    for (const Part& part : stored) {
+    for (const StoredPart& part : stored) {
       if (part.meta.zero_elements && !seen.insert(part.meta.dp_rank).second) continue;
       if (!part.meta.zero_elements && !seen.empty()) continue;
       seen.insert(part.meta.dp_rank);

@@ -9,8 +9,6 @@ namespace {
 
 constexpr Index kMaxExperts = Index{1} << 20;
 
-std::string group_text(std::size_t g) { return "group " + std::to_string(g); }
-
 // The longest vector of a group on a rank: the masters' padding may be cut off, the moments' is not.
 Index longest(const GroupState& group) {
   Index out = group.master ? group.master->shape()[0] : 0;

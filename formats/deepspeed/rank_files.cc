@@ -40,8 +40,6 @@ Result<std::optional<Index>> optional_count(Value dict, std::string_view name) {
   return std::optional(TRY(read_count(*v, name)));
 }
 
-bool is_list(Value v) { return v.kind() == Kind::kList || v.kind() == Kind::kTuple; }
-
 Result<std::string> text_of(Value v, std::string_view what) {
   const auto text = v.as_string();
   if (!text) return v.mismatch(what, "a name");
@@ -49,7 +47,7 @@ Result<std::string> text_of(Value v, std::string_view what) {
 }
 
 Result<std::vector<Index>> read_counts(Value v, std::string_view what, Index most = kMaxNumbers) {
-  if (!is_list(v)) return v.mismatch(what, "a list of numbers");
+  if (!v.is_sequence()) return v.mismatch(what, "a list of numbers");
   if (static_cast<Index>(v.size()) > most) return v.mismatch(what, "fewer numbers");
   std::vector<Index> out;
   for (std::size_t i = 0; i < v.size(); ++i) out.push_back(TRY(read_count(v[i], what)));
@@ -60,7 +58,7 @@ Result<std::vector<Index>> read_counts(Value v, std::string_view what, Index mos
 
 Result<std::vector<Group>> read_groups(Value list) {
   constexpr std::string_view kWhat = "param_shapes";
-  if (!is_list(list)) return list.mismatch(kWhat, "a list of groups");
+  if (!list.is_sequence()) return list.mismatch(kWhat, "a list of groups");
   std::vector<Group> out;
   std::unordered_set<std::string_view> names;  // one group is in a list many times where a file means harm
   for (std::size_t g = 0; g < list.size(); ++g) {
@@ -104,15 +102,13 @@ Result<StoredTensor> read_vector(const TorchFile& file, Value v, std::string_vie
   return out;
 }
 
-std::string group_text(std::size_t g) { return "group " + std::to_string(g) + ": "; }
-
 Status read_state(const TorchFile& file, Value dict, std::size_t g, GroupState& out) {
-  if (dict.kind() != Kind::kDict) return dict.mismatch(group_text(g) + "state", "a dict");
+  if (dict.kind() != Kind::kDict) return dict.mismatch(group_text(g) + ": state", "a dict");
   if (dict.size() > kMaxStates)
-    return dict.mismatch(group_text(g) + "state", "at most " + std::to_string(kMaxStates) + " states");
+    return dict.mismatch(group_text(g) + ": state", "at most " + std::to_string(kMaxStates) + " states");
   for (std::size_t i = 0; i < dict.size(); ++i) {
-    const std::string name = TRY(text_of(dict.key(i), group_text(g) + "state"));
-    const std::string what = group_text(g) + printable(name);
+    const std::string name = TRY(text_of(dict.key(i), group_text(g) + ": state"));
+    const std::string what = group_text(g) + ": " + printable(name);
     const Value v = dict.value(i);
     if (makes_torch_tensor(v)) {
       StoredTensor tensor = TRY(file.resolve(v).context(what));
@@ -130,7 +126,7 @@ Status read_state(const TorchFile& file, Value dict, std::size_t g, GroupState& 
 
 // {0: {...}, 1: {...}}, or of elastic checkpoints a list.
 Status read_group_states(const TorchFile& file, Value states, std::vector<GroupState>& groups) {
-  if (!is_list(states) && states.kind() != Kind::kDict) return states.mismatch("state", "a dict of groups");
+  if (!states.is_sequence() && states.kind() != Kind::kDict) return states.mismatch("state", "a dict of groups");
   for (std::size_t i = 0; i < states.size(); ++i) {
     const bool has_keys = states.kind() == Kind::kDict;
     const Index g = has_keys ? TRY(read_count(states.key(i), "state: a group")) : static_cast<Index>(i);
@@ -144,7 +140,7 @@ Status read_group_states(const TorchFile& file, Value states, std::vector<GroupS
 
 Result<std::vector<std::vector<Slice>>> read_slices(Value list) {
   constexpr std::string_view kWhat = "param_slice_mappings";
-  if (!is_list(list)) return list.mismatch(kWhat, "a list of groups");
+  if (!list.is_sequence()) return list.mismatch(kWhat, "a list of groups");
   std::vector<std::vector<Slice>> out;
   std::unordered_set<std::string_view> names;
   for (std::size_t g = 0; g < list.size(); ++g) {
@@ -202,7 +198,7 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
       out.shared.insert_or_assign(TRY(text_of(shared->key(i), "shared_params")),
                                   TRY(text_of(shared->value(i), "shared_params")));
   }
-  if (const auto buffers = optional_member(*root, "buffer_names"); buffers && is_list(*buffers))
+  if (const auto buffers = optional_member(*root, "buffer_names"); buffers && buffers->is_sequence())
     for (std::size_t i = 0; i < buffers->size(); ++i) out.buffers.insert(TRY(text_of((*buffers)[i], "buffer_names")));
   out.steps = TRY(optional_count(*root, "global_steps"));
   out.dp_ranks = TRY(optional_count(*root, "dp_world_size"));
@@ -210,7 +206,7 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
   if (const auto degrees = optional_member(*root, "checkpoint_parallel_dimensions");
       degrees && degrees->kind() == Kind::kDict)
     out.stages = TRY(optional_count(*degrees, "pp_degree"));
-  if (const auto experts = optional_member(*root, "num_experts"); experts && is_list(*experts))
+  if (const auto experts = optional_member(*root, "num_experts"); experts && experts->is_sequence())
     out.experts = TRY(read_counts(*experts, "num_experts"));
   if (const auto version = optional_member(*root, "ds_version"))
     out.version = printable(version->as_string().value_or(""));
@@ -218,7 +214,7 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
 }
 
 Result<std::vector<ParameterGroup>> read_parameter_groups(Value list, std::set<std::string>& left_out) {
-  if (!is_list(list)) return list.mismatch("param_groups", "a list of dicts");
+  if (!list.is_sequence()) return list.mismatch("param_groups", "a list of dicts");
   std::vector<ParameterGroup> out;
   Index bytes_left = kMaxOptionBytes, ids_left = kMaxNumbers;
   for (std::size_t g = 0; g < list.size(); ++g) {
@@ -233,7 +229,7 @@ Result<std::vector<ParameterGroup>> read_parameter_groups(Value list, std::set<s
       if (name == "params") {
         ids_left -= static_cast<Index>(v.size());
         if (ids_left < 0) return list.mismatch("param_groups", "fewer parameters");
-        if (is_list(v))
+        if (v.is_sequence())
           for (std::size_t k = 0; k < v.size(); ++k)
             if (const auto id = v[k].as_int()) to.ids.push_back(*id);
         continue;
@@ -261,12 +257,12 @@ Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::
   const auto by_parameter = optional_member(*top, "fp32_flat_groups");
   out.cuts_parameters = by_parameter.has_value();
   const auto masters = by_parameter ? by_parameter : optional_member(*top, "single_partition_of_fp32_groups");
-  if (!masters || !is_list(*masters))
+  if (!masters || !masters->is_sequence())
     return corrupt(path + ": expected 'single_partition_of_fp32_groups' or 'fp32_flat_groups', the vectors of ZeRO; " +
                    "states of another optimizer are not known");
   for (std::size_t g = 0; g < masters->size(); ++g) {
     out.groups.emplace_back();
-    out.groups.back().master = TRY(read_vector(file, (*masters)[g], group_text(g) + "fp32"));
+    out.groups.back().master = TRY(read_vector(file, (*masters)[g], group_text(g) + ": " + "fp32"));
   }
   const Value base = TRY(member(*top, by_parameter ? "optimizer_state_dict" : "base_optimizer_state"));
   if (base.kind() == Kind::kDict) {
@@ -277,10 +273,10 @@ Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::
     TRY(read_group_states(file, base, out.groups));
   }
   if (const auto counts = optional_member(*top, "partition_count"))
-    out.partition_counts = is_list(*counts) ? TRY(read_counts(*counts, "partition_count"))
-                                            : std::vector<Index>{TRY(read_count(*counts, "partition_count"))};
+    out.partition_counts = counts->is_sequence() ? TRY(read_counts(*counts, "partition_count"))
+                                                 : std::vector<Index>{TRY(read_count(*counts, "partition_count"))};
   if (const auto paddings = optional_member(*top, "param_alignment_paddings")) {
-    if (!is_list(*paddings) || paddings->size() > out.groups.size())
+    if (!paddings->is_sequence() || paddings->size() > out.groups.size())
       return paddings->mismatch("param_alignment_paddings", "a list for each group");
     Index left = kMaxNumbers;
     for (std::size_t g = 0; g < paddings->size(); ++g) {

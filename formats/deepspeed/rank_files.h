@@ -80,6 +80,9 @@ struct OptimizerStates {
   std::vector<ParameterGroup> param_groups;
   std::set<std::string> left_out;  // options that are no plain data
 };
+// "group 0", as messages name it.
+inline std::string group_text(std::size_t g) { return "group " + std::to_string(g); }
+
 // Vectors are checked to be such: one dimension, stride 1.
 Result<OptimizerStates> read_optimizer_states(const TorchFile& file, const std::string& path, bool with_slices);
 

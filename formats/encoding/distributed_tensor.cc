@@ -48,10 +48,8 @@ Result<Value> needed(Value object, std::string_view what, std::string_view name)
   return object.mismatch(what, "an object with '" + std::string(name) + "'");
 }
 
-bool is_sequence(Value v) { return v.kind() == Kind::kTuple || v.kind() == Kind::kList; }
-
 Result<std::vector<Index>> read_numbers(Value v, std::string_view what, std::size_t most) {
-  if (!is_sequence(v) || v.size() > most)
+  if (!v.is_sequence() || v.size() > most)
     return v.mismatch(what, "a list or tuple of at most " + std::to_string(most) + " numbers");
   std::vector<Index> out;
   for (std::size_t i = 0; i < v.size(); ++i) {
@@ -62,7 +60,7 @@ Result<std::vector<Index>> read_numbers(Value v, std::string_view what, std::siz
   return out;
 }
 
-Result<Dims> read_dims(Value v, std::string_view what) {
+Result<Dims> read_sizes(Value v, std::string_view what) {
   const auto numbers = TRY(read_numbers(v, what, static_cast<std::size_t>(kMaxRank)));
   return Dims(std::span<const Index>(numbers));
 }
@@ -90,7 +88,7 @@ Result<Index> axis_size(Value v) {
   std::vector<Value> ahead = {v};
   for (std::size_t i = 0; i < ahead.size(); ++i) {
     const Value part = ahead[i];
-    if (is_sequence(part) && part.size() <= kMaxAxes && ahead.size() <= kMaxAxes) {
+    if (part.is_sequence() && part.size() <= kMaxAxes && ahead.size() <= kMaxAxes) {
       for (std::size_t k = 0; k < part.size(); ++k) ahead.push_back(part[k]);
       continue;
     }
@@ -115,7 +113,7 @@ Result<std::vector<Index>> mesh_sizes(const TorchFile& file, Value mesh) {
   auto axes = attribute(layout, "axes");
   const bool has_axes = axes.has_value();
   if (!axes) axes = attribute(layout, "shape");
-  if (!axes || !is_sequence(*axes) || axes->size() > kMaxAxes)
+  if (!axes || !axes->is_sequence() || axes->size() > kMaxAxes)
     return layout.mismatch("mesh layout", "at most " + std::to_string(kMaxAxes) + " axes");
   for (std::size_t i = 0; i < axes->size(); ++i)
     out.push_back(TRY(axis_size(has_axes ? TRY(needed((*axes)[i], "mesh axis", "shape")) : (*axes)[i])));
@@ -142,11 +140,11 @@ Result<RankMesh> read_mesh(const TorchFile& file, Value mesh) {
   }
   // As 2.15 and 2.6 call them.
   for (const std::string_view name : {"_mesh_dim_names", "mesh_dim_names"})
-    if (const auto names = attribute(mesh, name); names && is_sequence(*names) && names->size() == out.sizes.size())
+    if (const auto names = attribute(mesh, name); names && names->is_sequence() && names->size() == out.sizes.size())
       for (std::size_t i = 0; i < names->size(); ++i)
         out.names.push_back(printable((*names)[i].as_string().value_or("?")));
   for (const std::string_view name : {"_flatten_rank_map", "_flatten_mesh_list"})
-    if (const auto all = attribute(mesh, name); all && is_sequence(*all))
+    if (const auto all = attribute(mesh, name); all && all->is_sequence())
       out.ranks = std::max(out.ranks, std::min(static_cast<Index>(all->size()), kMaxMeshRanks));
   if (const auto rank = attribute(mesh, "_rank")) out.rank = rank->as_int();
   return out;
@@ -163,7 +161,7 @@ std::string mesh_text(const RankMesh& mesh) {
 // ---- Placements
 
 Result<std::vector<AxisPlacement>> read_placements(Value v, int rank, std::size_t axes) {
-  if (!is_sequence(v) || v.size() != axes)
+  if (!v.is_sequence() || v.size() != axes)
     return v.mismatch("placements", "one for each of the mesh's " + std::to_string(axes) + " axes");
   std::vector<AxisPlacement> out;
   for (std::size_t i = 0; i < v.size(); ++i) {
@@ -231,7 +229,7 @@ Status add_part(DistributedTensor& tensor, StoredTensor local, const Box& box, c
 // ---- The two kinds
 
 Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& out) {
-  if (state.kind() != Kind::kTuple || state.size() < 3 || !is_sequence(state[0]))
+  if (state.kind() != Kind::kTuple || state.size() < 3 || !state[0].is_sequence())
     return state.mismatch("ShardedTensor", "(local shards, metadata, process group, ...)");
   const auto number = [&](std::string_view name) -> std::optional<Index> {
     const auto value = attribute(state[2], name);
@@ -245,8 +243,8 @@ Status resolve_sharded(const TorchFile& file, Value state, DistributedTensor& ou
   for (std::size_t i = 0; i < state[0].size(); ++i) {
     const Value shard = state[0][i];
     const Value metadata = TRY(needed(shard, "shard", "metadata"));
-    const Box box = {TRY(read_dims(TRY(needed(metadata, "shard", "shard_offsets")), "shard offsets")),
-                     TRY(read_dims(TRY(needed(metadata, "shard", "shard_sizes")), "shard sizes"))};
+    const Box box = {TRY(read_sizes(TRY(needed(metadata, "shard", "shard_offsets")), "shard offsets")),
+                     TRY(read_sizes(TRY(needed(metadata, "shard", "shard_sizes")), "shard sizes"))};
     bool fits = box.origin.rank() == out.shape.rank() && box.shape.rank() == out.shape.rank();
     for (int d = 0; fits && d < out.shape.rank(); ++d) fits = fits_inside(box.origin[d], box.shape[d], out.shape[d]);
     if (!fits) return metadata.mismatch("shard", "a box inside " + to_string(out.shape));
@@ -343,7 +341,7 @@ Result<DistributedTensor> DistributedTensors::resolve(Value value) {
   if (!dtype) return unsupported(file_.place() + ": tensor: dtype " + pickle::print(type) + " is not supported");
   DistributedTensor out;
   out.dtype = *dtype;
-  out.shape = TRY(read_dims(arguments[2], "tensor size"));
+  out.shape = TRY(read_sizes(arguments[2], "tensor size"));
   TRY(check_size(out.shape, out.dtype, arguments[2]));
   const bool is_dtensor = wrapper->type.name() == "DTensor";
   TRY(is_dtensor ? resolve_dtensor(wrapper->state, out) : resolve_sharded(file_, wrapper->state, out));

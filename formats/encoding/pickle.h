@@ -69,6 +69,7 @@ class Value {
  public:
   Kind kind() const;
   bool is_none() const { return kind() == Kind::kNone; }
+  bool is_sequence() const { return kind() == Kind::kTuple || kind() == Kind::kList; }
   // Equal for references to one object of the pickle (and for equal small integers and globals).
   std::uint32_t identity() const { return handle_; }
 

@@ -24,8 +24,6 @@ constexpr Index kVisitsPerCell = 8;
 constexpr Index kFreeVisits = 4096;
 constexpr Index kMaxNameBytes = Index{512} << 20;  // of all names and paths together
 
-bool is_sequence(Value v) { return v.kind() == Kind::kList || v.kind() == Kind::kTuple; }
-
 // Takes a value apart. Depth is limited, which also ends the walk through a container that holds itself.
 class Walk {
  public:
@@ -52,7 +50,7 @@ class Walk {
   // Whether a value is taken apart: dicts, and sequences with a tensor or a dict somewhere in them.
   bool is_apart(Value v, int depth) {
     if (v.kind() == Kind::kDict) return true;
-    if (!is_sequence(v) || v.size() == 0) return false;
+    if (!v.is_sequence() || v.size() == 0) return false;
     if (depth > TensorFile::kMaxDepth) return true;  // the walk will refuse it
     const auto [it, is_new] = apart_.try_emplace(v.identity(), false);
     if (!is_new) return it->second;

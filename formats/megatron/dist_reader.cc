@@ -35,8 +35,7 @@
 namespace reshard::megatron {
 namespace {
 
-constexpr Index kBufferAlignment = 64;  // elements (megatron/core/distributed/param_and_grad_buffer.py)
-constexpr Index kPartsPerPiece = 16;    // layers and experts, or flat pieces, that a stored piece may hold, on average
+constexpr Index kPartsPerPiece = 16;  // layers and experts, or flat pieces, that a stored piece may hold, on average
 constexpr std::string_view kCommonItem = "common_state/";
 constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
 

@@ -17,8 +17,6 @@
 namespace reshard::megatron {
 namespace {
 
-constexpr Index kBufferAlignment = 64;  // elements (megatron/core/distributed/param_and_grad_buffer.py)
-
 // "3" of a key that is a number, or a list's position.
 std::optional<Index> number_of(const KeyPath::value_type& key) {
   if (const auto* n = std::get_if<Index>(&key)) return *n;

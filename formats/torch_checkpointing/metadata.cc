@@ -15,8 +15,6 @@ namespace {
 using pickle::Kind;
 using pickle::Value;
 
-bool is_sequence(Value v) { return v.kind() == Kind::kTuple || v.kind() == Kind::kList; }
-
 Result<Value> member(Value dict, std::string_view key) {
   if (dict.kind() != Kind::kDict) return dict.mismatch("'" + std::string(key) + "'", "a dict around it");
   const auto found = dict.find(key);
@@ -25,7 +23,7 @@ Result<Value> member(Value dict, std::string_view key) {
 }
 
 Result<std::vector<Index>> numbers(Value v, std::string_view what, std::size_t most) {
-  if (!is_sequence(v) || v.size() > most) return v.mismatch(what, "at most " + std::to_string(most) + " numbers");
+  if (!v.is_sequence() || v.size() > most) return v.mismatch(what, "at most " + std::to_string(most) + " numbers");
   std::vector<Index> out;
   out.reserve(v.size());
   for (std::size_t i = 0; i < v.size(); ++i) {
@@ -111,7 +109,7 @@ class Parser {
       out.name +=
           part.is_integer() ? std::to_string(std::get<Index>(out.path.back())) : std::get<std::string>(out.path.back());
     }
-    if (!is_sequence(groups) || groups.size() == 0) return groups.mismatch("tensor", "one entry or more");
+    if (!groups.is_sequence() || groups.size() == 0) return groups.mismatch("tensor", "one entry or more");
     for (std::size_t i = 0; i < groups.size(); ++i) {
       const Value sharding = TRY(member(groups[i], "sharding_metadata"));
       const Value type = TRY(member(sharding, "type"));
@@ -139,7 +137,7 @@ class Parser {
       return shape.mismatch("global_shape", "fewer than 2^63 bytes");
     out.mesh = TRY(read_mesh(TRY(member(data, "mesh_spec"))));
     const Value placements = TRY(member(data, "placements"));
-    if (!is_sequence(placements) || placements.size() != out.mesh->sizes.size())
+    if (!placements.is_sequence() || placements.size() != out.mesh->sizes.size())
       return placements.mismatch("placements",
                                  "one for each of the mesh's " + std::to_string(out.mesh->sizes.size()) + " axes");
     for (std::size_t i = 0; i < placements.size(); ++i)
@@ -181,7 +179,7 @@ class Parser {
     std::set<Index> different(out.ranks.begin(), out.ranks.end());
     if (different.size() != out.ranks.size() || *different.rbegin() >= world_size_)
       return ranks.mismatch("mesh_data", "ranks of " + std::to_string(world_size_) + ", each once");
-    if (const auto names = v.find("mesh_dim_names"); names && is_sequence(*names))
+    if (const auto names = v.find("mesh_dim_names"); names && names->is_sequence())
       for (std::size_t i = 0; i < names->size(); ++i)
         if (const auto name = (*names)[i].as_string()) out.names.emplace_back(*name);
     return meshes_.emplace(v.identity(), std::make_shared<const DeviceMesh>(std::move(out))).first->second;

@@ -11,7 +11,6 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kShown = 4;
 constexpr Index kFewElements = 64;      // of a matrix that may repeat by chance
 constexpr std::size_t kCompared = 100;  // names of one group: thousands of experts may all be zero
 

@@ -13,6 +13,9 @@ namespace reshard {
 enum class Severity { kNote, kWarning, kError };
 std::string_view severity_name(Severity severity);  // "error"
 
+// Cases that a finding shows where there are more.
+inline constexpr std::size_t kShown = 4;
+
 struct Finding {
   Severity severity = Severity::kError;
   std::string id;                    // stable, for programs: "vocabulary-shard"; docs/audit.md lists them all

@@ -160,7 +160,6 @@ std::string file_of(const Subject& subject, const Tensor& t) {
 }
 
 void report_duplicates(const Subject& subject, const std::vector<Duplicate>& duplicates, FindingList& findings) {
-  constexpr std::size_t kShown = 4;
   if (duplicates.empty()) return;
   Finding& f = findings.add(Severity::kError, "name-duplicate");
   const bool is_one = duplicates.size() == 1;

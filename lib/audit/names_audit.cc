@@ -9,8 +9,6 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kShown = 4;
-
 bool is_model(const Tensor& tensor) { return split_state_key(tensor.key()).kind == StateKind::kModel; }
 
 void report_adapters(const Catalog& catalog, FindingList& findings) {

@@ -22,7 +22,7 @@ struct Copy {
 };
 
 // What a comparison found of a copy.
-struct Difference {
+struct Disagreement {
   Index count = 0;  // elements
   Index first = 0;  // number of the first of them in the box, row-major
 };
@@ -56,8 +56,8 @@ Dims place_of(const Box& box, Index n) {
   return at;
 }
 
-Difference compare(const Box& part, const Box& copy, Index element_bytes, Bytes a, Bytes b) {
-  Difference out;
+Disagreement compare(const Box& part, const Box& copy, Index element_bytes, Bytes a, Bytes b) {
+  Disagreement out;
   if (std::memcmp(a.data(), b.data(), a.size()) == 0) return out;
   const auto width = static_cast<std::size_t>(element_bytes);
   for (std::size_t i = 0; i < a.size() / width; ++i) {
@@ -149,15 +149,15 @@ class Replicas {
     RunOptions run = options_;
     if (run.progress) run.progress = [&](Index done) { options_.progress(done_ + done); };
     std::mutex mutex;
-    std::vector<Difference> differences(copies.size());
-    const auto add = [](Difference& sum, const Difference& d) {
+    std::vector<Disagreement> differences(copies.size());
+    const auto add = [](Disagreement& sum, const Disagreement& d) {
       if (d.count == 0) return;
       sum.first = sum.count == 0 ? d.first : std::min(sum.first, d.first);
       sum.count += d.count;
     };
     TRY(visit_pairs(requests, originals_, source, run, [&](std::size_t i, const Box& part, Bytes a, Bytes b) {
       const Index element = byte_size(catalog_.tensors()[copies[i].tensor].dtype);
-      const Difference d = compare(part, *requests[i].box, element, a, b);
+      const Disagreement d = compare(part, *requests[i].box, element, a, b);
       const std::lock_guard lock(mutex);
       add(differences[i], d);
     }));
@@ -222,8 +222,8 @@ class Replicas {
   ReplicaReport report_;
   Index done_ = 0;  // bytes
   std::vector<std::vector<Copy>> generations_;
-  std::map<std::size_t, std::vector<std::pair<Copy, Difference>>> disagreeing_;  // by tensor
-  std::vector<std::string> sharing_;                                             // names
+  std::map<std::size_t, std::vector<std::pair<Copy, Disagreement>>> disagreeing_;  // by tensor
+  std::vector<std::string> sharing_;                                               // names
 };
 
 }  // namespace
