@@ -8,6 +8,7 @@
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/engine/pattern_source.h"
+#include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/packing.h"
 #include "lib/model/placement.h"
@@ -17,8 +18,6 @@
 
 namespace reshard::tools {
 namespace {
-
-constexpr Index kMaxConfigBytes = Index{16} << 20;
 
 struct KnownModel {
   std::string_view name;

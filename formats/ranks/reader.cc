@@ -119,7 +119,7 @@ Index steps_of(std::string_view pattern, Index names, Index name_bytes) {
 
 // That no layout file, of patterns made to be slow, keeps the reader busy for hours.
 Status RanksReader::check_patterns() const {
-  constexpr Index kMaxSteps = 10'000'000'000;
+  constexpr Index kMaxSteps = 4'000'000'000;
   const auto names = static_cast<Index>(names_.size());
   Index bytes = 0, steps = 0;
   for (const std::string& name : names_) bytes += static_cast<Index>(name.size());

@@ -16,7 +16,6 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kConfig = "adapter_config.json";
-constexpr Index kMaxConfigBytes = Index{16} << 20;
 constexpr std::string_view kBase = "base_model.model.";
 
 // A key of an adapter's matrix taken apart.

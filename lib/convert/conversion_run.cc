@@ -1,6 +1,8 @@
 // Running what conversion.cc prepared: the copy, and what lies beside it.
+#include <cstddef>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
@@ -22,6 +24,34 @@ Result<Json> without_quantization(const Json& config) {
     if (m.key != "quantization_config") out.set(m.key, m.value);
   return out;
 }
+
+// Where a conversion's tensors are read from: the source's files, and what is computed of them and an adapter's.
+class Origin {
+ public:
+  Origin(const Draft& draft, Reader& source, Reader& adapter)
+      : merges_(draft.adapter && !draft.adapter->merged.empty()),
+        computes_(merges_ || draft.scales.stored),
+        stored_(draft.scales.stored ? *draft.scales.stored : draft.view.catalog, source.files()),
+        operands_(adapter.catalog(), adapter.files()),
+        computed_(draft.view.catalog, stored_) {
+    set_scaled(draft.scales, stored_, computed_);
+    if (merges_) merge_adapter(*draft.adapter, stored_, operands_, computed_);
+  }
+  bool computes() const { return computes_; }
+  TensorSource& tensors() { return computes_ ? static_cast<TensorSource&>(computed_) : stored_; }
+  // That the checksums of an adapter hold, too.
+  Status finish() {
+    if (!merges_) return {};
+    std::vector<std::byte> scratch(std::size_t{1} << 20);
+    return operands_.finish(scratch, nullptr);
+  }
+  Index checksums_checked() const { return stored_.checksums_checked() + operands_.checksums_checked(); }
+
+ private:
+  bool merges_, computes_;
+  FileSource stored_, operands_;
+  ComputedSource computed_;
+};
 
 }  // namespace
 
@@ -54,34 +84,23 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
-  const BlockScales& scales = draft_.scales;
-  FileSource stored(scales.stored ? *scales.stored : source_view(), source_.files());
-  Reader& adapter_reader = options_.adapter.reader ? *options_.adapter.reader : source_;
-  FileSource operands(adapter_reader.catalog(), adapter_reader.files());
-  ComputedSource computed(source_view(), stored);
-  const bool merges = draft_.adapter && !draft_.adapter->merged.empty(), computes = merges || scales.stored;
-  if (computes && rank_count(ranks) > 1)
+  Origin origin(draft_, source_, options_.adapter.reader ? *options_.adapter.reader : source_);
+  if (origin.computes() && rank_count(ranks) > 1)
     return unsupported(
         "several ranks cannot merge an adapter or apply the scales of float8 weights; start one process");
-  set_scaled(scales, stored, computed);
-  if (merges) merge_adapter(*draft_.adapter, stored, operands, computed);
-  TensorSource& source = computes ? static_cast<TensorSource&>(computed) : stored;
   // What is read of computed weights is not what was recorded.
-  const auto recorded = computes ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
+  const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
   destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
                                static_cast<const Reader*>(options_.adapter.reader)})
     for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
       destination.inputs.push_back(reader->catalog().file_path(f));
   auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
-  const auto proofs = TRY(copy_tensors(plan_, source, target_view_, *output, options_.run));
-  if (merges) {
-    std::vector<std::byte> scratch(std::size_t{1} << 20);
-    TRY(operands.finish(scratch, nullptr));
-  }
+  const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, *output, options_.run));
+  TRY(origin.finish());
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
-  outcome.checksums = of_left_out + stored.checksums_checked() + operands.checksums_checked();
+  outcome.checksums = of_left_out + origin.checksums_checked();
   if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
   if (leads) {
     outcome.files_copied = TRY(add_side_files(*output));

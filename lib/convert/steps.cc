@@ -10,6 +10,7 @@
 #include "lib/convert/adapter.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
+#include "lib/model/config.h"
 #include "lib/model/packing.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
@@ -17,8 +18,6 @@
 
 namespace reshard {
 namespace {
-
-constexpr Index kMaxConfigBytes = Index{256} << 20;
 
 bool selects(const Selection& s, std::string_view name) {
   return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);

@@ -10,7 +10,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxConfigBytes = Index{16} << 20;
 constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 
 // What models have in common, where their family says nothing else.

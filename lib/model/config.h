@@ -15,6 +15,8 @@ namespace reshard {
 class Catalog;
 class Reader;
 
+inline constexpr Index kMaxConfigBytes = Index{16} << 20;  // of a config.json; real ones have a few thousand
+
 class ModelConfig {
  public:
   // Fails where a number that every model of a known family has is missing, not positive, or makes no sense beside the
