@@ -64,6 +64,11 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
+  // What could not be looked into was recognised by none.
+  if (is_directory(path))
+    TRY(list_directory(path));
+  else
+    TRY(File::open(path));
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }
 

@@ -149,7 +149,7 @@ class Communicator {
                                                     const Transport* control) {
     const Result<Library>& loaded = library();
     if (!loaded) return loaded.error();
-    ContextPtr context = TRY(CudaContext::retain(options.device));
+    ContextPtr context = TRY(CudaContext::retain(options.device).context("nccl"));
     std::unique_ptr<Communicator> out(new Communicator(*loaded, std::move(context), options.patience, control));
     TRY(out->context_->run("making a stream",
                            [&] { return cudaStreamCreateWithFlags(&out->stream_, cudaStreamNonBlocking); }));

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "lib/device/cuda/cuda_device.h"
+
 namespace reshard {
 namespace {
 
@@ -59,6 +61,7 @@ Status cuda_status(int ordinal, int code, const std::string& doing) {
 }
 
 Result<std::shared_ptr<const CudaContext>> CudaContext::retain(int ordinal) {
+  TRY(count_cuda_devices());  // which says it where there is no driver to ask
   if (!driver()) return driver().error();
   CUdevice device = 0;
   CUcontext context = nullptr;
