@@ -84,7 +84,9 @@ TEST_F(AdapterTest, ItsConfigIsMadeWhereThereIsNone) {
   EXPECT_EQ(*json->get_index("r"), 4);
   EXPECT_EQ(*json->find("lora_alpha")->as_double(), 8.0);
   std::vector<std::string> targets;
-  for (const Json& target : *json->get_array("target_modules")) targets.emplace_back(*target.as_string());
+  const auto listed = json->get_array("target_modules");
+  ASSERT_TRUE(listed);
+  for (const Json& target : *listed) targets.emplace_back(*target.as_string());
   EXPECT_THAT(targets, testing::ElementsAre("down_proj", "q_proj", "v_proj"));
 }
 

@@ -23,9 +23,11 @@ struct Sample {
 
 Shapes shapes_of(const Json& json) {
   Shapes out;
-  for (const Json::Member& m : *json.as_object()) {
+  const auto members = json.as_object();
+  for (const Json::Member& m : *members) {
     Dims shape;
-    for (const Json& n : *m.value.as_array()) shape.push_back(*n.as_index());
+    const auto sizes = m.value.as_array();
+    for (const Json& n : *sizes) shape.push_back(*n.as_index());
     out.emplace(m.key, shape);
   }
   return out;
