@@ -1,6 +1,7 @@
 // What of ours calls CUDA and NCCL, run against stand-ins of both (runtime.h, nccl.cc): what it leaves behind in the
 // process that it is in, and what becomes of ranks when one of them, or the library, does not answer.
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -22,6 +23,9 @@
 
 namespace reshard {
 namespace {
+
+// What is loaded is found by its name: a sanitizer's dlopen does not look beside the program.
+[[maybe_unused]] void* const kNcclLibrary = ::dlopen(RESHARD_STAND_IN_DIR "/libreshard_stand_in_nccl.so", RTLD_NOW);
 
 using testing::HasSubstr;
 
