@@ -185,17 +185,6 @@ class AdapterReader {
   bool rooted_ = false;
 };
 
-// A box of a tensor as float32, row-major.
-Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box) {
-  const DType dtype = source.catalog().tensors()[tensor].dtype;
-  const auto n = static_cast<std::size_t>(volume(box));
-  std::vector<std::byte> stored(n * static_cast<std::size_t>(byte_size(dtype))), scratch(stored.size() + (1U << 20));
-  TRY(source.read(tensor, box, stored, scratch));
-  std::vector<float> out(n);
-  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
-  return out;
-}
-
 }  // namespace
 
 bool holds_adapter(const Format& format) {
@@ -226,8 +215,8 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
       TRY(stored.read(m.weight, box, out, scratch));
       if (box.empty()) return {};
       const DType delta = operands.catalog().tensors()[m.b].dtype;
-      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[1]}, {m.rank, box.shape[1]}}));
-      const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}));
+      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[1]}, {m.rank, box.shape[1]}}, scratch));
+      const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}, scratch));
       add_low_rank(out.data(), stored.catalog().tensors()[m.weight].dtype, b.data(), a.data(), box.shape[0],
                    box.shape[1], m.rank, m.scaling, delta);
       return {};

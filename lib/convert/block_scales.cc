@@ -8,16 +8,6 @@
 namespace reshard {
 namespace {
 
-// A box of a tensor as float32, row-major.
-Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {
-  const DType dtype = source.catalog().tensors()[tensor].dtype;
-  std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
-  TRY(source.read(tensor, box, stored, scratch));
-  std::vector<float> out(static_cast<std::size_t>(volume(box)));
-  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
-  return out;
-}
-
 Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& box, MutableBytes out,
             MutableBytes scratch) {
   if (box.empty()) return {};

@@ -1,5 +1,7 @@
 #include "lib/engine/computed_source.h"
 
+#include "lib/device/convert.h"
+
 namespace reshard {
 
 std::vector<StoredPiece> ComputedSource::pieces(std::size_t tensor, const Box& box) {
@@ -22,6 +24,15 @@ Result<Index> ComputedSource::read_as_stored(std::size_t tensor, const Box& box,
                                              std::vector<LaidPiece>& pieces) {
   if (computed_.contains(tensor)) return Index{0};
   return stored_.read_as_stored(tensor, box, out, pieces);
+}
+
+Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {
+  const DType dtype = source.catalog().tensors()[tensor].dtype;
+  std::vector<std::byte> stored(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
+  TRY(source.read(tensor, box, stored, scratch));
+  std::vector<float> out(static_cast<std::size_t>(volume(box)));
+  convert(dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(out.data()), volume(box));
+  return out;
 }
 
 }  // namespace reshard

@@ -37,4 +37,7 @@ class ComputedSource : public TensorSource {
   std::unordered_map<std::size_t, Fill> computed_;
 };
 
+// A box of a tensor as float32, row-major: what others are computed from. `scratch` as in TensorSource::read.
+Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch);
+
 }  // namespace reshard

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace reshard {
 namespace {
@@ -14,6 +15,11 @@ constexpr Index kLeast = Index{64} << 10;  // less is read faster through the ca
 Index read_cached(const File& file, Index offset, MutableBytes out) {
   const iovec part = {out.data(), out.size()};
   return std::max<Index>(0, ::preadv2(file.descriptor(), &part, 1, offset, RWF_NOWAIT));
+}
+
+std::shared_ptr<const File> open_direct(const File& file) {
+  auto opened = file.reopen_direct();
+  return opened ? std::make_shared<const File>(std::move(*opened)) : nullptr;
 }
 
 }  // namespace
@@ -27,7 +33,7 @@ Status DirectReader::read(const std::shared_ptr<const File>& file, Index offset,
   if (length < kLeast) return rest(0);
   Index done = read_cached(*file, offset, wanted);
   if (length - done < kLeast) return rest(done);
-  const auto past_cache = direct(file);
+  const auto past_cache = direct_.get(file, open_direct);
   if (!past_cache) return rest(done);
   // From the unit on in which the rest begins. The last read may end with the file.
   while (done < length) {
@@ -36,31 +42,12 @@ Status DirectReader::read(const std::shared_ptr<const File>& file, Index offset,
     const Index bytes = end_of(back + length - done);
     const ssize_t n = ::pread(past_cache->descriptor(), to, static_cast<std::size_t>(bytes), offset + done - back);
     if (n <= back) {  // whatever it is, the ordinary way finds it too, or does not
-      refuse(*file);
+      direct_.refuse(*file);
       return rest(done);
     }
     done = std::min(length, done + static_cast<Index>(n) - back);
   }
   return {};
-}
-
-std::shared_ptr<const File> DirectReader::direct(const std::shared_ptr<const File>& file) {
-  const std::lock_guard lock(mutex_);
-  const auto it = std::find_if(known_.begin(), known_.end(), [&](const Known& known) { return known.file == file; });
-  if (it != known_.end()) {
-    std::rotate(it, it + 1, known_.end());
-  } else {
-    if (known_.size() == kMaxFiles) known_.erase(known_.begin());
-    auto opened = file->reopen_direct();
-    known_.push_back({file, opened ? std::make_shared<const File>(std::move(*opened)) : nullptr});
-  }
-  return known_.back().direct;
-}
-
-void DirectReader::refuse(const File& file) {
-  const std::lock_guard lock(mutex_);
-  for (Known& known : known_)
-    if (known.file.get() == &file) known.direct = nullptr;
 }
 
 }  // namespace reshard

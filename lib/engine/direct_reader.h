@@ -3,10 +3,9 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
-#include <vector>
 
 #include "lib/base/file.h"
+#include "lib/base/recent_files.h"
 
 namespace reshard {
 
@@ -23,16 +22,7 @@ class DirectReader {
   Status read(const std::shared_ptr<const File>& file, Index offset, Index length, MutableBytes out, Index at);
 
  private:
-  static constexpr std::size_t kMaxFiles = 32;  // that stay open, those used last
-  struct Known {
-    std::shared_ptr<const File> file;
-    std::shared_ptr<const File> direct;  // null: it cannot be read past the cache
-  };
-  std::shared_ptr<const File> direct(const std::shared_ptr<const File>& file);
-  void refuse(const File& file);
-
-  std::mutex mutex_;
-  std::vector<Known> known_;  // in the order of their last use
+  RecentFiles<File> direct_;  // opened past the cache; refused: it cannot be
 };
 
 }  // namespace reshard

@@ -136,8 +136,6 @@ Status Output::prepare(Space space) {
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(make_directory(path_join(work_, directory)));
   for (const CatalogFile& f : target_.catalog().files) {
-    if (const std::string folder = parent_path(path_join(work_, f.path)); !path_exists(folder))
-      TRY(make_directory(folder));
     File file = TRY(File::create(path_join(work_, f.path)));
     // How long encoded data will be nobody knows yet.
     if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));

@@ -46,7 +46,7 @@ class CuFileReader::Registration {
 };
 
 Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index offset, MutableBytes to) {
-  const auto registration = registration_of(file);
+  const auto registration = registrations_.get(file, [&](const File& f) { return registered(f); });
   if (!registration) return false;
   const auto size = static_cast<Index>(to.size());
   for (Index done = 0; done < size;) {
@@ -56,7 +56,7 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
     // The mount, the file or the place cannot be read that way; a drive that fails says EIO.
     const bool refused = n < -1 || (n == -1 && (errno == EINVAL || errno == EOPNOTSUPP));
     if (refused) {
-      refuse(*file);
+      registrations_.refuse(*file);
       return false;
     }
     if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
@@ -68,19 +68,6 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
   return true;
 }
 
-std::shared_ptr<const CuFileReader::Registration> CuFileReader::registration_of(
-    const std::shared_ptr<const File>& file) {
-  const std::lock_guard lock(mutex_);
-  const auto it = std::find_if(known_.begin(), known_.end(), [&](const Known& known) { return known.file == file; });
-  if (it != known_.end()) {
-    std::rotate(it, it + 1, known_.end());
-  } else {
-    if (known_.size() == kMaxFiles) known_.erase(known_.begin());
-    known_.push_back({file, registered(*file)});
-  }
-  return known_.back().registration;
-}
-
 std::shared_ptr<const CuFileReader::Registration> CuFileReader::registered(const File& file) const {
   Result<File> direct = file.reopen_direct();
   if (!direct) return nullptr;
@@ -89,12 +76,6 @@ std::shared_ptr<const CuFileReader::Registration> CuFileReader::registered(const
   cufile::Handle handle = nullptr;
   if (cufile_.handle_register(&handle, &descriptor).code != 0) return nullptr;
   return std::make_shared<const Registration>(cufile_, std::move(*direct), handle);
-}
-
-void CuFileReader::refuse(const File& file) {
-  const std::lock_guard lock(mutex_);
-  for (Known& known : known_)
-    if (known.file.get() == &file) known.registration = nullptr;
 }
 
 }  // namespace reshard

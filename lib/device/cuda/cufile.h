@@ -7,11 +7,11 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "lib/base/file.h"
+#include "lib/base/recent_files.h"
 #include "lib/base/result.h"
 #include "lib/device/cuda/cufile_api.h"
 
@@ -30,9 +30,7 @@ Result<cufile::Functions> load_cufile(const std::string& library, const std::vec
 // Reads files through cuFile. Thread-safe.
 class CuFileReader {
  public:
-  // How many files stay open and registered with cuFile, those used last. The others are registered anew when they are
-  // read again.
-  static constexpr std::size_t kMaxFiles = 32;
+  static constexpr std::size_t kMaxFiles = RecentFiles<File>::kMost;  // that stay open and registered
 
   explicit CuFileReader(const cufile::Functions& functions) : cufile_(functions) {}
 
@@ -43,17 +41,10 @@ class CuFileReader {
 
  private:
   class Registration;
-  struct Known {
-    std::shared_ptr<const File> file;
-    std::shared_ptr<const Registration> registration;  // null: refused
-  };
-  std::shared_ptr<const Registration> registration_of(const std::shared_ptr<const File>& file);
   std::shared_ptr<const Registration> registered(const File& file) const;
-  void refuse(const File& file);
 
   cufile::Functions cufile_;
-  std::mutex mutex_;
-  std::vector<Known> known_;  // in the order of their last use
+  RecentFiles<Registration> registrations_;  // files that are read again after others are registered anew
 };
 
 }  // namespace reshard

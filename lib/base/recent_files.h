@@ -1,0 +1,50 @@
+// What is opened of files beside themselves, kept for those that were used last.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lib/base/file.h"
+
+namespace reshard {
+
+// Thread-safe.
+template <class Opened>
+class RecentFiles {
+ public:
+  static constexpr std::size_t kMost = 32;  // files that it keeps something of
+
+  // What `open(file)`, a shared_ptr, gave when it was last called for the file; it is called where nothing is kept.
+  // Null: the file was refused, by it or by refuse().
+  template <class Open>
+  std::shared_ptr<const Opened> get(const std::shared_ptr<const File>& file, const Open& open) {
+    const std::lock_guard lock(mutex_);
+    const auto it = std::find_if(known_.begin(), known_.end(), [&](const Known& known) { return known.file == file; });
+    if (it != known_.end()) {
+      std::rotate(it, it + 1, known_.end());
+    } else {
+      if (known_.size() == kMost) known_.erase(known_.begin());
+      known_.push_back({file, open(*file)});
+    }
+    return known_.back().opened;
+  }
+
+  void refuse(const File& file) {
+    const std::lock_guard lock(mutex_);
+    for (Known& known : known_)
+      if (known.file.get() == &file) known.opened = nullptr;
+  }
+
+ private:
+  struct Known {
+    std::shared_ptr<const File> file;
+    std::shared_ptr<const Opened> opened;
+  };
+  std::mutex mutex_;
+  std::vector<Known> known_;  // in the order of their last use
+};
+
+}  // namespace reshard
