@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "lib/device/cuda/float_instructions.h"
 #include "lib/device/cuda/words.h"
 #include "lib/device/elements.h"
 #include "lib/layout/dtype.h"
@@ -36,11 +37,13 @@ struct Conversion {
   union Input {
     Word<kIn> word;
     From element[kVector];
+    Pair<From> pair[kVector / 2];
     RESHARD_HD Input() : word{} {}
   };
   union Output {
     Word<kOut> word;
     To element[kVector];
+    Pair<To> pair[kVector / 2];
     RESHARD_HD Output() : word{} {}
   };
 
@@ -51,6 +54,7 @@ struct Conversion {
   }
 
   // One thread's part of a tile of kBatch * `threads` vectors.
+  template <class Instructions = FloatInstructions>
   RESHARD_HD static void convert_vectors(const ConvertJob& job, std::uint32_t tile, std::uint32_t thread,
                                          std::uint32_t threads) {
     const std::byte* in = job.in + job.span.head * Index{sizeof(From)};
@@ -61,13 +65,29 @@ struct Conversion {
     for (std::uint32_t b = 0; b < kBatch; ++b)
       if (first + b * threads < job.span.vectors)
         from[b].word = load_aligned<Word<kIn>>(in + Index{first + b * threads} * kIn);
+    std::uint32_t left = 0;  // vectors that the instructions do not do, a bit for each
     RESHARD_UNROLL
     for (std::uint32_t b = 0; b < kBatch; ++b) {
       if (first + b * threads >= job.span.vectors) break;
       Output to;
-      RESHARD_UNROLL
-      for (int i = 0; i < kVector; ++i) narrow(widen(from[b].element[i]), to.element[i]);
+      if constexpr (kHasInstructions<Instructions, From, To>) {
+        if (!convert_by_instructions<Instructions, From, To, kVector / 2>(from[b].pair, to.pair)) {
+          left |= 1u << b;
+          continue;
+        }
+      } else {
+        RESHARD_UNROLL
+        for (int i = 0; i < kVector; ++i) narrow(widen(from[b].element[i]), to.element[i]);
+      }
       store_aligned(out + Index{first + b * threads} * kOut, to.word);
+    }
+    if constexpr (kHasInstructions<Instructions, From, To>) {
+      RESHARD_NO_UNROLL
+      for (std::uint32_t b = 0; left >> b != 0; ++b) {
+        const Index vector = job.span.head + Index{first + b * threads} * kVector;
+        RESHARD_NO_UNROLL
+        for (int i = 0; i < kVector && (left >> b & 1) != 0; ++i) convert_one(job, vector + i);
+      }
     }
   }
 

@@ -83,10 +83,14 @@ struct TransposeJob {
   CopyLoop a, b;
   Divisor tiles_a, tiles_b;
   std::uint32_t tiles = 0;
+  bool pairs = false;  // of two bytes: two neighbours can be read and written as one word
 };
 
 // A tile has kSide units along each loop. A row of it is padded by what makes the units of a column lie in different
 // banks of shared memory (32 of 4 bytes).
+//
+// Full tiles of two-byte units that lie side by side go in pairs: two words of two rows are read, turned into words of
+// two columns, and these are what lies in the tile, by column.
 template <int kWord>
 struct TransposeTile {
   static constexpr std::uint32_t kSide = kWord <= 2 ? 64 : 32;
@@ -95,7 +99,14 @@ struct TransposeTile {
   static constexpr std::uint32_t kRows = kThreads / kSide;          // that all threads read, or write, at once
   static constexpr std::uint32_t kPitch = kSide + (kWord < 4 ? 4 / kWord : 1);
 
-  Word<kWord> unit[kSide * kPitch];
+  static constexpr std::uint32_t kPairs = kSide / 2;             // in a row, or a column
+  static constexpr std::uint32_t kPairRows = kThreads / kPairs;  // of pairs that all threads read, or write, at once
+  static constexpr std::uint32_t kPairsEach = kSide * kPairs / kThreads;
+
+  union {
+    Word<kWord> unit[kSide * kPitch];
+    Word<4> pair[kWord == 2 ? kSide * (kPairs + 1) : 1];
+  };
 
   struct Place {
     Index from = 0, to = 0;  // of the tile's first unit
@@ -115,6 +126,9 @@ struct TransposeTile {
   // looks at no borders, and goes from a unit to its next by adding.
   RESHARD_HD void read(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) {
     const Place at = place(job, tile);
+    if constexpr (kWord == 2) {
+      if (job.pairs && at.is_full()) return read_pairs(job, at, thread);
+    }
     const std::uint32_t a = thread % kSide, b = thread / kSide;
     const std::byte* from = job.from + (at.from + a * job.a.from + b * job.b.from);
     const Index step = Index{kRows} * job.b.from;
@@ -132,6 +146,9 @@ struct TransposeTile {
   }
   RESHARD_HD void write(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) const {
     const Place at = place(job, tile);
+    if constexpr (kWord == 2) {
+      if (job.pairs && at.is_full()) return write_pairs(job, at, thread);
+    }
     const std::uint32_t b = thread % kSide, a = thread / kSide;
     const Word<kWord>* from = unit + (b * kPitch + a);
     std::byte* to = job.to + (at.to + a * job.a.to + b * job.b.to);
@@ -143,6 +160,35 @@ struct TransposeTile {
     }
     for (Index i = 0; i < kEach && b < at.rows_b && a + i * kRows < at.rows_a; ++i, to += step)
       store_aligned(to, from[i * kRows]);
+  }
+
+ private:
+  // A thread reads the units 2p and 2p+1 along a, of 2q and 2q+1 along b. Neighbouring threads' words lie two columns
+  // apart in the tile: each bank is met twice, which costs less than the reading.
+  RESHARD_HD void read_pairs(const TransposeJob& job, const Place& at, std::uint32_t thread) {
+    const std::uint32_t p = thread % kPairs, q = thread / kPairs;
+    const std::byte* from = job.from + (at.from + 4 * Index{p} + 2 * Index{q} * job.b.from);
+    const Index step = 2 * Index{kPairRows} * job.b.from;
+    Word<4> even[kPairsEach / 2], odd[kPairsEach / 2];
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kPairsEach / 2; ++i, from += step) {
+      even[i] = load_aligned<Word<4>>(from);
+      odd[i] = load_aligned<Word<4>>(from + job.b.from);
+    }
+    Word<4>* to = pair + (2 * p * (kPairs + 1) + q);
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kPairsEach / 2; ++i, to += kPairRows) {
+      to[0].single = (even[i].single & 0xffffu) | odd[i].single << 16;
+      to[kPairs + 1].single = even[i].single >> 16 | (odd[i].single & 0xffff0000u);
+    }
+  }
+  RESHARD_HD void write_pairs(const TransposeJob& job, const Place& at, std::uint32_t thread) const {
+    const std::uint32_t q = thread % kPairs, a = thread / kPairs;
+    const Word<4>* from = pair + (a * (kPairs + 1) + q);
+    std::byte* to = job.to + (at.to + a * job.a.to + 4 * Index{q});
+    const Index step = Index{kPairRows} * job.a.to;
+    RESHARD_UNROLL
+    for (std::uint32_t i = 0; i < kPairsEach; ++i, to += step) store_aligned(to, from[i * kPairRows * (kPairs + 1)]);
   }
 };
 
@@ -211,6 +257,11 @@ TransposeJob make_transpose_job(CopyShape shape, const std::byte* from, std::byt
   job.to = to;
   job.a = shape.loop[a];
   job.b = shape.loop[shape.loops - 1];
+  job.pairs = kWord == 2 && job.a.from == 2 && job.b.to == 2 && is_aligned(from, 4) && is_aligned(to, 4);
+  for (int i = 0; i < shape.loops; ++i) {
+    if (i != a) job.pairs = job.pairs && shape.loop[i].from % 4 == 0;
+    if (i != shape.loops - 1) job.pairs = job.pairs && shape.loop[i].to % 4 == 0;
+  }
   std::copy(shape.loop + a + 1, shape.loop + shape.loops - 1, shape.loop + a);
   shape.loops -= 2;
   const Index tiles_a = ceil_div(job.a.extent, kSide), tiles_b = ceil_div(job.b.extent, kSide);

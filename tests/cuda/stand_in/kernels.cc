@@ -1,9 +1,11 @@
-// The kernels on the stand-in's streams: the bodies that a GPU runs, every thread of every tile, one after the other.
+// The kernels on the stand-in's streams: the bodies that a GPU runs, every thread of every tile, one after the other,
+// and conversions by instructions that do what NVIDIA says of them.
 #include <memory>
 
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/launch.h"
 #include "tests/cuda/stand_in/runtime.h"
+#include "tests/support/documented_instructions.h"
 
 namespace reshard {
 namespace {
@@ -55,7 +57,8 @@ int launch_convert(const LaunchPlace& place, DType from, DType to, const std::by
     stand_in::queue(place.stream, [job = C::make(in, out, n)] {
       constexpr std::uint32_t kThreads = 32;
       for (std::uint32_t tile = 0; tile * C::kBatch * kThreads < job.span.vectors; ++tile)
-        for (std::uint32_t t = 0; t < kThreads; ++t) C::convert_vectors(job, tile, t, kThreads);
+        for (std::uint32_t t = 0; t < kThreads; ++t)
+          C::template convert_vectors<DocumentedInstructions>(job, tile, t, kThreads);
       C::convert_ends(job, 0, 1);
     });
   });

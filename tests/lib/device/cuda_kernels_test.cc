@@ -12,6 +12,7 @@
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/copy_kernels.h"
 #include "lib/device/cuda/digest_kernels.h"
+#include "tests/support/documented_instructions.h"
 
 namespace reshard {
 namespace {
@@ -70,7 +71,7 @@ TEST(Divisor, DividesAsTheProcessorDoes) {
 // Runs copies as a GPU would, with few threads.
 struct CopyOnCpu {
   std::uint32_t threads = 32;
-  int copies = 0, transposes = 0, widest = 0;
+  int copies = 0, transposes = 0, in_pairs = 0, widest = 0;
 
   template <int kWord>
   void copy(const CopyJob& job) {
@@ -83,6 +84,7 @@ struct CopyOnCpu {
   template <int kWord>
   void transpose(const TransposeJob& job) {
     ++transposes;
+    in_pairs += job.pairs ? 1 : 0;
     widest = std::max(widest, kWord);
     static TransposeTile<kWord> tile;
     for (std::uint32_t i = 0; i < job.tiles; ++i) {
@@ -160,6 +162,29 @@ TEST(CudaCopy, TransposesAtSizesAroundATile) {
       }
 }
 
+TEST(CudaCopy, TransposesTwoByteUnitsInPairsWhereAllLieOnWholeOnes) {
+  Random random(45);
+  // Batches of matrices, rows of `rows` and of `columns` in memory that has a little more.
+  const auto pairs = [&](Index batch, Index rows, Index columns, Index more, Index offset_from, Index offset_to) {
+    CopyOnCpu cpu;
+    const Index from_row = columns + more, to_row = rows + more;
+    expect_equal_copies(random, {batch, columns, rows}, 2, {{rows * from_row + more, 1, from_row}, 4 * rows * from_row},
+                        {{columns * to_row + more, to_row, 1}, 4 * columns * to_row}, offset_from, offset_to, kMaxCount,
+                        cpu);
+    EXPECT_EQ(cpu.transposes, 1);
+    return cpu.in_pairs;
+  };
+  for (const Index rows : {64, 126, 128, 130})
+    for (const Index columns : {64, 66, 192})
+      for (const Index batch : {1, 3}) {
+        EXPECT_EQ(pairs(batch, rows, columns, 0, 0, 0), 1);
+        EXPECT_EQ(pairs(batch, rows, columns, 2, 4, 12), 1);
+        EXPECT_EQ(pairs(batch, rows, columns, 1, 0, 0), 0);
+        EXPECT_EQ(pairs(batch, rows, columns, 0, 2, 0), 0);
+        EXPECT_EQ(pairs(batch, rows, columns, 0, 0, 2), 0);
+      }
+}
+
 TEST(CudaCopy, MovesTheRowsOfAColumnShardInVectors) {
   Random random(47);
   // Rows of 4,096 and of 104 bytes, out of rows eight times as long and back.
@@ -228,13 +253,14 @@ TEST(CudaCopy, CountsPastFourGigabytes) {
 constexpr DType kFloats[] = {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16,
                              DType::kBFloat16,   DType::kFloat32,    DType::kFloat64};
 
+template <class Instructions = FloatInstructions>
 void convert_on_cpu(DType from, DType to, const std::byte* in, std::byte* out, Index n) {
   with_conversion(from, to, [&](auto conversion) {
     using C = decltype(conversion);
     const ConvertJob job = C::make(in, out, n);
     constexpr std::uint32_t kThreads = 4;
     for (std::uint32_t tile = 0; tile * C::kBatch * kThreads < job.span.vectors; ++tile)
-      for (std::uint32_t t = 0; t < kThreads; ++t) C::convert_vectors(job, tile, t, kThreads);
+      for (std::uint32_t t = 0; t < kThreads; ++t) C::template convert_vectors<Instructions>(job, tile, t, kThreads);
     for (Index worker = 0; worker < 3; ++worker) C::convert_ends(job, worker, 3);
   });
 }
@@ -261,6 +287,10 @@ TEST(CudaConvert, EqualsConvertForEveryPairOfTypes) {
           ASSERT_EQ(std::memcmp(target, expected.data, bytes), 0)
               << info(from).torch_name << " to " << info(to).torch_name << ", " << n << " at " << shift;
           ASSERT_EQ(target[bytes], std::byte{0xcc});
+          std::fill(target, target + bytes, std::byte{0xcc});
+          convert_on_cpu<DocumentedInstructions>(from, to, source, target, n);
+          ASSERT_EQ(std::memcmp(target, expected.data, bytes), 0)
+              << info(from).torch_name << " to " << info(to).torch_name << ", " << n << " at " << shift;
         }
     }
 }
@@ -278,6 +308,62 @@ TEST(CudaConvert, MakesOfEverySixteenBitPatternWhatConvertMakes) {
       convert(from, to, in.data, expected.data, kAll);
       convert_on_cpu(from, to, in.data, actual.data, kAll);
       EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<std::size_t>(kAll * byte_size(to))), 0);
+      std::memset(actual.data, 0xcc, static_cast<std::size_t>(kAll * byte_size(to)));
+      convert_on_cpu<DocumentedInstructions>(from, to, in.data, actual.data, kAll);
+      EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<std::size_t>(kAll * byte_size(to))), 0);
+    }
+}
+
+// The bits of each element of the 8- and 16-bit types; of floats all upper halves, with lower ones on both sides of
+// where numbers are rounded.
+template <class From, class Body>
+void for_each_border(const Body& body) {
+  if constexpr (sizeof(From) < 4) {
+    for (std::uint32_t bits = 0; bits < 1u << (8 * sizeof(From)); ++bits) body(bits);
+  } else {
+    for (std::uint32_t upper = 0; upper < 1u << 16; ++upper)
+      for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x3000u, 0x7fffu, 0x8000u, 0x8001u})
+        body(upper << 16 | lower);
+  }
+}
+
+// One number after the other: where the instructions' answer is taken, it is that of elements.h, and it is taken for
+// all that the target can hold.
+template <class From, class To>
+void expect_instructions_as_elements() {
+  using SourceBits = std::conditional_t<sizeof(From) == 1, std::uint8_t,
+                                        std::conditional_t<sizeof(From) == 2, std::uint16_t, std::uint32_t>>;
+  constexpr int kIn = 8 * sizeof(From), kOut = 8 * sizeof(To);
+  constexpr std::uint64_t kMask = (std::uint64_t{1} << kOut) - 1;
+  std::uint32_t previous = 0, differ = 0;
+  bool previous_fits = true;
+  for_each_border<From>([&](std::uint32_t bits) {
+    const auto value = std::bit_cast<From>(static_cast<SourceBits>(bits));
+    const float wide = widen(value);
+    const bool fits = std::fabs(wide) <= std::bit_cast<float>(kLargest<To>);
+    To expected;
+    narrow(wide, expected);
+    std::uint64_t expected_bits = 0;
+    std::memcpy(&expected_bits, &expected, sizeof expected);
+    const auto in = static_cast<Pair<From>>(Pair<From>{static_cast<SourceBits>(previous)} | std::uint64_t{bits} << kIn);
+    Pair<To> out{};
+    const bool taken = convert_by_instructions<DocumentedInstructions, From, To, 1>(&in, &out);
+    if (taken != (fits && previous_fits) || (taken && (std::uint64_t{out} >> kOut & kMask) != expected_bits)) {
+      if (++differ < 5) ADD_FAILURE() << std::hex << bits << ": " << taken << ' ' << out << ", not " << expected_bits;
+    }
+    previous = bits;
+    previous_fits = fits;
+  });
+  EXPECT_EQ(differ, 0u);
+}
+
+TEST(CudaConvert, TakesOfInstructionsWhatIsElementsToo) {
+  for (DType from : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16, DType::kBFloat16, DType::kFloat32})
+    for (DType to : {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
+      SCOPED_TRACE(std::string(info(from).torch_name) + " to " + std::string(info(to).torch_name));
+      with_conversion(from, to, []<class From, class To>(Conversion<From, To>) {
+        if constexpr (kHasInstructions<DocumentedInstructions, From, To>) expect_instructions_as_elements<From, To>();
+      });
     }
 }
 
