@@ -5,6 +5,7 @@
 #   tests/cuda/sass.sh [OBJECT]        an object of kernels.cu; default: compiled here for CUDA_ARCH (sm_90)
 #
 # "loop": instructions of the loop with the most reads of global memory; "/ word": of it for each of these reads.
+# A loop with several ways through it, such as a conversion's, counts all of them.
 set -eu -o pipefail
 cd "$(dirname "$0")/../.."
 home=${CUDA_HOME:-/usr/local/cuda}
