@@ -51,6 +51,7 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
     return usage_error(path + ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
+  if (open) TRY(note_optimizers(path, open->reader->catalog()));
   if (open) TRY(find_parts(open->reader->catalog(), options.keys));
   return open;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "lib/base/text.h"
 
@@ -222,6 +223,23 @@ Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const 
   catalog.sort_by_name();
   out.reader = std::move(joined);
   return std::optional(std::move(out));
+}
+
+Status note_optimizers(const std::string& path, Catalog& catalog) {
+  if (!is_directory(path) || catalog.root != path) return {};
+  std::set<std::string_view> read;
+  for (const CatalogFile& file : catalog.files) read.insert(file.path);
+  std::vector<std::string> beside;
+  for (const DirectoryEntry& entry : TRY(list_directory(path))) {
+    const auto part = parse_part(entry);
+    const bool is_optimizer = part ? !part->word->is_model : !entry.is_directory && entry.name == "optimizer.pt";
+    if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) beside.push_back(entry.name);
+  }
+  if (!beside.empty())
+    catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
+                            ", an optimizer's state under the numbers of its parameters, which nothing there names. "
+                            "Opened by itself it is a checkpoint.");
+  return {};
 }
 
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {

@@ -21,6 +21,10 @@ namespace reshard {
 // and its names are under "model_M.".
 Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options);
 
+// Tells of optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
+// (optimizer.pt) save torch's own, which numbers the parameters.
+Status note_optimizers(const std::string& path, Catalog& catalog);
+
 // The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 // Why a checkpoint is not complete; empty where it opens and its files are all there.

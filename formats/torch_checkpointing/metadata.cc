@@ -37,12 +37,15 @@ Result<std::vector<Index>> numbers(Value v, std::string_view what, std::size_t m
 // What several descriptions share through the pickle's memo is read once.
 class Parser {
  public:
-  explicit Parser(const std::string& path) : path_(path) {}
+  Parser(const std::string& path, std::size_t bytes) : path_(path), bytes_(static_cast<Index>(bytes)) {}
 
   Result<Metadata> parse(Value root) {
-    const Value version = TRY(member(root, "version"));
-    if (version.as_string() != kVersion)
-      return unsupported(path_ + ": version: expected '" + std::string(kVersion) + "', got " + pickle::print(version));
+    if (root.kind() != Kind::kDict) return root.mismatch("metadata", "a dict");
+    const auto version = root.find("version");
+    const std::string_view said = version ? version->as_string().value_or("") : kFlatVersion;
+    if (said != kVersion && said != kFlatVersion)
+      return unsupported(path_ + ": version: expected '" + std::string(kVersion) + "' or '" +
+                         std::string(kFlatVersion) + "', got " + pickle::print(*version));
     Metadata out;
     const Value size = TRY(member(root, "world_size"));
     const auto ranks = size.as_int();
@@ -51,63 +54,111 @@ class Parser {
     out.world_size = world_size_ = *ranks;
     const Value items = TRY(member(root, "metadata"));
     if (items.kind() != Kind::kDict) return items.mismatch("metadata", "a dict of items");
+    TRY(said == kVersion ? read_items(items, out)
+                         : read_flat(items, TRY(member(root, "rank_to_layout_info_mappings")), out));
     std::set<std::string> files;
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      const auto name = items.key(i).as_string();
-      if (!name || !is_safe_relative_path(*name)) return items.key(i).mismatch("metadata", "the name of an item");
-      Item item = TRY(read_item(std::string(*name), items.value(i)).context("item '" + printable(*name) + "'"));
+    for (auto& [name, item] : out.items) {
       for (const std::string& file : item.files)
         if (!files.insert(file).second)
           return corrupt(path_ + ": rank_to_layout_info: file '" + printable(file) + "' is there twice");
-      out.items.insert_or_assign(std::string(*name), std::move(item));
+      std::sort(item.tensors.begin(), item.tensors.end(),
+                [](const ItemTensor& a, const ItemTensor& b) { return natural_less(a.name, b.name); });
     }
     return out;
   }
 
  private:
-  Result<Item> read_item(const std::string& name, Value v) {
-    Item out;
-    const Value layout = TRY(member(v, "rank_to_layout_info"));
+  Status read_items(Value items, Metadata& out) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      const auto name = items.key(i).as_string();
+      if (!name || !is_safe_relative_path(*name)) return items.key(i).mismatch("metadata", "the name of an item");
+      Item& item = out.items[std::string(*name)];
+      TRY(read_item(std::string(*name), items.value(i), item).context("item '" + printable(*name) + "'"));
+    }
+    return {};
+  }
+
+  // Version 1.0: the paths of all items begin with the item's name, and each rank has a layout for each item.
+  Status read_flat(Value tensors, Value layouts, Metadata& out) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const auto key = tensors.key(i).as_string();
+      if (!key) return tensors.key(i).mismatch("metadata", "a path as text");
+      KeyPath path = TRY(read_path(*key));
+      const auto* name = path.empty() ? nullptr : std::get_if<std::string>(&path.front());
+      if (!name || !is_safe_relative_path(*name))
+        return tensors.key(i).mismatch("metadata", "a path that begins with the name of an item");
+      Item& item = out.items[*name];
+      path.erase(path.begin());
+      item.tensors.push_back(TRY(read_tensor(std::move(path), tensors.value(i)).context("'" + printable(*key) + "'")));
+    }
+    for (auto& [name, item] : out.items) {
+      const auto of_item = [&name = name](Value of_rank) { return of_rank.find(name); };
+      TRY(read_layout(name, layouts, of_item, item).context("item '" + printable(name) + "'"));
+    }
+    return {};
+  }
+
+  // Where each rank's file is; `of_item` finds what is said of the item in what is said of a rank.
+  template <class OfItem>
+  Status read_layout(const std::string& name, Value layout, const OfItem& of_item, Item& out) {
     if (layout.kind() != Kind::kDict) return layout.mismatch("rank_to_layout_info", "a dict");
     if (static_cast<Index>(layout.size()) != world_size_)
       return layout.mismatch("rank_to_layout_info", "each of the " + std::to_string(world_size_) + " ranks");
+    // What is shared through the pickle's memo may say the same of any number of items.
+    files_ += world_size_;
+    if (files_ > bytes_) return layout.mismatch("rank_to_layout_info", "fewer files than the pickle has bytes");
     out.files.resize(static_cast<std::size_t>(world_size_));
     for (std::size_t i = 0; i < layout.size(); ++i) {
-      const auto rank = layout.key(i).as_int();
+      const Value key = layout.key(i);
+      const auto rank = key.kind() == Kind::kString ? parse_number(*key.as_string()) : key.as_int();
       if (!rank || *rank < 0 || *rank >= world_size_ || !out.files[static_cast<std::size_t>(*rank)].empty())
-        return layout.key(i).mismatch("rank_to_layout_info", "each rank once");
+        return key.mismatch("rank_to_layout_info", "each rank once");
       std::string file = default_file(name, *rank);
-      if (const Value said = layout.value(i); !said.is_none()) {
-        const Value path = TRY(member(said, "file_path"));
+      if (const std::optional<Value> said = of_item(layout.value(i)); said && !said->is_none()) {
+        const Value path = TRY(member(*said, "file_path"));
         const auto text = path.as_string();
         if (!text || !is_safe_relative_path(*text)) return path.mismatch("file_path", "a file inside the step");
         file = std::string(*text);
       }
       out.files[static_cast<std::size_t>(*rank)] = std::move(file);
     }
+    return {};
+  }
+
+  Status read_item(const std::string& name, Value v, Item& out) {
+    const auto itself = [](Value of_rank) { return std::optional(of_rank); };
+    TRY(read_layout(name, TRY(member(v, "rank_to_layout_info")), itself, out));
     const Value tensors = TRY(member(v, "nested_path_to_metadata"));
     if (tensors.kind() != Kind::kDict) return tensors.mismatch("nested_path_to_metadata", "a dict");
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto key = tensors.key(i).as_string();
       if (!key) return tensors.key(i).mismatch("nested_path_to_metadata", "a path as text");
-      out.tensors.push_back(TRY(read_tensor(*key, tensors.value(i)).context("'" + printable(*key) + "'")));
+      auto tensor = read_tensor(TRY(read_path(*key)), tensors.value(i));
+      out.tensors.push_back(TRY(std::move(tensor).context("'" + printable(*key) + "'")));
     }
-    std::sort(out.tensors.begin(), out.tensors.end(),
-              [](const ItemTensor& a, const ItemTensor& b) { return natural_less(a.name, b.name); });
+    return {};
+  }
+
+  // A path as JSON: '["state",0,"exp_avg"]'.
+  Result<KeyPath> read_path(std::string_view text) const {
+    KeyPath out;
+    const Json path = TRY(parse_json(text, path_));
+    for (const Json& part : TRY(path.as_array().context(path_))) {
+      if (part.is_integer())
+        out.emplace_back(TRY(part.as_index().context(path_)));
+      else
+        out.emplace_back(std::string(TRY(part.as_string().context(path_))));
+    }
     return out;
   }
 
-  Result<ItemTensor> read_tensor(std::string_view key, Value groups) {
+  Result<ItemTensor> read_tensor(KeyPath path, Value groups) {
     ItemTensor out;
-    const Json path = TRY(parse_json(key, path_));
-    for (const Json& part : TRY(path.as_array().context(path_))) {
-      if (part.is_integer())
-        out.path.emplace_back(TRY(part.as_index().context(path_)));
-      else
-        out.path.emplace_back(std::string(TRY(part.as_string().context(path_))));
+    out.path = std::move(path);
+    for (const auto& part : out.path) {
       if (!out.name.empty()) out.name += '.';
       out.name +=
-          part.is_integer() ? std::to_string(std::get<Index>(out.path.back())) : std::get<std::string>(out.path.back());
+          std::holds_alternative<Index>(part) ? std::to_string(std::get<Index>(part)) : std::get<std::string>(part);
     }
     if (!groups.is_sequence() || groups.size() == 0) return groups.mismatch("tensor", "one entry or more");
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -186,6 +237,7 @@ class Parser {
   }
 
   const std::string& path_;
+  Index bytes_, files_ = 0;  // of the pickle; that it names
   Index world_size_ = 0;
   std::map<std::uint32_t, std::shared_ptr<const DeviceMesh>> meshes_;
 };
@@ -198,8 +250,9 @@ bool Holding::is_replicated() const {
 }
 
 Result<Metadata> parse_metadata(std::string bytes, const std::string& path) {
+  const std::size_t size = bytes.size();
   const pickle::Document document = TRY(pickle::parse(std::move(bytes), path));
-  return Parser(path).parse(document.root());
+  return Parser(path, size).parse(document.root());
 }
 
 std::string default_file(std::string_view item, Index rank) {

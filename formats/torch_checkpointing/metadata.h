@@ -13,6 +13,9 @@
 //                        "rank_to_layout_info": {0: None | {"file_path": "model_0.safetensors",
 //                                                           "serialization_format": {"type": ...}}, ...}}},
 //    "world_size": 4, "version": "2.0"}
+//
+// Version "1.0", or none: the tensors of all items side by side under '["model","layers.0..."]', and the files under
+// "rank_to_layout_info_mappings": {0: {ITEM: None | {"file_path": ...}}, ...}.
 #pragma once
 
 #include <map>
@@ -26,7 +29,8 @@
 namespace reshard::torch_checkpointing {
 
 inline constexpr std::string_view kMetadataFile = "metadata.pkl";
-inline constexpr std::string_view kVersion = "2.0";
+inline constexpr std::string_view kVersion = "2.0";  // what is written
+inline constexpr std::string_view kFlatVersion = "1.0";
 
 struct DeviceMesh {
   std::vector<Index> sizes;

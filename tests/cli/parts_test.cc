@@ -222,6 +222,21 @@ TEST(Parts, FilesOfRanksAreNoModelsOfARun) {
   EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("model_1 under")));
 }
 
+// What torch.optim saves by itself: accelerate without FSDP, and Trainer.
+TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
+  const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";
+  const TempDir dir;
+  fs::copy(sample("tp8") + "/hf.safetensors", dir / "model.safetensors");
+  EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("optimizer")));
+  for (const char* file : {"optimizer.bin", "optimizer.pt"}) fs::copy(state, dir / file);
+  const CommandResult r = reshard_cli({"inspect", dir.path(), "--json"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("Not read with the model: optimizer.bin, optimizer.pt, an optimizer's state under the "
+                               "numbers of its parameters"));
+  // Where FSDP's names are in it, it is read.
+  EXPECT_THAT(reshard_cli({"inspect", fs::path(state).parent_path().string()}).out, Not(HasSubstr("Not read with")));
+}
+
 // Accelerator.save_state() of two models: in directories, in whole files of FSDP, in plain files.
 struct SavedModels {
   const char* name;
