@@ -63,11 +63,17 @@ Status report(const std::string& path, const std::string& mesh, const std::vecto
     const double resident = resident_mb() - before;
     ConversionOptions of_load;  // the same once more, for its plan
     of_load.mesh = options.mesh;
-    of_load.rank = rank;
-    of_load.config_path = find_config(reader.catalog().root, "");
-    const auto conversion = TRY(Conversion::prepare(reader, kMemoryFormat, std::move(of_load)));
+    of_load.source_path = path;
+    of_load.config_path = find_config(reader.catalog());
+    Draft draft = TRY(make_draft(reader, kMemoryFormat, of_load));
+    LayoutRequest request;
+    request.tensors = std::move(draft.output.tensors);
+    request.mesh = options.mesh;
+    request.rank = rank;
+    const auto target = TRY(MemoryTarget::lay_out(std::move(request)));
+    const Catalog target_view = TRY(view_target(target->catalog(), draft.names));
     start = cpu_ms();
-    const Plan plan = TRY(make_plan(conversion->source_view(), conversion->target_view()));
+    const Plan plan = TRY(make_plan(draft.view.catalog, target_view));
     std::printf("rank %lld: %zu tensors, %lld moves: plan %.1f ms of CPU; prepare() %.0f ms and %.1f MB in all\n",
                 static_cast<long long>(rank), load->tensors().size(), static_cast<long long>(plan.moves),
                 cpu_ms() - start, prepared, resident);
