@@ -34,6 +34,7 @@ std::vector<std::string> files_of_manifest(const std::string& directory) {
   if (files == nullptr || !files->is_object()) return out;
   const std::span<const Json::Member> members = *files->as_object();
   for (const Json::Member& member : members) {
+    if (!is_safe_relative_path(member.key)) continue;
     const auto size = member.value.as_index();
     const auto there = look_at(path_join(directory, member.key));
     if (size && there && there->is_regular() && there->size == *size) out.push_back(member.key);

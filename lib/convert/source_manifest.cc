@@ -39,6 +39,9 @@ Result<std::optional<SourceManifest>> SourceManifest::open(Reader& source, const
   Json manifest = TRY(parse_json(*text, path));
   const Json* const recorded = manifest.find("tensors");
   if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
+  const std::span<const Json::Member> tensors = *recorded->as_object();
+  for (const Json::Member& member : tensors)
+    TRY(member.value.get_string("digest").context(path + ": " + tensor_text(member.key)));
   TRY(recorded_family(manifest).context(path));
   return std::optional(SourceManifest(source, std::move(path), std::move(manifest), plan, view));
 }
