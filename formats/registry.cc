@@ -39,19 +39,21 @@ Result<const Format*> find_format(std::string_view name) {
   return usage_error("'" + printable(name) + "' is not a format that reshard writes; there are " + join(names, ", "));
 }
 
-const Format* recognised_format(const std::string& path) {
+Result<const Format*> recognised_format(const Place& place) {
   for (const Format* f : formats())
-    if (f->recognises(path)) return f;
+    if (TRY(f->recognises(place))) return f;
   return nullptr;
 }
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
-  std::optional<OpenCheckpoint> open = TRY(open_parts(path, options));
-  if (const Format* f = open ? nullptr : recognised_format(path)) open = OpenCheckpoint{f, TRY(f->open(path, options))};
+  const Place place = TRY(Place::look(path));
+  std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
+  if (!open)
+    if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(path, options))};
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
     return usage_error(path + ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
-  if (open) TRY(note_optimizers(path, open->reader->catalog()));
+  if (open) note_optimizers(place, open->reader->catalog());
   if (open) TRY(find_parts(open->reader->catalog(), options.keys));
   return open;
 }
@@ -62,14 +64,10 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_if_known(path, options))) return std::move(*open);
   if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
+  if (!is_directory(path)) TRY(File::open(path));  // a link that leads nowhere, a device
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
-  // What could not be looked into was recognised by none.
-  if (is_directory(path))
-    TRY(list_directory(path));
-  else
-    TRY(File::open(path));
   return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
 }
 

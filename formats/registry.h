@@ -29,8 +29,8 @@ FormatTable& formats();
 // The format of that name; a usage error that lists those that can be written.
 Result<const Format*> find_format(std::string_view name);
 
-// The format that recognises the path; null where none does.
-const Format* recognised_format(const std::string& path);
+// The format that recognises what is there; null where none does.
+Result<const Format*> recognised_format(const Place& place);
 
 // Nothing where no format recognises the path, and it holds no checkpoint's parts (run.h).
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options = {});

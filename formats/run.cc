@@ -200,23 +200,22 @@ class JoinedReader : public Reader {
 
 }  // namespace
 
-Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options) {
-  if (!is_directory(path)) return std::optional<OpenCheckpoint>();
-  const RunParts parts = parts_of(TRY(list_directory(path)));
+Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenOptions& options) {
+  const RunParts parts = parts_of(place.entries());
   if (parts.models.empty()) return std::optional<OpenCheckpoint>();
   OpenCheckpoint out;
-  auto joined = std::make_unique<JoinedReader>(path);
+  auto joined = std::make_unique<JoinedReader>(place.path());
   Catalog& catalog = joined->catalog();
   for (const auto* alike : {&parts.models, &parts.optimizers})
     for (const PartName& part : *alike) {
-      const std::string place = path_join(path, part.name);
-      const Format* format = recognised_format(place);
-      if (!format) return corrupt(place + ": is empty, or not what was saved there: the save did not finish");
+      const Place there = TRY(place.inside(part.name));
+      const Format* format = TRY(recognised_format(there));
+      if (!format) return corrupt(there.path() + ": is empty, or not what was saved there: the save did not finish");
       if (!out.format) out.format = format;
       const std::string number = "_" + std::to_string(part.number);
       const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
       if (!model.empty()) catalog.parts.push_back({StateKind::kModel, model + ".", model, part.name});
-      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(place, options)),
+      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(there.path(), options)),
                       model.empty() ? "" : model + ".", parts.optimizers.size() > 1 ? "optimizer" + number : ""));
     }
   catalog.lacks_optimizer = parts.optimizers.empty();
@@ -225,12 +224,12 @@ Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const 
   return std::optional(std::move(out));
 }
 
-Status note_optimizers(const std::string& path, Catalog& catalog) {
-  if (!is_directory(path) || catalog.root != path) return {};
+void note_optimizers(const Place& place, Catalog& catalog) {
+  if (catalog.root != place.path()) return;
   std::set<std::string_view> read;
   for (const CatalogFile& file : catalog.files) read.insert(file.path);
   std::vector<std::string> beside;
-  for (const DirectoryEntry& entry : TRY(list_directory(path))) {
+  for (const DirectoryEntry& entry : place.entries()) {
     const auto part = parse_part(entry);
     const bool is_optimizer = part ? !part->word->is_model : !entry.is_directory && entry.name == "optimizer.pt";
     if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) beside.push_back(entry.name);
@@ -239,7 +238,6 @@ Status note_optimizers(const std::string& path, Catalog& catalog) {
     catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
                             ", an optimizer's state under the numbers of its parameters, which nothing there names. "
                             "Opened by itself it is a checkpoint.");
-  return {};
 }
 
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
@@ -252,9 +250,9 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
         if (entry.is_directory && next.size() < kMaxSteps) next.push_back(path_join(directory, entry.name));
     std::sort(next.begin(), next.end(), natural_less);
     std::copy_if(next.begin(), next.end(), std::back_inserter(out), [](const std::string& child) {
-      if (recognised_format(child)) return true;
-      const auto entries = list_directory(child);
-      return entries && !parts_of(*entries).models.empty();
+      const auto place = Place::look(child);
+      const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
+      return format && (*format || !parts_of(place->entries()).models.empty());
     });
     level = std::move(next);
   }

@@ -19,13 +19,14 @@ namespace reshard {
 
 // The checkpoint that a directory's parts are together; nothing where it has none. Of several models each is a part,
 // and its names are under "model_M.".
-Result<std::optional<OpenCheckpoint>> open_parts(const std::string& path, const OpenOptions& options);
+Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenOptions& options);
 
 // Tells of optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
 // (optimizer.pt) save torch's own, which numbers the parameters.
-Status note_optimizers(const std::string& path, Catalog& catalog);
+void note_optimizers(const Place& place, Catalog& catalog);
 
-// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none.
+// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none; what it may
+// not look into is passed over.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
 // Why a checkpoint is not complete; empty where it opens and its files are all there.
 std::string gap_of_checkpoint(const std::string& path);

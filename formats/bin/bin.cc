@@ -17,12 +17,9 @@ bool is_numbered_name(std::string_view name) {
 
 namespace {
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return is_index_name(path) || TorchFile::recognises(head_of(path));
-  const auto entries = list_directory(path);
-  return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
-           return !e.is_directory && (e.name == kSingleFile || is_index_name(e.name) || is_numbered_name(e.name));
-         });
+Result<bool> recognises(const Place& place) {
+  if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
+  return place.has_file(kSingleFile) || place.has_file_like(is_index_name) || place.has_file_like(is_numbered_name);
 }
 
 // Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.

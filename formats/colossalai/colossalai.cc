@@ -12,9 +12,9 @@ namespace colossalai {
 
 bool has_file(const std::string& path) { return path_exists(path) && !is_directory(path); }
 
-Result<PartFiles> files_of(const std::string& directory, Part part) {
+PartFiles files_of(const Place& directory, Part part) {
   PartFiles out;
-  for (const DirectoryEntry& e : TRY(list_directory(directory))) {
+  for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
     if (const auto index = parse_index_name(e.name); index && index->part == part && index->stage == 0)
       out.indexes.push_back(e.name);
@@ -23,80 +23,84 @@ Result<PartFiles> files_of(const std::string& directory, Part part) {
   return out;
 }
 
-std::string single_file(const std::string& directory, Part part) {
+std::string single_file(const Place& directory, Part part) {
   constexpr std::array<std::string_view, 2> kModels = {"pytorch_model.bin", "model.safetensors"};
   constexpr std::array<std::string_view, 2> kOptimizers = {"pytorch_optim.bin", "optimizer.safetensors"};
   for (const std::string_view name : part == Part::kModel ? kModels : kOptimizers)
-    if (has_file(path_join(directory, name))) return std::string(name);
+    if (directory.has_file(name)) return std::string(name);
   return {};
 }
 
 namespace {
 
-bool looks_like_model(const std::string& directory) {
-  if (is_directory(path_join(directory, kTemporaryIndexes))) return true;
-  const auto files = files_of(directory, Part::kModel);
-  return files && !files->shards.empty();
+bool looks_like_model(const Place& directory) {
+  return directory.has_directory(kTemporaryIndexes) || !files_of(directory, Part::kModel).shards.empty();
 }
 
 // Whether a directory, of which the name already promises one, holds a model in some form.
-bool has_model(const std::string& directory) {
-  if (!is_directory(directory)) return false;
-  const auto files = files_of(directory, Part::kModel);
-  return looks_like_model(directory) || (files && !files->indexes.empty()) ||
+bool has_model(const Place& directory) {
+  return looks_like_model(directory) || !files_of(directory, Part::kModel).indexes.empty() ||
          !single_file(directory, Part::kModel).empty();
 }
 
-bool looks_like_optimizer(const std::string& directory) {
-  const auto files = files_of(directory, Part::kOptimizer);
-  return files && (!files->shards.empty() || !files->indexes.empty() || has_file(path_join(directory, kGroupFile)));
+bool looks_like_optimizer(const Place& directory) {
+  const PartFiles files = files_of(directory, Part::kOptimizer);
+  return !files.shards.empty() || !files.indexes.empty() || directory.has_file(kGroupFile);
 }
 
 }  // namespace
 
-bool is_optimizer_file(const std::string& path) {
-  const std::string head = head_of(path);
-  const auto has = [&](std::string_view text) { return head.find(text) != std::string::npos; };
+bool is_optimizer_file(const Place& place) {
+  const auto has = [&](std::string_view text) { return place.head().find(text) != std::string::npos; };
   using namespace std::string_view_literals;
-  if (TorchFile::recognises(head)) return has("}q\0(X\x0c\0\0\0param_groups"sv);
+  if (TorchFile::recognises(place.head())) return has("}q\0(X\x0c\0\0\0param_groups"sv);
   constexpr std::string_view kState = "\"state.";
+  const std::string& head = place.head();
   const std::size_t state = head.find(kState);
   const std::size_t digit = state + kState.size();
   const bool has_state = state != std::string::npos && digit < head.size() && head[digit] >= '0' && head[digit] <= '9';
-  return path.ends_with(".safetensors") && (has("\"non_tensor_keys\"") || has_state);
+  return place.path().ends_with(".safetensors") && (has("\"non_tensor_keys\"") || has_state);
 }
 
-Tree tree_of(const std::string& path) {
+Result<Tree> tree_of(const Place& place) {
   Tree tree;
-  tree.root = is_directory(path) ? path : parent_path(path);
-  if (tree.root != path && is_optimizer_file(path)) {
-    tree.optimizer_file = base_name(path);
-    tree.has_optimizer = true;
+  if (!place.is_directory()) {
+    tree.root = parent_path(place.path());
+    if (is_optimizer_file(place)) {
+      tree.optimizer_file = place.name();
+      tree.has_optimizer = true;
+      return tree;
+    }
+    tree.index = place.name();
+    const Place root = TRY(Place::look(tree.root));
+    tree.has_model = looks_like_model(root);
+    tree.has_optimizer = looks_like_optimizer(root);
     return tree;
   }
-  if (tree.root != path) tree.index = base_name(path);
-  if (has_model(path_join(path, kModeling))) {
+  tree.root = place.path();
+  if (place.has_directory(kModeling) && has_model(TRY(place.inside(kModeling)))) {
     tree.is_application = tree.has_model = true;
     tree.model = kModeling;
     tree.optimizer = kOptimizer;
-    tree.has_optimizer = is_directory(path_join(path, kOptimizer));
+    tree.has_optimizer = place.has_directory(kOptimizer);
     return tree;
   }
-  tree.has_model = looks_like_model(tree.root);
-  tree.has_optimizer = looks_like_optimizer(tree.root);
+  tree.has_model = looks_like_model(place);
+  tree.has_optimizer = looks_like_optimizer(place);
   return tree;
 }
 
 namespace {
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) {
-    if (is_optimizer_file(path)) return true;
-    const auto index = parse_index_name(base_name(path));
-    return path_exists(path) && index && index->part == Part::kModel && looks_like_model(parent_path(path));
+Result<bool> recognises(const Place& place) {
+  if (!place.is_directory()) {
+    if (is_optimizer_file(place)) return true;
+    const auto index = parse_index_name(place.name());
+    if (!place.is_file() || !index || index->part != Part::kModel) return false;
+    return looks_like_model(TRY(Place::look(parent_path(place.path()))));
   }
-  if (is_rank_directory(path)) return true;
-  const Tree tree = tree_of(path);
+  if (is_rank_directory(place)) return true;
+  const Tree tree = TRY(tree_of(place));
   return tree.has_model || tree.has_optimizer;
 }
 

@@ -32,10 +32,10 @@ struct PartFiles {
   std::vector<std::string> shards;
 };
 
-Result<PartFiles> files_of(const std::string& directory, Part part);
+PartFiles files_of(const Place& directory, Part part);
 
 // The name of the one file of an unsharded save, in a directory without an index and shards; empty where there is none.
-std::string single_file(const std::string& directory, Part part);
+std::string single_file(const Place& directory, Part part);
 
 // What is to be opened, as paths below the root.
 struct Tree {
@@ -50,9 +50,9 @@ struct Tree {
 
 // Whether the file is an optimizer as the Booster saves it with shard=False, by its first bytes: a dict of which
 // "param_groups" is the first key, or safetensors with pickles among the tensors.
-bool is_optimizer_file(const std::string& path);
+bool is_optimizer_file(const Place& place);
 
-Tree tree_of(const std::string& path);
+Result<Tree> tree_of(const Place& place);
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
 

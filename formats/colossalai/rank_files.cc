@@ -344,10 +344,7 @@ Status RankReader::open(const std::string& path, const OpenOptions& options) {
 
 }  // namespace
 
-bool is_rank_directory(const std::string& path) {
-  const std::string meta = path_join(path, kGlobalMeta);
-  return is_directory(path) && path_exists(meta) && !is_directory(meta);
-}
+bool is_rank_directory(const Place& place) { return place.has_file(kGlobalMeta); }
 
 Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<RankReader>();

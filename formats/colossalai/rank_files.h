@@ -20,7 +20,7 @@
 
 namespace reshard::colossalai {
 
-bool is_rank_directory(const std::string& path);
+bool is_rank_directory(const Place& place);
 Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options);
 
 }  // namespace reshard::colossalai

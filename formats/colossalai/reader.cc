@@ -150,8 +150,9 @@ Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::strin
 
 Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
   const std::string directory = at_root(tree_.model);
-  const PartFiles there = TRY(files_of(directory, Part::kModel));
-  const bool has_temporary = is_directory(path_join(directory, kTemporaryIndexes));
+  const Place place = TRY(Place::look(directory));
+  const PartFiles there = files_of(place, Part::kModel);
+  const bool has_temporary = place.has_directory(kTemporaryIndexes);
   if (there.indexes.size() > 1 && tree_.index.empty())
     return unsupported(directory + ": expected one index, got " + names_text(there.indexes, "file") +
                        "; open one of them by its path");
@@ -168,7 +169,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
     total_size_ = stages.total_size();
     warn("The save was interrupted: there is no index, but " + std::string(kTemporaryIndexes) + "/ holds " +
          stages.text() + ", and they cover the whole model. They are used.");
-  } else if (const std::string single = single_file(directory, Part::kModel); !single.empty()) {
+  } else if (const std::string single = single_file(place, Part::kModel); !single.empty()) {
     files.push_back({single, {}});
   } else if (there.shards.empty()) {
     return corrupt(directory + ": expected a model, got neither an index nor shards");
@@ -473,12 +474,13 @@ Status ColossalaiReader::open_optimizer() {
     catalog_.notes.push_back("The optimizer's state is not read: " + why);
     return {};
   }
-  const PartFiles there = TRY(files_of(directory, Part::kOptimizer));
+  const Place place = TRY(Place::look(directory));
+  const PartFiles there = files_of(place, Part::kOptimizer);
   std::vector<std::string> names, unnamed;
   std::string groups(kGroupFile);
   std::optional<double> total_size;
   if (there.indexes.empty()) {
-    const std::string single = single_file(directory, Part::kOptimizer);
+    const std::string single = single_file(place, Part::kOptimizer);
     if (single.empty() && there.shards.empty())
       return unread((tree_.optimizer.empty() ? "the directory" : tree_.optimizer + "/") + " holds no optimizer files" +
                     std::string(kHint));
@@ -668,7 +670,7 @@ Status ColossalaiReader::open_running_states() {
 }
 
 Status ColossalaiReader::open(const std::string& path, const OpenOptions& options) {
-  tree_ = tree_of(path);
+  tree_ = TRY(tree_of(TRY(Place::look(path))));
   options_ = options;
   catalog_.root = tree_.root;
   if (tree_.has_model) TRY(open_model());
@@ -695,7 +697,7 @@ Status ColossalaiReader::open(const std::string& path, const OpenOptions& option
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
-  if (is_rank_directory(path)) return open_rank_directory(path, options);
+  if (is_rank_directory(TRY(Place::look(path)))) return open_rank_directory(path, options);
   auto reader = std::make_unique<ColossalaiReader>();
   TRY(reader->open(path, options));
   return std::unique_ptr<Reader>(std::move(reader));

@@ -28,7 +28,7 @@ inline constexpr std::string_view kUnfinishedMetadata = ".metadata.tmp";  // of 
 bool is_rank_metadata(std::string_view name);  // "__3.metadata": of a rank that saved on its own (torch >= 2.9,
                                                // use_collectives=False)
 // Whether the path is .metadata, or a data file beside it: the user means their directory.
-bool is_file_of_directory(const std::string& path);
+Result<bool> is_file_of_directory(const Place& place);
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
 

@@ -323,7 +323,8 @@ std::string DcpReader::describe(const Blob& blob) {
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
   auto reader = std::make_unique<DcpReader>();
-  TRY(reader->open(is_file_of_directory(path) ? parent_path(path) : path, options));
+  const bool is_file = TRY(is_file_of_directory(TRY(Place::look(path))));
+  TRY(reader->open(is_file ? parent_path(path) : path, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

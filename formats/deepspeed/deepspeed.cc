@@ -54,32 +54,30 @@ bool is_model_states(const DirectoryEntry& e) {
   return name && (name->kind == FileName::Kind::kModel || name->kind == FileName::Kind::kOptimizer);
 }
 
-bool is_tag_directory(const std::string& path) {
-  const auto entries = list_directory(path);
-  return entries && std::any_of(entries->begin(), entries->end(), is_model_states);
+bool is_tag_directory(const Place& place) {
+  return std::any_of(place.entries().begin(), place.entries().end(), is_model_states);
 }
 
 // What the file says, where it may be the name of a directory beside it.
-std::optional<std::string> tag_of(const std::string& path, std::string_view file) {
-  auto text = read_whole_file(path_join(path, file), kMaxTagBytes);
-  if (!text) return std::nullopt;
+Result<std::optional<std::string>> tag_of(const Place& place, std::string_view file) {
+  auto text = TRY(place.text_of(file, kMaxTagBytes));
+  if (!text) return text;
   while (!text->empty() && (text->back() == '\n' || text->back() == '\r' || text->back() == ' ')) text->pop_back();
   if (text->empty() || *text == "." || *text == ".." || text->find('/') != std::string::npos ||
       text->find('\0') != std::string::npos)
-    return std::nullopt;
-  return *text;
+    return std::optional<std::string>();
+  return text;
 }
 
-bool is_ours(const std::string& path, const std::string& tag) {
-  const std::string directory = path_join(path, tag);
-  return is_directory(directory) ? is_tag_directory(directory) : tag.starts_with("global_step");
+Result<bool> is_ours(const Place& place, const std::string& tag) {
+  const Place directory = TRY(place.inside(tag));
+  return directory.is_directory() ? is_tag_directory(directory) : tag.starts_with("global_step");
 }
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return false;
+Result<bool> recognises(const Place& place) {
   for (const std::string_view file : {kLatestFile, kLatestUniversalFile})
-    if (const auto tag = tag_of(path, file); tag && is_ours(path, *tag)) return true;
-  return is_tag_directory(path);
+    if (const auto tag = TRY(tag_of(place, file)); tag && TRY(is_ours(place, *tag))) return true;
+  return is_tag_directory(place);
 }
 
 }  // namespace
@@ -87,9 +85,10 @@ bool recognises(const std::string& path) {
 Result<FileSet> find_files(const std::string& path) {
   FileSet set;
   set.root = path;
+  const Place place = TRY(Place::look(path));
   for (const std::string_view file : {kLatestFile, kLatestUniversalFile}) {
-    const auto tag = tag_of(path, file);
-    if (!tag || !is_ours(path, *tag)) continue;
+    const auto tag = TRY(tag_of(place, file));
+    if (!tag || !TRY(is_ours(place, *tag))) continue;
     set.latest = file;
     set.directory = *tag + "/";
     break;

@@ -134,12 +134,9 @@ Result<FileSet> find_files(const std::string& path) {
 
 namespace {
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return parse_file_name(base_name(path)) && TorchFile::recognises(head_of(path));
-  const auto entries = list_directory(path);
-  return entries && std::any_of(entries->begin(), entries->end(), [](const DirectoryEntry& e) {
-           return !e.is_directory && parse_file_name(e.name).has_value();
-         });
+Result<bool> recognises(const Place& place) {
+  if (!place.is_directory()) return parse_file_name(place.name()) && TorchFile::recognises(place.head());
+  return place.has_file_like([](std::string_view name) { return parse_file_name(name).has_value(); });
 }
 
 }  // namespace

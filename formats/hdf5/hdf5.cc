@@ -7,18 +7,19 @@ namespace reshard {
 const Format kHdf5Format = {
     .name = "hdf5",
     .title = "HDF5",
-    .recognises = hdf5::is_hdf5_file,
+    .recognises = [](const Place& place) -> Result<bool> { return hdf5::is_hdf5_file(place); },
     .open = hdf5::open,
     .lay_out = hdf5::lay_out,
     .is_file = true,
     .takes_compression = true,
+    .library = hdf5::library_version,
 };
 
 // Read as any HDF5 file: by the row before.
 const Format kHdf5ViewFormat = {
     .name = "hdf5-view",
     .title = "HDF5 view",
-    .recognises = [](const std::string&) { return false; },
+    .recognises = [](const Place&) -> Result<bool> { return false; },
     .open = hdf5::open,
     .lay_out = nullptr,
     .write_view = hdf5::write_view,

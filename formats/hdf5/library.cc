@@ -102,12 +102,16 @@ Result<Handle> DatasetMaker::make(Id file, const std::string& path, Id type, con
                  ErrorCode::kUnsupported, what);
 }
 
-bool is_hdf5_file(const std::string& path) {
+std::string library_version() {
+  unsigned major = 0, minor = 0, release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return "HDF5 " + std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
+}
+
+bool is_hdf5_file(const Place& place) {
   constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-  const auto file = File::open(path);
-  std::array<std::byte, 8> head{};
-  if (!file || !file->read_at(0, head)) return false;
-  return as_string(head) == std::string_view(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
+  return place.head().starts_with(
+      std::string_view(reinterpret_cast<const char*>(kSignature.data()), kSignature.size()));
 }
 
 Status write_text_attribute(Id object, const char* name, std::string_view text) {

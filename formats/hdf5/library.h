@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/result.h"
+#include "lib/checkpoint/place.h"
 #include "lib/layout/box.h"
 
 namespace reshard::hdf5 {
@@ -68,8 +69,11 @@ class DatasetMaker {
   std::unordered_set<std::string> groups_;  // made so far
 };
 
+// "HDF5 1.10.8"
+std::string library_version();
+
 // Whether a regular file begins as an HDF5 file does.
-bool is_hdf5_file(const std::string& path);
+bool is_hdf5_file(const Place& place);
 
 // Attributes that hold a text. An absent one is empty; one that is no text, or longer than `limit`, is corrupt.
 Status write_text_attribute(Id object, const char* name, std::string_view text);

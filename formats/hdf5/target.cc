@@ -88,7 +88,10 @@ class Hdf5Target : public Target {
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   bool is_file() const override { return true; }
-  bool is_own_file(const std::string& path) const override { return is_hdf5_file(path); }
+  bool is_own_file(const std::string& path) const override {
+    const auto place = Place::look(path);
+    return place && is_hdf5_file(*place);
+  }
   Status add_side_file(const std::string& name, std::string_view contents) override;
   bool encodes() const override { return level() > 0; }
   Status encode(Index offset, Bytes bytes, const EmitBytes& emit) override;

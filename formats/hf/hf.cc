@@ -12,16 +12,11 @@ bool is_index_name(std::string_view path) { return path.ends_with(".safetensors.
 
 namespace {
 
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return path_exists(path) && (is_file_name(path) || is_index_name(path));
-  const auto entries = list_directory(path);
-  if (!entries) return false;
-  bool found = false;
-  for (const DirectoryEntry& entry : *entries) {
-    if (entry.name == ".metadata") return false;  // a Distributed Checkpoint
-    found = found || (!entry.is_directory && (is_file_name(entry.name) || is_index_name(entry.name)));
-  }
-  return found;
+bool is_ours(std::string_view name) { return is_file_name(name) || is_index_name(name); }
+
+Result<bool> recognises(const Place& place) {
+  if (place.is_file()) return is_ours(place.path());
+  return place.has_file_like(is_ours) && !place.has_file(".metadata");  // which is of a Distributed Checkpoint
 }
 
 // As huggingface_hub's save_torch_state_dict cuts a model into files.

@@ -39,9 +39,9 @@ inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
 // Elements to which a parameter begins in the optimizer's buffers (megatron/core/distributed/param_and_grad_buffer.py).
 inline constexpr Index kBufferAlignment = 64;
 
-bool is_rank_directory(std::string_view name);    // "mp_rank_00_001"
-bool has_rank_files(const std::string& path);     // whether it holds rank directories
-bool has_sharded_files(const std::string& path);  // whether it is one of torch_dist
+bool is_rank_directory(std::string_view name);       // "mp_rank_00_001"
+bool has_rank_files(const Place& place);             // whether it holds rank directories
+Result<bool> has_sharded_files(const Place& place);  // whether it is one of torch_dist
 
 // `directory` is an iteration's.
 Result<std::unique_ptr<Reader>> open_rank_files(const std::string& directory, const OpenOptions& options);

@@ -26,18 +26,11 @@ bool is_hugging_face(std::string_view name) {
   return name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json"));
 }
 
-bool recognises(const std::string& path) {
-  const auto is_ours = [](std::string_view name) {
-    return rank_of_file(name) || is_safetensors_name(name) || is_index_name(name);
-  };
-  if (!is_directory(path)) return is_ours(base_name(path)) && path_exists(path);
-  const auto entries = list_directory(path);
-  if (!entries) return false;
-  const auto any = [&](auto&& is_one) {
-    return std::any_of(entries->begin(), entries->end(),
-                       [&](const DirectoryEntry& e) { return !e.is_directory && is_one(e.name); });
-  };
-  return any(is_ours) && !any(is_hugging_face);
+bool is_ours(std::string_view name) { return rank_of_file(name) || is_safetensors_name(name) || is_index_name(name); }
+
+Result<bool> recognises(const Place& place) {
+  if (place.is_file()) return is_ours(place.name());
+  return place.has_file_like(is_ours) && !place.has_file_like(is_hugging_face);
 }
 
 }  // namespace

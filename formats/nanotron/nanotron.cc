@@ -18,9 +18,7 @@ bool take_rank(std::string_view& text, std::string_view kind, Index& rank, Index
   return true;
 }
 
-bool is_step(const std::string& path) {
-  return path_exists(path_join(path, kMetadataFile)) && is_directory(path_join(path, "model"));
-}
+bool is_step(const Place& place) { return place.has_file(kMetadataFile) && place.has_directory("model"); }
 
 // "None" or a number.
 Result<std::optional<Index>> bound(std::string_view text) {
@@ -52,15 +50,14 @@ Result<Box> parse_box(std::string_view text, const Dims& shape) {
 
 }  // namespace
 
-std::string step_directory(const std::string& path) {
-  if (is_step(path)) return path;
-  const auto latest = read_whole_file(path_join(path, kLatestFile), 64);
-  if (!latest) return {};
-  std::string_view text = *latest;
+Result<std::string> step_directory(const Place& place) {
+  if (is_step(place)) return place.path();
+  const auto latest = TRY(place.text_of(kLatestFile, 64));
+  std::string_view text = latest ? *latest : std::string_view();
   const auto step = take_number(text);
-  if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return {};
-  const std::string directory = path_join(path, std::to_string(*step));
-  return is_step(directory) ? directory : std::string();
+  if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return std::string();
+  const Place there = TRY(place.inside(std::to_string(*step)));
+  return is_step(there) ? there.path() : std::string();
 }
 
 std::optional<FileName> parse_file_name(std::string_view name) {
@@ -120,7 +117,7 @@ Result<Dims> parse_shape(std::string_view text) {
 
 namespace {
 
-bool recognises(const std::string& path) { return is_directory(path) && !step_directory(path).empty(); }
+Result<bool> recognises(const Place& place) { return !TRY(step_directory(place)).empty(); }
 
 }  // namespace
 }  // namespace nanotron

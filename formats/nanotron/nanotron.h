@@ -30,7 +30,7 @@ inline constexpr std::string_view kConfigFile = "model_config.json";
 inline constexpr std::string_view kLatestFile = "latest.txt";
 
 // The step's directory that `path` is, or that its latest.txt names; empty where it is neither.
-std::string step_directory(const std::string& path);
+Result<std::string> step_directory(const Place& place);
 
 // A file name taken apart.
 struct FileName {

@@ -162,7 +162,7 @@ Result<Tensor> NanotronReader::without_pairs(Tensor tensor) const {
 }
 
 Status NanotronReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = step_directory(path);
+  catalog_.root = TRY(step_directory(TRY(Place::look(path))));
   const Json metadata = TRY(read_json(kMetadataFile));
   config_ = TRY(read_json(nanotron::kConfigFile));
   TRY(find_files());

@@ -45,10 +45,10 @@ std::optional<RankName> parse_rank_name(std::string_view name) {
 
 }  // namespace
 
-Result<RankFiles> find_files(const std::string& path) {
+RankFiles find_files(const Place& directory) {
   RankFiles out;
   std::set<std::pair<std::string, std::string>> patterns;
-  for (const DirectoryEntry& e : TRY(list_directory(path))) {
+  for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
     out.has_layout = out.has_layout || e.name == kLayoutFile;
     out.has_index = out.has_index || e.name.ends_with(".index.json");
@@ -66,12 +66,10 @@ Result<RankFiles> find_files(const std::string& path) {
 namespace {
 
 // A descriptor, or two or more files of ranks and no index.
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return false;
-  const auto files = find_files(path);
-  if (!files) return false;
-  if (files->has_layout) return !files->by_rank.empty();
-  return files->by_rank.size() > 1 && !files->is_ambiguous && !files->has_index && files->others.empty();
+Result<bool> recognises(const Place& place) {
+  const RankFiles files = find_files(place);
+  if (files.has_layout) return !files.by_rank.empty();
+  return files.by_rank.size() > 1 && !files.is_ambiguous && !files.has_index && files.others.empty();
 }
 
 }  // namespace

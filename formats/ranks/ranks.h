@@ -32,7 +32,7 @@ struct RankFiles {
   bool has_index = false;
   bool is_ambiguous = false;  // files of two patterns, or two of one rank
 };
-Result<RankFiles> find_files(const std::string& path);
+RankFiles find_files(const Place& directory);
 
 // The tensors joined under options.layout, or under the directory's own descriptor, or as the model's family has it
 // (lib/infer/rank_layout.h; a config.json beside the files or one level up is consulted). A layout without a mesh is

@@ -325,7 +325,7 @@ void RanksReader::describe_format() {
 
 Status RanksReader::open(const std::string& path, const OpenOptions& options) {
   catalog_.root = path;
-  RankFiles files = TRY(find_files(path));
+  RankFiles files = find_files(TRY(Place::look(path)));
   const bool has_layout = files.has_layout;
   TRY(choose_files(std::move(files)));
   const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;

@@ -54,15 +54,6 @@ std::string names_text(const std::vector<std::string>& names, std::string_view n
   return count_of(std::ssize(names), noun) + ": " + some_of(quoted);
 }
 
-std::string head_of(const std::string& path) {
-  const auto file = File::open(path);
-  const auto size = file ? file->size() : Result<Index>(file.error());
-  if (!size) return {};
-  std::string head(static_cast<std::size_t>(std::min(*size, TorchFile::kHeadBytes)), '\0');
-  if (!file->read_at(0, std::as_writable_bytes(std::span(head)))) return {};
-  return head;
-}
-
 Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string& name, const OpenOptions& options,
                                                                TensorFile::Parts parts) {
   const auto file = TRY(files_.open(path_join(catalog_.root, name)));

@@ -18,9 +18,6 @@ namespace reshard {
 // "1,024 tensors: 'a', 'b', 'c' and 1,021 more"
 std::string names_text(const std::vector<std::string>& names, std::string_view noun);
 
-// The first bytes of a file, as many as TorchFile::recognises() asks for; empty where it cannot be read.
-std::string head_of(const std::string& path);
-
 class TensorFileReader : public Reader {
  public:
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }

@@ -26,26 +26,20 @@ std::optional<RankFile> parse_rank_file(std::string_view name) {
 
 namespace {
 
-bool is_pickle(const std::string& path) {
-  const auto file = File::open(path);
-  std::array<std::byte, 1> first{};
-  return file && file->read_at(0, first) && first[0] == std::byte{0x80};
-}
+bool is_pickle(const Place& place) { return place.head().starts_with('\x80'); }
 
 // Its metadata; or that of a save which is known by where it lies.
-bool recognises(const std::string& path) {
-  if (!is_directory(path)) return base_name(path) == kMetadataFile && is_pickle(path);
-  if (path_exists(path_join(path, kMetadataFile))) return is_pickle(path_join(path, kMetadataFile));
-  const std::string name = base_name(path);
-  const auto entries = list_directory(path);
-  if (!entries || !(name.starts_with("tmp_") || name.starts_with("step-"))) return false;
-  return std::any_of(entries->begin(), entries->end(),
-                     [&](const DirectoryEntry& e) {
-                       const auto file = e.is_directory ? std::nullopt : parse_rank_file(e.name);
-                       return file && file->item == kModelItem;
-                     }) &&
-         std::none_of(entries->begin(), entries->end(),
-                      [](const DirectoryEntry& e) { return e.name.ends_with(".index.json"); });
+Result<bool> recognises(const Place& place) {
+  const std::string name = place.name();
+  if (!place.is_directory()) return name == kMetadataFile && is_pickle(place);
+  if (place.has_file(kMetadataFile)) return is_pickle(TRY(place.inside(kMetadataFile)));
+  if (!name.starts_with("tmp_") && !name.starts_with("step-")) return false;
+  const auto is_of_model = [](std::string_view file) {
+    const auto parsed = parse_rank_file(file);
+    return parsed && parsed->item == kModelItem;
+  };
+  return place.has_file_like(is_of_model) &&
+         !place.has_file_like([](std::string_view file) { return file.ends_with(".index.json"); });
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ std::string file_name(Index worker, Index part) {
 
 namespace {
 
-bool recognises(const std::string& path) { return path_exists(path_join(path, file_name(0, 0))); }
-bool recognises_none(const std::string&) { return false; }
+Result<bool> recognises(const Place& place) { return place.has_file(file_name(0, 0)); }
+Result<bool> recognises_none(const Place&) { return false; }
 
 }  // namespace
 }  // namespace vllm

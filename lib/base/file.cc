@@ -213,6 +213,13 @@ Status replace_file(const std::string& path, std::string_view text, bool replace
   return status;
 }
 
+namespace {
+DirectoryEntry entry_of(const std::string& name, const struct stat& st) {
+  return {name, S_ISDIR(st.st_mode), S_ISREG(st.st_mode) ? static_cast<Index>(st.st_size) : 0,
+          static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec};
+}
+}  // namespace
+
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
   const Directory directory(::opendir(path.c_str()));
   if (!directory) return errno_error(path, "cannot list");
@@ -228,10 +235,19 @@ Result<std::vector<DirectoryEntry>> list_directory(const std::string& path) {
       return error;
     }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) continue;
-    out.push_back({name, S_ISDIR(st.st_mode), S_ISREG(st.st_mode) ? static_cast<Index>(st.st_size) : 0,
-                   static_cast<Index>(st.st_mtim.tv_sec) * 1'000'000'000 + st.st_mtim.tv_nsec});
+    out.push_back(entry_of(name, st));
   }
   return out;
+}
+
+Result<std::optional<DirectoryEntry>> entry_at(const std::string& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return std::optional<DirectoryEntry>();
+    return errno_error(path, "cannot stat");
+  }
+  if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) return std::optional<DirectoryEntry>();
+  return std::optional(entry_of(base_name(path), st));
 }
 
 bool Node::is_directory() const { return S_ISDIR(mode); }

@@ -72,6 +72,8 @@ struct DirectoryEntry {
 // Regular files and directories, sorted by name, without "." and "..". Links are followed; one that leads nowhere is
 // left out.
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
+// The file or directory at a path, by its own name, links followed; nothing where there is none.
+Result<std::optional<DirectoryEntry>> entry_at(const std::string& path);
 
 // What stands under a name, links not followed: enough to tell later whether it is still the same.
 struct Node {

@@ -15,6 +15,7 @@
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/place.h"
 #include "lib/layout/descriptor.h"
 
 namespace reshard {
@@ -173,8 +174,9 @@ enum class Sharding {
 struct Format {
   std::string_view name;   // as in --to
   std::string_view title;  // for people
-  // Whether the directory or file looks like this format. Reads names, and magic bytes at most.
-  bool (*recognises)(const std::string& path);
+  // Whether the directory or file looks like this format: by names, and first bytes at most. An error where it has to
+  // look further and cannot.
+  Result<bool> (*recognises)(const Place& place);
   // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
@@ -192,6 +194,7 @@ struct Format {
   std::string_view own_names = {};                    // the names that it holds and no others, as in --names
   Index vocab_divisible_by = 0;                       // of rows, times tp, unless the user says; 0: any number will do
   std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
+  std::string (*library)() = nullptr;                 // that reads and writes it, and its version
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
   Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise
 

@@ -88,7 +88,7 @@ std::size_t MemoryTarget::tensor_at(Index offset) const {
 
 const Format kMemoryFormat = {.name = "memory",
                               .title = "the memory of ranks",
-                              .recognises = [](const std::string&) { return false; },
+                              .recognises = [](const Place&) -> Result<bool> { return false; },
                               .open = nullptr,
                               .lay_out = nullptr,
                               .holds = Holds::kTensors,

@@ -127,6 +127,12 @@ void copy_sample(const std::string& name, const std::string& into) {
 
 std::string test_data(const std::string& name) { return RESHARD_SOURCE_DIR "/tests/data/" + name; }
 
+bool recognises(const Format& format, const std::string& path) {
+  const auto found = format.recognises(*Place::look(path));
+  EXPECT_TRUE(found) << found.error().message();
+  return found && *found;
+}
+
 std::string error_of_opening(const std::string& path) {
   const auto open = open_checkpoint(path);
   if (open) return "";

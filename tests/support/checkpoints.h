@@ -41,6 +41,8 @@ void copy_sample(const std::string& name, const std::string& into);
 // "tests/data/<name>"
 std::string test_data(const std::string& name);
 
+// Whether a format takes what is at a path for its own.
+bool recognises(const Format& format, const std::string& path);
 // Why a checkpoint cannot be opened, its path as "D"; empty where it can.
 std::string error_of_opening(const std::string& path);
 

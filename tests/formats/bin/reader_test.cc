@@ -90,10 +90,10 @@ TEST_F(TorchFormat, ReadsHuggingFaceDirectories) {
 
 TEST_F(TorchFormat, IsRecognisedByItsBytes) {
   dir_.write("anything", read_file(kData + "protocol4_legacy.pt"));
-  EXPECT_TRUE(kBinFormat.recognises(dir_ / "anything"));
+  EXPECT_TRUE(recognises(kBinFormat, dir_ / "anything"));
   dir_.write("text.bin", "no such thing");
-  EXPECT_FALSE(kBinFormat.recognises(dir_ / "text.bin"));
-  EXPECT_FALSE(kBinFormat.recognises(dir_ / "absent"));
+  EXPECT_FALSE(recognises(kBinFormat, dir_ / "text.bin"));
+  EXPECT_FALSE(recognises(kBinFormat, dir_ / "absent"));
 }
 
 }  // namespace

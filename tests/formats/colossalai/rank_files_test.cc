@@ -13,7 +13,7 @@ namespace {
 // Made by tests/data/colossalai_ranks/make.py: two tensor-parallel ranks, each with two of ZeRO's parts.
 TEST(RankFiles, JoinIntoTheTensorsThatWereCut) {
   const std::string data = RESHARD_TEST_DATA "/colossalai_ranks/";
-  ASSERT_TRUE(kColossalaiFormat.recognises(data + "ranks"));
+  ASSERT_TRUE(recognises(kColossalaiFormat, data + "ranks"));
   EXPECT_EQ(load_checkpoint(data + "ranks"), load_checkpoint(data + "full.safetensors"));
 }
 

@@ -229,15 +229,15 @@ TEST_F(ColossalaiReader, ASortedIndexOfALlamaStillTellsTheParameters) {
 }
 
 TEST_F(ColossalaiReader, TellsItsTreesFromHuggingFaces) {
-  EXPECT_FALSE(kColossalaiFormat.recognises(dir_.path()));
+  EXPECT_FALSE(recognises(kColossalaiFormat, dir_.path()));
   dir_.write("hf/model-00001-of-00002.safetensors", "");
   dir_.write("hf/model.safetensors.index.json", "{}");
   dir_.write("bin/pytorch_model-00001-of-00002.bin", "");
   dir_.write("bin/pytorch_model.bin.index.json", "{}");
-  EXPECT_FALSE(kColossalaiFormat.recognises(dir_ / "hf"));
-  EXPECT_FALSE(kColossalaiFormat.recognises(dir_ / "bin"));
+  EXPECT_FALSE(recognises(kColossalaiFormat, dir_ / "hf"));
+  EXPECT_FALSE(recognises(kColossalaiFormat, dir_ / "bin"));
   dir_.write("own/model-00001.safetensors", "");
-  EXPECT_TRUE(kColossalaiFormat.recognises(dir_ / "own"));
+  EXPECT_TRUE(recognises(kColossalaiFormat, dir_ / "own"));
 }
 
 TEST_F(ColossalaiReader, ReadsTheAsynchronousDialect) {

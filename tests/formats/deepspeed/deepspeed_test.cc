@@ -237,7 +237,7 @@ TEST_F(Deepspeed, IsOpenedByLatestOrAStep) {
   EXPECT_EQ(error_of(path),
             "D/latest: names 'global_step7', which is not there; open the directory of another step by its path");
   write_file(path + "/latest", "../z3_frozen_tied/global_step1");
-  EXPECT_FALSE(kDeepspeedFormat.recognises(path));
+  EXPECT_FALSE(recognises(kDeepspeedFormat, path));
 }
 
 TEST_F(Deepspeed, TellsOfTheModelThatATrainerSavesBesideIt) {

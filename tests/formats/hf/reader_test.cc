@@ -5,6 +5,7 @@
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
 #include "lib/base/json.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -85,17 +86,17 @@ TEST_F(SafetensorsReadTest, OpensAFileOfARealProducer) {
 }
 
 TEST_F(SafetensorsReadTest, RecognisesNamesAndLeavesDistributedCheckpointsAlone) {
-  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
-  EXPECT_FALSE(kHfFormat.recognises(dir_ / "absent.safetensors"));
+  EXPECT_FALSE(recognises(kHfFormat, dir_.path()));
+  EXPECT_FALSE(recognises(kHfFormat, dir_ / "absent.safetensors"));
   dir_.write("sharded/a.safetensors", "");
-  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
-  EXPECT_TRUE(kHfFormat.recognises(dir_ / "sharded"));
-  EXPECT_TRUE(kHfFormat.recognises(dir_ / "sharded/a.safetensors"));
+  EXPECT_FALSE(recognises(kHfFormat, dir_.path()));
+  EXPECT_TRUE(recognises(kHfFormat, dir_ / "sharded"));
+  EXPECT_TRUE(recognises(kHfFormat, dir_ / "sharded/a.safetensors"));
   dir_.write("x.safetensors.index.json", "");
-  EXPECT_TRUE(kHfFormat.recognises(dir_.path()));
-  EXPECT_TRUE(kHfFormat.recognises(dir_ / "x.safetensors.index.json"));
+  EXPECT_TRUE(recognises(kHfFormat, dir_.path()));
+  EXPECT_TRUE(recognises(kHfFormat, dir_ / "x.safetensors.index.json"));
   dir_.write(".metadata", "");
-  EXPECT_FALSE(kHfFormat.recognises(dir_.path()));
+  EXPECT_FALSE(recognises(kHfFormat, dir_.path()));
 }
 
 TEST_F(SafetensorsReadTest, ADirectoryWithoutAnIndexIsAllItsFiles) {

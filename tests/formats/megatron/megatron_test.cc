@@ -195,9 +195,9 @@ TEST_F(Megatron, InspectTellsHowItWasSaved) {
 
 TEST_F(Megatron, RunsAndIterationsAreKnown) {
   const std::string path = copy("legacy_tp2_ep2_moe_plain");
-  EXPECT_TRUE(kMegatronFormat.recognises(path));
-  EXPECT_TRUE(kMegatronFormat.recognises(path + kIteration));
-  EXPECT_FALSE(kMegatronFormat.recognises(path + kIteration + "/mp_rank_00_000"));
+  EXPECT_TRUE(recognises(kMegatronFormat, path));
+  EXPECT_TRUE(recognises(kMegatronFormat, path + kIteration));
+  EXPECT_FALSE(recognises(kMegatronFormat, path + kIteration + "/mp_rank_00_000"));
   write_file(path + "/latest_checkpointed_iteration.txt", "20\n");
   EXPECT_EQ(
       error_of(path),
@@ -211,7 +211,7 @@ TEST_F(Megatron, RunsAndIterationsAreKnown) {
   write_file(path + "/latest_checkpointed_iteration.txt", "release");
   EXPECT_EQ(error_of(path), "");
   write_file(path + "/latest_checkpointed_iteration.txt", "../10");
-  EXPECT_FALSE(kMegatronFormat.recognises(path));
+  EXPECT_FALSE(recognises(kMegatronFormat, path));
 }
 
 // ---- Written

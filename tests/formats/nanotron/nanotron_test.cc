@@ -77,8 +77,8 @@ TEST_F(Nanotron, MissingFilesAreNamed) {
   EXPECT_THAT(error_of_opening(path), HasSubstr("D/10/model_config.json: 7 heads"));
   // Which step is the newest is for latest.txt to say.
   write_file(path + "/latest.txt", "../10");
-  EXPECT_FALSE(kNanotronFormat.recognises(path));
-  EXPECT_TRUE(kNanotronFormat.recognises(path + "/10"));
+  EXPECT_FALSE(recognises(kNanotronFormat, path));
+  EXPECT_TRUE(recognises(kNanotronFormat, path + "/10"));
 }
 
 TEST_F(Nanotron, DamagedFilesAreRefused) {

@@ -207,7 +207,7 @@ TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {
   fs::remove(dir / "out/reshard_layout.json");
   fs::rename(dir / "out/rank-00000.safetensors", dir / "out/model_rank0.safetensors");
   fs::rename(dir / "out/rank-00001.safetensors", dir / "out/model_rank1.safetensors");
-  ASSERT_TRUE(kRanksFormat.recognises(dir.path() + "/out"));
+  ASSERT_TRUE(recognises(kRanksFormat, dir.path() + "/out"));
   EXPECT_THAT(error_of(dir / "out"), AllOf(HasSubstr("D: no model family knows"), HasSubstr("--source-layout")));
   const auto layout = LayoutDescriptor::parse(
       R"({"reshard_layout": 1, "name": "mine", "files": "shards", "tensors": [
@@ -268,7 +268,7 @@ TEST(Ranks, NamesOfRankFilesAreRecognised) {
   const auto recognised = [](const std::vector<std::string>& names) {
     const TempDir dir;
     for (const std::string& name : names) dir.write("d/" + name, "x");
-    return kRanksFormat.recognises(dir / "d");
+    return recognises(kRanksFormat, dir / "d");
   };
   EXPECT_TRUE(recognised({"model-rank0.bin", "model-rank1.bin"}));
   EXPECT_TRUE(recognised({"tp_0.pt", "tp_1.pt"}));

@@ -264,7 +264,7 @@ TEST_F(TorchCheckpointing, AnExportToHuggingFaceIsReadAsThat) {
   ASSERT_TRUE(open) << open.error().message();
   EXPECT_EQ(open->format->name, "hf");
   EXPECT_EQ(digests_of(load_checkpoint(path)), read_digests(test_data(kSafetensors) + ".hf.json"));
-  EXPECT_TRUE(kTorchCheckpointingFormat.recognises(path + "/sharded"));
+  EXPECT_TRUE(recognises(kTorchCheckpointingFormat, path + "/sharded"));
 }
 
 }  // namespace

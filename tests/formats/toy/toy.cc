@@ -96,7 +96,7 @@ class ToyTarget : public Target {
 const Format kToyFormat = {
     .name = "toy",
     .title = "toys",
-    .recognises = [](const std::string& path) { return path_exists(path_join(path, kIndex)); },
+    .recognises = [](const Place& place) -> Result<bool> { return place.has_file(kIndex); },
     .open = [](const std::string& path, const OpenOptions& options) -> Result<std::unique_ptr<Reader>> {
       auto reader = std::make_unique<ToyReader>();
       TRY(reader->open(path, options));

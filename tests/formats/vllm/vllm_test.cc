@@ -121,7 +121,7 @@ TEST(Vllm, ReadsWhatItWrote) {
       Model model;
       model.request.max_file_bytes = part;
       const std::string path = written(dir, model, tp, kConfig);
-      EXPECT_TRUE(kVllmFormat.recognises(path));
+      EXPECT_TRUE(recognises(kVllmFormat, path));
       EXPECT_TRUE(load_checkpoint(path) == model.values) << tp;
     }
 }

@@ -1,0 +1,45 @@
+#include "lib/checkpoint/place.h"
+
+#include <span>
+#include <utility>
+
+namespace reshard {
+
+Result<Place> Place::look(std::string path) {
+  Place out;
+  out.path_ = std::move(path);
+  const auto self = TRY(entry_at(out.path_));
+  if (!self) return out;
+  out.kind_ = self->is_directory ? Kind::kDirectory : Kind::kFile;
+  if (self->is_directory) {
+    out.entries_ = TRY(list_directory(out.path_));
+  } else {
+    out.head_.resize(static_cast<std::size_t>(std::min(self->size, kHeadBytes)));
+    TRY(TRY(File::open(out.path_)).read_at(0, std::as_writable_bytes(std::span(out.head_))));
+  }
+  return out;
+}
+
+const DirectoryEntry* Place::find(std::string_view name) const {
+  const auto at = std::lower_bound(entries_.begin(), entries_.end(), name,
+                                   [](const DirectoryEntry& e, std::string_view n) { return e.name < n; });
+  return at != entries_.end() && at->name == name ? &*at : nullptr;
+}
+
+bool Place::has_file(std::string_view name) const {
+  const DirectoryEntry* const e = find(name);
+  return e != nullptr && !e->is_directory;
+}
+
+bool Place::has_directory(std::string_view name) const {
+  const DirectoryEntry* const e = find(name);
+  return e != nullptr && e->is_directory;
+}
+
+Result<std::optional<std::string>> Place::text_of(std::string_view name, Index limit) const {
+  const DirectoryEntry* const e = find(name);
+  if (e == nullptr || e->is_directory || e->size > limit) return std::optional<std::string>();
+  return std::optional(TRY(read_whole_file(path_join(path_, name), limit)));
+}
+
+}  // namespace reshard
