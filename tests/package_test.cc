@@ -48,6 +48,36 @@ CommandResult cmake(std::vector<std::string> args) {
   return run_command(args, 120);
 }
 
+// Into a root of its own, as `dpkg -i` does.
+TEST(PackageTest, TheDebianPackageHasAllThatIsInstalledAndItsProgramConverts) {
+  if (!fs::exists("/usr/bin/dpkg-deb")) GTEST_SKIP() << "this is not Debian";
+  const TempDir dir;
+  const CommandResult packed =
+      run_command({RESHARD_CPACK, "--config", RESHARD_BUILD_DIR "/CPackConfig.cmake", "-B", dir.path()}, 120);
+  ASSERT_EQ(packed.exit_code, 0) << packed.out << packed.err;
+  std::string package;
+  for (const auto& entry : fs::directory_iterator(dir.path()))
+    if (entry.path().extension() == ".deb") package = entry.path();
+  ASSERT_FALSE(package.empty()) << packed.out;
+  const CommandResult depends = run_command({"/usr/bin/dpkg-deb", "-f", package, "Depends"});
+  EXPECT_THAT(depends.out, testing::AllOf(testing::HasSubstr("libc6"), testing::HasSubstr("libzstd1")));
+  EXPECT_THAT(depends.out, testing::Not(testing::HasSubstr("openmpi")));
+
+  const std::string root = dir / "root";
+  ASSERT_EQ(run_command({"/usr/bin/dpkg-deb", "-x", package, root}).exit_code, 0);
+  const auto files = all_files(root);
+  for (const char* file :
+       {"usr/bin/reshard", "usr/share/man/man1/reshard-convert.1", "usr/include/reshard/formats/load.h",
+        "usr/share/bash-completion/completions/reshard", "usr/share/zsh/vendor-completions/_reshard",
+        "usr/share/fish/vendor_completions.d/reshard.fish"})
+    EXPECT_TRUE(files.contains(file)) << file;
+  EXPECT_LE(files.at("usr/bin/reshard").size(), kMaxProgramBytes);
+  const CommandResult ran =
+      run_command({root + "/usr/bin/reshard", "convert", sample("tp8") + "/checkpoint", dir / "model", "--to", "hf"});
+  EXPECT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_THAT(ran.out, testing::HasSubstr("proof"));
+}
+
 TEST(PackageTest, AnEngineBuildsAndRunsWithWhatWasInstalled) {
   const TempDir dir;
   const std::string prefix = dir / "prefix", build = dir / "build", checkpoint = sample("tp8") + "/checkpoint";

@@ -30,7 +30,8 @@ const Option& Option::shows_default() const {
 }
 
 const Option& Option::one_of(std::initializer_list<const char*> words) const {
-  option_->check(CLI::IsMember(std::vector<std::string>(words.begin(), words.end())));
+  hints_->words.assign(words.begin(), words.end());
+  option_->check(CLI::IsMember(hints_->words));
   return *this;
 }
 
@@ -69,35 +70,45 @@ const Option& Option::described_as(const std::string& text) const {
   return *this;
 }
 
+const Option& Option::suggests(std::vector<std::string> words) const {
+  hints_->words = std::move(words);
+  return *this;
+}
+
+const Option& Option::is_path() const {
+  hints_->is_path = true;
+  return *this;
+}
+
 Option CommandLine::add_option(const std::string& name, std::string& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_option(const std::string& name, std::vector<std::string>& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_option(const std::string& name, int& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_option(const std::string& name, Index& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_option(const std::string& name, std::size_t& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_option(const std::string& name, double& value, const std::string& help) {
-  return Option(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help));
 }
 
 Option CommandLine::add_flag(const std::string& name, bool& value, const std::string& help) {
-  return Option(app_.add_flag(name, value, help));
+  return with_hints(app_.add_flag(name, value, help));
 }
 
-Option CommandLine::option(const std::string& name) { return Option(app_.get_option(name)); }
+Option CommandLine::option(const std::string& name) { return with_hints(app_.get_option(name)); }
 
 void CommandLine::footer(const std::string& text) { app_.footer(text); }
 
@@ -105,29 +116,80 @@ void CommandLine::action(Action action) {
   app_.callback([action = std::move(action), &chosen = chosen_] { chosen = action; });
 }
 
-ParsedLine parse_command_line(int argc, char** argv, const std::string& summary, std::span<const Command> commands,
-                              const std::function<void(CommandLine&)>& common) {
-  CLI::App app(summary);
-  app.set_version_flag("--version", std::string("reshard ") + RESHARD_VERSION);
-  app.failure_message(usage_text);
-  app.require_subcommand(1);
-  app.fallthrough();
-  ParsedLine parsed;
-  CommandLine line(app, parsed.action);
-  common(line);
-  for (const Command& command : commands) {
-    CommandLine part(*app.add_subcommand(command.name, command.summary), parsed.action);
-    command.add(part);
+namespace {
+
+// The parser of a program's lines, and what it fills.
+struct Parser {
+  explicit Parser(const Program& program) : app(program.summary) {
+    app.add_flag("--json", json, "With --version: what is built in and what is found, as JSON");
+    app.set_version_flag("--version", [this, &program] { return program.version(json); });
+    app.get_option("--json")->needs("--version");
+    app.failure_message(usage_text);
+    app.require_subcommand(1);
+    app.fallthrough();
+    CommandLine line(app, action, hints);
+    program.common(line);
+    for (const Command& command : program.commands) {
+      CommandLine part(*app.add_subcommand(command.name, command.summary), action, hints);
+      command.add(part);
+    }
   }
+
+  CLI::App app;
+  bool json = false;
+  Action action;
+  HintTable hints;
+};
+
+OptionText text_of(const CLI::Option& option, const HintTable& hints) {
+  OptionText out;
+  out.is_place = option.get_positional();
+  if (out.is_place) out.names = {option.get_name(true)};
+  for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
+  for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
+  const bool is_flag = option.get_items_expected_max() == 0;
+  if (!is_flag) {
+    out.value = option.get_type_name();
+    out.value = out.value.substr(0, out.value.find_first_of(":{ "));
+    out.fallback = option.get_default_str();
+  }
+  out.help = option.get_description();
+  out.environment = option.get_envname();
+  out.is_required = option.get_required();
+  out.repeats = !is_flag && option.get_items_expected_max() > 1;
+  if (const auto found = hints.find(&option); found != hints.end()) out.hints = found->second;
+  return out;
+}
+
+}  // namespace
+
+ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
+  Parser parser(program);
+  ParsedLine parsed;
   try {
-    app.parse(argc, argv);
+    parser.app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {  // the library's way to say so
-    parsed.exit_code = app.exit(e) == 0 ? 0 : static_cast<int>(ErrorCode::kUsage);
+    parsed.exit_code = parser.app.exit(e) == 0 ? 0 : static_cast<int>(ErrorCode::kUsage);
     return parsed;
   }
-  const std::string used = app.get_subcommands().front()->get_name();
-  parsed.command = &*std::find_if(commands.begin(), commands.end(), [&](const Command& c) { return c.name == used; });
+  parsed.action = std::move(parser.action);
+  const std::string used = parser.app.get_subcommands().front()->get_name();
+  parsed.command = &*std::find_if(program.commands.begin(), program.commands.end(),
+                                  [&](const Command& c) { return c.name == used; });
   return parsed;
+}
+
+std::vector<CommandText> describe(const Program& program) {
+  Parser parser(program);
+  std::vector<CommandText> out;
+  const auto add = [&](CLI::App& app, std::string name) {
+    CommandText command{std::move(name), app.get_description(), app.get_footer(), {}};
+    for (const CLI::Option* option : app.get_options()) command.options.push_back(text_of(*option, parser.hints));
+    out.push_back(std::move(command));
+  };
+  add(parser.app, "");
+  for (CLI::App* command : parser.app.get_subcommands({})) add(*command, command->get_name());
+  return out;
 }
 
 }  // namespace reshard::tools

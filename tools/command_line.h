@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,10 +22,17 @@ namespace reshard::tools {
 // What a subcommand does once its options are parsed; the value is the exit code.
 using Action = std::function<Result<int>()>;
 
+// What completions and manual pages say of an option beside its help.
+struct OptionHints {
+  std::vector<std::string> words;  // that it may be given, not always all of them
+  bool is_path = false;            // of a file or directory
+};
+using HintTable = std::map<const CLI::Option*, OptionHints>;
+
 // An option that was added, and what holds for it. Its members return itself.
 class Option {
  public:
-  explicit Option(CLI::Option* option) : option_(option) {}
+  Option(CLI::Option* option, OptionHints& hints) : option_(option), hints_(&hints) {}
   const Option& required(bool is = true) const;
   const Option& shows_default() const;  // in --help
   const Option& one_of(std::initializer_list<const char*> words) const;
@@ -35,14 +43,17 @@ class Option {
   const Option& or_environment(const std::string& variable) const;
   const Option& one_value_each() const;  // of a list: the next word is not its value too
   const Option& described_as(const std::string& text) const;
+  const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
+  const Option& is_path() const;
 
  private:
   CLI::Option* option_;
+  OptionHints* hints_;
 };
 
 class CommandLine {
  public:
-  CommandLine(CLI::App& app, Action& chosen) : app_(app), chosen_(chosen) {}
+  CommandLine(CLI::App& app, Action& chosen, HintTable& hints) : app_(app), chosen_(chosen), hints_(hints) {}
 
   // `name`: "--memory"; a word without dashes is a place on the line. `value` is set when the line is parsed, and is
   // what it was where the option is absent.
@@ -59,8 +70,11 @@ class CommandLine {
   void action(Action action);
 
  private:
+  Option with_hints(CLI::Option* option) { return {option, hints_[option]}; }
+
   CLI::App& app_;
   Action& chosen_;
+  HintTable& hints_;
 };
 
 // A row of the table of subcommands.
@@ -77,8 +91,30 @@ struct ParsedLine {
   Action action;
   int exit_code = 0;  // where there is no command
 };
-// `common` adds the options that come before a subcommand's name too.
-ParsedLine parse_command_line(int argc, char** argv, const std::string& summary, std::span<const Command> commands,
-                              const std::function<void(CommandLine&)>& common);
+
+// The whole of a program's command line.
+struct Program {
+  std::string summary;
+  std::span<const Command> commands;
+  std::function<void(CommandLine&)> common;  // adds the options that come before a subcommand's name too
+  std::function<std::string(bool json)> version;
+};
+ParsedLine parse_command_line(int argc, char** argv, const Program& program);
+
+// What --help is made of, for other forms of it.
+struct OptionText {
+  std::vector<std::string> names;  // "--quiet", "-q"; of a place on the line, "SRC"
+  bool is_place = false;
+  std::string value;  // "TEXT"; empty: a flag
+  std::string help, fallback, environment;
+  bool is_required = false, repeats = false;
+  OptionHints hints;
+};
+struct CommandText {
+  std::string name, summary, footer;
+  std::vector<OptionText> options;
+};
+// The program itself first, without a name; then its commands.
+std::vector<CommandText> describe(const Program& program);
 
 }  // namespace reshard::tools

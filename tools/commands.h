@@ -27,6 +27,12 @@ void add_diff(CommandLine& line);
 void add_check(CommandLine& line);
 void add_layout(CommandLine& line);
 void add_synth(CommandLine& line);
+void add_completions(CommandLine& line);
+void add_manual(CommandLine& line);
+
+// Its command line, which completions and manual pages tell of (reshard.cc).
+const Program& program();
+std::string version_text(bool json);
 
 // ---- what they share (terminal.cc)
 

@@ -26,6 +26,7 @@ void ResourceOptions::add(CommandLine& line) {
   line.add_option(
           "--device", device,
           "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
+      .suggests({"cpu", "cuda", "auto"})
       .shows_default();
   line.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)").shows_default();
   line.add_option("--transport", transport,
@@ -60,18 +61,26 @@ Result<RunOptions> ResourceOptions::run_options() const {
 namespace {
 
 // Their tables are read when one is asked for, and not for a help text.
-std::string family_names() {
+std::vector<std::string> family_names() {
   std::vector<std::string> names;
   for (const BuiltinFamily& f : builtin_families()) names.emplace_back(f.name);
-  return join(names, ", ");
+  return names;
+}
+
+std::vector<std::string> with_others(std::vector<std::string> others, const std::vector<std::string>& names) {
+  others.insert(others.end(), names.begin(), names.end());
+  return others;
 }
 
 }  // namespace
 
 void ModelOptions::add(CommandLine& line) {
-  line.add_option("--family", family, "Model family: auto, none, or one of: " + family_names()).shows_default();
-  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
-  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
+  line.add_option("--family", family, "Model family: auto, none, or one of: " + join(family_names(), ", "))
+      .suggests(with_others({"auto", "none"}, family_names()))
+      .shows_default();
+  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)").is_path();
+  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)")
+      .is_path();
 }
 
 Result<ModelChoice> ModelOptions::choice() const {
@@ -107,6 +116,7 @@ void SourceOptions::add(CommandLine& line) {
           "--weights", weights,
           "Of a training state that has its parameters twice: model (as the model computes with them) or master "
           "(the optimizer's float32)")
+      .suggests({"model", "master"})
       .shows_default();
 }
 
@@ -135,11 +145,30 @@ Result<std::optional<LayoutDescriptor>> SourceOptions::load() const {
 
 namespace {
 
-std::string target_formats() {
-  std::vector<std::string> names;
+std::vector<const Format*> target_formats() {
+  std::vector<const Format*> out;
   for (const Format* f : formats())
-    if (f->lay_out || f->write_view) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
+    if (f->lay_out || f->write_view) out.push_back(f);
+  return out;
+}
+
+std::vector<std::string> convention_names() {
+  std::vector<std::string> names;
+  for (const Convention convention : kConventions) names.emplace_back(convention_option(convention));
+  return names;
+}
+
+// "dcp (PyTorch DCP), ..."
+std::string titles_of(const std::vector<const Format*>& formats) {
+  std::vector<std::string> names;
+  for (const Format* f : formats) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
   return join(names, ", ");
+}
+
+std::vector<std::string> names_of(const std::vector<const Format*>& formats) {
+  std::vector<std::string> names;
+  for (const Format* f : formats) names.emplace_back(f->name);
+  return names;
 }
 
 // The formats whose files follow the ranks: "dcp, ranks".
@@ -156,12 +185,15 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
   line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
       .required(destination_required);
-  line.add_option("--to", to, "Target format: " + target_formats()).required();
+  line.add_option("--to", to, "Target format: " + titles_of(target_formats()))
+      .suggests(names_of(target_formats()))
+      .required();
   line.add_option("--names", names,
                   "Output names: " + convention_options() +
                       ", colossalai (as hf), keep (default: keep for --to dcp and hdf5, hf otherwise); torchtitan's "
                       "are those until "
-                      "April 2026");
+                      "April 2026")
+      .suggests(with_others({"keep"}, convention_names()));
   line.add_option("--mesh", mesh,
                   "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--layout", layout,
@@ -170,6 +202,7 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option(
           "--dtype", dtype,
           "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
+      .suggests({"keep", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
       .shows_default();
   line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
   line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
@@ -200,14 +233,14 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
                   "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
                   "--donor), experts (split matrices that hold the rows of several experts)")
       .one_of({"vocab", "experts"});
-  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
+  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab").is_path();
   line.add_option("--vocab-divisible-by", vocab_divisible_by,
                   "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
       .within(Index{1}, Index{1} << 20);
   line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
       .one_of({"zero", "repeat-last", "mean"});
   line.add_flag("--merge-adapter", merge_adapter, "Add a LoRA adapter to the weights, as PEFT's merge_and_unload does");
-  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)");
+  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)").is_path();
   line.add_option("--lora-alpha", lora_alpha, "The adapter's alpha, where no adapter_config.json beside it says it");
   line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   source_layout.add(line);

@@ -26,28 +26,30 @@ constexpr Command kCommands[] = {
      false},
     {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false},
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false},
+    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false},
+    {"man", "Print the manual page of a command", add_manual, false},
 };
 
+double patience = JobOptions().patience;
+
+void add_common(CommandLine& line) {
+  line.add_option("--rank-timeout", patience,
+                  "Of ranks started by mpirun: seconds without a sign of life of one of them")
+      .within_real(1.0, 1e6)
+      .shows_default();
+  line.footer(
+      "Examples:\n"
+      "  reshard inspect step-1000\n"
+      "  reshard convert step-1000 model --to hf\n"
+      "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
+      "  reshard verify step-1000 --against model\n"
+      "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
+      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
+      "6 a rank of several failed.");
+}
+
 int run(int argc, char** argv) {
-  double patience = JobOptions().patience;
-  const auto common = [&](CommandLine& line) {
-    line.add_option("--rank-timeout", patience,
-                    "Of ranks started by mpirun: seconds without a sign of life of one of them")
-        .within_real(1.0, 1e6)
-        .shows_default();
-    line.footer(
-        "Examples:\n"
-        "  reshard inspect step-1000\n"
-        "  reshard convert step-1000 model --to hf\n"
-        "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
-        "  reshard verify step-1000 --against model\n"
-        "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
-        "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
-        "6 a rank of several failed.");
-  };
-  const ParsedLine parsed = parse_command_line(
-      argc, argv, "Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.",
-      kCommands, common);
+  const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (!parsed.command) return parsed.exit_code;
   return run_in_job(parsed.action, parsed.command->on_all_ranks, patience);
 }
@@ -66,6 +68,13 @@ bool was_printed() {
 }
 
 }  // namespace
+
+const Program& program() {
+  static const Program it = {
+      "Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.", kCommands,
+      add_common, version_text};
+  return it;
+}
 
 int run_program(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end

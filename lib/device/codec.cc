@@ -33,6 +33,8 @@ void unshuffle_fixed(const std::byte* in, std::size_t n, std::byte* out) {
 
 }  // namespace
 
+std::string zstd_version() { return ZSTD_versionString(); }
+
 void shuffle_bytes(Bytes in, Index unit, MutableBytes out) {
   const auto u = static_cast<std::size_t>(unit);
   const std::size_t n = u == 0 ? 0 : in.size() / u;

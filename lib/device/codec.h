@@ -22,6 +22,9 @@ void unshuffle_bytes(Bytes in, Index unit, MutableBytes out);
 // HDF5's Fletcher-32: over 16-bit big-endian words.
 std::uint32_t fletcher32(Bytes bytes);
 
+// Of the library, "1.5.4".
+std::string zstd_version();
+
 // Undoes the filters of `encoding`. Keeps its memory from chunk to chunk; one for each thread.
 class ChunkDecoder {
  public:

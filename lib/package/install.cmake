@@ -19,6 +19,20 @@ install(TARGETS reshard_core EXPORT reshard-targets)
 install(DIRECTORY lib formats DESTINATION ${RESHARD_INCLUDE_DIR} FILES_MATCHING PATTERN "*.h"
         PATTERN package EXCLUDE)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# Manual pages, and what shells complete lines by: the program says them.
+set(RESHARD_PAGES ${PROJECT_BINARY_DIR}/share)
+add_custom_command(
+  TARGET reshard POST_BUILD
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${RESHARD_PAGES}/man
+  COMMAND reshard man --all ${RESHARD_PAGES}/man
+  COMMAND reshard completions bash > ${RESHARD_PAGES}/reshard
+  COMMAND reshard completions zsh > ${RESHARD_PAGES}/_reshard
+  COMMAND reshard completions fish > ${RESHARD_PAGES}/reshard.fish
+  VERBATIM)
+install(DIRECTORY ${RESHARD_PAGES}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${RESHARD_PAGES}/reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES ${RESHARD_PAGES}/_reshard DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
+install(FILES ${RESHARD_PAGES}/reshard.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(EXPORT reshard-targets NAMESPACE reshard:: DESTINATION ${RESHARD_PACKAGE_DIR})
 
 configure_package_config_file(lib/package/reshard-config.cmake.in ${PROJECT_BINARY_DIR}/reshard-config.cmake
@@ -26,3 +40,16 @@ configure_package_config_file(lib/package/reshard-config.cmake.in ${PROJECT_BINA
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/reshard-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/reshard-config.cmake ${PROJECT_BINARY_DIR}/reshard-config-version.cmake
         DESTINATION ${RESHARD_PACKAGE_DIR})
+
+# A Debian package of all that: cpack --config build/release/CPackConfig.cmake
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME reshard)
+set(CPACK_PACKAGE_CONTACT "the authors of reshard <reshard@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "openmpi-bin")  # opened when there are ranks
+include(CPack)

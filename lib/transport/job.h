@@ -62,6 +62,9 @@ const char* process_environment(const char* name);
 
 // The rows of the table in job.cc: mpi.cc, or what stands for it where it is not built.
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options);
+
+// What the library that is found calls itself, "Open MPI v4.1.4"; an error says why there is none. No job is needed.
+Result<std::string> mpi_version();
 std::unique_ptr<Job> job_of_one();
 
 // Calls `work` and makes an error of whatever it throws.

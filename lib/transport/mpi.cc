@@ -42,7 +42,7 @@ constexpr milliseconds kBetweenSums{50};
 // The functions of the library that are used, by their names without "MPI_".
 #define RESHARD_MPI_FUNCTIONS(each)                                                                                    \
   each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size) each(Error_string) \
-      each(Finalize) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test) each(Testall)
+      each(Finalize) each(Get_library_version) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test) each(Testall)
 
 struct Library {
 #define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
@@ -347,6 +347,15 @@ int MpiJob::end(int exit_code) {
 }
 
 }  // namespace
+
+Result<std::string> mpi_version() {
+  if (!library()) return library().error();
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  if (lib().Get_library_version(text, &length) != MPI_SUCCESS) return unsupported("MPI: does not say which it is");
+  const std::string_view all(text, static_cast<std::size_t>(length));
+  return std::string(all.substr(0, all.find_first_of(",\n")));
+}
 
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options) {
   if (const Result<Library>& loaded = library(); !loaded) return loaded.error();

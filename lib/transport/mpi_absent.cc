@@ -9,4 +9,8 @@ Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions&) {
       "-DRESHARD_MPI=ON, or start it once");
 }
 
+Result<std::string> mpi_version() {
+  return unsupported("MPI: this reshard was built without it; configure with -DRESHARD_MPI=ON");
+}
+
 }  // namespace reshard

@@ -49,6 +49,7 @@ constexpr auto kLastWords = std::chrono::seconds(5);  // an abort that takes lon
 // The functions of the library that are used.
 struct Library {
   decltype(&::ncclGetErrorString) error_string = nullptr;
+  decltype(&::ncclGetVersion) version = nullptr;
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) init = nullptr;
   decltype(&::ncclCommGetAsyncError) async_error = nullptr;
@@ -71,6 +72,7 @@ Result<Library> load_library() {
   const std::string what = "nccl: " RESHARD_NCCL_NAME;
   Library out;
   TRY(find_function(library, what, "ncclGetErrorString", out.error_string));
+  TRY(find_function(library, what, "ncclGetVersion", out.version));
   TRY(find_function(library, what, "ncclGetUniqueId", out.get_unique_id));
   TRY(find_function(library, what, "ncclCommInitRankConfig", out.init));
   TRY(find_function(library, what, "ncclCommGetAsyncError", out.async_error));
@@ -447,6 +449,13 @@ class OneGpuTransport : public Transport {
 };
 
 }  // namespace
+
+Result<std::string> nccl_version() {
+  if (!library()) return library().error();
+  int v = 0;
+  TRY(nccl_status(*library(), library()->version(&v), "asking for its version"));
+  return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+}
 
 Result<NcclId> make_nccl_id() {
   const Result<Library>& loaded = library();

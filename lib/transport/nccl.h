@@ -21,6 +21,9 @@ struct NcclOptions {
   double patience = 600;  // seconds for one transfer, or for coming together, before a rank gives up
 };
 
+// That of the library that is found, "2.28.3"; an error says why there is none.
+Result<std::string> nccl_version();
+
 // What names a group of ranks; made by one of them, the same on all.
 using NcclId = std::array<std::byte, 128>;
 Result<NcclId> make_nccl_id();

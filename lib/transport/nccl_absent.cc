@@ -8,6 +8,8 @@ Error absent() { return unsupported("nccl: this reshard was built without NCCL; 
 
 }  // namespace
 
+Result<std::string> nccl_version() { return absent(); }
+
 Result<NcclId> make_nccl_id() { return absent(); }
 
 Result<std::unique_ptr<NcclRanks>> open_nccl(const NcclId&, int, int, const NcclOptions&, const Transport*) {

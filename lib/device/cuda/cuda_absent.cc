@@ -7,6 +7,8 @@ Result<int> count_cuda_devices() {
   return unsupported("cuda: this reshard was built without CUDA; configure with -DRESHARD_CUDA=ON");
 }
 
+Result<std::string> cuda_version() { return std::move(count_cuda_devices()).error(); }
+
 Result<std::unique_ptr<Device>> open_cuda_device(int, Index) { return std::move(count_cuda_devices()).error(); }
 
 }  // namespace reshard

@@ -266,6 +266,15 @@ class CudaDevice : public Device {
 
 }  // namespace
 
+Result<std::string> cuda_version() {
+  TRY(count_cuda_devices());
+  const auto text = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v / 10 % 100); };
+  int driver = 0, runtime = 0;
+  TRY(cuda_status(0, cudaDriverGetVersion(&driver), "asking for the driver's version"));
+  TRY(cuda_status(0, cudaRuntimeGetVersion(&runtime), "asking for the runtime's version"));
+  return "runtime " + text(runtime) + ", driver " + text(driver);
+}
+
 Result<int> count_cuda_devices() {
   int driver = 0, count = 0;
   if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)

@@ -3,10 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "lib/device/device.h"
 
 namespace reshard {
+
+// "runtime 13.0, driver 13.0"; an error says why no GPU can be used.
+Result<std::string> cuda_version();
 
 // How many GPUs this process may use, at least one; else an error that says why there is none.
 Result<int> count_cuda_devices();

@@ -247,6 +247,10 @@ cudaError_t cudaDriverGetVersion(int* version) {
   *version = 13000;
   return cudaSuccess;
 }
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = number("STAND_IN_GPUS", 2);
   return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);

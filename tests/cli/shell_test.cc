@@ -1,0 +1,154 @@
+// What shells and `man` know of the command line is what --help knows, and --version says what is built in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <regex>
+#include <set>
+
+#include "formats/registry.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+std::string printed(std::vector<std::string> args) {
+  const CommandResult r = reshard_cli(std::move(args));
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  return r.out;
+}
+
+std::set<std::string> words_of(const std::string& text) {
+  std::set<std::string> out;
+  for (const std::string& line : split(text, '\n'))
+    for (const std::string& word : split(line, ' '))
+      if (!word.empty()) out.insert(word);
+  return out;
+}
+
+std::vector<std::string> all_commands() {
+  const std::string help = printed({"--help"});
+  std::vector<std::string> out;
+  bool is_list = false;
+  for (const std::string& line : split(help, '\n')) {
+    if (is_list && !line.starts_with("  ")) break;
+    if (is_list) out.push_back(line.substr(2, line.find(' ', 2) - 2));
+    is_list = is_list || line == "Subcommands:";
+  }
+  EXPECT_GE(out.size(), 9u);
+  return out;
+}
+
+// As --help lists them: lines that begin with "  -h,--help" or "  --to TEXT".
+std::set<std::string> options_in_help(const std::string& command) {
+  std::set<std::string> out;
+  for (const std::string& line : split(printed({command, "--help"}), '\n')) {
+    if (!line.starts_with("  -")) continue;
+    const std::string names = line.substr(2, line.find(' ', 2) - 2);
+    for (const std::string& name : split(names, ',')) out.insert(name.substr(0, name.find('{')));
+  }
+  EXPECT_TRUE(out.contains("--help")) << command;
+  return out;
+}
+
+// What bash offers for a line, of which the last word is begun.
+std::set<std::string> offered(const std::string& script, const std::string& line) {
+  const std::string words = "COMP_WORDS=(" + line + "); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); ";
+  const CommandResult r = run_command(
+      {"/bin/bash", "-c", "source " + script + "; " + words + "_reshard; printf '%s\\n' \"${COMPREPLY[@]}\""});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.err, "");
+  return words_of(r.out);
+}
+
+TEST(Completions, OfBashOfferAllThatHelpShows) {
+  const TempDir dir;
+  const std::string script = dir / "reshard.bash";
+  write_file(script, printed({"completions", "bash"}));
+  const std::vector<std::string> commands = all_commands();
+  const std::set<std::string> first = offered(script, "reshard ''");
+  for (const std::string& command : commands) {
+    EXPECT_TRUE(first.contains(command)) << command;
+    EXPECT_EQ(offered(script, "reshard " + command + " -"), options_in_help(command)) << command;
+  }
+  EXPECT_EQ(offered(script, "reshard con"), (std::set<std::string>{"convert"}));
+  EXPECT_EQ(offered(script, "reshard convert a b --repair e"), (std::set<std::string>{"experts"}));
+  EXPECT_EQ(offered(script, "reshard convert a b --names = torchtitan-"), (std::set<std::string>{"torchtitan-2026"}));
+  std::set<std::string> targets;
+  for (const Format* f : formats())
+    if (f->lay_out || f->write_view) targets.emplace(f->name);
+  EXPECT_EQ(offered(script, "reshard convert a b --to ''"), targets);
+  EXPECT_EQ(offered(script, "reshard convert /ch"), std::set<std::string>()) << "files are bash's own affair";
+}
+
+TEST(Completions, OfOtherShellsAreScriptsOfTheirs) {
+  const TempDir dir;
+  for (const std::string shell : {"zsh", "fish"}) {
+    const std::string text = printed({"completions", shell});
+    for (const std::string& command : all_commands())
+      for (const std::string& option : options_in_help(command))
+        if (option.starts_with("--"))
+          EXPECT_THAT(text, HasSubstr(shell == "zsh" ? option : " -l " + option.substr(2))) << command;
+    const std::string script = dir / shell;
+    write_file(script, text);
+    if (std::filesystem::exists("/usr/bin/" + shell)) {
+      const CommandResult r = run_command({"/usr/bin/" + shell, "-n", script});
+      EXPECT_EQ(r.exit_code, 0) << r.err;
+    }
+  }
+}
+
+// What a page shows, without the marks of its fonts.
+std::string plain(const std::string& page) {
+  return std::regex_replace(std::regex_replace(page, std::regex("\\\\f[BIR]"), ""), std::regex("\\\\-"), "-");
+}
+
+TEST(Manual, HasAPageForEachCommandWithAllThatHelpShows) {
+  const TempDir dir;
+  printed({"man", "--all", dir.path()});
+  std::set<std::string> pages = {"reshard.1"};
+  for (const std::string& command : all_commands()) {
+    const std::string name = "reshard-" + command + ".1", page = read_file(dir / name);
+    pages.insert(name);
+    EXPECT_EQ(page, printed({"man", command}));
+    for (const std::string& option : options_in_help(command)) EXPECT_THAT(plain(page), HasSubstr(option)) << command;
+    for (const std::string& line : split(page, '\n'))
+      if (line.starts_with('.'))
+        EXPECT_TRUE(std::regex_search(line, std::regex("^\\.(TH|SH|TP|PP|EX|EE)( |$)"))) << command << ": " << line;
+  }
+  std::set<std::string> there;
+  for (const auto& [name, text] : all_files(dir.path())) there.insert(name);
+  EXPECT_EQ(there, pages);
+  EXPECT_THAT(plain(read_file(dir / "reshard-convert.1")), HasSubstr("Default: 256MiB."));
+  const CommandResult none = reshard_cli({"man", "konvert"});
+  EXPECT_EQ(none.exit_code, 2);
+  EXPECT_THAT(none.err, HasSubstr("'konvert' is no command; there are inspect, "));
+}
+
+TEST(Version, SaysWhatIsBuiltInAndFound) {
+  const Json json = *parse_json(printed({"--version", "--json"}), "version");
+  EXPECT_EQ("reshard " + std::string(*json.get_string("reshard")) + "\n", printed({"--version"}));
+  std::set<std::string> names;
+  const Json& rows = *json.find("formats");
+  const auto all = *rows.as_array();
+  for (const Json& row : all) names.emplace(*row.get_string("name"));
+  std::set<std::string> expected;
+  for (const Format* f : formats()) expected.emplace(f->name);
+  EXPECT_EQ(names, expected);
+  EXPECT_THAT(std::string(*json.find("zstd")->get_string("found")), testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
+  for (const char* part : {"mpi", "cuda", "nccl", "cufile"})
+    EXPECT_NE(json.find(part)->find("found") != nullptr, json.find(part)->find("missing") != nullptr) << part;
+  const CommandResult alone = reshard_cli({"convert", "a", "b", "--to", "hf", "--json"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.err, HasSubstr("--version"));
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,159 @@
+// reshard completions: what a shell offers for a line that is begun, made from the table that --help is made from.
+#include <algorithm>
+#include <cstdio>
+
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+// The beginning of a help text: what a shell has room for beside a word.
+std::string in_short(const std::string& help) {
+  constexpr std::size_t kMost = 72;
+  std::string out = help.substr(0, std::min({help.find(" ("), help.find(": "), help.find("; ")}));
+  if (out.size() <= kMost) return out;
+  return out.substr(0, out.rfind(' ', kMost)) + " ...";
+}
+
+std::string with_escapes(const std::string& text, std::string_view special) {
+  std::string out;
+  for (const char c : text) {
+    if (special.find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+// A word of a shell, whatever is in it.
+std::string quoted(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+std::string names_of(const CommandText& command) {
+  std::vector<std::string> names;
+  for (const OptionText& option : command.options)
+    if (!option.is_place) names.insert(names.end(), option.names.begin(), option.names.end());
+  return join(names, " ");
+}
+
+std::string bash(const std::vector<CommandText>& program) {
+  std::vector<std::string> commands;
+  std::string cases;
+  for (const CommandText& command : program) {
+    if (!command.name.empty()) commands.push_back(command.name);
+    std::string values;
+    for (const OptionText& option : command.options)
+      if (!option.hints.words.empty() && !option.is_place)
+        values += "      " + join(option.names, "|") + ") words=" + quoted(join(option.hints.words, " ")) + " ;;\n";
+    cases += "  " + quoted(command.name) + ")\n    options=" + quoted(names_of(command)) + "\n";
+    if (!values.empty()) cases += "    case $before in\n" + values + "    esac ;;\n";
+    if (values.empty()) cases += "    ;;\n";
+  }
+  return R"(# What bash offers for a line that begins with reshard. To be found by it: in
+# ~/.local/share/bash-completion/completions/reshard
+_reshard() {
+  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= options= words= word
+  [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}
+  [[ $current == = ]] && current=
+  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case $word in )" +
+         join(commands, "|") + R"() command=$word; break ;; esac
+  done
+  case $command in
+)" + cases +
+         R"(  esac
+  [[ -z $command && -z $words ]] && options+=" )" +
+         join(commands, " ") + R"("
+  if [[ -n $words ]]; then
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+  elif [[ $current == -* || -z $command ]]; then
+    COMPREPLY=($(compgen -W "$options" -- "$current"))
+  fi
+}
+complete -o bashdefault -o default -F _reshard reshard
+)";
+}
+
+std::string zsh(const std::vector<CommandText>& program) {
+  std::string commands, cases;
+  for (std::size_t i = 1; i < program.size(); ++i) {
+    const CommandText& command = program[i];
+    commands += "    " + quoted(command.name + ":" + command.summary) + "\n";
+    cases += "  " + command.name + ")\n    _arguments -S";
+    for (const std::vector<OptionText>* options : {&command.options, &program[0].options})
+      for (const OptionText& option : *options) {
+        if (option.is_place) continue;
+        for (const std::string& name : option.names) {
+          std::string spec = (option.repeats ? "*" : "") + name;
+          if (!option.value.empty() && name.starts_with("--")) spec += "=";
+          spec += "[" + with_escapes(in_short(option.help), "[]:\\") + "]";
+          if (!option.value.empty()) {
+            const std::string words = join(option.hints.words, " ");
+            spec += ":" + option.value + ":" + (words.empty() ? "_files" : "(" + words + ")");
+          }
+          cases += " \\\n      " + quoted(spec);
+        }
+      }
+    cases += " \\\n      '*:checkpoint:_files' ;;\n";
+  }
+  return R"(#compdef reshard
+# What zsh offers for a line that begins with reshard. To be found by it: as _reshard in a directory of $fpath.
+local -a commands
+if (( CURRENT == 2 )); then
+  commands=(
+)" + commands +
+         R"(  )
+  _describe command commands
+  return
+fi
+shift words
+(( CURRENT-- ))
+case $words[1] in
+)" + cases +
+         "esac\n";
+}
+
+std::string fish(const std::vector<CommandText>& program) {
+  std::string out =
+      "# What fish offers for a line that begins with reshard. To be found by it: as\n"
+      "# ~/.config/fish/completions/reshard.fish\n";
+  for (const CommandText& command : program) {
+    const std::string where =
+        command.name.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + command.name;
+    if (!command.name.empty())
+      out += "complete -c reshard -n __fish_use_subcommand -x -a " + quoted(command.name) + " -d " +
+             quoted(command.summary) + "\n";
+    for (const OptionText& option : command.options) {
+      if (option.is_place) continue;
+      out += "complete -c reshard -n " + quoted(where);
+      for (const std::string& name : option.names)
+        out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      if (!option.value.empty())
+        out += option.hints.words.empty() ? " -r" : " -x -a " + quoted(join(option.hints.words, " "));
+      out += " -d " + quoted(in_short(option.help)) + "\n";
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_completions(CommandLine& line) {
+  auto shell = std::make_shared<std::string>();
+  line.add_option("shell", *shell, "For which shell").one_of({"bash", "zsh", "fish"}).required();
+  line.footer(
+      "Examples:\n"
+      "  source <(reshard completions bash)                                        in this shell\n"
+      "  reshard completions zsh > ~/.zfunc/_reshard                               in all, with ~/.zfunc in $fpath\n"
+      "  reshard completions fish > ~/.config/fish/completions/reshard.fish");
+  line.action([shell]() -> Result<int> {
+    const std::vector<CommandText> all = describe(program());
+    std::printf("%s", (*shell == "bash" ? bash(all) : *shell == "zsh" ? zsh(all) : fish(all)).c_str());
+    return 0;
+  });
+}
+
+}  // namespace reshard::tools
