@@ -104,7 +104,7 @@ const std::map<std::string, std::vector<std::string>>& allowed() {
 bool may_include(const std::string& from, const std::string& header) {
   const std::string layer = layer_of(from), target = layer_of(header);
   if (target == layer) return true;
-  if (layer == "tools") return true;
+  if (layer == "tools" || layer.starts_with("tools/")) return true;
   if (layer == "formats") return !target.starts_with("tools");  // the registry sees every format
   if (const auto row = allowed().find(layer); row != allowed().end())
     return std::any_of(row->second.begin(), row->second.end(), [&](const std::string& a) {

@@ -296,7 +296,7 @@ void print_json(const Checked& c, const AuditReport& report, Severity threshold)
   out.set("padded_vocabulary", std::move(paddings)).set("ranks", ranks_json(c.result.stages));
   add_findings(out, report, threshold);
   if (c.options.tensors) out.set("tensors", tensors_json(c));
-  std::printf("%s\n", to_text(out, 1).c_str());
+  show_json(out, 1);
 }
 
 Result<int> check(const CheckOptions& options) {

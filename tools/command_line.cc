@@ -192,4 +192,18 @@ std::vector<CommandText> describe(const Program& program) {
   return out;
 }
 
+Result<Action> parse_options(const std::vector<std::string>& words, const std::function<void(CommandLine&)>& add) {
+  CLI::App app;
+  Action action;
+  HintTable hints;
+  CommandLine line(app, action, hints);
+  add(line);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& e) {  // the library's way to say so
+    return usage_error(printable(e.what()));
+  }
+  return action;
+}
+
 }  // namespace reshard::tools

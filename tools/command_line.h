@@ -117,4 +117,8 @@ struct CommandText {
 // The program itself first, without a name; then its commands.
 std::vector<CommandText> describe(const Program& program);
 
+// A subcommand's words alone, within another program: what is wrong with them is a usage error, and nothing is printed.
+// The value is what is to be done, where `add` says so.
+Result<Action> parse_options(const std::vector<std::string>& words, const std::function<void(CommandLine&)>& add);
+
 }  // namespace reshard::tools

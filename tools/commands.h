@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lib/base/json.h"
 #include "lib/base/result.h"
+#include "lib/device/device.h"
 #include "lib/layout/box.h"
 #include "tools/command_line.h"
 
@@ -16,6 +18,27 @@ namespace reshard::tools {
 
 // The whole program: parses its command line, and gives its exit code.
 int run_program(int argc, char** argv);
+
+// Who calls the commands from within another program (tools/python) and takes what they would print.
+struct Host {
+  const std::atomic<bool>* interrupt = nullptr;                      // ends a command when set
+  std::function<void(Index done, Index total)> progress;             // bytes; called from any thread
+  std::function<Result<Device*>(const std::string&, Index)> device;  // by name and cap (open_device); the host's
+  std::string answer;                                                // the JSON of --json
+};
+// Runs a command with these options ("step-1000", "--json") in this thread, and gives its exit code. Prints nothing
+// where --json or --quiet is among them.
+Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words);
+// The host of what runs in this thread; null in the program.
+Host* host();
+// Makes one that of this thread.
+class HostScope {
+ public:
+  explicit HostScope(Host& caller);
+  ~HostScope();
+  HostScope(const HostScope&) = delete;
+  HostScope& operator=(const HostScope&) = delete;
+};
 
 // Each adds a subcommand's options and what it does.
 void add_inspect(CommandLine& line);
@@ -44,6 +67,9 @@ bool stderr_is_terminal();
 void print_row(std::string_view label, std::string_view text);
 
 Json dims_json(const Dims& dims);  // a list of its numbers
+
+// What --json prints, one value a line up to this depth.
+void show_json(const Json& json, int depth);
 
 inline constexpr std::size_t kScreenWidth = 120;
 // The text in a colour (of an SGR sequence, "32") where standard output shows any.

@@ -30,6 +30,21 @@ Status check_space(const Conversion& conversion, const std::string& destination)
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
 }
 
+Json view_json(const ConvertOptions& options, const PreparedConversion& prepared, const ViewReport& report,
+               double seconds) {
+  Json refused = Json::array();
+  for (const auto& [name, why] : report.refused)
+    refused.push_back(Json::object().set("name", valid_utf8(name)).set("why", valid_utf8(why)));
+  return Json::object()
+      .set("source", valid_utf8(options.source))
+      .set("source_format", prepared.source.format->name)
+      .set("destination", valid_utf8(options.destination))
+      .set("target_format", options.to)
+      .set("tensors", report.tensors)
+      .set("refused", std::move(refused))
+      .set("seconds", seconds);
+}
+
 // Makes a view: nothing is copied.
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
@@ -44,12 +59,13 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
       if (lies_in(source.file_path(f), options.destination))
         return usage_error(options.destination + ": is a file of the source; it will not be replaced");
   }
-  const bool quiet = options.resources.quiet;
+  const bool quiet = options.resources.quiet || options.as_json;
   if (!quiet) print_view_plan(prepared, options);
   if (options.dry_run) return 0;
   const ViewReport report = TRY(prepared.conversion->write_view(options.destination, options.force));
-  if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.as_json) show_json(view_json(options, prepared, report, seconds), 2);
+  if (quiet) return 0;
   for (std::size_t i = 0; i < std::min(kShown, report.refused.size()); ++i)
     print_row(i == 0 ? "not shown" : "", printable(report.refused[i].first) + ": " + report.refused[i].second);
   if (report.refused.size() > kShown)
@@ -68,7 +84,7 @@ Result<int> convert(const ConvertOptions& options) {
   PreparedConversion prepared = TRY(prepare(options, false));
   if (prepared.target->write_view) return leads() ? make_view(options, prepared, start) : 0;
   Conversion& conversion = *prepared.conversion;
-  const bool quiet = options.resources.quiet;
+  const bool quiet = options.resources.quiet || options.as_json;
   if (!quiet) print_plan(prepared, options);
   if (const Index ranks = rank_count(job_ranks()); ranks > 1) {
     const Index machines = TRY(machine_count());
@@ -80,6 +96,7 @@ Result<int> convert(const ConvertOptions& options) {
   if (leads()) TRY(check_space(conversion, options.destination));
   if (options.dry_run) {
     if (!quiet) print_row("dry run", "nothing was written");
+    if (options.as_json) show_json(plan_json(prepared, options), 2);
     return 0;
   }
   std::fflush(stdout);
@@ -92,8 +109,15 @@ Result<int> convert(const ConvertOptions& options) {
                                   options.force ? files_of_checkpoint : nullptr,
                                   {options.layout, options.source_layout.layout, options.model.family_file}}));
   }
-  if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.as_json)
+    show_json(plan_json(prepared, options)
+                  .set("destination", valid_utf8(options.destination))
+                  .set("checksums", outcome.checksums)
+                  .set("digests", outcome.digests)
+                  .set("seconds", seconds),
+              2);
+  if (quiet) return 0;
   const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
   if (outcome.removed_leftover) print_row("note", "removed " + options.destination + ".partial, left by a killed run");
   print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
@@ -122,7 +146,7 @@ Result<int> plan(const ConvertOptions& options, bool json) {
   if (prepared.target->write_view)
     return usage_error("--to " + options.to + " copies nothing: there is no plan to show");
   if (json) {
-    std::printf("%s\n", to_text(plan_json(prepared, options), 2).c_str());
+    show_json(plan_json(prepared, options), 2);
     return 0;
   }
   print_plan(prepared, options);
@@ -149,6 +173,7 @@ void add_convert(CommandLine& line) {
   options->add(line, true);
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  line.add_flag("--json", options->as_json, "Print what was done as JSON, and nothing else");
   line.footer(
       "Examples:\n"
       "  reshard convert step-1000 model --to hf                        a Hugging Face model\n"

@@ -80,7 +80,7 @@ Result<int> diff(const DiffOptions& options) {
     Json json = Json::object();
     json.set("a", options.a).set("b", options.b).set("tolerance", options.tolerance).set("equal", good);
     json.set("structure", std::move(other)).set("objects", std::move(blobs)).set("not_compared", std::move(unseen));
-    std::printf("%s\n", to_text(json.set("tensors", std::move(tensors)), 1).c_str());
+    show_json(json.set("tensors", std::move(tensors)), 1);
     return good ? 0 : 1;
   }
   for (const std::string& s : structural) print_row("differs", s);

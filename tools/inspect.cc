@@ -19,7 +19,7 @@ struct InspectOptions {
 Result<int> inspect(const InspectOptions& options) {
   const Inspection in = TRY(look_at(options.path, options.source_layout));
   if (options.json) {
-    std::printf("%s\n", to_text(to_json(in, options.report), 2).c_str());
+    show_json(to_json(in, options.report), 2);
   } else {
     print_text(in, options.report);
   }

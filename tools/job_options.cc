@@ -46,7 +46,8 @@ Result<RunOptions> ResourceOptions::run_options() const {
     if (transport == "nccl") return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
     return run;
   }
-  run.device = TRY(job_device(device, TRY(parse_bytes(gpu_memory))));
+  const Index cap = TRY(parse_bytes(gpu_memory));
+  run.device = host() ? TRY(host()->device(device, cap)) : TRY(job_device(device, cap));
   if (!run.ranks || transport == "mpi") return run;
   if (transport == "nccl")
     if (const std::string why = TRY(why_no_nccl(*run.ranks, run.device->ordinal())); !why.empty())

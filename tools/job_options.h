@@ -55,7 +55,7 @@ struct ConvertOptions {
   Index ranks = 1, ranks_per_machine = 8;  // that `plan` plans for
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;
-  bool keep_unknown = false, merge_adapter = false, force = false, dry_run = false, shuffle = true;
+  bool keep_unknown = false, merge_adapter = false, force = false, dry_run = false, as_json = false, shuffle = true;
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;

@@ -48,6 +48,8 @@ void add_common(CommandLine& line) {
       "6 a rank of several failed.");
 }
 
+thread_local Host* current_host = nullptr;
+
 int run(int argc, char** argv) {
   const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (!parsed.command) return parsed.exit_code;
@@ -74,6 +76,19 @@ const Program& program() {
       "Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.", kCommands,
       add_common, version_text};
   return it;
+}
+
+Host* host() { return current_host; }
+HostScope::HostScope(Host& caller) { current_host = &caller; }
+HostScope::~HostScope() { current_host = nullptr; }
+
+Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words) {
+  const auto* row =
+      std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return c.name == command; });
+  if (row == std::end(kCommands)) return usage_error("'" + printable(command) + "' is no command");
+  const Action action = TRY(parse_options(words, row->add));
+  const HostScope scope(caller);
+  return without_exceptions(action);
 }
 
 int run_program(int argc, char** argv) {

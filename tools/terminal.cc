@@ -68,6 +68,14 @@ Json dims_json(const Dims& dims) {
   return out;
 }
 
+void show_json(const Json& json, int depth) {
+  std::string text = to_text(json, depth);
+  if (host())
+    host()->answer = std::move(text);
+  else
+    std::printf("%s\n", text.c_str());
+}
+
 void print_row(std::string_view label, std::string_view text) {
   std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
               text.data());
@@ -82,6 +90,7 @@ Index peak_memory() {
 }
 
 const std::atomic<bool>& interrupted() {
+  if (host()) return *host()->interrupt;
   static const bool installed = [] {
     struct sigaction action {};
     action.sa_handler = [](int) { interrupt_flag = true; };
@@ -96,6 +105,7 @@ const std::atomic<bool>& interrupted() {
 
 struct Progress::State {
   using Clock = std::chrono::steady_clock;
+  const Host* host = nullptr;
   std::string label;
   Index total = 0;
   bool bar = false;
@@ -124,20 +134,27 @@ struct Progress::State {
 };
 
 Progress::Progress(std::string label, Index total, bool quiet) {
-  if (quiet) return;
+  if (quiet && !host()) return;
   state_ = std::make_unique<State>();
+  state_->host = host();
   state_->label = std::move(label);
   state_->total = total;
+  if (state_->host) return;
   state_->bar = stderr_is_terminal();
   job().listen([this](Index done) { show(done); });
 }
 
 Progress::~Progress() {
-  if (state_) job().listen(nullptr);
+  if (state_ && !state_->host) job().listen(nullptr);
   if (state_ && state_->drawn && state_->bar) std::fprintf(stderr, "\r\x1b[K");
 }
 
-void Progress::update(Index done) { job().report(done); }
+void Progress::update(Index done) {
+  if (state_ && state_->host)
+    state_->host->progress(done, state_->total);
+  else
+    job().report(done);
+}
 
 void Progress::show(Index done) {
   const auto now = State::Clock::now();

@@ -114,7 +114,7 @@ void print_json(const Options& options, const VerifyReport& verified, const Audi
   json.set("facts", std::move(facts));
   add_findings(json, audit, threshold);
   json.set("tensors", tensors_json(verified));
-  std::printf("%s\n", to_text(json, 1).c_str());
+  show_json(json, 1);
 }
 
 Result<int> run(const Options& options) {

@@ -1,0 +1,673 @@
+"""The Python package, as it is installed: what it reads is held against the bytes of the files.
+
+    python tests/python/test_reshard.py [-k PATTERN]      of a Python that has reshard and NumPy
+
+torch and ml_dtypes are used where they are there. The last line is `python: N passed, N failed, N skipped`.
+"""
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import io
+import json
+import os
+import pathlib
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import warnings
+
+import numpy
+
+import reshard
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests/data"
+FSDP = DATA / "fsdp/fsdp2_tp2"  # six ranks of FSDP and TP
+WHOLE = DATA / "fsdp/fsdp2_tp2.safetensors"  # the same in one file
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
+NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+               "U8": "u1", "BOOL": "?", "F8_E4M3": "u1", "F8_E5M2": "u1"}  # fmt: skip
+
+
+def raw_safetensors(path):
+    """{name: array} of a safetensors file, by the letter of the format; bfloat16 and float8 as their bits."""
+    data = pathlib.Path(path).read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + n])
+    header.pop("__metadata__", None)
+    out = {}
+    for name, t in header.items():
+        begin, end = t["data_offsets"]
+        out[name] = numpy.frombuffer(data[8 + n + begin : 8 + n + end], NUMPY_TYPES[t["dtype"]]).reshape(t["shape"])
+    return out
+
+
+def write_safetensors(path, tensors):
+    """tensors: {name: (safetensors' dtype, array)}."""
+    header, blobs, at = {}, [], 0
+    for name, (dtype, array) in tensors.items():
+        blob = array.tobytes()
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def program(*arguments, code=0):
+    """Runs the program that is installed beside this Python."""
+    done = subprocess.run([sys.executable, "-m", "reshard", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    if done.returncode != code:
+        raise AssertionError(f"reshard {arguments}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def bits(array):
+    """An array as unsigned integers of its elements' size."""
+    return numpy.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") if array.dtype.kind != "b" else array
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory()
+        cls.tmp = pathlib.Path(cls.directory.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.directory.cleanup()
+
+    def assert_same(self, a, b):
+        self.assertEqual(a.shape, b.shape)
+        numpy.testing.assert_array_equal(bits(a), bits(b))
+
+
+class Reading(Case):
+    def test_every_tensor_of_sharded_ranks_has_the_bytes_of_the_whole_file(self):
+        expected = raw_safetensors(WHOLE)
+        with reshard.open(FSDP) as checkpoint:
+            self.assertEqual(checkpoint.format, "fsdp")
+            self.assertEqual(checkpoint.mesh["tp"], 2)
+            self.assertEqual(checkpoint.mesh["dp_shard"], 3)
+            self.assertLessEqual(set(expected), set(checkpoint))
+            for name, array in expected.items():
+                self.assert_same(checkpoint[name].numpy(), array)
+                self.assertEqual(checkpoint[name].shape, array.shape)
+                self.assertEqual(checkpoint[name].nbytes, array.nbytes)
+
+    def test_it_is_a_mapping(self):
+        checkpoint = reshard.open(str(WHOLE))
+        names = list(checkpoint)
+        self.assertEqual(len(checkpoint), len(names))
+        self.assertEqual(list(checkpoint.keys()), names)
+        self.assertIn(names[0], checkpoint)
+        self.assertNotIn("nothing", checkpoint)
+        self.assertIsNone(checkpoint.get("nothing"))
+        with self.assertRaises(KeyError):
+            checkpoint["nothing"]
+        self.assertEqual([t.name for t in checkpoint.values()], names)
+
+    def test_pieces_lie_where_the_file_has_them(self):
+        data = WHOLE.read_bytes()
+        with reshard.open(WHOLE) as checkpoint:
+            for name, tensor in checkpoint.items():
+                (piece,) = tensor.pieces
+                self.assertEqual(piece.file, WHOLE.name)
+                self.assertEqual(piece.shape, tensor.shape)
+                self.assertEqual(data[piece.offset : piece.offset + piece.length], tensor.numpy().tobytes(), name)
+        with reshard.open(FSDP) as checkpoint:
+            tensor = checkpoint["layers.0.w1"]
+            whole = tensor.numpy()
+            self.assertGreater(len(tensor.pieces), 3)
+            for piece in tensor.pieces:
+                box = whole[tuple(slice(o, o + n) for o, n in zip(piece.origin, piece.shape))]
+                stored = (FSDP / piece.file).read_bytes()[piece.offset :][: box.nbytes]
+                self.assertEqual(stored, box.tobytes())
+
+    def test_slices_are_as_numpy_has_them(self):
+        rng = numpy.random.default_rng(7)
+        array = rng.standard_normal((37, 5, 29)).astype("f4")
+        write_safetensors(self.tmp / "slices.safetensors", {"t": ("F32", array), "s": ("F32", array[0, 0, 0])})
+        with reshard.open(self.tmp / "slices.safetensors") as checkpoint:
+            t = checkpoint["t"]
+            keys = [..., slice(3, 9), (slice(None), 2), (slice(None, None, 2), ..., slice(1, -1, 3)), -1, (0, 0, 0), (4, ..., -2),
+                    slice(None, None, -1), (slice(30, 2, -4), slice(None, None, -2), 7), slice(5, 5), (slice(9, 3), 1),
+                    (Ellipsis, slice(100, 200)), numpy.int64(3)]  # fmt: skip
+            for key in keys:
+                with self.subTest(key=key):
+                    self.assert_same(t[key], array[key])
+            for _ in range(200):
+                key = tuple(
+                    slice(*(int(v) for v in rng.integers(-40, 40, 2)), int(rng.choice([-7, -3, -1, 1, 2, 5]))) for _ in range(3)
+                )
+                self.assert_same(t[key], array[key])
+            self.assertEqual(checkpoint["s"][()], array[0, 0, 0])
+            self.assertEqual(checkpoint["s"].numpy().shape, ())
+            for key in (37, (0, 5), (0, 0, 0, 0), (..., ...)):
+                with self.assertRaises(IndexError):
+                    t[key]
+            for key in ([1, 2], None, numpy.array([True] * 37), 1.5, True):
+                with self.assertRaises(TypeError):
+                    t[key]
+            self.assert_same(numpy.asarray(t), array)
+
+    def test_large_slices_across_shards(self):
+        array = numpy.arange(3 * 2048 * 1024, dtype="f4").reshape(2048, 3072)
+        write_safetensors(self.tmp / "large.safetensors", {"t": ("F32", array), "flat": ("F32", array.reshape(-1))})
+        reshard.convert(self.tmp / "large.safetensors", self.tmp / "cut", to="dcp", mesh={"tp": 4}, family="none")
+        for path in ("large.safetensors", "cut"):
+            with reshard.open(self.tmp / path) as checkpoint:
+                t = checkpoint["t"]
+                for key in (..., (slice(None), slice(None, None, 2)), slice(5, None, 3), (slice(None, None, 7), slice(9, 2000, 1000)),
+                            (slice(None, None, -1), slice(17, 18))):  # fmt: skip
+                    self.assert_same(t[key], array[key])
+                flat = checkpoint["flat"]
+                self.assert_same(flat[::2], array.reshape(-1)[::2])
+                self.assert_same(flat[3::50000], array.reshape(-1)[3::50000])
+
+    def test_a_slice_reads_only_what_it_needs(self):
+        path = self.tmp / "sparse.safetensors"
+        rows, columns = 1 << 16, 4096
+        header = json.dumps({"t": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, rows * columns * 4]}}).encode()
+        with open(path, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + rows * columns * 4)
+        with reshard.open(path) as checkpoint:
+            t = checkpoint["t"]
+            before = bytes_read()
+            self.assertEqual(t[100:164].shape, (64, columns))
+            self.assertLess(bytes_read() - before, 1.1 * 64 * columns * 4 + 65536)
+            before = bytes_read()
+            self.assertEqual(t[::1000, :10].shape, (66, 10))
+            self.assertLess(bytes_read() - before, 200_000)
+
+    def test_several_threads_read_one_checkpoint(self):
+        expected = raw_safetensors(WHOLE)
+        with reshard.open(FSDP) as checkpoint, concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for name, array in pool.map(lambda n: (n, checkpoint[n].numpy()), list(expected) * 8):
+                self.assert_same(array, expected[name])
+
+    def test_what_numpy_lacks(self):
+        narrow = {"b": ("BF16", numpy.arange(12, dtype="u2").reshape(3, 4) + 0x3F80), "f": ("F8_E4M3", numpy.arange(6, dtype="u1"))}
+        write_safetensors(self.tmp / "narrow.safetensors", narrow)
+        with reshard.open(self.tmp / "narrow.safetensors") as checkpoint:
+            self.assertEqual(checkpoint["b"].dtype, "bfloat16")
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                for name, (_, array) in narrow.items():
+                    self.assert_same(bits(checkpoint[name].numpy()), array)
+            if HAS_ML_DTYPES:
+                self.assertEqual(checkpoint["b"].numpy().dtype.name, "bfloat16")
+                self.assertEqual(float(checkpoint["b"][0, 0]), 1.0)
+            else:
+                self.assertEqual(checkpoint["b"].numpy().dtype, numpy.uint16)
+            if HAS_TORCH:
+                import torch
+
+                b = torch.from_dlpack(checkpoint["b"])
+                self.assertEqual((b.dtype, b.shape), (torch.bfloat16, (3, 4)))
+                self.assert_same(b.view(torch.int16).numpy(), narrow["b"][1].view("i2"))
+                self.assertEqual(checkpoint["b"].torch((slice(1), 0)).dtype, torch.bfloat16)
+                self.assertEqual(checkpoint["f"].torch().dtype, torch.float8_e4m3fn)
+
+    def test_dlpack(self):
+        with reshard.open(WHOLE) as checkpoint:
+            tensor = checkpoint["layers.0.w1"]
+            self.assertEqual(tensor.__dlpack_device__(), (1, 0))
+            array = numpy.from_dlpack(tensor)
+            self.assert_same(array, raw_safetensors(WHOLE)["layers.0.w1"])
+            tensor.__dlpack__()  # a capsule that nobody takes frees what it holds
+            with self.assertRaises(BufferError):
+                tensor.__dlpack__(copy=False)
+            with self.assertRaises(BufferError):
+                tensor.__dlpack__(dl_device=(2, 0))
+
+    def test_objects_are_told_and_pickles_are_not_executed(self):
+        with reshard.open(DATA / "dcp_small/wt") as checkpoint:
+            self.assertEqual(checkpoint.objects, {"n.step": "7"})
+            self.assertEqual(checkpoint["w"].shape, (2, 3))
+
+        class Evil:
+            def __reduce__(self):
+                return os.mkdir, (str(Reading.tmp / "executed"),)
+
+        import zipfile
+
+        with zipfile.ZipFile(self.tmp / "evil.pt", "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("archive/data.pkl", pickle.dumps({"a": Evil()}, protocol=2))
+            archive.writestr("archive/version", "3\n")
+        with contextlib.suppress(reshard.Error):
+            with reshard.open(self.tmp / "evil.pt") as checkpoint:
+                checkpoint.objects
+        self.assertFalse((self.tmp / "executed").exists())
+
+    def test_representations(self):
+        tensors = {f"<script>{i}": ("F32", numpy.zeros((2, 3), "f4")) for i in range(40)}
+        write_safetensors(self.tmp / "many.safetensors", tensors)
+        checkpoint = reshard.open(self.tmp / "many.safetensors")
+        self.assertLessEqual(len(repr(checkpoint).splitlines()), 24)
+        self.assertIn("40 tensors", repr(checkpoint))
+        self.assertIn("... and 20 more", repr(checkpoint))
+        self.assertIn("float32 [2, 3]", repr(checkpoint["<script>0"]))
+        for html in (checkpoint._repr_html_(), checkpoint["<script>0"]._repr_html_()):
+            self.assertIn("&lt;script&gt;0", html)
+            self.assertNotIn("<script>", html)
+        checkpoint.close()
+        self.assertIn("closed", repr(checkpoint))
+        with self.assertRaises(ValueError):
+            checkpoint["<script>0"]
+
+
+def bytes_read():
+    """By this process, whatever from."""
+    return int(re.search(r"rchar: (\d+)", pathlib.Path("/proc/self/io").read_text()).group(1))
+
+
+class Errors(Case):
+    def test_a_path_that_is_not_there(self):
+        with self.assertRaises(reshard.MissingError) as caught:
+            reshard.open(self.tmp / "nowhere")
+        self.assertIsInstance(caught.exception, FileNotFoundError)
+        self.assertIsInstance(caught.exception, OSError)
+        self.assertIsInstance(caught.exception, reshard.Error)
+        self.assertEqual(caught.exception.path, str(self.tmp / "nowhere"))
+        self.assertIn("nowhere", str(caught.exception))
+
+    def test_a_damaged_file_says_where(self):
+        data = bytearray(WHOLE.read_bytes())
+        data[8] = 0
+        (self.tmp / "damaged.safetensors").write_bytes(data)
+        with self.assertRaises(reshard.Error) as caught:
+            reshard.open(self.tmp / "damaged.safetensors")
+        self.assertEqual(caught.exception.path, str(self.tmp / "damaged.safetensors"))
+        self.assertIs(pickle.loads(pickle.dumps(caught.exception)).__class__, caught.exception.__class__)
+
+    def test_a_checksum_that_does_not_hold_is_told_with_tensor_and_offset(self):
+        import shutil
+
+        shutil.copytree(DATA / "dcp_small/wt", self.tmp / "wt")
+        (file,) = (self.tmp / "wt").glob("*.distcp")
+        data = bytearray(file.read_bytes())
+        with reshard.open(self.tmp / "wt") as checkpoint:
+            piece = checkpoint["w"].pieces[0]
+        data[piece.offset] ^= 1
+        file.write_bytes(data)
+        with reshard.open(self.tmp / "wt") as checkpoint, self.assertRaises(reshard.CorruptError) as caught:
+            checkpoint["w"].numpy()
+        self.assertEqual((caught.exception.tensor, caught.exception.offset), ("w", piece.offset))
+        self.assertEqual(caught.exception.path, str(file))
+
+    def test_data_that_are_cut_short(self):
+        (self.tmp / "short.safetensors").write_bytes(WHOLE.read_bytes()[:-4])
+        with self.assertRaises(reshard.Error) as caught:
+            with reshard.open(self.tmp / "short.safetensors") as checkpoint:
+                for tensor in checkpoint.values():
+                    tensor.numpy()
+        self.assertIn("short.safetensors", caught.exception.path)
+
+    def test_usage(self):
+        with self.assertRaises(reshard.UsageError) as caught:
+            reshard.convert(WHOLE, self.tmp / "out", to="nothing")
+        self.assertIsInstance(caught.exception, ValueError)
+        with self.assertRaises(reshard.UsageError):
+            reshard.convert(WHOLE, self.tmp / "out", to="hf", allow="everything")
+        with self.assertRaises(TypeError):
+            reshard.convert(WHOLE, self.tmp / "out", to="hf", no_such_option=1)
+
+
+class Views(Case):
+    def test_a_view_has_other_names_and_rows(self):
+        program("synth", self.tmp / "titan", "--model", "llama3-tiny", "--mesh", "tp=2,dp_shard=2", "--names", "torchtitan")
+        reshard.convert(self.tmp / "titan", self.tmp / "hf", to="hf", dtype="keep")
+        expected = {}
+        for file in (self.tmp / "hf").glob("*.safetensors"):
+            expected.update(raw_safetensors(file))
+        with reshard.open(self.tmp / "titan") as checkpoint:
+            checkpoint["layers.0.attention.wq.weight"].numpy()
+            view = checkpoint.view(names="hf")
+            self.assertEqual(set(view), set(expected))
+            for name, array in expected.items():
+                self.assert_same(bits(view[name].numpy()), bits(array))
+            name = "model.layers.0.self_attn.q_proj.weight"
+            self.assert_same(bits(view[name][3:9, ::2]), bits(expected[name][3:9, ::2]))
+            self.assertFalse(numpy.array_equal(bits(checkpoint["layers.0.attention.wq.weight"].numpy()), bits(expected[name])))
+            self.assertGreater(len(view[name].pieces), 1)
+            self.assertIn(str(len(view)), repr(view))
+            with self.assertRaises(reshard.Error):
+                checkpoint.view(names="nobody's")
+
+
+class Loading(Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        program("synth", cls.tmp / "titan", "--model", "llama3-tiny", "--mesh", "dp_shard=3", "--dtype", "float32", "--optimizer")
+
+    def test_without_memory_it_makes_arrays(self):
+        arrays = reshard.load(FSDP)
+        with reshard.open(FSDP) as checkpoint:
+            self.assertEqual(set(arrays), set(checkpoint))
+            for name, array in arrays.items():
+                self.assert_same(array, checkpoint[name].numpy())
+
+    def test_the_parts_of_a_mesh_are_those_of_ranks(self):
+        reshard.convert(self.tmp / "titan", self.tmp / "ranks", to="ranks", mesh="tp=2,dp_shard=2", names="keep")
+        files = sorted((self.tmp / "ranks").glob("*.safetensors"))
+        self.assertEqual(len(files), 4)
+        for rank, file in enumerate(files):
+            expected = raw_safetensors(file)
+            into = {name: numpy.full(a.shape, 7, "f4") for name, a in expected.items()}
+            seen = []
+            report = reshard.load(self.tmp / "titan", into=into, mesh={"tp": 2, "dp_shard": 2}, rank=rank, part="model",
+                                  progress=lambda done, total: seen.append((done, total)))  # fmt: skip
+            self.assertEqual(report.tensors, len(expected))
+            self.assertEqual(seen[-1][0], report.bytes_read)
+            for name, array in expected.items():
+                self.assert_same(into[name], array)
+
+    def test_strided_memory_other_names_and_dtypes(self):
+        whole = reshard.load(self.tmp / "titan", part="model", names="hf", dtype="float16")
+        into = {name: numpy.zeros(tuple(2 * n for n in a.shape), "f2")[tuple(slice(None, None, 2) for _ in a.shape)].T.copy().T
+                for name, a in whole.items()}  # fmt: skip
+        into = {name: a[::-1][::-1] if a.ndim > 1 else a for name, a in into.items()}
+        reshard.load(self.tmp / "titan", into=into, part="model", names="hf", dtype="float16")
+        for name, array in whole.items():
+            self.assert_same(into[name], array)
+
+    def test_what_does_not_fit_is_said(self):
+        model = reshard.load(self.tmp / "titan", part="model")
+        name = next(iter(model))
+        refused = [
+            dict(model, more=numpy.zeros(3, "f4")),
+            {k: v for k, v in model.items() if k != name},
+            dict(model, **{name: numpy.zeros(3, "f4")}),
+            dict(model, **{name: model[name].astype("f8")}),
+        ]
+        for into in refused:
+            with self.assertRaises(reshard.UsageError) as caught:
+                reshard.load(self.tmp / "titan", into=into, part="model")
+            self.assertIn(caught.exception.tensor, (name, "more"))
+        model[name].flags.writeable = False
+        with self.assertRaises(reshard.UsageError):
+            reshard.load(self.tmp / "titan", into=model, part="model")
+        with self.assertRaises(TypeError):
+            reshard.load(self.tmp / "titan", into={name: [1, 2]}, part="model")
+
+    def test_not_strict_leaves_the_rest_out(self):
+        with reshard.open(self.tmp / "titan") as checkpoint:
+            name = "tok_embeddings.weight"
+            into = {name: numpy.zeros(checkpoint[name].shape, "f4")}
+            report = reshard.load(self.tmp / "titan", into=into, strict=False)
+            self.assertEqual((report.tensors, report.bytes_read), (1, into[name].nbytes))
+            self.assert_same(into[name], checkpoint[name].numpy())
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_torch_tensors(self):
+        import torch
+
+        whole = reshard.load(self.tmp / "titan", part="model")
+        into = {name: torch.nn.Parameter(torch.zeros(a.shape)) for name, a in whole.items()}
+        reshard.load(self.tmp / "titan", into=into, part="model")
+        for name, array in whole.items():
+            self.assert_same(into[name].detach().numpy(), array)
+        half = {name: torch.zeros(a.shape, dtype=torch.bfloat16) for name, a in whole.items()}
+        reshard.load(self.tmp / "titan", into=half, part="model", dtype="bfloat16")
+        for name, array in whole.items():
+            self.assertTrue(torch.equal(half[name], torch.from_numpy(array).to(torch.bfloat16)), name)
+
+    def test_dlpack_destinations(self):
+        class Foreign:
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack__(self):
+                return self.array.__dlpack__()
+
+        whole = reshard.load(FSDP, part="model")
+        arrays = {name: numpy.zeros_like(a) for name, a in whole.items()}
+        reshard.load(FSDP, into={name: Foreign(a) for name, a in arrays.items()}, part="model")
+        for name, array in whole.items():
+            self.assert_same(arrays[name], array)
+
+
+class Commands(Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        program("synth", cls.tmp / "titan", "--model", "llama3-tiny", "--mesh", "tp=2,dp_shard=2", "--dtype", "float32")
+        cls.config = cls.tmp / "titan/config.json"
+
+    def test_convert_plan_verify_diff(self):
+        planned = reshard.plan(self.tmp / "titan", to="hf", dtype="bfloat16")
+        ticks = []
+        done = reshard.convert(self.tmp / "titan", self.tmp / "hf", to="hf", dtype="bfloat16", keep_dtype=["*norm*"],
+                               progress=lambda n, total: ticks.append((n, total)))  # fmt: skip
+        self.assertEqual((done.tensors, done.bytes_read), (planned.tensors, planned.bytes_read))
+        self.assertEqual(ticks[-1], (done.bytes_read, done.bytes_read))
+        self.assertGreater(done.checksums, 0)
+        self.assertEqual(done.destination, str(self.tmp / "hf"))
+        self.assertIn("dcp -> hf", repr(done))
+        with reshard.open(self.tmp / "hf") as model:
+            self.assertEqual(model["model.layers.0.self_attn.q_proj.weight"].dtype, "bfloat16")
+            self.assertEqual(model["model.norm.weight"].dtype, "float32")
+        self.assertTrue(reshard.verify(self.tmp / "hf", fail_on="error").ok)
+        report = reshard.verify(self.tmp / "titan", against=self.tmp / "hf", values=True, progress=lambda n, total: None)
+        self.assertTrue(report.ok, report)
+        self.assertTrue(report)
+        self.assertTrue(all(t["equal"] for t in report.tensors if "equal" in t))
+        self.assertGreater(len(report.checks), 3)
+        difference = reshard.diff(self.tmp / "titan", self.tmp / "hf", tolerance=0.1)
+        self.assertTrue(difference.equal, difference)
+        self.assertFalse(reshard.diff(self.tmp / "titan", self.tmp / "hf").equal)
+        self.assertIn("not equal", repr(reshard.diff(self.tmp / "titan", self.tmp / "hf")))
+
+    def test_dry_run_force_and_view(self):
+        self.assertIsInstance(reshard.convert(self.tmp / "titan", self.tmp / "dry", to="hf", dry_run=True), reshard.ConversionPlan)
+        self.assertFalse((self.tmp / "dry").exists())
+        for force in (False, True):
+            reshard.convert(self.tmp / "titan", self.tmp / "twice", to="dcp", force=force)
+        with self.assertRaises(reshard.UsageError):
+            reshard.convert(self.tmp / "titan", self.tmp / "twice", to="dcp")
+        shown = reshard.convert(self.tmp / "titan", self.tmp / "look.h5", to="hdf5-view", names="hf")
+        self.assertGreater(shown.tensors, 10)
+        with reshard.open(self.tmp / "titan") as checkpoint:
+            reshard.convert(self.tmp / "titan", self.tmp / "a.h5", to="hdf5", codec="zstd:1", shuffle=False)
+            with reshard.open(self.tmp / "a.h5") as archive:
+                for name, tensor in checkpoint.items():
+                    self.assert_same(archive[name].numpy(), tensor.numpy())
+
+    def test_findings_are_not_exceptions(self):
+        program("synth", self.tmp / "less", "--model", "llama3-tiny", "--to", "hf", "--without", "*layers.0.mlp.up_proj*")
+        report = reshard.verify(self.tmp / "less", config=self.tmp / "less/config.json")
+        self.assertFalse(report.ok)
+        finding = report.findings[0]
+        self.assertEqual(finding.severity, "error")
+        self.assertIn("model.layers.0.mlp.up_proj.weight", [t for f in report.findings for t in f.tensors])
+        self.assertIn("not ok", repr(report))
+        self.assertIn("<li>", report._repr_html_())
+        with self.assertRaises(dataclasses.FrozenInstanceError):
+            finding.severity = "note"
+
+    def test_check(self):
+        report = reshard.check(config=self.config, mesh="tp=2,dp=2", world=4)
+        self.assertTrue(report.ok, report)
+        self.assertEqual((report.mesh["tp"], report.mesh["dp_shard"], report.mesh_ranks), (2, 2, 4))
+        self.assertGreater(report.largest.total, report.largest.weights)
+        self.assertFalse(reshard.check(config=self.config, mesh="tp=2", world=4).ok)
+
+    def test_inspect(self):
+        seen = reshard.inspect(self.tmp / "titan", shards=True)
+        self.assertTrue(seen.complete)
+        self.assertEqual({a["name"]: a["size"] for a in seen.mesh["axes"]}["tp"], 2)
+        self.assertEqual(len(seen.tensors), len(reshard.open(self.tmp / "titan")))
+        self.assertIn("complete", repr(seen))
+        self.assertEqual(len(reshard.inspect(self.tmp / "titan", filter="layers.0.*").tensors), 9)
+
+    def test_the_options_are_those_of_the_command_line(self):
+        for name in ("convert", "plan", "verify", "check", "diff", "inspect"):
+            text = program(name, "--help")
+            flags = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text.split("Examples:")[0].split("OPTIONS")[-1].split("Options:")[-1]))
+            ours = {p.replace("_", "-") for p in inspect.signature(getattr(reshard, name)).parameters}
+            flags = {f for f in flags if re.search(rf"^ +(-\w,)?-?-?.*--{f}\b", text, re.M)}
+            spoken = {"help", "json", "quiet", "no-shuffle", "limit", "html"}
+            options = {m for line in text.splitlines() if re.match(r"^ +-", line) for m in re.findall(r"--([a-z][a-z0-9-]*)", line.split("  ")[1] if line.startswith("  ") else line)}
+            self.assertLessEqual(options - spoken, ours, name)
+            self.assertLessEqual(ours - {"src", "dst", "path", "a", "b", "progress"}, options | flags, name)
+
+
+class Process(Case):
+    """What holds in the process that reshard is in."""
+
+    def python(self, code, **more):
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)
+
+    def test_import_is_quick_and_imports_nothing_else(self):
+        done = self.python("import sys; before = set(sys.modules); import reshard; print(sorted(m.split('.')[0] for m in set(sys.modules) - before))")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertFalse({"torch", "tqdm", "ml_dtypes", "dataclasses"} & set(re.findall(r"\w+", done.stdout)), done.stdout)
+
+    def test_ctrl_c_ends_a_long_call(self):
+        program("synth", self.tmp / "big", "--model", "llama3-8b", "--headers-only")
+        begun = "def told(done, total):\n    if done > 0: print('begun', flush=True)\n"
+        code = f"import reshard\n{begun}reshard.verify({str(self.tmp / 'big')!r}, bytes=True, threads=1, progress=told)\n"
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(child.stdout.readline(), "begun\n")
+        child.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        _, err = child.communicate(timeout=30)
+        self.assertIn("KeyboardInterrupt", err)
+        self.assertEqual(child.returncode, -signal.SIGINT)
+        self.assertLess(time.monotonic() - begin, 20)
+
+    def test_ctrl_c_leaves_no_output(self):
+        program("synth", self.tmp / "source", "--model", "llama3-tiny")
+        with self.assertRaises(KeyboardInterrupt):
+            reshard.convert(self.tmp / "source", self.tmp / "output", to="hf", progress=lambda *_: signal.raise_signal(signal.SIGINT))
+        # The work may have been done by then; a part of it is not left.
+        self.assertFalse((self.tmp / "output.partial").exists())
+        with self.assertRaises(KeyboardInterrupt):
+            reshard.load(self.tmp / "source", progress=lambda *_: signal.raise_signal(signal.SIGINT))
+        self.assertTrue(reshard.load(self.tmp / "source"))
+
+    def test_an_exception_of_a_callback_ends_the_call(self):
+        program("synth", self.tmp / "small", "--model", "llama3-tiny")
+
+        def stop(done, total):
+            raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):
+            reshard.convert(self.tmp / "small", self.tmp / "none", to="hf", progress=stop)
+
+    def test_other_threads_go_on(self):
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            write_safetensors(file.name, {"t": ("U8", numpy.zeros(256 << 20, "u1"))})
+            ticks, stop = [], threading.Event()
+
+            def tick():
+                while not stop.is_set():
+                    ticks.append(time.monotonic())
+                    time.sleep(0.001)
+
+            thread = threading.Thread(target=tick)
+            thread.start()
+            begin = time.monotonic()
+            reshard.open(file.name)["t"].numpy()
+            end = time.monotonic()
+            stop.set()
+            thread.join()
+            during = [t for t in ticks if begin < t < end]
+            self.assertGreater(len(during), 3)
+
+    def test_progress_shows_a_bar_or_lines(self):
+        program("synth", self.tmp / "bar", "--model", "llama3-tiny")
+        with contextlib.redirect_stderr(io.StringIO()):
+            reshard.verify(self.tmp / "bar", progress=True)
+
+    def test_the_program(self):
+        self.assertIn(reshard.__version__, program("--version"))
+        self.assertIn("tensor", program("inspect", WHOLE))
+        self.assertIn("error", program("inspect", "/nowhere", code=5))
+        program("no-such-command", code=2)
+
+    def test_it_is_as_installed(self):
+        """With RESHARD_INSTALLED: from a wheel, with nothing of the checkout and no compiler in reach."""
+        if not os.environ.get("RESHARD_INSTALLED"):
+            self.skipTest("not from a wheel")
+        self.assertIn("site-packages", reshard.__file__)
+        self.assertTrue(os.access(pathlib.Path(sys.executable).parent / "reshard", os.X_OK))
+        for name in ("py.typed", "__init__.pyi"):
+            self.assertTrue((pathlib.Path(reshard.__file__).parent / name).exists(), name)
+
+
+class Stubs(Case):
+    def test_stubs_say_what_is_there(self):
+        import ast
+
+        stub = ast.parse((pathlib.Path(reshard.__file__).parent / "__init__.pyi").read_text())
+        functions = {n.name: n for n in stub.body if isinstance(n, ast.FunctionDef)}
+        classes = {n.name: n for n in stub.body if isinstance(n, ast.ClassDef)}
+        self.assertEqual(set(functions) | set(classes), set(reshard.__all__))
+
+        def parameters(node):
+            a = node.args
+            return [x.arg for x in [*a.posonlyargs, *a.args]], [x.arg for x in a.kwonlyargs]
+
+        def real(function):
+            every = inspect.signature(function).parameters.values()
+            return ([p.name for p in every if p.kind is not p.KEYWORD_ONLY], [p.name for p in every if p.kind is p.KEYWORD_ONLY])
+
+        for name, node in functions.items():
+            self.assertEqual(parameters(node), real(getattr(reshard, name)), name)
+            self.assertTrue(inspect.getdoc(getattr(reshard, name)), name)
+        for name, node in classes.items():
+            self.assertTrue(inspect.getdoc(getattr(reshard, name)), name)
+            kind = getattr(reshard, name)
+            members = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+            members |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
+            have = set(dir(kind)) | set(getattr(kind, "__dataclass_fields__", ())) | {"path", "name", "message"}
+            self.assertLessEqual(members, have, name)
+            public = {m for m in vars(kind) if not m.startswith("_")}
+            self.assertLessEqual(public - members - {"message"}, {m for b in kind.__mro__[1:] for m in vars(b)}, name)
+            for method in (n for n in node.body if isinstance(n, ast.FunctionDef) and not n.decorator_list):
+                if inspect.isfunction(vars(kind).get(method.name)) and not method.name.startswith("__"):
+                    self.assertEqual(parameters(method), real(vars(kind)[method.name]), f"{name}.{method.name}")
+
+
+class Documentation(Case):
+    def test_every_example_of_docs_python_md(self):
+        """The blocks are one session, in a directory where step-1000 and step-2000 are checkpoints of a run."""
+        text = (ROOT / "docs/python.md").read_text()
+        blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+        self.assertGreater(len(blocks), 5)
+        for step in ("step-1000", "step-2000"):
+            program("synth", self.tmp / step, "--model", "llama3-tiny", "--mesh", "dp_shard=4,tp=2", "--names", "torchtitan", "--optimizer")
+        (self.tmp / "config.json").write_bytes((self.tmp / "step-1000/config.json").read_bytes())
+        here = os.getcwd()
+        os.chdir(self.tmp)
+        try:
+            scope = {}
+            for block in blocks:
+                if not HAS_TORCH and "torch" in block:
+                    continue
+                with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+                    exec(compile(block, "docs/python.md", "exec"), scope)
+                said = [line.split("# prints ", 1)[1] for line in block.splitlines() if "# prints " in line]
+                self.assertEqual(out.getvalue().splitlines(), said, block)
+        finally:
+            os.chdir(here)
+
+
+if __name__ == "__main__":
+    outcome = unittest.main(exit=False, verbosity=0).result
+    failed = len(outcome.failures) + len(outcome.errors)
+    print(f"python: {outcome.testsRun - failed - len(outcome.skipped)} passed, {failed} failed, {len(outcome.skipped)} skipped")
+    sys.exit(failed > 0)

@@ -1,0 +1,240 @@
+#include "tools/python/reading.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/convert/steps.h"
+#include "lib/device/copy.h"
+#include "tools/commands.h"
+
+namespace reshard::python {
+namespace {
+
+constexpr Index kSlab = 4 << 20;       // bytes that are read at once
+constexpr Index kOneThread = 8 << 20;  // bytes that a thread by itself reads as fast
+constexpr Index kSkipped = 4096;       // bytes that are passed over and not read
+
+// What is read at once: a run of indices of one dimension, one index of each before it, and all of those after it, so
+// that it is one run of the output.
+struct Slab {
+  Box box;        // of the tensor
+  Dims shape;     // of the output
+  Index at = 0;   // elements of the output before it
+  bool is_plain;  // every element of the box is wanted
+};
+
+// The slabs of a selection, numbered.
+class Selection {
+ public:
+  Selection(const std::vector<Range>& ranges, Index element_bytes) : ranges_(ranges), rank_(std::ssize(ranges)) {
+    std::vector<Index> span(ranges.size() + 1, element_bytes);  // bytes from the first to the last, from a dimension on
+    std::vector<Index> inner(ranges.size() + 1, 1);             // elements of the output
+    std::vector<Index> apart(ranges.size(),
+                             0);  // bytes between neighbours that are passed over; an estimate from below
+    for (Index d = rank_ - 1; d >= 0; --d) {
+      const Range& r = range(d);
+      span[index(d)] = span[index(d + 1)] * std::max<Index>(r.step * (r.count - 1) + 1, 0);
+      inner[index(d)] = inner[index(d + 1)] * r.count;
+      apart[index(d)] = span[index(d + 1)] * (r.step - 1);
+    }
+    elements_ = inner[0];
+    if (elements_ == 0 || rank_ == 0) return;
+    while (dim_ < rank_ - 1 && (span[index(dim_ + 1)] > kSlab || is_apart(apart, dim_))) ++dim_;
+    const Range& r = range(dim_);
+    const Index each = span[index(dim_ + 1)];
+    run_ = apart[index(dim_)] >= kSkipped ? 1 : std::clamp<Index>(kSlab / (each * r.step), 1, r.count);
+    runs_ = ceil_div(r.count, run_);
+    inner_ = inner[index(dim_ + 1)];
+  }
+
+  Index elements() const { return elements_; }
+  Index count() const {
+    if (elements_ == 0) return 0;
+    Index n = runs_;
+    for (Index d = 0; d < dim_; ++d) n *= range(d).count;
+    return n;
+  }
+
+  Slab slab(Index number) const {
+    Slab out;
+    const Index first = number % runs_ * run_;
+    Index before = number / runs_;
+    out.box.origin = out.box.shape = out.shape = Dims::filled(static_cast<int>(rank_), 1);
+    out.is_plain = true;
+    out.at = 0;
+    Index width = rank_ == 0 ? 1 : inner_ * range(dim_).count;
+    for (Index d = dim_ - 1; d >= 0; --d) {
+      const Index i = before % range(d).count;
+      before /= range(d).count;
+      out.box.origin[static_cast<int>(d)] = range(d).start + i * range(d).step;
+      out.at += i * width;
+      width *= range(d).count;
+    }
+    out.at += first * inner_;
+    for (Index d = dim_; d < rank_; ++d) {
+      const Range& r = range(d);
+      const Index n = d == dim_ ? std::min(run_, r.count - first) : r.count;
+      out.box.origin[static_cast<int>(d)] = r.start + (d == dim_ ? first * r.step : 0);
+      out.box.shape[static_cast<int>(d)] = (n - 1) * r.step + 1;
+      out.shape[static_cast<int>(d)] = n;
+      out.is_plain = out.is_plain && (r.step == 1 || n == 1);
+    }
+    return out;
+  }
+
+  // Where the elements of the output lie in a slab's box.
+  Dims strides(const Slab& slab) const {
+    Dims out = row_major_strides(slab.box.shape);
+    for (Index d = dim_; d < rank_; ++d) out[static_cast<int>(d)] *= range(d).step;
+    return out;
+  }
+
+ private:
+  static std::size_t index(Index d) { return static_cast<std::size_t>(d); }
+  const Range& range(Index d) const { return ranges_[index(d)]; }
+  // Whether what lies between neighbours of a dimension after this one is passed over.
+  bool is_apart(const std::vector<Index>& apart, Index d) const {
+    for (Index i = d + 1; i < rank_; ++i)
+      if (apart[index(i)] >= kSkipped) return true;
+    return false;
+  }
+
+  const std::vector<Range>& ranges_;
+  Index rank_;
+  Index dim_ = 0;  // that is cut into runs
+  Index run_ = 1;  // indices of it at once
+  Index runs_ = 1;
+  Index inner_ = 1;  // elements of the output for each index of it
+  Index elements_ = 0;
+};
+
+Status interrupted() { return Error(ErrorCode::kIo, "interrupted"); }
+
+// A format to which a checkpoint is shown where it lies: nothing of it is ever written.
+const Format kView = {.name = "view",
+                      .title = "a view",
+                      .recognises = [](const Place&) -> Result<bool> { return false; },
+                      .open = nullptr,
+                      .lay_out = nullptr,
+                      .write_view = [](const Catalog&, const std::string&, bool) -> Result<ViewReport> {
+                        return internal_error("a view is not written");
+                      }};
+
+}  // namespace
+
+Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::open(const std::string& path,
+                                                             const std::vector<std::string>& words) {
+  tools::SourceOptions options;
+  TRY(tools::parse_options(words, [&](tools::CommandLine& line) { options.add(line); }));
+  const auto layout = TRY(options.load());
+  OpenOptions how;
+  how.files_too = false;
+  how.keys = TRY(options.keys());
+  how.layout = layout ? &*layout : nullptr;
+  how.weights = TRY(options.which_weights());
+  std::shared_ptr<LazyCheckpoint> out(new LazyCheckpoint(path, words));
+  out->open_ = std::make_unique<OpenCheckpoint>(TRY(open_checkpoint(path, how)));
+  out->part_ = options.part;
+  out->is_located_.resize(out->catalog().tensors().size());
+  out->source_ = std::make_unique<FileSource>(out->catalog(), out->reader().files());
+  return out;
+}
+
+Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words) {
+  static const std::atomic<bool> kNever{false};
+  tools::Host host;
+  host.interrupt = &kNever;
+  const tools::HostScope scope(host);
+  tools::ConvertOptions options;
+  std::vector<std::string> line = words;
+  for (const Format* format : formats())
+    if (format->holds_local_tensors() && format->lay_out) line.push_back("--to=" + std::string(format->name));
+  line.insert(line.end(), {"--", path});
+  TRY(tools::parse_options(line, [&](tools::CommandLine& l) { options.add(l, false); }));
+  WantedOptions out;
+  out.conversion = TRY(options.conversion_options());
+  out.conversion.config_given = !out.conversion.config_path.empty();
+  out.conversion.spool = tools::temporary_directory();
+  out.source_layout = TRY(options.source_layout.load());
+  out.open.keys = TRY(options.source_layout.keys());
+  out.open.weights = TRY(options.source_layout.which_weights());
+  return out;
+}
+
+Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<std::string>& words) const {
+  if (own_) return usage_error(path_ + ": a view of a view; make it of the checkpoint");
+  ConversionOptions o = TRY(wanted_options(path_, words)).conversion;
+  o.part = part_;
+  std::shared_ptr<LazyCheckpoint> out = TRY(open(path_, words_));  // what is found in files is found in its own catalog
+  o.has_model_names = out->format().hf_names;
+  o.config_path = find_config(out->catalog(), o.config_path);
+  const Draft draft = TRY(make_draft(out->reader(), kView, o));
+  out->own_ = TRY(name_view(draft.view, draft.names, o));
+  out->own_->root = out->reader().catalog().root;
+  out->is_located_.assign(out->own_->tensors().size(), true);
+  out->source_ = std::make_unique<FileSource>(*out->own_, out->reader().files());
+  return out;
+}
+
+const InferredMesh& LazyCheckpoint::mesh() {
+  const std::lock_guard lock(mutex_);
+  if (!mesh_) mesh_ = infer_mesh(catalog());
+  return *mesh_;
+}
+
+Status LazyCheckpoint::locate(std::size_t tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_located_[tensor]) return {};
+  TRY(reader().locate({tensor}, 0, tools::temporary_directory()));
+  is_located_[tensor] = true;
+  return {};
+}
+
+Result<std::vector<PlacedPiece>> LazyCheckpoint::pieces(std::size_t tensor) {
+  TRY(locate(tensor));
+  const Tensor& t = catalog().tensors()[tensor];
+  std::vector<PlacedPiece> out;
+  for (const FragmentList* list : {&t.fragments, &t.replicas})
+    for (std::size_t i = 0; i < list->size(); ++i) {
+      const Fragment f = list->get(i);
+      out.push_back({catalog().files[f.extent.file].path, f.extent.offset + (f.encoding ? 0 : f.start),
+                     f.extent.length - (f.encoding ? 0 : f.start), f.box, list == &t.replicas});
+    }
+  return out;
+}
+
+Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch) {
+  TRY(locate(tensor));
+  const Index element = byte_size(catalog().tensors()[tensor].dtype);
+  const Selection selection(ranges, element);
+  const Index bytes = selection.elements() * element;
+  watch.total = bytes;
+  const int threads = bytes <= kOneThread ? 1 : 2 * thread_count(0);
+  struct Room {
+    std::vector<std::byte> scratch, box;
+  };
+  std::vector<Room> rooms(static_cast<std::size_t>(threads));
+  return parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
+    if (watch.interrupt) return interrupted();
+    const Slab slab = selection.slab(number);
+    Room& room = rooms[static_cast<std::size_t>(thread)];
+    const auto wanted = static_cast<std::size_t>(volume(slab.shape) * element);
+    const auto whole = static_cast<std::size_t>(volume(slab.box) * element);
+    // What lies between the elements of a box in its file is read with it, up to a slab of it.
+    room.scratch.resize(std::max(room.scratch.size(), std::min(2 * whole + 4096, static_cast<std::size_t>(kSlab))));
+    std::byte* to = out + slab.at * element;
+    if (slab.is_plain) {
+      TRY(source_->read(tensor, slab.box, {to, wanted}, room.scratch));
+    } else {
+      room.box.resize(std::max(room.box.size(), whole));
+      TRY(source_->read(tensor, slab.box, MutableBytes(room.box).first(whole), room.scratch));
+      copy_box(slab.shape, element, room.box.data(), selection.strides(slab), to, row_major_strides(slab.shape));
+    }
+    watch.done += static_cast<Index>(wanted);
+    return {};
+  });
+}
+
+}  // namespace reshard::python

@@ -1,0 +1,86 @@
+// A checkpoint whose tensors are read when they are asked for: any part of them, by any number of threads.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "formats/registry.h"
+#include "lib/engine/tensor_source.h"
+#include "lib/infer/mesh_inference.h"
+#include "lib/model/parts.h"
+#include "tools/job_options.h"
+
+namespace reshard::python {
+
+// Every `step`-th index of a dimension from `start` on, `count` of them.
+struct Range {
+  Index start = 0;
+  Index count = 0;
+  Index step = 1;  // at least 1
+};
+
+// A stored piece of a tensor: a box of it in a run of bytes.
+struct PlacedPiece {
+  std::string file;  // relative to the checkpoint
+  Index offset = 0;  // bytes
+  Index length = 0;  // bytes
+  Box box;
+  bool is_copy = false;
+};
+
+// What a read counts, and what ends it.
+struct Watch {
+  std::atomic<bool> interrupt{false};
+  std::atomic<Index> done{0};   // bytes
+  std::atomic<Index> total{0};  // bytes
+};
+
+class LazyCheckpoint {
+ public:
+  // Reads metadata. `words` are options of `reshard inspect`: --source-layout, --part, ...
+  static Result<std::shared_ptr<LazyCheckpoint>> open(const std::string& path, const std::vector<std::string>& words);
+  // The model under other names and in another order of rows, where it lies. `words` are options of `reshard convert`:
+  // --names, --config, --family, --include, ... Finds the payloads of all tensors that take part.
+  Result<std::shared_ptr<LazyCheckpoint>> view(const std::vector<std::string>& words) const;
+
+  const Format& format() const { return *open_->format; }
+  Reader& reader() const { return *open_->reader; }
+  const Catalog& catalog() const { return own_ ? *own_ : open_->reader->catalog(); }
+  bool shows(std::size_t tensor) const { return own_ || is_of_part(catalog().tensors()[tensor].key(), part_); }
+  const InferredMesh& mesh();  // worked out on the first call
+
+  // Of a tensor (its index in catalog()). Reads the headers around its payloads the first time.
+  Result<std::vector<PlacedPiece>> pieces(std::size_t tensor);
+
+  // Fills `out` with the elements that the ranges say, one for each dimension, row-major and little-endian. Recorded
+  // checksums of what is read as a whole are checked. Thread-safe.
+  Status read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch);
+
+ private:
+  LazyCheckpoint(std::string path, std::vector<std::string> words) : path_(std::move(path)), words_(std::move(words)) {}
+  Status locate(std::size_t tensor);
+
+  std::string path_;                // it was opened with
+  std::vector<std::string> words_;  // likewise
+  std::unique_ptr<OpenCheckpoint> open_;
+  std::optional<Catalog> own_;  // of a view, whose tensors are located
+  std::string part_;
+  std::unique_ptr<FileSource> source_;
+  std::mutex mutex_;  // of what follows
+  std::vector<bool> is_located_;
+  std::optional<InferredMesh> mesh_;
+};
+
+// What `words`, options of `reshard convert`, say of a load or a view of the checkpoint at `path`, and how it is
+// opened.
+struct WantedOptions {
+  ConversionOptions conversion;
+  std::optional<LayoutDescriptor> source_layout;
+  OpenOptions open;  // `layout` is for the caller to point there
+};
+Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words);
+
+}  // namespace reshard::python

@@ -1,0 +1,443 @@
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Optional, Union, overload
+
+import numpy
+import numpy.typing
+
+__version__: str
+
+_Path = Union[str, os.PathLike[str]]
+_Globs = Union[str, Iterable[str]]
+_Mesh = Union[str, Mapping[str, int]]
+_Renames = Union[Mapping[str, str], Iterable[str]]
+_Bytes = Union[int, str]
+_Progress = Union[bool, Callable[[int, int], Any], None]
+_Key = Any
+
+class Error(Exception):
+    message: str
+    path: Optional[str]
+    tensor: Optional[str]
+    offset: Optional[int]
+
+class UsageError(Error, ValueError): ...
+class CorruptError(Error): ...
+class UnsupportedError(Error): ...
+class FileError(Error, OSError): ...
+class MissingError(FileError, FileNotFoundError): ...
+class RankError(Error): ...
+class InternalError(Error, RuntimeError): ...
+
+class Piece(NamedTuple):
+    file: str
+    offset: int
+    length: int
+    origin: tuple[int, ...]
+    shape: tuple[int, ...]
+    copy: bool
+
+class Tensor:
+    name: str
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def placement(self) -> str: ...
+    @property
+    def pieces(self) -> list[Piece]: ...
+    def numpy(self) -> numpy.ndarray: ...
+    def torch(self, key: _Key = ...) -> Any: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: _Key) -> numpy.ndarray: ...
+    def __array__(self, dtype: numpy.typing.DTypeLike = None, copy: Optional[bool] = None) -> numpy.ndarray: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Optional[tuple[int, int]] = None,
+        dl_device: Optional[tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class Checkpoint(Mapping[str, Tensor]):
+    path: str
+    @property
+    def format(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def mesh(self) -> dict[str, Optional[int]]: ...
+    @property
+    def objects(self) -> dict[str, str]: ...
+    @property
+    def warnings(self) -> list[str]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def __getitem__(self, name: str) -> Tensor: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def view(
+        self,
+        *,
+        names: Optional[str] = None,
+        config: Optional[_Path] = None,
+        family: Optional[str] = None,
+        family_file: Optional[_Path] = None,
+        include: Optional[_Globs] = None,
+        exclude: Optional[_Globs] = None,
+        keep_unknown: bool = False,
+    ) -> Checkpoint: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Checkpoint: ...
+    def __exit__(self, *exception: Any) -> None: ...
+
+def open(
+    path: _Path,
+    *,
+    part: Optional[str] = None,
+    strip_prefix: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+) -> Checkpoint: ...
+
+class LoadReport:
+    tensors: int
+    bytes_read: int
+    checksums: int
+    digests: dict[str, str]
+    warnings: list[str]
+
+@overload
+def load(path: _Path, *, into: None = None, **options: Any) -> dict[str, numpy.ndarray]: ...
+@overload
+def load(path: _Path, *, into: Mapping[str, Any], **options: Any) -> LoadReport: ...
+def load(
+    path: _Path,
+    *,
+    into: Optional[Mapping[str, Any]] = None,
+    mesh: Optional[_Mesh] = None,
+    rank: int = 0,
+    names: Optional[str] = None,
+    layout: Optional[_Path] = None,
+    dtype: Optional[str] = None,
+    keep_dtype: Optional[_Globs] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    part: Optional[str] = None,
+    strict: bool = True,
+    config: Optional[_Path] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    vocab_padding: Optional[str] = None,
+    vocab_divisible_by: Optional[int] = None,
+    keep_unknown: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    check_whole_items: bool = False,
+    progress: _Progress = False,
+) -> Union[dict[str, numpy.ndarray], LoadReport]: ...
+
+class Finding:
+    severity: Literal["error", "warning", "note"]
+    id: str
+    what: str
+    why: list[str]
+    tensors: list[str]
+    lost: str
+    advice: str
+
+class Check:
+    id: str
+    title: str
+    looked_at: int
+    findings: int
+    skipped: Optional[str]
+
+class VerifyReport:
+    ok: bool
+    findings: list[Finding]
+    checks: list[Check]
+    seconds: float
+    json: dict[str, Any]
+    path: str
+    format: str
+    config: Optional[str]
+    family: Optional[str]
+    facts: dict[str, str]
+    tensors: list[dict[str, Any]]
+    def __bool__(self) -> bool: ...
+
+class RankMemory:
+    rank: int
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    total: int
+
+class CheckReport:
+    ok: bool
+    findings: list[Finding]
+    checks: list[Check]
+    seconds: float
+    json: dict[str, Any]
+    config: str
+    family: str
+    mesh: dict[str, int]
+    mesh_ranks: int
+    parameters: int
+    largest: Optional[RankMemory]
+    smallest: Optional[RankMemory]
+    tensors: list[dict[str, Any]]
+    def __bool__(self) -> bool: ...
+
+class ConversionPlan:
+    source: str
+    source_format: str
+    target_format: str
+    mesh: str
+    family: Optional[str]
+    tensors: int
+    moves: int
+    bytes_read: int
+    bytes_written: int
+    converted_tensors: int
+    left_out: list[dict[str, Any]]
+    files: list[dict[str, Any]]
+    warnings: list[str]
+    notes: list[str]
+    json: dict[str, Any]
+    layout: Optional[str]
+    peak_memory: Optional[int]
+    disk_free: Optional[int]
+
+class Conversion(ConversionPlan):
+    destination: str
+    checksums: int
+    digests: int
+    seconds: float
+
+class TensorView:
+    source: str
+    source_format: str
+    target_format: str
+    destination: str
+    tensors: int
+    refused: list[dict[str, str]]
+    seconds: float
+
+class TensorDifference:
+    name: str
+    shape: list[int]
+    dtype_a: str
+    dtype_b: str
+    different_elements: int
+    differs: bool
+    max_abs: Optional[float]
+    relative_l2: Optional[float]
+
+class DiffReport:
+    a: str
+    b: str
+    tolerance: float
+    equal: bool
+    structure: list[str]
+    objects: list[str]
+    not_compared: list[str]
+    tensors: list[TensorDifference]
+    json: dict[str, Any]
+    def __bool__(self) -> bool: ...
+
+class Inspection:
+    path: str
+    format: dict[str, str]
+    complete: bool
+    attributes: dict[str, str]
+    files: dict[str, Any]
+    mesh: dict[str, Any]
+    parts: list[dict[str, Any]]
+    state: dict[str, Any]
+    objects: dict[str, Any]
+    problems: list[str]
+    warnings: list[str]
+    notes: list[str]
+    tensors: list[dict[str, Any]]
+    json: dict[str, Any]
+
+def convert(
+    src: _Path,
+    dst: _Path,
+    *,
+    to: str,
+    names: Optional[str] = None,
+    mesh: Optional[_Mesh] = None,
+    layout: Optional[_Path] = None,
+    dtype: Optional[str] = None,
+    keep_dtype: Optional[_Globs] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    max_shard_size: Optional[_Bytes] = None,
+    shard_format: Optional[Literal["safetensors", "bin"]] = None,
+    strategy: Optional[Literal["auto", "direct", "exchange"]] = None,
+    codec: Optional[str] = None,
+    shuffle: Optional[bool] = None,
+    allow: Optional[_Globs] = None,
+    repair: Optional[_Globs] = None,
+    donor: Optional[_Path] = None,
+    vocab_divisible_by: Optional[int] = None,
+    vocab_padding: Optional[Literal["zero", "repeat-last", "mean"]] = None,
+    merge_adapter: bool = False,
+    adapter: Optional[_Path] = None,
+    lora_alpha: Optional[float] = None,
+    keep_unknown: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    config: Optional[_Path] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+    dry_run: bool = False,
+    force: bool = False,
+    progress: _Progress = False,
+) -> Union[Conversion, ConversionPlan, TensorView]: ...
+def plan(
+    src: _Path,
+    dst: Optional[_Path] = None,
+    *,
+    to: str,
+    names: Optional[str] = None,
+    mesh: Optional[_Mesh] = None,
+    layout: Optional[_Path] = None,
+    dtype: Optional[str] = None,
+    keep_dtype: Optional[_Globs] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    max_shard_size: Optional[_Bytes] = None,
+    shard_format: Optional[Literal["safetensors", "bin"]] = None,
+    strategy: Optional[Literal["auto", "direct", "exchange"]] = None,
+    codec: Optional[str] = None,
+    shuffle: Optional[bool] = None,
+    allow: Optional[_Globs] = None,
+    repair: Optional[_Globs] = None,
+    donor: Optional[_Path] = None,
+    vocab_divisible_by: Optional[int] = None,
+    vocab_padding: Optional[Literal["zero", "repeat-last", "mean"]] = None,
+    merge_adapter: bool = False,
+    adapter: Optional[_Path] = None,
+    lora_alpha: Optional[float] = None,
+    keep_unknown: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    config: Optional[_Path] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+    ranks: Optional[int] = None,
+    ranks_per_machine: Optional[int] = None,
+) -> ConversionPlan: ...
+def verify(
+    path: _Path,
+    *,
+    config: Optional[_Path] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    layout: Optional[_Path] = None,
+    mesh: Optional[_Mesh] = None,
+    against: Optional[_Path] = None,
+    bytes: bool = False,
+    values: bool = False,
+    replicas: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    junit: Optional[_Path] = None,
+    fail_on: Optional[Literal["error", "warning", "note"]] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+    progress: _Progress = False,
+) -> VerifyReport: ...
+def check(
+    *,
+    config: _Path,
+    mesh: _Mesh,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    world: Optional[int] = None,
+    sequence: Optional[int] = None,
+    dtype: Optional[str] = None,
+    grad_dtype: Optional[str] = None,
+    tensors: bool = False,
+    junit: Optional[_Path] = None,
+    fail_on: Optional[Literal["error", "warning", "note"]] = None,
+) -> CheckReport: ...
+def diff(
+    a: _Path,
+    b: _Path,
+    *,
+    tolerance: Optional[float] = None,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    config: Optional[_Path] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    device: Optional[str] = None,
+    gpu_memory: Optional[_Bytes] = None,
+    transport: Optional[str] = None,
+    progress: _Progress = False,
+) -> DiffReport: ...
+def inspect(
+    path: _Path,
+    *,
+    shards: bool = False,
+    filter: Optional[_Globs] = None,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    part: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+) -> Inspection: ...

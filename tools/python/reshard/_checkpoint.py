@@ -1,0 +1,331 @@
+"""Checkpoints that are open, and their tensors."""
+
+import os
+from collections import namedtuple
+from collections.abc import Mapping
+
+from . import _reshard
+from ._dtypes import numpy_type, tell_raw, torch_type
+from ._errors import Error
+from ._words import words_of
+
+_SHOWN = 20
+_SHOWN_HTML = 100
+
+
+def _bytes(n):
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if n < 1000 or unit == "TB":
+            return f"{n:.3g} {unit}" if n < 1000 else f"{n:,.0f} {unit}"
+        n /= 1000
+
+
+class Piece(namedtuple("Piece", "file offset length origin shape copy")):
+    """A stored piece of a tensor: a box of its elements in a run of bytes of a file.
+
+    file: relative to the checkpoint; offset, length: bytes; origin, shape: of the box, in elements of the whole tensor;
+    copy: whether it is a further copy of a box that is stored before.
+    """
+
+    __slots__ = ()
+
+
+class Tensor:
+    """A tensor of a checkpoint. Nothing of it is read before its elements are asked for.
+
+    t.numpy(), t[128:256, ::2] and numpy.asarray(t) read into a new NumPy array; t.torch() and torch.from_dlpack(t) into
+    a new torch tensor on the CPU. A slice reads no more than the bytes it needs (gaps of less than 4 KB are read over).
+    Several threads may read at once.
+    """
+
+    __slots__ = ("_checkpoint", "_index", "_dtype", "_nbytes", "_shape", "_stored", "name")
+
+    def __init__(self, checkpoint, name, index):
+        self._checkpoint = checkpoint
+        self._index = index
+        self.name = name
+        self._dtype, self._shape, self._nbytes, self._stored = checkpoint._open().facts(index)
+
+    @property
+    def dtype(self):
+        """torch's name of the elements' type: "bfloat16"."""
+        return self._dtype
+
+    @property
+    def shape(self):
+        """Of the whole tensor, a tuple of elements."""
+        return self._shape
+
+    @property
+    def ndim(self):
+        return len(self._shape)
+
+    @property
+    def size(self):
+        """How many elements."""
+        n = 1
+        for extent in self._shape:
+            n *= extent
+        return n
+
+    @property
+    def nbytes(self):
+        """Bytes of all elements."""
+        return self._nbytes
+
+    @property
+    def placement(self):
+        """How its boxes lie: "whole", "shard(0) x 8", "irregular (5 boxes)"; "" in a view."""
+        return self._checkpoint._placement(self._index)
+
+    @property
+    def pieces(self):
+        """The stored pieces, a list of Piece. Reads the headers around them, and not the data."""
+        return [Piece(*p) for p in self._checkpoint._open().pieces(self._index)]
+
+    def __len__(self):
+        if not self._shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self._shape[0]
+
+    def numpy(self):
+        """All elements, a new NumPy array. bfloat16 and float8 need ml_dtypes; without it the array is of their bits,
+        as uint16 or uint8, and a warning says so."""
+        return self[...]
+
+    def __getitem__(self, key):
+        """The part that integers, slices of any step and ... say, a new NumPy array. Integers drop their dimension."""
+        dtype, is_own = numpy_type(self._dtype)
+        if not is_own:
+            tell_raw(self._dtype, dtype)
+        return self._read(key, dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def torch(self, key=...):
+        """All elements, or the part that `key` says (as of []), a new torch tensor on the CPU."""
+        import torch
+
+        dtype = torch_type(self._dtype)
+        raw = numpy_type(self._dtype)[0]
+        if raw.kind not in "iufcb" or raw.name in ("uint16", "uint32", "uint64") or raw.name != self._dtype:
+            raw = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}[raw.itemsize]
+        array = self._read(key, raw)
+        if any(s < 0 for s in array.strides):
+            array = array.copy()
+        return torch.from_numpy(array).view(dtype) if array.ndim else torch.from_numpy(array.reshape(1)).view(dtype)[0]
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if dl_device is not None and tuple(dl_device) != (1, 0):
+            raise BufferError("a checkpoint's tensor is read to the CPU")
+        if copy is False:
+            raise BufferError("a checkpoint's tensor is read, so that there is always a copy")
+        array = self._read(..., numpy_type(self._dtype)[0])
+        return _reshard.to_dlpack(array.ctypes.data, self._dtype, self._shape, array)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def _read(self, key, dtype):
+        import numpy
+
+        ranges, flips, kept = _ranges(key, self._shape)
+        out = numpy.empty([count for _, count, _ in ranges], dtype)
+        self._checkpoint._read(self._index, ranges, out)
+        if any(flips):
+            out = out[tuple(slice(None, None, -1) if flip else slice(None) for flip in flips)]
+        return out.reshape(kept) if len(kept) != out.ndim else out
+
+    def __repr__(self):
+        return (
+            f"<reshard.Tensor {self.name!r}: {self._dtype} {list(self._shape)}, {_bytes(self._nbytes)}"
+            f"{', ' + self.placement if self.placement else ''}>"
+        )
+
+    def _repr_html_(self):
+        from html import escape
+
+        rows = [("dtype", self._dtype), ("shape", " × ".join(map(str, self._shape)) or "scalar")]
+        rows += [("bytes", _bytes(self._nbytes)), ("placement", self.placement), ("pieces", self._stored)]
+        cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows)
+        return f"<table><caption><code>{escape(self.name)}</code></caption>{cells}</table>"
+
+
+def _ranges(key, shape):
+    """[(start, count, step > 0)], whether each is backwards, and the shape without what integers drop."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise IndexError("more than one ...")
+    given = len(keys) - (Ellipsis in [k for k in keys if k is Ellipsis])
+    if given > len(shape):
+        raise IndexError(f"{given} indices of a tensor of {len(shape)} dimensions")
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    keys[at : at + 1] = [slice(None)] * (len(shape) - given)
+    ranges, flips, kept = [], [], []
+    for d, (k, extent) in enumerate(zip(keys, shape)):
+        if isinstance(k, slice):
+            start, stop, step = k.indices(extent)
+            count = len(range(start, stop, step))
+            if step < 0:
+                start, step = start + (count - 1) * step if count else 0, -step
+                flips.append(count > 1)
+            else:
+                flips.append(False)
+            ranges.append((start if count else 0, count, step))
+            kept.append(count)
+            continue
+        try:
+            index = k.__index__()
+        except AttributeError:
+            raise TypeError(
+                f"{type(k).__name__} is no index of a tensor that is not read yet: integers, slices and ... are; "
+                "take t.numpy() for more"
+            ) from None
+        if isinstance(k, bool):
+            raise TypeError("a tensor that is not read yet takes integers, slices and ...")
+        if not -extent <= index < extent:
+            raise IndexError(f"index {index} of dimension {d}, which has {extent}")
+        ranges.append((index % extent, 1, 1))
+        flips.append(False)
+    return ranges, flips, kept
+
+
+class Checkpoint(Mapping):
+    """An open checkpoint: a mapping from names to Tensor, in natural order of the names. Made by reshard.open().
+
+    Holds metadata alone. May be used by several threads, and as a context manager; close() lets go of its files.
+    """
+
+    def __init__(self, native, path):
+        self._native = native
+        self._indices = dict(native.names())
+        self._axes = None
+        self._is_view = False
+        self.path = path  #: as it was given
+
+    @property
+    def format(self):
+        """The format's name, as to= of convert() takes it: "dcp"."""
+        return self._open().format
+
+    @property
+    def title(self):
+        """The format's name for people."""
+        return self._open().title
+
+    @property
+    def mesh(self):
+        """The mesh that saved it as far as its boxes tell, a dict of axis and size: {"dp_shard": 4, "tp": 2}. A size
+        that cannot be told is None. inspect() has the evidence."""
+        if self._axes is None:
+            self._axes = {name: size or None for name, size in self._open().mesh()}
+        return dict(self._axes)
+
+    @property
+    def objects(self):
+        """What is no tensor, a dict of name and value in words: {"train_state.step": "1000"}. Nothing is executed."""
+        return dict(self._open().objects())
+
+    @property
+    def warnings(self):
+        """Sentences on what is odd, but can be read."""
+        return self._open().warnings()
+
+    @property
+    def nbytes(self):
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self.values())
+
+    def __getitem__(self, name):
+        return Tensor(self, name, self._indices[name])
+
+    def __contains__(self, name):
+        return name in self._indices
+
+    def __iter__(self):
+        return iter(self._indices)
+
+    def __len__(self):
+        return len(self._indices)
+
+    def view(self, *, names=None, config=None, family=None, family_file=None, include=None, exclude=None,
+             keep_unknown=False):  # fmt: skip
+        """The same tensors under other names and in another order of rows, nothing copied: a Checkpoint.
+
+        names: "hf" for Hugging Face's, "keep" for the stored ones, or another convention whose rows and matrices are as
+        they are stored; config: the model's config.json (default: beside the checkpoint, or one level up); include,
+        exclude: globs over the stored names. Reads the headers around all payloads.
+        """
+        words = words_of(dict(names=names, config=config, family=family, family_file=family_file, include=include,
+                              exclude=exclude, keep_unknown=keep_unknown))  # fmt: skip
+        out = Checkpoint(self._open().view(words), self.path)
+        out._is_view = True
+        return out
+
+    def close(self):
+        """Lets go of the files; its tensors cannot be read any more."""
+        self._native = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def _open(self):
+        if self._native is None:
+            raise ValueError(f"{self.path}: the checkpoint is closed")
+        return self._native
+
+    def _placement(self, index):
+        return "" if self._is_view else self._open().placement(index)
+
+    def _read(self, index, ranges, out):
+        self._open().read(index, ranges, out.ctypes.data, out.nbytes)
+
+    def __repr__(self):
+        if self._native is None:
+            return f"<reshard.Checkpoint {str(self.path)!r}: closed>"
+        tensors = [self[name] for name in list(self)[:_SHOWN]]
+        mesh = ", ".join(f"{axis}={size or '?'}" for axis, size in ({} if self._is_view else self.mesh).items())
+        head = f"<reshard.Checkpoint {str(self.path)!r}: {self.title}, {len(self):,} tensors"
+        head += f", {_bytes(self.nbytes)}" + (f", {mesh}" if mesh else "") + ">"
+        width = max((len(t.name) for t in tensors), default=0)
+        rows = [f"  {t.name:{min(width, 70)}}  {t.dtype:9}  {list(t.shape)!s:16}  {t.placement}".rstrip() for t in tensors]
+        if len(self) > _SHOWN:
+            rows.append(f"  ... and {len(self) - _SHOWN:,} more")
+        return "\n".join([head, *(row if len(row) <= 120 else row[:117] + "..." for row in rows)])
+
+    def _repr_html_(self):
+        from html import escape
+
+        rows = [
+            f"<tr><td><code>{escape(t.name)}</code></td><td>{t.dtype}</td>"
+            f"<td>{' × '.join(map(str, t.shape))}</td><td>{_bytes(t.nbytes)}</td><td>{escape(t.placement)}</td></tr>"
+            for t in (self[name] for name in list(self)[:_SHOWN_HTML])
+        ]
+        more = f"<p>and {len(self) - _SHOWN_HTML:,} more</p>" if len(self) > _SHOWN_HTML else ""
+        head = "<tr><th>tensor</th><th>dtype</th><th>shape</th><th>bytes</th><th>placement</th></tr>"
+        return (
+            f"<p><b>{escape(str(self.path))}</b>: {escape(self.title)}, {len(self):,} tensors, {_bytes(self.nbytes)}</p>"
+            f"<table>{head}{''.join(rows)}</table>{more}"
+        )
+
+
+def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, source_layout=None, source_mesh=None):
+    """Opens a checkpoint of any format, a directory or a file, and reads its metadata: a Checkpoint.
+
+    part: "model", "optimizer", "ema" ... of a training state; strip_prefix, rename ({"from": "to"}): what its names are
+    taken for; weights: "model" or "master" (the optimizer's float32), where it has both; source_layout, source_mesh: how
+    the files of ranks join, where they do not say. As the options of `reshard inspect`. A pickle is never executed.
+    """
+    path = os.fspath(path)
+    words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,
+                          source_layout=source_layout, source_mesh=source_mesh))  # fmt: skip
+    try:
+        return Checkpoint(_reshard.open(path, words), path)
+    except Error as e:
+        e.path = e.path or path
+        raise

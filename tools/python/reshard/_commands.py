@@ -1,0 +1,331 @@
+"""convert, plan, verify, diff, check and inspect: the commands of the program, with its options by the same names."""
+
+import json as _json
+import os
+from dataclasses import dataclass, field
+from typing import Optional
+
+from . import _reshard
+from ._checkpoint import _bytes
+from ._errors import Error
+from ._words import progress_of, words_of
+
+_SHOWN = 12
+
+
+def _run(command, options, positional, progress, path, json=True):
+    callback, close = progress_of(progress, command)
+    words = words_of(dict(options, json=True), *positional)
+    try:
+        code, answer = _reshard.run_command(command, words, callback)
+    except Error as e:
+        e.path = e.path or (os.fspath(path) if path is not None else None)
+        raise
+    finally:
+        close()
+    return code, _json.loads(answer) if answer else {}
+
+
+def _of(cls, data, **more):
+    """A dataclass of those members of a JSON object that it has."""
+    names = cls.__dataclass_fields__
+    return cls(**{k: v for k, v in data.items() if k in names}, **more)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, or worth to be known."""
+
+    severity: str  #: "error", "warning" or "note"
+    id: str  #: "vocabulary-padded"; docs/audit.md lists them
+    what: str  #: a sentence
+    why: list  #: sentences: the arithmetic that shows it
+    tensors: list  #: all names; none: the checkpoint as a whole
+    lost: str  #: what data are lost
+    advice: str  #: what to do
+
+    def __str__(self):
+        return f"{self.severity}: {self.what}" + "".join(f"\n    {line}" for line in [*self.why, self.lost, self.advice] if line)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of an audit that was asked for."""
+
+    id: str
+    title: str
+    looked_at: int  #: tensors, pieces, files or ranks
+    findings: int  #: how many
+    skipped: Optional[str]  #: why it was not made
+
+
+@dataclass(frozen=True, repr=False)
+class _Audit:
+    ok: bool  #: no findings from fail_on on
+    findings: list  #: of Finding, errors first
+    checks: list  #: of Check
+    seconds: float
+    json: dict = field(compare=False)  #: all that --json of the program says
+
+    def __bool__(self):
+        return self.ok
+
+    def __repr__(self):
+        head = f"<reshard.{type(self).__name__} of {self._of()!r}: {'ok' if self.ok else 'not ok'}, "
+        head += f"{len(self.findings)} findings in {len(self.checks)} checks>"
+        lines = [f"  {line}" for f in self.findings[:_SHOWN] for line in str(f).split("\n")]
+        if len(self.findings) > _SHOWN:
+            lines.append(f"  ... and {len(self.findings) - _SHOWN} more")
+        return "\n".join([head, *lines])
+
+    def _repr_html_(self):
+        from html import escape
+
+        items = "".join(
+            f"<li><b>{escape(f.severity)}</b> {escape(f.what)}<br>{'<br>'.join(map(escape, f.why))}"
+            f"<br>{escape(f.advice)}</li>"
+            for f in self.findings[:100]
+        )
+        verdict = "ok" if self.ok else "not ok"
+        return f"<p><b>{escape(str(self._of()))}</b>: {verdict}, {len(self.findings)} findings</p><ul>{items}</ul>"
+
+
+@dataclass(frozen=True, repr=False)
+class VerifyReport(_Audit):
+    """What verify() found."""
+
+    path: str = ""
+    format: str = ""
+    config: Optional[str] = None  #: the config.json that was used
+    family: Optional[str] = None
+    facts: dict = field(default_factory=dict)  #: label -> sentence
+    tensors: list = field(default_factory=list)  #: dicts of name, dtype, shape, digest, ... of those that were read
+
+    def _of(self):
+        return self.path
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What one rank holds while it trains; bytes but for `parameters`."""
+
+    rank: int
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    total: int
+
+
+@dataclass(frozen=True, repr=False)
+class CheckReport(_Audit):
+    """What check() found."""
+
+    config: str = ""
+    family: str = ""
+    mesh: dict = field(default_factory=dict)  #: axis -> degree
+    mesh_ranks: int = 1
+    parameters: int = 0  #: of the model
+    largest: Optional[RankMemory] = None  #: None where the mesh cannot hold the model
+    smallest: Optional[RankMemory] = None
+    tensors: list = field(default_factory=list)  #: with tensors=True: dicts of name, shape, dtype, tied
+
+    def _of(self):
+        return self.config
+
+
+@dataclass(frozen=True)
+class ConversionPlan:
+    """What convert() would do."""
+
+    source: str
+    source_format: str
+    target_format: str
+    mesh: str
+    family: Optional[str]
+    tensors: int  #: that are written
+    moves: int  #: pairs of source and target boxes that share elements
+    bytes_read: int
+    bytes_written: int
+    converted_tensors: int  #: that change dtype
+    left_out: list  #: dicts of what, tensors, objects, bytes
+    files: list  #: dicts of path, bytes
+    warnings: list
+    notes: list
+    json: dict = field(repr=False, compare=False)
+    layout: Optional[str] = None
+    peak_memory: Optional[int] = None  #: bytes
+    disk_free: Optional[int] = None  #: bytes
+
+    def __repr__(self):
+        return (
+            f"<reshard.{type(self).__name__} {self.source_format} -> {self.target_format}: {self.tensors:,} tensors, "
+            f"{_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in {len(self.files)} files>"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Conversion(ConversionPlan):
+    """What convert() did."""
+
+    destination: str = ""
+    checksums: int = 0  #: that the source records and that hold
+    digests: int = 0  #: likewise, of a source that reshard wrote
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """What came of a conversion to a format that shows tensors where they lie."""
+
+    source: str
+    source_format: str
+    target_format: str
+    destination: str
+    tensors: int  #: shown
+    refused: list  #: dicts of name, why
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How far apart a tensor of two checkpoints is."""
+
+    name: str
+    shape: list
+    dtype_a: str
+    dtype_b: str
+    different_elements: int
+    differs: bool  #: by more than the tolerance
+    max_abs: Optional[float] = None  #: of numbers: the largest |a-b|
+    relative_l2: Optional[float] = None  #: |a-b| / |a|
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """What diff() found."""
+
+    a: str
+    b: str
+    tolerance: float
+    equal: bool
+    structure: list  #: sentences on tensors that only one has, or in another shape
+    objects: list  #: names of values that differ
+    not_compared: list  #: what was not seen
+    tensors: list  #: of TensorDifference, all that both have
+    json: dict = field(repr=False, compare=False)
+
+    def __bool__(self):
+        return self.equal
+
+    def __repr__(self):
+        differ = sorted((t for t in self.tensors if t.differs), key=lambda t: -(t.relative_l2 or 0))
+        head = f"<reshard.DiffReport of {self.a!r} and {self.b!r}: {'equal' if self.equal else 'not equal'}, "
+        head += f"{len(self.tensors) - len(differ)} of {len(self.tensors)} tensors equal>"
+        lines = [f"  {s}" for s in self.structure[:_SHOWN]]
+        lines += [f"  {t.name}  {t.different_elements:,} elements, relative L2 {t.relative_l2 or 0:.3g}" for t in differ[:_SHOWN]]
+        return "\n".join([head, *lines])
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What inspect() saw: docs/cli.md, "inspect --json", says what is in its dicts."""
+
+    path: str
+    format: dict  #: name, title
+    complete: bool
+    attributes: dict
+    files: dict  #: count, bytes, missing, cut_short, stale
+    mesh: dict  #: ranks, axes, hypotheses, notes
+    parts: list
+    state: dict  #: model, optimizer, other
+    objects: dict
+    problems: list  #: sentences
+    warnings: list
+    notes: list
+    tensors: list  #: dicts of name, kind, dtype, shape, placement, boxes, bytes
+    json: dict = field(repr=False, compare=False)
+
+    def __repr__(self):
+        mesh = ", ".join(f"{a['name']}={a['size'] or '?'}" for a in self.mesh["axes"])
+        lines = [f"<reshard.Inspection of {self.path!r}: {self.format['title']}, {len(self.tensors):,} tensors"
+                 f"{', ' + mesh if mesh else ''}, {'complete' if self.complete else 'not complete'}>"]  # fmt: skip
+        for kind, facts in self.state.items():
+            if facts["tensors"]:
+                lines.append(f"  {kind:9}  {facts['tensors']:,} tensors, {_bytes(facts['bytes'])}, {', '.join(facts['dtypes'])}")
+        return "\n".join(lines + [f"  {p}" for p in [*self.problems, *self.warnings]])
+
+
+def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, include=None, exclude=None,
+            max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None, allow=None, repair=None,
+            donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False, adapter=None, lora_alpha=None,
+            keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
+            weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
+            gpu_memory=None, transport=None, dry_run=False, force=False, progress=False):  # fmt: skip
+    """Writes a checkpoint in another format, layout, naming or dtype: a Conversion (a TensorView for to="hdf5-view").
+
+    The options are those of `reshard convert` by the same names; docs/cli.md says what they mean. mesh may be a dict of
+    axis and degree, what is repeatable a list, rename a dict. progress: True (tqdm where it is installed), or a callable
+    of bytes done and bytes in all. The destination appears when it is complete; Ctrl-C leaves none.
+    """
+    options = {k: v for k, v in locals().items() if k not in ("src", "dst", "progress")}
+    _, data = _run("convert", options, (src, dst), progress, src)
+    if "refused" in data:
+        return _of(TensorView, data)
+    return _of(Conversion if not dry_run else ConversionPlan, data, json=data)
+
+
+def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, include=None,
+         exclude=None, max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None, allow=None,
+         repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False, adapter=None,
+         lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
+         rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
+         gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None):  # fmt: skip
+    """What convert() would do with these options, from metadata alone: a ConversionPlan."""
+    options = {k: v for k, v in locals().items() if k not in ("src", "dst")}
+    _, data = _run("plan", options, (src,) if dst is None else (src, dst), None, src)
+    return _of(ConversionPlan, data, json=data)
+
+
+def _audit(cls, data, **more):
+    members = dict(data, findings=[_of(Finding, f) for f in data["findings"]], checks=[_of(Check, c) for c in data["checks"]])
+    return _of(cls, dict(members, **more), json=data)
+
+
+def verify(path, *, config=None, family=None, family_file=None, layout=None, mesh=None, against=None, bytes=False,
+           values=False, replicas=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
+           weights=None, junit=None, fail_on=None, memory=None, threads=None, device=None, gpu_memory=None,
+           transport=None, progress=False):  # fmt: skip
+    """Proves a checkpoint: bytes, checksums, exact cover, digests, and what it is held against: a VerifyReport.
+
+    The options are those of `reshard verify`. What is wrong with the checkpoint is a finding and no exception;
+    report.ok is what exit code 0 is there, and so is bool(report).
+    """
+    options = {k: v for k, v in locals().items() if k not in ("path", "progress")}
+    return _audit(VerifyReport, _run("verify", options, (path,), progress, path)[1])
+
+
+def check(*, config, mesh, family=None, family_file=None, world=None, sequence=None, dtype=None, grad_dtype=None,
+          tensors=False, junit=None, fail_on=None):  # fmt: skip
+    """Whether a model can be trained on a mesh, and what each rank holds, from its config.json: a CheckReport."""
+    data = _run("check", dict(locals()), (), None, config)[1]
+    ranks = data["ranks"] or {}
+    memory = {k: _of(RankMemory, ranks[k]) for k in ("largest", "smallest") if k in ranks}
+    return _audit(CheckReport, data, **memory)
+
+
+def diff(a, b, *, tolerance=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
+         weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
+         gpu_memory=None, transport=None, progress=False):  # fmt: skip
+    """How far apart the tensors of two checkpoints are, of any formats and layouts: a DiffReport."""
+    options = {k: v for k, v in locals().items() if k not in ("a", "b", "progress")}
+    data = _run("diff", options, (a, b), progress, a)[1]
+    return _of(DiffReport, dict(data, tensors=[_of(TensorDifference, t) for t in data["tensors"]]), json=data)
+
+
+def inspect(path, *, shards=False, filter=None, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
+            rename=None, weights=None):  # fmt: skip
+    """What a checkpoint holds and how it lies, from its metadata: an Inspection."""
+    options = {k: v for k, v in locals().items() if k != "path"}
+    data = _run("inspect", options, (path,), None, path)[1]
+    return _of(Inspection, data, json=data)

@@ -1,0 +1,49 @@
+"""Element types, by torch's names, as NumPy and torch have them."""
+
+import warnings
+
+# Those that NumPy has of its own; the others are there with ml_dtypes.
+_NUMPY = {
+    "bool": "bool", "uint8": "uint8", "int8": "int8", "uint16": "uint16", "int16": "int16", "uint32": "uint32",
+    "int32": "int32", "uint64": "uint64", "int64": "int64", "float16": "float16", "float32": "float32",
+    "float64": "float64", "complex64": "complex64", "complex128": "complex128",
+}  # fmt: skip
+_RAW = {"bfloat16": "uint16", "complex32": "uint32"}
+_told = set()
+
+
+def numpy_type(name):
+    """(dtype, whether it is the tensor's own): without ml_dtypes an unsigned integer stands for bfloat16 and float8."""
+    import numpy
+
+    if name in _NUMPY:
+        return numpy.dtype(_NUMPY[name]), True
+    if name not in ("complex32", "float4_e2m1fn_x2"):
+        try:
+            import ml_dtypes
+
+            return numpy.dtype(getattr(ml_dtypes, name)), True
+        except (ImportError, AttributeError):
+            pass
+    return numpy.dtype(_RAW.get(name, "uint8")), False
+
+
+def tell_raw(name, dtype):
+    """Warns, once for each dtype, that bits are shown and not values."""
+    if name in _told:
+        return
+    _told.add(name)
+    advice = "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes makes it an array of its own type; "
+    warnings.warn(
+        f"NumPy has no {name}: the array is its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
+        stacklevel=4,
+    )
+
+
+def torch_type(name):
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        raise TypeError(f"this torch ({torch.__version__}) has no {name}")
+    return dtype

@@ -1,0 +1,158 @@
+"""Loading into memory."""
+
+import os
+from dataclasses import dataclass, field
+
+from . import _reshard
+from ._dtypes import numpy_type, tell_raw
+from ._errors import Error, UsageError
+from ._words import progress_of, words_of
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What load() read."""
+
+    tensors: int  #: that this rank holds
+    bytes_read: int  #: of tensor data
+    checksums: int  #: recorded ones that were computed anew and agree
+    digests: dict = field(repr=False)  #: of what was placed, by name, as reshard_manifest.json has them
+    warnings: list = field(default_factory=list)
+
+
+def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=None, keep_dtype=None, include=None,
+         exclude=None, part=None, strict=True, config=None, family=None, family_file=None, vocab_padding=None,
+         vocab_divisible_by=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
+         rename=None, weights=None, memory=None, threads=None, check_whole_items=False, progress=False):  # fmt: skip
+    """Reads what one rank of a mesh holds of a checkpoint, straight into the caller's tensors.
+
+    into: a mapping from names to tensors, such as model.state_dict(): torch tensors, NumPy arrays or what else speaks
+    DLPack, in the CPU's memory or all on one GPU, of any strides, of the rank's shapes and of the dtype that is loaded.
+    They are filled in place; a LoadReport is returned. Without it: a dict of new NumPy arrays. After an exception the
+    tensors hold anything.
+
+    mesh, rank: "tp=4,dp_shard=2" or a dict, and which of its ranks this is; layout: how tensors are cut, where not by the
+    family's rules; names: "hf", "torchtitan", "megatron" ... where not as stored; dtype, keep_dtype, include, exclude,
+    part and the others: as of `reshard convert`. strict=False leaves out tensors of the checkpoint that `into` has not;
+    part="model" leaves out optimizer state. memory bounds the buffers beside the tensors (default "256MiB").
+    """
+    options = {k: v for k, v in locals().items() if k not in ("path", "into", "rank", "strict", "check_whole_items", "progress")}
+    path = os.fspath(path)
+    holders = {name: _holder(name, tensor) for name, tensor in into.items()} if into is not None else None
+    devices = {h.device for h in holders.values()} if holders else {"cpu"}
+    if len(devices) > 1:
+        raise UsageError(f"into: expected tensors on one device, got {', '.join(sorted(devices))}", path)
+
+    def prepare(**more):
+        words = words_of(dict(options, **more))
+        return _reshard.Load.prepare(path, words, rank, next(iter(devices)), check_whole_items)
+
+    try:
+        job = prepare()
+        tensors = job.tensors()
+        if holders is not None and not strict and names is None:
+            beyond = [t[0] for t in tensors if t[0] not in holders]
+            if beyond:
+                job = prepare(exclude=[*_list(exclude), *map(_glob_escaped, beyond)])
+                tensors = job.tensors()
+        arrays = None if holders is not None else {name: _empty(dtype, shape) for name, dtype, shape, _ in tensors}
+        if holders is None:
+            holders = {name: _holder(name, array, t[1]) for (name, array), t in zip(arrays.items(), tensors)}
+        places = _places(holders, tensors, path)
+        callback, close = progress_of(progress, "load")
+        try:
+            report = job.run(places, callback)
+        finally:
+            close()
+    except Error as e:
+        e.path = e.path or path
+        raise
+    return arrays if arrays is not None else LoadReport(tensors=len(tensors), **report)
+
+
+def _list(value):
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
+
+
+def _glob_escaped(name):
+    return "".join(f"[{c}]" if c in "*?[{" else c for c in name)
+
+
+def _empty(dtype, shape):
+    import numpy
+
+    kind, is_own = numpy_type(dtype)
+    if not is_own:
+        tell_raw(dtype, kind)
+    return numpy.empty(shape, kind)
+
+
+class _Holder:
+    """Somebody's memory: address, shape, strides in elements or None, torch's name of the dtype or DLPack's."""
+
+    __slots__ = ("address", "device", "dtype", "keep", "shape", "strides")
+
+    def __init__(self, address, shape, strides, dtype, device, keep):
+        self.address, self.shape, self.strides = address, tuple(shape), strides
+        self.dtype, self.device, self.keep = dtype, device, keep
+
+
+def _holder(name, tensor, dtype=None):
+    module = type(tensor).__module__
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):  # torch's
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()  # a DTensor's part
+        device = "cpu" if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
+        return _Holder(tensor.data_ptr(), tensor.shape, list(tensor.stride()), str(tensor.dtype).split(".")[1], device, tensor)
+    if hasattr(tensor, "__array_interface__") or module.startswith("numpy"):
+        if not tensor.flags.writeable:
+            raise UsageError(f"into: tensor {name!r}: the array cannot be written to", tensor=name)
+        size = max(tensor.itemsize, 1)
+        if any(s % size for s in tensor.strides):
+            raise UsageError(f"into: tensor {name!r}: strides are no whole elements", tensor=name)
+        return _Holder(tensor.ctypes.data, tensor.shape, [s // size for s in tensor.strides], dtype or tensor.dtype.name, "cpu", tensor)
+    if hasattr(tensor, "__dlpack__"):
+        capsule = tensor.__dlpack__()
+        address, shape, strides, code, (kind, number) = _reshard.from_dlpack(capsule)
+        devices = {1: "cpu", 2: f"cuda:{number}", 3: "cpu", 13: "cpu"}
+        if kind not in devices:
+            raise UsageError(f"into: tensor {name!r}: memory of a device of DLPack's kind {kind}", tensor=name)
+        return _Holder(address, shape, list(strides) if strides is not None else None, code, devices[kind], (tensor, capsule))
+    raise TypeError(f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or what has __dlpack__")
+
+
+def _places(holders, tensors, path):
+    wanted = {t[0] for t in tensors}
+    if missing := [name for name in holders if name not in wanted]:
+        raise UsageError(f"{path}: has no {_some(missing)} that `into` has; names= says in which names to load", path, missing[0])
+    if beyond := [name for name in (t[0] for t in tensors) if name not in holders]:
+        raise UsageError(
+            f"{path}: has {_some(beyond)} that `into` has not; strict=False leaves them out, or part=, include=, exclude=",
+            path, beyond[0],
+        )  # fmt: skip
+    out = []
+    for name, dtype, shape, whole in tensors:
+        holder = holders[name]
+        if holder.shape != shape:
+            of = f", of {list(whole)} in all" if whole != shape else ""
+            raise UsageError(f"{path}: tensor {name!r}: expected memory of shape {list(shape)}{of}, got {list(holder.shape)}", path, name)
+        expected = _reshard.dlpack_type(dtype) if isinstance(holder.dtype, tuple) else dtype
+        if holder.dtype != expected and not _is_raw(dtype, holder.dtype):
+            raise UsageError(
+                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= says as what to load", path, name
+            )
+        out.append((holder.address, holder.strides if holder.shape else None))
+    return out
+
+
+def _is_raw(dtype, got):
+    """Whether an array of unsigned integers is to hold the bits of what NumPy has not."""
+    raw = {"bfloat16": "uint16", "complex32": "uint32"}.get(dtype, "uint8" if dtype.startswith(("float8", "float4")) else None)
+    return raw is not None and got == raw
+
+
+def _some(names):
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{'tensor' if len(names) == 1 else 'tensors'} {', '.join(map(repr, names[:_SHOWN]))}{more}"

@@ -1,0 +1,7 @@
+// The streams that a libhdf5 compiled for programs refers to (CMakeLists.txt).
+#include <cstdio>
+
+extern "C" {
+FILE* reshard_stderr = stderr;
+FILE* reshard_stdout = stdout;
+}
