@@ -4,6 +4,7 @@
 
 torch and ml_dtypes are used where they are there. The last line is `python: N passed, N failed, N skipped`.
 """
+
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -65,7 +66,9 @@ def write_safetensors(path, tensors):
 
 def program(*arguments, code=0):
     """Runs the program that is installed beside this Python."""
-    done = subprocess.run([sys.executable, "-m", "reshard", *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-m", "reshard", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
     if done.returncode != code:
         raise AssertionError(f"reshard {arguments}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
@@ -147,7 +150,8 @@ class Reading(Case):
                     self.assert_same(t[key], array[key])
             for _ in range(200):
                 key = tuple(
-                    slice(*(int(v) for v in rng.integers(-40, 40, 2)), int(rng.choice([-7, -3, -1, 1, 2, 5]))) for _ in range(3)
+                    slice(*(int(v) for v in rng.integers(-40, 40, 2)), int(rng.choice([-7, -3, -1, 1, 2, 5])))
+                    for _ in range(3)
                 )
                 self.assert_same(t[key], array[key])
             self.assertEqual(checkpoint["s"][()], array[0, 0, 0])
@@ -177,7 +181,9 @@ class Reading(Case):
     def test_a_slice_reads_only_what_it_needs(self):
         path = self.tmp / "sparse.safetensors"
         rows, columns = 1 << 16, 4096
-        header = json.dumps({"t": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, rows * columns * 4]}}).encode()
+        header = json.dumps(
+            {"t": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, rows * columns * 4]}}
+        ).encode()
         with open(path, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
             file.truncate(8 + len(header) + rows * columns * 4)
@@ -197,7 +203,10 @@ class Reading(Case):
                 self.assert_same(array, expected[name])
 
     def test_what_numpy_lacks(self):
-        narrow = {"b": ("BF16", numpy.arange(12, dtype="u2").reshape(3, 4) + 0x3F80), "f": ("F8_E4M3", numpy.arange(6, dtype="u1"))}
+        narrow = {
+            "b": ("BF16", numpy.arange(12, dtype="u2").reshape(3, 4) + 0x3F80),
+            "f": ("F8_E4M3", numpy.arange(6, dtype="u1")),
+        }
         write_safetensors(self.tmp / "narrow.safetensors", narrow)
         with reshard.open(self.tmp / "narrow.safetensors") as checkpoint:
             self.assertEqual(checkpoint["b"].dtype, "bfloat16")
@@ -326,7 +335,9 @@ class Errors(Case):
 
 class Views(Case):
     def test_a_view_has_other_names_and_rows(self):
-        program("synth", self.tmp / "titan", "--model", "llama3-tiny", "--mesh", "tp=2,dp_shard=2", "--names", "torchtitan")
+        program(
+            "synth", self.tmp / "titan", "--model", "llama3-tiny", "--mesh", "tp=2,dp_shard=2", "--names", "torchtitan"
+        )
         reshard.convert(self.tmp / "titan", self.tmp / "hf", to="hf", dtype="keep")
         expected = {}
         for file in (self.tmp / "hf").glob("*.safetensors"):
@@ -339,7 +350,9 @@ class Views(Case):
                 self.assert_same(bits(view[name].numpy()), bits(array))
             name = "model.layers.0.self_attn.q_proj.weight"
             self.assert_same(bits(view[name][3:9, ::2]), bits(expected[name][3:9, ::2]))
-            self.assertFalse(numpy.array_equal(bits(checkpoint["layers.0.attention.wq.weight"].numpy()), bits(expected[name])))
+            self.assertFalse(
+                numpy.array_equal(bits(checkpoint["layers.0.attention.wq.weight"].numpy()), bits(expected[name]))
+            )
             self.assertGreater(len(view[name].pieces), 1)
             self.assertIn(str(len(view)), repr(view))
             with self.assertRaises(reshard.Error):
@@ -350,7 +363,17 @@ class Loading(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        program("synth", cls.tmp / "titan", "--model", "llama3-tiny", "--mesh", "dp_shard=3", "--dtype", "float32", "--optimizer")
+        program(
+            "synth",
+            cls.tmp / "titan",
+            "--model",
+            "llama3-tiny",
+            "--mesh",
+            "dp_shard=3",
+            "--dtype",
+            "float32",
+            "--optimizer",
+        )
 
     def test_without_memory_it_makes_arrays(self):
         arrays = reshard.load(FSDP)
@@ -460,7 +483,9 @@ class Commands(Case):
             self.assertEqual(model["model.layers.0.self_attn.q_proj.weight"].dtype, "bfloat16")
             self.assertEqual(model["model.norm.weight"].dtype, "float32")
         self.assertTrue(reshard.verify(self.tmp / "hf", fail_on="error").ok)
-        report = reshard.verify(self.tmp / "titan", against=self.tmp / "hf", values=True, progress=lambda n, total: None)
+        report = reshard.verify(
+            self.tmp / "titan", against=self.tmp / "hf", values=True, progress=lambda n, total: None
+        )
         self.assertTrue(report.ok, report)
         self.assertTrue(report)
         self.assertTrue(all(t["equal"] for t in report.tensors if "equal" in t))
@@ -471,7 +496,9 @@ class Commands(Case):
         self.assertIn("not equal", repr(reshard.diff(self.tmp / "titan", self.tmp / "hf")))
 
     def test_dry_run_force_and_view(self):
-        self.assertIsInstance(reshard.convert(self.tmp / "titan", self.tmp / "dry", to="hf", dry_run=True), reshard.ConversionPlan)
+        self.assertIsInstance(
+            reshard.convert(self.tmp / "titan", self.tmp / "dry", to="hf", dry_run=True), reshard.ConversionPlan
+        )
         self.assertFalse((self.tmp / "dry").exists())
         for force in (False, True):
             reshard.convert(self.tmp / "titan", self.tmp / "twice", to="dcp", force=force)
@@ -486,7 +513,9 @@ class Commands(Case):
                     self.assert_same(archive[name].numpy(), tensor.numpy())
 
     def test_findings_are_not_exceptions(self):
-        program("synth", self.tmp / "less", "--model", "llama3-tiny", "--to", "hf", "--without", "*layers.0.mlp.up_proj*")
+        program(
+            "synth", self.tmp / "less", "--model", "llama3-tiny", "--to", "hf", "--without", "*layers.0.mlp.up_proj*"
+        )
         report = reshard.verify(self.tmp / "less", config=self.tmp / "less/config.json")
         self.assertFalse(report.ok)
         finding = report.findings[0]
@@ -515,11 +544,21 @@ class Commands(Case):
     def test_the_options_are_those_of_the_command_line(self):
         for name in ("convert", "plan", "verify", "check", "diff", "inspect"):
             text = program(name, "--help")
-            flags = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text.split("Examples:")[0].split("OPTIONS")[-1].split("Options:")[-1]))
+            flags = set(
+                re.findall(
+                    r"(?<![\w-])--([a-z][a-z0-9-]*)",
+                    text.split("Examples:")[0].split("OPTIONS")[-1].split("Options:")[-1],
+                )
+            )
             ours = {p.replace("_", "-") for p in inspect.signature(getattr(reshard, name)).parameters}
             flags = {f for f in flags if re.search(rf"^ +(-\w,)?-?-?.*--{f}\b", text, re.M)}
             spoken = {"help", "json", "quiet", "no-shuffle", "limit", "html"}
-            options = {m for line in text.splitlines() if re.match(r"^ +-", line) for m in re.findall(r"--([a-z][a-z0-9-]*)", line.split("  ")[1] if line.startswith("  ") else line)}
+            options = {
+                m
+                for line in text.splitlines()
+                if re.match(r"^ +-", line)
+                for m in re.findall(r"--([a-z][a-z0-9-]*)", line.split("  ")[1] if line.startswith("  ") else line)
+            }
             self.assertLessEqual(options - spoken, ours, name)
             self.assertLessEqual(ours - {"src", "dst", "path", "a", "b", "progress"}, options | flags, name)
 
@@ -531,15 +570,23 @@ class Process(Case):
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)
 
     def test_import_is_quick_and_imports_nothing_else(self):
-        done = self.python("import sys; before = set(sys.modules); import reshard; print(sorted(m.split('.')[0] for m in set(sys.modules) - before))")
+        done = self.python(
+            "import sys; before = set(sys.modules); import reshard; print(sorted(m.split('.')[0] for m in set(sys.modules) - before))"
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertFalse({"torch", "tqdm", "ml_dtypes", "dataclasses"} & set(re.findall(r"\w+", done.stdout)), done.stdout)
+        self.assertFalse(
+            {"torch", "tqdm", "ml_dtypes", "dataclasses"} & set(re.findall(r"\w+", done.stdout)), done.stdout
+        )
 
     def test_ctrl_c_ends_a_long_call(self):
         program("synth", self.tmp / "big", "--model", "llama3-8b", "--headers-only")
         begun = "def told(done, total):\n    if done > 0: print('begun', flush=True)\n"
-        code = f"import reshard\n{begun}reshard.verify({str(self.tmp / 'big')!r}, bytes=True, threads=1, progress=told)\n"
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        code = (
+            f"import reshard\n{begun}reshard.verify({str(self.tmp / 'big')!r}, bytes=True, threads=1, progress=told)\n"
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.assertEqual(child.stdout.readline(), "begun\n")
         child.send_signal(signal.SIGINT)
         begin = time.monotonic()
@@ -551,7 +598,12 @@ class Process(Case):
     def test_ctrl_c_leaves_no_output(self):
         program("synth", self.tmp / "source", "--model", "llama3-tiny")
         with self.assertRaises(KeyboardInterrupt):
-            reshard.convert(self.tmp / "source", self.tmp / "output", to="hf", progress=lambda *_: signal.raise_signal(signal.SIGINT))
+            reshard.convert(
+                self.tmp / "source",
+                self.tmp / "output",
+                to="hf",
+                progress=lambda *_: signal.raise_signal(signal.SIGINT),
+            )
         # The work may have been done by then; a part of it is not left.
         self.assertFalse((self.tmp / "output.partial").exists())
         with self.assertRaises(KeyboardInterrupt):
@@ -623,7 +675,10 @@ class Stubs(Case):
 
         def real(function):
             every = inspect.signature(function).parameters.values()
-            return ([p.name for p in every if p.kind is not p.KEYWORD_ONLY], [p.name for p in every if p.kind is p.KEYWORD_ONLY])
+            return (
+                [p.name for p in every if p.kind is not p.KEYWORD_ONLY],
+                [p.name for p in every if p.kind is p.KEYWORD_ONLY],
+            )
 
         for name, node in functions.items():
             self.assertEqual(parameters(node), real(getattr(reshard, name)), name)
@@ -649,7 +704,17 @@ class Documentation(Case):
         blocks = re.findall(r"```python\n(.*?)```", text, re.S)
         self.assertGreater(len(blocks), 5)
         for step in ("step-1000", "step-2000"):
-            program("synth", self.tmp / step, "--model", "llama3-tiny", "--mesh", "dp_shard=4,tp=2", "--names", "torchtitan", "--optimizer")
+            program(
+                "synth",
+                self.tmp / step,
+                "--model",
+                "llama3-tiny",
+                "--mesh",
+                "dp_shard=4,tp=2",
+                "--names",
+                "torchtitan",
+                "--optimizer",
+            )
         (self.tmp / "config.json").write_bytes((self.tmp / "step-1000/config.json").read_bytes())
         here = os.getcwd()
         os.chdir(self.tmp)
@@ -669,5 +734,7 @@ class Documentation(Case):
 if __name__ == "__main__":
     outcome = unittest.main(exit=False, verbosity=0).result
     failed = len(outcome.failures) + len(outcome.errors)
-    print(f"python: {outcome.testsRun - failed - len(outcome.skipped)} passed, {failed} failed, {len(outcome.skipped)} skipped")
+    print(
+        f"python: {outcome.testsRun - failed - len(outcome.skipped)} passed, {failed} failed, {len(outcome.skipped)} skipped"
+    )
     sys.exit(failed > 0)

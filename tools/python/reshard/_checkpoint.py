@@ -293,7 +293,9 @@ class Checkpoint(Mapping):
         head = f"<reshard.Checkpoint {str(self.path)!r}: {self.title}, {len(self):,} tensors"
         head += f", {_bytes(self.nbytes)}" + (f", {mesh}" if mesh else "") + ">"
         width = max((len(t.name) for t in tensors), default=0)
-        rows = [f"  {t.name:{min(width, 70)}}  {t.dtype:9}  {list(t.shape)!s:16}  {t.placement}".rstrip() for t in tensors]
+        rows = [
+            f"  {t.name:{min(width, 70)}}  {t.dtype:9}  {list(t.shape)!s:16}  {t.placement}".rstrip() for t in tensors
+        ]
         if len(self) > _SHOWN:
             rows.append(f"  ... and {len(self) - _SHOWN:,} more")
         return "\n".join([head, *(row if len(row) <= 120 else row[:117] + "..." for row in rows)])

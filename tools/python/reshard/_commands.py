@@ -45,7 +45,9 @@ class Finding:
     advice: str  #: what to do
 
     def __str__(self):
-        return f"{self.severity}: {self.what}" + "".join(f"\n    {line}" for line in [*self.why, self.lost, self.advice] if line)
+        return f"{self.severity}: {self.what}" + "".join(
+            f"\n    {line}" for line in [*self.why, self.lost, self.advice] if line
+        )
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,10 @@ class DiffReport:
         head = f"<reshard.DiffReport of {self.a!r} and {self.b!r}: {'equal' if self.equal else 'not equal'}, "
         head += f"{len(self.tensors) - len(differ)} of {len(self.tensors)} tensors equal>"
         lines = [f"  {s}" for s in self.structure[:_SHOWN]]
-        lines += [f"  {t.name}  {t.different_elements:,} elements, relative L2 {t.relative_l2 or 0:.3g}" for t in differ[:_SHOWN]]
+        lines += [
+            f"  {t.name}  {t.different_elements:,} elements, relative L2 {t.relative_l2 or 0:.3g}"
+            for t in differ[:_SHOWN]
+        ]
         return "\n".join([head, *lines])
 
 
@@ -252,7 +257,9 @@ class Inspection:
                  f"{', ' + mesh if mesh else ''}, {'complete' if self.complete else 'not complete'}>"]  # fmt: skip
         for kind, facts in self.state.items():
             if facts["tensors"]:
-                lines.append(f"  {kind:9}  {facts['tensors']:,} tensors, {_bytes(facts['bytes'])}, {', '.join(facts['dtypes'])}")
+                lines.append(
+                    f"  {kind:9}  {facts['tensors']:,} tensors, {_bytes(facts['bytes'])}, {', '.join(facts['dtypes'])}"
+                )
         return "\n".join(lines + [f"  {p}" for p in [*self.problems, *self.warnings]])
 
 
@@ -288,7 +295,9 @@ def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, k
 
 
 def _audit(cls, data, **more):
-    members = dict(data, findings=[_of(Finding, f) for f in data["findings"]], checks=[_of(Check, c) for c in data["checks"]])
+    members = dict(
+        data, findings=[_of(Finding, f) for f in data["findings"]], checks=[_of(Check, c) for c in data["checks"]]
+    )
     return _of(cls, dict(members, **more), json=data)
 
 

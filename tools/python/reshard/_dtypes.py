@@ -33,7 +33,9 @@ def tell_raw(name, dtype):
     if name in _told:
         return
     _told.add(name)
-    advice = "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes makes it an array of its own type; "
+    advice = (
+        "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes makes it an array of its own type; "
+    )
     warnings.warn(
         f"NumPy has no {name}: the array is its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
         stacklevel=4,

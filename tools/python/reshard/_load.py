@@ -38,7 +38,11 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
     part and the others: as of `reshard convert`. strict=False leaves out tensors of the checkpoint that `into` has not;
     part="model" leaves out optimizer state. memory bounds the buffers beside the tensors (default "256MiB").
     """
-    options = {k: v for k, v in locals().items() if k not in ("path", "into", "rank", "strict", "check_whole_items", "progress")}
+    options = {
+        k: v
+        for k, v in locals().items()
+        if k not in ("path", "into", "rank", "strict", "check_whole_items", "progress")
+    }
     path = os.fspath(path)
     holders = {name: _holder(name, tensor) for name, tensor in into.items()} if into is not None else None
     devices = {h.device for h in holders.values()} if holders else {"cpu"}
@@ -105,28 +109,43 @@ def _holder(name, tensor, dtype=None):
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()  # a DTensor's part
         device = "cpu" if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
-        return _Holder(tensor.data_ptr(), tensor.shape, list(tensor.stride()), str(tensor.dtype).split(".")[1], device, tensor)
+        return _Holder(
+            tensor.data_ptr(), tensor.shape, list(tensor.stride()), str(tensor.dtype).split(".")[1], device, tensor
+        )
     if hasattr(tensor, "__array_interface__") or module.startswith("numpy"):
         if not tensor.flags.writeable:
             raise UsageError(f"into: tensor {name!r}: the array cannot be written to", tensor=name)
         size = max(tensor.itemsize, 1)
         if any(s % size for s in tensor.strides):
             raise UsageError(f"into: tensor {name!r}: strides are no whole elements", tensor=name)
-        return _Holder(tensor.ctypes.data, tensor.shape, [s // size for s in tensor.strides], dtype or tensor.dtype.name, "cpu", tensor)
+        return _Holder(
+            tensor.ctypes.data,
+            tensor.shape,
+            [s // size for s in tensor.strides],
+            dtype or tensor.dtype.name,
+            "cpu",
+            tensor,
+        )
     if hasattr(tensor, "__dlpack__"):
         capsule = tensor.__dlpack__()
         address, shape, strides, code, (kind, number) = _reshard.from_dlpack(capsule)
         devices = {1: "cpu", 2: f"cuda:{number}", 3: "cpu", 13: "cpu"}
         if kind not in devices:
             raise UsageError(f"into: tensor {name!r}: memory of a device of DLPack's kind {kind}", tensor=name)
-        return _Holder(address, shape, list(strides) if strides is not None else None, code, devices[kind], (tensor, capsule))
-    raise TypeError(f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or what has __dlpack__")
+        return _Holder(
+            address, shape, list(strides) if strides is not None else None, code, devices[kind], (tensor, capsule)
+        )
+    raise TypeError(
+        f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or what has __dlpack__"
+    )
 
 
 def _places(holders, tensors, path):
     wanted = {t[0] for t in tensors}
     if missing := [name for name in holders if name not in wanted]:
-        raise UsageError(f"{path}: has no {_some(missing)} that `into` has; names= says in which names to load", path, missing[0])
+        raise UsageError(
+            f"{path}: has no {_some(missing)} that `into` has; names= says in which names to load", path, missing[0]
+        )
     if beyond := [name for name in (t[0] for t in tensors) if name not in holders]:
         raise UsageError(
             f"{path}: has {_some(beyond)} that `into` has not; strict=False leaves them out, or part=, include=, exclude=",
@@ -137,11 +156,17 @@ def _places(holders, tensors, path):
         holder = holders[name]
         if holder.shape != shape:
             of = f", of {list(whole)} in all" if whole != shape else ""
-            raise UsageError(f"{path}: tensor {name!r}: expected memory of shape {list(shape)}{of}, got {list(holder.shape)}", path, name)
+            raise UsageError(
+                f"{path}: tensor {name!r}: expected memory of shape {list(shape)}{of}, got {list(holder.shape)}",
+                path,
+                name,
+            )
         expected = _reshard.dlpack_type(dtype) if isinstance(holder.dtype, tuple) else dtype
         if holder.dtype != expected and not _is_raw(dtype, holder.dtype):
             raise UsageError(
-                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= says as what to load", path, name
+                f"{path}: tensor {name!r}: expected memory of {dtype}, got {holder.dtype}; dtype= says as what to load",
+                path,
+                name,
             )
         out.append((holder.address, holder.strides if holder.shape else None))
     return out
@@ -149,7 +174,9 @@ def _places(holders, tensors, path):
 
 def _is_raw(dtype, got):
     """Whether an array of unsigned integers is to hold the bits of what NumPy has not."""
-    raw = {"bfloat16": "uint16", "complex32": "uint32"}.get(dtype, "uint8" if dtype.startswith(("float8", "float4")) else None)
+    raw = {"bfloat16": "uint16", "complex32": "uint32"}.get(
+        dtype, "uint8" if dtype.startswith(("float8", "float4")) else None
+    )
     return raw is not None and got == raw
 
 

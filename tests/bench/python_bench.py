@@ -1,0 +1,84 @@
+"""Times the Python package against the library's load and against torch's, interleaved.
+
+    python tests/bench/python_bench.py [DIRECTORY]      of a Python with reshard, NumPy and torch; needs 5 GB there (default: .)
+
+Each figure is the median of the rounds, warm: seconds to read every tensor of a TP=8 DCP checkpoint (Llama 1B, bfloat16)
+
+    numpy    tensor by tensor into new NumPy arrays
+    load     by the library's load (reshard.load), into new arrays
+    torch    by torch.distributed.checkpoint.load in one process, into new tensors
+
+and milliseconds for 1 MB of a tensor of 1 GB.
+"""
+
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+import numpy
+
+import reshard
+
+ROUNDS = 5
+
+
+def numpy_reads(path):
+    with reshard.open(path) as checkpoint:
+        return [tensor.numpy() for tensor in checkpoint.values()]
+
+
+def library_loads(path):
+    return reshard.load(path)
+
+
+def torch_loads(path):
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    facts = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {name: torch.empty(t.size, dtype=t.properties.dtype) for name, t in facts.items() if hasattr(t, "size")}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def main():
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else ".") as directory:
+        path = pathlib.Path(directory) / "tp8"
+        program = [sys.executable, "-m", "reshard", "synth", str(path), "--model", "llama3-1b", "--mesh", "tp=8", "-q"]
+        subprocess.run(program, check=True)
+        ways = {"numpy": numpy_reads, "load": library_loads, "torch": torch_loads}
+        seconds = {name: [] for name in ways}
+        for round_number in range(ROUNDS + 1):  # the first warms the page cache
+            for name, way in ways.items():
+                begin = time.perf_counter()
+                held = way(str(path))
+                if round_number:
+                    seconds[name].append(time.perf_counter() - begin)
+                del held
+        bytes_in_all = reshard.open(path).nbytes
+        for name, times in seconds.items():
+            t = statistics.median(times)
+            print(f"{name:6} {t:.3f} s  {bytes_in_all / t / 1e9:.2f} GB/s  ({min(times):.3f} to {max(times):.3f})")
+
+        array = numpy.zeros((256, 1 << 20), "float32")
+        header = b'{"t":{"dtype":"F32","shape":[256,1048576],"data_offsets":[0,1073741824]}}'
+        file = pathlib.Path(directory) / "one.safetensors"
+        with open(file, "wb") as out:
+            out.write(len(header).to_bytes(8, "little") + header)
+            array.tofile(out)
+        with reshard.open(file) as checkpoint:
+            times = []
+            for i in range(200):
+                begin = time.perf_counter()
+                checkpoint["t"][i, : 1 << 18]
+                times.append(1e3 * (time.perf_counter() - begin))
+            print(f"slice  {statistics.median(times):.2f} ms for 1 MB of 1 GB  ({min(times):.2f} to {max(times):.2f})")
+
+
+if __name__ == "__main__":
+    main()
