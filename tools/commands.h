@@ -10,9 +10,12 @@
 
 #include "lib/base/json.h"
 #include "lib/base/result.h"
-#include "lib/device/device.h"
 #include "lib/layout/box.h"
 #include "tools/command_line.h"
+
+namespace reshard {
+class Device;
+}
 
 namespace reshard::tools {
 

@@ -26,7 +26,7 @@ std::string with_escapes(const std::string& text, std::string_view special) {
 }
 
 // A word of a shell, whatever is in it.
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
   return out + "'";
@@ -47,8 +47,8 @@ std::string bash(const std::vector<CommandText>& program) {
     std::string values;
     for (const OptionText& option : command.options)
       if (!option.hints.words.empty() && !option.is_place)
-        values += "      " + join(option.names, "|") + ") words=" + quoted(join(option.hints.words, " ")) + " ;;\n";
-    cases += "  " + quoted(command.name) + ")\n    options=" + quoted(names_of(command)) + "\n";
+        values += "      " + join(option.names, "|") + ") words=" + in_quotes(join(option.hints.words, " ")) + " ;;\n";
+    cases += "  " + in_quotes(command.name) + ")\n    options=" + in_quotes(names_of(command)) + "\n";
     if (!values.empty()) cases += "    case $before in\n" + values + "    esac ;;\n";
     if (values.empty()) cases += "    ;;\n";
   }
@@ -81,7 +81,7 @@ std::string zsh(const std::vector<CommandText>& program) {
   std::string commands, cases;
   for (std::size_t i = 1; i < program.size(); ++i) {
     const CommandText& command = program[i];
-    commands += "    " + quoted(command.name + ":" + command.summary) + "\n";
+    commands += "    " + in_quotes(command.name + ":" + command.summary) + "\n";
     cases += "  " + command.name + ")\n    _arguments -S";
     for (const std::vector<OptionText>* options : {&command.options, &program[0].options})
       for (const OptionText& option : *options) {
@@ -94,7 +94,7 @@ std::string zsh(const std::vector<CommandText>& program) {
             const std::string words = join(option.hints.words, " ");
             spec += ":" + option.value + ":" + (words.empty() ? "_files" : "(" + words + ")");
           }
-          cases += " \\\n      " + quoted(spec);
+          cases += " \\\n      " + in_quotes(spec);
         }
       }
     cases += " \\\n      '*:checkpoint:_files' ;;\n";
@@ -124,16 +124,16 @@ std::string fish(const std::vector<CommandText>& program) {
     const std::string where =
         command.name.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + command.name;
     if (!command.name.empty())
-      out += "complete -c reshard -n __fish_use_subcommand -x -a " + quoted(command.name) + " -d " +
-             quoted(command.summary) + "\n";
+      out += "complete -c reshard -n __fish_use_subcommand -x -a " + in_quotes(command.name) + " -d " +
+             in_quotes(command.summary) + "\n";
     for (const OptionText& option : command.options) {
       if (option.is_place) continue;
-      out += "complete -c reshard -n " + quoted(where);
+      out += "complete -c reshard -n " + in_quotes(where);
       for (const std::string& name : option.names)
         out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (!option.value.empty())
-        out += option.hints.words.empty() ? " -r" : " -x -a " + quoted(join(option.hints.words, " "));
-      out += " -d " + quoted(in_short(option.help)) + "\n";
+        out += option.hints.words.empty() ? " -r" : " -x -a " + in_quotes(join(option.hints.words, " "));
+      out += " -d " + in_quotes(in_short(option.help)) + "\n";
     }
   }
   return out;
