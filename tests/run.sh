@@ -31,7 +31,16 @@ count() {
   failed=$((failed + $2))
 }
 
-build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" | tail -n 30; }
+build() {
+  cmake --preset "$@" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" | tail -n 30
+}
+
+# The Python module is made of what the release is made of, where there is a Python that can.
+python_options() {
+  local python
+  python=$(tests/interop/venv.sh) && "$python" -c "import nanobind, scikit_build_core" 2> /dev/null &&
+    echo "-DRESHARD_PYTHON=ON -DRESHARD_BUNDLE=ON -DPython_EXECUTABLE=$python"
+}
 
 # Counts the tests of ctest's closing line, "97% tests passed, 3 tests failed out of 100".
 run_ctest() {
@@ -47,6 +56,24 @@ run_ctest() {
   echo "-- those that failed, once more:"
   ctest --preset "$1" --rerun-failed --timeout 300 2>&1 | grep -v Skipped | tail -n 200
   [[ $line =~ ^"100%" || -z $line ]] && count 0 1
+}
+
+# Counts the tests of the script's closing line, "python: 40 passed, 0 failed, 4 skipped".
+run_python() {
+  printf '\n== the Python package, from a wheel\n'
+  local python line
+  if ! python=$(tests/interop/venv.sh); then
+    echo "FAILED: no python environment"
+    count 0 1
+    return
+  fi
+  RESHARD_BUILD_DIR=build/release tests/python/run.sh "$python" 2>&1 | tee "$logs/python.log"
+  line=$(tail -n 1 "$logs/python.log")
+  if [[ $line =~ ^python:\ ([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
+    count "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+  else
+    count 0 1
+  fi
 }
 
 # Counts the tests of the script's closing line, "interop: 20 passed, 1 failed, 2 skipped".
@@ -72,10 +99,13 @@ if command -v ccache > /dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
 fi
 for preset in release dev; do
-  check "build, $preset" build "$preset" && run_ctest "$preset"
+  options=()
+  [ "$preset" = release ] && read -r -a options <<< "$(python_options)"
+  check "build, $preset" build "$preset" "${options[@]}" && run_ctest "$preset"
 done
 if [ -x build/release/reshard ]; then
   run_interop
+  run_python
 else
   check "the reshard program" false
 fi

@@ -24,6 +24,7 @@ int run_program(int argc, char** argv);
 
 // Who calls the commands from within another program (tools/python) and takes what they would print.
 struct Host {
+  Index resident = 0;  // bytes that the process holds without the command: --memory is beside them
   const std::atomic<bool>* interrupt = nullptr;                      // ends a command when set
   std::function<void(Index done, Index total)> progress;             // bytes; called from any thread
   std::function<Result<Device*>(const std::string&, Index)> device;  // by name and cap (open_device); the host's

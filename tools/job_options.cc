@@ -39,6 +39,7 @@ void ResourceOptions::add(CommandLine& line) {
 Result<RunOptions> ResourceOptions::run_options() const {
   RunOptions run;
   run.memory = TRY(parse_bytes(memory));
+  if (host()) run.memory = checked_add(run.memory, host()->resident).value_or(run.memory);
   run.threads = threads;
   run.interrupt = &interrupted();
   run.ranks = job_ranks();

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "formats/load.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/load/dlpack.h"
 #include "lib/transport/job.h"
@@ -143,6 +144,7 @@ nb::tuple run_command(const std::string& command, const std::vector<std::string>
   Watch watch;
   tools::Host host;
   host.interrupt = &watch.interrupt;
+  host.resident = resident_bytes();
   host.device = device_of_process;
   host.progress = [&](Index done, Index total) {
     watch.total = total;
@@ -166,7 +168,7 @@ using Checkpoint = LazyCheckpoint;
 
 nb::tuple tensor_facts(const Checkpoint& c, std::size_t i) {
   const Tensor& t = c.catalog().tensors()[i];
-  return nb::make_tuple(info(t.dtype).torch_name.data(), tuple_of(t.shape), t.bytes(), t.fragments.size());
+  return nb::make_tuple(info(t.dtype).torch_name.data(), tuple_of(t.shape), t.bytes());
 }
 
 nb::list names_of(const Checkpoint& c) {

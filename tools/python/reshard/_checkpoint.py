@@ -38,13 +38,13 @@ class Tensor:
     Several threads may read at once.
     """
 
-    __slots__ = ("_checkpoint", "_index", "_dtype", "_nbytes", "_shape", "_stored", "name")
+    __slots__ = ("_checkpoint", "_index", "_dtype", "_nbytes", "_shape", "name")
 
     def __init__(self, checkpoint, name, index):
         self._checkpoint = checkpoint
         self._index = index
         self.name = name
-        self._dtype, self._shape, self._nbytes, self._stored = checkpoint._open().facts(index)
+        self._dtype, self._shape, self._nbytes = checkpoint._open().facts(index)
 
     @property
     def dtype(self):
@@ -148,7 +148,7 @@ class Tensor:
         from html import escape
 
         rows = [("dtype", self._dtype), ("shape", " × ".join(map(str, self._shape)) or "scalar")]
-        rows += [("bytes", _bytes(self._nbytes)), ("placement", self.placement), ("pieces", self._stored)]
+        rows += [("bytes", _bytes(self._nbytes)), ("placement", self.placement)]
         cells = "".join(f"<tr><th>{k}</th><td>{escape(str(v))}</td></tr>" for k, v in rows)
         return f"<table><caption><code>{escape(self.name)}</code></caption>{cells}</table>"
 
