@@ -36,6 +36,16 @@ Arguments Arguments::read(Value value) {
   return out;
 }
 
+std::vector<std::pair<std::string, Value>> sample_counts(Value state) {
+  std::vector<std::pair<std::string, Value>> out;
+  const auto args = state.kind() == Kind::kDict ? state.find("args") : std::nullopt;
+  const auto members = args && args->kind() == Kind::kObject ? std::optional(args->state()) : args;
+  if (!members || members->kind() != Kind::kDict) return out;
+  for (const std::string_view name : kSampleCounts)
+    if (const auto count = members->find(name); count && count->as_int()) out.emplace_back(name, *count);
+  return out;
+}
+
 std::optional<Index> Arguments::number(std::string_view name) const {
   const auto found = values_.find(name);
   const auto* n = found == values_.end() ? nullptr : std::get_if<Index>(&found->second);

@@ -2,11 +2,14 @@
 // (megatron/training/arguments.py), the config.json of the model that it describes, and the other way round.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/pickle_writer.h"
@@ -33,6 +36,12 @@ class Arguments {
  private:
   std::map<std::string, Member, std::less<>> values_;
 };
+
+// What args count that a run goes on from, beside the iteration.
+inline constexpr std::array<std::string_view, 3> kSampleCounts = {"consumed_train_samples", "consumed_valid_samples",
+                                                                  "skipped_train_samples"};
+// Those of them that `state` has in its args, by name. Refers to its document.
+std::vector<std::pair<std::string, pickle::Value>> sample_counts(pickle::Value state);
 
 // How many ranks share a model, along each axis; 1 where nothing is said.
 struct Degrees {

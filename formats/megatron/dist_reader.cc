@@ -665,6 +665,7 @@ Status ShardedReader::add_values() {
   for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
     if (const auto value = values_->find(name); value && !(is_release && name == "iteration"))
       TRY(add(std::string(name), *value));
+  for (const auto& [name, count] : sample_counts(*values_)) TRY(add(name, count));
   if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
   const auto add_optimizer = [&](pickle::Value optimizer, Index number) -> Status {
     if (optimizer.kind() != pickle::Kind::kDict) return {};

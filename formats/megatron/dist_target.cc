@@ -1,6 +1,9 @@
 // --ckpt-format torch_dist, written: a DCP whose tensors hold all layers, and all experts, of a parameter at once
 // (dist_reader.cc draws it), so that Megatron core loads it at any degrees.
+#include <array>
+#include <map>
 #include <numeric>
+#include <optional>
 
 #include "formats/dcp/dcp.h"
 #include "formats/encoding/pickle_writer.h"
@@ -8,6 +11,7 @@
 #include "formats/megatron/arguments.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/names.h"
+#include "formats/megatron/run_state.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
@@ -79,8 +83,8 @@ std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored
   return out;
 }
 
-// common.pt: what is no tensor.
-std::string common_file(const Arguments& args) {
+// common.pt: what is no tensor. `run` is null for weights alone.
+Result<std::string> common_file(const Arguments& args, const RunState* run) {
   pickle::PickleWriter w;
   w.empty_dict();
   w.mark();
@@ -88,11 +92,21 @@ std::string common_file(const Arguments& args) {
   args.write(w);
   w.text("checkpoint_version");
   w.number(3.0);
-  w.text("iteration");
-  w.integer(0);
+  if (run) {
+    TRY(run->write(w));
+  } else {
+    w.text("iteration");
+    w.integer(0);
+  }
   w.text("content_metadata");
   w.empty_dict();
   w.mark();
+  if (run) {
+    w.text("distrib_optim_sharding_type");
+    w.text(kFullyReshardable);
+    w.text("distrib_optim_fully_reshardable_mem_efficient");
+    w.boolean(false);
+  }
   w.text("singleton_local_shards");
   w.boolean(false);
   w.text("chained_optim_avoid_prefix");
@@ -119,6 +133,13 @@ Status add_degrees(Arguments& args, const LayoutRequest& request) {
                      std::string(kEmbedding) + "' among its tensors");
 }
 
+// "optimizer.state.exp_avg.": before the name of the parameter whose state it is; empty for the parameter itself.
+std::string stored_state(const StateKey& key) {
+  if (key.kind == StateKind::kModel) return {};
+  const bool is_master = key.suffix == kMasterSuffix;  // as a distributed optimizer calls it
+  return "optimizer.state." + (is_master ? std::string("param") : key.suffix.substr(1)) + ".";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
@@ -129,14 +150,21 @@ Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
   args.set("ckpt_format", "torch_dist");
   args.set("no_save_rng", true);
   args.set("no_save_optim", true);
+  std::optional<RunState> run;
+  if (TRY(has_adam(request, "Megatron"))) {
+    run = TRY(RunState::read(request));
+    run->add_to(args);
+  }
 
   const Index layers = *args.number("num_layers"), experts = args.number("num_experts").value_or(0);
   std::map<std::string, Counts> stored;
   dcp::Storing storing;
   for (const TargetTensor& t : request.tensors) {
-    const CoreName core = parse_core_name(t.name);
+    const StateKey key = split_state_key(t.name);
+    const CoreName core = parse_core_name(key.parameter);
     if (core.layer.value_or(0) >= layers || (core.is_expert() && (!core.layer || *core.expert >= experts)) ||
-        !(core.layer || t.name.starts_with("embedding.") || t.name.starts_with("decoder.") || t.name == kHead))
+        !(core.layer || key.parameter.starts_with("embedding.") || key.parameter.starts_with("decoder.") ||
+          key.parameter == kHead))
       return unsupported(tensor_text(t.name) + ": is no parameter that Megatron has in a model of " +
                          count_of(layers, "layer") + (experts > 0 ? " and " + count_of(experts, "expert") : ""));
     Dims at, counts;
@@ -151,16 +179,18 @@ Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
     const std::string name = stored_name(core);
     std::vector<dcp::Slice> slices;
     for (const std::string& own : experts > 0 ? names_of_norm(name) : std::vector<std::string>{name}) {
-      slices.push_back({own, at, counts});
-      stored.emplace(own, Counts{core.layer ? layers : 0, core.is_expert() ? experts : 0});
+      slices.push_back({stored_state(key) + own, at, counts});
+      if (key.kind == StateKind::kModel)
+        stored.emplace(own, Counts{core.layer ? layers : 0, core.is_expert() ? experts : 0});
     }
     storing.slices.push_back(std::move(slices));
   }
-  storing.directory = std::string(kRelease) + "/";
-  storing.texts = {{storing.directory + std::string(kCommonFile), common_file(args)},
+  const std::string iteration = run ? std::to_string(run->iteration()) : std::string(kRelease);
+  storing.directory = (run ? iteration_directory(iteration) : iteration) + "/";
+  storing.texts = {{storing.directory + std::string(kCommonFile), TRY(common_file(args, run ? &*run : nullptr))},
                    {storing.directory + std::string(kMetadataFile),
                     to_text(Json::object().set("sharded_backend", "torch_dist").set("sharded_backend_version", 1))},
-                   {std::string(kLatestFile), std::string(kRelease)}};
+                   {std::string(kLatestFile), iteration}};
   request.blobs = extra_states(stored);
   return dcp::lay_out(std::move(request), std::move(storing));
 }

@@ -569,6 +569,9 @@ Status LegacyReader::add_values(const Rank& rank) {
     }
     TRY(add_object(dotted_name(path), path, rank.file, object.value));
   }
+  if (const auto root = rank.content->root())
+    for (const auto& [name, count] : sample_counts(*root))
+      TRY(add_object("extra_state." + name, {std::string("extra_state"), name}, rank.file, count));
   return {};
 }
 

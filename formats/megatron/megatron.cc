@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/megatron/run_state.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
@@ -26,7 +27,7 @@ Result<std::string> latest_of(const Place& place) {
   const std::string word = end == std::string::npos ? std::string() : text->substr(0, end + 1);
   if (word == kRelease) return word;
   if (word.size() > 18 || !is_digits(word)) return std::string();
-  return "iter_" + std::string(word.size() < 7 ? 7 - word.size() : 0, '0') + word;
+  return iteration_directory(word);
 }
 
 Result<bool> recognises(const Place& place) {
@@ -52,6 +53,10 @@ Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions&
 }
 
 }  // namespace
+
+std::string iteration_directory(const std::string& number) {
+  return "iter_" + std::string(number.size() < 7 ? 7 - number.size() : 0, '0') + number;
+}
 
 bool is_rank_directory(std::string_view name) {
   if (!name.starts_with(kRankDirectory)) return false;
@@ -81,7 +86,8 @@ const Format kMegatronFormat = {
     .recognises = megatron::recognises,
     .open = megatron::open,
     .lay_out = megatron::lay_out_sharded,
-    .holds = Holds::kModel,
+    .holds = Holds::kAdam,
+    .takes_object = megatron::RunState::takes_object,
     .sharding = Sharding::kBoxes,
     .has_masters = true,
     .own_names = "megatron",

@@ -39,6 +39,8 @@ inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
 // Elements to which a parameter begins in the optimizer's buffers (megatron/core/distributed/param_and_grad_buffer.py).
 inline constexpr Index kBufferAlignment = 64;
 
+std::string iteration_directory(const std::string& number);  // "iter_0000010" of "10"
+
 bool is_rank_directory(std::string_view name);       // "mp_rank_00_001"
 bool has_rank_files(const Place& place);             // whether it holds rank directories
 Result<bool> has_sharded_files(const Place& place);  // whether it is one of torch_dist

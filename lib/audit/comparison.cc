@@ -18,6 +18,8 @@
 namespace reshard {
 namespace {
 
+constexpr std::string_view kGroups = ".param_groups.";
+
 std::vector<std::size_t> all_tensors(const Catalog& catalog) {
   std::vector<std::size_t> out(catalog.tensors().size());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = i;
@@ -36,6 +38,14 @@ std::array<KindCount, 3> count_kinds(const Catalog& catalog) {
     c.bytes += t.bytes();
   }
   return counts;
+}
+
+// Tensors of the optimizer that are this of a parameter.
+Index count_states(const Catalog& catalog, std::string_view suffix) {
+  return std::count_if(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
+    const StateKey key = split_state_key(t.key());
+    return key.kind == StateKind::kOptimizer && key.suffix == suffix;
+  });
 }
 
 // Sums over one part of a pair of tensors; parts add up.
@@ -136,8 +146,20 @@ Status Comparison::match() {
   }
   // Of a run and of the weights alone, or of two formats, each has objects of its own.
   has_own_ = options_.of_two_formats || !compared[static_cast<std::size_t>(StateKind::kOptimizer)];
+  has_own_groups_ = has_groups_of_its_own();
+  // One of two may count the optimizer's steps in its groups, or have no masters apart from float32 weights.
+  std::set<std::string_view> own_suffixes;
+  for (const auto& [suffix, title] : {std::pair(kStepSuffix, "steps"), std::pair(kMasterSuffix, "masters")}) {
+    const Index in_a = count_states(a_view_, suffix), in_b = count_states(b_view_, suffix);
+    if ((in_a > 0) == (in_b > 0) || !compared[static_cast<std::size_t>(StateKind::kOptimizer)]) continue;
+    own_suffixes.insert(suffix);
+    not_compared_.push_back(std::string(title) + " of parameters: " + count_of(in_a + in_b, "tensor") + ", only in " +
+                            (in_a > 0 ? a_view_ : b_view_).root);
+  }
   const auto wanted = [&](const Tensor& t) {
-    return compared[static_cast<std::size_t>(split_state_key(t.key()).kind)];
+    const StateKey key = split_state_key(t.key());
+    return compared[static_cast<std::size_t>(key.kind)] &&
+           !(key.kind == StateKind::kOptimizer && own_suffixes.contains(key.suffix));
   };
   for (std::size_t i = 0; i < a_view_.tensors().size(); ++i) {
     const Tensor& t = a_view_.tensors()[i];
@@ -167,7 +189,22 @@ bool Comparison::is_derived(const Tensor& t) const {
   return t.is_buffer && a_model_.family && !parse_name(*a_model_.family, split_state_key(t.key()).parameter);
 }
 
-bool Comparison::is_own(const Blob& blob) const { return has_own_ && blob.name.starts_with("extra_state."); }
+bool Comparison::is_own(const Blob& blob) const {
+  return (has_own_ && blob.name.starts_with("extra_state.")) ||
+         (has_own_groups_ && split_state_key(blob.key()).prefix.ends_with(kGroups));
+}
+
+// Hyperparameters can be compared where both have them in the same groups under the same words.
+bool Comparison::has_groups_of_its_own() const {
+  const auto names = [&](const Catalog& catalog) {
+    std::set<std::string> out;
+    for (const Blob& blob : catalog.blobs)
+      if (split_state_key(blob.key()).prefix.ends_with(kGroups))
+        for (std::string& key : keys_of(catalog, blob)) out.insert(std::move(key));
+    return out;
+  };
+  return options_.of_two_formats && names(a_.catalog()) != names(b_.catalog());
+}
 
 void Comparison::leave_out_own(const Catalog& mine, const Catalog& others) {
   Index tensors = 0, objects = 0;

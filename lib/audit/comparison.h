@@ -74,6 +74,7 @@ class Comparison {
   void cut_padding(Catalog& view, std::size_t tensor, Index words) const;
   bool is_derived(const Tensor& t) const;
   bool is_own(const Blob& blob) const;
+  bool has_groups_of_its_own() const;
   void leave_out_own(const Catalog& mine, const Catalog& others);
   std::vector<std::string> objects_of_one() const;
   // The canonical keys of an object: several where it is named after a packed tensor.
@@ -87,7 +88,7 @@ class Comparison {
   std::vector<std::size_t> only_a_, only_b_;
   std::vector<std::string> not_compared_;
   Index checksums_ = 0;
-  bool has_own_ = false;
+  bool has_own_ = false, has_own_groups_ = false;
 };
 
 }  // namespace reshard

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -60,6 +61,13 @@ Result<File> File::create_anonymous(const std::string& directory) {
   File file = TRY(create(path));
   if (sys().unlink(path.c_str()) != 0) return errno_error(path, "cannot unlink");
   return file;
+}
+
+Result<File> File::create_in_memory() {
+  const std::string path = "(memory)";
+  const int fd = ::memfd_create("reshard", MFD_CLOEXEC);
+  if (fd < 0) return errno_error(path, "cannot create");
+  return File(fd, path);
 }
 
 Result<File> File::reopen_direct() const {

@@ -26,6 +26,7 @@ class File {
   static Result<File> create(const std::string& path);
   // Read-write, and gone when closed: has no name. In `directory`.
   static Result<File> create_anonymous(const std::string& directory);
+  static Result<File> create_in_memory();  // likewise, in no directory: for a few bytes
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;

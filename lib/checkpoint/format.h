@@ -94,6 +94,7 @@ struct LayoutRequest {
   Compression compression;          // for formats that can
   std::optional<Index> rank;        // for what ranks hold: lay out what this one does; nothing: all of them
   std::optional<Json> config = {};  // the model's config.json, where there is one
+  std::optional<Index> step = {};   // for Holds::kAdam: how many the optimizer's state has seen, where tensors say
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
@@ -158,7 +159,10 @@ struct ViewReport {
 enum class Holds {
   kEverything,
   kTensors,  // parameters and optimizer state, no other objects
-  kModel,    // parameters alone
+  // Parameters and Adam's state: moments and a float32 master of each parameter, one number of steps for all, and the
+  // objects that Format::takes_object names.
+  kAdam,
+  kModel,  // parameters alone
 };
 
 // How a format's files follow the ranks of a mesh.
@@ -185,6 +189,7 @@ struct Format {
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path, bool replace) = nullptr;
 
   Holds holds = Holds::kEverything;
+  bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; by its plain key
   Sharding sharding = Sharding::kNone;
   bool is_file = false;                               // a checkpoint is one file; what lies beside others is inside it
   bool takes_container = false;                       // LayoutRequest::container is for the user to choose

@@ -24,6 +24,11 @@ struct StateKey {
 };
 StateKey split_state_key(std::string_view key);
 
+// What Adam keeps of a parameter, as suffixes of keys, whatever framework saved it.
+inline constexpr std::string_view kMomentSuffix = ".exp_avg", kSecondMomentSuffix = ".exp_avg_sq";
+inline constexpr std::string_view kMasterSuffix = ".fp32_param";  // the weight in float32
+inline constexpr std::string_view kStepSuffix = ".step";
+
 // What the user says of names that no rule knows.
 struct KeyChanges {
   std::string model_prefix;  // what wraps the model; empty: it is found

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lib/convert/adam.h"
 #include "lib/model/parts.h"
 
 namespace reshard {
@@ -39,6 +40,12 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.adapter = TRY(read_adapter(source, o.adapter, use, d.view, d.names));
   if (d.adapter && o.merge_adapter && !o.metadata_only) TRY(locate_adapter(source, o));
   if (format.write_view) return d;
+  if (format.holds == Holds::kAdam) {
+    TRY(add_masters(d.view, d.notes));
+    d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
+  } else if (format.holds != Holds::kModel) {
+    TRY(add_steps(d.view, source, source.files()));
+  }
   d.scales = TRY(apply_block_scales(d.view, model, o, d.notes));
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view
@@ -63,6 +70,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   std::vector<TargetBlob> blobs = TRY(name_blobs(source, d.view, d.names, !o.metadata_only));
   LayoutRequest request{d.output.tensors, std::move(blobs),           o.mesh,        o.layout,    o.max_file_bytes,
                         o.container,      head_counts(d.names.model), o.compression, std::nullopt};
+  request.step = d.step;
   if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));

@@ -43,6 +43,7 @@ struct Draft {
   std::optional<Identity> identity;  // with its config; nothing where none was held against it
   std::optional<Adapter> adapter;    // where one is written or merged
   BlockScales scales;                // that are applied
+  std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed
   std::vector<std::string> side_files;
   Notes notes;

@@ -457,7 +457,8 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill pa
   Tensor& t = view.tensor(tensor);
   const Index have = t.shape[0], eb = byte_size(t.dtype);
   if (rows == have) return {};
-  if (split_state_key(t.key()).kind != StateKind::kModel) padding = VocabularyFill::kZero;
+  const StateKey key = split_state_key(t.key());
+  if (key.kind != StateKind::kModel && key.suffix != kMasterSuffix) padding = VocabularyFill::kZero;
   FragmentList more(t.shape.rank());
   if (padding == VocabularyFill::kRepeatLast && have > 0) {
     const FragmentList last = take_rows(t.fragments, t.shape.rank(), have - 1, have, 1, eb);

@@ -51,7 +51,7 @@ std::optional<VocabularyFill> vocabulary_fill(std::string_view name);  // "zero"
 std::string_view vocabulary_fill_name(VocabularyFill padding);
 
 // Gives `tensor` (an index into `view`) `rows` rows, at least as many as it has. Moments of an optimizer, and other
-// state, get zeros whatever the padding. `files` is the view's pool.
+// state that is no master of a weight, get zeros whatever the padding. `files` is the view's pool.
 Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
                 const FitOptions& options);
 

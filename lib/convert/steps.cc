@@ -170,8 +170,10 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
     if (is_adapters && selection.merge_adapter) left = &merged;
     const bool stays = is_adapters && kind == StateKind::kOther && holds_adapter(format);
-    if (!left && format.holds == Holds::kModel && kind != StateKind::kModel && !stays)
-      left = kind == StateKind::kOptimizer ? &optimizer : &other;
+    const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
+                         : format.holds == Holds::kAdam ? kind != StateKind::kOther
+                                                        : true;
+    if (!left && !is_held && !stays) left = kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
     if (!left && !selects(selection, tensors[i].name)) {
       left = &excluded;
@@ -187,7 +189,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   for (std::size_t i = 0; i < source.blobs.size(); ++i) {
     const Blob& blob = source.blobs[i];
     LeftOut* left = nullptr;
-    if (format.holds != Holds::kEverything)
+    if (format.holds != Holds::kEverything && !(format.takes_object && format.takes_object(blob.key())))
       left = split_state_key(blob.key()).kind == StateKind::kOptimizer ? &optimizer : &other;
     if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
     if (!left && !selects(selection, blob.name)) left = &excluded;
@@ -408,6 +410,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   const bool ties =
       names.renames() && stores_ties_once(*names.to) && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (view.values.contains(i)) continue;
     if (view.applied.contains(i)) {
       ++out.converted;  // the matrix
       continue;

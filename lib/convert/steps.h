@@ -76,6 +76,7 @@ struct SourceView {
   };
   std::unordered_map<std::string, Native> natives;
   std::unordered_set<std::size_t> applied = {};  // scales that become part of their matrices (block_scales.h)
+  std::unordered_set<std::size_t> values = {};   // tensors that the output has as one value (adam.h)
   bool is_stored(const std::string& canonical) const;
   const std::string& native(const std::string& canonical) const;  // its name in the source
   const std::string& key(const std::string& canonical) const;     // and its plain key there

@@ -456,6 +456,8 @@ KeyPath rename_path(const KeyPath& path, std::string_view from, std::string_view
   KeyPath out = path;
   for (auto& part : out)
     if (auto* text = std::get_if<std::string>(&part)) *text = replace_first(*text, before.parameter, after.parameter);
+  if (out.size() == 4 && dotted_name(out) != to && before.kind == StateKind::kOptimizer)
+    out[2] = after.parameter;  // of a part of what the path names
   // ("model", "tok_embeddings.weight") for "model.tok_embeddings.weight": the name was spread over the path.
   if (dotted_name(out) != to) return {std::string(to)};
   return out;

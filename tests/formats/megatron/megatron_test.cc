@@ -258,7 +258,7 @@ TEST_F(Megatron, WritesWhatMegatronStores) {
   const std::string source = test_data("megatron/dist_tp2_dp2_dpreshardable"), out = dir_ / "out";
   ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "megatron", "--vocab-divisible-by", "288", "-q"}).exit_code,
             0);
-  const auto real = stored_in(source + kIteration), written = stored_in(out + "/release");
+  const auto real = stored_in(source + kIteration), written = stored_in(out + kIteration);
   EXPECT_GT(real.size(), 12U);
   for (const auto& [name, shape] : real) EXPECT_EQ(written.contains(name) ? written.at(name) : "", shape) << name;
   for (const auto& [name, shape] : written) {
@@ -271,7 +271,7 @@ TEST_F(Megatron, ExpertsAreStackedAndTheirNormHasBothNames) {
   ASSERT_EQ(
       reshard_cli({"convert", test_data("megatron/legacy_tp2_ep2_moe_plain"), out, "--to", "megatron", "-q"}).exit_code,
       0);
-  const auto written = stored_in(out + "/release");
+  const auto written = stored_in(out + kIteration);
   const std::string layers = "decoder.layers.";
   const std::string fc1 = written.at(layers + "mlp.experts.experts.linear_fc1.weight");
   EXPECT_TRUE(fc1.starts_with("[2, 4, ")) << fc1;
@@ -279,6 +279,89 @@ TEST_F(Megatron, ExpertsAreStackedAndTheirNormHasBothNames) {
   EXPECT_TRUE(written.contains(layers + "mlp.experts.experts.linear_fc2._extra_state/shard_1.3_2.4"));
   const CommandResult shown = reshard_cli({"verify", out, "--replicas", "--fail-on", "warning"});
   EXPECT_EQ(shown.exit_code, 0) << shown.out;
+}
+
+// A fully_reshardable optimizer is a plain one but for what it calls the masters.
+TEST_F(Megatron, AnOptimizerLiesAsMegatronStoresIt) {
+  const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
+  const CommandResult r =
+      reshard_cli({"convert", source, out, "--to", "megatron", "--vocab-divisible-by", "144", "--mesh", "tp=2"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "10");
+  const auto shapes = [](const std::string& path) {
+    const auto reader = dcp::open(path, {});
+    EXPECT_TRUE(reader);
+    std::map<std::string, std::string> found;
+    for (const Tensor& t : (*reader)->catalog().tensors())
+      if (t.name.starts_with("optimizer")) found.emplace(t.name, to_string(t.shape));
+    return found;
+  };
+  auto wanted = shapes(source + kIteration);
+  std::map<std::string, std::string> renamed;
+  for (const auto& [name, shape] : wanted) {
+    std::string own = name;
+    if (const std::size_t at = own.find(".fp32_param."); at != std::string::npos) own.replace(at, 12, ".param.");
+    renamed.emplace(own, shape);
+  }
+  EXPECT_GT(renamed.size(), 20U);
+  EXPECT_EQ(shapes(out + kIteration), renamed);
+
+  const auto open = open_checkpoint(out);
+  ASSERT_TRUE(open) << open.error().message();
+  std::map<std::string, std::string> objects;
+  for (const Blob& blob : open->reader->catalog().blobs) objects.emplace(blob.name, open->reader->describe(blob));
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"optimizer.param_groups.0.step", "1"},
+                                                                      {"optimizer.param_groups.0.wd_mult", "1.0"},
+                                                                      {"optimizer.param_groups.0.weight_decay", "0.1"},
+                                                                      {"optimizer.param_groups.1.wd_mult", "0.0"},
+                                                                      {"optimizer.param_groups.1.betas", "(0.9, 0.95)"},
+                                                                      {"extra_state.iteration", "10"},
+                                                                      {"extra_state.consumed_train_samples", "10"}})
+    EXPECT_EQ(objects[name], value) << name;
+  EXPECT_THAT(reshard_cli({"inspect", out}).out, HasSubstr("distributed, fully_reshardable"));
+  // Back under Hugging Face's names, with steps for torch, both are the same.
+  for (const std::string& from : {source, out})
+    ASSERT_EQ(
+        reshard_cli({"convert", from, from == out ? dir_ / "a" : dir_ / "b", "--to", "dcp", "--names", "hf", "-q"})
+            .exit_code,
+        0);
+  const TensorValues back = load_checkpoint(dir_ / "a");
+  EXPECT_EQ(digests_of(back), digests_of(load_checkpoint(dir_ / "b")));
+  EXPECT_TRUE(back.contains("optimizer.state.model.norm.weight.step"));
+}
+
+// Masters' padding is the weights', so that one is the other rounded; moments have zeros there.
+TEST_F(Megatron, PaddingOfMastersIsThatOfWeights) {
+  const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
+  ASSERT_EQ(reshard_cli({"convert", source, out, "--to", "megatron", "-q"}).exit_code, 0);
+  const TensorValues found = load_checkpoint(out);
+  const std::string name = "embedding.word_embeddings.weight", state = "optimizer.state." + name;
+  for (const auto& [suffix, is_zero] : {std::pair(".fp32_param", false), std::pair(".exp_avg", true)}) {
+    const auto& value = found.at(state + suffix);
+    ASSERT_EQ(value.shape[0], 384);
+    const auto row = value.bytes.size() / 384;
+    const std::string last(value.bytes.begin() + static_cast<std::ptrdiff_t>(383 * row), value.bytes.end());
+    const std::string word(value.bytes.begin() + static_cast<std::ptrdiff_t>(256 * row),
+                           value.bytes.begin() + static_cast<std::ptrdiff_t>(257 * row));
+    EXPECT_EQ(last, is_zero ? std::string(row, '\0') : word) << suffix;
+  }
+}
+
+TEST_F(Megatron, StateThatIsNotAdamsIsNotWritten) {
+  const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
+  const auto error_without = [&](const std::string& glob) {
+    const CommandResult r = reshard_cli({"convert", source, out, "--to", "megatron", "-q", "--exclude", glob});
+    EXPECT_EQ(r.exit_code, 4) << r.err;
+    return r.err;
+  };
+  EXPECT_THAT(error_without("*.exp_avg_sq"), HasSubstr("the optimizer has no exp_avg_sq of"));
+  EXPECT_THAT(error_without("optimizer.state.decoder.layers.1.mlp.*"),
+              HasSubstr("the optimizer has no moments, or no master, of 'decoder.layers.1.mlp.linear_fc1.weight'"));
+  EXPECT_THAT(error_without("*.betas"), HasSubstr("the optimizer's groups have no betas"));
+  // All of it may go.
+  const CommandResult r = reshard_cli({"convert", source, out, "--to", "megatron", "--exclude", "optim*"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "release");
 }
 
 TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {

@@ -1,0 +1,124 @@
+#include "formats/tensor_files/adam_state.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "formats/encoding/torch_archive.h"
+#include "lib/base/file.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+using pickle::Value;
+
+constexpr std::array<std::string_view, 3> kStates = {kMomentSuffix, kSecondMomentSuffix, kMasterSuffix};
+constexpr std::string_view kExtraState = "extra_state.";
+constexpr std::string_view kWithout = "; --exclude 'optim*' leaves the optimizer out";
+
+std::optional<double> number_of(const Value& value) {
+  if (const auto n = value.as_int()) return static_cast<double>(*n);
+  return value.as_float();
+}
+
+std::optional<Index> whole_number(const Value& value) {
+  const auto n = number_of(value);
+  return n && *n >= 0 && *n < 1e15 && *n == std::floor(*n) ? std::optional(static_cast<Index>(*n)) : std::nullopt;
+}
+
+Result<pickle::Document> parse(const std::string& bytes) {
+  File file = TRY(File::create_in_memory());
+  TRY(file.write_at(0, as_bytes(bytes)));
+  return torch_archive::read_object_item(file, 0, std::ssize(bytes));
+}
+
+}  // namespace
+
+Result<bool> has_adam(const LayoutRequest& request, std::string_view title) {
+  std::map<std::string, std::size_t> states;
+  bool is_there = false;
+  for (const TargetTensor& t : request.tensors) {
+    const StateKey key = split_state_key(t.name);
+    const bool is_state = key.kind == StateKind::kOptimizer;
+    if (is_state && std::find(kStates.begin(), kStates.end(), key.suffix) == kStates.end())
+      return unsupported(tensor_text(t.name) + ": is no state that " + std::string(title) + " keeps of a parameter");
+    states[key.parameter] += is_state;
+    is_there = is_there || is_state;
+  }
+  std::vector<std::string> without;
+  for (const auto& [name, count] : states)
+    if (count != kStates.size()) without.push_back("'" + printable(name) + "'");
+  if (is_there && !without.empty())
+    return unsupported("the optimizer has no moments, or no master, of " + some_of(without) + ": " +
+                       std::string(title) + " loads all parameters' or none's" + std::string(kWithout));
+  return is_there;
+}
+
+bool AdamObjects::is_hyperparameter(std::string_view key) {
+  return split_state_key(key).prefix.ends_with(".param_groups.");
+}
+
+Status AdamObjects::add(const TargetBlob& blob) {
+  const StateKey key = split_state_key(blob.name);
+  const bool is_of_group = key.prefix.ends_with(".param_groups.");
+  std::string_view word = blob.name;
+  if (is_of_group)
+    word = std::string_view(key.suffix).substr(1);
+  else if (!take(word, kExtraState))
+    return {};
+  if (word == "params") return {};
+  if (blob.bytes.find_first_not_of('\0') == std::string::npos) {
+    is_unread_ = true;
+    return {};
+  }
+  documents_.push_back(TRY(parse(blob.bytes).context("object '" + printable(blob.name) + "'")));
+  (is_of_group ? groups_[key.prefix + key.parameter] : others_)
+      .insert_or_assign(std::string(word), documents_.back().root());
+  return {};
+}
+
+Result<AdamObjects> AdamObjects::read(std::span<const TargetBlob> blobs, std::optional<Index> step,
+                                      std::string_view title) {
+  AdamObjects out;
+  for (const TargetBlob& blob : blobs) TRY(out.add(blob));
+  for (const auto& [name, group] : out.groups_)
+    if (const auto counted = group.find("step"); !step && counted != group.end()) step = whole_number(counted->second);
+  if (!step && !out.is_unread_)
+    return unsupported("nothing says how many steps the optimizer has done, which " + std::string(title) + " counts" +
+                       std::string(kWithout));
+  for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"})
+    if (!out.value(word) && !out.is_unread_)
+      return unsupported("the optimizer's groups have no " + std::string(word) + ", which " + std::string(title) +
+                         "'s Adam takes from them" + std::string(kWithout));
+  out.step_ = step.value_or(0);
+  return out;
+}
+
+const AdamObjects::Values* AdamObjects::decaying() const {
+  for (const auto& [name, group] : groups_)
+    if (const auto decay = group.find("weight_decay");
+        decay != group.end() && number_of(decay->second).value_or(0) != 0)
+      return &group;
+  return groups_.empty() ? nullptr : &groups_.begin()->second;
+}
+
+std::optional<Value> AdamObjects::value(std::string_view word) const {
+  const Values* group = decaying();
+  if (!group) return std::nullopt;
+  const auto found = group->find(word);
+  return found == group->end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<double> AdamObjects::number(std::string_view word) const {
+  const auto found = value(word);
+  return found ? number_of(*found) : std::nullopt;
+}
+
+std::optional<Index> AdamObjects::count(std::string_view name) const {
+  const auto found = others_.find(name);
+  return found == others_.end() ? std::nullopt : whole_number(found->second);
+}
+
+}  // namespace reshard

@@ -1,0 +1,150 @@
+#include "lib/convert/adam.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/engine/computed_source.h"
+#include "lib/engine/tensor_source.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::array<std::string_view, 4> kOfAdam = {kMomentSuffix, kSecondMomentSuffix, kMasterSuffix, kStepSuffix};
+
+// The optimizer's tensors of each parameter, by the prefix and name of their keys, then by suffix.
+using States = std::map<std::pair<std::string, std::string>, std::map<std::string, std::size_t, std::less<>>>;
+States states_of(const Catalog& catalog) {
+  States out;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    StateKey key = split_state_key(catalog.tensors()[i].key());
+    if (key.kind == StateKind::kOptimizer)
+      out[{std::move(key.prefix), std::move(key.parameter)}].emplace(std::move(key.suffix), i);
+  }
+  return out;
+}
+
+// "10", "10.0"
+std::optional<double> parse_real(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+Status add_masters(SourceView& view, Notes& notes) {
+  std::vector<std::string> others, rounded;
+  std::vector<Tensor> masters;
+  for (const auto& [place, states] : states_of(view.catalog)) {
+    const auto& [prefix, parameter] = place;
+    for (const auto& [suffix, i] : states)
+      if (parameter.empty() || std::find(kOfAdam.begin(), kOfAdam.end(), suffix) == kOfAdam.end())
+        others.push_back("'" + printable(view.native(view.catalog.tensors()[i].name)) + "'");
+    if (!others.empty()) continue;
+    for (const std::string_view moment : {kMomentSuffix, kSecondMomentSuffix})
+      if (!states.contains(moment))
+        return unsupported(view.catalog.root + ": the optimizer has no " + std::string(moment.substr(1)) + " of " +
+                           tensor_text(parameter) +
+                           ": expected both of Adam's moments; --exclude 'optim*' leaves the " + "optimizer out");
+    if (states.contains(kMasterSuffix)) continue;
+    const auto weight = view.catalog.find(parameter);
+    const Tensor& moment = view.catalog.tensors()[states.find(kMomentSuffix)->second];
+    if (!weight || view.catalog.tensors()[*weight].shape != moment.shape)
+      return unsupported(tensor_text(view.native(moment.name)) + " " + to_string(moment.shape) +
+                         ": is a moment of no weight of that shape");
+    Tensor master = view.catalog.tensors()[*weight];
+    if (!is_floating(master.dtype) || byte_size(master.dtype) == 1)
+      return unsupported(tensor_text(view.native(master.name)) + " is " + std::string(info(master.dtype).torch_name) +
+                         ", and no float32 master of it is there");
+    if (master.dtype != DType::kFloat32) rounded.push_back("'" + printable(view.native(master.name)) + "'");
+    master.name = prefix + parameter + std::string(kMasterSuffix);
+    master.plain_key.clear();
+    master.path.clear();
+    master.model_dtype = DType::kFloat32;
+    masters.push_back(std::move(master));
+  }
+  if (!others.empty())
+    return unsupported(view.catalog.root + ": " + count_of(std::ssize(others), "tensor") + " of the optimizer (" +
+                       some_of(others) + ") that Adam's state has no place for; --exclude 'optim*' leaves the " +
+                       "optimizer out");
+  view.catalog.shares_extents = view.catalog.shares_extents || !masters.empty();
+  for (Tensor& master : masters) TRY(view.catalog.add(std::move(master)));
+  if (!rounded.empty())
+    notes.warnings.push_back("The source has no float32 masters of " + count_of(std::ssize(rounded), "tensor") + " (" +
+                             some_of(rounded) + "): their masters are the rounded weights.");
+  return {};
+}
+
+Result<std::optional<Index>> take_steps(SourceView& view, FilePool& files, bool metadata_only) {
+  std::vector<std::byte> scratch(std::size_t{1} << 16);
+  FileSource source(view.catalog, files);
+  std::optional<Index> steps;
+  std::string first;
+  for (const auto& [place, states] : states_of(view.catalog)) {
+    const auto found = states.find(kStepSuffix);
+    if (found == states.end()) continue;
+    const Tensor& tensor = view.catalog.tensors()[found->second];
+    if (tensor.elements() != 1)
+      return unsupported(tensor_text(view.native(tensor.name)) + " " + to_string(tensor.shape) +
+                         ": expected one number of steps");
+    view.values.insert(found->second);
+    if (metadata_only) {
+      steps = 0;
+      continue;
+    }
+    const float value = TRY(read_floats(source, found->second, whole(tensor.shape), scratch)).front();
+    if (!(value >= 0 && value < 16'777'216) || value != std::floor(value))
+      return corrupt(tensor_text(view.native(tensor.name)) + ": expected a number of steps, got " +
+                     std::to_string(value));
+    if (steps && *steps != static_cast<Index>(value))
+      return unsupported(view.catalog.root + ": " + tensor_text(view.native(tensor.name)) + " is " +
+                         std::to_string(static_cast<Index>(value)) + " and " + tensor_text(first) + " is " +
+                         std::to_string(*steps) + ": the output has one number of steps for all parameters");
+    steps = static_cast<Index>(value);
+    first = view.native(tensor.name);
+  }
+  return steps;
+}
+
+Status add_steps(SourceView& view, Reader& source, FilePool& files) {
+  std::vector<std::string> without;
+  for (const auto& [place, states] : states_of(view.catalog))
+    if (states.contains(kMomentSuffix) && !states.contains(kStepSuffix)) without.push_back(place.first + place.second);
+  std::set<double> counts;
+  for (const Blob& blob : source.catalog().blobs) {
+    const StateKey key = split_state_key(blob.key());
+    if (without.empty() || key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
+    if (const auto count = parse_real(source.describe(blob))) counts.insert(*count);
+  }
+  if (counts.size() != 1) return {};
+  const auto count = static_cast<float>(*counts.begin());
+  std::array<std::byte, sizeof count> bytes;
+  std::memcpy(bytes.data(), &count, sizeof count);
+  File file = TRY(File::create_in_memory());
+  TRY(file.write_at(0, bytes));
+  const auto number = static_cast<std::uint32_t>(view.catalog.files.size());
+  view.catalog.files.push_back({"(steps)", sizeof count});
+  files.pin(view.catalog.file_path(number), std::move(file));
+  view.catalog.shares_extents = true;
+  for (const std::string& name : without) {
+    Tensor step;
+    step.name = name + std::string(kStepSuffix);
+    step.fragments.add(whole(step.shape), {number, 0, sizeof count});
+    const StateKey key = split_state_key(step.name);
+    const std::string_view prefix = key.prefix;  // "optimizer.state."
+    step.path = {std::string(prefix.substr(0, prefix.find('.'))), std::string("state"), key.parameter,
+                 std::string(kStepSuffix.substr(1))};
+    TRY(view.catalog.add(std::move(step)));
+  }
+  return {};
+}
+
+}  // namespace reshard
