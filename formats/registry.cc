@@ -25,8 +25,9 @@
 namespace reshard {
 FormatTable& formats() {
   static FormatTable table({&kMegatronFormat, &kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat,
-                            &kColossalaiFormat, &kFsdpFormat, &kDeepspeedFormat, &kVllmFormat, &kVllm032Format,
-                            &kRanksFormat, &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
+                            &kColossalaiFormat, &kFsdpFormat, &kDeepspeedFormat, &kDeepspeedUniversalFormat,
+                            &kVllmFormat, &kVllm032Format, &kRanksFormat, &kMetaFormat, &kHfFormat, &kBinFormat,
+                            &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 

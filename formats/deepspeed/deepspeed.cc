@@ -151,4 +151,15 @@ const Format kDeepspeedFormat = {
     .has_masters = true,
 };
 
+const Format kDeepspeedUniversalFormat = {
+    .name = "deepspeed-universal",
+    .title = "DeepSpeed's universal checkpoint",
+    .recognises = [](const Place&) -> Result<bool> { return false; },
+    .open = nullptr,
+    .lay_out = deepspeed::lay_out_universal,
+    .holds = Holds::kAdam,
+    .takes_object = deepspeed::takes_object,
+    .hf_names = true,
+};
+
 }  // namespace reshard

@@ -32,6 +32,7 @@
 namespace reshard {
 
 extern const Format kDeepspeedFormat;
+extern const Format kDeepspeedUniversalFormat;  // written alone: what kDeepspeedFormat reads too
 
 namespace deepspeed {
 
@@ -70,6 +71,10 @@ struct FileSet {
 Result<FileSet> find_files(const std::string& path);
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+
+// A universal checkpoint: of AdamW's state, or of weights alone.
+Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request);
+bool takes_object(std::string_view key);  // Format::takes_object
 
 }  // namespace deepspeed
 }  // namespace reshard

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_file.h"
 #include "lib/base/text.h"
 
@@ -40,6 +39,9 @@ void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std:
   w.tuple_from_mark();
   w.reduce();
 }
+
+// A storage's dtype is that of the first tensor that refers to it: each has one.
+std::string placeholder_key(DType dtype) { return std::to_string(static_cast<int>(dtype)); }
 
 // data.pkl of an item of ours.
 std::string tensor_pickle(DType dtype, const Dims& shape) {
@@ -119,9 +121,12 @@ zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors) {
   return std::move(builder).finish();
 }
 
-std::string object_item(std::string_view pickle_bytes) {
+void append_placeholder(pickle::PickleWriter& w, DType dtype) { append_tensor(w, dtype, {0}, placeholder_key(dtype)); }
+
+std::string object_item(std::string_view pickle_bytes, std::span<const DType> placeholders) {
   zip::Builder builder(0);
   add_common_members(builder, pickle_bytes);
+  for (const DType dtype : placeholders) builder.add(std::string(kPrefix) + "data/" + placeholder_key(dtype), "");
   return std::move(builder).finish().before;
 }
 

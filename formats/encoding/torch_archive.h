@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "formats/encoding/pickle.h"
+#include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/stored_tensor.h"
 #include "formats/encoding/zip.h"
 #include "lib/base/file.h"
@@ -60,7 +61,10 @@ struct NamedTensor {
 // below 2^63 bytes.
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors);
 
-// A whole item around a pickle that refers to no tensors.
-std::string object_item(std::string_view pickle_bytes);
+// Pushes a tensor of no elements, [0], such as ZeRO 3 leaves in the place of a parameter.
+void append_placeholder(pickle::PickleWriter& w, DType dtype);
+
+// A whole item around a pickle that refers to no tensors but placeholders, of these dtypes, each named once.
+std::string object_item(std::string_view pickle_bytes, std::span<const DType> placeholders = {});
 
 }  // namespace reshard::torch_archive

@@ -18,6 +18,11 @@ constexpr std::array<std::string_view, 3> kStates = {kMomentSuffix, kSecondMomen
 constexpr std::string_view kExtraState = "extra_state.";
 constexpr std::string_view kWithout = "; --exclude 'optim*' leaves the optimizer out";
 
+constexpr std::string_view kGroups = ".param_groups.";
+
+// A parameter's own number of steps.
+bool is_step(const StateKey& key) { return key.prefix.ends_with(".state.") && key.suffix == kStepSuffix; }
+
 std::optional<double> number_of(const Value& value) {
   if (const auto n = value.as_int()) return static_cast<double>(*n);
   return value.as_float();
@@ -57,16 +62,17 @@ Result<bool> has_adam(const LayoutRequest& request, std::string_view title) {
 }
 
 bool AdamObjects::is_hyperparameter(std::string_view key) {
-  return split_state_key(key).prefix.ends_with(".param_groups.");
+  const StateKey parts = split_state_key(key);
+  return parts.prefix.ends_with(kGroups) || is_step(parts);
 }
 
 Status AdamObjects::add(const TargetBlob& blob) {
   const StateKey key = split_state_key(blob.name);
-  const bool is_of_group = key.prefix.ends_with(".param_groups.");
+  const bool is_of_group = key.prefix.ends_with(kGroups);
   std::string_view word = blob.name;
   if (is_of_group)
     word = std::string_view(key.suffix).substr(1);
-  else if (!take(word, kExtraState))
+  else if (!take(word, kExtraState) && !is_step(key))
     return {};
   if (word == "params") return {};
   if (blob.bytes.find_first_not_of('\0') == std::string::npos) {
@@ -74,6 +80,15 @@ Status AdamObjects::add(const TargetBlob& blob) {
     return {};
   }
   documents_.push_back(TRY(parse(blob.bytes).context("object '" + printable(blob.name) + "'")));
+  if (!is_of_group && is_step(key)) {
+    const auto counted = whole_number(documents_.back().root());
+    documents_.pop_back();
+    if (counted_ && counted != counted_)
+      return unsupported("object '" + printable(blob.name) + "': expected " + std::to_string(*counted_) +
+                         " steps, as other parameters have, got another number" + std::string(kWithout));
+    counted_ = counted;
+    return {};
+  }
   (is_of_group ? groups_[key.prefix + key.parameter] : others_)
       .insert_or_assign(std::string(word), documents_.back().root());
   return {};
@@ -83,6 +98,7 @@ Result<AdamObjects> AdamObjects::read(std::span<const TargetBlob> blobs, std::op
                                       std::string_view title) {
   AdamObjects out;
   for (const TargetBlob& blob : blobs) TRY(out.add(blob));
+  if (!step) step = out.counted_;
   for (const auto& [name, group] : out.groups_)
     if (const auto counted = group.find("step"); !step && counted != group.end()) step = whole_number(counted->second);
   if (!step && !out.is_unread_)

@@ -22,7 +22,7 @@ class AdamObjects {
  public:
   using Values = std::map<std::string, pickle::Value, std::less<>>;  // by name
 
-  static bool is_hyperparameter(std::string_view key);
+  static bool is_hyperparameter(std::string_view key);  // or a parameter's number of steps
   // Of hyperparameters, and of "extra_state.NAME". `step` is what tensors say. Unsupported where nothing says how many
   // steps were done, or a hyperparameter is missing and all objects could be read.
   static Result<AdamObjects> read(std::span<const TargetBlob> blobs, std::optional<Index> step, std::string_view title);
@@ -44,7 +44,8 @@ class AdamObjects {
   std::deque<pickle::Document> documents_;
   std::map<std::string, Values> groups_;
   Values others_;
-  bool is_unread_ = false;  // an object's bytes are not there, as in a plan
+  std::optional<Index> counted_;  // steps, of parameters' objects
+  bool is_unread_ = false;        // an object's bytes are not there, as in a plan
   Index step_ = 0;
 };
 

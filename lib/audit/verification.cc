@@ -422,13 +422,15 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
   return {};
 }
 
-// What a format shows that was not written by itself: a weight that is its master, a number of steps that is all
-// parameters'.
+// What a format shows that was not written by itself: a weight that is its master or the other way round, a number of
+// steps that is all parameters'.
 Result<bool> is_shown_of_others(const VerifiedTensor& tensor, const Json& recorded) {
   const StateKey key = split_state_key(tensor.name);
   if (key.suffix == kStepSuffix) return recorded.contains(key.prefix + key.parameter + std::string(kMomentSuffix));
-  const Json* master = recorded.find("optimizer.state." + tensor.name + std::string(kMasterSuffix));
-  return master && TRY(master->get_string("digest")) == tensor.digest.hex();
+  const bool is_master = key.suffix == kMasterSuffix;
+  const Json* other =
+      recorded.find(is_master ? key.parameter : "optimizer.state." + tensor.name + std::string(kMasterSuffix));
+  return other && TRY(other->get_string("digest")) == tensor.digest.hex();
 }
 
 Status compare_manifest(const Json& manifest, const std::string& path, VerifyReport& report) {

@@ -122,6 +122,7 @@ Status add_steps(SourceView& view, Reader& source, FilePool& files) {
   for (const Blob& blob : source.catalog().blobs) {
     const StateKey key = split_state_key(blob.key());
     if (without.empty() || key.kind != StateKind::kOptimizer || key.suffix != kStepSuffix) continue;
+    if (key.prefix.ends_with(".state.")) return {};  // each parameter has an object of its own
     if (const auto count = parse_real(source.describe(blob))) counts.insert(*count);
   }
   if (counts.size() != 1) return {};

@@ -69,7 +69,9 @@ TEST_P(OptimizerPairs, StateFollowsItsParameterThereAndBack) {
   }
   std::string last = source_;
   int made = 0;
-  for (const Options& way : ways) {  // each of the one before
+  const bool is_megatrons = std::string_view(GetParam()).starts_with("megatron");
+  for (const Options& way : ways) {                                             // each of the one before
+    if (is_megatrons && way.back() == "megatron" && way.size() == 2) continue;  // whose objects are called otherwise
     const std::string out = dir_ / std::to_string(made);
     if (!convert(last, out, way)) continue;
     last = out;

@@ -1,7 +1,8 @@
 """Loads a torch_dist directory with Megatron core's own dist_checkpointing, at any degrees, and compares every rank's
-parameters with a Hugging Face model's.
+parameters with a Hugging Face model's; its distributed optimizer's moments and masters, too, where HF_DIRECTORY has
+optimizer.safetensors (fp32.NAME, exp_avg.NAME, exp_avg_sq.NAME) and groups.json ({"step": ..., "lr": ...}).
 
-    python megatron_core.py DIRECTORY HF_DIRECTORY TP PP [EP]
+    python megatron_core.py DIRECTORY HF_DIRECTORY TP PP [EP [DP]]
 
 DIRECTORY has latest_checkpointed_iteration.txt. Megatron core wants a GPU; for loading, what it asks of CUDA here is a
 stand-in that does nothing, and the modules are Megatron's own (the local spec), without Transformer Engine.
@@ -24,9 +25,15 @@ class CpuForCuda(torch.overrides.TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if torch.device(kwargs.get("device") or "cpu").type == "cuda":
             kwargs["device"] = "cpu"
-        if getattr(function, "__name__", "") == "cuda":
+        name = getattr(function, "__name__", "")
+        if name in ("cuda", "pin_memory"):
             return args[0]
-        return function(*args, **kwargs)
+        if name == "to":
+            args = tuple("cpu" if isinstance(a, (str, torch.device)) else a for a in args)
+        out = function(*args, **kwargs)
+        if name == "type" and isinstance(out, str):  # which the optimizers ask for
+            out = out.replace("torch.", "torch.cuda.", 1)
+        return out
 
 
 def without_cuda():
@@ -38,12 +45,12 @@ def without_cuda():
         setattr(cuda, name, lambda *args, **kwargs: None)
     cuda.get_rng_state = lambda *args, **kwargs: state
     cuda.get_device_capability = lambda *args: (9, 0)
-    cuda.Stream = cuda.Event = MagicMock()
+    cuda.Stream = cuda.Event = cuda.current_stream = cuda.stream = MagicMock()
 
 
-def padded(tensor, rows):
-    """Rows beyond the vocabulary are the last word's again."""
-    return torch.cat([tensor, tensor[-1:].expand(rows - tensor.shape[0], -1)])
+def padded(tensor, rows, zeros=False):
+    """Rows beyond the vocabulary are the last word's again; of moments zeros."""
+    return torch.cat([tensor, (tensor[-1:] * (not zeros)).expand(rows - tensor.shape[0], -1)])
 
 
 def qkv(hf, prefix, word, config):
@@ -57,11 +64,11 @@ def qkv(hf, prefix, word, config):
     return torch.cat(out)
 
 
-def expected(hf, config, name, padded_rows):
+def expected(hf, config, name, padded_rows, zeros=False):
     """The whole tensor of Megatron's parameter, numbered through, and how tensor parallelism cuts it."""
     if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
         tied = config.get("tie_word_embeddings") or name.startswith("embedding")
-        return padded(hf["model.embed_tokens.weight" if tied else "lm_head.weight"], padded_rows), "rows"
+        return padded(hf["model.embed_tokens.weight" if tied else "lm_head.weight"], padded_rows, zeros), "rows"
     if name == "decoder.final_layernorm.weight":
         return hf["model.norm.weight"], None
     _, _, layer, rest = name.split(".", 3)
@@ -134,6 +141,70 @@ def numbered_through(model, name, ep_rank):
     return f"decoder.layers.{model.decoder.layers[int(layer)].layer_number - 1}.{rest}"
 
 
+class FusedAdam(torch.optim.AdamW):
+    """As Transformer Engine's, without which Megatron does not load its own: the step is the group's."""
+
+    def __init__(self, *args, adam_w_mode=True, **kwargs):
+        super().__init__(*args, **kwargs)
+        for group in self.param_groups:
+            group["step"] = 0
+
+    def __setstate__(self, state):
+        torch.optim.Optimizer.__setstate__(self, state)
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["step"] += 1
+            for parameter in group["params"]:
+                self.state[parameter].pop("step", None)
+
+
+def with_optimizer(model):
+    """Megatron's distributed optimizer."""
+    import megatron.core.optimizer as package
+    import megatron.core.optimizer.distrib_optimizer as distributed
+    package.Adam, package.USING_PYTORCH_OPTIMIZER = FusedAdam, False
+    distributed.Adam, distributed.HAVE_APEX_OR_TE, distributed.USING_TE_OPTIMIZER = FusedAdam, True, True
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.tensor_parallel import set_defaults_if_not_set_tensor_model_parallel_attributes as defaults
+    from megatron.core.transformer.module import Float16Module
+    for parameter in model.parameters():
+        defaults(parameter)
+    how = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=False,
+                                        grad_reduce_in_fp32=True, bucket_size=None)
+    chunk = DistributedDataParallel(model.config, how, Float16Module(model.config, model), disable_bucketing=True)
+    optimizer = get_megatron_optimizer(OptimizerConfig(
+        optimizer="adam", lr=0.5, min_lr=0.25, weight_decay=0.75, bf16=True, clip_grad=0.0, params_dtype=torch.bfloat16,
+        log_num_zeros_in_grad=False, use_distributed_optimizer=True), [chunk])
+    for parameter in model.parameters():  # so that there is state to load into
+        parameter.main_grad.zero_()
+    optimizer.step()
+    return optimizer
+
+
+def check_optimizer(optimizer, wholes, truth, groups):
+    """That each rank's shard of every state is that of the truth. `wholes` gives each parameter's part of the rank."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+    count = 0
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = one.optimizer
+        for parameter, (group, place) in one.model_param_group_index_map.items():
+            span = one._get_model_param_range_map(parameter)["param"]
+            main = inner.param_groups[group]["params"][place]
+            for kind, state in (("fp32", main), *((k, inner.state[main][k]) for k in ("exp_avg", "exp_avg_sq"))):
+                wanted = wholes(parameter, truth[kind], kind != "fp32").flatten()[span.start:span.end]
+                assert state.dtype == torch.float32 and torch.equal(state, wanted), f"{kind} differs"
+                count += 1
+        for group in inner.param_groups:
+            assert group["step"] == groups["step"] and group["lr"] == groups["lr"] and tuple(group["betas"]) == tuple(groups["betas"]), group
+            assert group["weight_decay"] == groups["weight_decay"] * group["wd_mult"], group
+    assert count > 10
+    return OptimizerParamScheduler(optimizer, 0.0, 0.5, 0.25, 0, 20, "linear", 0.1, 0.1, 20, "constant",
+                                   use_checkpoint_opt_param_scheduler=True, override_opt_param_scheduler=False)
+
+
 def rank_main(rank, ranks, store, root, hf_directory, tp, pp, ep):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
     torch.set_num_threads(1)
@@ -152,28 +223,50 @@ def rank_main(rank, ranks, store, root, hf_directory, tp, pp, ep):
         hf = load_file(hf_directory / "model.safetensors")
         model = build(config, common["args"], tp, pp, ep or 1)
         metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
+        has_state = (hf_directory / "optimizer.safetensors").exists()
+        if has_state:
+            optimizer = with_optimizer(model)
         state = {"model": model.sharded_state_dict(metadata=metadata)}
+        if has_state:
+            metadata["dp_cp_group"] = mpu.get_data_parallel_group(with_context_parallel=True)
+            state["optimizer"] = optimizer.sharded_state_dict(state["model"], is_loading=True, metadata=metadata)
         state = dist_checkpointing.load(state, directory)
         model.load_state_dict(state["model"])
+        names = {parameter: name for name, parameter in model.named_parameters()}
+
+        def part_of(parameter, tensors, zeros=False):
+            name = names[parameter]
+            whole = numbered_through(model, name, mpu.get_expert_model_parallel_rank() if ep else 0)
+            tensor, cut = expected(tensors, config, whole, common["args"].padded_vocab_size, zeros)
+            ranks_of, rank_of = (1, 0) if ".experts." in name else (tp, mpu.get_tensor_model_parallel_rank())
+            return local(tensor, cut, rank_of, ranks_of)
+
         count = 0
         for name, parameter in model.named_parameters():
-            whole = numbered_through(model, name, mpu.get_expert_model_parallel_rank() if ep else 0)
-            tensor, cut = expected(hf, config, whole, common["args"].padded_vocab_size)
-            ranks_of, rank_of = (1, 0) if ".experts." in name else (tp, mpu.get_tensor_model_parallel_rank())
-            wanted = local(tensor, cut, rank_of, ranks_of)
+            wanted = part_of(parameter, hf)
             assert parameter.shape == wanted.shape, f"{name}: {list(parameter.shape)}, expected {list(wanted.shape)}"
             assert torch.equal(parameter, wanted.to(parameter.dtype)), f"{name} differs on rank {rank} of {ranks}"
             count += 1
         assert count > 5
+        if has_state:
+            optimizer.load_state_dict(state["optimizer"])
+            groups = json.loads((hf_directory / "groups.json").read_text())
+            truth = {}
+            for name, tensor in load_file(hf_directory / "optimizer.safetensors").items():
+                kind, _, parameter = name.partition(".")
+                truth.setdefault(kind, {})[parameter] = tensor
+            scheduler = check_optimizer(optimizer, part_of, truth, groups)
+            scheduler.load_state_dict(common["opt_param_scheduler"])
+            assert common["iteration"] == groups["step"]
+            assert optimizer.param_groups[0]["lr"] == groups["lr"]
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def main():
     root, hf_directory = map(pathlib.Path, sys.argv[1:3])
-    tp, pp, *rest = map(int, sys.argv[3:])
-    ep = rest[0] if rest else 0
-    ranks = pp * max(tp, ep)
+    tp, pp, ep, dp = (*map(int, sys.argv[3:]), 0, 1)[:4] if len(sys.argv) < 7 else map(int, sys.argv[3:])
+    ranks = pp * max(tp * dp, ep)
     import megatron.core.models.gpt.gpt_layer_specs  # once, before the ranks are made
     with tempfile.TemporaryDirectory() as directory:
         arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, tp, pp, ep)

@@ -1326,6 +1326,115 @@ def torch_from_h5(dataset):
 
 
 @unittest.skipUnless(importlib.util.find_spec("h5py") and importlib.util.find_spec("hdf5plugin"), "needs h5py, hdf5plugin")
+class TrainingGoesOn(Case):
+    """DeepSpeed's state, through DCP, Megatron's torch_dist and DCP again, trains on as if it had never left."""
+
+    SOURCE = ROOT / "tests/data/deepspeed/z1_universal"
+    STEPS = 3
+
+    def losses(self, fill):
+        """Of a model and an optimizer that `fill` gives their state."""
+        import transformers
+        config = transformers.LlamaConfig.from_pretrained(self.SOURCE)
+        torch.manual_seed(8)
+        model = transformers.LlamaForCausalLM(config).float()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.125)
+        for parameter in model.parameters():  # so that there is state
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        fill(model, optimizer)
+        out = []
+        for step in range(self.STEPS):
+            words = torch.randint(0, config.vocab_size, (2, 16), generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            loss = model(words, labels=words).loss
+            loss.backward()
+            optimizer.step()
+            out.append(loss.item())
+        return out, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def from_deepspeed(self, model, optimizer):
+        """What is in DeepSpeed's own files, by torch alone."""
+        zero = next(self.SOURCE.glob("**/zero"))
+        for name, parameter in model.named_parameters():
+            def stored(word):
+                value = torch.load(zero / name / f"{word}.pt")
+                return value["param"] if isinstance(value, dict) else value
+            with torch.no_grad():
+                parameter.copy_(stored("fp32"))
+                for word in ("exp_avg", "exp_avg_sq", "step"):
+                    optimizer.state[parameter][word].copy_(stored(word))
+
+    def from_dcp(self, model, optimizer):
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+        state = get_optimizer_state_dict(model, optimizer)
+        wanted = model.state_dict() | {"optimizer": {"state": state["state"]}}
+        dcp.load(wanted, checkpoint_id=self.out("third"), no_dist=True)
+        model.load_state_dict({k: v for k, v in wanted.items() if k != "optimizer"})
+        set_optimizer_state_dict(model, optimizer, state)
+
+    def test_beside_one_that_never_left(self):
+        config = ["--config", self.SOURCE / "config.json"]
+        reshard("convert", self.SOURCE, self.out("first"), "--to", "dcp", "--mesh", "dp_shard=2", "--weights", "master", *config)
+        reshard("convert", self.out("first"), self.out("second"), "--to", "megatron", "--mesh", "tp=2", "--dtype",
+                "bfloat16", *config)
+        reshard("convert", self.out("second"), self.out("third"), "--to", "dcp", "--names", "hf", "--mesh", "dp_shard=3",
+                "--weights", "master")
+        stayed, weights = self.losses(self.from_deepspeed)
+        left, others = self.losses(self.from_dcp)
+        self.assertEqual(left, stayed)
+        self.assertEqual(len(set(stayed)), self.STEPS)
+        for name, weight in weights.items():
+            self.assertTrue(same_bits(others[name], weight), name)
+
+
+def trained(out, model_type):
+    """A torch run that saved a DCP in out("dcp"): float32 weights, which become the masters, and AdamW's state. The
+    truth of it, and a directory that has it for the loaders, with the model in bfloat16."""
+    import transformers
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+    torch.manual_seed(6)
+    saved = out("saved")
+    config = transformers.AutoConfig.for_model(model_type, **MEGATRON_MODELS[model_type])
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.125)
+    for _ in range(3):
+        words = torch.randint(0, config.vocab_size, (2, 8))
+        model(words, labels=words).loss.backward()
+        optimizer.step()
+    state = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=out("dcp"), no_dist=True)
+    truth = {f"fp32.{k}": v.detach().clone() for k, v in model.named_parameters()}
+    truth |= {f"{kind}.{k}": state[f"state.{k}.{kind}"].clone() for k, _ in model.named_parameters()
+              for kind in ("exp_avg", "exp_avg_sq")}
+    model.bfloat16().save_pretrained(saved)
+    save_file(truth, saved / "optimizer.safetensors")
+    (saved / "groups.json").write_text(json.dumps(dict(step=3, lr=1e-3, betas=[0.9, 0.95], weight_decay=0.125)))
+    return saved, truth
+
+
+class DeepSpeed(Case):
+    """What --to deepspeed-universal writes, through DeepSpeed's own engine, of other stages and numbers of ranks."""
+
+    def setUp(self):
+        if importlib.util.find_spec("deepspeed") is None:
+            self.skipTest("deepspeed is not installed")
+        super().setUp()
+
+    def test_its_engine_goes_on(self):
+        saved, _ = trained(self.out, "llama")
+        reshard("convert", self.out("dcp"), self.out(), "--to", "deepspeed-universal", "--config", saved / "config.json",
+                "--dtype", "bfloat16")
+        reshard("verify", self.out(), "--fail-on", "warning", "--config", saved / "config.json")
+        for stage, ranks in ((1, 2), (2, 1), (3, 2)):
+            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/deepspeed_engine.py", self.out(),
+                                   saved, str(stage), str(ranks)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 0, f"ZeRO {stage}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        reshard("convert", self.out(), self.out("model"), "--to", "hf", "--config", saved / "config.json")
+        self.assertEqual(raw_safetensors(self.out("model") / "model.safetensors"),
+                         raw_safetensors(saved / "model.safetensors"))
+
+
 class MegatronCore(Case):
     """What --to megatron writes, through Megatron core's own loader, at other degrees than it was written for."""
 
@@ -1364,6 +1473,34 @@ class MegatronCore(Case):
 
     def test_experts_with_norms_of_the_heads(self):
         self.check_loads("qwen3_moe", [(1, 2, 1), (1, 1, 4)])
+
+
+    def check_optimizer(self, model_type, degrees, options=()):
+        saved, truth = trained(self.out, model_type)
+        reshard("convert", self.out("dcp"), self.out(), "--to", "megatron", "--config", saved / "config.json", "--dtype",
+                "bfloat16", *options)
+        reshard("verify", self.out(), "--fail-on", "warning")
+        for numbers in degrees:
+            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/megatron_core.py", self.out(),
+                                   saved, *map(str, numbers)], capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 0, f"{numbers}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        # And back to torch: the masters are the weights.
+        reshard("convert", self.out(), self.out("back"), "--to", "dcp", "--names", "hf", "--weights", "master")
+        back = load_all(self.out("back"))
+        for name, tensor in truth.items():
+            kind, _, parameter = name.partition(".")
+            got = back[parameter] if kind == "fp32" else back["optimizer"]["state"][parameter][kind]
+            self.assertTrue(same_bits(got, tensor), name)
+            self.assertEqual(float(back["optimizer"]["state"][parameter]["step"]), 3.0)
+
+    def test_the_optimizer_of_llama(self):
+        self.check_optimizer("llama", [(1, 1), (2, 1, 0, 2), (2, 2)], ["--mesh", "tp=2,dp_shard=2"])
+
+    def test_the_optimizer_of_a_tied_qwen2(self):
+        self.check_optimizer("qwen2", [(2, 2), (1, 1, 0, 2)])
+
+    def test_the_optimizer_of_experts(self):
+        self.check_optimizer("mixtral", [(1, 1, 1)])
 
 
 _MEGATRON = dict(vocab_size=259, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -18,6 +18,7 @@ fi
 has zstandard || pip zstandard || true  # for the compressed flavour alone; its test skips without
 has torch_checkpointing || pip --no-deps torch_checkpointing || true  # torchtitan's; its tests skip without
 has "megatron.core, einops" || pip --no-deps megatron-core einops || true  # the loader of --to megatron; its tests skip without
+has deepspeed || DS_BUILD_OPS=0 pip --no-deps --no-build-isolation deepspeed hjson msgpack py-cpuinfo || true  # likewise of --to deepspeed-universal
 has accelerate || pip accelerate || true  # its tests skip without
 has peft || pip peft || true  # its tests skip without
 has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <random>
+#include <set>
 
 #include "formats/encoding/zip.h"
 #include "formats/registry.h"
@@ -249,6 +250,33 @@ TEST_F(Deepspeed, TellsOfTheModelThatATrainerSavesBesideIt) {
                                HasSubstr("lies beside DeepSpeed's state, which is what is read; model.safetensors")));
   EXPECT_EQ(reshard_cli({"inspect", dir_ / "checkpoint-1/model.safetensors"}).exit_code, 0);
   EXPECT_THAT(reshard_cli({"inspect", saved("z2_align")}).out, testing::Not(HasSubstr("lies beside")));
+}
+
+// The same directories and files as ds_to_universal.py made, with the same numbers in them.
+TEST_F(Deepspeed, AUniversalCheckpointIsWrittenAsDeepspeedHasIt) {
+  const std::string source = test_data("deepspeed/z1_universal"), out = dir_ / "out";
+  const CommandResult r = reshard_cli({"convert", source, out, "--to", "deepspeed-universal"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(read_file(out + "/latest_universal"), read_file(source + "/latest_universal"));
+  const std::string zero = "/global_step1_universal/zero";
+  std::set<std::string> wanted, written;
+  for (const auto& [root, names] : {std::pair(source, &wanted), std::pair(out, &written)})
+    for (const auto& entry : fs::recursive_directory_iterator(root + zero))
+      names->insert(entry.path().string().substr(root.size()));
+  EXPECT_EQ(written, wanted);
+  EXPECT_EQ(digests_of(load_checkpoint(out)), digests_of(load_checkpoint(source)));
+  const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  ASSERT_EQ(reshard_cli({"convert", out, dir_ / "model", "--to", "hf", "-q"}).exit_code, 0);
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "model")), read_digests(source + ".hf.json"));
+}
+
+TEST_F(Deepspeed, AUniversalCheckpointOfWeightsAlone) {
+  const std::string source = test_data("deepspeed/z1_universal"), model = dir_ / "model", out = dir_ / "out";
+  ASSERT_EQ(reshard_cli({"convert", source, model, "--to", "hf", "-q"}).exit_code, 0);
+  ASSERT_EQ(reshard_cli({"convert", model, out, "--to", "deepspeed-universal", "-q"}).exit_code, 0);
+  ASSERT_EQ(reshard_cli({"convert", out, dir_ / "back", "--to", "hf", "-q"}).exit_code, 0);
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "back")), read_digests(source + ".hf.json"));
 }
 
 TEST_F(Deepspeed, MissingFilesAreNamed) {

@@ -1,0 +1,226 @@
+// A universal checkpoint, written as ds_to_universal.py makes one (deepspeed/checkpoint/ds_to_universal.py), for an
+// engine of any number of ranks and of ZeRO 1, 2 or 3 ("load_universal": true):
+//
+//   latest_universal                                "global_step10_universal"
+//   global_step10_universal/
+//     zero/NAME/{fp32, exp_avg, exp_avg_sq}.pt      {"param": tensor}
+//     zero/NAME/step.pt                             ZeRO 1 and 2 take the step from here
+//     zero/optimizer_state.pt                       the groups; ZeRO 3 takes the step from here
+//     mp_rank_00_model_states.pt                    names, shapes and counters; of weights a placeholder, as ZeRO 3 has
+//     zero_pp_rank_0_mp_rank_00_model_states.pt     them: the engine takes the masters. The same, for ZeRO 3
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/deepspeed/deepspeed.h"
+#include "formats/encoding/pickle_writer.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/tensor_files/adam_state.h"
+#include "formats/tensor_files/target.h"
+#include "lib/base/text.h"
+#include "lib/device/crc32.h"
+
+namespace reshard::deepspeed {
+namespace {
+
+using pickle::PickleWriter;
+
+constexpr std::string_view kVersion = "0.16.9";  // of DeepSpeed, whose files these are like
+constexpr std::string_view kGlobalSteps = "global_steps", kGlobalSamples = "global_samples";
+
+// What an engine counts, and how its groups are set.
+struct Training {
+  std::optional<AdamObjects> adam;  // nothing: weights alone
+  Index steps() const { return adam ? adam->count(kGlobalSteps).value_or(adam->step()) : 0; }
+  Index samples() const { return adam ? adam->count(kGlobalSamples).value_or(0) : 0; }
+};
+
+// A file that is a tensor of one number.
+std::string number_file(float value) {
+  const Bytes bytes = std::as_bytes(std::span(&value, 1));
+  const std::uint32_t crc = crc32(0, bytes);
+  std::string out = torch_archive::item_header(DType::kFloat32, {}, 0, crc);
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
+  return out + torch_archive::item_trailer(DType::kFloat32, {}, 0, crc);
+}
+
+void write_count(PickleWriter& w, std::string_view name, Index n) {
+  w.text(name);
+  w.integer(n);
+}
+
+// One of the optimizer's: what the source has of it, under torch's names.
+Status write_group(PickleWriter& w, const AdamObjects& adam, const AdamObjects::Values& group, bool decays, Index g) {
+  w.empty_dict();
+  w.mark();
+  for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"}) {
+    w.text(word);
+    const auto own = group.find(word);
+    const auto value = own != group.end() ? std::optional(own->second) : adam.value(word);
+    if (word == "weight_decay" && !decays)
+      w.number(0.0);
+    else if (value)
+      TRY(pickle::write_value(w, *value));
+    else
+      w.none();
+  }
+  w.text("params");
+  w.empty_list();
+  w.mark();
+  w.integer(g);
+  w.append_items();
+  w.set_items();
+  return {};
+}
+
+// An engine takes its groups from here one by one, and stops where there are no more: there are two at least, for a run
+// that splits what decays from what does not.
+Status write_groups(PickleWriter& w, const Training& run) {
+  std::vector<const AdamObjects::Values*> groups;
+  for (const auto& [name, group] : run.adam->groups())
+    if (is_digits(name.substr(name.rfind('.') + 1))) groups.push_back(&group);
+  const bool has_split = groups.size() > 1;
+  static const AdamObjects::Values kNone;
+  groups.resize(std::max<std::size_t>(groups.size(), 2), &kNone);
+  w.text("param_groups");
+  w.empty_list();
+  w.mark();
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    TRY(write_group(w, *run.adam, *groups[g], has_split || g == 0, static_cast<Index>(g)));
+  w.append_items();
+  return {};
+}
+
+Result<std::string> optimizer_file(const Training& run) {
+  PickleWriter w;
+  w.empty_dict();
+  w.mark();
+  w.text("ds_version");
+  w.text(kVersion);
+  w.text("clip_grad");
+  w.number(0.0);
+  if (run.adam) {
+    TRY(write_groups(w, run));
+    w.text("optimizer_state_dict");
+    w.empty_dict();
+    w.mark();
+    w.text("state");
+    w.empty_dict();
+    w.mark();
+    w.integer(0);
+    w.empty_dict();
+    w.mark();
+    write_count(w, "step", run.adam->step());
+    w.set_items();
+    w.set_items();
+    TRY(write_groups(w, run));
+    w.set_items();
+  }
+  w.set_items();
+  return torch_archive::object_item(std::move(w).finish());
+}
+
+// The parameters, with placeholders for their numbers.
+std::string model_file(const Training& run, const std::vector<TargetTensor>& parameters) {
+  PickleWriter w;
+  w.empty_dict();
+  w.mark();
+  w.text("module");
+  w.global("collections", "OrderedDict");
+  w.empty_tuple();
+  w.reduce();
+  std::set<DType> dtypes;
+  w.mark();
+  for (const TargetTensor& t : parameters) {
+    w.text(t.name);
+    torch_archive::append_placeholder(w, t.dtype);
+    dtypes.insert(t.dtype);
+  }
+  w.set_items();
+  w.text("param_shapes");
+  w.empty_list();
+  w.mark();
+  w.global("collections", "OrderedDict");
+  w.empty_tuple();
+  w.reduce();
+  w.mark();
+  for (const TargetTensor& t : parameters) {
+    w.text(t.name);
+    w.global("torch", "Size");
+    w.integers(t.shape.span());
+    w.tuple_of_last(1);
+    w.reduce();
+  }
+  w.set_items();
+  w.append_items();
+  w.text("buffer_names");
+  w.empty_list();
+  for (const std::string_view name : {"shared_params", "frozen_param_shapes", "frozen_param_fragments", "ds_config"}) {
+    w.text(name);
+    w.empty_dict();
+  }
+  for (const std::string_view name : {"optimizer", "lr_scheduler", "data_sampler", "random_ltd"}) {
+    w.text(name);
+    w.none();
+  }
+  write_count(w, "skipped_steps", 0);
+  write_count(w, kGlobalSteps, run.steps());
+  write_count(w, kGlobalSamples, run.samples());
+  write_count(w, "dp_world_size", 1);
+  write_count(w, "mp_world_size", 1);
+  w.text("ds_version");
+  w.text(kVersion);
+  w.set_items();
+  return torch_archive::object_item(std::move(w).finish(), std::vector<DType>(dtypes.begin(), dtypes.end()));
+}
+
+}  // namespace
+
+bool takes_object(std::string_view key) {
+  return AdamObjects::is_hyperparameter(key) ||
+         (take(key, "extra_state.") && (key == kGlobalSteps || key == kGlobalSamples));
+}
+
+Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request) {
+  if (request.mesh.ranks() != 1)
+    return unsupported("a universal checkpoint holds whole tensors: expected a mesh of one rank, got " +
+                       request.mesh.to_string());
+  Training run;
+  const bool has_states = TRY(has_adam(request, "DeepSpeed"));
+  if (has_states) run.adam = TRY(AdamObjects::read(request.blobs, request.step, "DeepSpeed"));
+  const std::string tag = "global_step" + std::to_string(run.steps()) + "_universal", top = tag + "/";
+  const std::string zero = top + std::string(kUniversalDirectory) + "/";
+  auto target = std::make_unique<TensorFilesTarget>();
+  std::vector<TargetTensor> parameters;
+  for (const TargetTensor& t : request.tensors) {
+    const StateKey key = split_state_key(t.name);
+    if (key.kind == StateKind::kModel) parameters.push_back(t);
+    if (key.kind == StateKind::kModel && has_states) continue;  // the master stands for it
+    if (key.parameter.find('/') != std::string::npos || key.parameter.starts_with("."))
+      return unsupported(tensor_text(key.parameter) + ": is the name of a directory in a universal checkpoint");
+    const bool is_weight = key.kind == StateKind::kModel || key.suffix == kMasterSuffix;
+    const std::string file = zero + key.parameter + "/" + (is_weight ? "fp32" : key.suffix.substr(1)) + ".pt";
+    const auto extents = TRY(target->add_file(file, Container::kTorchSave, {{"param", t.dtype, t.shape, {}}}));
+    Tensor tensor;
+    tensor.name = t.name;
+    tensor.dtype = t.dtype;
+    tensor.shape = t.shape;
+    tensor.fragments = FragmentList(t.shape.rank());
+    tensor.fragments.add(whole(t.shape), extents.front());
+    TRY(target->catalog().add(std::move(tensor)));
+  }
+  if (run.adam)
+    for (const TargetTensor& t : parameters)
+      target->add_text(zero + t.name + "/step.pt", number_file(static_cast<float>(run.adam->step())));
+  target->add_text(zero + "optimizer_state.pt", TRY(optimizer_file(run)));
+  for (const std::string_view name : {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"})
+    target->add_text(top + std::string(name), model_file(run, parameters));
+  target->add_text(std::string(kLatestUniversalFile), tag);
+  return std::unique_ptr<Target>(std::move(target));
+}
+
+}  // namespace reshard::deepspeed
