@@ -22,7 +22,10 @@ constexpr std::string_view kRootName = "value";
 // more than it holds is not one that training wrote.
 constexpr Index kVisitsPerCell = 8;
 constexpr Index kFreeVisits = 4096;
-constexpr Index kMaxNameBytes = Index{512} << 20;  // of all names and paths together
+// Of all names and paths together: a container's name is in that of everything below it.
+constexpr Index kMaxNameBytes = Index{512} << 20;
+constexpr Index kNameBytesPerByte = 64;  // of the pickle
+constexpr Index kFreeNameBytes = Index{4} << 20;
 
 // Takes a value apart. Depth is limited, which also ends the walk through a container that holds itself.
 class Walk {
@@ -34,7 +37,9 @@ class Walk {
         parts_(parts),
         tensors_(tensors),
         objects_(objects),
-        visits_left_(kVisitsPerCell * file.document().cells() + kFreeVisits) {}
+        visits_left_(kVisitsPerCell * file.document().cells() + kFreeVisits),
+        most_name_bytes_(std::min(
+            kMaxNameBytes, kNameBytesPerByte * static_cast<Index>(file.document().bytes().size()) + kFreeNameBytes)) {}
 
   Status run() {
     if (is_apart(file_.root(), 0)) return visit(file_.root());
@@ -118,7 +123,9 @@ class Walk {
   Result<std::string> charged_name() {
     std::string out = dotted_name(path_);
     names_bytes_ += static_cast<Index>(2 * out.size() + path_.size() * sizeof(KeyPath::value_type));
-    if (names_bytes_ > kMaxNameBytes) return too_much("names of more than " + human_bytes(kMaxNameBytes) + " in all");
+    if (names_bytes_ > most_name_bytes_)
+      return too_much("names of more than " + human_bytes(most_name_bytes_) +
+                      " in all, which is out of proportion to " + "the pickle: long ones are used too often");
     return out;
   }
 
@@ -129,7 +136,7 @@ class Walk {
   std::vector<TensorFile::Object>& objects_;
   KeyPath path_;
   Index visits_left_;
-  Index names_bytes_ = 0;
+  Index most_name_bytes_, names_bytes_ = 0;
   std::unordered_map<std::uint32_t, bool> apart_;  // sequences, by identity
 };
 

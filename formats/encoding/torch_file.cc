@@ -140,6 +140,9 @@ Status refuse_lazy_math(Value metadata, std::string_view place) {
   return {};
 }
 
+constexpr Index kMostRepeats = 4096;
+constexpr Index kFreeRepeated = Index{1} << 30;
+
 // Bytes from the storage's first to behind the last that the strides reach; nothing on overflow.
 std::optional<Index> reach(const StoredTensor& t) {
   Index last = 0;
@@ -165,6 +168,13 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
                    to_string(t.strides) + " from byte " + std::to_string(t.start) +
                    " on: expected to stay inside the storage of " + std::to_string(t.extent.length) + " bytes, got " +
                    (end ? std::to_string(*end) : "an overflow"));
+  // expand() gives a tensor strides of 0, and any size.
+  const Index most = checked_mul(t.extent.length, kMostRepeats).value_or(INT64_MAX - kFreeRepeated) + kFreeRepeated;
+  if (const Index bytes = *elements * byte_size(t.dtype); bytes > most)
+    return unsupported(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " with strides " +
+                       to_string(t.strides) + " repeats the storage's " + std::to_string(t.extent.length) +
+                       " bytes to " + with_commas(bytes) + "; no more than " + std::to_string(kMostRepeats) +
+                       " times is read. Save the tensor before expand()");
   return {};
 }
 

@@ -25,6 +25,10 @@ namespace {
 constexpr int kMaxDepth = 256;          // of groups
 constexpr std::size_t kMaxLink = 4096;  // bytes of a link's name
 constexpr int kMaxFilters = 8;
+// Of all paths and names together: a group's name is in that of everything below it, and links are cheap.
+constexpr Index kNameBytesPerByte = 16;  // of the file
+constexpr Index kFreeNameBytes = Index{4} << 20;
+constexpr std::size_t kSaid = 1000;  // bytes of a path in messages
 constexpr unsigned kScanSeconds = 60;
 
 class Scanner {
@@ -33,6 +37,7 @@ class Scanner {
   Result<Listing> run();
 
  private:
+  Status charge(const std::string& name);
   Status visit_group(Id group, const std::string& path, int depth);
   Status visit_link(Id group, const std::string& path, const char* name, int depth);
   Status visit_dataset(Id dataset, const std::string& path);
@@ -45,13 +50,16 @@ class Scanner {
   Status locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_endian, const std::string& place);
   Result<std::vector<ChunkFilter>> filters_of(Id creation, Index element_bytes);
   std::uint32_t file_number(const std::string& stored);
-  std::string place_of(const std::string& path) const { return path_ + ": '" + printable(path) + "'"; }
+  std::string place_of(const std::string& path) const {
+    return path_ + ": '" + printable(path.substr(0, kSaid)) + (path.size() > kSaid ? "'..." : "'");
+  }
 
   std::string path_;
   bool external_too_;
   Listing listing_;
   std::set<std::uint64_t> groups_seen_;  // by address: links may form circles
   Index objects_ = 0;
+  Index name_bytes_left_ = 0;
   Index links_skipped_ = 0;
 };
 
@@ -78,6 +86,7 @@ Result<Listing> Scanner::run() {
   const File file = TRY(File::open(path_));
   const Index size = TRY(file.size());
   listing_.catalog.files = {{base_name(path_), size}};
+  name_bytes_left_ = checked_mul(size, kNameBytesPerByte).value_or(INT64_MAX - kFreeNameBytes) + kFreeNameBytes;
   const Handle access = TRY(checked(H5Pcreate(H5P_FILE_ACCESS), ErrorCode::kInternal, path_));
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
   const Handle open = TRY(checked(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, access.get()), ErrorCode::kCorrupt, path_));
@@ -107,7 +116,15 @@ Status Scanner::visit_group(Id group, const std::string& path, int depth) {
   return {};
 }
 
+Status Scanner::charge(const std::string& name) {
+  name_bytes_left_ -= static_cast<Index>(name.size());
+  if (name_bytes_left_ >= 0) return {};
+  return corrupt(path_ + ": the paths and names of its objects are more than " + std::to_string(kNameBytesPerByte) +
+                 " times the file: long ones are used too often");
+}
+
 Status Scanner::visit_link(Id group, const std::string& path, const char* name, int depth) {
+  TRY(charge(path));
   H5L_info_t link{};
   TRY(checked_call(H5Lget_info(group, name, &link, H5P_DEFAULT), ErrorCode::kCorrupt, place_of(path)));
   if (link.type != H5L_TYPE_HARD) {
@@ -176,6 +193,8 @@ Status Scanner::add_tensor(Id dataset, const std::string& path, const std::strin
   if (!elements || !checked_mul(*elements, byte_size(tensor.dtype)))
     return corrupt(place + ": the size of " + to_string(tensor.shape) + " is 2^63 bytes or more");
   const std::string key = TRY(read_text_attribute(dataset, kPathAttribute, kMaxTextAttribute, place));
+  TRY(charge(tensor.name));
+  TRY(charge(key));
   tensor.path = {tensor.name};
   if (!key.empty()) tensor.path = TRY(parse_key_path(key, place + ": " + kPathAttribute));
   tensor.fragments = FragmentList(tensor.shape.rank());

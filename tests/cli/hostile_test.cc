@@ -108,6 +108,14 @@ TEST(Hostile, ASmallObjectDoesNotDecodeToMuch) {
   EXPECT_THAT(r.out, HasSubstr("expected at most 16777216 bytes"));
 }
 
+// HDF5: 2,000 links to one dataset below six groups of 4,000 letters.
+TEST(Hostile, LongPathsAreInProportionToTheFile) {
+  const CommandResult r = reshard_cli({"inspect", test_data("hdf5") + "/long_paths.h5"});
+  EXPECT_EQ(r.exit_code, 3) << r.out;
+  EXPECT_THAT(r.err, HasSubstr("long_paths.h5: the paths and names of its objects are more than 16 times the file"));
+  EXPECT_LT(r.err.size(), 1000u);
+}
+
 TEST(Hostile, FewerThreadsThanAskedForDoTheSame) {
   const TempDir dir;
   const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";

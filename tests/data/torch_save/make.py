@@ -72,3 +72,4 @@ torch.save({"q": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)},
 torch.save({"s": torch.eye(3).to_sparse()}, path("sparse.pt"))
 torch.save({"c": torch.tensor([1 + 2j]).conj()}, path("conj.pt"))
 torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path("script.pt"))
+torch.save({"w": torch.zeros(1).expand(2**30, 2**30)}, path("expanded.pt"))

@@ -43,6 +43,35 @@ class TensorFileTest : public testing::Test {
   TempDir directory_;
 };
 
+// A key of 30,000 letters above 2,000 numbers, which are 120 MB of names.
+TEST_F(TensorFileTest, NamesAreInProportionToThePickle) {
+  const auto nested = [](std::size_t letters) {
+    pickle::PickleWriter w;
+    w.empty_dict();
+    w.mark();
+    w.text(std::string(letters, 'k'));
+    w.empty_dict();
+    w.mark();
+    for (Index i = 0; i < 2000; ++i) {
+      w.text(std::to_string(i));
+      w.integer(i);
+    }
+    w.set_items();
+    w.set_items();
+    return std::move(w).finish();
+  };
+  EXPECT_EQ(refusal(nested(300)), "accepted");
+  EXPECT_THAT(refusal(nested(30'000)), HasSubstr("out of proportion to the pickle"));
+}
+
+// torch.zeros(1).expand(2**30, 2**30), saved by torch.
+TEST_F(TensorFileTest, FewBytesAreNotRepeatedToAnySize) {
+  const auto file = TensorFile::open(*File::open(kData + "expanded.pt"));
+  ASSERT_FALSE(file);
+  EXPECT_THAT(file.error().message(), HasSubstr("'w': "));
+  EXPECT_THAT(file.error().message(), HasSubstr("repeats the storage's 4 bytes to 4,611,686,018,427,387,904"));
+}
+
 TEST_F(TensorFileTest, NamesValuesByTheirPathsInBothContainers) {
   for (const char* name : {"mixed.pt", "mixed_legacy.pt"}) {
     const auto file = TensorFile::open(*File::open(kData + name));
