@@ -190,6 +190,10 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("--to", to, "Target format: " + titles_of(target_formats()))
       .suggests(names_of(target_formats()))
       .required();
+  add_changes(line);
+}
+
+void ConvertOptions::add_changes(CommandLine& line) {
   line.add_option("--names", names,
                   "Output names: " + convention_options() +
                       ", colossalai (as hf), keep (default: keep for --to dcp and hdf5, hf otherwise); torchtitan's "

@@ -61,6 +61,7 @@ struct ConvertOptions {
   ResourceOptions resources;
 
   void add(CommandLine& line, bool destination_required);
+  void add_changes(CommandLine& line);  // all of them but what is converted, to where, and to which format
   Result<ConversionOptions> conversion_options() const;
 
  private:

@@ -20,6 +20,7 @@ constexpr Command kCommands[] = {
     {"latest", "Name the newest complete checkpoint of a training run", add_latest, false},
     {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true},
     {"plan", "Show what convert would do, without doing it", add_plan, false},
+    {"mount", "Show a checkpoint as a directory of another format, without writing it", add_mount, false},
     {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true},
     {"diff", "Compare two checkpoints tensor by tensor", add_diff, true},
     {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check,

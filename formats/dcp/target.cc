@@ -1,10 +1,13 @@
+#include <algorithm>
 #include <deque>
 #include <map>
+#include <utility>
 
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/seals_places.h"
 
 namespace reshard::dcp {
 namespace {
@@ -20,15 +23,24 @@ Box joined(const Dims& at, const Box& box) {
   return out;
 }
 
-class DcpTarget : public Target {
+class DcpTarget : public Target, public SealsPlaces {
  public:
   DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
 
   Status lay_out();
   bool wants_crcs() const override { return true; }
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
+  Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
+  // An item of an entry.
+  struct ItemPlace {
+    std::uint32_t file = 0;
+    Index offset = 0;
+    std::size_t entry = 0, item = 0;
+  };
+  Status seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const;
+  Status seal_texts(const EmitBytes& emit) const;
   Status add_tensor(std::size_t number);
   Result<std::size_t> entry_of(const TargetTensor& wanted, const Slice& slice);
   WrittenItem append(std::uint32_t file, Index length);
@@ -39,6 +51,7 @@ class DcpTarget : public Target {
   std::deque<TargetTensor> stored_;
   std::vector<WrittenEntry> entries_;            // blobs, then tensors, in the order of the request
   std::map<std::string, std::size_t> entry_of_;  // of stored tensors
+  std::vector<ItemPlace> places_;                // by file and offset
   std::string metadata_;
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
@@ -70,6 +83,12 @@ Status DcpTarget::lay_out() {
   for (const WrittenEntry& entry : entries_)
     if (entry.tensor && !checked_volume(entry.tensor->shape))
       return unsupported(tensor_text(entry.name) + ": 2^63 elements or more");
+  for (std::size_t e = 0; e < entries_.size(); ++e)
+    for (std::size_t i = 0; i < entries_[e].items.size(); ++i)
+      places_.push_back({entries_[e].items[i].file, entries_[e].items[i].offset, e, i});
+  std::sort(places_.begin(), places_.end(), [](const ItemPlace& a, const ItemPlace& b) {
+    return std::pair(a.file, a.offset) < std::pair(b.file, b.offset);
+  });
   metadata_ = write_metadata(entries_, names);
   metadata_file_ = append_file(storing_.directory + std::string(kMetadataFile), std::ssize(metadata_));
   for (const auto& [name, text] : storing_.texts) append_file(name, std::ssize(text));
@@ -140,27 +159,41 @@ Status DcpTarget::add_tensor(std::size_t number) {
   return catalog_.add(std::move(tensor));
 }
 
-Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  std::size_t blob = 0;
-  for (const WrittenEntry& entry : entries_) {
-    if (!entry.tensor) {
-      TRY(emit(0, entry.items[0].offset, as_bytes(request_.blobs[blob++].bytes)));
-      continue;
-    }
-    const DType dtype = entry.tensor->dtype;
-    for (const WrittenItem& item : entry.items) {
-      const auto shape = torch_archive::item_shape(dtype, item.box.shape, item.offset);
-      const Extent payload{item.file, item.offset + shape.header_bytes, shape.payload_bytes};
-      const std::uint32_t sum = crc(payload);
-      const std::string header = torch_archive::item_header(dtype, item.box.shape, item.offset, sum);
-      const std::string trailer = torch_archive::item_trailer(dtype, item.box.shape, item.offset, sum);
-      TRY(emit(item.file, item.offset, as_bytes(header)));
-      TRY(emit(item.file, payload.offset + payload.length, as_bytes(trailer)));
-    }
-  }
+Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const {
+  const WrittenEntry& entry = entries_[place.entry];
+  const WrittenItem& item = entry.items[place.item];
+  if (!entry.tensor) return emit(item.file, item.offset, as_bytes(request_.blobs[place.entry].bytes));
+  const DType dtype = entry.tensor->dtype;
+  const auto shape = torch_archive::item_shape(dtype, item.box.shape, item.offset);
+  const Extent payload{item.file, item.offset + shape.header_bytes, shape.payload_bytes};
+  const std::uint32_t sum = crc(payload);
+  const std::string header = torch_archive::item_header(dtype, item.box.shape, item.offset, sum);
+  const std::string trailer = torch_archive::item_trailer(dtype, item.box.shape, item.offset, sum);
+  TRY(emit(item.file, item.offset, as_bytes(header)));
+  return emit(item.file, payload.offset + payload.length, as_bytes(trailer));
+}
+
+Status DcpTarget::seal_texts(const EmitBytes& emit) const {
   std::uint32_t file = metadata_file_;
   TRY(emit(file, 0, as_bytes(metadata_)));
   for (const auto& [name, text] : storing_.texts) TRY(emit(++file, 0, as_bytes(text)));
+  return {};
+}
+
+Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
+  for (const ItemPlace& place : places_) TRY(seal_item(place, crc, emit));
+  return seal_texts(emit);
+}
+
+Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
+  if (place.file >= metadata_file_) return seal_texts(emit);
+  const auto begins_after = [](const Extent& e, const ItemPlace& p) {
+    return std::pair(e.file, e.offset) < std::pair(p.file, p.offset);
+  };
+  auto item = std::upper_bound(places_.begin(), places_.end(), place, begins_after);
+  if (item != places_.begin()) --item;
+  for (; item != places_.end() && item->file <= place.file && item->offset < place.offset + place.length; ++item)
+    TRY(seal_item(*item, crc, emit));
   return {};
 }
 

@@ -56,6 +56,16 @@ Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_
   return size;
 }
 
+Index end_of(const Extent& e) { return e.offset + e.length; }
+
+Status emit_around(const std::vector<FileTensor>& tensors, const PayloadCrc& crc, const EmitBytes& emit) {
+  const std::uint32_t file = tensors.front().extent.file;
+  const zip::Builder::Around parts = around(tensors, crc);
+  TRY(emit(file, 0, as_bytes(parts.before)));
+  for (std::size_t i = 0; i < tensors.size(); ++i) TRY(emit(file, end_of(tensors[i].extent), as_bytes(parts.after[i])));
+  return {};
+}
+
 std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
   const std::string extension(container_extension(container));
   if (n == 1) return std::string(stem) + extension;
@@ -73,14 +83,28 @@ std::string_view container_extension(Container container) {
 bool TensorFilesTarget::wants_crcs() const { return !archives_.empty(); }
 
 Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const std::vector<FileTensor>& tensors : archives_) {
-    const std::uint32_t file = tensors.front().extent.file;
-    const zip::Builder::Around parts = around(tensors, crc);
-    TRY(emit(file, 0, as_bytes(parts.before)));
-    for (std::size_t i = 0; i < tensors.size(); ++i)
-      TRY(emit(file, tensors[i].extent.offset + tensors[i].extent.length, as_bytes(parts.after[i])));
-  }
+  for (const std::vector<FileTensor>& tensors : archives_) TRY(emit_around(tensors, crc, emit));
   for (const TextFile& f : texts_) TRY(emit(f.file, f.offset, as_bytes(f.text)));
+  return {};
+}
+
+Status TensorFilesTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
+  const Index end = place.offset + place.length;
+  for (const std::vector<FileTensor>& tensors : archives_) {
+    if (tensors.front().extent.file != place.file) continue;
+    // A tensor's checksum stands right before it, and with those of all others in the directory at the archive's end.
+    const bool at_end = end > end_of(tensors.back().extent);
+    const auto crc_there = [&, before = Index{0}](const Extent& e) mutable {
+      const bool there = place.offset < e.offset && before < end;
+      before = end_of(e);
+      return at_end || there ? crc(e) : 0u;
+    };
+    return emit_around(tensors, crc_there, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
+      return offset < end && place.offset < offset + std::ssize(bytes) ? emit(file, offset, bytes) : Status();
+    });
+  }
+  for (const TextFile& f : texts_)
+    if (f.file == place.file) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
 }
 

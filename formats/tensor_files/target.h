@@ -11,6 +11,7 @@
 
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
+#include "lib/checkpoint/seals_places.h"
 
 namespace reshard {
 
@@ -37,10 +38,11 @@ struct FileTensor {
   Extent extent;  // filled in by add_file()
 };
 
-class TensorFilesTarget : public Target {
+class TensorFilesTarget : public Target, public SealsPlaces {
  public:
   bool wants_crcs() const override;
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
+  Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
   // Appends a file of these tensors, in this order; the catalog's tensors are left to the caller. Where each tensor's
   // bytes lie. Unsupported for an element type or a name that the container cannot express, and for 2^63 bytes or more.

@@ -56,6 +56,16 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
 // that are left out hold.
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run);
 
+// A file that lies beside the tensors: config.json, the tokenizer.
+struct SideFile {
+  std::string name;  // in the output
+  std::string text;
+  std::string path;  // where it is copied from; empty: it is `text`
+
+  Result<Index> size() const;
+  Result<std::string> read() const;
+};
+
 class Conversion {
  public:
   // Locates the tensors that take part, lays the target out and makes the plan. Refers to `source` and `format`.
@@ -89,15 +99,17 @@ class Conversion {
     bool removed_leftover = false;
     Index checksums = 0;  // of the source that were recorded and hold
     Index digests = 0;    // likewise, of a source that reshard wrote
-    std::vector<std::string> files_copied;
   };
   Result<Outcome> run(OutputPath destination);
 
  private:
+  friend class ConvertedImage;  // the other way to have what was prepared
   Conversion(Reader& source, const Format& format, ConversionOptions options)
       : source_(source), format_(format), options_(std::move(options)) {}
 
-  Result<std::vector<std::string>> add_side_files(Output& output) const;
+  Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
+  std::vector<std::string> inputs() const;  // files that it reads
+  Result<std::vector<SideFile>> side_files() const;
 
   Reader& source_;
   const Format& format_;

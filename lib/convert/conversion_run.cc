@@ -9,6 +9,7 @@
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
 #include "lib/convert/manifest.h"
+#include "lib/convert/origin.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/transport/collectives.h"
 
@@ -24,34 +25,6 @@ Result<Json> without_quantization(const Json& config) {
     if (m.key != "quantization_config") out.set(m.key, m.value);
   return out;
 }
-
-// Where a conversion's tensors are read from: the source's files, and what is computed of them and an adapter's.
-class Origin {
- public:
-  Origin(const Draft& draft, Reader& source, Reader& adapter)
-      : merges_(draft.adapter && !draft.adapter->merged.empty()),
-        computes_(merges_ || draft.scales.stored),
-        stored_(draft.scales.stored ? *draft.scales.stored : draft.view.catalog, source.files()),
-        operands_(adapter.catalog(), adapter.files()),
-        computed_(draft.view.catalog, stored_) {
-    set_scaled(draft.scales, stored_, computed_);
-    if (merges_) merge_adapter(*draft.adapter, stored_, operands_, computed_);
-  }
-  bool computes() const { return computes_; }
-  TensorSource& tensors() { return computes_ ? static_cast<TensorSource&>(computed_) : stored_; }
-  // That the checksums of an adapter hold, too.
-  Status finish() {
-    if (!merges_) return {};
-    std::vector<std::byte> scratch(std::size_t{1} << 20);
-    return operands_.finish(scratch, nullptr);
-  }
-  Index checksums_checked() const { return stored_.checksums_checked() + operands_.checksums_checked(); }
-
- private:
-  bool merges_, computes_;
-  FileSource stored_, operands_;
-  ComputedSource computed_;
-};
 
 }  // namespace
 
@@ -84,17 +57,14 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
-  Origin origin(draft_, source_, options_.adapter.reader ? *options_.adapter.reader : source_);
+  Origin origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1)
     return unsupported(
         "several ranks cannot merge an adapter or apply the scales of float8 weights; start one process");
   // What is read of computed weights is not what was recorded.
   const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
-  destination.inputs.insert(destination.inputs.end(), {options_.source_path, options_.config_path});
-  for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
-                               static_cast<const Reader*>(options_.adapter.reader)})
-    for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
-      destination.inputs.push_back(reader->catalog().file_path(f));
+  destination.inputs.push_back(options_.source_path);
+  for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, *output, options_.run));
   TRY(origin.finish());
@@ -103,16 +73,28 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   outcome.checksums = of_left_out + origin.checksums_checked();
   if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
   if (leads) {
-    outcome.files_copied = TRY(add_side_files(*output));
+    for (const SideFile& file : TRY(side_files())) TRY(output->add_file(file.name, TRY(file.read())));
     TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs)));
   }
   TRY(output->commit());
   return outcome;
 }
 
-// config.json and the tokenizer.
-Result<std::vector<std::string>> Conversion::add_side_files(Output& output) const {
-  std::vector<std::string> copied;
+std::vector<std::string> Conversion::inputs() const {
+  std::vector<std::string> out = {options_.config_path};
+  for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
+                               static_cast<const Reader*>(options_.adapter.reader)})
+    for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
+      out.push_back(reader->catalog().file_path(f));
+  return out;
+}
+
+Result<std::string> SideFile::read() const { return path.empty() ? text : TRY(read_whole_file(path, kMaxSideFile)); }
+
+Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : TRY(TRY(File::open(path)).size()); }
+
+Result<std::vector<SideFile>> Conversion::side_files() const {
+  std::vector<SideFile> out;
   if (!draft_.config.text.empty() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
     if (options_.dtype && converted_tensors() > 0) {
@@ -121,16 +103,12 @@ Result<std::vector<std::string>> Conversion::add_side_files(Output& output) cons
       json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";
     }
-    TRY(output.add_file(std::string(kConfigFile), text));
-    copied.emplace_back(kConfigFile);
+    out.push_back({std::string(kConfigFile), std::move(text), ""});
   }
   if (draft_.adapter && !options_.merge_adapter)
-    TRY(output.add_file("adapter/adapter_config.json", draft_.adapter->config));
-  for (const std::string& path : draft_.side_files) {
-    TRY(output.add_file(base_name(path), TRY(read_whole_file(path, kMaxSideFile))));
-    copied.push_back(base_name(path));
-  }
-  return copied;
+    out.push_back({"adapter/adapter_config.json", draft_.adapter->config, ""});
+  for (const std::string& path : draft_.side_files) out.push_back({base_name(path), "", path});
+  return out;
 }
 
 }  // namespace reshard

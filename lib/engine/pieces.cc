@@ -57,6 +57,37 @@ void cut_to_fit(const Fragment& f, const Piece& p, Index element_bytes, Index ma
   cut_to_fit(f, make_piece(p.fragment, f, half, element_bytes), element_bytes, max_span, out);
 }
 
+// The pieces of `p` in bytes [begin, end) of its extent.
+void cut_between(const Fragment& f, const Piece& p, Index element_bytes, Index begin, Index end,
+                 std::vector<Piece>& out) {
+  if (p.end <= begin || p.begin >= end) return;
+  int d = -1;  // the one with the widest stride, of those with more than one index
+  for (int k = 0; k < p.box.rank(); ++k)
+    if (p.box.shape[k] > 1 && (d < 0 || p.strides[k] > p.strides[d])) d = k;
+  if ((p.begin >= begin && p.end <= end) || d < 0 || p.strides[d] == 0) {
+    out.push_back(p);
+    return;
+  }
+  const Index n = p.box.shape[d], step = p.strides[d] * element_bytes;
+  const Index within = p.end - p.begin - (n - 1) * step;  // bytes that one index spans
+  const auto part = [&](Index first, Index last) {
+    if (first >= last) return;
+    Box box = p.box;
+    box.origin[d] += first;
+    box.shape[d] = last - first;
+    cut_between(f, make_piece(p.fragment, f, box, element_bytes), element_bytes, begin, end, out);
+  };
+  // Index i spans [p.begin + i * step, p.begin + i * step + within): those that meet the interval, and those inside it.
+  const Index first = p.begin + within > begin ? 0 : (begin - p.begin - within) / step + 1;
+  const Index last = std::min(n, ceil_div(end - p.begin, step));
+  const Index first_inside = std::clamp(begin > p.begin ? ceil_div(begin - p.begin, step) : 0, first, last);
+  const Index last_inside =
+      end - p.begin < within ? first_inside : std::clamp((end - p.begin - within) / step + 1, first_inside, last);
+  for (Index i = first; i < first_inside; ++i) part(i, i + 1);
+  part(first_inside, last_inside);
+  for (Index i = last_inside; i < last; ++i) part(i, i + 1);
+}
+
 }  // namespace
 
 bool is_one_run(const Dims& shape, const Dims& strides) {
@@ -104,6 +135,14 @@ std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentI
     groups.push_back({p.extent, p.begin, p.end, {p}});
   }
   return groups;
+}
+
+std::vector<Piece> pieces_between(const FragmentList& fragments, std::size_t number, Index element_bytes, Index begin,
+                                  Index end) {
+  std::vector<Piece> out;
+  const Fragment f = fragments.get(number);
+  if (!f.box.empty()) cut_between(f, make_piece(number, f, f.box, element_bytes), element_bytes, begin, end, out);
+  return out;
 }
 
 Index offset_in(const Box& box, const Dims& strides, const Box& part) {

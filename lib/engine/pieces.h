@@ -49,6 +49,11 @@ std::vector<StoredPiece> stored_pieces(const FragmentList& fragments, const Frag
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
                                   Index element_bytes, Index max_span, const PieceFilter& wanted = nullptr);
 
+// The other way: what of a fragment's elements lies in bytes [begin, end) of its extent, in boxes; of a fragment whose
+// elements do not interleave no more than 2 rank - 1. No element lies across `begin` or `end`.
+std::vector<Piece> pieces_between(const FragmentList& fragments, std::size_t number, Index element_bytes, Index begin,
+                                  Index end);
+
 // Elements from the first of `box` to the first of `part`, which lies inside it, where `box` has these strides.
 Index offset_in(const Box& box, const Dims& strides, const Box& part);
 

@@ -8,7 +8,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -1595,6 +1597,74 @@ class Hdf5(Case):
             got = h5_datasets(file)
             for name, tensor in wanted.items():
                 self.assertTrue(same_bits(torch_from_h5(got[name]).reshape(tensor.shape), tensor), name)
+
+
+class Mounted(Case):
+    """What reads files reads a mounted checkpoint, and finds what convert writes."""
+    SAMPLE = ROOT / "samples/checkpoints/tp8"
+
+    def mount(self, as_format, *options, source=SAMPLE / "checkpoint"):
+        """Where it is seen until the test ends."""
+        seen = self.out("seen")
+        seen.mkdir()
+        done = subprocess.run([RESHARD, "mount", source, seen, "--as", as_format, "--background", "--log", self.out("log"),
+                               *options], capture_output=True, text=True, timeout=60)
+        if done.returncode == 4:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        process = int(re.search("process ([0-9]+)", done.stdout)[1])
+        self.addCleanup(subprocess.run, ["fusermount3", "-u", "-z", seen], capture_output=True)
+        self.addCleanup(lambda: os.path.exists(f"/proc/{process}") and os.kill(process, signal.SIGTERM))
+        return seen
+
+    def test_transformers_loads_the_same_parameters(self):
+        from transformers import AutoModelForCausalLM
+        reshard("convert", self.SAMPLE / "checkpoint", self.out(), "--to", "hf", "--max-shard-size", "100kB")
+        seen = self.mount("hf", "--max-shard-size", "100kB")
+        self.assertGreater(len(list(seen.glob("*.safetensors"))), 3)
+        got, wanted = ({k: v.clone() for k, v in AutoModelForCausalLM.from_pretrained(d).state_dict().items()}
+                       for d in (seen, self.out()))
+        self.assert_same_tensors(got, wanted)
+
+    def test_safetensors_maps_it(self):
+        from safetensors import safe_open
+        seen = self.mount("hf")
+        wanted = load_file(self.SAMPLE / "hf.safetensors")
+        with safe_open(seen / "model.safetensors", framework="pt") as file:
+            got = {name: file.get_tensor(name).clone() for name in sorted(file.keys(), reverse=True)}
+            some = file.get_slice("model.embed_tokens.weight")[5:9, 3:7].clone()
+        self.assert_same_tensors(got, wanted)
+        self.assertTrue(same_bits(some, wanted["model.embed_tokens.weight"][5:9, 3:7]))
+
+    def test_torch_loads_bin_files(self):
+        seen = self.mount("bin")
+        wanted = load_file(self.SAMPLE / "hf.safetensors")
+        for mapped in (False, True):
+            got = torch.load(seen / "pytorch_model.bin", weights_only=True, mmap=mapped)
+            self.assert_same_tensors({k: v.clone() for k, v in got.items()}, wanted)
+
+    def test_torch_loads_a_dcp(self):
+        source = ROOT / "samples/checkpoints/fsdp2_tp2_optim/checkpoint"
+        seen = self.mount("dcp", "--mesh", "dp_shard=3", source=source)
+        self.assertIsNone(difference(load_all(seen), load_all(source)))
+
+    def test_h5py_reads_an_archive(self):
+        import h5py
+        seen = self.mount("hdf5", "--names", "hf")
+        wanted = load_file(self.SAMPLE / "hf.safetensors")
+        with h5py.File(next(seen.iterdir())) as file:
+            got = {k: torch_from_h5(v).reshape(wanted[k].shape) for k, v in h5_datasets(file).items()}
+        self.assert_same_tensors(got, wanted)
+
+    def test_a_copy_is_what_convert_writes(self):
+        for as_format in ("hf", "dcp", "colossalai", "ranks", "vllm"):
+            with self.subTest(as_format):
+                reshard("convert", self.SAMPLE / "checkpoint", self.out(as_format), "--to", as_format, "--quiet")
+                seen = self.mount(as_format)
+                subprocess.run(["cp", "-r", seen, self.out("copy")], check=True)
+                subprocess.run(["diff", "-r", self.out("copy"), self.out(as_format)], check=True)
+                self.doCleanups()
+                self.setUp()
 
 
 def main():

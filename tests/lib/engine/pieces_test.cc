@@ -112,6 +112,46 @@ TEST(Pieces, HoldEveryElementOnceWithinTheSpan) {
   }
 }
 
+TEST(Pieces, BetweenBytesHoldEveryElementOnceInOneInterval) {
+  Rng rng(43);
+  for (int n = 0; n < 200; ++n) {
+    const Dims shape = random_shape(rng);
+    const Index element_bytes = Index{1} << below(rng, 5);
+    const FragmentList list = random_fragments(rng, shape, element_bytes);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Fragment f = list.get(i);
+      if (volume(f.box) > 2000) continue;
+      const Index step = (1 + below(rng, 50)) * element_bytes;
+      std::set<std::vector<Index>> seen;
+      for (Index begin = 0; begin < f.extent.length; begin += step)
+        for (const Piece& p : pieces_between(list, i, element_bytes, begin, begin + step)) {
+          ASSERT_EQ(p.fragment, i);
+          ASSERT_EQ(p.extent, f.extent);
+          ASSERT_GE(p.begin, begin);
+          ASSERT_LE(p.end, begin + step);
+          ASSERT_EQ(p.begin, address(f, p.box.origin, element_bytes));
+          each_element(p.box, [&](const Dims& at) {
+            EXPECT_TRUE(seen.insert({at.begin(), at.end()}).second) << to_string(at) << " is in two pieces";
+          });
+        }
+      ASSERT_EQ(std::ssize(seen), volume(f.box));
+    }
+  }
+}
+
+TEST(Pieces, BetweenBytesAreFewBoxes) {
+  FragmentList list(3);
+  Fragment f;
+  f.box = whole({10, 20, 30});
+  f.strides = row_major_strides(f.box.shape);
+  f.extent = {0, 0, 6000};
+  list.add(f);
+  EXPECT_EQ(pieces_between(list, 0, 1, 0, 6000).size(), 1u);
+  EXPECT_EQ(pieces_between(list, 0, 1, 600, 1800).size(), 1u);  // whole matrices
+  EXPECT_EQ(pieces_between(list, 0, 1, 617, 4333).size(), 5u);  // 2 rank - 1
+  EXPECT_EQ(pieces_between(list, 0, 1, 617, 618).size(), 1u);
+}
+
 TEST(Pieces, ThatTouchAreOneGroup) {
   // Two halves of the rows, interleaved: together one run.
   FragmentList list(2);

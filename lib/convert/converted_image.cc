@@ -1,0 +1,120 @@
+#include "lib/convert/converted_image.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/resident.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/convert/manifest.h"
+#include "lib/engine/slab_walk.h"
+
+namespace reshard {
+namespace {
+
+constexpr int kDigestThreads = 2;
+
+std::vector<std::string> paths_of(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (std::uint32_t f = 0; f < catalog.files.size(); ++f) out.push_back(catalog.file_path(f));
+  return out;
+}
+
+// What a run takes beside its slabs, and slabs of the size that these tensors force.
+Index room_to_digest(const Plan& plan, const Catalog& source) {
+  std::vector<WalkItem> items;
+  for (const PlannedTensor& p : plan.tensors)
+    items.push_back({p.from, source.tensors()[p.from].dtype, source.tensors()[p.from].row_group});
+  constexpr Index kBeside = Index{12} << 20, kParts = 6;  // slab, scratch and converted elements of up to four times
+  return kBeside +
+         kDigestThreads * (kParts * std::max(kMinSlab, largest_group(items, source)) + decoding_memory(source));
+}
+
+}  // namespace
+
+ConvertedImage::ConvertedImage(Conversion& c, bool check)
+    : conversion_(c),
+      data_(paths_of(c.source_view())),
+      others_([&] {
+        std::vector<std::string> paths = c.inputs();
+        paths.insert(paths.end(), c.draft_.side_files.begin(), c.draft_.side_files.end());
+        const Catalog& source = c.source_.catalog();
+        for (const std::string& name : source.metadata_files) paths.push_back(path_join(source.root, name));
+        return paths;
+      }()),
+      origin_(c.draft_, c.source_, c.adapter(), check) {}
+
+Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool check) {
+  if (!c.target_) return unsupported(std::string(c.format().title) + ": copies nothing, so there is nothing to read");
+  const RunOptions& run = c.options_.run;
+  TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
+  std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
+  if (!out->origin_.computes()) out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view()));
+  out->digest_room_ = room_to_digest(c.plan_, c.source_view());
+  if (c.target_->is_file() && !c.target_->encodes()) TRY(out->add_files_inside());
+  out->image_ = TRY(
+      Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view_, out->data_}, run, out->digest_room_));
+  TRY(out->add_files_beside());
+  return out;
+}
+
+Status ConvertedImage::unchanged() const {
+  TRY(data_.check_all());
+  return others_.check_all();
+}
+
+// Into an output that is a file, with digests of zeros in the manifest.
+Status ConvertedImage::add_files_inside() {
+  Target& target = *conversion_.target_;
+  for (const SideFile& file : TRY(conversion_.side_files())) TRY(target.add_side_file(file.name, TRY(file.read())));
+  const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
+  TRY(target.add_side_file(std::string(kManifestFile), text));
+  manifest_inside_ = TRY(find_sealed(text));  // its sealed size is final from here on
+  return {};
+}
+
+Status ConvertedImage::add_files_beside() {
+  const auto with_digests = [this] { return manifest_text(); };
+  if (manifest_inside_) {
+    image_->add_text(*manifest_inside_, with_digests);
+    return {};
+  }
+  const auto add = [&](const std::string& name, Index size, std::function<Result<std::string>()> make) {
+    image_->add_text({image_->add_file(name, size), 0, size}, std::move(make));
+  };
+  for (const SideFile& file : TRY(conversion_.side_files()))
+    add(file.name, TRY(file.size()), [file] { return file.read(); });
+  const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
+  add(std::string(kManifestFile), std::ssize(text), with_digests);
+  return {};
+}
+
+// Where the target writes this text.
+Result<Extent> ConvertedImage::find_sealed(std::string_view text) const {
+  Extent found;
+  TRY(conversion_.target_->seal([](const Extent&) { return 0u; },
+                                [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
+                                  if (const std::size_t at = as_string(bytes).find(text); at != std::string::npos)
+                                    found = {file, offset + static_cast<Index>(at), std::ssize(text)};
+                                  return {};
+                                }));
+  if (found.length == 0) return internal_error("the manifest is not where it was put");
+  return found;
+}
+
+Result<std::string> ConvertedImage::manifest_text() const {
+  const Conversion& c = conversion_;
+  Origin origin(c.draft_, c.source_, c.adapter());
+  RunOptions run = c.options_.run;
+  run.progress = nullptr;
+  run.threads = kDigestThreads;
+  run.memory = resident_bytes() + digest_room_;
+  std::vector<DigestRequest> requests;
+  for (const PlannedTensor& p : c.plan_.tensors) requests.push_back({p.from, c.target_view_.tensors()[p.to].dtype});
+  const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
+  TRY(origin.finish());
+  if (recorded_) TRY(recorded_->check(proofs, c.draft_.names.model, run));
+  TRY(unchanged());
+  return manifest(c, proofs);
+}
+
+}  // namespace reshard

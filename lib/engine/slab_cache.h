@@ -1,0 +1,68 @@
+// Bytes that are made when they are asked for, and kept as long as there is room: those that were used last.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "lib/base/cursor.h"
+#include "lib/base/result.h"
+
+namespace reshard {
+
+// Owned bytes. They hold anything at first.
+class SlabBytes {
+ public:
+  explicit SlabBytes(Index size)
+      : data_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size))),
+        size_(static_cast<std::size_t>(size)) {}
+  Bytes bytes() const { return {data_.get(), size_}; }
+  MutableBytes bytes() { return {data_.get(), size_}; }
+
+ private:
+  std::unique_ptr<std::byte[]> data_;  // NOLINT(modernize-avoid-c-arrays)
+  std::size_t size_;
+};
+using Slab = std::shared_ptr<const SlabBytes>;
+
+// Thread-safe.
+class SlabCache {
+ public:
+  using Key = std::pair<std::uint32_t, Index>;  // a file, and where the bytes stand in it
+  using Make = std::function<Result<Slab>()>;
+
+  // Keeps `room` bytes at most; those that are being made come on top.
+  explicit SlabCache(Index room) : room_(room) {}
+
+  // What make() gives. Who asks for what another thread is making waits for that. Errors are not kept.
+  Result<Slab> get(const Key& key, const Make& make);
+  // Whether it is there, or being made.
+  bool has(const Key& key) const;
+
+ private:
+  struct Entry {
+    Key key;
+    Slab slab;  // null: it is being made
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& k) const {
+      return static_cast<std::size_t>((static_cast<std::uint64_t>(k.second) ^ (std::uint64_t{k.first} << 40)) *
+                                      0x9E3779B97F4A7C15u);
+    }
+  };
+  void make_room();
+
+  Index room_;
+  mutable std::mutex mutex_;
+  std::condition_variable made_;
+  std::list<Entry> entries_;  // the last used first
+  std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> places_;
+  Index held_ = 0;  // bytes
+};
+
+}  // namespace reshard

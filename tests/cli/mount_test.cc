@@ -1,0 +1,254 @@
+// reshard mount, through the kernel. Where FUSE cannot be had these are skipped.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <regex>
+#include <thread>
+
+#include "formats/registry.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+void unmount(const std::string& directory) {
+  if (::umount2(directory.c_str(), MNT_DETACH) != 0) (void)run_command({"/usr/bin/fusermount3", "-u", "-z", directory});
+}
+
+bool becomes_true(const std::function<bool()>& condition) {
+  for (int i = 0; i < 500 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return condition();
+}
+
+// Or waits for somebody to ask how it ended.
+bool is_gone(pid_t process) {
+  if (::kill(process, 0) != 0) return true;
+  const std::string state = read_file("/proc/" + std::to_string(process) + "/stat");
+  return state.find(") Z") != std::string::npos;
+}
+
+int error_of_reading(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY);
+  if (fd < 0) return errno;
+  char byte = 0;
+  const ssize_t n = ::pread(fd, &byte, 1, 0);
+  const int error = n < 0 ? errno : 0;
+  ::close(fd);
+  return error;
+}
+
+class Mount : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(seen_);
+    const CommandResult r = mount(sample("tp8") + "/checkpoint", "hf");
+    if (r.exit_code == 4) GTEST_SKIP() << r.err;
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    end();
+  }
+  void TearDown() override { end(); }
+
+  CommandResult mount(const std::string& source, const std::string& as, const std::vector<std::string>& more = {}) {
+    CommandResult r = reshard_cli({"mount", source, seen_, "--as", as, "--background"}, more);
+    std::smatch found;
+    process_ = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
+    return r;
+  }
+  // Whatever became of the test, nothing stays mounted.
+  void end() {
+    if (process_ == 0) return;
+    ::kill(process_, SIGTERM);
+    (void)becomes_true([&] { return is_gone(process_); });
+    unmount(seen_);  // if it was killed
+    EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
+    process_ = 0;
+  }
+
+  TempDir dir_;
+  std::string seen_ = dir_ / "seen";
+  pid_t process_ = 0;
+};
+
+TEST_F(Mount, ShowsTheTreeThatConvertWrites) {
+  for (const char* as : {"hf", "bin", "dcp", "colossalai", "ranks"}) {
+    const std::string written = dir_ / as, source = sample("fsdp2_tp2_optim") + "/checkpoint";
+    const CommandResult converted = reshard_cli({"convert", source, written, "--to", as, "-q"});
+    ASSERT_EQ(converted.exit_code, 0) << converted.err;
+    const CommandResult r = mount(source, as);
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    const auto expected = all_files(written);
+    std::vector<std::thread> readers;
+    for (int t = 0; t < 3; ++t) readers.emplace_back([&] { EXPECT_TRUE(all_files(seen_) == expected) << as; });
+    for (std::thread& t : readers) t.join();
+    end();
+  }
+}
+
+TEST_F(Mount, AnArchiveIsTheFileThatConvertWrites) {
+  const std::string written = dir_ / "written.h5", source = sample("tp8") + "/checkpoint";
+  ASSERT_EQ(reshard_cli({"convert", source, written, "--to", "hdf5", "-q"}).exit_code, 0);
+  const CommandResult r = mount(source, "hdf5");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const auto seen = all_files(seen_);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_TRUE(seen.begin()->second == read_file(written));
+}
+
+TEST_F(Mount, IsReadAsACheckpoint) {
+  const std::string source = sample("pp2_tp4") + "/checkpoint";
+  ASSERT_EQ(mount(source, "dcp", {"--mesh", "dp_shard=2,tp=2"}).exit_code, 0);
+  const CommandResult r = reshard_cli({"verify", seen_, "--against", source});
+  EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+}
+
+TEST_F(Mount, CanBeMappedAndNotWritten) {
+  ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
+  const std::string file = seen_ + "/model.safetensors";
+  const std::string bytes = read_file(file);
+  const int fd = ::open(file.c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  void* const mapped = ::mmap(nullptr, bytes.size(), PROT_READ, MAP_PRIVATE, fd, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_TRUE(std::string_view(static_cast<const char*>(mapped), bytes.size()) == bytes);
+  ::munmap(mapped, bytes.size());
+  ::close(fd);
+  EXPECT_EQ(::open(file.c_str(), O_RDWR), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::open((seen_ + "/new").c_str(), O_CREAT | O_WRONLY, 0600), -1);
+  EXPECT_EQ(errno, EROFS);
+  EXPECT_EQ(::unlink(file.c_str()), -1);
+  EXPECT_EQ(errno, EROFS);
+}
+
+TEST_F(Mount, EndsWhenItIsToldToAlthoughFilesAreOpen) {
+  ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
+  const int fd = ::open((seen_ + "/model.safetensors").c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  ::kill(process_, SIGTERM);
+  EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
+  EXPECT_TRUE(std::filesystem::is_empty(seen_));
+  char byte = 0;
+  EXPECT_EQ(::pread(fd, &byte, 1, 0), -1);
+  ::close(fd);
+}
+
+TEST_F(Mount, EndsWhenItIsUnmounted) {
+  ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
+  const CommandResult r = run_command({"/usr/bin/fusermount3", "-u", seen_});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
+}
+
+TEST_F(Mount, WhatAKilledProcessLeavesIsNamed) {
+  const std::string source = sample("tp8") + "/checkpoint";
+  ASSERT_EQ(mount(source, "hf").exit_code, 0);
+  const pid_t first = process_;
+  const CommandResult twice = reshard_cli({"mount", source, seen_, "--as", "hf"});
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_THAT(twice.err, HasSubstr("something is mounted there already"));
+  ::kill(first, SIGKILL);
+  struct statfs s {};
+  EXPECT_TRUE(becomes_true([&] { return ::statfs(seen_.c_str(), &s) != 0 && errno == ENOTCONN; }));
+  const CommandResult again = reshard_cli({"mount", source, seen_, "--as", "hf"});
+  EXPECT_EQ(again.exit_code, 5);
+  EXPECT_THAT(again.err, HasSubstr("is the mount of a process that is gone; fusermount3 -u " + seen_));
+}
+
+TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
+  copy_sample("tp8", dir_.path());
+  ASSERT_EQ(mount(dir_ / "checkpoint", "hf", {"--log", dir_ / "log"}).exit_code, 0);
+  const std::string file = seen_ + "/model.safetensors";
+  const int fd = ::open(file.c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  EXPECT_FALSE(read_file(file).empty());  // the kernel has it now
+  const std::string changed = dir_ / "checkpoint/__3_0.distcp";
+  std::filesystem::last_write_time(changed, std::filesystem::last_write_time(changed) + std::chrono::seconds(1));
+  EXPECT_EQ(error_of_reading(file), EIO);
+  char byte = 0;
+  EXPECT_TRUE(becomes_true([&] { return ::pread(fd, &byte, 1, 0) == -1 && errno == EIO; }));
+  ::close(fd);
+  EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: has changed since it was opened"));
+}
+
+TEST_F(Mount, DamageIsAnErrorThatSaysWhere) {
+  copy_sample("tp8", dir_.path());
+  const std::string damaged = dir_ / "checkpoint/__0_0.distcp";
+  std::string bytes = read_file(damaged);
+  {
+    const auto open = open_checkpoint(dir_ / "checkpoint");
+    ASSERT_TRUE(open);
+    const Catalog& catalog = open->reader->catalog();
+    const auto number = catalog.find("tok_embeddings.weight");
+    ASSERT_TRUE(number && open->reader->locate({*number}, 1, dir_.path()));
+    const FragmentList& fragments = catalog.tensors()[*number].fragments;
+    for (std::size_t i = 0; i < fragments.size(); ++i)
+      if (const Extent& e = fragments.extent(i); catalog.file_path(e.file) == damaged)
+        bytes[static_cast<std::size_t>(e.offset + e.length / 2)] ^= 1;
+  }
+  write_file(damaged, bytes);
+  ASSERT_EQ(mount(dir_ / "checkpoint", "hf", {"--check", "--log", dir_ / "log"}).exit_code, 0);
+  const std::string file = seen_ + "/model.safetensors";
+  const int fd = ::open(file.c_str(), O_RDONLY);
+  ASSERT_GE(fd, 0);
+  int failed = 0;
+  struct stat s {};
+  ::fstat(fd, &s);
+  for (off_t at = 0; at < s.st_size; at += 4096) {
+    char byte = 0;
+    if (::pread(fd, &byte, 1, at) == 1) continue;
+    EXPECT_EQ(errno, EIO);
+    ++failed;
+  }
+  ::close(fd);
+  EXPECT_GT(failed, 0);
+  const std::string said = read_file(dir_ / "log");
+  EXPECT_THAT(said, HasSubstr("reshard: error: model.safetensors@0x"));
+  EXPECT_THAT(said, HasSubstr("__0_0.distcp@0x"));
+  EXPECT_THAT(said, HasSubstr("tensor '"));
+  EXPECT_THAT(said, HasSubstr("expected CRC-32"));
+}
+
+// What needs no FUSE: it is refused before.
+TEST(MountRefuses, PlacesThatWouldHideSomething) {
+  const TempDir dir;
+  copy_sample("tp8", dir.path());
+  std::filesystem::create_directory(dir / "empty");
+  std::filesystem::create_directory(dir / "checkpoint/inside");
+  const auto refused = [&](const std::string& where, int code, const std::string& why) {
+    const CommandResult r = reshard_cli({"mount", dir / "checkpoint", where, "--as", "hf"});
+    EXPECT_EQ(r.exit_code, code) << where;
+    EXPECT_THAT(r.err, HasSubstr(why)) << where;
+  };
+  refused(dir / "nowhere", 5, "No such file or directory; it takes an empty directory");
+  refused(dir / "config.json", 2, "is not a directory");
+  refused(dir / "checkpoint", 2, "is in the source");
+  refused(dir / "checkpoint/inside", 2, "is in the source");
+  refused(dir.path(), 2, "holds the source");
+  dir.write("full/file", "x");
+  refused(dir / "full", 2, "is not empty");
+  const CommandResult view = reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5-view"});
+  EXPECT_EQ(view.exit_code, 4) << view.err;
+  EXPECT_THAT(view.err, HasSubstr("copies nothing"));
+  const CommandResult packed =
+      reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5", "--codec", "zstd:3"});
+  EXPECT_EQ(packed.exit_code, 4) << packed.err;
+  EXPECT_THAT(packed.err, HasSubstr("leave the compression out"));
+}
+
+}  // namespace
+}  // namespace reshard

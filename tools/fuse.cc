@@ -1,0 +1,427 @@
+// libfuse's low-level interface (fuse_lowlevel.h), as far as a tree that never changes needs it.
+//
+// Threads take turns at the kernel's queue: one waits for a request, and lets the next one wait before it answers. The
+// main thread watches the source, and ends the others when somebody interrupts the program.
+#define FUSE_USE_VERSION 31
+#include "tools/fuse.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lib/base/find_function.h"
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr double kForever = 1e9;  // seconds that the kernel may keep names and attributes
+constexpr Index kReadAhead = Index{4} << 20;
+constexpr int kReadAheadKib = 1024;  // that the kernel reads ahead, where we may tell it
+constexpr int kTickMs = 100;         // between looks at who wants it to end
+constexpr int kTicksToWatch = 5;     // between looks at the source
+
+// The functions of the library that are used, by their names without "fuse_".
+#define RESHARD_FUSE_FUNCTIONS(each)                                                                              \
+  each(session_mount) each(session_unmount) each(session_destroy) each(session_exit) each(session_exited)         \
+      each(session_fd) each(session_receive_buf) each(session_process_buf) each(reply_err) each(reply_entry)      \
+          each(reply_attr) each(reply_open) each(reply_buf) each(reply_iov) each(add_direntry) each(req_userdata) \
+              each(opt_free_args) each(lowlevel_notify_inval_inode)
+
+struct FuseLibrary {
+  // A macro in newer headers; the library has the function all the same.
+  fuse_session* (*session_new)(fuse_args*, const fuse_lowlevel_ops*, std::size_t, void*) = nullptr;
+#define RESHARD_DECLARE_FUSE(name) decltype(&::fuse_##name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)
+  RESHARD_FUSE_FUNCTIONS(RESHARD_DECLARE_FUSE)
+#undef RESHARD_DECLARE_FUSE
+};
+
+Result<FuseLibrary> load_fuse() {
+  void* opened = nullptr;
+  std::string why;
+  for (const char* name : {"libfuse3.so.3", "libfuse3.so.4"}) {
+    opened = ::dlopen(name, RTLD_NOW);
+    if (opened) break;
+    if (why.empty()) why = ::dlerror();
+  }
+  if (!opened)
+    return unsupported("libfuse 3 is needed to mount, and cannot be opened: " + why +
+                       " (Debian: apt-get install libfuse3-3 fuse3)");
+  FuseLibrary out;
+  TRY(find_function(opened, "libfuse 3", "fuse_session_new", out.session_new));
+#define RESHARD_FIND_FUSE(name) TRY(find_function(opened, "libfuse 3", "fuse_" #name, out.name));
+  RESHARD_FUSE_FUNCTIONS(RESHARD_FIND_FUSE)
+#undef RESHARD_FIND_FUSE
+  return out;
+}
+
+// Loaded once, and never unloaded.
+const Result<FuseLibrary>& fuse_library() {
+  static const Result<FuseLibrary> loaded = load_fuse();
+  return loaded;
+}
+
+// Where serve_image() has found it.
+const FuseLibrary& fuse() { return *fuse_library(); }
+
+// That the kernel's side is there.
+Status check_device() {
+  const int device = ::open("/dev/fuse", O_RDWR | O_CLOEXEC);
+  const int why = errno;
+  if (device >= 0) {
+    ::close(device);
+    return {};
+  }
+  const std::string what = std::string("/dev/fuse: ") + std::strerror(why);
+  if (why == ENOENT || why == ENODEV || why == ENXIO)
+    return unsupported(what +
+                       ": mounting needs the kernel's fuse module (modprobe fuse), in a container the device, too "
+                       "(docker run --device /dev/fuse --cap-add SYS_ADMIN)");
+  return unsupported(what +
+                     ": mounting needs to open it; in a container: docker run --device /dev/fuse --cap-add "
+                     "SYS_ADMIN");
+}
+
+// A file or directory by its number: the root is 1.
+struct Inode {
+  std::string name;
+  fuse_ino_t parent = FUSE_ROOT_ID;
+  bool is_directory = true;
+  std::uint32_t file = 0;                      // of the image
+  std::map<std::string, fuse_ino_t> children;  // of a directory
+};
+
+// An open file: where its last read ended, to tell who reads on.
+struct OpenFile {
+  std::atomic<Index> end{0};
+};
+
+class Tree {
+ public:
+  Tree(ConvertedImage& files, const FuseOptions& options) : files_(files), options_(options) {
+    inodes_.resize(2);
+    const auto& entries = files.image().files();
+    for (std::uint32_t f = 0; f < entries.size(); ++f) add(entries[f].path, f);
+  }
+
+  const std::vector<Inode>& inodes() const { return inodes_; }
+  Index bytes_read() const { return bytes_read_; }
+
+  // Once the source has changed nothing of it is given out any more.
+  bool check_source() {
+    if (changed_) return true;
+    const Status unchanged = files_.unchanged();
+    if (unchanged) return false;
+    changed_ = true;
+    say(unchanged.error().message() + "; mount it again to see what it is now");
+    return true;
+  }
+
+  struct stat attributes(fuse_ino_t number) const {
+    struct stat s {};
+    const Inode& inode = inodes_[number];
+    s.st_ino = number;
+    s.st_mode = inode.is_directory ? S_IFDIR | 0555 : S_IFREG | 0444;
+    s.st_nlink = inode.is_directory ? 2 : 1;
+    s.st_uid = ::getuid();
+    s.st_gid = ::getgid();
+    s.st_size = inode.is_directory ? 0 : files_.image().files()[inode.file].size;
+    s.st_blksize = 1 << 20;
+    s.st_blocks = (s.st_size + 511) / 512;
+    s.st_mtim.tv_sec = files_.newest_ns() / 1'000'000'000;
+    s.st_mtim.tv_nsec = files_.newest_ns() % 1'000'000'000;
+    s.st_ctim = s.st_atim = s.st_mtim;
+    return s;
+  }
+
+  const Inode* find(fuse_ino_t number) const { return number < inodes_.size() ? &inodes_[number] : nullptr; }
+
+  // Answers a read, then reads on where somebody goes through the file.
+  void read(fuse_req_t request, const Inode& inode, Index offset, Index length, OpenFile& open) {
+    if (changed_) {
+      fuse().reply_err(request, EIO);
+      return;
+    }
+    Image& image = files_.image();
+    const auto parts = image.read(inode.file, offset, length);
+    if (!parts) {
+      fuse().reply_err(request, EIO);
+      if (!interrupted() && !check_source()) say(parts.error().message());
+      return;
+    }
+    std::vector<iovec> pieces;
+    Index n = 0;
+    for (const Image::Part& part : *parts) {
+      pieces.push_back({const_cast<std::byte*>(part.bytes.data()), part.bytes.size()});  // NOLINT: only read
+      n += std::ssize(part.bytes);
+    }
+    const Index last = open.end.exchange(offset + n);
+    bytes_read_ += n;
+    fuse().reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));  // from here on it may be closed
+    if (n > 0 && offset >= last - kReadAhead && offset <= last + kReadAhead)
+      image.read_ahead(inode.file, offset + n, kReadAhead);
+  }
+
+ private:
+  void add(const std::string& path, std::uint32_t file) {
+    fuse_ino_t at = FUSE_ROOT_ID;
+    const std::vector<std::string> parts = split(path, '/');
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const auto [there, is_new] = inodes_[at].children.emplace(parts[i], inodes_.size());
+      const fuse_ino_t number = there->second;
+      if (is_new) inodes_.push_back({parts[i], at, i + 1 < parts.size(), file, {}});
+      at = number;
+    }
+  }
+
+  // The kernel asks again for pages that it did not get: the same is said once.
+  void say(const std::string& line) {
+    {
+      const std::lock_guard lock(said_mutex_);
+      if (line == said_) return;
+      said_ = line;
+    }
+    options_.failed(line);
+  }
+
+  ConvertedImage& files_;
+  const FuseOptions& options_;
+  std::vector<Inode> inodes_;  // by number
+  std::atomic<bool> changed_{false};
+  std::atomic<Index> bytes_read_{0};
+  std::mutex said_mutex_;
+  std::string said_;
+};
+
+Tree& tree_of(fuse_req_t request) { return *static_cast<Tree*>(fuse().req_userdata(request)); }
+
+void on_init(void*, fuse_conn_info* connection) {
+  connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ);  // requests are short
+}
+
+void on_lookup(fuse_req_t request, fuse_ino_t parent, const char* name) {
+  Tree& tree = tree_of(request);
+  const Inode* const directory = tree.find(parent);
+  const auto found = directory ? directory->children.find(name) : std::map<std::string, fuse_ino_t>::const_iterator();
+  fuse_entry_param entry{};
+  entry.attr_timeout = entry.entry_timeout = kForever;
+  if (!directory || found == directory->children.end()) {
+    fuse().reply_entry(request, &entry);  // number 0: there is none, and never will be
+    return;
+  }
+  entry.ino = found->second;
+  entry.attr = tree.attributes(entry.ino);
+  fuse().reply_entry(request, &entry);
+}
+
+void on_getattr(fuse_req_t request, fuse_ino_t number, fuse_file_info*) {
+  Tree& tree = tree_of(request);
+  if (!tree.find(number)) {
+    fuse().reply_err(request, ENOENT);
+    return;
+  }
+  const struct stat attributes = tree.attributes(number);
+  fuse().reply_attr(request, &attributes, kForever);
+}
+
+void on_open(fuse_req_t request, fuse_ino_t number, fuse_file_info* info) {
+  Tree& tree = tree_of(request);
+  if ((info->flags & O_ACCMODE) != O_RDONLY) {
+    fuse().reply_err(request, EROFS);
+  } else if (tree.check_source()) {
+    fuse().reply_err(request, EIO);
+  } else {
+    auto open = std::make_unique<OpenFile>();
+    info->fh = reinterpret_cast<std::uint64_t>(open.get());
+    info->keep_cache = 1;
+    if (tree.find(number) && fuse().reply_open(request, info) == 0) (void)open.release();  // on_release() has it
+  }
+}
+
+void on_release(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
+  const std::unique_ptr<OpenFile> closed(reinterpret_cast<OpenFile*>(info->fh));  // NOLINT(performance-no-int-to-ptr)
+  fuse().reply_err(request, 0);
+}
+
+void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info) {
+  Tree& tree = tree_of(request);
+  auto& open = *reinterpret_cast<OpenFile*>(info->fh);  // NOLINT(performance-no-int-to-ptr)
+  tree.read(request, *tree.find(number), offset, static_cast<Index>(size), open);
+}
+
+void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {
+  Tree& tree = tree_of(request);
+  const Inode* const directory = tree.find(number);
+  if (!directory || !directory->is_directory) {
+    fuse().reply_err(request, ENOTDIR);
+    return;
+  }
+  std::vector<std::pair<std::string, fuse_ino_t>> entries = {{".", number}, {"..", directory->parent}};
+  entries.insert(entries.end(), directory->children.begin(), directory->children.end());
+  std::vector<char> buffer(size);
+  std::size_t used = 0;
+  for (auto i = static_cast<std::size_t>(offset); i < entries.size(); ++i) {
+    const struct stat attributes = tree.attributes(entries[i].second);
+    const std::size_t n = fuse().add_direntry(request, buffer.data() + used, size - used, entries[i].first.c_str(),
+                                              &attributes, static_cast<off_t>(i + 1));
+    if (n > size - used) break;
+    used += n;
+  }
+  fuse().reply_buf(request, buffer.data(), used);
+}
+
+fuse_lowlevel_ops operations() {
+  fuse_lowlevel_ops ops{};
+  ops.init = on_init;
+  ops.lookup = on_lookup;
+  ops.getattr = on_getattr;
+  ops.open = on_open;
+  ops.release = on_release;
+  ops.read = on_read;
+  ops.readdir = on_readdir;
+  return ops;
+}
+
+// A mounted session and the threads that answer it.
+class Session {
+ public:
+  explicit Session(Tree& tree) : tree_(tree) {}
+  ~Session() {
+    stop();
+    if (mounted_) fuse().session_unmount(session_);
+    if (session_) fuse().session_destroy(session_);
+    if (wake_ >= 0) ::close(wake_);
+  }
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  Status mount(const std::string& directory) {
+    wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    std::array<std::string, 3> words = {"reshard", "-o", "ro,fsname=reshard,subtype=reshard,default_permissions"};
+    std::array<char*, 3> argv = {words[0].data(), words[1].data(), words[2].data()};
+    fuse_args args = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
+    const fuse_lowlevel_ops ops = operations();
+    session_ = fuse().session_new(&args, &ops, sizeof ops, &tree_);
+    fuse().opt_free_args(&args);
+    if (wake_ < 0 || !session_) return unsupported("libfuse makes no session");
+    if (fuse().session_mount(session_, directory.c_str()) != 0)
+      return unsupported(printable(directory) +
+                         ": cannot be mounted on (libfuse has said why): who is not root needs fusermount3 (Debian: "
+                         "fuse3) and to own the directory, a container CAP_SYS_ADMIN");
+    mounted_ = true;
+    const int queue = fuse().session_fd(session_);
+    ::fcntl(queue, F_SETFL, ::fcntl(queue, F_GETFL) | O_NONBLOCK);
+    return {};
+  }
+
+  void start(int threads) {
+    for (int t = 0; t < threads; ++t) threads_.emplace_back([this] { answer(); });
+  }
+
+  void stop() {
+    stopping_ = true;
+    wake();
+    for (std::thread& t : threads_) t.join();
+    threads_.clear();
+  }
+
+  bool is_over() const { return over_; }
+
+  // Lets go of all pages that the kernel has of these files.
+  void forget_pages() {
+    for (fuse_ino_t number = FUSE_ROOT_ID; number < tree_.inodes().size(); ++number)
+      if (!tree_.inodes()[number].is_directory) (void)fuse().lowlevel_notify_inval_inode(session_, number, 0, 0);
+  }
+
+ private:
+  void wake() const {
+    const std::uint64_t one = 1;
+    (void)!::write(wake_, &one, sizeof one);
+  }
+
+  void answer() {
+    fuse_buf buffer{};
+    while (receive(buffer)) fuse().session_process_buf(session_, &buffer);
+    std::free(buffer.mem);  // libfuse allocated it
+  }
+
+  // The next request; false when there will be none.
+  bool receive(fuse_buf& buffer) {
+    const std::lock_guard lock(queue_mutex_);
+    while (!stopping_ && !over_) {
+      std::array<pollfd, 2> ends = {{{fuse().session_fd(session_), POLLIN, 0}, {wake_, POLLIN, 0}}};
+      if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
+      if (stopping_) return false;
+      const int n = fuse().session_receive_buf(session_, &buffer);
+      if (n > 0) return true;
+      if (n != -EINTR && n != -EAGAIN) break;
+    }
+    over_ = true;  // unmounted
+    return false;
+  }
+
+  Tree& tree_;
+  fuse_session* session_ = nullptr;
+  bool mounted_ = false;
+  int wake_ = -1;
+  std::atomic<bool> stopping_{false}, over_{false};
+  std::mutex queue_mutex_;
+  std::vector<std::thread> threads_;
+};
+
+// Lets the kernel ask for more at once. For root; nothing is lost where it cannot be.
+void widen_read_ahead(const std::string& directory) {
+  struct stat s {};
+  if (::stat(directory.c_str(), &s) != 0) return;
+  std::ofstream("/sys/class/bdi/" + std::to_string(major(s.st_dev)) + ":" + std::to_string(minor(s.st_dev)) +
+                "/read_ahead_kb")
+      << kReadAheadKib;
+}
+
+}  // namespace
+
+Status serve_image(ConvertedImage& files, const FuseOptions& options) {
+  if (!fuse_library()) return fuse_library().error();
+  TRY(check_device());
+  Tree tree(files, options);
+  Session session(tree);
+  TRY(session.mount(options.directory));
+  session.start(std::max(2, options.threads));
+  widen_read_ahead(options.directory);
+  options.ready();
+  bool changed = false;
+  for (int tick = 1; !session.is_over() && !interrupted(); ++tick) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(kTickMs));
+    if (tick % kTicksToWatch != 0) continue;
+    if (!changed && tree.check_source()) {
+      changed = true;
+      session.forget_pages();
+    }
+    options.progress(tree.bytes_read());
+  }
+  return {};
+}
+
+}  // namespace reshard::tools

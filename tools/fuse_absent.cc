@@ -1,0 +1,13 @@
+// Stands for fuse.cc in a program built without libfuse's headers.
+#include "tools/fuse.h"
+
+namespace reshard::tools {
+
+Status serve_image(ConvertedImage&, const FuseOptions&) {
+  return unsupported(
+      "this reshard was built without FUSE: build it with -DRESHARD_FUSE=ON, for which it needs the headers of libfuse "
+      "3 "
+      "(Debian: libfuse3-dev)");
+}
+
+}  // namespace reshard::tools

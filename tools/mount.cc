@@ -1,0 +1,159 @@
+// reshard mount.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "lib/base/text.h"
+#include "lib/convert/converted_image.h"
+#include "tools/commands.h"
+#include "tools/fuse.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+struct MountOptions : ConvertOptions {
+  std::string log;
+  bool check = false, background = false;
+};
+
+Status check_mount_point(const std::string& directory, const std::string& source) {
+  constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
+  const std::string name = printable(directory);
+  // Asks whoever answers for the mount: the kernel may still know what stat() wants.
+  struct statfs system {};
+  struct stat s {};
+  if (::statfs(directory.c_str(), &system) != 0 || ::stat(directory.c_str(), &s) != 0) {
+    if (errno == ENOTCONN)
+      return io_error(name + ": is the mount of a process that is gone; fusermount3 -u " + name + " removes it");
+    return io_error(name + ": " + std::strerror(errno) + "; it takes an empty directory to mount on");
+  }
+  if (!S_ISDIR(s.st_mode)) return usage_error(name + ": is not a directory");
+  if (lies_in(directory, source)) return usage_error(name + ": is in the source, and would hide it");
+  if (lies_in(source, directory)) return usage_error(name + ": holds the source, and would hide it");
+  if (system.f_type == kFuseMagic && s.st_ino == 1) return usage_error(name + ": something is mounted there already");
+  if (!TRY(list_directory(directory)).empty())
+    return usage_error(name + ": is not empty; what is in it would be hidden");
+  return {};
+}
+
+// The process that goes on without a terminal, and how it tells the one that started it that it is ready.
+class Background {
+ public:
+  // Of two processes that return from this, the old one gets the new one's exit code as soon as it is ready or has
+  // failed, the new one nothing. What that says once it is ready goes to `log`; nowhere where that is empty.
+  Result<std::optional<int>> split(const std::string& log) {
+    null_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    said_ = log.empty() ? null_ : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (null_ < 0 || said_ < 0) return io_error(printable(log) + ": " + std::strerror(errno));
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return io_error(std::string("pipe: ") + std::strerror(errno));
+    std::fflush(nullptr);
+    const pid_t child = ::fork();
+    if (child < 0) return io_error(std::string("fork: ") + std::strerror(errno));
+    ::close(ends[child == 0 ? 0 : 1]);
+    if (child == 0) {
+      ::setsid();
+      ready_ = ends[1];
+      return std::optional<int>();
+    }
+    char byte = 0;
+    ssize_t n = 0;
+    do n = ::read(ends[0], &byte, 1);
+    while (n < 0 && errno == EINTR);
+    ::close(ends[0]);
+    if (n == 1) return std::optional(0);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return std::optional(WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ErrorCode::kInternal));
+  }
+
+  // For the new process: it is ready.
+  void leave_terminal() const {
+    if (ready_ < 0) return;
+    std::fflush(nullptr);
+    ::dup2(null_, STDIN_FILENO);
+    ::dup2(null_, STDOUT_FILENO);
+    ::dup2(said_, STDERR_FILENO);
+    const char byte = 1;
+    (void)!::write(ready_, &byte, 1);
+    ::close(ready_);
+  }
+
+ private:
+  int ready_ = -1, null_ = -1, said_ = -1;
+};
+
+Result<int> mount_image(const MountOptions& options) {
+  TRY(check_mount_point(options.destination, options.source));
+  Background background;
+  if (options.background)
+    if (const auto exit_code = TRY(background.split(options.log))) return *exit_code;
+  PreparedConversion prepared = TRY(prepare(options, false));
+  const bool quiet = options.resources.quiet;
+  if (!quiet) print_view_plan(prepared, options);
+  const auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
+  const bool redraws = !quiet && !options.background && stderr_is_terminal();
+  Index shown = -1;
+
+  FuseOptions how;
+  how.directory = options.destination;
+  how.threads = worker_count(prepared.conversion->options().run);
+  how.ready = [&] {
+    if (!quiet) {
+      const auto& entries = files->image().files();
+      Index bytes = 0;
+      for (const auto& file : entries) bytes += file.size;
+      print_row("mounted", printable(options.destination) + "   " + count_of(std::ssize(entries), "file") + ", " +
+                               human_bytes(bytes) + (options.check ? "   checksums first" : ""));
+      print_row("", (options.background ? "process " + std::to_string(::getpid()) + "; " : "Ctrl-C or ") +
+                        "fusermount3 -u " + printable(options.destination) + " ends it");
+      std::fflush(stdout);
+    }
+    background.leave_terminal();
+  };
+  how.progress = [&](Index bytes) {
+    if (!redraws || bytes == shown) return;
+    shown = bytes;
+    std::fprintf(stderr, "\rread      %s\x1b[K", human_bytes(bytes).c_str());
+  };
+  how.failed = [&](const std::string& line) { std::fprintf(stderr, "reshard: error: %s\n", line.c_str()); };
+  TRY(serve_image(*files, how));
+  if (redraws && shown >= 0) std::fprintf(stderr, "\r\x1b[K");
+  if (!quiet && !options.background) print_row("done", printable(options.destination) + " is unmounted");
+  return 0;
+}
+
+}  // namespace
+
+void add_mount(CommandLine& line) {
+  auto options = std::make_shared<MountOptions>();
+  line.add_option("SRC", options->source, "The checkpoint: a directory or a file of any format that inspect knows")
+      .required();
+  line.add_option("DIR", options->destination, "An empty directory, where it is to be seen").required();
+  line.add_option("--as", options->to, "The format that it is seen in: any of convert --to but hdf5-view").required();
+  line.add_flag("--check", options->check,
+                "Read what has a checksum whole, and hold it against that, before anything of it is given out");
+  line.add_flag("--background", options->background, "Return once it is mounted");
+  line.add_option("--log", options->log, "With --background, where failed reads are told: a file that is appended to");
+  options->add_changes(line);
+  line.footer(
+      "Examples:\n"
+      "  mkdir model; reshard mount step-1000 model --as hf               until Ctrl-C\n"
+      "  reshard mount step-1000 model --as hf --dtype bfloat16 --background; vllm serve model; fusermount3 -u model\n"
+      "Nothing is written: the bytes that convert would write are made when they are read. docs/mount.md");
+  line.action([options]() -> Result<int> {
+    if (!options->log.empty() && !options->background) return usage_error("--log is for --background");
+    return mount_image(*options);
+  });
+}
+
+}  // namespace reshard::tools
