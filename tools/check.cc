@@ -9,6 +9,7 @@
 #include "lib/forecast/feasibility.h"
 #include "tools/commands.h"
 #include "tools/findings_report.h"
+#include "tools/html_report.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -280,7 +281,7 @@ Json tensors_json(const Checked& c) {
   return out;
 }
 
-void print_json(const Checked& c, const AuditReport& report, Severity threshold) {
+Json to_json(const Checked& c, const AuditReport& report, Severity threshold) {
   const auto number_or_null = [](const std::optional<Index>& n) { return n ? Json(*n) : Json(); };
   const Degrees& degrees = c.request.degrees;
   Json mesh = Json::object();
@@ -296,7 +297,7 @@ void print_json(const Checked& c, const AuditReport& report, Severity threshold)
   out.set("padded_vocabulary", std::move(paddings)).set("ranks", ranks_json(c.result.stages));
   add_findings(out, report, threshold);
   if (c.options.tensors) out.set("tensors", tensors_json(c));
-  show_json(out, 1);
+  return out;
 }
 
 Result<int> check(const CheckOptions& options) {
@@ -310,9 +311,11 @@ Result<int> check(const CheckOptions& options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const AuditReport report = report_of(checked, seconds);
   if (options.findings.json)
-    print_json(checked, report, threshold);
+    show_json(to_json(checked, report, threshold), 1);
   else
     print_text(checked, report);
+  if (!options.findings.html.empty())
+    TRY(write_html(options.findings.html, "check", to_json(checked, report, threshold)));
   return conclude(report, options.findings);
 }
 

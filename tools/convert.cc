@@ -6,8 +6,10 @@
 #include "lib/base/text.h"
 #include "lib/transport/collectives.h"
 #include "tools/commands.h"
+#include "tools/html_report.h"
 #include "tools/job.h"
 #include "tools/job_options.h"
+#include "tools/plan_page.h"
 
 namespace reshard::tools {
 namespace {
@@ -141,11 +143,16 @@ Result<int> convert(const ConvertOptions& options) {
   return 0;
 }
 
-Result<int> plan(const ConvertOptions& options, bool json) {
+struct PlanOptions : ConvertOptions {
+  std::string html;
+};
+
+Result<int> plan(const PlanOptions& options) {
   const PreparedConversion prepared = TRY(prepare(options, true));
   if (prepared.target->write_view)
     return usage_error("--to " + options.to + " copies nothing: there is no plan to show");
-  if (json) {
+  if (!options.html.empty()) TRY(write_html(options.html, "plan", plan_page_json(prepared, options)));
+  if (options.as_json) {
     show_json(plan_json(prepared, options), 2);
     return 0;
   }
@@ -187,20 +194,20 @@ void add_convert(CommandLine& line) {
 }
 
 void add_plan(CommandLine& line) {
-  auto options = std::make_shared<ConvertOptions>();
-  auto json = std::make_shared<bool>(false);
+  auto options = std::make_shared<PlanOptions>();
   options->add(line, false);
   line.add_option("--ranks", options->ranks, "Ranks that convert will run on, as mpirun -n has it").within(1, 1 << 20);
   line.add_option("--ranks-per-machine", options->ranks_per_machine, "How many of them share one machine")
       .within(1, 1 << 20)
       .shows_default();
-  line.add_flag("--json", *json, "Print the plan as JSON");
+  line.add_flag("--json", options->as_json, "Print the plan as JSON");
+  add_html_option(line, options->html);
   line.footer(
       "Examples:\n"
       "  reshard plan step-1000 --to dcp --mesh tp=4 --json\n"
       "  reshard plan step-1000 /scratch/model --to hf      also says whether it fits there\n"
       "Reads metadata only; the data files may be elsewhere.");
-  line.action([options, json] { return plan(*options, *json); });
+  line.action([options] { return plan(*options); });
 }
 
 }  // namespace reshard::tools

@@ -3,13 +3,14 @@
 
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/html_report.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
 namespace {
 
 struct DiffOptions {
-  std::string a, b;
+  std::string a, b, html;
   double tolerance = 0;
   bool json = false;
   SourceOptions source_layout;
@@ -43,6 +44,7 @@ Result<int> diff(const DiffOptions& options) {
   }
   const std::vector<std::string> structural = c->structural_differences();
   const std::vector<std::string> objects = TRY(c->differing_objects());
+  const bool as_json = options.json || !options.html.empty();
   Index beyond = 0;
   Json tensors = Json::array();
   for (std::size_t i = 0; i < distances.size(); ++i) {
@@ -52,16 +54,17 @@ Result<int> diff(const DiffOptions& options) {
     const bool differs = d.different > 0 && (!values || !(d.max_abs <= options.tolerance));
     const bool dtypes = ta.dtype != tb.dtype;
     beyond += differs ? 1 : 0;
-    if (options.json) {
+    if (as_json) {
       Json row = Json::object();
-      row.set("name", ta.name)
+      row.set("name", valid_utf8(ta.name))
           .set("shape", dims_json(ta.shape))
           .set("dtype_a", info(ta.dtype).torch_name)
           .set("dtype_b", info(tb.dtype).torch_name)
           .set("different_elements", d.different);
       if (values) row.set("max_abs", d.max_abs).set("relative_l2", d.relative_l2);
-      tensors.push_back(row.set("differs", differs));
-    } else if (d.different > 0 || dtypes) {
+      tensors.push_back(row.set("elements", ta.elements()).set("differs", differs));
+    }
+    if (!options.json && (d.different > 0 || dtypes)) {
       std::string text = printable(ta.name) + " " + to_string(ta.shape) + "   ";
       if (dtypes)
         text += std::string(info(ta.dtype).short_name) + " / " + std::string(info(tb.dtype).short_name) + "   ";
@@ -72,16 +75,23 @@ Result<int> diff(const DiffOptions& options) {
     }
   }
   const bool good = beyond == 0 && structural.empty() && objects.empty();
-  if (options.json) {
+  if (as_json) {
     Json other = Json::array(), unseen = Json::array(), blobs = Json::array();
-    for (const std::string& s : structural) other.push_back(s);
-    for (const std::string& s : objects) blobs.push_back(s);
-    for (const std::string& s : c->not_compared()) unseen.push_back(s);
+    for (const std::string& s : structural) other.push_back(valid_utf8(s));
+    for (const std::string& s : objects) blobs.push_back(valid_utf8(s));
+    for (const std::string& s : c->not_compared()) unseen.push_back(valid_utf8(s));
     Json json = Json::object();
-    json.set("a", options.a).set("b", options.b).set("tolerance", options.tolerance).set("equal", good);
+    json.set("a", valid_utf8(options.a))
+        .set("b", valid_utf8(options.b))
+        .set("tolerance", options.tolerance)
+        .set("equal", good);
     json.set("structure", std::move(other)).set("objects", std::move(blobs)).set("not_compared", std::move(unseen));
-    show_json(json.set("tensors", std::move(tensors)), 1);
-    return good ? 0 : 1;
+    json.set("tensors", std::move(tensors));
+    if (!options.html.empty()) TRY(write_html(options.html, "diff", json));
+    if (options.json) {
+      show_json(json, 1);
+      return good ? 0 : 1;
+    }
   }
   for (const std::string& s : structural) print_row("differs", s);
   for (const std::string& s : objects) print_row("differs", "object '" + printable(s) + "'");
@@ -105,6 +115,7 @@ void add_diff(CommandLine& line) {
       .not_negative()
       .shows_default();
   line.add_flag("--json", options->json, "Print all tensors as JSON");
+  add_html_option(line, options->html);
   options->source_layout.add(line);
   options->model.add(line);
   options->resources.add(line);

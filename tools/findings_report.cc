@@ -9,6 +9,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/html_report.h"
 
 namespace reshard::tools {
 namespace {
@@ -175,6 +176,7 @@ std::string xml_case(const Case& c, Severity threshold) {
 
 void FindingsOptions::add(CommandLine& line) {
   line.add_flag("--json", json, "Print the result as JSON");
+  add_html_option(line, html);
   line.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers");
   line.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note").shows_default();
 }
@@ -212,6 +214,11 @@ void add_findings(Json& object, const AuditReport& report, Severity threshold) {
     for (const std::string& s : list) out.push_back(valid_utf8(s));
     return out;
   };
+  const auto rows_json = [](const std::vector<RowsPart>& parts) {
+    Json out = Json::array();
+    for (const RowsPart& p : parts) out.push_back(Json::object().set("what", p.what).set("rows", p.rows));
+    return out;
+  };
   Json findings = Json::array();
   for (const Finding& f : errors_first(report.findings))
     findings.push_back(Json::object()
@@ -220,6 +227,7 @@ void add_findings(Json& object, const AuditReport& report, Severity threshold) {
                            .set("tensors", strings(f.tensors))
                            .set("what", valid_utf8(f.what))
                            .set("why", strings(f.why))
+                           .set("rows", rows_json(f.rows))
                            .set("lost", valid_utf8(f.lost))
                            .set("advice", valid_utf8(f.advice)));
   Json checks = Json::array();

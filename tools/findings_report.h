@@ -20,10 +20,10 @@ struct AuditReport {
   double seconds = 0;             // it took
 };
 
-// --json, --junit, --fail-on
+// --json, --html, --junit, --fail-on
 struct FindingsOptions {
   bool json = false;
-  std::string junit;  // a file to write; empty: none
+  std::string html, junit;  // files to write; empty: none
   std::string fail_on = "note";
 
   void add(CommandLine& line);

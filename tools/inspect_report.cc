@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdio>
 #include <map>
+#include <unordered_map>
+#include <utility>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -346,7 +348,103 @@ Json tensors_json(const Inspection& in, const ReportOptions& options) {
   return out;
 }
 
+// ---- for pages
+
+// A list of numbers as runs: first, step, count of each.
+class Runs {
+ public:
+  void add(Index value) {
+    if (count_ == 1) step_ = value - last_;
+    if (count_ > 0 && value - last_ == step_) {
+      ++count_;
+    } else {
+      close();
+      first_ = value, step_ = 0, count_ = 1;
+    }
+    last_ = value;
+  }
+  Json take() {
+    close();
+    return std::move(runs_);
+  }
+
+ private:
+  void close() {
+    if (count_ == 0) return;
+    for (const Index n : {first_, step_, count_}) runs_.push_back(n);
+    count_ = 0;
+  }
+  Json runs_ = Json::array();
+  Index first_ = 0, step_ = 0, count_ = 0, last_ = 0;
+};
+
+// Values that occur often, each of them once.
+class Shared {
+ public:
+  std::size_t add(Json value) {
+    const auto [at, is_new] = places_.emplace(to_text(value), values_.size());
+    if (is_new) values_.push_back(std::move(value));
+    return at->second;
+  }
+  Json take() { return std::move(values_); }
+
+ private:
+  std::unordered_map<std::string, std::size_t> places_;
+  Json values_ = Json::array();
+};
+
+Json columns_json(const FragmentList& list, int rank) {
+  std::vector<Runs> columns(2 * static_cast<std::size_t>(rank));
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const Box box = list.box(i);
+    for (int d = 0; d < rank; ++d) {
+      columns[static_cast<std::size_t>(d)].add(box.origin[d]);
+      columns[static_cast<std::size_t>(rank) + static_cast<std::size_t>(d)].add(box.shape[d]);
+    }
+  }
+  Json out = Json::array();
+  for (Runs& column : columns) out.push_back(column.take());
+  return out;
+}
+
+Json file_numbers_json(const FragmentList& list) {
+  Runs files;
+  for (std::size_t i = 0; i < list.size(); ++i) files.add(list.extent(i).file);
+  return files.take();
+}
+
 }  // namespace
+
+Json page_json(const Inspection& in, const ReportOptions& options) {
+  Shared layouts, lists;
+  Json tensors = Json::array(), list = Json::array();
+  for (const std::size_t i : wanted_tensors(in, options)) {
+    const Tensor& t = in.catalog().tensors()[i];
+    Json layout = Json::object();
+    layout.set("dtype", info(t.dtype).short_name).set("shape", dims_json(t.shape)).set("bytes", t.bytes());
+    layout.set("placement", in.mesh.placements[i]).set("boxes", columns_json(t.fragments, t.shape.rank()));
+    layout.set("copies", columns_json(t.replicas, t.shape.rank()));
+    Json row = Json::array();
+    row.push_back(valid_utf8(t.name));
+    row.push_back(kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
+    row.push_back(layouts.add(std::move(layout)));
+    row.push_back(lists.add(file_numbers_json(t.fragments)));
+    row.push_back(lists.add(file_numbers_json(t.replicas)));
+    tensors.push_back(std::move(row));
+  }
+  for (const CatalogFile& file : in.catalog().files) {
+    Json row = Json::array();
+    row.push_back(valid_utf8(file.path));
+    row.push_back(file.size);
+    row.push_back(file.writer);
+    list.push_back(std::move(row));
+  }
+  Json out = to_json(in, {.shards = false, .filters = options.filters});
+  Json files = files_json(in);
+  out.set("files", files.set("list", std::move(list)));
+  out.set("layouts", layouts.take()).set("lists", lists.take());
+  return out.set("tensors", std::move(tensors));
+}
 
 void print_text(const Inspection& in, const ReportOptions& options) {
   print_head(in);

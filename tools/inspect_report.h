@@ -21,4 +21,13 @@ void print_text(const Inspection& in, const ReportOptions& options);
 // docs/cli.md describes it.
 Json to_json(const Inspection& in, const ReportOptions& options);
 
+// The same for a page, with every box of every tensor in few bytes: tensors of a model's layers are cut alike, and
+// numbers of files ascend.
+//   files.list  [path, bytes or -1, the rank that wrote it or -1] of each
+//   layouts     dtype, shape, placement, bytes; `boxes` and `copies`: columns of the origins, then of the shapes
+//   lists       numbers of files
+//   tensors     [name, kind, its layout, the list of its boxes' files, that of its copies' files]
+// A column or list is runs of numbers: first, step, count, first, ...
+Json page_json(const Inspection& in, const ReportOptions& options);
+
 }  // namespace reshard::tools

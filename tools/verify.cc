@@ -6,6 +6,7 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/findings_report.h"
+#include "tools/html_report.h"
 #include "tools/job_options.h"
 
 namespace reshard::tools {
@@ -102,7 +103,7 @@ Json tensors_json(const VerifyReport& verified) {
   return out;
 }
 
-void print_json(const Options& options, const VerifyReport& verified, const AuditReport& audit, Severity threshold) {
+Json to_json(const Options& options, const VerifyReport& verified, const AuditReport& audit, Severity threshold) {
   Json facts = Json::object();
   for (const auto& [label, text] : verified.facts)
     if (!label.empty()) facts.set(label, valid_utf8(text));
@@ -113,8 +114,7 @@ void print_json(const Options& options, const VerifyReport& verified, const Audi
   json.set("family", verified.model.family ? Json(verified.model.family->name) : Json());
   json.set("facts", std::move(facts));
   add_findings(json, audit, threshold);
-  json.set("tensors", tensors_json(verified));
-  show_json(json, 1);
+  return json.set("tensors", tensors_json(verified));
 }
 
 Result<int> run(const Options& options) {
@@ -129,9 +129,11 @@ Result<int> run(const Options& options) {
   audit.how = verified.read_data ? "all data read" : "headers only";
   audit.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.findings.json)
-    print_json(options, verified, audit, threshold);
+    show_json(to_json(options, verified, audit, threshold), 1);
   else
     print_text(options, verified, audit);
+  if (!options.findings.html.empty())
+    TRY(write_html(options.findings.html, "verify", to_json(options, verified, audit, threshold)));
   return conclude(audit, options.findings);
 }
 
@@ -156,6 +158,7 @@ void add_verify(CommandLine& line) {
       "  reshard verify model --config config.json                  names, shapes, dtypes; headers only\n"
       "  reshard verify step-1000 --mesh dp_replicate=2,dp_shard=8   is it the layout that was configured?\n"
       "  reshard verify step-1000 --values                          checksums, NaN, dead rows\n"
+      "  reshard verify step-1000 --values --html step-1000.html    the same to look at in a browser\n"
       "  reshard verify step-1000 --against model                   equal, although one is DCP and the other is not\n"
       "A config.json beside the checkpoint is used unless another is given. Without --config, --layout, --mesh or\n"
       "--against everything is read. Exit code 0 only when there is nothing to say, 1 with findings.");

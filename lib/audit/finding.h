@@ -16,6 +16,12 @@ std::string_view severity_name(Severity severity);  // "error"
 // Cases that a finding shows where there are more.
 inline constexpr std::size_t kShown = 4;
 
+// Rows of a vocabulary, in their order: "stored", "lost", "padding".
+struct RowsPart {
+  std::string_view what;  // a literal
+  Index rows = 0;
+};
+
 struct Finding {
   Severity severity = Severity::kError;
   std::string id;                    // stable, for programs: "vocabulary-shard"; docs/audit.md lists them all
@@ -24,6 +30,7 @@ struct Finding {
   std::vector<std::string> why;      // the arithmetic that shows it, a clause or sentence each
   std::string lost;                  // what data are lost, a sentence; empty: none, or it cannot be told
   std::string advice;                // what to do, sentences
+  std::vector<RowsPart> rows = {};   // of the vocabulary, where it is about them
 };
 
 // One thing that an audit looked for. The findings that belong to it have its id, or that and more: "vocabulary-shard"

@@ -69,6 +69,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
   Finding f;
   f.id = "vocabulary-shard";
   f.lost = rows_missing(rows, size, tensor.row_bytes);
+  f.rows = {{"stored", rows}, {"lost", size - rows}};
   const auto cuts = explain_shard(rows, size, context.heads);
   if (cuts.empty()) {
     f.id = "vocabulary-rows";
@@ -88,6 +89,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
         "are all there is.";
     return f;
   }
+  f.rows.push_back({"padding", cut.padded - size});
   f.why.push_back(with_commas(rows) + " = " + with_commas(cut.padded) + " / " + std::to_string(cut.tp) + ", and " +
                   with_commas(cut.padded) + " = " + product_text(cut) +
                   ": tensor-parallel rank 0's rows of a vocabulary padded to " + with_commas(cut.padded) + " (" +
@@ -107,6 +109,7 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
   const Index rows = tensor.rows, size = context.size;
   Finding f;
   f.id = "vocabulary-padded";
+  f.rows = {{"stored", size}, {"padding", rows - size}};
   const auto cuts = explain_padding(rows, size);
   const std::string tail = "rows " + with_commas(size) + " to " + with_commas(rows - 1) + " (" +
                            with_commas(rows - size) + ") are no words of this model";

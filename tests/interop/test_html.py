@@ -1,0 +1,269 @@
+"""Pages that `--html` writes, in a headless Chromium: what they show, and that nothing but their own script runs.
+
+    RESHARD=build/release/reshard python tests/interop/test_html.py [-k PATTERN]
+"""
+import base64
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESHARD = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+SAMPLES = ROOT / "samples/checkpoints"
+CHROMIUM = shutil.which("chromium")
+
+HOSTILE = ["</script><script>document.title='ran'</script>", "<img src=x onerror=\"document.title='ran'\">",
+           "<!--<script>", "javascript:alert(1)", "\u202egnp.thgiew", "{{data}}", "layers.<b>0</b>.weight"]
+
+
+class Browser:
+    """One tab of a headless Chromium, spoken to over a pipe."""
+
+    def __init__(self, directory):
+        here, there = os.pipe(), os.pipe()
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                   "--remote-debugging-pipe", "--hide-scrollbars", f"--user-data-dir={directory}/profile"]
+        self.process = subprocess.Popen(["bash", "-c", f'exec "$@" 3<&{here[0]} 4>&{there[1]}', "bash", CHROMIUM, *options],
+                                        pass_fds=(here[0], there[1]), stderr=subprocess.DEVNULL)
+        os.close(here[0])
+        os.close(there[1])
+        self.writes, self.reads = here[1], there[0]
+        self.left, self.number, self.session, self.events = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(domain + ".enable")
+
+    def close(self):
+        os.close(self.writes)
+        os.close(self.reads)
+        self.process.kill()
+        self.process.wait()
+
+    def message(self):
+        while b"\0" not in self.left:
+            data = os.read(self.reads, 1 << 20)
+            if not data:
+                raise RuntimeError("chromium ended")
+            self.left += data
+        text, self.left = self.left.split(b"\0", 1)
+        message = json.loads(text)
+        if "method" in message:
+            self.events.append(message)
+        return message
+
+    def call(self, method, **params):
+        self.number += 1
+        request = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            request["sessionId"] = self.session
+        text = json.dumps(request).encode() + b"\0"
+        while text:
+            text = text[os.write(self.writes, text):]
+        while (answer := self.message()).get("id") != self.number:
+            pass
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    def open(self, path, width=1280, dark=False):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        scheme = "dark" if dark else "light"
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.events.clear()
+        self.call("Page.navigate", url=pathlib.Path(path).as_uri())
+        while not any(e["method"] == "Page.loadEventFired" for e in self.events):
+            self.message()
+        self.settle()
+
+    def settle(self):
+        """Until drawings are drawn."""
+        self("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))")
+
+    def __call__(self, script):
+        """The value of a JavaScript expression."""
+        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(json.dumps(result["exceptionDetails"]))
+        return result["result"].get("value")
+
+    def text(self, selector="main"):
+        return self(f"document.querySelector({json.dumps(selector)})?.innerText")
+
+    def texts(self, selector):
+        return self(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.innerText)")
+
+    def press(self, selector, *keys):
+        self(f"document.querySelector({json.dumps(selector)}).focus()")
+        for key in keys:
+            for kind in ("keyDown", "keyUp"):
+                self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+    def complaints(self):
+        return [e["params"] for e in self.events
+                if e["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")]
+
+    def screenshot(self, path):
+        image = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        pathlib.Path(path).write_bytes(base64.b64decode(image))
+
+
+def write_safetensors(path, names):
+    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(names)))
+
+
+@unittest.skipUnless(CHROMIUM, "chromium is not installed")
+class HtmlPages(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.directory = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        cls.browser = Browser(cls.directory.name)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+        cls.directory.cleanup()
+
+    def page(self, *arguments, code=0, **how):
+        """The browser with the page of a command; without a word of complaint, and no wider than its window."""
+        path = pathlib.Path(self.directory.name) / "page.html"
+        done = subprocess.run([RESHARD, *map(str, arguments), "--html", path], capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.browser.open(path, **how)
+        self.assertEqual(self.browser.complaints(), [])
+        self.assertLessEqual(self.browser("document.documentElement.scrollWidth"), how.get("width", 1280))
+        return self.browser
+
+    def test_inspect_folds_layers_and_finds_names(self):
+        page = self.page("inspect", SAMPLES / "tp8/checkpoint")
+        self.assertIn("231,104", page.text(".tiles"))
+        self.assertEqual(page.texts("summary b"), ["layers.{0..3}", "attention", "feed_forward"])
+        self.assertEqual(page.texts(".leaf b"), ["wk.weight", "wo.weight", "wq.weight", "wv.weight", "attention_norm.weight",
+                                                 "w1.weight", "w2.weight", "w3.weight", "ffn_norm.weight",
+                                                 "norm.weight", "output.weight", "tok_embeddings.weight"])
+        for query, found, leaves in (("wq", "4 of 39 tensors", 1), ("layers.[23].w?.w", "0 of 39 tensors", 0),
+                                     ("layers.2.*w?.weight", "7 of 39 tensors", 7), ("NORM", "9 of 39 tensors", 3)):
+            page(f"search.value = {json.dumps(query)}; search.dispatchEvent(new Event('input'))")
+            self.assertEqual((page.text("#found"), len(page.texts(".leaf"))), (found, leaves), query)
+
+    def test_inspect_maps_boxes_by_pointer_and_keys(self):
+        page = self.page("inspect", SAMPLES / "fsdp2_tp2_optim/checkpoint")
+        page("[...document.querySelectorAll('.leaf')].find(e => e.innerText.startsWith('wo.weight')).click()")
+        page.settle()
+        self.assertEqual(page.text("#detail h3"), "layers.0.attention.wo.weight")
+        told = []
+        for keys in (["Home"], ["ArrowRight"], ["ArrowDown"], ["ArrowLeft"], ["End"]):
+            page.press("#detail canvas", *keys)
+            told.append(page.text("#detail .told"))
+        self.assertIn("rows 0..31, columns 0..31; 4.10 kB in __0_0.distcp of rank 0", told[0])
+        self.assertIn("rows 0..31, columns 32..63; 4.10 kB in __1_0.distcp of rank 1", told[1])
+        self.assertIn("rows 32..63, columns 32..63; 4.10 kB in __3_0.distcp of rank 3", told[2])
+        self.assertIn("rows 32..63, columns 0..31; 4.10 kB in __2_0.distcp of rank 2", told[3])
+        self.assertEqual(told[2], told[4])
+        colours = page("(() => { const c = document.querySelector('#detail canvas'), g = c.getContext('2d');"
+                       "const at = (x, y) => g.getImageData(c.width * x, c.height * y, 1, 1).data.join();"
+                       "return [at(.2, .3), at(.8, .3), at(.2, .8), at(.8, .8)] })()")
+        self.assertEqual(len(set(colours)), 4)
+        page("document.querySelector('#detail .told button').click()")
+        self.assertEqual(page.text("#detail h3"), "__3_0.distcp")
+        self.assertIn("layers.0.attention.wo.weight\t1\t4.10 kB", page.text("#detail table"))
+
+    def test_inspect_shows_ranks_and_files(self):
+        page = self.page("inspect", SAMPLES / "fsdp2_tp2_optim/checkpoint")
+        page("[...document.querySelectorAll('canvas')].at(-1).id = 'ranks'")
+        page.press("#ranks", "End")
+        held = page.text("#ranks + .told")
+        self.assertIn("rank 3 (dp_shard 1, tp 1): 650 kB", held)
+        rows = page.texts("section:last-of-type tbody tr")
+        self.assertEqual([r.split("\t")[0] for r in rows], [f"__{i}_0.distcp" for i in range(4)])
+
+    def test_copies_are_told(self):
+        page = self.page("inspect", SAMPLES / "per_rank_tp2/checkpoint")
+        page("[...document.querySelectorAll('.leaf')].find(e => e.innerText.startsWith('norm.weight')).click()")
+        page.settle()
+        self.assertIn("hatched: stored more than once", page.text("#detail"))
+        page.press("#detail canvas", "End")
+        self.assertRegex(page.text("#detail .told"), r"box 1 of 1: columns 0\.\.63; 128 B in \S+ of rank 0, again in \S+ of rank 1")
+
+    def test_names_are_shown_and_do_not_run(self):
+        path = pathlib.Path(self.directory.name) / "hostile.safetensors"
+        write_safetensors(path, HOSTILE)
+        page = self.page("inspect", path)
+        self.assertIn("reshard inspect", page("document.title"))
+        page("document.querySelectorAll('details').forEach(d => d.open = true)")
+        shown = page.text("#tree")
+        for name in HOSTILE:
+            self.assertIn(name.replace("\u202e", "\\u{202e}").split(".")[-1], shown)
+        page("document.querySelectorAll('.leaf').forEach(e => e.click())")
+        self.assertEqual(page("document.querySelectorAll('img, script').length"), 2)
+        page("document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = 1'}))")
+        self.assertIn("reshard inspect", page("document.title"))
+
+    def test_verify_shows_values(self):
+        page = self.page("verify", SAMPLES / "fsdp2_tp2_optim/checkpoint", "--values", dark=True)
+        self.assertIn("ok", page.text(".tiles"))
+        self.assertIn("train_state.step\t10\t0%\t0\t0", page.text("section table"))
+        page.press("canvas", "Home")
+        self.assertRegex(page.text(".told"), r"layers\.0\.attention\.wk\.weight: absmax 1\.\d+")
+        page("const s = document.querySelector('select'); s.value = 'share of zeros'; s.dispatchEvent(new Event('change'))")
+        page.settle()
+        page.press("canvas", "Home")
+        self.assertIn("0% zeros", page.text(".told"))
+        self.assertIn("checksums hold", page.text())
+
+    def test_verify_draws_the_vocabulary(self):
+        bad = pathlib.Path(self.directory.name) / "bad"
+        subprocess.run([RESHARD, "synth", bad, "--model", "llama3-70b", "--layers", "1", "--to", "hf", "--headers-only", "-q",
+                        "--shape", "model.embed_tokens.weight=16064x8192", "--shape", "lm_head.weight=16064x8192"], check=True)
+        page = self.page("verify", bad, "--config", bad / "config.json", code=1)
+        self.assertIn("16,064 rows where", page.text(".finding h3"))
+        self.assertIn("16,064 = 128,512 / 8", page.text(".finding"))
+        self.assertEqual(page.texts(".finding .part > span"), ["16,064 stored", "112,192 lost", "256 padding"])
+        widths = page("[...document.querySelectorAll('.finding .stack > .part')].map(e => e.offsetWidth)")
+        self.assertAlmostEqual(widths[1] / widths[0], 112192 / 16064, delta=0.2)
+        self.assertIn("there is no tokenizer.json", page.text("section:last-of-type"))
+
+    def test_diff_has_the_most_moved_first(self):
+        arguments = ("diff", SAMPLES / "hsdp2x4/checkpoint", SAMPLES / "tp8/checkpoint")
+        page = self.page(*arguments, code=1, width=360)
+        out = subprocess.run([RESHARD, *map(str, arguments), "--json"], capture_output=True, text=True).stdout
+        tensors = sorted(json.loads(out)["tensors"], key=lambda t: -t.get("relative_l2", 0))
+        self.assertEqual(page.texts("tbody tr td:first-child")[:40], [t["name"] for t in tensors if t["different_elements"]][:40])
+        page.press("canvas", "Home")
+        self.assertRegex(page.text(".told"), r"relative change \d")
+
+    def test_check_stacks_memory_by_stage(self):
+        config = ROOT / "tests/data/configs/llama-3.1-405b.json"
+        page = self.page("check", "--config", config, "--mesh", "pp=16,cp=16,dp=4,tp=8", "--world", "16384", code=1, width=360)
+        self.assertIn("the degrees multiply to 8,192 ranks", page.text(".finding"))
+        bars = page.texts(".bar")
+        self.assertEqual(len(bars), 16)
+        self.assertIn("stage 0: layers 0..6", bars[0])
+        self.assertIn("859 MB", bars[0])
+        self.assertEqual(page.texts(".bar:nth-child(2) .part"), ["99.6 MB", "199 MB", "598 MB"])
+
+    def test_plan_shows_who_reads_what(self):
+        page = self.page("plan", SAMPLES / "tp8/checkpoint", "--to", "dcp", "--mesh", "tp=4", "--ranks", "4")
+        page.press("canvas", "Home")
+        self.assertRegex(page.text(".told"), r"__0_0\.distcp takes .* kB in \d+ pieces from __0_0\.distcp")
+        self.assertIn("on 4 ranks", page.text(".tiles"))
+        self.assertEqual(len(page.texts(".bar")), 4)
+
+    def test_every_page_fits_a_phone(self):
+        checkpoint = SAMPLES / "pp2_tp4/checkpoint"
+        for arguments in (("inspect", checkpoint), ("verify", checkpoint, "--values"), ("plan", checkpoint, "--to", "hf"),
+                          ("diff", checkpoint, checkpoint)):
+            with self.subTest(arguments[0]):
+                self.page(*arguments, width=360)
+                self.page(*arguments, width=2560)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
