@@ -49,6 +49,7 @@ void add_inspect(CommandLine& line);
 void add_latest(CommandLine& line);
 void add_convert(CommandLine& line);
 void add_plan(CommandLine& line);
+void add_merge(CommandLine& line);
 void add_mount(CommandLine& line);
 void add_verify(CommandLine& line);
 void add_diff(CommandLine& line);

@@ -80,6 +80,8 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   return 0;
 }
 
+}  // namespace
+
 Result<int> convert(const ConvertOptions& options) {
   if (leads()) TRY(check_destination(options));
   const auto start = std::chrono::steady_clock::now();
@@ -138,10 +140,12 @@ Result<int> convert(const ConvertOptions& options) {
                       with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
                       config.path);
   }
-  if ((*find_format(options.to))->open && !options.merge_adapter)
+  if ((*find_format(options.to))->open && !conversion.computes())
     print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;
 }
+
+namespace {
 
 struct PlanOptions : ConvertOptions {
   std::string html;

@@ -187,10 +187,14 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
   line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
       .required(destination_required);
+  add_format(line);
+  add_changes(line);
+}
+
+void ConvertOptions::add_format(CommandLine& line) {
   line.add_option("--to", to, "Target format: " + titles_of(target_formats()))
       .suggests(names_of(target_formats()))
       .required();
-  add_changes(line);
 }
 
 void ConvertOptions::add_changes(CommandLine& line) {
@@ -363,6 +367,28 @@ Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& o
   return open_checkpoint(path, how);
 }
 
+// The sources of a merge, of which the first is open already.
+Result<MergeOptions> open_merged(const MergeChoice& choice, const OpenOptions& how, PreparedConversion& p) {
+  MergeOptions out;
+  out.expression = choice.expression;
+  out.in_double = choice.in_double;
+  out.others_are_equal = choice.others_from.empty();
+  std::optional<std::size_t> others_from;
+  for (const MergeChoice::Source& source : choice.sources) {
+    if (source.name == choice.others_from) others_from = out.sources.size();
+    Reader* reader = p.source.reader.get();
+    if (!out.sources.empty()) {
+      p.merged.push_back(TRY(open_checkpoint(source.path, how)));
+      reader = p.merged.back().reader.get();
+    }
+    out.sources.push_back({source.name, source.path, reader, find_config(reader->catalog())});
+  }
+  if (!out.others_are_equal && !others_from)
+    return usage_error("--others-from: no source is called '" + printable(choice.others_from) + "'");
+  out.others_from = others_from.value_or(0);
+  return out;
+}
+
 }  // namespace
 
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
@@ -389,6 +415,12 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   if (!options.adapter.empty()) {
     p.adapter = TRY(open_checkpoint(options.adapter));
     o.adapter.reader = p.adapter->reader.get();
+  }
+  if (options.merge) {
+    if (format->write_view) return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
+    if (o.part.empty()) o.part = "model";
+    o.merge = TRY(open_merged(*options.merge, how, p));
+    o.common_rows = true;
   }
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
   return p;
@@ -477,7 +509,7 @@ ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOption
                                Index machines) {
   ChosenStrategy chosen;
   chosen.estimate = choose_strategy(conversion.plan(), conversion.source_view(), ranks, machines == 1);
-  chosen.strategy = chosen.estimate.strategy;
+  chosen.strategy = conversion.computes() ? Strategy::kDirect : chosen.estimate.strategy;
   for (const Strategy s : {Strategy::kDirect, Strategy::kExchange})
     if (options.strategy == strategy_name(s)) chosen.strategy = s;
   return chosen;

@@ -49,6 +49,17 @@ struct SourceOptions {
 };
 
 // What convert and plan take.
+// What is merged, and how (lib/convert/merge.h).
+struct MergeChoice {
+  struct Source {
+    std::string name, path;
+  };
+  std::vector<Source> sources;
+  std::string expression;
+  bool in_double = false;
+  std::string others_from;  // a source's name; empty: they must be equal
+};
+
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
   std::string vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto";
@@ -59,8 +70,10 @@ struct ConvertOptions {
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
+  std::optional<MergeChoice> merge;  // of `source`, the first, with others
 
   void add(CommandLine& line, bool destination_required);
+  void add_format(CommandLine& line);
   void add_changes(CommandLine& line);  // all of them but what is converted, to where, and to which format
   Result<ConversionOptions> conversion_options() const;
 
@@ -72,6 +85,7 @@ struct ConvertOptions {
 struct PreparedConversion {
   OpenCheckpoint source;
   std::optional<OpenCheckpoint> donor, adapter;
+  std::vector<OpenCheckpoint> merged;  // with the source
   const Format* target = nullptr;
   std::unique_ptr<Conversion> conversion;
 };
@@ -90,6 +104,9 @@ void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
 
 // How --codec says tensors are to be compressed: "none", "zstd:3".
 Result<Compression> parse_codec(const std::string& codec, bool shuffle);
+
+// The whole of a conversion, from the checks to what is said in the end; the value is the exit code (convert.cc).
+Result<int> convert(const ConvertOptions& options);
 
 // The plan as people and programs read it.
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);

@@ -19,6 +19,7 @@ constexpr Command kCommands[] = {
     {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false},
     {"latest", "Name the newest complete checkpoint of a training run", add_latest, false},
     {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true},
+    {"merge", "Make one checkpoint of several: a mean, a weighted sum, any expression of them", add_merge, true},
     {"plan", "Show what convert would do, without doing it", add_plan, false},
     {"mount", "Show a checkpoint as a directory of another format, without writing it", add_mount, false},
     {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true},

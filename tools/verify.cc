@@ -4,6 +4,8 @@
 
 #include "lib/audit/verification.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/convert/lineage.h"
 #include "tools/commands.h"
 #include "tools/findings_report.h"
 #include "tools/html_report.h"
@@ -16,7 +18,7 @@ constexpr std::size_t kShownValues = 20;
 
 struct Options {
   std::string path, against, layout, mesh;
-  bool bytes = false, values = false, replicas = false;
+  bool bytes = false, values = false, replicas = false, lineage = false;
   std::size_t limit = 20;
   SourceOptions source_layout;
   ModelOptions model;
@@ -117,6 +119,29 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   return json.set("tensors", tensors_json(verified));
 }
 
+// Makes the merge that the manifest records once more, without writing it. Returns how many tensors it has.
+Result<Index> check_lineage(const Options& options, std::vector<Finding>& findings) {
+  const std::string path = path_join(options.path, kManifestFile);
+  const Json recorded = TRY(parse_json(TRY(read_whole_file(path, kMaxManifestBytes)), path));
+  const RecordedMerge merge = TRY(recorded_merge(recorded, path));
+  if (merge.sources.empty()) return corrupt(path + ": a merge of no sources");
+  ConvertOptions again;
+  again.source = merge.sources.front().path;
+  again.to = merge.to;
+  again.dtype = merge.dtype;
+  again.include = merge.include;
+  again.exclude = merge.exclude;
+  again.keep_dtype = merge.keep_dtype;
+  again.model = options.model;
+  again.resources = options.resources;
+  again.merge = MergeChoice{{}, merge.expression, merge.accumulate == "float64", merge.others_from};
+  for (const RecordedMerge::Source& source : merge.sources) again.merge->sources.push_back({source.name, source.path});
+  const PreparedConversion prepared = TRY(prepare(again, false).context(path));
+  const Json now = TRY(parse_json(TRY(prepared.conversion->manifest_text()), path));
+  for (Finding& finding : compare_lineage(merge, recorded, now)) findings.push_back(std::move(finding));
+  return std::ssize(prepared.conversion->plan().tensors);
+}
+
 Result<int> run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Severity threshold = TRY(options.findings.threshold());
@@ -125,6 +150,10 @@ Result<int> run(const Options& options) {
   audit.title = "reshard verify " + options.path;
   audit.findings = verified.findings;
   audit.checks = verified.checks;
+  if (options.lineage) {
+    const Index tensors = TRY(check_lineage(options, audit.findings));
+    audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", tensors, ""});
+  }
   audit.looked_at = count_of(verified.tensor_count, "tensor") + " looked at";
   audit.how = verified.read_data ? "all data read" : "headers only";
   audit.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -149,6 +178,8 @@ void add_verify(CommandLine& line) {
   line.add_flag("--bytes", options->bytes, "Read all data: checksums, digests (default where nothing else is asked)");
   line.add_flag("--values", options->values, "Look for NaN, infinities, zero and constant rows while reading");
   line.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
+  line.add_flag("--lineage", options->lineage,
+                "Of what merge has written: make it of its sources once more, and compare");
   line.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all").shows_default();
   options->source_layout.add(line);
   options->findings.add(line);

@@ -51,6 +51,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
   TRY(place(d.output.tensors, d.view, model, o, format, d.notes));  // and how it lies
+  if (o.merge) d.merge = TRY(match_sources(d, format, o));
   d.side_files = find_side_files(source.catalog(), o.config_path, format, d.notes);
   return d;
 }
@@ -74,8 +75,9 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
+  if (d.merge) write_as(*d.merge, c->target_view_, c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view_));  // and which box goes where
-  c->options_.run.worker_bytes = c->target_->worker_bytes();
+  c->options_.run.worker_bytes = c->target_->worker_bytes() + (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
 }
 

@@ -9,6 +9,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/convert/adapter.h"
 #include "lib/convert/block_scales.h"
+#include "lib/convert/merge.h"
 #include "lib/convert/steps.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
@@ -27,6 +28,7 @@ struct ConversionOptions : Wanted {
   Repairs repairs;
   Reader* donor = nullptr;  // of rows that the source lost; null: none
   AdapterOptions adapter;
+  std::optional<MergeOptions> merge;  // of this source with others
   Container container = Container::kSafetensors;
   Index max_file_bytes = 5'000'000'000;
   Compression compression;  // for formats that can
@@ -45,6 +47,7 @@ struct Draft {
   BlockScales scales;                // that are applied
   std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed
+  std::optional<Merge> merge;
   std::vector<std::string> side_files;
   Notes notes;
 };
@@ -66,6 +69,8 @@ struct SideFile {
   Result<std::string> read() const;
 };
 
+class Origin;
+
 class Conversion {
  public:
   // Locates the tensors that take part, lays the target out and makes the plan. Refers to `source` and `format`.
@@ -79,6 +84,9 @@ class Conversion {
   const Catalog& source_view() const { return draft_.view.catalog; }  // the two that the plan goes between
   const Catalog& target_view() const { return target_view_; }
   const std::optional<Identity>& identity() const { return draft_.identity; }
+  // Whether tensors are computed as they are read: merged, with an adapter, by their scales.
+  bool computes() const { return draft_.merge || draft_.scales.stored || options_.merge_adapter; }
+  const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings
   Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype
   Index disk_needed() const;                                           // bytes, of all files
@@ -102,12 +110,16 @@ class Conversion {
   };
   Result<Outcome> run(OutputPath destination);
 
+  // The manifest that run() writes, of a pass over the source.
+  Result<std::string> manifest_text();
+
  private:
   friend class ConvertedImage;  // the other way to have what was prepared
   Conversion(Reader& source, const Format& format, ConversionOptions options)
       : source_(source), format_(format), options_(std::move(options)) {}
 
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
+  Status check_merged(const Origin& origin) const;
   std::vector<std::string> inputs() const;  // files that it reads
   Result<std::vector<SideFile>> side_files() const;
 

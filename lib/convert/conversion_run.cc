@@ -29,7 +29,7 @@ Result<Json> without_quantization(const Json& config) {
 }  // namespace
 
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run) {
-  const Catalog& view = draft.view.catalog;
+  const Catalog& view = draft.merge ? draft.merge->stored : draft.view.catalog;
   std::vector<const EqualTensors*> pairs;
   std::vector<DigestRequest> kept, left_out;
   for (const EqualTensors& e : draft.output.equal) {
@@ -58,26 +58,45 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     "plans differ");
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   Origin origin(draft_, source_, adapter());
-  if (origin.computes() && rank_count(ranks) > 1)
-    return unsupported(
-        "several ranks cannot merge an adapter or apply the scales of float8 weights; start one process");
+  if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
+    return usage_error(
+        "ranks that merge, or apply the scales of float8 weights, each read what they write: --strategy direct");
+  if (draft_.merge) TRY(check_merged(origin));
   // What is read of computed weights is not what was recorded.
   const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, *output, options_.run));
-  TRY(origin.finish());
+  TRY(origin.finish(ranks));
   Outcome outcome;
   outcome.removed_leftover = output->removed_leftover();
   outcome.checksums = of_left_out + origin.checksums_checked();
   if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
   if (leads) {
     for (const SideFile& file : TRY(side_files())) TRY(output->add_file(file.name, TRY(file.read())));
-    TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs)));
+    TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs, origin.digests())));
   }
   TRY(output->commit());
   return outcome;
+}
+
+Result<std::string> Conversion::manifest_text() {
+  Origin origin(draft_, source_, adapter());
+  if (draft_.merge) TRY(check_merged(origin));
+  std::vector<DigestRequest> requests;
+  for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view_.tensors()[p.to].dtype});
+  const auto proofs = TRY(digest_tensors(requests, origin.tensors(), options_.run));
+  TRY(origin.finish(options_.run.ranks));
+  return manifest(*this, proofs, origin.digests());
+}
+
+// What of the sources has to be equal, in each of them and among them.
+Status Conversion::check_merged(const Origin& origin) const {
+  const Merge& merge = *draft_.merge;
+  for (std::size_t s = 0; s < merge.others.size(); ++s)
+    TRY(check_equal_tensors(*merge.others[s], merge.options.sources[s + 1].reader->files(), options_.run));
+  return check_not_merged(merge, origin.merged(), options_.run);
 }
 
 std::vector<std::string> Conversion::inputs() const {
@@ -86,6 +105,12 @@ std::vector<std::string> Conversion::inputs() const {
                                static_cast<const Reader*>(options_.adapter.reader)})
     for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
       out.push_back(reader->catalog().file_path(f));
+  for (std::size_t s = 1; options_.merge && s < options_.merge->sources.size(); ++s) {
+    const MergeSource& other = options_.merge->sources[s];
+    out.push_back(other.path);
+    for (std::uint32_t f = 0; f < other.reader->catalog().files.size(); ++f)
+      out.push_back(other.reader->catalog().file_path(f));
+  }
   return out;
 }
 

@@ -111,10 +111,10 @@ Result<std::string> ConvertedImage::manifest_text() const {
   std::vector<DigestRequest> requests;
   for (const PlannedTensor& p : c.plan_.tensors) requests.push_back({p.from, c.target_view_.tensors()[p.to].dtype});
   const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
-  TRY(origin.finish());
+  TRY(origin.finish(nullptr));
   if (recorded_) TRY(recorded_->check(proofs, c.draft_.names.model, run));
   TRY(unchanged());
-  return manifest(c, proofs);
+  return manifest(c, proofs, origin.digests());
 }
 
 }  // namespace reshard

@@ -8,7 +8,24 @@
 
 namespace reshard {
 
-std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs) {
+namespace {
+
+Json merge_of(const Merge& merge) {
+  Json sources = Json::array();
+  for (const MergeSource& source : merge.options.sources) {
+    Json entry = Json::object();
+    entry.set("name", source.name).set("path", source.path);
+    sources.push_back(std::move(entry));
+  }
+  Json out = Json::object();
+  out.set("expression", merge.expression.text()).set("accumulate", merge.options.in_double ? "float64" : "float32");
+  if (!merge.options.others_are_equal) out.set("others_from", merge.options.sources[merge.options.others_from].name);
+  return out.set("sources", std::move(sources));
+}
+
+}  // namespace
+
+std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources) {
   const ConversionOptions& o = c.options();
   const Translation& names = c.names();
   Json tensors = Json::object();
@@ -21,6 +38,11 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
     entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
     if (from.dtype != to.dtype)
       entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
+    if (sources) {
+      Json read = Json::array();
+      for (const Digest& digest : sources->of(c.plan().tensors[i].from)) read.push_back(digest.hex());
+      entry.set("merged_digests", std::move(read));
+    }
     // An adapter is no part of the model that is read from here again.
     if (!to.name.starts_with(kAdapterPrefix)) tensors.set(to.name, std::move(entry));
   }
@@ -57,6 +79,7 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
       .set("hf_rows", names.hf_rows)
       .set("left_out", std::move(left_out))
       .set("repairs", c.notes().repairs);
+  if (c.merge()) manifest.set("merge", merge_of(*c.merge()));
   if (!c.target().is_file()) manifest.set("files", std::move(files));
   manifest.set("tensors", std::move(tensors));
   return to_text(manifest, 1) + "\n";

@@ -8,7 +8,8 @@
 
 namespace reshard {
 
-// `proofs` are of the plan's tensors.
-std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs);
+// `proofs` are of the plan's tensors; `sources` what was read of each source of a merge, null where it is none.
+std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs,
+                     const MergeDigests* sources = nullptr);
 
 }  // namespace reshard

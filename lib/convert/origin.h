@@ -1,6 +1,8 @@
-// Where a conversion's tensors are read from: the source's files, and what is computed of them and an adapter's.
+// Where a conversion's tensors are read from: the source's files, and what is computed of them, an adapter's and those
+// of other sources.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "lib/convert/conversion.h"
@@ -14,9 +16,12 @@ class Origin {
   // Refers to all. `adapter` is the reader that an adapter's matrices are in. With `check`, checksums are held before
   // anything is given out (checked_source.h).
   Origin(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
-      : merges_(draft.adapter && !draft.adapter->merged.empty()),
-        computes_(merges_ || draft.scales.stored),
-        stored_(draft.scales.stored ? *draft.scales.stored : draft.view.catalog, source.files()),
+      : merges_adapter_(draft.adapter && !draft.adapter->merged.empty()),
+        computes_(merges_adapter_ || draft.scales.stored || draft.merge),
+        stored_(draft.merge           ? draft.merge->stored
+                : draft.scales.stored ? *draft.scales.stored
+                                      : draft.view.catalog,
+                source.files()),
         operands_(adapter.catalog(), adapter.files()),
         checked_(stored_, source.files()),
         checked_operands_(operands_, adapter.files()),
@@ -24,24 +29,50 @@ class Origin {
         computed_(draft.view.catalog, tensors_) {
     set_scaled(draft.scales, tensors_, computed_);
     TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
-    if (merges_) merge_adapter(*draft.adapter, tensors_, operands, computed_);
+    if (merges_adapter_) merge_adapter(*draft.adapter, tensors_, operands, computed_);
+    if (draft.merge) merge(*draft.merge, check);
   }
+  Origin(const Origin&) = delete;
+  Origin& operator=(const Origin&) = delete;
+
   bool computes() const { return computes_; }
   TensorSource& tensors() { return computes_ ? computed_ : tensors_; }
-  // That the checksums of an adapter hold, too.
-  Status finish() {
-    if (!merges_) return {};
+  // Those that are merged, the first its own; none where it is no merge. What was read of them.
+  const std::vector<TensorSource*>& merged() const { return merged_; }
+  MergeDigests* digests() { return digests_.get(); }
+  // That the checksums of an adapter and of other sources hold, too. By each of several ranks.
+  Status finish(Transport* ranks) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
-    return operands_.finish(scratch, nullptr);
+    if (merges_adapter_) TRY(operands_.finish(scratch, ranks));
+    for (const auto& other : others_) TRY(other->tensors().finish(scratch, ranks));
+    return digests_ ? digests_->add_up(ranks) : Status();
   }
-  Index checksums_checked() const { return stored_.checksums_checked() + operands_.checksums_checked(); }
+  Index checksums_checked() const {
+    Index sum = stored_.checksums_checked() + operands_.checksums_checked();
+    for (const auto& other : others_) sum += other->checksums_checked();
+    return sum;
+  }
 
  private:
-  bool merges_, computes_;
+  void merge(const Merge& merge, bool check) {
+    digests_ = std::make_unique<MergeDigests>(merge);
+    merged_ = {&tensors_};
+    for (std::size_t s = 0; s < merge.others.size(); ++s) {
+      Reader& reader = *merge.options.sources[s + 1].reader;
+      others_.push_back(std::make_unique<Origin>(*merge.others[s], reader, reader, check));
+      merged_.push_back(&others_.back()->tensors());
+    }
+    set_merged(merge, merged_, *digests_, computed_);
+  }
+
+  bool merges_adapter_, computes_;
   FileSource stored_, operands_;
   CheckedSource checked_, checked_operands_;
   TensorSource& tensors_;
   ComputedSource computed_;
+  std::vector<std::unique_ptr<Origin>> others_;
+  std::vector<TensorSource*> merged_;
+  std::unique_ptr<MergeDigests> digests_;
 };
 
 }  // namespace reshard

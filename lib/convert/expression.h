@@ -1,0 +1,55 @@
+// What a merge makes of each element of its sources: "base + 0.7*(tuned - base)".
+//
+//   sum      = product { ("+" | "-") product }
+//   product  = factor { ("*" | "/") factor }
+//   factor   = "-" factor | number | source | "(" sum ")"
+//
+// Numbers among themselves are reckoned in double precision, once; what has a source in it, step by step in the
+// precision of the elements, each step rounded, in the order that it is written: as torch does the same expression.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/checked.h"
+#include "lib/base/result.h"
+
+namespace reshard {
+
+class Expression {
+ public:
+  // `sources` are the names that may stand in it, each of which must. A usage error says where it is wrong.
+  static Result<Expression> parse(std::string_view text, const std::vector<std::string>& sources);
+
+  // out[i] of inputs[source][i], for i < n. `Float` is float or double. Thread-safe.
+  template <class Float>
+  void evaluate(std::span<const Float* const> inputs, Index n, Float* out) const;
+
+  const std::string& text() const { return text_; }
+
+ private:
+  friend class ExpressionParser;
+  // A step of a stack machine. Of a step of two values one may be a number; it is on that side.
+  struct Step {
+    enum class Kind { kSource, kNegate, kAdd, kSubtract, kMultiply, kDivide };
+    enum class Number { kNone, kLeft, kRight };
+    Kind kind = Kind::kSource;
+    std::size_t source = 0;
+    Number side = Number::kNone;
+    double number = 0;
+  };
+  std::string text_;
+  std::vector<Step> steps_;
+  std::size_t depth_ = 0;  // most values on the stack at once
+};
+
+// Expressions over sources of these names: the sum of each times its weight; their mean; each in turn mixed into what
+// the ones before it gave, "decay*before + (1 - decay)*it".
+std::string weighted_sum(const std::vector<std::string>& sources, const std::vector<std::string>& weights);
+std::string mean_of(const std::vector<std::string>& sources);
+std::string moving_average(const std::vector<std::string>& sources, const std::string& decay);
+
+}  // namespace reshard

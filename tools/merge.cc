@@ -1,0 +1,118 @@
+// reshard merge.
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "lib/base/file.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/convert/expression.h"
+#include "tools/commands.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+struct MergeLine : ConvertOptions {
+  std::vector<std::string> places;  // the sources, and the destination
+  std::string weights;              // numbers; given as --weights, unless that is of the sources' state
+  std::string ema, expression, accumulate = "float32", others_from;
+  bool average = false;
+};
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) == 0 &&
+         std::all_of(text.begin(), text.end(),
+                     [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; });
+}
+
+// "base=DIR", or a path, which then is called s1, s2, ... by its place.
+MergeChoice::Source source_of(const std::string& place, std::size_t number) {
+  const std::size_t equals = place.find('=');
+  if (equals != std::string::npos && is_name(place.substr(0, equals)) && !path_exists(place))
+    return {place.substr(0, equals), place.substr(equals + 1)};
+  return {"s" + std::to_string(number), place};
+}
+
+Status check_number(const std::string& option, const std::string& text) {
+  const auto json = parse_json(text, option);
+  if (json && json->is_number()) return {};
+  return usage_error(option + ": expected a number, got '" + printable(text) + "'");
+}
+
+Result<std::string> expression_of(const MergeLine& line, const std::vector<std::string>& names) {
+  const int ways = (line.average ? 1 : 0) + (line.weights.empty() ? 0 : 1) + (line.ema.empty() ? 0 : 1) +
+                   (line.expression.empty() ? 0 : 1);
+  if (ways != 1) return usage_error("expected one of --weights, --average, --ema and --expression");
+  if (line.average) return mean_of(names);
+  if (!line.ema.empty()) {
+    TRY(check_number("--ema", line.ema));
+    return moving_average(names, line.ema);
+  }
+  if (!line.expression.empty()) return line.expression;
+  const std::vector<std::string> weights = split(line.weights, ',');
+  if (weights.size() != names.size())
+    return usage_error("--weights: expected " + count_of(std::ssize(names), "number") + ", one for each source, got " +
+                       std::to_string(weights.size()));
+  for (const std::string& weight : weights) TRY(check_number("--weights", weight));
+  return weighted_sum(names, weights);
+}
+
+Result<int> merge(MergeLine line) {
+  if (line.places.size() < 3) return usage_error("expected two sources or more, and a destination");
+  line.destination = line.places.back();
+  line.places.pop_back();
+  if (const std::string& given = line.source_layout.weights; given != "model" && given != "master")
+    line.weights = std::exchange(line.source_layout.weights, "model");
+  MergeChoice choice;
+  std::vector<std::string> names;
+  for (const std::string& place : line.places) {
+    choice.sources.push_back(source_of(place, names.size() + 1));
+    const MergeChoice::Source& source = choice.sources.back();
+    if (std::find(names.begin(), names.end(), source.name) != names.end())
+      return usage_error("two sources are called '" + source.name + "'");
+    names.push_back(source.name);
+  }
+  choice.expression = TRY(expression_of(line, names));
+  choice.in_double = line.accumulate == "float64";
+  choice.others_from = line.others_from;
+  line.source = choice.sources.front().path;
+  line.merge = std::move(choice);
+  return convert(line);
+}
+
+}  // namespace
+
+void add_merge(CommandLine& line) {
+  auto options = std::make_shared<MergeLine>();
+  line.add_option("places", options->places,
+                  "The sources, checkpoints of one model (DIR or NAME=DIR), and what to make")
+      .required();
+  line.add_flag("--average", options->average, "Their mean");
+  line.add_option("--ema", options->ema, "Their moving average in the order given, of this decay: 0.99");
+  line.add_option("--expression", options->expression, "Of named sources: 'base + 0.7*(tuned - base)'");
+  line.add_option("--accumulate", options->accumulate, "The precision that elements are reckoned in")
+      .one_of({"float32", "float64"})
+      .shows_default();
+  line.add_option("--others-from", options->others_from,
+                  "The source of tensors that are no floating-point numbers (default: they must be equal)");
+  options->add_format(line);
+  options->add_changes(line);
+  line.option("--weights")
+      .described_as(
+          "The sum of the sources, each times its weight: 0.5,0.3,0.2; or model or master, as convert has it");
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  line.footer(
+      "Examples:\n"
+      "  reshard merge step-900 step-950 step-1000 model --average --to hf\n"
+      "  reshard merge a b c model --weights 0.5,0.3,0.2 --to hf\n"
+      "  reshard merge base=llama tuned=step-1000 model --expression 'base + 0.7*(tuned - base)' --to hf\n"
+      "The sources may differ in format, layout, names and dtype. Elements are reckoned one by one in the order that "
+      "the\n"
+      "expression is written, each step rounded, and rounded once more to the first source's dtype, or --dtype. The\n"
+      "config and the tokenizer are the first source's.");
+  line.action([options] { return merge(*options); });
+}
+
+}  // namespace reshard::tools
