@@ -483,6 +483,11 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
                 " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
                 (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
                 (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
+  if (const Merge* merge = c.merge()) {
+    print_row("merge", merge->expression.text());
+    for (const MergeSource& source : merge->options.sources)
+      print_row("", source.name + " = " + printable(source.path));
+  }
   for (const auto& [key, value] : prepared.source.reader->catalog().attributes)
     if (key == "weights") print_row(key, printable(value));
   if (c.converted_tensors() > 0)

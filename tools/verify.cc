@@ -145,13 +145,16 @@ Result<Index> check_lineage(const Options& options, std::vector<Finding>& findin
 Result<int> run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Severity threshold = TRY(options.findings.threshold());
-  const VerifyReport verified = TRY(verify(open_checkpoint, TRY(verify_options(options))));
+  VerifyReport verified = TRY(verify(open_checkpoint, TRY(verify_options(options))));
   AuditReport audit;
   audit.title = "reshard verify " + options.path;
   audit.findings = verified.findings;
   audit.checks = verified.checks;
   if (options.lineage) {
     const Index tensors = TRY(check_lineage(options, audit.findings));
+    if (audit.findings.size() == verified.findings.size())
+      verified.facts.emplace_back("lineage",
+                                  "the recorded sources, merged once more, give these " + count_of(tensors, "tensor"));
     audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", tensors, ""});
   }
   audit.looked_at = count_of(verified.tensor_count, "tensor") + " looked at";

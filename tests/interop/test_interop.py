@@ -1668,6 +1668,37 @@ class Mounted(Case):
                 self.setUp()
 
 
+class Merges(Case):
+    """reshard merge against the same expression in torch, of a DCP and a Hugging Face model of the same config."""
+
+    def check(self, options, expected, dtype):
+        sample = SAMPLES[0]
+        tuned = self.out("tuned")
+        if not tuned.exists():
+            torch.manual_seed(7)
+            base = load_file(sample / "hf.safetensors")
+            tuned.mkdir()
+            save_file({k: (v.float() + 0.1 * torch.randn(v.shape)).half() for k, v in base.items()},
+                      tuned / "model.safetensors", {"format": "pt"})
+            shutil.copy(sample / "config.json", tuned)
+        base, other = load_file(sample / "hf.safetensors"), load_file(tuned / "model.safetensors")
+        out = self.out(f"merged{len(list(self.directory.iterdir()))}")
+        reshard("merge", f"base={sample / 'checkpoint'}", f"tuned={tuned}", out, "--to", "hf", *options)
+        self.assert_same_tensors(load_file(out / "model.safetensors"),
+                                 {k: expected(base[k], other[k]).to(dtype or base[k].dtype) for k in base})
+
+    def test_expressions_are_torchs(self):
+        wide = ["--dtype", "float32"]
+        self.check(["--expression", "base + 0.7*(tuned - base)", *wide],
+                   lambda a, b: a.float() + 0.7 * (b.float() - a.float()), torch.float32)
+        self.check(["--expression", "-base/3 + (1 - 0.9)*tuned", *wide],
+                   lambda a, b: -a.float() / 3 + (1 - 0.9) * b.float(), torch.float32)
+        self.check(["--weights", "0.3,0.7"], lambda a, b: 0.3 * a.float() + 0.7 * b.float(), None)
+        self.check(["--average", "--dtype", "float16"], lambda a, b: (a.float() + b.float()) / 2, torch.float16)
+        self.check(["--ema", "0.99", "--accumulate", "float64", *wide],
+                   lambda a, b: 0.99 * a.double() + (1 - 0.99) * b.double(), torch.float32)
+
+
 def main():
     program = unittest.main(exit=False, verbosity=2)
     result = program.result
