@@ -42,7 +42,8 @@ constexpr milliseconds kBetweenSums{50};
 // The functions of the library that are used, by their names without "MPI_".
 #define RESHARD_MPI_FUNCTIONS(each)                                                                                    \
   each(Abort) each(Cancel) each(Comm_dup) each(Comm_rank) each(Comm_set_errhandler) each(Comm_size) each(Error_string) \
-      each(Finalize) each(Get_library_version) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test) each(Testall)
+      each(Finalize) each(Get_library_version) each(Iallreduce) each(Init_thread) each(Irecv) each(Isend) each(Test)   \
+          each(Testall)
 
 struct Library {
 #define RESHARD_DECLARE(name) decltype(&::MPI_##name) name = nullptr;  // NOLINT(bugprone-macro-parentheses)

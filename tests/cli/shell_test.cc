@@ -94,8 +94,9 @@ TEST(Completions, OfOtherShellsAreScriptsOfTheirs) {
     const std::string text = printed({"completions", shell});
     for (const std::string& command : all_commands())
       for (const std::string& option : options_in_help(command))
-        if (option.starts_with("--"))
+        if (option.starts_with("--")) {
           EXPECT_THAT(text, HasSubstr(shell == "zsh" ? option : " -l " + option.substr(2))) << command;
+        }
     const std::string script = dir / shell;
     write_file(script, text);
     if (std::filesystem::exists("/usr/bin/" + shell)) {
@@ -120,8 +121,9 @@ TEST(Manual, HasAPageForEachCommandWithAllThatHelpShows) {
     EXPECT_EQ(page, printed({"man", command}));
     for (const std::string& option : options_in_help(command)) EXPECT_THAT(plain(page), HasSubstr(option)) << command;
     for (const std::string& line : split(page, '\n'))
-      if (line.starts_with('.'))
+      if (line.starts_with('.')) {
         EXPECT_TRUE(std::regex_search(line, std::regex("^\\.(TH|SH|TP|PP|EX|EE)( |$)"))) << command << ": " << line;
+      }
   }
   std::set<std::string> there;
   for (const auto& [name, text] : all_files(dir.path())) there.insert(name);
