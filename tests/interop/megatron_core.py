@@ -152,6 +152,11 @@ class FusedAdam(torch.optim.AdamW):
     def __setstate__(self, state):
         torch.optim.Optimizer.__setstate__(self, state)
 
+    def _accelerator_graph_capture_health_check(self):
+        """There is no GPU, whatever without_cuda() says."""
+
+    _cuda_graph_capture_health_check = _accelerator_graph_capture_health_check
+
     def step(self, closure=None):
         super().step(closure)
         for group in self.param_groups:

@@ -188,7 +188,7 @@ struct TransposeTile {
     std::byte* to = job.to + (at.to + a * job.a.to + 4 * Index{q});
     const Index step = Index{kPairRows} * job.a.to;
     RESHARD_UNROLL
-    for (std::uint32_t i = 0; i < kPairsEach; ++i, to += step) store_aligned(to, from[i * kPairRows * (kPairs + 1)]);
+    for (std::size_t i = 0; i < kPairsEach; ++i, to += step) store_aligned(to, from[i * kPairRows * (kPairs + 1)]);
   }
 };
 
