@@ -379,6 +379,7 @@ def verify(
     bytes: bool = False,
     values: bool = False,
     replicas: bool = False,
+    lineage: bool = False,
     source_layout: Optional[_Path] = None,
     source_mesh: Optional[_Mesh] = None,
     strip_prefix: Optional[str] = None,
