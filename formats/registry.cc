@@ -46,8 +46,10 @@ Result<const Format*> recognised_format(const Place& place) {
   return nullptr;
 }
 
-Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
-  const Place place = TRY(Place::look(path));
+namespace {
+
+Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenOptions& options) {
+  const std::string& path = place.path();
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
     if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(path, options))};
@@ -59,13 +61,20 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
   return open;
 }
 
+}  // namespace
+
+Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
+  return open_place(TRY(Place::look(path)), options);
+}
+
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
   if (!path_exists(path)) return io_error(path + ": not found");
-  if (is_directory(path) && TRY(list_directory(path)).empty())
+  const Place place = TRY(Place::look(path));
+  if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  if (auto open = TRY(open_if_known(path, options))) return std::move(*open);
+  if (auto open = TRY(open_place(place, options))) return std::move(*open);
   if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
-  if (!is_directory(path)) TRY(File::open(path));  // a link that leads nowhere, a device
+  if (!place.is_directory()) TRY(File::open(path));  // a link that leads nowhere, a device
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in

@@ -75,11 +75,6 @@ const Option& Option::suggests(std::vector<std::string> words) const {
   return *this;
 }
 
-const Option& Option::is_path() const {
-  hints_->is_path = true;
-  return *this;
-}
-
 Option CommandLine::add_option(const std::string& name, std::string& value, const std::string& help) {
   return with_hints(app_.add_option(name, value, help));
 }

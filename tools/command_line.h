@@ -25,7 +25,6 @@ using Action = std::function<Result<int>()>;
 // What completions and manual pages say of an option beside its help.
 struct OptionHints {
   std::vector<std::string> words;  // that it may be given, not always all of them
-  bool is_path = false;            // of a file or directory
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
@@ -44,7 +43,6 @@ class Option {
   const Option& one_value_each() const;  // of a list: the next word is not its value too
   const Option& described_as(const std::string& text) const;
   const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
-  const Option& is_path() const;
 
  private:
   CLI::Option* option_;

@@ -80,9 +80,8 @@ void ModelOptions::add(CommandLine& line) {
   line.add_option("--family", family, "Model family: auto, none, or one of: " + join(family_names(), ", "))
       .suggests(with_others({"auto", "none"}, family_names()))
       .shows_default();
-  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)").is_path();
-  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)")
-      .is_path();
+  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
+  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
 }
 
 Result<ModelChoice> ModelOptions::choice() const {
@@ -154,12 +153,6 @@ std::vector<const Format*> target_formats() {
   return out;
 }
 
-std::vector<std::string> convention_names() {
-  std::vector<std::string> names;
-  for (const Convention convention : kConventions) names.emplace_back(convention_option(convention));
-  return names;
-}
-
 // "dcp (PyTorch DCP), ..."
 std::string titles_of(const std::vector<const Format*>& formats) {
   std::vector<std::string> names;
@@ -199,11 +192,11 @@ void ConvertOptions::add_format(CommandLine& line) {
 
 void ConvertOptions::add_changes(CommandLine& line) {
   line.add_option("--names", names,
-                  "Output names: " + convention_options() +
+                  "Output names: " + join(convention_options(), ", ") +
                       ", colossalai (as hf), keep (default: keep for --to dcp and hdf5, hf otherwise); torchtitan's "
                       "are those until "
                       "April 2026")
-      .suggests(with_others({"keep"}, convention_names()));
+      .suggests(with_others({"keep"}, convention_options()));
   line.add_option("--mesh", mesh,
                   "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--layout", layout,
@@ -243,14 +236,14 @@ void ConvertOptions::add_changes(CommandLine& line) {
                   "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
                   "--donor), experts (split matrices that hold the rows of several experts)")
       .one_of({"vocab", "experts"});
-  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab").is_path();
+  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
   line.add_option("--vocab-divisible-by", vocab_divisible_by,
                   "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
       .within(Index{1}, Index{1} << 20);
   line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
       .one_of({"zero", "repeat-last", "mean"});
   line.add_flag("--merge-adapter", merge_adapter, "Add a LoRA adapter to the weights, as PEFT's merge_and_unload does");
-  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)").is_path();
+  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)");
   line.add_option("--lora-alpha", lora_alpha, "The adapter's alpha, where no adapter_config.json beside it says it");
   line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   source_layout.add(line);
@@ -277,7 +270,7 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
   o.keep_names = names == "keep";
   o.convention = find_convention(names);
   if (o.convention || o.keep_names) return {};
-  return usage_error("'" + printable(names) + "' are no names; there are " + convention_options() +
+  return usage_error("'" + printable(names) + "' are no names; there are " + join(convention_options(), ", ") +
                      ", colossalai, keep");
 }
 

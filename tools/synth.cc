@@ -66,7 +66,7 @@ Result<Convention> convention_of(const SynthOptions& options) {
                                                             : "torchtitan";
   const std::string text = options.names.empty() ? std::string(usual) : options.names;
   if (const auto convention = find_convention(text)) return *convention;
-  return usage_error("'" + printable(text) + "' are no names; there are " + convention_options());
+  return usage_error("'" + printable(text) + "' are no names; there are " + join(convention_options(), ", "));
 }
 
 Result<DType> read_dtype(const std::string& text) {
@@ -294,7 +294,7 @@ void add_synth(CommandLine& line) {
   line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
   line.add_option(
       "--names", options->names,
-      "Tensor names: " + convention_options() +
+      "Tensor names: " + join(convention_options(), ", ") +
           " (default: the format's where it has its own, hf with --to hf, else torchtitan, until April 2026)");
   line.add_option("--dtype", options->dtype,
                   "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");

@@ -137,7 +137,7 @@ Result<Index> check_lineage(const Options& options, std::vector<Finding>& findin
   again.merge = MergeChoice{{}, merge.expression, merge.accumulate == "float64", merge.others_from};
   for (const RecordedMerge::Source& source : merge.sources) again.merge->sources.push_back({source.name, source.path});
   const PreparedConversion prepared = TRY(prepare(again, false).context(path));
-  const Json now = TRY(parse_json(TRY(prepared.conversion->manifest_text()), path));
+  const Json now = TRY(parse_json(TRY(prepared.conversion->manifest_text(prepared.conversion->options().run)), path));
   for (Finding& finding : compare_lineage(merge, recorded, now)) findings.push_back(std::move(finding));
   return std::ssize(prepared.conversion->plan().tensors);
 }

@@ -7,7 +7,6 @@
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/seals_places.h"
 
 namespace reshard::dcp {
 namespace {
@@ -23,7 +22,7 @@ Box joined(const Dims& at, const Box& box) {
   return out;
 }
 
-class DcpTarget : public Target, public SealsPlaces {
+class DcpTarget : public Target {
  public:
   DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
 

@@ -18,6 +18,24 @@ constexpr std::array<std::string_view, 3> kCommon = {kIteration, kSchedule, "num
 constexpr std::array<std::string_view, 2> kDecay = {"wd_mult", "pre_wd_mult"};
 constexpr std::string_view kOfExperts = "is_expert_parallel";
 
+// Items of a dict.
+void put_flag(PickleWriter& w, std::string_view key, bool value) {
+  w.text(key);
+  w.boolean(value);
+}
+void put_real(PickleWriter& w, std::string_view key, double value) {
+  w.text(key);
+  w.number(value);
+}
+void put_integer(PickleWriter& w, std::string_view key, Index value) {
+  w.text(key);
+  w.integer(value);
+}
+void put_text(PickleWriter& w, std::string_view key, std::string_view value) {
+  w.text(key);
+  w.text(value);
+}
+
 // "opt_param_scheduler.max_lr": of files of ranks each number is an object.
 bool is_common(std::string_view word) {
   word = word.substr(0, word.find('.'));
@@ -62,8 +80,7 @@ Status RunState::write_group(PickleWriter& w, const AdamObjects::Values& group) 
     TRY(pickle::write_value(w, value));
   }
   if (!group.contains("step")) {
-    w.text("step");
-    w.integer(objects_.step());
+    put_integer(w, "step", objects_.step());
   }
   w.set_items();
   return {};
@@ -74,37 +91,28 @@ Status RunState::write_new_group(PickleWriter& w, double wd_mult) const {
   const double lr = objects_.number("lr").value_or(0);
   w.empty_dict();
   w.mark();
-  const auto flag = [&](std::string_view word, bool is) {
-    w.text(word);
-    w.boolean(is);
-  };
-  const auto real = [&](std::string_view word, double x) {
-    w.text(word);
-    w.number(x);
-  };
-  flag(kOfExperts, false);
-  flag("default_config", true);
-  real("wd_mult", wd_mult);
-  real("lr_mult", 1.0);
-  flag("is_decoupled_lr", false);
-  real("max_lr", objects_.number("initial_lr").value_or(lr));
-  real("min_lr", 0.0);
-  real("lr", lr);
+  put_flag(w, kOfExperts, false);
+  put_flag(w, "default_config", true);
+  put_real(w, "wd_mult", wd_mult);
+  put_real(w, "lr_mult", 1.0);
+  put_flag(w, "is_decoupled_lr", false);
+  put_real(w, "max_lr", objects_.number("initial_lr").value_or(lr));
+  put_real(w, "min_lr", 0.0);
+  put_real(w, "lr", lr);
   w.text("betas");
   if (const auto betas = objects_.value("betas"))
     TRY(pickle::write_value(w, *betas));
   else
     w.none();
-  real("eps", objects_.number("eps").value_or(0));
-  real("weight_decay", objects_.number("weight_decay").value_or(0) * wd_mult);
-  for (const std::string_view word : {"bias_correction", "decoupled_weight_decay"}) flag(word, true);
-  for (const std::string_view word : {"amsgrad", "maximize", "capturable", "differentiable"}) flag(word, false);
+  put_real(w, "eps", objects_.number("eps").value_or(0));
+  put_real(w, "weight_decay", objects_.number("weight_decay").value_or(0) * wd_mult);
+  for (const std::string_view word : {"bias_correction", "decoupled_weight_decay"}) put_flag(w, word, true);
+  for (const std::string_view word : {"amsgrad", "maximize", "capturable", "differentiable"}) put_flag(w, word, false);
   for (const std::string_view word : {"foreach", "fused"}) {
     w.text(word);
     w.none();
   }
-  w.text("step");
-  w.integer(objects_.step());
+  put_integer(w, "step", objects_.step());
   w.set_items();
   return {};
 }
@@ -140,27 +148,16 @@ Status RunState::write_schedule(PickleWriter& w) const {
     w.set_items();
     return {};
   }
-  const auto real = [&](std::string_view word, double x) {
-    w.text(word);
-    w.number(x);
-  };
-  const auto integer = [&](std::string_view word, Index n) {
-    w.text(word);
-    w.integer(n);
-  };
-  const auto text = [&](std::string_view word, std::string_view what) {
-    w.text(word);
-    w.text(what);
-  };
-  real("max_lr", objects_.number("initial_lr").value_or(objects_.number("lr").value_or(0)));
-  real("min_lr", 0.0);
-  integer("lr_warmup_steps", 0);
-  integer("num_steps", 0);
-  text("lr_decay_style", "constant");
-  integer("lr_decay_steps", 1);
-  for (const std::string_view word : {"start_wd", "end_wd"}) real(word, objects_.number("weight_decay").value_or(0));
-  text("wd_incr_style", "constant");
-  integer("wd_incr_steps", 1);
+  put_real(w, "max_lr", objects_.number("initial_lr").value_or(objects_.number("lr").value_or(0)));
+  put_real(w, "min_lr", 0.0);
+  put_integer(w, "lr_warmup_steps", 0);
+  put_integer(w, "num_steps", 0);
+  put_text(w, "lr_decay_style", "constant");
+  put_integer(w, "lr_decay_steps", 1);
+  for (const std::string_view word : {"start_wd", "end_wd"})
+    put_real(w, word, objects_.number("weight_decay").value_or(0));
+  put_text(w, "wd_incr_style", "constant");
+  put_integer(w, "wd_incr_steps", 1);
   w.set_items();
   return {};
 }

@@ -11,7 +11,6 @@
 
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
-#include "lib/checkpoint/seals_places.h"
 
 namespace reshard {
 
@@ -38,7 +37,7 @@ struct FileTensor {
   Extent extent;  // filled in by add_file()
 };
 
-class TensorFilesTarget : public Target, public SealsPlaces {
+class TensorFilesTarget : public Target {
  public:
   bool wants_crcs() const override;
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;

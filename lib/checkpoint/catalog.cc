@@ -145,6 +145,12 @@ void Catalog::sort_by_name() {
 
 std::string Catalog::file_path(std::uint32_t file) const { return path_join(root, files[file].path); }
 
+std::vector<std::string> Catalog::file_paths() const {
+  std::vector<std::string> out;
+  for (const CatalogFile& file : files) out.push_back(path_join(root, file.path));
+  return out;
+}
+
 Index Catalog::tensor_bytes() const {
   Index sum = 0;
   for (const Tensor& t : tensors_) sum += t.bytes();

@@ -175,6 +175,7 @@ class Catalog {
   void sort_by_name();
 
   std::string file_path(std::uint32_t file) const;
+  std::vector<std::string> file_paths() const;  // of all files
   Index tensor_bytes() const;
 
  private:

@@ -111,6 +111,11 @@ class Target {
   virtual bool wants_crcs() const = 0;
   // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
   virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
+  // For who reads an output in pieces: emits at least what of seal()'s bytes shares any with `place`, none of it wrong,
+  // and asks for no more checksums than that needs. Unless a target can do with less, all of them. Thread-safe.
+  virtual Status seal_at(const Extent& /*place*/, const PayloadCrc& crc, const EmitBytes& emit) const {
+    return seal(crc, emit);
+  }
 
   // Whether the output is a file, the destination itself, and not a directory. Its catalog has one file.
   virtual bool is_file() const { return false; }

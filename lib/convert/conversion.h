@@ -70,6 +70,7 @@ struct SideFile {
 };
 
 class Origin;
+class SourceManifest;
 
 class Conversion {
  public:
@@ -110,8 +111,8 @@ class Conversion {
   };
   Result<Outcome> run(OutputPath destination);
 
-  // The manifest that run() writes, of a pass over the source.
-  Result<std::string> manifest_text();
+  // The manifest that run() writes, of a pass over the source, which is held against what it records of itself.
+  Result<std::string> manifest_text(const RunOptions& run, const SourceManifest* recorded = nullptr);
 
  private:
   friend class ConvertedImage;  // the other way to have what was prepared

@@ -81,13 +81,14 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   return outcome;
 }
 
-Result<std::string> Conversion::manifest_text() {
+Result<std::string> Conversion::manifest_text(const RunOptions& run, const SourceManifest* recorded) {
   Origin origin(draft_, source_, adapter());
   if (draft_.merge) TRY(check_merged(origin));
   std::vector<DigestRequest> requests;
   for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view_.tensors()[p.to].dtype});
-  const auto proofs = TRY(digest_tensors(requests, origin.tensors(), options_.run));
-  TRY(origin.finish(options_.run.ranks));
+  const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
+  TRY(origin.finish(run.ranks));
+  if (recorded) TRY(recorded->check(proofs, draft_.names.model, run));
   return manifest(*this, proofs, origin.digests());
 }
 
@@ -101,15 +102,15 @@ Status Conversion::check_merged(const Origin& origin) const {
 
 std::vector<std::string> Conversion::inputs() const {
   std::vector<std::string> out = {options_.config_path};
+  const auto add = [&](const Reader& reader) {
+    for (std::string& path : reader.catalog().file_paths()) out.push_back(std::move(path));
+  };
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
                                static_cast<const Reader*>(options_.adapter.reader)})
-    for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f)
-      out.push_back(reader->catalog().file_path(f));
+    if (reader) add(*reader);
   for (std::size_t s = 1; options_.merge && s < options_.merge->sources.size(); ++s) {
-    const MergeSource& other = options_.merge->sources[s];
-    out.push_back(other.path);
-    for (std::uint32_t f = 0; f < other.reader->catalog().files.size(); ++f)
-      out.push_back(other.reader->catalog().file_path(f));
+    out.push_back(options_.merge->sources[s].path);
+    add(*options_.merge->sources[s].reader);
   }
   return out;
 }

@@ -13,12 +13,6 @@ namespace {
 
 constexpr int kDigestThreads = 2;
 
-std::vector<std::string> paths_of(const Catalog& catalog) {
-  std::vector<std::string> out;
-  for (std::uint32_t f = 0; f < catalog.files.size(); ++f) out.push_back(catalog.file_path(f));
-  return out;
-}
-
 // What a run takes beside its slabs, and slabs of the size that these tensors force.
 Index room_to_digest(const Plan& plan, const Catalog& source) {
   std::vector<WalkItem> items;
@@ -33,7 +27,7 @@ Index room_to_digest(const Plan& plan, const Catalog& source) {
 
 ConvertedImage::ConvertedImage(Conversion& c, bool check)
     : conversion_(c),
-      data_(paths_of(c.source_view())),
+      data_(c.source_view().file_paths()),
       others_([&] {
         std::vector<std::string> paths = c.inputs();
         paths.insert(paths.end(), c.draft_.side_files.begin(), c.draft_.side_files.end());
@@ -102,19 +96,13 @@ Result<Extent> ConvertedImage::find_sealed(std::string_view text) const {
 }
 
 Result<std::string> ConvertedImage::manifest_text() const {
-  const Conversion& c = conversion_;
-  Origin origin(c.draft_, c.source_, c.adapter());
-  RunOptions run = c.options_.run;
+  RunOptions run = conversion_.options_.run;
   run.progress = nullptr;
   run.threads = kDigestThreads;
   run.memory = resident_bytes() + digest_room_;
-  std::vector<DigestRequest> requests;
-  for (const PlannedTensor& p : c.plan_.tensors) requests.push_back({p.from, c.target_view_.tensors()[p.to].dtype});
-  const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
-  TRY(origin.finish(nullptr));
-  if (recorded_) TRY(recorded_->check(proofs, c.draft_.names.model, run));
+  std::string text = TRY(conversion_.manifest_text(run, recorded_ ? &*recorded_ : nullptr));
   TRY(unchanged());
-  return manifest(c, proofs, origin.digests());
+  return text;
 }
 
 }  // namespace reshard

@@ -9,7 +9,6 @@
 #include "lib/base/parallel.h"
 #include "lib/base/resident.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/seals_places.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 
@@ -288,7 +287,7 @@ Result<Slab> Image::around(const Extent& place) {
       if (!sum) crcs = sum.error();
       return sum ? *sum : 0;
     };
-    TRY(seal_at(of_.target, place, crc, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
+    TRY(of_.target.seal_at(place, crc, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
       if (file == place.file) put(place, out, offset, bytes);
       return {};
     }));

@@ -3,7 +3,7 @@
 //
 // Tensor data lie in stretches, an extent of the target each, which are cut into slabs of about a megabyte. A slab is
 // filled from the source, converted, and kept in the cache. What lies between the stretches is sealed by the target
-// (seals_places.h); where that takes the checksum of a stretch, it is read once for that.
+// (Target::seal_at); where that takes the checksum of a stretch, it is read once for that.
 #pragma once
 
 #include <condition_variable>

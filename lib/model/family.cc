@@ -243,6 +243,10 @@ Status check_quantization(const Family& family, const ModelConfig& config) {
                      printable(config.quantization) + ", whose tensors are not known");
 }
 
+// As in --names.
+constexpr std::array<std::string_view, kConventions.size()> kConventionOptions = {
+    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron"};
+
 }  // namespace
 
 std::string_view convention_title(Convention convention) {
@@ -261,16 +265,10 @@ std::string_view convention_title(Convention convention) {
 }
 
 std::string_view convention_option(Convention convention) {
-  static constexpr std::array<std::string_view, kConventions.size()> kOptions = {
-      "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron"};
-  return kOptions[static_cast<std::size_t>(convention)];
+  return kConventionOptions[static_cast<std::size_t>(convention)];
 }
 
-std::string convention_options() {
-  std::vector<std::string> options;
-  for (const Convention convention : kConventions) options.emplace_back(convention_option(convention));
-  return join(options, ", ");
-}
+std::vector<std::string> convention_options() { return {kConventionOptions.begin(), kConventionOptions.end()}; }
 
 std::optional<Convention> find_convention(std::string_view option) {
   if (option == "colossalai") return Convention::kHf;

@@ -31,7 +31,7 @@ inline constexpr std::array kConventions = {
     Convention::kMegatron, Convention::kTransformers, Convention::kNanotron};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
-std::string convention_options();                                    // all of them: "hf, torchtitan, ..."
+std::vector<std::string> convention_options();                       // of all of them
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
 // Whether a head that is tied to the embedding has no name of its own there.
 constexpr bool stores_ties_once(Convention c) { return c == Convention::kHf || c == Convention::kMegatron; }

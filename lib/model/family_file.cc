@@ -221,7 +221,8 @@ class FamilyReader {
         const std::string_view option = std::string_view(name).substr(name.starts_with(' ') ? 1 : 0);
         const auto convention = find_convention(option);
         if (!convention || *convention == Convention::kHf)
-          return corrupt("names: expected one of " + convention_options() + " but hf, got '" + printable(option) + "'");
+          return corrupt("names: expected one of " + join(convention_options(), ", ") + " but hf, got '" +
+                         printable(option) + "'");
         if (m.value.is_null()) {
           std::erase_if(out_.conventions, [&](const ConventionTable& t) { return t.convention == *convention; });
           continue;
