@@ -12,11 +12,14 @@ passed=0
 failed=0
 mkdir -p "$logs"
 
+# The name of a step, and the minutes and seconds since the beginning.
+heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
+
 # A step that is one check: fine or not.
 check() {
   local name=$1
   shift
-  printf '\n== %s\n' "$name"
+  heading "$name"
   if "$@"; then
     passed=$((passed + 1))
   else
@@ -44,7 +47,7 @@ python_options() {
 
 # Counts the tests of ctest's closing line, "97% tests passed, 3 tests failed out of 100".
 run_ctest() {
-  printf '\n== tests, %s\n' "$1"
+  heading "tests, $1"
   ctest --preset "$1" -j "$jobs" --timeout 300 --progress > "$logs/ctest-$1.log" 2>&1
   local status=$? line
   line=$(grep -E 'tests passed, [0-9]+ tests? failed out of' "$logs/ctest-$1.log" | tail -n 1)
@@ -60,7 +63,7 @@ run_ctest() {
 
 # Counts the tests of the script's closing line, "python: 40 passed, 0 failed, 4 skipped".
 run_python() {
-  printf '\n== the Python package, from a wheel\n'
+  heading "the Python package, from a wheel"
   local python line
   if ! python=$(tests/interop/venv.sh); then
     echo "FAILED: no python environment"
@@ -78,7 +81,7 @@ run_python() {
 
 # Counts the tests of the script's closing line, "interop: 20 passed, 1 failed, 2 skipped".
 run_interop() {
-  printf '\n== interoperability with PyTorch, safetensors and transformers\n'
+  heading "interoperability with PyTorch, safetensors and transformers"
   local python line
   if ! python=$(tests/interop/venv.sh); then
     echo "FAILED: no python environment"
@@ -111,6 +114,6 @@ else
 fi
 check "lint" tests/lint.sh
 
-echo
+heading "all of it"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

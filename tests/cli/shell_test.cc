@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <regex>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "lib/base/text.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -47,8 +49,10 @@ std::vector<std::string> all_commands() {
 }
 
 // As --help lists them: lines that begin with "  -h,--help" or "  --to TEXT".
-std::set<std::string> options_in_help(const std::string& command) {
-  std::set<std::string> out;
+const std::set<std::string>& options_in_help(const std::string& command) {
+  static std::map<std::string, std::set<std::string>> known;
+  std::set<std::string>& out = known[command];
+  if (!out.empty()) return out;
   for (const std::string& line : split(printed({command, "--help"}), '\n')) {
     if (!line.starts_with("  -")) continue;
     const std::string names = line.substr(2, line.find(' ', 2) - 2);
@@ -118,7 +122,9 @@ TEST(Manual, HasAPageForEachCommandWithAllThatHelpShows) {
   for (const std::string& command : all_commands()) {
     const std::string name = "reshard-" + command + ".1", page = read_file(dir / name);
     pages.insert(name);
-    EXPECT_EQ(page, printed({"man", command}));
+    if (!kSanitized || command == "convert") {
+      EXPECT_EQ(page, printed({"man", command}));
+    }
     for (const std::string& option : options_in_help(command)) EXPECT_THAT(plain(page), HasSubstr(option)) << command;
     for (const std::string& line : split(page, '\n'))
       if (line.starts_with('.')) {

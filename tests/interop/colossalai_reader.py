@@ -1,6 +1,6 @@
-"""Loads a model directory with ColossalAI's own checkpoint_io, and compares it with a safetensors file.
+"""Loads model directories with ColossalAI's own checkpoint_io, and compares each with its safetensors file.
 
-    python colossalai_reader.py SOURCE_OF_COLOSSALAI DIRECTORY SAFETENSORS
+    python colossalai_reader.py SOURCE_OF_COLOSSALAI DIRECTORY SAFETENSORS ...
 
 ColossalAI as a whole wants a GPU stack of its own; its index and shard readers are plain torch. So only the package
 colossalai.checkpoint_io is the real one here, and whatever else it imports is a stand-in that does nothing.
@@ -36,7 +36,7 @@ class StandIns:
 
 
 def main():
-    source, directory, wanted = map(pathlib.Path, sys.argv[1:])
+    source, *pairs = map(pathlib.Path, sys.argv[1:])
     sys.meta_path.insert(0, StandIns())
     importlib.import_module("colossalai")
     package = types.ModuleType(REAL)
@@ -44,16 +44,17 @@ def main():
     sys.modules[REAL] = package
     index_file = importlib.import_module(REAL + ".index_file")
     utils = importlib.import_module(REAL + ".utils")
-    has_index, path = utils.has_index_file(str(directory))
-    assert has_index, "no index"
-    files, _ = index_file.CheckpointIndexFile.from_file(path).get_checkpoint_filenames()
-    got = {}
-    for file in map(pathlib.Path, files):
-        got.update(utils.load_shard_state_dict(file, file.suffix == ".safetensors"))
-    wanted = load_file(wanted)
-    assert sorted(got) == sorted(wanted), sorted(set(got) ^ set(wanted))
-    for name, tensor in wanted.items():
-        assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
+    for directory, wanted in zip(pairs[::2], pairs[1::2]):
+        has_index, path = utils.has_index_file(str(directory))
+        assert has_index, f"{directory}: no index"
+        files, _ = index_file.CheckpointIndexFile.from_file(path).get_checkpoint_filenames()
+        got = {}
+        for file in map(pathlib.Path, files):
+            got.update(utils.load_shard_state_dict(file, file.suffix == ".safetensors"))
+        wanted = load_file(wanted)
+        assert sorted(got) == sorted(wanted), f"{directory}: {sorted(set(got) ^ set(wanted))}"
+        for name, tensor in wanted.items():
+            assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), f"{directory}: {name}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Loads a universal checkpoint with DeepSpeed's own engine, on the CPU, and compares every parameter's master and moments.
 
-    python deepspeed_engine.py DIRECTORY HF_DIRECTORY STAGE RANKS
+    python deepspeed_engine.py DIRECTORY HF_DIRECTORY STAGExRANKS ...
 
 DIRECTORY has latest_universal; HF_DIRECTORY has config.json, optimizer.safetensors (fp32.NAME, exp_avg.NAME,
 exp_avg_sq.NAME) and groups.json ({"step": ..., "lr": ..., "betas": ..., "weight_decay": ...}).
@@ -60,11 +60,13 @@ def rank_main(rank, ranks, store, root, hf_directory, stage):
 
 def main():
     root, hf_directory = map(pathlib.Path, sys.argv[1:3])
-    stage, ranks = map(int, sys.argv[3:])
     import deepspeed, transformers  # once, before the ranks are made
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, stage)
-        mp.start_processes(rank_main, arguments, nprocs=ranks, start_method="fork")
+    for case in sys.argv[3:]:
+        stage, ranks = map(int, case.split("x"))
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, stage)
+            mp.start_processes(rank_main, arguments, nprocs=ranks, start_method="fork")
+        print(f"ZeRO {stage} on {ranks} ranks: loaded", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 parameters with a Hugging Face model's; its distributed optimizer's moments and masters, too, where HF_DIRECTORY has
 optimizer.safetensors (fp32.NAME, exp_avg.NAME, exp_avg_sq.NAME) and groups.json ({"step": ..., "lr": ...}).
 
-    python megatron_core.py DIRECTORY HF_DIRECTORY TP PP [EP [DP]]
+    python megatron_core.py DIRECTORY HF_DIRECTORY TPxPP[xEP[xDP]] ...
 
 DIRECTORY has latest_checkpointed_iteration.txt. Megatron core wants a GPU; for loading, what it asks of CUDA here is a
 stand-in that does nothing, and the modules are Megatron's own (the local spec), without Transformer Engine.
@@ -270,12 +270,15 @@ def rank_main(rank, ranks, store, root, hf_directory, tp, pp, ep):
 
 def main():
     root, hf_directory = map(pathlib.Path, sys.argv[1:3])
-    tp, pp, ep, dp = (*map(int, sys.argv[3:]), 0, 1)[:4] if len(sys.argv) < 7 else map(int, sys.argv[3:])
-    ranks = pp * max(tp * dp, ep)
     import megatron.core.models.gpt.gpt_layer_specs  # once, before the ranks are made
-    with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, tp, pp, ep)
-        mp.start_processes(rank_main, arguments, nprocs=ranks, start_method="fork")
+    for case in sys.argv[3:]:
+        degrees = [int(n) for n in case.split("x")]
+        tp, pp, ep, dp = degrees + [0, 1][len(degrees) - 2:]
+        ranks = pp * max(tp * dp, ep)
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = (ranks, os.path.join(directory, "store"), root, hf_directory, tp, pp, ep)
+            mp.start_processes(rank_main, arguments, nprocs=ranks, start_method="fork")
+        print(f"{case}: loaded", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Several gloo ranks on this machine, for the interoperability tests: run(n, job, argument) runs a job of this file in n
 processes. A job raises when something is wrong; the first traceback comes back as the caller's exception."""
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -20,7 +21,10 @@ sys.modules.setdefault("pathlib._local", pathlib)
 
 def run(ranks, job, argument):
     with tempfile.TemporaryDirectory() as directory:
-        mp.spawn(_rank, args=(ranks, job, argument, os.path.join(directory, "store")), nprocs=ranks)
+        # Forked from a process that has imported torch and started no thread: its import takes seconds a rank.
+        multiprocessing.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.tensor"])
+        mp.start_processes(_rank, args=(ranks, job, argument, os.path.join(directory, "store")), nprocs=ranks,
+                           start_method="forkserver")
 
 
 def _rank(rank, ranks, job, argument, store):

@@ -4,8 +4,12 @@
 
 The last line is `interop: N passed, N failed, N skipped`.
 """
+import argparse
+import concurrent.futures
 import importlib.util
+import io
 import json
+import multiprocessing
 import os
 import pathlib
 import re
@@ -14,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -102,6 +107,12 @@ class Case(unittest.TestCase):
 
     def out(self, name="out"):
         return self.directory / name
+
+    def run_script(self, name, *arguments):
+        """A program of this directory: what it imports takes so long that it does all cases of a test in one run."""
+        done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop" / name, *map(str, arguments)],
+                              capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, 0, f"{done.stdout[-2000:]}{done.stderr[-4000:]}")
 
     def assert_same_tensors(self, got, wanted):
         self.assertEqual(sorted(got), sorted(wanted))
@@ -1237,15 +1248,13 @@ class NativeTargets(Case):
         source = pathlib.Path(sys.prefix) / "colossalai-0.5.0"
         if not source.is_dir():
             self.skipTest("ColossalAI's source could not be downloaded")
-        reader = ROOT / "tests/interop/colossalai_reader.py"
-        for options in ([], ["--shard-format", "bin", "--mesh", "pp=2"], ["--max-shard-size", "100kB"]):
-            with self.subTest(options):
-                self.convert("colossalai", "--force", *options)
-                subprocess.run([sys.executable, "-W", "ignore", reader, source, self.out(), self.SAMPLE / "hf.safetensors"],
-                               check=True)
+        pairs = []
+        for i, options in enumerate(([], ["--shard-format", "bin", "--mesh", "pp=2"], ["--max-shard-size", "100kB"])):
+            reshard("convert", self.SAMPLE / "checkpoint", self.out(str(i)), "--to", "colossalai", *options)
+            pairs += [self.out(str(i)), self.SAMPLE / "hf.safetensors"]
         for sample in ("pp2_bin", "healthy_st/epoch-0_step-7/modeling"):
-            subprocess.run([sys.executable, "-W", "ignore", reader, source, COLOSSALAI / sample, COLOSSALAI / "full.safetensors"],
-                           check=True)
+            pairs += [COLOSSALAI / sample, COLOSSALAI / "full.safetensors"]
+        self.run_script("colossalai_reader.py", source, *pairs)
 
     def test_ranks_hold_what_torch_would_give_them(self):
         for container, load in (("safetensors", load_file), ("bin", lambda p: torch.load(p, weights_only=True))):
@@ -1429,10 +1438,7 @@ class DeepSpeed(Case):
         reshard("convert", self.out("dcp"), self.out(), "--to", "deepspeed-universal", "--config", saved / "config.json",
                 "--dtype", "bfloat16")
         reshard("verify", self.out(), "--fail-on", "warning", "--config", saved / "config.json")
-        for stage, ranks in ((1, 2), (2, 1), (3, 2)):
-            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/deepspeed_engine.py", self.out(),
-                                   saved, str(stage), str(ranks)], capture_output=True, text=True, timeout=300)
-            self.assertEqual(done.returncode, 0, f"ZeRO {stage}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        self.run_script("deepspeed_engine.py", self.out(), saved, "1x2", "2x1", "3x2")
         reshard("convert", self.out(), self.out("model"), "--to", "hf", "--config", saved / "config.json")
         self.assertEqual(raw_safetensors(self.out("model") / "model.safetensors"),
                          raw_safetensors(saved / "model.safetensors"))
@@ -1457,36 +1463,29 @@ class MegatronCore(Case):
         reshard("convert", self.out(), self.out("back"), "--to", "hf")
         self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
                          raw_safetensors(saved / "model.safetensors"))
-        for numbers in degrees:
-            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/megatron_core.py", self.out(),
-                                   saved, *map(str, numbers)], capture_output=True, text=True, timeout=300)
-            self.assertEqual(done.returncode, 0, f"{numbers}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        self.run_script("megatron_core.py", self.out(), saved, *degrees)
 
     def test_llama(self):
-        self.check_loads("llama", [(1, 1), (2, 2)], ["--mesh", "tp=4,dp_shard=2"])
+        self.check_loads("llama", ["1x1", "2x2"], ["--mesh", "tp=4,dp_shard=2"])
 
     def test_a_tied_qwen2_with_biases(self):
-        self.check_loads("qwen2", [(2, 1), (1, 2)])
+        self.check_loads("qwen2", ["2x1", "1x2"])
 
     def test_qwen3(self):
-        self.check_loads("qwen3", [(2, 1), (1, 2)])
+        self.check_loads("qwen3", ["2x1", "1x2"])
 
     def test_experts(self):
-        self.check_loads("mixtral", [(1, 1, 2), (2, 1, 2)])
+        self.check_loads("mixtral", ["1x1x2", "2x1x2"])
 
     def test_experts_with_norms_of_the_heads(self):
-        self.check_loads("qwen3_moe", [(1, 2, 1), (1, 1, 4)])
-
+        self.check_loads("qwen3_moe", ["1x2x1", "1x1x4"])
 
     def check_optimizer(self, model_type, degrees, options=()):
         saved, truth = trained(self.out, model_type)
         reshard("convert", self.out("dcp"), self.out(), "--to", "megatron", "--config", saved / "config.json", "--dtype",
                 "bfloat16", *options)
         reshard("verify", self.out(), "--fail-on", "warning")
-        for numbers in degrees:
-            done = subprocess.run([sys.executable, "-W", "ignore", ROOT / "tests/interop/megatron_core.py", self.out(),
-                                   saved, *map(str, numbers)], capture_output=True, text=True, timeout=300)
-            self.assertEqual(done.returncode, 0, f"{numbers}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        self.run_script("megatron_core.py", self.out(), saved, *degrees)
         # And back to torch: the masters are the weights.
         reshard("convert", self.out(), self.out("back"), "--to", "dcp", "--names", "hf", "--weights", "master")
         back = load_all(self.out("back"))
@@ -1497,10 +1496,10 @@ class MegatronCore(Case):
             self.assertEqual(float(back["optimizer"]["state"][parameter]["step"]), 3.0)
 
     def test_the_optimizer_of_llama(self):
-        self.check_optimizer("llama", [(1, 1), (2, 1, 0, 2), (2, 2)], ["--mesh", "tp=2,dp_shard=2"])
+        self.check_optimizer("llama", ["1x1", "2x1x0x2", "2x2"], ["--mesh", "tp=2,dp_shard=2"])
 
     def test_the_optimizer_of_a_tied_qwen2(self):
-        self.check_optimizer("qwen2", [(2, 2), (1, 1, 0, 2)])
+        self.check_optimizer("qwen2", ["2x2", "1x1x0x2"])
 
 
 _MEGATRON = dict(vocab_size=259, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -1696,13 +1695,37 @@ class Merges(Case):
                    lambda a, b: 0.99 * a.double() + (1 - 0.99) * b.double(), torch.float32)
 
 
-def main():
-    program = unittest.main(exit=False, verbosity=2)
-    result = program.result
+def run(unit):
+    """(names, failed, skipped, output, seconds) of a test, or of all tests of a class that shares something."""
+    output, begin = io.StringIO(), time.monotonic()
+    result = unittest.TextTestRunner(output).run(unit)
     failed = len({str(test) for test, _ in result.failures + result.errors})
-    skipped = len(result.skipped)
-    sys.stderr.flush()
-    print(f"interop: {result.testsRun - failed - skipped} passed, {failed} failed, {skipped} skipped", flush=True)
+    reasons = "".join(f"  skipped: {reason}" for _, reason in result.skipped)
+    return result.testsRun, failed, len(result.skipped), reasons + output.getvalue() * bool(failed), time.monotonic() - begin
+
+
+def main():
+    """Tests in as many processes as there are cores, those that take longest first."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-k", dest="patterns", action="append", help="only tests whose name has this in it")
+    loader = unittest.TestLoader()
+    patterns = parser.parse_args().patterns
+    loader.testNamePatterns = patterns and [f"*{pattern}*" for pattern in patterns]
+    slow = [DeepSpeed, MegatronCore, TrainingGoesOn, HtmlPages, Mounted, Accelerate]
+    cases = sorted((c for c in globals().values() if isinstance(c, type) and issubclass(c, unittest.TestCase)),
+                   key=lambda c: slow.index(c) if c in slow else len(slow))
+    units = []
+    for case in cases:
+        suite = loader.loadTestsFromTestCase(case)
+        units += [suite] if "setUpClass" in vars(case) and suite.countTestCases() else list(suite)
+    total = [0, 0, 0]
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as workers:
+        for unit, (*counts, output, seconds) in zip(units, workers.map(run, units)):
+            name = next(iter(unit)).id().rpartition(".")[0] if isinstance(unit, unittest.TestSuite) else unit.id()
+            print(f"{'FAILED' if counts[1] else 'ok'} {seconds:6.1f} s  {name}{output}", flush=True)
+            total = [a + b for a, b in zip(total, counts)]
+    done, failed, skipped = total
+    print(f"interop: {done - failed - skipped} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed else 0
 
 

@@ -8,6 +8,7 @@
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zip.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -191,7 +192,8 @@ TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
     const File file = *File::create_anonymous(directory_.path());
     ASSERT_TRUE(file.write_at(0, as_bytes(whole)));
     int refused = 0;
-    for (std::size_t i = 0; i < whole.size(); ++i) {
+    const int step = every_nth(5);
+    for (std::size_t i = 0; i < whole.size(); i += static_cast<std::size_t>(step)) {
       const std::string one(1, static_cast<char>(whole[i] ^ (1 << i % 8)));
       ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(one)));
       const auto read = TensorFile::open(file);
@@ -204,7 +206,7 @@ TEST_F(TensorFileTest, EveryFlippedByteIsReadOrRefused) {
       }
       ASSERT_TRUE(file.write_at(static_cast<Index>(i), as_bytes(whole.substr(i, 1))));
     }
-    EXPECT_GT(refused, 500) << name;
+    EXPECT_GT(refused * step, 500) << name;
   }
 }
 
