@@ -104,7 +104,10 @@ class JoinedReader : public Reader {
     }
     for (const std::string& file : from.metadata_files) catalog_.metadata_files.push_back(path_join(directory, file));
     for (const std::string& file : from.stale_files) catalog_.stale_files.push_back(path_join(directory, file));
-    for (const std::string& warning : from.warnings) catalog_.warnings.push_back(directory + ": " + warning);
+    for (const std::string& warning : from.warnings) {
+      catalog_.warnings.push_back(directory + ": " + warning);
+      if (warning == from.shape_doubt) catalog_.shape_doubt = catalog_.warnings.back();
+    }
     for (const std::string& note : from.notes) catalog_.notes.push_back(directory + ": " + note);
     catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
     if (parts_.size() == 1) catalog_.attributes = from.attributes;

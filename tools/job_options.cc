@@ -438,7 +438,9 @@ std::string family_text(const Translation& names) {
 }
 
 std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
-  std::vector<std::string> out = prepared.source.reader->catalog().warnings;
+  const Catalog& source = prepared.source.reader->catalog();
+  std::vector<std::string> out = source.warnings;
+  if (prepared.conversion->identity()) std::erase(out, source.shape_doubt);
   const auto& more = prepared.conversion->notes().warnings;
   out.insert(out.end(), more.begin(), more.end());
   return out;

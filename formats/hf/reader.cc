@@ -258,9 +258,9 @@ void HfReader::describe_format() {
   // One process that consolidated (save_distributed=False) describes whole tensors in the same words.
   const auto is_shard = [](const std::string& name) { return name.starts_with("shard-"); };
   if (sharded && std::any_of(sources_.files.begin(), sources_.files.end(), is_shard))
-    catalog_.warnings.push_back(
-        "These shards do not record the shapes of whole tensors: if the last shard of a tensor is missing, the tensor "
-        "looks smaller, and nothing in the files tells.");
+    catalog_.warnings.push_back(catalog_.shape_doubt =
+                                    "These shards do not record the shapes of whole tensors: if the last shard of a "
+                                    "tensor is missing, the tensor looks smaller, and nothing in the files tells.");
   catalog_.attributes.emplace_back(
       "format", "Hugging Face safetensors, " + count_of(static_cast<Index>(catalog_.files.size()), "file") +
                     (sources_.index ? ", index" : "") + (sharded ? ", Distributed Checkpoint shards" : ""));

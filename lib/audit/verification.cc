@@ -224,6 +224,8 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
   if (audit->head_is_tied) text += "; the head is tied to the embedding and not stored";
   if (!audit->uniform_dtype.empty()) text += "; kept in " + audit->uniform_dtype + ", for use in " + config.dtype;
   fact(report, "config", text);
+  if (audit->findings.empty() && !catalog.shape_doubt.empty())
+    std::erase_if(report.findings, [&](const Finding& f) { return f.what == catalog.shape_doubt; });
   add(report, std::move(audit->findings));
   check_upcast(*audit, config, catalog, report);
   return {};

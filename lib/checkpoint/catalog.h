@@ -156,6 +156,7 @@ class Catalog {
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences
   std::vector<std::string> notes;           // likewise, of what need not be a fault
+  std::string shape_doubt;  // that of the warnings which a config settles: a shape is what its pieces add up to
   // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
   // place of a blob that holds them.
   bool shares_extents = false;

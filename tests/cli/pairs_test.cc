@@ -77,7 +77,7 @@ TEST_P(Pairs, ThereAndBackIsTheSame) {
   ASSERT_GE(all.size(), 8U);
   convert(source, first, a);
   expect_equal(source, first);
-  const auto step = static_cast<std::size_t>(every_nth(4));
+  const auto step = static_cast<std::size_t>(every_nth(8));
   for (std::size_t i = a.name.size() % step; i < all.size(); i += step) {
     const Way& b = all[i];
     const std::string middle = dir_ / (a.name + "-to-" + b.name), back = middle + "-back";

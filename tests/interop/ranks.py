@@ -42,6 +42,14 @@ def same_bits(a, b):
             torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8)))
 
 
+def save_model_shards(rank, ranks, places):
+    """(a model's safetensors, a directory): each rank's rows as Hugging Face's storage writer leaves them."""
+    model, out = places
+    mesh = init_device_mesh("cpu", (ranks,))
+    state = {k: distribute_tensor(v, mesh, [Shard(0)]) for k, v in load_file(model).items()}
+    dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path=out, save_distributed=True))
+
+
 def load_everywhere(rank, ranks, cases):
     """cases: (checkpoint directory, safetensors of the truth, prefix of the checkpoint's keys). Loads each into plain
     tensors and into DTensors of several placements, and compares this rank's part with the truth's."""

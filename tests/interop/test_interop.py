@@ -471,6 +471,18 @@ class FromTorch(Case):
         wanted = {k: v for k, v in ranks.sample_tensors().items() if v.dim()}
         self.assert_holds(self.check_two_ranks("hf_sharded"), wanted)
 
+    def test_hugging_face_shards_of_a_model_that_its_config_confirms(self):
+        sample = ROOT / "samples/checkpoints/tp8"
+        ranks.run(2, ranks.save_model_shards, (str(sample / "hf.safetensors"), str(self.out("ck"))))
+        self.assertIn("do not record the shapes", reshard("verify", self.out("ck"), code=1))
+        checked = reshard("verify", self.out("ck"), "--config", sample / "config.json")
+        self.assertNotIn("do not record the shapes", checked)
+        self.assertIn("0 errors, 0 warnings", checked)
+        reshard("convert", self.out("ck"), self.out(), "--to", "hf", "--config", sample / "config.json")
+        self.assert_same_tensors(load_file(self.out() / "model.safetensors"), load_file(sample / "hf.safetensors"))
+        (self.out("ck") / "shard-00002-model-00001-of-00001.safetensors").unlink()
+        self.assertIn("model.norm.weight", reshard("verify", self.out("ck"), "--config", sample / "config.json", code=1))
+
     def test_hugging_face_shards_consolidated(self):
         wanted = {k: v for k, v in ranks.sample_tensors().items() if v.dim()}
         self.assert_holds(self.check_two_ranks("hf_consolidated"), wanted)
