@@ -48,7 +48,7 @@ constexpr int kTicksToWatch = 5;     // between looks at the source
   each(session_mount) each(session_unmount) each(session_destroy) each(session_exit) each(session_exited)         \
       each(session_fd) each(session_receive_buf) each(session_process_buf) each(reply_err) each(reply_entry)      \
           each(reply_attr) each(reply_open) each(reply_buf) each(reply_iov) each(add_direntry) each(req_userdata) \
-              each(opt_free_args) each(lowlevel_notify_inval_inode)
+              each(opt_free_args) each(lowlevel_notify_inval_inode) each(pkgversion)
 
 struct FuseLibrary {
   // A macro in newer headers; the library has the function all the same.
@@ -401,6 +401,11 @@ void widen_read_ahead(const std::string& directory) {
 }
 
 }  // namespace
+
+Result<std::string> fuse_version() {
+  if (!fuse_library()) return fuse_library().error();
+  return std::string(fuse().pkgversion());
+}
 
 Status serve_image(ConvertedImage& files, const FuseOptions& options) {
   if (!fuse_library()) return fuse_library().error();

@@ -16,6 +16,9 @@ struct FuseOptions {
   std::function<void(const std::string& line)> failed;  // a read was answered with EIO, and why; from several threads
 };
 
+// Of the library that is found: "3.14.0".
+Result<std::string> fuse_version();
+
 // Mounts, answers until somebody unmounts it or the program is interrupted, and unmounts. An unsupported error where
 // FUSE is not to be had says what is needed.
 Status serve_image(ConvertedImage& files, const FuseOptions& options);

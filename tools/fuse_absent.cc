@@ -3,11 +3,12 @@
 
 namespace reshard::tools {
 
-Status serve_image(ConvertedImage&, const FuseOptions&) {
+Result<std::string> fuse_version() {
   return unsupported(
       "this reshard was built without FUSE: build it with -DRESHARD_FUSE=ON, for which it needs the headers of libfuse "
-      "3 "
-      "(Debian: libfuse3-dev)");
+      "3 (Debian: libfuse3-dev)");
 }
+
+Status serve_image(ConvertedImage&, const FuseOptions&) { return fuse_version().error(); }
 
 }  // namespace reshard::tools

@@ -184,10 +184,10 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
   add_changes(line);
 }
 
-void ConvertOptions::add_format(CommandLine& line) {
-  line.add_option("--to", to, "Target format: " + titles_of(target_formats()))
-      .suggests(names_of(target_formats()))
-      .required();
+void ConvertOptions::add_format(CommandLine& line, const std::string& option, const std::string& title, bool views) {
+  std::vector<const Format*> targets = target_formats();
+  if (!views) std::erase_if(targets, [](const Format* f) { return !f->lay_out; });
+  line.add_option(option, to, title + ": " + titles_of(targets)).suggests(names_of(targets)).required();
 }
 
 void ConvertOptions::add_changes(CommandLine& line) {

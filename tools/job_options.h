@@ -73,7 +73,9 @@ struct ConvertOptions {
   std::optional<MergeChoice> merge;  // of `source`, the first, with others
 
   void add(CommandLine& line, bool destination_required);
-  void add_format(CommandLine& line);
+  // `views`: formats that refer to the source's files, too.
+  void add_format(CommandLine& line, const std::string& option = "--to", const std::string& title = "Target format",
+                  bool views = true);
   void add_changes(CommandLine& line);  // all of them but what is converted, to where, and to which format
   Result<ConversionOptions> conversion_options() const;
 

@@ -139,7 +139,7 @@ void add_mount(CommandLine& line) {
   line.add_option("SRC", options->source, "The checkpoint: a directory or a file of any format that inspect knows")
       .required();
   line.add_option("DIR", options->destination, "An empty directory, where it is to be seen").required();
-  line.add_option("--as", options->to, "The format that it is seen in: any of convert --to but hdf5-view").required();
+  options->add_format(line, "--as", "The format that it is seen in", false);
   line.add_flag("--check", options->check,
                 "Read what has a checksum whole, and hold it against that, before anything of it is given out");
   line.add_flag("--background", options->background, "Return once it is mounted");

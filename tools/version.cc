@@ -8,6 +8,7 @@
 #include "lib/transport/job.h"
 #include "lib/transport/nccl.h"
 #include "tools/commands.h"
+#include "tools/fuse.h"
 
 namespace reshard::tools {
 namespace {
@@ -43,7 +44,8 @@ std::string version_text(bool json) {
       .set("mpi", found(mpi_version()))
       .set("cuda", found(cuda_version()))
       .set("nccl", found(nccl_version()))
-      .set("cufile", found(cufile_state()));
+      .set("cufile", found(cufile_state()))
+      .set("fuse", found(fuse_version()));
   return to_text(out, 2);
 }
 

@@ -89,6 +89,8 @@ TEST(Completions, OfBashOfferAllThatHelpShows) {
   for (const Format* f : formats())
     if (f->lay_out || f->write_view) targets.emplace(f->name);
   EXPECT_EQ(offered(script, "reshard convert a b --to ''"), targets);
+  targets.erase("hdf5-view");
+  EXPECT_EQ(offered(script, "reshard mount a b --as ''"), targets);
   EXPECT_EQ(offered(script, "reshard convert /ch"), std::set<std::string>()) << "files are bash's own affair";
 }
 
@@ -151,7 +153,7 @@ TEST(Version, SaysWhatIsBuiltInAndFound) {
   for (const Format* f : formats()) expected.emplace(f->name);
   EXPECT_EQ(names, expected);
   EXPECT_THAT(std::string(*json.find("zstd")->get_string("found")), testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
-  for (const char* part : {"mpi", "cuda", "nccl", "cufile"})
+  for (const char* part : {"mpi", "cuda", "nccl", "cufile", "fuse"})
     EXPECT_NE(json.find(part)->find("found") != nullptr, json.find(part)->find("missing") != nullptr) << part;
   const CommandResult alone = reshard_cli({"latest", "a", "--json"});
   EXPECT_EQ(alone.exit_code, 2);
