@@ -5,6 +5,7 @@
 #include <set>
 
 #include "formats/dcp/dcp.h"
+#include "formats/dcp/stored_rows.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 
@@ -197,6 +198,17 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
 
   const Value chunks = TRY(field(state, "chunks", "TensorStorageMetadata"));
   if (chunks.kind() != Kind::kList) return unsupported("no list of chunks: the metadata is older than torch 2.0");
+  if (rows_ != nullptr) {
+    auto boxes = rows_->boxes_of(name, chunks);
+    if (!boxes) return chunks.mismatch("chunks", "those that were taken");
+    const FragmentList& fragments = boxes->fragments;
+    if (!is_new || (!fragments.empty() && boxes->rank != shape.rank())) return corrupt("chunks of another rank");
+    for (std::size_t i = 0; i < fragments.size(); ++i)
+      if (!contains(whole(shape), fragments.box(i))) return corrupt("a chunk lies outside the tensor");
+    if (!fragments.empty()) pending.tensor.fragments = fragments;
+    pending.stored = std::move(boxes->stored);
+    return {};
+  }
   TRY(charge(chunks.size() * (sizeof(Extent) + 2 * sizeof(Index) * static_cast<std::size_t>(shape.rank()))));
   pending.tensor.fragments.reserve(pending.tensor.fragments.size() + chunks.size());
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -232,7 +244,32 @@ Result<std::uint32_t> MetadataReader::file_index(std::string_view relative_path)
   return index;
 }
 
+Status MetadataReader::place_blob(std::string_view name, const Extent& extent) {
+  TRY(charge(name.size()).context(path_));
+  const auto blob = blob_index_.find(std::string(name));
+  if (blob == blob_index_.end()) {
+    catalog_.warnings.push_back("storage_data has '" + printable(name) + "', state_dict_metadata has not");
+    return {};
+  }
+  PendingBlob& b = blobs_[blob->second];
+  if (b.stored)
+    b.blob.copies.push_back(extent);  // another rank's value of that name
+  else
+    b.blob.extent = extent;
+  b.stored = true;
+  return {};
+}
+
+// The places are those of the rows' fragments already.
+Status MetadataReader::add_rows(const Value& storage) {
+  if (!rows_->is_all_of(storage)) return storage.mismatch("storage_data", "what was taken");
+  for (const std::string& path : rows_->files()) TRY(file_index(path));
+  for (const StoredRows::Item& item : rows_->blobs()) TRY(place_blob(item.name, item.extent));
+  return {};
+}
+
 Status MetadataReader::add_storage(const Value& storage) {
+  if (rows_ != nullptr) return add_rows(storage);
   // An FQN is one shared string of the pickle, so its identity finds the tensor without hashing a million strings.
   std::unordered_map<std::uint32_t, std::size_t> by_identity;
   for (std::size_t i = 0; i < storage.size(); ++i) {
@@ -260,18 +297,7 @@ Status MetadataReader::add_storage(const Value& storage) {
 
     const auto at = index_fields.find(2);
     if (!at || at->is_none()) {
-      TRY(charge(name->size()).context(path_));
-      const auto blob = blob_index_.find(std::string(*name));
-      if (blob == blob_index_.end()) {
-        catalog_.warnings.push_back("storage_data has '" + printable(*name) + "', state_dict_metadata has not");
-        continue;
-      }
-      PendingBlob& b = blobs_[blob->second];
-      if (b.stored)
-        b.blob.copies.push_back(extent);  // another rank's value of that name
-      else
-        b.blob.extent = extent;
-      b.stored = true;
+      TRY(place_blob(*name, extent));
       continue;
     }
     auto known = by_identity.find(fqn.identity());

@@ -27,6 +27,8 @@
 
 namespace reshard::dcp {
 
+class StoredRows;
+
 // Where torch's classes live.
 inline constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 inline constexpr std::string_view kFilesystemModule = "torch.distributed.checkpoint.filesystem";
@@ -45,7 +47,9 @@ Index rank_of_file(std::string_view path);
 // objects of one name its copies, whether they are equal or not. File sizes are not looked at.
 class MetadataReader {
  public:
-  explicit MetadataReader(Catalog& catalog) : catalog_(catalog) {}
+  // `rows`: what the one pickle's chunks and storage_data were taken by when it was parsed; add() then fails where that
+  // does not fit the pickle, of which parse() and a reader without rows tell more.
+  explicit MetadataReader(Catalog& catalog, StoredRows* rows = nullptr) : catalog_(catalog), rows_(rows) {}
   Status add(const pickle::Document& document, const std::string& path);
   // Moves what was read into the catalog.
   Status finish();
@@ -103,6 +107,8 @@ class MetadataReader {
   Status add_entry(std::string_view name, const pickle::Value& entry);
   Status add_tensor(std::string_view name, const pickle::Value& state);
   Status add_storage(const pickle::Value& storage);
+  Status add_rows(const pickle::Value& storage);
+  Status place_blob(std::string_view name, const Extent& extent);
   Status add_paths(const pickle::Value& paths);
   Status place(PendingTensor& pending, std::size_t first, const Dims& offset, std::optional<Index> hint,
                const Extent& extent);
@@ -115,6 +121,7 @@ class MetadataReader {
   void read_facts(const pickle::Document& document, const pickle::Value& state);
 
   Catalog& catalog_;
+  StoredRows* rows_;
   std::string path_;  // of the pickle being read, for messages
   int pickles_ = 0;
   Index budget_ = 0;         // bytes that may yet be copied out of the pickle being read

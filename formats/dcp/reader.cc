@@ -5,6 +5,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
+#include "formats/dcp/stored_rows.h"
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zip.h"
@@ -35,6 +36,8 @@ class DcpReader : public Reader {
 
  private:
   Status read_metadata(const std::vector<DirectoryEntry>& entries);
+  static bool read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts);
+  Result<WriterFacts> read_any(const std::vector<std::string>& names);
   void look_at_files(const std::vector<DirectoryEntry>& entries);
   void name_objects_of_ranks();
   bool stored_as_safetensors();
@@ -102,6 +105,32 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
                    ": .metadata is missing: the save did not finish, and without it nothing tells what " +
                    "the .distcp files hold");
   catalog_.metadata_files = names;
+  // One pickle is most often as plain as can be; what is not, and what is wrong, the other way tells.
+  WriterFacts facts;
+  Catalog plain = catalog_;
+  if (names.size() == 1 && read_plain(path_join(catalog_.root, names[0]), plain, facts))
+    catalog_ = std::move(plain);
+  else
+    facts = TRY(read_any(names));
+  catalog_.attributes.emplace_back("format", how);
+  if (!facts.torch.empty()) catalog_.attributes.emplace_back("torch", facts.torch);
+  if (!facts.python.empty()) catalog_.attributes.emplace_back("python", facts.python);
+  return {};
+}
+
+bool DcpReader::read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts) {
+  auto bytes = read_whole_file(path, kMaxMetadataBytes);
+  if (!bytes) return false;
+  StoredRows rows;
+  const auto document = pickle::parse_records(std::move(*bytes), path, rows);
+  if (!document) return false;
+  MetadataReader reader(catalog, &rows);
+  if (!reader.add(*document, path) || !reader.finish()) return false;
+  facts = reader.facts();
+  return true;
+}
+
+Result<WriterFacts> DcpReader::read_any(const std::vector<std::string>& names) {
   MetadataReader reader(catalog_);
   for (const std::string& name : names) {
     const std::string path = path_join(catalog_.root, name);
@@ -110,10 +139,7 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
     TRY(reader.add(document, path));
   }
   TRY(reader.finish());
-  catalog_.attributes.emplace_back("format", how);
-  if (!reader.facts().torch.empty()) catalog_.attributes.emplace_back("torch", reader.facts().torch);
-  if (!reader.facts().python.empty()) catalog_.attributes.emplace_back("python", reader.facts().python);
-  return {};
+  return reader.facts();
 }
 
 void DcpReader::look_at_files(const std::vector<DirectoryEntry>& entries) {

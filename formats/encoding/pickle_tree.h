@@ -41,7 +41,7 @@ constexpr Handle kTrue = handle(kConstant, 1);
 constexpr Handle kFalse = handle(kConstant, 2);
 constexpr Handle kEmptyTuple = handle(kConstant, 3);
 constexpr std::uint32_t kFirstGlobal = 4;  // payloads from here on are 4 + index of a global
-constexpr Handle kUnset = 0xFFFFFFFF;      // no value
+constexpr Handle kUnset = 0;               // no value: no node is at cell 0, and memory begins as zeros
 
 constexpr Index kSmallIntEnd = Index{1} << 29;
 constexpr bool is_small_int(Index v) { return v >= -kSmallIntEnd && v < kSmallIntEnd; }
@@ -74,16 +74,16 @@ class Cells {
     }
   }
 
-  // False when there is no room to be had.
-  bool reserve(Index capacity) {
+  // Cells that will be 0. False when there is no room to be had. `is_dense`: all up to the last will be used.
+  bool reserve(Index capacity, bool is_dense) {
     capacity_ = static_cast<std::uint32_t>(capacity);
     if (bytes() < kMappedBytes) {
-      data_ = static_cast<std::uint32_t*>(std::malloc(std::max<std::size_t>(bytes(), 1)));
+      data_ = static_cast<std::uint32_t*>(std::calloc(std::max<std::size_t>(bytes(), 1), 1));
       return data_ != nullptr;
     }
     void* p = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return false;
-    madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would cost as much as the reading
+    if (is_dense) madvise(p, bytes(), MADV_HUGEPAGE);  // a page fault every 4 KiB would cost as much as the reading
     data_ = static_cast<std::uint32_t*>(p);
     is_mapped_ = true;
     return true;
@@ -100,7 +100,7 @@ class Cells {
   bool empty() const { return size_ == 0; }
 
   bool has_room(std::uint32_t n) const { return n <= capacity_ - size_; }
-  // Sets the size, up to the capacity; new cells are not initialised.
+  // Sets the size, up to the capacity; cells that were never in use are 0.
   void resize(std::uint32_t n) { size_ = n; }
   // There must be room.
   void push(std::uint32_t v) { data_[size_++] = v; }

@@ -258,6 +258,6 @@ std::vector<std::string> Document::globals() const {
 }
 
 std::string_view Document::bytes() const { return tree_->bytes; }
-Index Document::cells() const { return tree_->cells.size(); }
+Index Document::cells() const { return Index{tree_->cells.size()} - 1; }  // the first is none
 
 }  // namespace reshard::pickle

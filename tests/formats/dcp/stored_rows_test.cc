@@ -1,0 +1,124 @@
+// A `.metadata` read by rows says what it says read value by value, or is not read by rows.
+#include "formats/dcp/stored_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <random>
+
+#include "formats/dcp/metadata.h"
+#include "tests/support/checkpoints.h"
+
+namespace reshard {
+namespace {
+
+std::optional<Catalog> read_by_rows(const std::string& bytes) {
+  Catalog catalog;
+  dcp::StoredRows rows;
+  const auto document = pickle::parse_records(bytes, "p", rows);
+  if (!document) return std::nullopt;
+  dcp::MetadataReader reader(catalog, &rows);
+  if (!reader.add(*document, "p") || !reader.finish()) return std::nullopt;
+  return catalog;
+}
+
+std::optional<Catalog> read_by_values(const std::string& bytes) {
+  Catalog catalog;
+  const auto document = pickle::parse(bytes, "p");
+  if (!document) return std::nullopt;
+  dcp::MetadataReader reader(catalog);
+  if (!reader.add(*document, "p") || !reader.finish()) return std::nullopt;
+  return catalog;
+}
+
+bool are_same(const Catalog& a, const Catalog& b) {
+  if (a.tensors().size() != b.tensors().size() || a.blobs.size() != b.blobs.size() ||
+      a.files.size() != b.files.size() || a.warnings != b.warnings)
+    return false;
+  for (std::size_t i = 0; i < a.files.size(); ++i)
+    if (a.files[i].path != b.files[i].path || a.files[i].writer != b.files[i].writer) return false;
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    const Tensor &x = a.tensors()[i], &y = b.tensors()[i];
+    if (x.name != y.name || x.shape != y.shape || x.path != y.path || x.located != y.located) return false;
+    if (!is_same_data(x, y) || x.fragments.size() != y.fragments.size() || !x.replicas.empty()) return false;
+  }
+  for (std::size_t i = 0; i < a.blobs.size(); ++i) {
+    const Blob &x = a.blobs[i], &y = b.blobs[i];
+    if (x.name != y.name || x.extent != y.extent || x.path != y.path || x.copies != y.copies) return false;
+  }
+  return true;
+}
+
+std::string metadata_of(const std::string& name) { return read_file(test_data(name) + "/.metadata"); }
+
+// By many ranks and by one, with objects among the tensors, with sizes that are shared, with scalars.
+TEST(DcpStoredRows, RealMetadataAreReadByRows) {
+  for (const std::string& path :
+       {test_data("dcp_small/ck2"), test_data("dcp_small/ckf_fsdptp"), test_data("dcp_small/ckf_hsdp"),
+        test_data("runs/tutorial_app_state/checkpoint"), sample("fsdp16") + "/checkpoint"}) {
+    SCOPED_TRACE(path);
+    const std::string bytes = read_file(path + "/.metadata");
+    const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
+    ASSERT_TRUE(values);
+    ASSERT_TRUE(rows);
+    EXPECT_TRUE(are_same(*rows, *values));
+  }
+}
+
+// Torch puts 1,000 objects at a time into a list or dict, with other opcodes for a single one.
+TEST(DcpStoredRows, WrittenMetadataAreReadByRows) {
+  for (const Index pieces : {1, 2, 999, 1000, 1001, 2500}) {
+    SCOPED_TRACE(pieces);
+    const TargetTensor tensor{"w", DType::kFloat32, {pieces, 3, 5, 7}, {"w"}, {}};
+    const TargetTensor scalar{"s", DType::kFloat32, {}, {"s"}, {}};
+    dcp::WrittenEntry entry{&tensor, "w", {"w"}, {}};
+    for (Index i = 0; i < pieces; ++i)
+      entry.items.push_back({Box{{i, 0, 0, 0}, {1, 3, 5, 7}}, static_cast<std::uint32_t>(i % 3), i << 33, 512});
+    dcp::WrittenEntry other{&scalar, "s", {"s"}, {{Box{}, 2, 7, 9}}};
+    dcp::WrittenEntry blob{nullptr, "b", {"b"}, {{Box{}, 0, 1, 2}}};
+    const std::string bytes =
+        dcp::write_metadata({entry, other, blob}, {"__0_0.distcp", "__1_0.distcp", "a/__2_0.distcp"});
+    const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
+    ASSERT_TRUE(values);
+    ASSERT_TRUE(rows);
+    EXPECT_TRUE(are_same(*rows, *values));
+  }
+}
+
+// What is damaged is refused value by value: rows never take what those would not, nor read it as something else.
+TEST(DcpStoredRows, DamagedMetadataAreNotReadOtherwise) {
+  std::mt19937 random(18);
+  int taken = 0;
+  for (const std::string name : {"dcp_small/ck2", "dcp_small/ck1", "dcp_small/wt"}) {
+    const std::string bytes = metadata_of(name);
+    const std::string opcodes = "()KMJhjqrRbuetas]}N\x81\x85\x86\x87\x8a\x8c\x94\x95.";
+    for (int k = 0; k < 300; ++k) {
+      std::string damaged = bytes;
+      const std::size_t at = random() % damaged.size();
+      switch (k % 4) {
+        case 0:
+          damaged[at] = static_cast<char>(random());
+          break;
+        case 1:
+          damaged[at] = opcodes[random() % opcodes.size()];
+          break;
+        case 2:
+          damaged.erase(at, 1 + random() % 8);
+          break;
+        default:
+          damaged.insert(at, damaged.substr(random() % damaged.size(), 1 + random() % 40));
+      }
+      const auto rows = read_by_rows(damaged);
+      if (!rows) continue;
+      ++taken;
+      const auto values = read_by_values(damaged);
+      ASSERT_TRUE(values) << name << ", " << k;
+      ASSERT_TRUE(are_same(*rows, *values)) << name << ", " << k;
+    }
+  }
+  EXPECT_GT(taken, 20);
+}
+
+}  // namespace
+}  // namespace reshard
