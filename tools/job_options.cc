@@ -208,6 +208,11 @@ void ConvertOptions::add_changes(CommandLine& line) {
       .suggests({"keep", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
       .shows_default();
   line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
+  line.add_option(
+          "--quantize", quantize,
+          "Matrices that models of the family have quantized become float8 in blocks of 128 x 128, beside their "
+          "scales (weight_scale_inv), as DeepSeek's: fp8-block")
+      .one_of({"fp8-block"});
   line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
   line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
   line.add_option("--max-shard-size", max_shard_size,
@@ -308,6 +313,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
           "' is no target dtype; there are keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2");
   }
   o.keep_dtype = keep_dtype;
+  o.quantize = !quantize.empty();
+  if (o.quantize && merge) return usage_error("--quantize: merge first, and quantize what comes out");
   o.include = include;
   o.exclude = exclude;
   o.max_file_bytes = max_shard_size.empty() ? format->max_file_bytes : TRY(parse_bytes(max_shard_size));

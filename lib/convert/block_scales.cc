@@ -8,6 +8,11 @@
 namespace reshard {
 namespace {
 
+struct ScaledMatrix {
+  std::size_t matrix = 0, scales = 0;  // in the view
+  Index block_rows = 0, block_columns = 0;
+};
+
 Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& box, MutableBytes out,
             MutableBytes scratch) {
   if (box.empty()) return {};
@@ -38,8 +43,9 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
 
 }  // namespace
 
-Result<BlockScales> apply_block_scales(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
-  BlockScales out;
+Result<Requantization> apply_block_scales(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+  Requantization out;
+  std::vector<ScaledMatrix> matrices;
   if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.is_described() || !model.config->has_fp8_blocks())
     return out;
   const Index rows = model.config->number("weight_block_rows"), columns = model.config->number("weight_block_columns");
@@ -50,7 +56,7 @@ Result<BlockScales> apply_block_scales(SourceView& view, const Model& model, con
     const Tensor& t = catalog.tensors()[i];
     if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
     const auto parsed = parse_name(*model.family, t.name);
-    if (!parsed || parsed->is_scale || !parsed->rule->quantized) continue;
+    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kFloat8) continue;
     if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
       kept = t.name;
       continue;
@@ -63,28 +69,27 @@ Result<BlockScales> apply_block_scales(SourceView& view, const Model& model, con
       return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
                      std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + ", one for each " +
                      std::to_string(rows) + " x " + std::to_string(columns) + " of " + to_string(t.shape));
-    out.matrices.push_back({i, *scales, rows, columns});
+    matrices.push_back({i, *scales, rows, columns});
     view.applied.insert(*scales);
     ++applied.tensors;
     applied.bytes += s.bytes();
   }
-  if (out.matrices.empty()) return out;
+  if (matrices.empty()) return out;
   if (!kept.empty())
     return usage_error("--keep-dtype: " + tensor_text(kept) +
                        " would stay float8 beside matrices that do not, and no config.json says such a thing");
   out.stored = std::make_unique<Catalog>(catalog);
-  for (const ScaledMatrix& m : out.matrices) view.catalog.tensor(m.matrix).dtype = *typing.dtype;
+  for (const ScaledMatrix& m : matrices) {
+    view.catalog.tensor(m.matrix).dtype = *typing.dtype;
+    view.computed.insert(m.matrix);
+    out.tensors.push_back({m.matrix, [m](TensorSource& stored, DType as) -> ComputedSource::Fill {
+                             return [&stored, m, as](const Box& box, MutableBytes to, MutableBytes scratch) {
+                               return fill(stored, m, as, box, to, scratch);
+                             };
+                           }});
+  }
   notes.left_out.push_back(std::move(applied));
   return out;
-}
-
-void set_scaled(const BlockScales& scales, TensorSource& stored, ComputedSource& source) {
-  for (const ScaledMatrix& m : scales.matrices) {
-    const DType as = source.catalog().tensors()[m.matrix].dtype;
-    source.set(m.matrix, [&stored, m, as](const Box& box, MutableBytes out, MutableBytes scratch) {
-      return fill(stored, m, as, box, out, scratch);
-    });
-  }
 }
 
 }  // namespace reshard

@@ -46,7 +46,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   } else if (format.holds != Holds::kModel) {
     TRY(add_steps(d.view, source, source.files()));
   }
-  d.scales = TRY(apply_block_scales(d.view, model, o, d.notes));
+  d.requantized = TRY(requantize(d.view, d.names, o, o, format, d.notes));
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
@@ -77,7 +77,8 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
   if (d.merge) write_as(*d.merge, c->target_view_, c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view_));  // and which box goes where
-  c->options_.run.worker_bytes = c->target_->worker_bytes() + (d.merge ? merge_bytes(*d.merge) : 0);
+  c->options_.run.worker_bytes =
+      c->target_->worker_bytes() + d.requantized.worker_bytes + (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
 }
 

@@ -8,8 +8,8 @@
 
 #include "lib/checkpoint/format.h"
 #include "lib/convert/adapter.h"
-#include "lib/convert/block_scales.h"
 #include "lib/convert/merge.h"
+#include "lib/convert/requantization.h"
 #include "lib/convert/steps.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
@@ -44,7 +44,7 @@ struct Draft {
   SourceView view;
   std::optional<Identity> identity;  // with its config; nothing where none was held against it
   std::optional<Adapter> adapter;    // where one is written or merged
-  BlockScales scales;                // that are applied
+  Requantization requantized;        // what is computed of other weights
   std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed
   std::optional<Merge> merge;
@@ -85,8 +85,8 @@ class Conversion {
   const Catalog& source_view() const { return draft_.view.catalog; }  // the two that the plan goes between
   const Catalog& target_view() const { return target_view_; }
   const std::optional<Identity>& identity() const { return draft_.identity; }
-  // Whether tensors are computed as they are read: merged, with an adapter, by their scales.
-  bool computes() const { return draft_.merge || draft_.scales.stored || options_.merge_adapter; }
+  // Whether tensors are computed as they are read: merged, with an adapter, with scales.
+  bool computes() const { return draft_.merge || draft_.requantized.stored || options_.merge_adapter; }
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings
   Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype

@@ -18,11 +18,12 @@ namespace {
 
 constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
 
-// A config.json of what is quantized no longer.
-Result<Json> without_quantization(const Json& config) {
+// A config.json of what is quantized so (null: not).
+Result<Json> with_quantization(const Json& config, const Json& quantization) {
   Json out = Json::object();
   for (const Json::Member& m : TRY(config.as_object()))
     if (m.key != "quantization_config") out.set(m.key, m.value);
+  if (!quantization.is_null()) out.set("quantization_config", quantization);
   return out;
 }
 
@@ -60,7 +61,8 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Origin origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
     return usage_error(
-        "ranks that merge, or apply the scales of float8 weights, each read what they write: --strategy direct");
+        "ranks that merge, quantize, or apply the scales of float8 weights, each read what they write: --strategy "
+        "direct");
   if (draft_.merge) TRY(check_merged(origin));
   // What is read of computed weights is not what was recorded.
   const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
@@ -123,10 +125,11 @@ Result<std::vector<SideFile>> Conversion::side_files() const {
   std::vector<SideFile> out;
   if (!draft_.config.text.empty() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
-    if (options_.dtype && converted_tensors() > 0) {
+    const bool is_other = options_.dtype && converted_tensors() > 0;
+    if (is_other || draft_.requantized.stored) {
       Json json = TRY(parse_json(text, kConfigFile));
-      if (draft_.scales.stored) json = TRY(without_quantization(json));
-      json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
+      if (draft_.requantized.stored) json = TRY(with_quantization(json, draft_.requantized.config));
+      if (is_other) json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
       text = to_text(json, 2) + "\n";
     }
     out.push_back({std::string(kConfigFile), std::move(text), ""});

@@ -17,7 +17,7 @@ constexpr Index kMostElements = Index{1} << 17;  // that are reckoned with at on
 bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
 
 Status check_whole(const Draft& draft, const MergeSource& source) {
-  if (!draft.adapter && !draft.scales.stored) return {};
+  if (!draft.adapter && !draft.requantized.stored) return {};
   return unsupported(source.path + ": " +
                      (draft.adapter ? "has an adapter, which is not part of the weights"
                                     : "has float8 weights with scales of their own") +

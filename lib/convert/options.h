@@ -31,6 +31,7 @@ struct Naming {
 struct Typing {
   std::optional<DType> dtype;           // floating-point model tensors become this
   std::vector<std::string> keep_dtype;  // globs over the source's names
+  bool quantize = false;                // matrices become float8 in blocks (fp8_blocks.h)
 };
 
 // The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.

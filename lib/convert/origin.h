@@ -17,17 +17,17 @@ class Origin {
   // anything is given out (checked_source.h).
   Origin(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
       : merges_adapter_(draft.adapter && !draft.adapter->merged.empty()),
-        computes_(merges_adapter_ || draft.scales.stored || draft.merge),
-        stored_(draft.merge           ? draft.merge->stored
-                : draft.scales.stored ? *draft.scales.stored
-                                      : draft.view.catalog,
+        computes_(merges_adapter_ || draft.requantized.stored || draft.merge),
+        stored_(draft.merge                ? draft.merge->stored
+                : draft.requantized.stored ? *draft.requantized.stored
+                                           : draft.view.catalog,
                 source.files()),
         operands_(adapter.catalog(), adapter.files()),
         checked_(stored_, source.files()),
         checked_operands_(operands_, adapter.files()),
         tensors_(check ? static_cast<TensorSource&>(checked_) : stored_),
         computed_(draft.view.catalog, tensors_) {
-    set_scaled(draft.scales, tensors_, computed_);
+    set_requantized(draft.requantized, tensors_, computed_);
     TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
     if (merges_adapter_) merge_adapter(*draft.adapter, tensors_, operands, computed_);
     if (draft.merge) merge(*draft.merge, check);

@@ -303,8 +303,8 @@ Result<DType> target_dtype(const Tensor& tensor, const std::string& native, cons
       any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, tensor.name))
     return own;
   const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
-  if (parsed && (parsed->is_scale || !parsed->rule->dtype.empty())) return own;
-  if (parsed && parsed->rule->quantized && byte_size(tensor.dtype) == 1)
+  if (parsed && (parsed->is_of_quantized() || !parsed->rule->dtype.empty())) return own;
+  if (parsed && parsed->rule->quantized == Quantized::kFloat8 && byte_size(tensor.dtype) == 1)
     return unsupported(tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
                        " with scales in a tensor of its own, and no config.json says of which blocks; --keep-dtype '" +
                        printable(native) + "' leaves it as it is");
@@ -382,12 +382,15 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
     Tensor& t = view.catalog.tensor(i);
     const auto parsed = parse_key(names.model.family, split_state_key(t.key()));
-    const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_scale &&
+    const bool is_heads = parsed && !parsed->is_packed() && !parsed->is_of_quantized() &&
                           parsed->rule->heads == "num_key_value_heads" && parsed->rule->tp_dim == 0;
     const bool wanted =
         on.layout ? any_glob_matches(on.layout->kv_heads->tensors, names.target_name(t.name, view.key(t.name)))
                   : is_heads;
     if (!wanted || t.shape.rank() == 0) continue;
+    if (view.computed.contains(i))
+      return unsupported(tensor_text(t.name) + ": the layout repeats its key-value heads, and it is made of a matrix " +
+                         "with scales as it is read; convert it to hf first");
     if (!is_heads || t.shape[0] % heads != 0)
       return unsupported(tensor_text(t.name) + " " + to_string(t.shape) + ": the layout repeats its " +
                          "key-value heads, and it is not made of " + with_commas(heads));
@@ -412,10 +415,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
       names.renames() && stores_ties_once(*names.to) && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (view.values.contains(i)) continue;
-    if (view.applied.contains(i)) {
-      ++out.converted;  // the matrix
-      continue;
-    }
+    if (view.applied.contains(i)) continue;
     const NameRule* tied = ties ? tied_rule(*model.family, tensors[i].name) : nullptr;
     if (!tied) {
       taken.push_back(i);
@@ -432,13 +432,13 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   if (names.renames() && names.to != Convention::kHf) {
     std::vector<std::string> scales;
     for (const std::size_t i : taken)
-      if (const auto parsed = parse_name(*model.family, tensors[i].name); parsed && parsed->is_scale)
+      if (const auto parsed = parse_name(*model.family, tensors[i].name); parsed && parsed->is_of_quantized())
         scales.push_back("'" + printable(view.native(tensors[i].name)) + "'");
     if (!scales.empty())
       return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
-                         " scale float8 matrices (" + some_of(scales) + "), and " +
+                         " are quantized values or their scales (" + some_of(scales) + "), and " +
                          std::string(convention_title(*names.to)) +
-                         " has no names for them: a loader would take the matrices without");
+                         " has no names for them: a loader would take the one without the other");
   }
   std::vector<PackedGroup> groups;
   if (names.renames() && names.to != Convention::kHf)
@@ -452,12 +452,14 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     const Tensor& first = tensors[group.parts[0]];
     for (const std::size_t part : group.parts) {
       const Tensor& tensor = tensors[part];
-      const DType as = TRY(target_dtype(tensor, view.native(tensor.name), model.family, typing));
+      const DType as = view.computed.contains(part)
+                           ? tensor.dtype
+                           : TRY(target_dtype(tensor, view.native(tensor.name), model.family, typing));
       if (dtype && *dtype != as)
         return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
                            std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
       dtype = as;
-      if (as != tensor.dtype) ++out.converted;
+      if (as != tensor.dtype || (view.computed.contains(part) && !typing.quantize)) ++out.converted;
       shapes.push_back(tensor.shape);
       if (shapes.size() > 1 && tensor.shape.rank() == 0)
         out.equal.push_back({group.parts[0], part,

@@ -75,8 +75,9 @@ struct SourceView {
     std::string name, key;
   };
   std::unordered_map<std::string, Native> natives;
-  std::unordered_set<std::size_t> applied = {};  // scales that become part of their matrices (block_scales.h)
-  std::unordered_set<std::size_t> values = {};   // tensors that the output has as one value (adam.h)
+  std::unordered_set<std::size_t> applied = {};   // of quantized ones, that become others
+  std::unordered_set<std::size_t> computed = {};  // what is made of others as it is read, in its dtype (the same)
+  std::unordered_set<std::size_t> values = {};    // tensors that the output has as one value (adam.h)
   bool is_stored(const std::string& canonical) const;
   const std::string& native(const std::string& canonical) const;  // its name in the source
   const std::string& key(const std::string& canonical) const;     // and its plain key there

@@ -40,7 +40,7 @@ std::vector<RuleTensors> by_rule(const std::vector<Parameter>& parameters) {
   for (const Parameter& p : parameters) {
     if (p.is_scale || p.is_tied) continue;
     const auto [place, is_new] = places.emplace(p.rule, out.size());
-    if (is_new) out.push_back({p.rule, p.shape, {}});
+    if (is_new) out.push_back({p.rule, p.value_shape(), {}});
     out[place->second].names.push_back(p.name);
   }
   return out;

@@ -18,6 +18,7 @@ struct Alike {
   bool is_scale = false;
   Index count = 0;    // of them in the stage; with experts, of each expert
   Index experts = 1;  // that the count is to be taken for, before ep deals them out
+  Index packed = 1;   // elements of `shape` in one of the dtype
 };
 
 Index stage_of(const Parameter& p, Index layers, Index stages) {
@@ -47,7 +48,7 @@ class Counter {
     RankMemory memory;
     for (const Alike& t : tensors) {
       const Index elements = local_elements(t, place);
-      memory.weights += elements * byte_size(t.dtype);
+      memory.weights += ceil_div(elements * byte_size(t.dtype), t.packed);
       if (t.is_scale) continue;
       memory.parameters += elements;
       memory.gradients += elements * byte_size(options_.gradients);
@@ -92,7 +93,8 @@ std::vector<std::vector<Alike>> by_stage(const std::vector<Parameter>& parameter
     if ((p.is_tied && stage == 0) || (p.is_scale && options.weights)) continue;
     const DType dtype = weight_dtype(p, options);
     Alike& alike = groups[{stage, p.rule, p.is_scale, dtype}];
-    if (alike.rule == nullptr) alike = {p.rule, p.shape, dtype, p.is_scale, 0, 1};
+    if (alike.rule == nullptr)
+      alike = {p.rule, p.value_shape(), dtype, p.is_scale, 0, 1, dtype == DType::kUint8 && !p.is_scale ? 2 : 1};
     if (p.expert <= 0) ++alike.count;
     alike.experts = std::max(alike.experts, p.expert + 1);
   }

@@ -109,7 +109,7 @@ class RankLayoutInference {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const StateKey key = split_state_key(names_.tensors()[i].key());
       const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*family_, key.parameter);
-      if (!parsed || parsed->is_scale)
+      if (!parsed || parsed->is_of_quantized())
         return refusal(name_of(i) + " is none whose cut family " + std::string(family_->name) + " knows");
       Known known{canonical_key(*family_, names_.tensors()[i].key()), tensor_parallel_cut(*parsed),
                   parsed->rule->is_vocabulary(), -1, 0};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
+#include "lib/convert/origin.h"
 #include "lib/load/load_engine.h"
 #include "lib/transport/collectives.h"
 
@@ -50,9 +51,6 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
-  if (d.scales.stored)
-    return unsupported(source.catalog().root + ": float8 weights with scales of their own are loaded as they are; " +
-                       "convert makes weights of another dtype of them");
   LayoutRequest request;
   request.tensors = std::move(d.output.tensors);
   request.mesh = o.mesh;
@@ -117,7 +115,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   }
   // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
   if (options_.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
-  FileSource source(draft_.view.catalog, source_.files());
+  Origin origin(draft_, source_, source_);
   const Landings landings = TRY(Landings::make(plan_, target_view_, *target_, rank(), held_, destinations));
   RunOptions run;
   run.memory = options_.memory;
@@ -128,17 +126,17 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   if (options_.data) run.data = [data = options_.data]() -> Result<Transport*> { return data; };
   run.device = options_.device;
   TRY(device_of(run).settle());  // what the caller still does to the destinations
-  const LoadJob job{plan_, source, target_view_, *target_, landings, rank(), run};
+  const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};
   const bool together = !is_direct() && options_.ranks;
   const LoadDigests digests = TRY(together ? load_together(job) : load_direct(job));
   if (options_.ranks || options_.check_whole_items) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
-    TRY(source.finish(scratch, options_.ranks));
+    TRY(origin.tensors().finish(scratch, options_.ranks));
   }
   LoadReport report;
   report.bytes_read = digests.bytes_read;
   report.bytes_received = digests.bytes_received;
-  report.checksums = source.checksums_checked();
+  report.checksums = origin.checksums_checked();
   for (std::size_t p = 0; p < plan_.tensors.size(); ++p)
     report.proofs.push_back({job.to(p).name, job.to(p).dtype, digests.placed[p], std::nullopt});
   if (options_.ranks) TRY(add_up(digests, report));

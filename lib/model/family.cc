@@ -17,6 +17,9 @@ std::vector<const Family*>& table() {
 }
 constexpr std::string_view kHole = "{}";
 constexpr std::string_view kScale = "_scale_inv";
+// What quantized models have instead of a parameter, or beside it, by what follows its name.
+constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {
+    {kScale, Quantized::kFloat8}, {kMxfp4Blocks, Quantized::kMxfp4}, {kMxfp4Scales, Quantized::kMxfp4}};
 const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
@@ -62,11 +65,14 @@ std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) 
     if (!may_match(rule.hf, name)) continue;
     if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Convention::kHf, n->layer, n->expert};
   }
-  if (!name.ends_with(kScale)) return std::nullopt;
-  auto matrix = parse_hf(family, name.substr(0, name.size() - kScale.size()));
-  if (!matrix || !matrix->rule->quantized || matrix->is_scale) return std::nullopt;
-  matrix->is_scale = true;
-  return matrix;
+  for (const auto& [suffix, quantized] : kSuffixes) {
+    if (!name.ends_with(suffix)) continue;
+    auto parameter = parse_hf(family, name.substr(0, name.size() - suffix.size()));
+    if (!parameter || parameter->rule->quantized != quantized || parameter->is_of_quantized()) return std::nullopt;
+    parameter->suffix = suffix;
+    return parameter;
+  }
+  return std::nullopt;
 }
 
 std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Convention convention) {
@@ -212,7 +218,11 @@ class ParameterList {
     Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
     p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
     p.dtype = rule.dtype.empty() ? config_.dtype : rule.dtype;
-    if (!rule.quantized || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
+    if (rule.quantized == Quantized::kMxfp4 && config_.has_mxfp4() && !config_.is_left_unquantized(p.name)) {
+      add_mxfp4(std::move(p));
+      return;
+    }
+    if (rule.quantized != Quantized::kFloat8 || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
       out_.push_back(std::move(p));
       return;
     }
@@ -227,6 +237,20 @@ class ParameterList {
     out_.push_back(std::move(scale));
   }
 
+  // Of [E, in, out].
+  void add_mxfp4(Parameter p) {
+    Parameter scales = p;
+    scales.name += kMxfp4Scales;
+    scales.shape = {p.shape[0], p.shape[2], ceil_div(p.shape[1], kMxfp4Group)};
+    scales.is_scale = true;
+    scales.dtype = p.dtype = "uint8";
+    p.name += kMxfp4Blocks;
+    p.values = p.shape;
+    p.shape = {scales.shape[0], scales.shape[1], scales.shape[2], kMxfp4Bytes};
+    out_.push_back(std::move(p));
+    out_.push_back(std::move(scales));
+  }
+
   static constexpr Index kMaxParameters = 500'000;       // DeepSeek-V3 has 46,000; scales are not counted
   static constexpr Index kMaxElements = Index{1} << 55;  // so that what is counted of them in bytes can be counted
   const Family& family_;
@@ -236,9 +260,13 @@ class ParameterList {
 };
 
 Status check_quantization(const Family& family, const ModelConfig& config) {
-  const bool known = config.has_fp8_blocks() && std::any_of(family.rules.begin(), family.rules.end(),
-                                                            [](const NameRule& rule) { return rule.quantized; });
-  if (config.quantization.empty() || known) return {};
+  if (config.quantization.empty()) return {};
+  const Quantized how = config.has_fp8_blocks() ? Quantized::kFloat8
+                        : config.has_mxfp4()    ? Quantized::kMxfp4
+                                                : Quantized::kNever;
+  if (how != Quantized::kNever && std::any_of(family.rules.begin(), family.rules.end(),
+                                              [&](const NameRule& rule) { return rule.quantized == how; }))
+    return {};
   return unsupported(config.path + ": a model of family " + family.name + " quantized with " +
                      printable(config.quantization) + ", whose tensors are not known");
 }
@@ -341,8 +369,7 @@ std::string format_pattern(std::string_view pattern, Index layer, Index expert) 
 }
 
 std::string canonical_name(const ParsedName& name) {
-  const std::string out = format_pattern(name.rule->hf, name.layer, name.expert);
-  return name.is_scale ? scale_name(out) : out;
+  return format_pattern(name.rule->hf, name.layer, name.expert) + std::string(name.suffix);
 }
 
 const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention) {
@@ -354,6 +381,8 @@ const StoredRule* stored_rule(const Family& family, const NameRule& rule, Conven
 TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
   const NameRule& rule = *name.rule;
   TensorParallelCut cut{rule.tp_dim, rule.heads, rule.sections};
+  const bool is_mxfp4 = name.is_of_quantized() && rule.quantized == Quantized::kMxfp4;
+  if (is_mxfp4 && cut.dim > 0) cut.dim = 3 - cut.dim;  // [E, out, in, ...] of [E, in, out]
   if (!name.is_packed() || cut.dim < 0) return cut;
   switch (name.stored->form) {
     case Form::kQkvByGroup:
@@ -439,7 +468,7 @@ std::string rename_key(const Family& family, std::string_view key, Convention co
   const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
   if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
-  const StoredRule* stored = parsed->is_scale ? nullptr : stored_rule(family, *parsed->rule, convention);
+  const StoredRule* stored = parsed->is_of_quantized() ? nullptr : stored_rule(family, *parsed->rule, convention);
   if (!stored) return std::string(key);
   return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + parts.suffix;
 }
@@ -481,7 +510,7 @@ Result<std::vector<Parameter>> prediction_parameters(const Family& family, const
 Index count_elements(const std::vector<Parameter>& parameters) {
   Index sum = 0;
   for (const Parameter& p : parameters)
-    if (!p.is_tied && !p.is_scale) sum += volume(p.shape);
+    if (!p.is_tied && !p.is_scale) sum += volume(p.value_shape());
   return sum;
 }
 

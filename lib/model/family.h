@@ -57,6 +57,13 @@ inline bool is_rotary(Form form) {
   return form == Form::kRotaryQuery || form == Form::kRotaryKey || form == Form::kRotaryQkvByGroup;
 }
 
+// How the files of a quantized model hold a parameter.
+enum class Quantized {
+  kNever,
+  kFloat8,  // x as float8, beside x_scale_inv: a float32 for each block
+  kMxfp4,  // x [E, in, out] as x_blocks [E, out, in/32, 16], two values a byte, and x_scales [E, out, in/32], exponents
+};
+
 // Which layers have a parameter.
 enum class Layers {
   kAll,
@@ -80,7 +87,7 @@ struct NameRule {
   std::string tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
   std::string dtype = {};    // where it is not the model's
   bool buffer = false;       // no parameter: neither FSDP nor an optimizer touches it
-  bool quantized = false;    // a matrix that FP8 models hold in blocks, scaled by a second tensor: scale_name()
+  Quantized quantized = Quantized::kNever;
 
   bool is_per_expert() const;
   // Derived data that is not carried: a causal mask, the frequencies of a rotary embedding.
@@ -146,9 +153,10 @@ struct ParsedName {
   Convention convention = Convention::kHf;
   Index layer = -1;
   Index expert = -1;
-  bool is_scale = false;  // of the matrix that the rule is about
+  std::string_view suffix = {};  // of a tensor that quantized models have instead of the parameter, or beside it
 
   bool is_packed() const { return stored && stored->is_packed(); }
+  bool is_of_quantized() const { return !suffix.empty(); }
 };
 // Of a plain key (parts.h); looks past the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view name);
@@ -169,6 +177,9 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name);
 
 // What holds the scales of an FP8 matrix: "x.weight" -> "x.weight_scale_inv".
 std::string scale_name(std::string_view matrix);
+// What the names of the two tensors of a parameter in MXFP4 have after its own.
+inline constexpr std::string_view kMxfp4Blocks = "_blocks", kMxfp4Scales = "_scales";
+inline constexpr Index kMxfp4Group = 32, kMxfp4Bytes = 16;  // values that share a scale, and the bytes they are in
 
 // Names that differ in nothing but the numbers of layers and experts, which all parse alike.
 struct AlikeNames {
@@ -206,8 +217,10 @@ struct Parameter {
   Index layer = -1;
   Index expert = -1;
   bool is_tied = false;   // shares its bytes with another, and need not be stored
-  bool is_scale = false;  // holds the scales of an FP8 matrix, one for each block; the rule is the matrix's
+  bool is_scale = false;  // holds the scales of a quantized one, whose the rule is
   std::string dtype;      // "bfloat16": the rule's, a quantized model's, or the config's; may be empty
+  Dims values = {};       // the shape of what it holds, where an element packs several; else empty
+  const Dims& value_shape() const { return values.rank() > 0 ? values : shape; }
 };
 // All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
 // lacks a number that a shape needs, and for models quantized in a way that is not known.

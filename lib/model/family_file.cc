@@ -30,6 +30,7 @@ constexpr std::array<Word<Layers>, 6> kLayers = {{{"all", Layers::kAll},
                                                   {"linear", Layers::kLinear},
                                                   {"attention", Layers::kAttention},
                                                   {"prediction", Layers::kPrediction}}};
+constexpr std::array<Word<Quantized>, 2> kQuantized = {{{"float8", Quantized::kFloat8}, {"mxfp4", Quantized::kMxfp4}}};
 constexpr std::array<Word<Form>, 12> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
                                                 {"rotary_key", Form::kRotaryKey},
@@ -172,7 +173,7 @@ class FamilyReader {
     rule.tied_to = TRY(text(json, "tied_to"));
     rule.dtype = TRY(text(json, "dtype"));
     if (json.contains("buffer")) rule.buffer = TRY(json.get_bool("buffer"));
-    if (json.contains("quantized")) rule.quantized = TRY(json.get_bool("quantized"));
+    rule.quantized = TRY(quantized(json));
     if (is_layer != (rule.place == NameRule::Place::kLayer))
       return corrupt("place: '" + printable(rule.hf) + "' " + (is_layer ? "has" : "has no") + " layer number {}");
     if (rule.shape.empty() != dropped) return corrupt("shape: expected one, unless the parameter is dropped");
@@ -181,10 +182,21 @@ class FamilyReader {
       return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
                      std::to_string(formulas.size()));
     for (const std::string& formula : formulas) TRY(check_formula(formula));
+    constexpr std::size_t kMatrix = 2, kExperts = 3;
+    if (const std::size_t due = rule.quantized == Quantized::kMxfp4 ? kExperts : kMatrix;
+        rule.quantized != Quantized::kNever && formulas.size() != due)
+      return corrupt("quantized: expected a shape of " + std::to_string(due) + " dimensions, got " +
+                     std::to_string(formulas.size()));
     if (rule.tp_dim >= static_cast<int>(formulas.size()) && rule.tp_dim >= 0)
       return corrupt("tp_dim: expected one of " + std::to_string(formulas.size()) + " dimensions, got " +
                      std::to_string(rule.tp_dim));
     return put(out_.rules, std::move(rule), &NameRule::hf, "");
+  }
+
+  static Result<Quantized> quantized(const Json& json) {
+    const Json* const how = json.find("quantized");
+    if (!how || !how->is_bool()) return word(json, "quantized", kQuantized, Quantized::kNever);
+    return TRY(how->as_bool()) ? Quantized::kFloat8 : Quantized::kNever;
   }
 
   // Adds a rule, in the place of the one of this name that the extended family has.

@@ -345,7 +345,8 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     const std::string& canonical = view.tensors()[i].name;
     const StateKey key = split_state_key(canonical);
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
-    const StoredRule* stored = parsed && !parsed->is_scale ? stored_rule(family, *parsed->rule, convention) : nullptr;
+    const StoredRule* stored =
+        parsed && !parsed->is_of_quantized() ? stored_rule(family, *parsed->rule, convention) : nullptr;
     const std::string name = rename_key(family, canonical, convention);
     if (!stored || !stored->is_packed()) {
       out.push_back({name, nullptr, {i}});

@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "formats/load.h"
 #include "lib/device/convert.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
@@ -111,6 +113,28 @@ TEST_F(BlockScalesTest, StayWithTheirMatricesOtherwise) {
   const CommandResult r = convert_it({"--to", "hf"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
   EXPECT_TRUE(load_checkpoint(dir_ / "out") == values_);
+}
+
+TEST_F(BlockScalesTest, AreAppliedByALoad) {
+  write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
+  write_file(dir_ / "source/config.json", kConfig);
+  LoadOptions options;
+  options.mesh = Mesh({{"tp", 2}});
+  options.rank = 1;
+  options.threads = 2;
+  options.memory = 16 << 20;
+  options.dtype = DType::kBFloat16;
+  std::map<std::string, std::string> memory;
+  const auto report = load(dir_ / "source", options, [&](const LoadTensor& t) -> Result<Destination> {
+    EXPECT_EQ(t.dtype, DType::kBFloat16) << t.name;
+    std::string& bytes = memory[t.name];
+    bytes.resize(static_cast<std::size_t>(t.bytes()));
+    return Destination{reinterpret_cast<std::byte*>(bytes.data()), std::nullopt};
+  });
+  ASSERT_TRUE(report) << report.error().message();
+  EXPECT_EQ(memory.size(), values_.size() - expected_.size());
+  const std::string q = kLayer + "self_attn.q_proj.weight";  // its second half, of rows
+  EXPECT_TRUE(memory.at(q) == expected_.at(q).bytes.substr(expected_.at(q).bytes.size() / 2));
 }
 
 TEST_F(BlockScalesTest, OfAnotherShapeAreNamed) {

@@ -909,6 +909,99 @@ class BlockScales(Case):
         rows = [torch.cat([got[f"{experts}{e}.{w}_proj.weight"] for w in ("gate", "up")]) for e in range(4)]
         self.assertTrue(torch.equal(fused[experts + "gate_up_proj"].view(torch.int16), torch.stack(rows).view(torch.int16)))
 
+    def quantize(self, dtype, **members):
+        """A model whose weights have many magnitudes, quantized by reshard and, matrix by matrix, by transformers."""
+        from types import SimpleNamespace
+        from transformers.integrations.finegrained_fp8 import Fp8Quantize
+        how = SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=(128, 128), scale_fmt="float"))
+        torch.manual_seed(4)
+        saved, made = self.out("saved"), self.out("made")
+        Families.build(self, "qwen3_moe", {**_EXPERTS, "hidden_size": 256, "num_hidden_layers": 2, **members}).to(
+            dtype).save_pretrained(saved)
+        tensors = load_file(saved / "model.safetensors")
+        for name, tensor in tensors.items():
+            if name.endswith("_proj.weight"):
+                tensor *= torch.tensor(2.0) ** torch.randint(-3, 3, (tensor.shape[0], 1))
+        first = next(k for k in sorted(tensors) if k.endswith("_proj.weight"))
+        tensors[first][:128, :128] = 0
+        save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+        reshard("convert", saved, made, "--to", "hf", "--quantize", "fp8-block")
+        wanted = {}
+        for name, tensor in tensors.items():
+            wanted[name] = tensor
+            if name.endswith("_proj.weight"):
+                rows, columns = tensor.shape
+                whole = torch.nn.functional.pad(tensor, (0, -columns % 128, 0, -rows % 128))
+                wanted |= Fp8Quantize(how)._quantize_one(name, whole)
+                wanted[name] = wanted[name][:rows, :columns]
+        got = load_file(made / "model.safetensors")
+        self.assertEqual(got.keys(), wanted.keys())
+        self.assertGreater(len(got), len(tensors) + 20)
+        for name, value in wanted.items():
+            self.assertTrue(same_bits(got[name], value.contiguous()), name)
+        return made
+
+    def test_quantized_bfloat16_and_loaded(self):
+        import transformers
+        made = self.quantize(torch.bfloat16, head_dim=64, moe_intermediate_size=128, intermediate_size=128)
+        reshard("convert", made, self.out("plain"), "--to", "hf", "--dtype", "bfloat16")
+        ids = torch.arange(12).reshape(1, -1)
+        with torch.no_grad():  # without a GPU transformers dequantizes what it loads
+            a, b = (transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.bfloat16)(ids).logits
+                    for d in (made, self.out("plain")))
+        self.assertTrue(a.isfinite().all() and torch.equal(a, b))
+
+    def test_quantized_float32_in_blocks_that_do_not_fill_the_matrix(self):
+        self.quantize(torch.float32, head_dim=40, moe_intermediate_size=136)
+
+
+class Mxfp4(Case):
+    """Experts in MXFP4, against transformers' own unpacking."""
+
+    def unpack(self, scales):
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+        torch.manual_seed(6)
+        saved = self.out("saved")
+        shutil.rmtree(saved, ignore_errors=True)
+        shutil.rmtree(self.out("plain"), ignore_errors=True)
+        members = {**_GROUPED, "hidden_size": 128, "intermediate_size": 64, "num_local_experts": 4, "head_dim": 12}
+        Families.build(self, "gpt_oss", members).to(torch.bfloat16).save_pretrained(saved)
+        tensors = load_file(saved / "model.safetensors")
+        wanted = dict(tensors)
+        for name in [k for k in tensors if k.endswith(("gate_up_proj", "down_proj"))]:
+            experts, rows, columns = tensors.pop(name).shape
+            blocks = torch.randint(0, 256, (experts, columns, rows // 32, 16), dtype=torch.uint8)
+            exponents = torch.randint(*scales, (experts, columns, rows // 32), dtype=torch.uint8)
+            exponents.view(-1)[:scales[1] - scales[0]] = torch.arange(*scales, dtype=torch.uint8)
+            tensors |= {name + "_blocks": blocks, name + "_scales": exponents}
+            wanted[name] = convert_moe_packed_tensors(blocks, exponents)
+        save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((saved / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+        (saved / "config.json").write_text(json.dumps(config))
+        reshard("convert", saved, self.out("plain"), "--to", "hf", "--dtype", "bfloat16")
+        got = load_file(self.out("plain/model.safetensors"))
+        self.assertEqual(got.keys(), wanted.keys())
+        for name, value in wanted.items():
+            self.assertTrue(same_bits(got[name], value), name)
+        self.assertNotIn("quantization_config", json.loads(self.out("plain/config.json").read_text()))
+        return saved
+
+    def test_every_value_times_every_scale(self):
+        self.unpack((0, 256))
+
+    def test_a_model_that_transformers_loads(self):
+        import transformers
+        saved = self.unpack((118, 124))
+        ids = torch.arange(12).reshape(1, -1)
+        how = transformers.Mxfp4Config(dequantize=True)
+        with torch.no_grad():
+            a = transformers.AutoModelForCausalLM.from_pretrained(saved, dtype=torch.bfloat16, quantization_config=how)
+            b = transformers.AutoModelForCausalLM.from_pretrained(self.out("plain"), dtype=torch.bfloat16)
+            self.assertTrue(torch.equal(a(ids).logits, b(ids).logits))
+            self.assertTrue(a(ids).logits.isfinite().all())
+
 
 class Conventions(Case):
     """Names and forms of Megatron core and torchtitan, against packing spelled out in torch."""

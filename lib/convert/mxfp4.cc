@@ -1,0 +1,181 @@
+#include "lib/convert/mxfp4.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/device/convert.h"
+#include "lib/engine/slab_cache.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kKeptExperts = Index{32} << 20;  // bytes of experts as they are stored, of all matrices
+constexpr std::array<float, 16> kValues = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                           -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+constexpr int kBias = 127;
+
+// A matrix in MXFP4: blocks [E, out, groups, 16], scales [E, out, groups].
+struct PackedMatrix {
+  std::string name;                    // that it becomes
+  std::size_t blocks = 0, scales = 0;  // in the view
+  Index out = 0, groups = 0;
+};
+
+class Unpacker {
+ public:
+  Unpacker(TensorSource& stored, PackedMatrix m, DType as, std::shared_ptr<SlabCache> cache)
+      : stored_(stored), m_(std::move(m)), as_(as), cache_(std::move(cache)) {
+    constexpr int kScales = 256;
+    std::vector<float> values;
+    for (int scale = 0; scale < kScales; ++scale)
+      for (const float value : kValues) values.push_back(std::ldexp(value, scale - kBias));
+    table_.resize(values.size() * static_cast<std::size_t>(byte_size(as)));
+    convert(DType::kFloat32, as, reinterpret_cast<const std::byte*>(values.data()), table_.data(), std::ssize(values));
+  }
+
+  // Of [E, in, out].
+  Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
+    if (box.empty()) return {};
+    std::byte* at = out.data();
+    for (Index expert = box.begin(0); expert < box.end(0); ++expert) {
+      const Slab slab =
+          TRY(cache_->get({static_cast<std::uint32_t>(m_.blocks), expert}, [&] { return read(expert, scratch); }));
+      if (byte_size(as_) == 2)
+        unpack<std::uint16_t>(slab->bytes(), box, at);
+      else
+        unpack<std::uint32_t>(slab->bytes(), box, at);
+      at += box.shape[1] * box.shape[2] * byte_size(as_);
+    }
+    return {};
+  }
+
+ private:
+  // The blocks of an expert, then its scales.
+  Result<Slab> read(Index expert, MutableBytes scratch) const {
+    const Index n = m_.out * m_.groups;
+    auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
+    const auto blocks = static_cast<std::size_t>(n * kMxfp4Bytes);
+    TRY(stored_.read(m_.blocks, {{expert, 0, 0, 0}, {1, m_.out, m_.groups, kMxfp4Bytes}}, slab->bytes().first(blocks),
+                     scratch));
+    TRY(stored_.read(m_.scales, {{expert, 0, 0}, {1, m_.out, m_.groups}}, slab->bytes().subspan(blocks), scratch));
+    return Slab(std::move(slab));
+  }
+
+  template <class Word>
+  void unpack(Bytes expert, const Box& box, std::byte* out) const {
+    const auto* const blocks = reinterpret_cast<const std::uint8_t*>(expert.data());
+    const std::uint8_t* const scales = blocks + m_.out * m_.groups * kMxfp4Bytes;
+    const Index begin = box.begin(1), end = box.end(1), columns = box.shape[2];
+    for (Index group = begin / kMxfp4Group; group * kMxfp4Group < end; ++group) {
+      const Index first = std::max(begin, group * kMxfp4Group), last = std::min(end, (group + 1) * kMxfp4Group);
+      for (Index c = 0; c < columns; ++c) {
+        const Index place = (box.begin(2) + c) * m_.groups + group;
+        const std::byte* const values =
+            table_.data() + Index{scales[place]} * std::ssize(kValues) * Index{sizeof(Word)};
+        for (Index row = first; row < last; ++row) {
+          const std::uint8_t both = blocks[place * kMxfp4Bytes + row % kMxfp4Group / 2];
+          const int value = row % 2 == 0 ? both & 0xf : both >> 4;
+          std::memcpy(out + ((row - begin) * columns + c) * Index{sizeof(Word)}, values + value * Index{sizeof(Word)},
+                      sizeof(Word));
+        }
+      }
+    }
+  }
+
+  TensorSource& stored_;
+  const PackedMatrix m_;
+  const DType as_;
+  const std::shared_ptr<SlabCache> cache_;
+  std::vector<std::byte> table_;  // the 16 values of each scale, in that dtype
+};
+
+Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
+  const Tensor& b = catalog.tensors()[blocks];
+  PackedMatrix out;
+  out.name = b.name.substr(0, b.name.size() - kMxfp4Blocks.size());
+  const auto scales = catalog.find(out.name + std::string(kMxfp4Scales));
+  if (!scales) return corrupt(catalog.root + ": " + tensor_text(b.name) + " is in MXFP4, and its scales are not there");
+  const Tensor& s = catalog.tensors()[*scales];
+  if (b.dtype != DType::kUint8 || b.shape.rank() != 4 || b.shape[3] != kMxfp4Bytes)
+    return corrupt(catalog.root + ": " + tensor_text(b.name) + " " + to_string(b.shape) + " of " +
+                   std::string(info(b.dtype).torch_name) + ": expected uint8 in blocks of 16");
+  const Dims due = {b.shape[0], b.shape[1], b.shape[2]};
+  if (s.shape != due || s.dtype != DType::kUint8)
+    return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
+                   std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + " of uint8, one for each " +
+                   "block of " + to_string(b.shape));
+  out.blocks = blocks;
+  out.scales = *scales;
+  out.out = b.shape[1];
+  out.groups = b.shape[2];
+  return out;
+}
+
+Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Family& family, const Typing& typing) {
+  const Catalog& catalog = view.catalog;
+  std::vector<PackedMatrix> out;
+  std::string kept;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const Tensor& t = catalog.tensors()[i];
+    const auto parsed = parse_name(family, t.name);
+    if (!parsed || !parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4) continue;
+    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
+      kept = t.name;
+    } else if (parsed->suffix == kMxfp4Blocks) {
+      out.push_back(TRY(match(catalog, i)));
+    } else if (!catalog.find(t.name.substr(0, t.name.size() - kMxfp4Scales.size()) + std::string(kMxfp4Blocks))) {
+      return corrupt(catalog.root + ": " + tensor_text(t.name) + " scales values that are not there");
+    }
+  }
+  if (!kept.empty() && !out.empty())
+    return usage_error("--keep-dtype: " + tensor_text(kept) +
+                       " would stay in MXFP4 beside matrices that do not, and no config.json says such a thing");
+  return out;
+}
+
+}  // namespace
+
+Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+  Requantization out;
+  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.family) return out;
+  std::vector<PackedMatrix> packed = TRY(find_packed(view, *model.family, typing));
+  if (packed.empty()) return out;
+  LeftOut applied{"scales, applied to their 4-bit values", 0, 0, 0};
+  for (const PackedMatrix& m : packed) {
+    const Tensor& blocks = view.catalog.tensors()[m.blocks];
+    Tensor made;
+    made.name = m.name;
+    made.dtype = *typing.dtype;
+    made.shape = {blocks.shape[0], m.groups * kMxfp4Group, m.out};
+    made.fragments = FragmentList(3);
+    if (!blocks.fragments.empty()) made.fragments.add(whole(made.shape), blocks.fragments.extent(0));  // never read
+    ++applied.tensors;
+    applied.bytes += view.catalog.tensors()[m.scales].bytes();
+    out.worker_bytes = std::max(out.worker_bytes, m.out * m.groups * (kMxfp4Bytes + 1));
+    TRY(view.catalog.add(std::move(made)));
+  }
+  view.catalog.sort_by_name();
+  out.stored = std::make_unique<Catalog>(view.catalog);
+  const auto cache = std::make_shared<SlabCache>(kKeptExperts);
+  for (PackedMatrix& m : packed) {
+    m.blocks = *view.catalog.find(m.name + std::string(kMxfp4Blocks));
+    m.scales = *view.catalog.find(m.name + std::string(kMxfp4Scales));
+    view.applied.insert({m.blocks, m.scales});
+    const std::size_t made = *view.catalog.find(m.name);
+    view.computed.insert(made);
+    out.tensors.push_back({made, [m, cache](TensorSource& stored, DType as) -> ComputedSource::Fill {
+                             const auto unpacker = std::make_shared<Unpacker>(stored, m, as, cache);
+                             return [unpacker](const Box& box, MutableBytes to, MutableBytes scratch) {
+                               return unpacker->fill(box, to, scratch);
+                             };
+                           }});
+  }
+  notes.left_out.push_back(std::move(applied));
+  return out;
+}
+
+}  // namespace reshard

@@ -1,0 +1,38 @@
+// Weights that are written quantized otherwise than they are stored: made, as they are read, into matrices of the dtype
+// that is asked for (--dtype), or into float8 blocks with a scale each (--quantize).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/convert/steps.h"
+#include "lib/engine/computed_source.h"
+
+namespace reshard {
+
+// A tensor of the view that is computed of others.
+struct ComputedTensor {
+  std::size_t tensor = 0;
+  // What fills it in this dtype, of the tensors as they are stored.
+  std::function<ComputedSource::Fill(TensorSource& stored, DType as)> fill_of;
+};
+
+struct Requantization {
+  std::vector<ComputedTensor> tensors;  // empty: none
+  std::unique_ptr<Catalog> stored;      // the view as it was, with places for tensors it gets; null where none are made
+  Json config;                          // quantization_config of what is written; null: none
+  Index worker_bytes = 0;               // that each worker takes for it
+};
+
+// What `typing` asks for, of a view whose model is known: the view's tensors get the dtypes and shapes that they are
+// written in, those that the output lacks are SourceView::applied. Errors name a matrix without scales, scales of
+// another shape than their blocks, and what cannot be quantized.
+Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
+                                  const Typing& typing, const Format& format, Notes& notes);
+
+// Makes those tensors of `source` what they are to be. Refers to all but `made`.
+void set_requantized(const Requantization& made, TensorSource& stored, ComputedSource& source);
+
+}  // namespace reshard
