@@ -106,5 +106,9 @@ Index peak_memory();
 
 // Set when the user interrupts the program (Ctrl-C, SIGTERM).
 const std::atomic<bool>& interrupted();
+// The signal that did; 0: none yet.
+int ending_signal();
+// From now on the process ends within five seconds of it, whatever it is doing.
+void end_soon_after_signal();
 
 }  // namespace reshard::tools

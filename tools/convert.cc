@@ -2,6 +2,9 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/transport/collectives.h"
@@ -26,10 +29,19 @@ Status check_destination(const ConvertOptions& options) {
 }
 
 Status check_space(const Conversion& conversion, const std::string& destination) {
-  const Index free = TRY(free_space_for(destination));
+  // What a killed run has left is used again, or makes room.
+  const Index free = TRY(free_space_for(destination)) + Output::held_by_leftover(destination);
   if (free >= conversion.disk_needed()) return {};
   return io_error(parent_path(destination) + ": the output needs " + human_bytes(conversion.disk_needed()) +
                   ", the disk has " + human_bytes(free) + " free. Nothing was written");
+}
+
+// Nothing where the word is none of --resume's.
+std::optional<Resume> resume_of(std::string_view word) {
+  for (const auto& [name, resume] :
+       {std::pair("auto", Resume::kAuto), std::pair("never", Resume::kNever), std::pair("require", Resume::kRequire)})
+    if (word == name) return resume;
+  return std::nullopt;
 }
 
 Json view_json(const ConvertOptions& options, const PreparedConversion& prepared, const ViewReport& report,
@@ -103,7 +115,13 @@ Result<int> convert(const ConvertOptions& options) {
     if (options.as_json) show_json(plan_json(prepared, options), 2);
     return 0;
   }
+  conversion.set_resume(*resume_of(options.resume), [quiet](const std::string& note) {
+    if (quiet) return;
+    print_row("note", note);
+    std::fflush(stdout);
+  });
   std::fflush(stdout);
+  if (!host()) end_soon_after_signal();
 
   Conversion::Outcome outcome;
   {
@@ -123,7 +141,6 @@ Result<int> convert(const ConvertOptions& options) {
               2);
   if (quiet) return 0;
   const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
-  if (outcome.removed_leftover) print_row("note", "removed " + options.destination + ".partial, left by a killed run");
   print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
                         "/s   peak memory " + human_bytes(peak_memory()));
   const auto n = std::to_string(conversion.plan().tensors.size());
@@ -184,6 +201,9 @@ void add_convert(CommandLine& line) {
   options->add(line, true);
   line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
   line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  line.add_option("--resume", options->resume, "Go on where a killed run has ended: auto where that can be")
+      .one_of({"auto", "never", "require"})
+      .shows_default();
   line.add_flag("--json", options->as_json, "Print what was done as JSON, and nothing else");
   line.footer(
       "Examples:\n"
@@ -193,7 +213,9 @@ void add_convert(CommandLine& line) {
       "  reshard convert step-1000 model --to hf --dtype bfloat16 --keep-dtype '*norm*'\n"
       "  reshard convert step-1000 step-1000.h5 --to hdf5 --codec zstd:3                an archive in one file\n"
       "  reshard convert step-1000 look.h5 --to hdf5-view --names hf   for h5py and h5dump, without copying\n"
-      "The destination appears when it is complete: until then everything is in DST.partial.");
+      "The destination appears when it is complete: until then everything is in DST.partial. After a kill, a full "
+      "disk\n"
+      "or the end of a job's time the same command goes on from there.");
   line.action([options] { return convert(*options); });
 }
 

@@ -83,7 +83,10 @@ int run_in_job(const Action& action, bool everywhere, double patience) {
     if (done && !closed) return std::move(closed).error();
     return done;
   });
-  return current->end(result ? *result : say(result.error()));
+  int code = result ? *result : say(result.error());
+  // As a shell has it of a program that a signal ended. Of several ranks the launcher's own code counts.
+  if (!result && !current->ranks() && ending_signal() > 0) code = 128 + ending_signal();
+  return current->end(code);
 }
 
 }  // namespace reshard::tools

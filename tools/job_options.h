@@ -62,7 +62,7 @@ struct MergeChoice {
 
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
-  std::string quantize, vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto";
+  std::string quantize, vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto", resume = "auto";
   Index ranks = 1, ranks_per_machine = 8;  // that `plan` plans for
   Index vocab_divisible_by = 0;
   std::vector<std::string> keep_dtype, include, exclude, allow, repair;

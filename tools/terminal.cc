@@ -15,6 +15,24 @@ namespace reshard::tools {
 namespace {
 
 std::atomic<bool> interrupt_flag{false};
+volatile std::sig_atomic_t signal_received = 0;
+volatile std::sig_atomic_t ends_soon = 0;
+constexpr unsigned kGrace = 4;  // seconds after a signal
+
+void on_signal(int signal) {
+  interrupt_flag = true;
+  signal_received = signal;
+  if (ends_soon != 0) ::alarm(kGrace);
+}
+
+// What is finished is recorded whenever this comes.
+void on_alarm(int) {
+  constexpr std::string_view kText =
+      "\nreshard: error: ended by a signal while the disk was waited for. The same command goes on from what is "
+      "finished\n";
+  if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(128 + signal_received);
+  ::_exit(128 + signal_received);
+}
 
 bool no_color() {
   const char* v = std::getenv("NO_COLOR");
@@ -93,7 +111,7 @@ const std::atomic<bool>& interrupted() {
   if (host()) return *host()->interrupt;
   static const bool installed = [] {
     struct sigaction action {};
-    action.sa_handler = [](int) { interrupt_flag = true; };
+    action.sa_handler = on_signal;
     action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends the program at once
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
@@ -101,6 +119,15 @@ const std::atomic<bool>& interrupted() {
   }();
   (void)installed;
   return interrupt_flag;
+}
+
+int ending_signal() { return signal_received; }
+
+void end_soon_after_signal() {
+  struct sigaction action {};
+  action.sa_handler = on_alarm;
+  ::sigaction(SIGALRM, &action, nullptr);
+  ends_soon = 1;
 }
 
 struct Progress::State {

@@ -1,6 +1,8 @@
 // One conversion, from an open checkpoint to a target format: decided completely first, then run.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +36,9 @@ struct ConversionOptions : Wanted {
   Compression compression;  // for formats that can
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
+  Resume resume = Resume::kAuto;
+  Index group_bytes = Continuation().group_bytes;
+  std::function<void(const std::string& note)> tell{};  // of what an earlier run left
   RunOptions run;
 };
 
@@ -98,6 +103,11 @@ class Conversion {
 
   void set_strategy(Strategy strategy) { options_.run.strategy = strategy; }
 
+  void set_resume(Resume resume, std::function<void(const std::string& note)> tell) {
+    options_.resume = resume;
+    options_.tell = std::move(tell);
+  }
+
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
   // For formats that show tensors where they lie: makes the file. Nothing is planned then, and nothing copied.
@@ -105,7 +115,6 @@ class Conversion {
 
   // Writes the checkpoint. What it reads is added to the destination's inputs.
   struct Outcome {
-    bool removed_leftover = false;
     Index checksums = 0;  // of the source that were recorded and hold
     Index digests = 0;    // likewise, of a source that reshard wrote
   };
@@ -121,6 +130,8 @@ class Conversion {
 
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
   Status check_merged(const Origin& origin) const;
+  Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded);
+  Result<std::string> facts(std::uint64_t print) const;
   std::vector<std::string> inputs() const;  // files that it reads
   Result<std::vector<SideFile>> side_files() const;
 

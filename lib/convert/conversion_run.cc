@@ -1,5 +1,7 @@
 // Running what conversion.cc prepared: the copy, and what lies beside it.
 #include <cstddef>
+#include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "lib/convert/manifest.h"
 #include "lib/convert/origin.h"
 #include "lib/convert/source_manifest.h"
+#include "lib/device/crc32.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -52,8 +55,8 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
 
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Transport* const ranks = options_.run.ranks;
-  const bool leads = rank_of(ranks) == 0;
-  if (!TRY(all_equal(ranks, fingerprint(plan_, source_view(), target_view_))))
+  const std::uint64_t print = fingerprint(plan_, source_view(), target_view_);
+  if (!TRY(all_equal(ranks, print)))
     return io_error(source_.catalog().root +
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
@@ -68,19 +71,85 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
-  auto output = TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks));
-  const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, *output, options_.run));
-  TRY(origin.finish(ranks));
-  Outcome outcome;
-  outcome.removed_leftover = output->removed_leftover();
-  outcome.checksums = of_left_out + origin.checksums_checked();
-  if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
-  if (leads) {
-    for (const SideFile& file : TRY(side_files())) TRY(output->add_file(file.name, TRY(file.read())));
-    TRY(output->add_file(std::string(kManifestFile), manifest(*this, proofs, origin.digests())));
+  // What a merge has read of its sources, and where compressed data came to lie, is in no journal.
+  std::optional<Continuation> continuation;
+  if (!draft_.merge && !options_.merge_adapter && !target_->encodes()) {
+    continuation.emplace();
+    continuation->resume = options_.resume;
+    std::string text;
+    if (rank_of(ranks) == 0) text = TRY(facts(print));
+    continuation->facts = TRY(broadcast(ranks, std::move(text)));
+    continuation->group_bytes = options_.group_bytes;
+    continuation->tell = options_.tell;
+  } else if (options_.resume == Resume::kRequire) {
+    return unsupported(destination.path + ": a merge and a compressed file cannot be continued; leave --resume out");
   }
-  TRY(output->commit());
+  const std::string work = destination.path + ".partial";
+  const bool is_journaled = continuation.has_value();
+  auto output =
+      TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
+  if (!is_journaled && output->removed_leftover() && options_.tell)
+    options_.tell("removed " + work + ", left by a killed run");
+  Result<Outcome> outcome = write(*output, origin, recorded ? &*recorded : nullptr);
+  if (!outcome) return output->give_up(outcome.error());
+  outcome->checksums += of_left_out;
   return outcome;
+}
+
+Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded) {
+  const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, output, options_.run));
+  TRY(origin.finish(options_.run.ranks));
+  Outcome outcome;
+  outcome.checksums = origin.checksums_checked();
+  if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
+  if (rank_of(options_.run.ranks) == 0) {
+    for (const SideFile& file : TRY(side_files())) TRY(output.add_file(file.name, TRY(file.read())));
+    TRY(output.add_file(std::string(kManifestFile), manifest(*this, proofs, origin.digests())));
+  }
+  TRY(output.commit());
+  return outcome;
+}
+
+// What the output's bytes depend on, by names for people.
+Result<std::string> Conversion::facts(std::uint64_t print) const {
+  Json out = Json::object();
+  const auto add = [&](const std::string& name, const std::string& value) {
+    out.set(valid_utf8(name), Json(valid_utf8(value)));
+  };
+  const auto add_list = [&](const std::string& name, const std::vector<std::string>& values) {
+    std::string text;
+    for (const std::string& value : values) text += std::to_string(value.size()) + ":" + value;
+    add(name, text);
+  };
+  const ConversionOptions& o = options_;
+  add("the version of reshard", RESHARD_VERSION);
+  add("--to", std::string(format_.name));
+  add("--mesh", o.mesh.to_string());
+  add("--layout", o.layout ? o.layout->name : "");
+  add("--dtype", o.dtype ? std::string(info(*o.dtype).torch_name) : "");
+  add("--names", draft_.names.to ? std::string(convention_title(*draft_.names.to)) : "");
+  add("--part", o.part);
+  add_list("--include", o.include);
+  add_list("--exclude", o.exclude);
+  add_list("--keep-dtype", o.keep_dtype);
+  add("--max-shard-size", std::to_string(o.max_file_bytes));
+  add("--shard-format", std::to_string(static_cast<int>(o.container)));
+  add("--vocab-padding", o.vocab_padding ? std::to_string(static_cast<int>(*o.vocab_padding)) : "");
+  add("--repair", std::to_string(int{o.repairs.vocabulary} + 2 * int{o.repairs.experts}));
+  std::string files;
+  for (const CatalogFile& file : target_->catalog().files) files += file.path + "\n" + std::to_string(file.size) + "\n";
+  add("the output's files", std::to_string(crc32(0, as_bytes(files))));
+  add("the source's metadata", std::to_string(print));
+  for (const auto& [what, reader] : {std::pair("source file ", static_cast<const Reader*>(&source_)),
+                                     std::pair("file of the donor ", static_cast<const Reader*>(o.donor)),
+                                     std::pair("file of the adapter ", static_cast<const Reader*>(o.adapter.reader))}) {
+    for (std::uint32_t f = 0; reader && f < reader->catalog().files.size(); ++f) {
+      const auto entry = TRY(entry_at(reader->catalog().file_path(f)));
+      add(what + reader->catalog().files[f].path,
+          entry ? std::to_string(entry->size) + " " + std::to_string(entry->mtime_ns) : "none");
+    }
+  }
+  return to_text(out, 0);
 }
 
 Result<std::string> Conversion::manifest_text(const RunOptions& run, const SourceManifest* recorded) {

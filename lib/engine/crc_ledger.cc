@@ -11,6 +11,7 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (begin == 0 && length == extent.length) {
     open_.erase(key);
     done_[key] = {length, crc};
+    if (recent_) recent_->add(extent, begin, length, crc);
     return crc;
   }
   Entry& entry = open_[key];
@@ -21,6 +22,7 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (next != pieces.end() && next->first < end) return std::nullopt;
   if (next != pieces.begin() && std::prev(next)->second.end > begin) return std::nullopt;
 
+  if (recent_) recent_->add(extent, begin, length, crc);
   auto mine = pieces.emplace_hint(next, begin, Piece{end, crc});
   if (next != pieces.end() && next->first == end) {
     mine->second.crc = crc32_combine(mine->second.crc, next->second.crc, next->second.end - end);
@@ -69,6 +71,14 @@ std::vector<CrcPiece> CrcLedger::everything() const {
   std::vector<CrcPiece> out = unfinished();
   const std::lock_guard lock(mutex_);
   for (const auto& [key, done] : done_) out.push_back({{key.file, key.offset, done.length}, 0, done.length, done.crc});
+  return out;
+}
+
+std::vector<CrcPiece> CrcLedger::take_recent() {
+  const std::lock_guard lock(mutex_);
+  if (!recent_) return {};
+  std::vector<CrcPiece> out = recent_->everything();
+  recent_->clear();
   return out;
 }
 

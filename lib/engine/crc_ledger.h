@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -43,6 +44,10 @@ class CrcLedger {
   // Forgets all of it.
   void clear();
 
+  // From now on what is added is also kept for take_recent(), which gives it once.
+  void keep_recent() { recent_ = std::make_unique<CrcLedger>(); }
+  std::vector<CrcPiece> take_recent();
+
  private:
   struct Piece {
     Index end;
@@ -70,6 +75,7 @@ class CrcLedger {
   mutable std::mutex mutex_;
   std::unordered_map<Key, Entry, KeyHash> open_;
   std::unordered_map<Key, Done, KeyHash> done_;
+  std::unique_ptr<CrcLedger> recent_;
 };
 
 }  // namespace reshard

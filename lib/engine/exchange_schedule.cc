@@ -58,7 +58,7 @@ bool ExchangeSchedule::fits(const std::vector<Part>& parts, std::size_t planned,
 
 bool ExchangeSchedule::take_next(int reader, std::vector<Taken>& taken) {
   Index& next = next_[static_cast<std::size_t>(reader)];
-  const auto [planned, slab] = slabs_.get(next);
+  const auto [planned, slab, number] = slabs_.get(next);
   std::vector<Part> parts = cut(planned, slab);
   if (!fits(parts, planned, reader)) return false;
   for (const Part& part : parts) {

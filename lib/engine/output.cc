@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/sys.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
@@ -82,6 +85,11 @@ std::set<std::string> directories_of(const Catalog& catalog) {
   return out;
 }
 
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 // Removes a work directory. The marker goes last: a run that is killed meanwhile leaves something that the next one
 // knows.
 Status remove_work(const std::string& path) {
@@ -92,33 +100,35 @@ Status remove_work(const std::string& path) {
 
 }  // namespace
 
-Output::Output(OutputPath destination, Target& target, Transport* ranks)
+Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
     : to_(std::move(destination)),
-      destination_(to_.path),
+      destination_(without_slash(to_.path)),
+      work_(destination_ + ".partial"),
       target_(target),
+      continuation_(std::move(continuation)),
       ranks_(ranks),
-      written_(target.catalog().files.size()) {
-  while (destination_.size() > 1 && destination_.back() == '/') destination_.pop_back();
-  work_ = destination_ + ".partial";
-}
+      written_(target.catalog().files.size()),
+      unsynced_(target.catalog().files.size()) {}
 
 Output::~Output() {
   if (made_work_) (void)remove_work(work_);
   if (lock_ >= 0) ::close(lock_);
 }
 
-Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks) {
+Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
+                                               std::optional<Continuation> continuation) {
   if (rank_count(ranks) > 1 && target.encodes())
     return unsupported(destination.path +
                        ": several ranks cannot write one compressed file; start one process with more --threads, or "
                        "leave the compression out");
-  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks));
+  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
   if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
     return io_error(out->work_ +
                     ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
                     "same path, on a file system that they share");
+  if (out->continuation_) out->make_journal();
   return out;
 }
 
@@ -127,7 +137,8 @@ Status Output::prepare(Space space) {
     if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
     old_ = TRY(replaceable());
   }
-  TRY(clear_leftover());
+  TRY(take_leftover());
+  if (continued_) return {};
   TRY(make_directory(work_));
   made_work_ = true;
   lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -148,7 +159,7 @@ Result<Output::Old> Output::old_at(const std::string& path) {
   Old old{TRY(look_at(path)), {}};
   if (!old.self.is_directory()) return old;
   old.inside = TRY(walk(path));
-  std::erase_if(old.inside, [](const Node& node) { return node.name == kMarker; });
+  std::erase_if(old.inside, [](const Node& node) { return node.name.starts_with(kMarker); });
   return old;
 }
 
@@ -201,27 +212,178 @@ Status Output::check_holds_no_input(const std::string& path) const {
   return {};
 }
 
-Status Output::clear_leftover() {
-  if (!path_exists(work_)) return {};
+// What a killed run has left in the work directory is continued, or removed.
+Status Output::take_leftover() {
+  const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
+  if (!path_exists(work_)) {
+    if (resume != Resume::kRequire) return {};
+    return usage_error(work_ + ": there is nothing to continue; without --resume require a run begins anew");
+  }
   const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return io_error(work_ + ": is in the way and is not a directory");
+  lock_ = fd;
   const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
-  ::close(fd);
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
   const bool ours = path_exists(path_join(work_, kMarker)) || TRY(walk(work_)).empty();
   if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
   if (!free) return usage_error(work_ + ": another reshard is writing there now");
   TRY(check_holds_no_input(work_));
+  std::string why;
+  if (resume != Resume::kNever) {
+    why = TRY(why_not_continued());
+    if (why.empty()) {
+      TRY(remove_what_is_not_data());
+      TRY(join_journals());
+      if (continuation_->tell)
+        continuation_->tell("continues " + work_ +
+                            ", left by a killed run: " + human_bytes(continued_->finished.bytes) + " are done");
+      return {};
+    }
+    if (resume == Resume::kRequire)
+      return usage_error(work_ + ": cannot be continued: " + why + "; without --resume require it is begun anew");
+  }
+  ::close(std::exchange(lock_, -1));
   TRY(remove_work(work_));
   removed_leftover_ = true;
+  if (continuation_ && continuation_->tell)
+    continuation_->tell("removed " + work_ + ", left by a killed run" +
+                        (why.empty() ? "" : ", and began anew: " + why));
   return {};
+}
+
+std::vector<std::string> Output::journals_of_ranks() const {
+  std::vector<std::string> out;
+  const std::string prefix = std::string(kMarker) + ".";
+  const auto entries = list_directory(work_);
+  for (std::size_t i = 0; entries && i < entries->size(); ++i)
+    if (const DirectoryEntry& e = (*entries)[i]; !e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
+  return out;
+}
+
+// Reads what is finished of the work directory's files; empty where this run can go on with it.
+Result<std::string> Output::why_not_continued() {
+  const std::string marker = path_join(work_, kMarker);
+  const auto file = path_exists(marker) ? File::open(marker) : Result<File>(io_error("none"));
+  std::optional<JournalText> text;
+  if (file) text = TRY(read_journal(*file));
+  // Rank 0 may have been killed before any of its slabs was finished for good.
+  for (const std::string& name : journals_of_ranks()) {
+    const auto other = File::open(path_join(work_, name));
+    if (!other) continue;
+    std::optional<JournalText> more = TRY(read_journal(*other));
+    if (!more) continue;
+    if (!text)
+      text = std::move(more);
+    else if (text->cut == more->cut && text->facts == more->facts)
+      (void)text->finished.add(more->finished);
+  }
+  if (!text || text->finished.slabs.empty()) return std::string("nothing of it was finished for good");
+  const auto changed = changed_facts(text->facts, continuation_->facts);
+  if (!changed) return std::string("its journal is damaged");
+  if (!changed->empty()) return "not the same as then: " + some_of(*changed, 5);
+  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
+    const auto node = look_at(file_path(f));
+    if (!node || !node->is_regular() || node->size < target_.catalog().files[f].size)
+      return file_path(f) + " is missing or too short";
+  }
+  continued_ = std::move(text);
+  return std::string();
+}
+
+// What was written when everything was finished: it is written again.
+Status Output::remove_what_is_not_data() {
+  std::set<std::string> data;
+  for (const CatalogFile& f : target_.catalog().files) data.insert(f.path);
+  for (const Node& node : TRY(walk(work_)))
+    if (!node.is_directory() && !data.contains(node.name) && !node.name.starts_with(kMarker))
+      TRY(remove_file(path_join(work_, node.name)));
+  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f)
+    if (const Index size = target_.catalog().files[f].size; TRY(look_at(file_path(f))).size > size)
+      TRY(TRY(File::open(file_path(f), File::Access::kReadWrite)).set_length(size));
+  return {};
+}
+
+// One journal in the place of those of all ranks of the run that is continued.
+Status Output::join_journals() {
+  const std::string marker = path_join(work_, kMarker), next = marker + ".next";
+  if (path_exists(next)) TRY(remove_file(next));
+  {
+    const File file = TRY(File::create(next));
+    journal_length_ = TRY(write_journal(file, *continued_));
+  }
+  if (sys().rename(next.c_str(), marker.c_str(), 0) != 0)
+    return io_error(marker + ": cannot replace: " + std::strerror(errno));
+  for (const std::string& name : journals_of_ranks()) TRY(remove_file(path_join(work_, name)));
+  return sync_directory(work_);
+}
+
+// Of the ranks of this job; what is left is only the marker.
+Status Output::remove_journals(const std::string& directory) const {
+  for (int r = 1; journal_ && r < rank_count(ranks_); ++r)
+    if (const std::string path = path_join(directory, std::string(kMarker) + "." + std::to_string(r));
+        path_exists(path))
+      TRY(remove_file(path));
+  return {};
+}
+
+void Output::make_journal() {
+  const int rank = rank_of(ranks_);
+  const std::string marker = path_join(work_, kMarker);
+  const auto open = [rank, marker] {
+    return rank == 0 ? File::open(marker, File::Access::kReadWrite) : File::create(marker + "." + std::to_string(rank));
+  };
+  journal_ = std::make_unique<Journal>(open, journal_length_, continuation_->facts, continuation_->group_bytes,
+                                       [this] { return sync_written(); });
+}
+
+// Forces to disk what this rank has written since it last did; by one thread at a time.
+Status Output::sync_written() {
+  for (std::uint32_t f = 0; f < unsynced_.size(); ++f)
+    if (unsynced_[f].exchange(false)) TRY(TRY(files_.open(file_path(f)))->sync_data());
+  if (std::exchange(directories_synced_, true)) return {};
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(sync_directory(path_join(work_, directory)));
+  TRY(sync_directory(work_));
+  return sync_directory(parent_path(work_));
+}
+
+Error Output::give_up(const Error& error) {
+  const bool may_pass = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kPeer;
+  const bool is_there = path_exists(path_join(work_, kMarker));
+  if (!journal_ || !is_there) return error;
+  // The next run would meet it again.
+  if (!may_pass) {
+    made_work_ = made_work_ || continued_.has_value();
+    return error;
+  }
+  const bool is_begun = continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && !journals_of_ranks().empty());
+  if (!is_begun) return error;
+  (void)journal_->close_group();
+  made_work_ = false;
+  return {error.code(), error.message() + ". What is finished stays in " + work_ +
+                            ": the same command goes on from there (--resume never begins anew)"};
+}
+
+Index Output::held_by_leftover(const std::string& destination) {
+  const std::string work = without_slash(destination) + ".partial";
+  Index sum = 0;
+  const auto inside =
+      path_exists(path_join(work, kMarker)) ? walk(work) : Result<std::vector<Node>>(std::vector<Node>());
+  for (std::size_t i = 0; inside && i < inside->size(); ++i)
+    if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
+  return sum;
 }
 
 std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
 
 Status Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
-                     Bytes data, MutableBytes scratch) {
-  CrcLedger* crcs = target_.wants_crcs() ? &crcs_ : nullptr;
+                     Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
+  const auto add_sum = [&](const Extent& extent, Index begin, Bytes bytes) {
+    if (!target_.wants_crcs()) return;
+    const CrcPiece sum{extent, begin, static_cast<Index>(bytes.size()), crc32(0, bytes)};
+    crcs_.add(sum.extent, sum.begin, sum.length, sum.crc);
+    if (sums && sum.length > 0) sums->push_back(sum);
+  };
   const Dims data_strides = row_major_strides(box.shape);
   for (const PieceGroup& group :
        pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
@@ -234,9 +396,10 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
       const auto file = TRY(files_.open(file_path(group.extent.file)));
       const auto write_run = [&](Index begin, Bytes run) -> Status {
         if (target_.encodes()) return encode(group.extent.offset + begin, run);
-        if (crcs) crcs->add(group.extent, begin, static_cast<Index>(run.size()), crc32(0, run));
-        written_[group.extent.file] = true;
-        return file->write_at(group.extent.offset + begin, run);
+        add_sum(group.extent, begin, run);
+        TRY(file->write_at(group.extent.offset + begin, run));
+        written_[group.extent.file] = unsynced_[group.extent.file] = true;
+        return {};
       };
       for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
       continue;
@@ -259,8 +422,9 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
       TRY(encode(group.extent.offset + group.begin, bytes));
       continue;
     }
-    if (crcs) crcs->add(group.extent, group.begin, group.length(), crc32(0, bytes));
+    add_sum(group.extent, group.begin, bytes);
     TRY(put(group.extent.file, group.extent.offset + group.begin, bytes, scratch));
+    unsynced_[group.extent.file] = true;
   }
   return {};
 }
@@ -311,6 +475,8 @@ Status Output::add_file(const std::string& name, std::string_view contents) {
 }
 
 Status Output::commit() {
+  // A group that was begun may not be closed once a sync of ours has failed.
+  if (journal_) journal_->stop();
   if (rank_of(ranks_) > 0) TRY(flush());
   if (target_.wants_crcs() && rank_count(ranks_) > 1) {
     const std::vector<CrcPiece> mine = crcs_.everything();
@@ -333,6 +499,8 @@ Status Output::flush() {
 
 // Writes what surrounds the data, and forces everything to disk.
 Status Output::seal() {
+  if (continued_)
+    for (const CrcPiece& p : continued_->finished.written) crcs_.add(p.extent, p.begin, p.length, p.crc);
   std::string missing_crc;
   const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
     if (e.length == 0) return 0;
@@ -391,7 +559,7 @@ Result<bool> Output::take_place(const std::string& made) {
 // The error of an output that is complete but cannot have its name. It stays in the work directory, which is no longer
 // ours to clear away.
 Error Output::keep_finished(const Error& error) {
-  if (!remove_file(path_join(work_, kMarker))) return error;
+  if (!remove_journals(work_) || !remove_file(path_join(work_, kMarker))) return error;
   made_work_ = false;
   return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? file_path(0) : work_) +
                             ": move it to where it is wanted"};
@@ -405,6 +573,7 @@ Status Output::remove_old() {
     const std::string path = path_join(work_, node->name);
     TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
   }
+  for (const std::string& name : journals_of_ranks()) TRY(remove_file(path_join(work_, name)));
   const std::string marker = path_join(work_, kMarker);
   if (path_exists(marker)) TRY(remove_file(marker));
   return remove_directory(work_);
@@ -434,7 +603,8 @@ Status Output::publish() {
   const std::string marker = path_join(destination_, kMarker);
   const bool replaces = TRY(take_place(work_));
   // Only now: a leftover without its marker could not be told from somebody else's directory.
-  Status lasting = remove_file(marker);
+  Status lasting = remove_journals(destination_);
+  if (lasting) lasting = remove_file(marker);
   if (lasting) lasting = sync_directory(parent_path(destination_));
   if (lasting) {
     made_work_ = false;

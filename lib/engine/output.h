@@ -3,7 +3,10 @@
 // Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
 // finished directory (of a target that is a file: the file in it) is moved to its name in one step. Until then the
 // destination does not exist (or is the old one), so nothing half-written ever looks finished. A killed run leaves the
-// work directory, which the next run to the same destination recognises by its marker file, reports and removes.
+// work directory, which the next run to the same destination recognises by its marker file. The marker is also a
+// journal (journal.h) of what is finished: the next run goes on from there where it makes the same output of the same
+// source, and otherwise removes the directory. An error leaves the directory only where there is something to go on
+// from.
 //
 // Of a job of several ranks, rank 0 makes the directory, seals the files and moves them; every rank writes its part of
 // the data into them and forces it to disk.
@@ -20,6 +23,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/journal.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {
@@ -33,16 +37,32 @@ struct OutputPath {
   std::vector<std::string> inputs = {};  // files and directories that the job reads: what holds one is not replaced
 };
 
+// How an output is continued that an earlier run has begun.
+enum class Resume {
+  kAuto,     // where that can be; else what it left is removed
+  kNever,    // what it left is removed
+  kRequire,  // an error where it cannot be
+};
+struct Continuation {
+  Resume resume = Resume::kAuto;
+  std::string facts;                     // what the output's bytes depend on (journal.h)
+  Index group_bytes = Index{128} << 20;  // of the source, for each entry of the journal
+  std::function<void(const std::string& note)> tell =
+      nullptr;  // what has become of what an earlier run left; on rank 0
+};
+
 class Output {
  public:
   // Whether the files' blocks are reserved at once, or only their lengths set (for headers without data).
   enum class Space { kReserved, kSparse };
 
   // Makes the work directory and all of the target's files at their full length. An existing destination that may not
-  // be replaced is a usage error. Refers to `target` and `ranks`, each of which calls it.
+  // be replaced is a usage error. Refers to `target` and `ranks`, each of which calls it. `continuation` is for a
+  // target that does not encode; without, there is no journal, and what an earlier run left is removed.
   static Result<std::unique_ptr<Output>> create(OutputPath destination, Target& target, Space space = Space::kReserved,
-                                                Transport* ranks = nullptr);
-  // Removes the work directory, unless committed.
+                                                Transport* ranks = nullptr,
+                                                std::optional<Continuation> continuation = std::nullopt);
+  // Removes the work directory, unless committed, kept by give_up(), or an earlier run's.
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -52,9 +72,14 @@ class Output {
 
   // Writes the elements of `box`, row-major in `data`, to where `fragments` (all of them, with their index) says. The
   // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory: page-aligned, a page
-  // longer than `data`. Thread-safe.
+  // longer than `data`. Adds to `sums` what is known of checksums. Thread-safe.
   Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
-               Bytes data, MutableBytes scratch);
+               Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums = nullptr);
+
+  // This rank's; null: none. What is finished of the output is told to it.
+  Journal* journal() const { return journal_.get(); }
+  // What earlier runs have finished; on rank 0, null elsewhere and where there is nothing.
+  const JournalText* continued() const { return continued_ ? &*continued_ : nullptr; }
 
   // Adds a file of its own to the directory, or to the file that the output is. For rank 0.
   Status add_file(const std::string& name, std::string_view contents);
@@ -64,6 +89,13 @@ class Output {
   // After an error the destination is what it was before, unless the message says otherwise. Every rank calls it.
   Status commit();
 
+  // After an error of the job. Where a later run can go on from what is finished, which is a group at least, the work
+  // directory is kept, and the error says so. Not after errors that the next run would meet again.
+  Error give_up(const Error& error);
+
+  // Bytes that an earlier run has reserved in the work directory of this destination; 0 where there is none.
+  static Index held_by_leftover(const std::string& destination);
+
  private:
   // A destination that is to be replaced, as it was when that was decided.
   struct Old {
@@ -72,9 +104,16 @@ class Output {
     friend bool operator==(const Old&, const Old&) = default;
   };
 
-  Output(OutputPath destination, Target& target, Transport* ranks);
+  Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation);
   Status prepare(Space space);
-  Status clear_leftover();
+  void make_journal();
+  Status take_leftover();
+  Result<std::string> why_not_continued();
+  Status remove_what_is_not_data();
+  Status join_journals();
+  std::vector<std::string> journals_of_ranks() const;
+  Status remove_journals(const std::string& directory) const;
+  Status sync_written();
   Status flush();
   Status seal();
   Status publish();
@@ -95,6 +134,10 @@ class Output {
   std::string work_;
   Target& target_;
   std::optional<Old> old_;  // what is replaced
+  std::optional<Continuation> continuation_;
+  std::optional<JournalText> continued_;
+  Index journal_length_ = 0;  // that rank 0's begins with
+  std::unique_ptr<Journal> journal_;
   Transport* ranks_;
   bool removed_leftover_ = false;
   bool made_work_ = false;
@@ -105,7 +148,9 @@ class Output {
   FilePool direct_files_{256, File::Access::kWriteDirect};
   std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;
-  std::vector<std::atomic<bool>> written_;  // files this rank has written to
+  std::vector<std::atomic<bool>> written_;   // files this rank has written to
+  std::vector<std::atomic<bool>> unsynced_;  // likewise, since they were last forced to disk
+  bool directories_synced_ = false;
 };
 
 }  // namespace reshard

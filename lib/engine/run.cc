@@ -77,13 +77,19 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
     index.emplace_back(to.fragments);
     copies.emplace_back(to.replicas);
   }
-  return walk(copy.items, source, copy.extra, options,
-              [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
-                const Tensor& to = target.tensors()[plan.tensors[i].to];
-                TRY(output.write(to.fragments, index[i], box, byte_size(to.dtype), elements, buffers.scratch));
-                if (to.replicas.empty()) return {};
-                return output.write(to.replicas, copies[i], box, byte_size(to.dtype), elements, buffers.scratch);
-              });
+  return walk(
+      copy.items, source, copy.extra, options,
+      [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
+        const auto& [i, box, number] = seen.slab;
+        const Tensor& to = target.tensors()[plan.tensors[i].to];
+        const Index eb = byte_size(to.dtype);
+        std::vector<CrcPiece> sums;
+        TRY(output.write(to.fragments, index[i], box, eb, elements, buffers.scratch, &sums));
+        if (!to.replicas.empty()) TRY(output.write(to.replicas, copies[i], box, eb, elements, buffers.scratch, &sums));
+        if (!output.journal()) return {};
+        return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
+      },
+      false, &output);
 }
 
 Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
@@ -96,8 +102,8 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
     if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
   }
   if (!visit) return walk(items, source, extra, options, nullptr);
-  const SlabSink sink = [&](std::size_t i, const Box& box, Bytes elements, const Buffers&) -> Status {
-    visit(i, box, elements);
+  const SlabSink sink = [&](const SeenSlab& seen, Bytes elements, const Buffers&) -> Status {
+    visit(seen.slab.item, seen.slab.box, elements);
     return {};
   };
   return walk(items, source, extra, options, sink, true);
@@ -113,14 +119,15 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
     items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns, r.box});
     extra = std::max(extra, ratio(ta.dtype, tb.dtype));
   }
-  TRY(walk(items, a, extra, options,
-           [&](std::size_t i, const Box& box, Bytes elements, const Buffers& buffers) -> Status {
-             const Tensor& tb = b.catalog().tensors()[requests[i].b];
-             const auto other = buffers.extra.host.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
-             TRY(b.read(requests[i].b, box, other, buffers.scratch));
-             visit(i, box, elements, other);
-             return {};
-           }));
+  TRY(walk(items, a, extra, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
+    const std::size_t i = seen.slab.item;
+    const Box& box = seen.slab.box;
+    const Tensor& tb = b.catalog().tensors()[requests[i].b];
+    const auto other = buffers.extra.host.first(static_cast<std::size_t>(volume(box) * byte_size(tb.dtype)));
+    TRY(b.read(requests[i].b, box, other, buffers.scratch));
+    visit(i, box, elements, other);
+    return {};
+  }));
   std::vector<std::byte> scratch(static_cast<std::size_t>(kMinSlab));
   return b.finish(scratch, options.ranks);
 }

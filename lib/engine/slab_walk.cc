@@ -1,8 +1,13 @@
 #include "lib/engine/slab_walk.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <mutex>
 #include <span>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -57,28 +62,80 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
   return largest;
 }
 
-SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit) {
+SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
+                   const std::map<Index, Index>& finished) {
   for (const WalkItem& item : items) {
     const Tensor& t = catalog.tensors()[item.tensor];
     const Box box = box_of(item, t);
     const Index eb = byte_size(t.dtype);
     const Slabs slabs(box.shape, eb, wanted_slab(item.columns, usual, limit), item.row_group);
-    items_.push_back({slabs, box.origin, total_, volume(box) * eb, slabs.max_bytes()});
+    items_.push_back({slabs, box.origin, total_, bytes_, volume(box) * eb, slabs.max_bytes()});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());
     bytes_ += volume(box) * eb;
   }
+  if (finished.empty()) return;
+  const Index all = std::exchange(total_, 0);
+  Index bytes = 0;
+  const auto add = [&](Index begin, Index end) {
+    left_.push_back({begin, total_, bytes});
+    total_ += end - begin;
+    bytes += bytes_before(end) - bytes_before(begin);
+  };
+  Index at = 0;
+  for (const auto& [first, count] : finished) {
+    if (first > at) add(at, first);
+    at = first + count;
+  }
+  add(at, all);  // maybe none: the last of them is where the list ends
+  bytes_ = bytes;
+}
+
+const SlabList::ItemSlabs& SlabList::item_of(Index number) const {
+  return *std::prev(
+      std::upper_bound(items_.begin(), items_.end(), number, [](Index n, const ItemSlabs& w) { return n < w.first; }));
+}
+
+// Of the whole walk. A little more than there are where an item's last slabs are smaller.
+Index SlabList::bytes_before(Index number) const {
+  const ItemSlabs& item = item_of(number);
+  return item.before + std::min(item.bytes, (number - item.first) * item.slab_bytes);
 }
 
 WalkSlab SlabList::get(Index k) const {
-  auto it = std::upper_bound(items_.begin(), items_.end(), k, [](Index n, const ItemSlabs& w) { return n < w.first; });
-  --it;
-  Box box = it->slabs.slab(k - it->first);
-  for (int d = 0; d < box.rank(); ++d) box.origin[d] += it->origin[d];
-  return {static_cast<std::size_t>(it - items_.begin()), box};
+  if (!left_.empty()) {
+    const auto run =
+        std::prev(std::upper_bound(left_.begin(), left_.end(), k, [](Index n, const Left& l) { return n < l.first; }));
+    k += run->number - run->first;
+  }
+  const ItemSlabs& item = item_of(k);
+  Box box = item.slabs.slab(k - item.first);
+  for (int d = 0; d < box.rank(); ++d) box.origin[d] += item.origin[d];
+  return {static_cast<std::size_t>(&item - items_.data()), box, k};
+}
+
+std::vector<Index> SlabList::shares_of_left(int n) const {
+  std::vector<Index> out = {0};
+  for (int r = 1; r < n; ++r) {
+    const Index goal = bytes_ / n * r + bytes_ % n * r / n;
+    const auto run = std::prev(
+        std::upper_bound(left_.begin(), left_.end(), goal, [](Index g, const Left& l) { return g < l.before; }));
+    const Index end = std::next(run) == left_.end() ? total_ : std::next(run)->first;
+    // The first slab of that run before which there are as many bytes.
+    Index low = run->first, high = end;
+    while (low < high) {
+      const Index middle = low + (high - low) / 2;
+      const Index before = run->before + bytes_before(run->number + middle - run->first) - bytes_before(run->number);
+      (before < goal ? low : high) = before < goal ? middle + 1 : middle;
+    }
+    out.push_back(std::max(out.back(), low));
+  }
+  out.push_back(total_);
+  return out;
 }
 
 std::vector<Index> SlabList::shares(int n, bool whole_tensors) const {
+  if (!left_.empty()) return shares_of_left(n);
   std::vector<Index> out = {0};
   std::size_t w = 0;
   Index before = 0;  // bytes of the items before w
@@ -165,28 +222,80 @@ Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, 
   return buffers.extra;
 }
 
+namespace {
+
+// What earlier runs have finished, the same for all ranks; how slabs are cut then, else as `cut` says.
+struct Continued {
+  SlabCut cut;
+  std::map<Index, Index> finished;
+};
+Result<Continued> continued(SlabCut cut, const Output* journaled, Transport* ranks) {
+  std::vector<Index> numbers;
+  if (const JournalText* const before = journaled ? journaled->continued() : nullptr) {
+    numbers = {before->cut.usual, before->cut.limit};
+    for (const auto& [first, count] : before->finished.slabs) numbers.insert(numbers.end(), {first, count});
+  }
+  const std::string_view mine(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Index));
+  const std::string all = TRY(broadcast(ranks, std::string(mine)));
+  numbers.resize(all.size() / sizeof(Index));
+  if (numbers.empty()) return Continued{cut, {}};
+  std::memcpy(numbers.data(), all.data(), numbers.size() * sizeof(Index));
+  Continued out{{numbers[0], numbers[1]}, {}};
+  for (std::size_t i = 2; i < numbers.size(); i += 2) out.finished.emplace(numbers[i], numbers[i + 1]);
+  return out;
+}
+
+Status check_fits(const std::map<Index, Index>& finished, Index total) {
+  if (finished.empty() || finished.rbegin()->first + finished.rbegin()->second <= total) return {};
+  return corrupt("the journal of the killed run tells of more than there is to do; --resume never starts over");
+}
+
+}  // namespace
+
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
-                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors) {
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors,
+                                      Output* journaled) {
   const auto& tensors = source.catalog().tensors();
   const Index group = largest_group(items, source.catalog());
-  const Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
+  Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
   const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
   // All ranks cut alike.
   const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
   const Index usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));
-  const SlabList list(items, source.catalog(), usual, TRY(minimum(options.ranks, limit)));
+  SlabCut cut{usual, TRY(minimum(options.ranks, limit))};
+  std::map<Index, Index> finished;
+  if (journaled && journaled->journal()) {
+    Continued from = TRY(continued(cut, journaled, options.ranks));
+    cut = from.cut;
+    finished = std::move(from.finished);
+    TRY(check_fits(finished, SlabList(items, source.catalog(), cut.usual, cut.limit).total()));
+  }
+  const SlabList list(items, source.catalog(), cut.usual, cut.limit, finished);
+  staging.bytes = std::max(staging.bytes, list.largest());
   const std::vector<Index> shares = list.shares(rank_count(options.ranks), whole_tensors);
   const auto me = static_cast<std::size_t>(rank_of(options.ranks));
   const Index first = shares[me], count = shares[me + 1] - first;
 
   const Index slab = std::max(kMinSlab, list.largest());
-  const int threads =
-      static_cast<int>(std::clamp<Index>(exchanges(options) ? list.total() : count, 1, worker_count(options)));
+  // Slabs that an earlier run has cut may be larger than this one would have them.
+  const Index room = std::max<Index>(1, memory.slab_bytes * worker_count(options) / slab);
+  const int threads = static_cast<int>(
+      std::clamp<Index>(exchanges(options) ? list.total() : count, 1, std::min<Index>(room, worker_count(options))));
   const ThreadBuffers memory_of_threads = TRY(ThreadBuffers::make(device_of(options), threads, slab, extra));
   const std::vector<Buffers>& buffers = memory_of_threads.buffers();
 
   Proofs proofs(items.size());
   std::atomic<Index> done{0};
+  if (Journal* const journal = journaled ? journaled->journal() : nullptr) {
+    journal->begin(cut, [&source] { return source.take_seen(); });
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = 0; !finished.empty() && i < items.size(); ++i) numbers.push_back(items[i].tensor);
+    const JournalText* const text = journaled->continued();
+    source.keep_seen(text ? text->finished.read : std::vector<CrcPiece>(), numbers);
+    for (const auto& [item, both] : text ? text->finished.digests : std::map<Index, FinishedSlabs::Digests>())
+      if (item < std::ssize(items)) proofs.add(static_cast<std::size_t>(item), both.source, both.target);
+    if (text) done = text->finished.bytes;
+  }
   // What is done with a slab once its elements are there.
   const SlabVisit process = [&](const WalkSlab& s, const DeviceBuffer& in, Side side, const Buffers& b) -> Status {
     const WalkItem& item = items[s.item];
@@ -194,13 +303,14 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
     const Index n = volume(s.box), bytes = n * byte_size(t.dtype), out_bytes = n * byte_size(item.as);
     const bool converts = t.dtype != item.as;
     const DeviceBuffer out = TRY(bring(in, side, t.dtype, item.as, n, b));
-    Digest before, after;
+    Digest before, after;  // the conversion
     TRY(b.stream->digest_box(t.shape, s.box, byte_size(t.dtype), in.device.data(), &before));
     if (converts) TRY(b.stream->digest_box(t.shape, s.box, byte_size(item.as), out.device.data(), &after));
     if (sink && (converts || side == Side::kDevice)) TRY(b.stream->download(out, out_bytes));
     TRY(b.stream->wait());
-    if (sink) TRY(sink(s.item, s.box, out.host.first(static_cast<std::size_t>(out_bytes)), b));
-    proofs.add(s.item, before, converts ? after : before);
+    if (!converts) after = before;
+    if (sink) TRY(sink({s, bytes, before, after}, out.host.first(static_cast<std::size_t>(out_bytes)), b));
+    proofs.add(s.item, before, after);
     const Index so_far = done += bytes;
     if (options.progress) options.progress(so_far);
     return {};

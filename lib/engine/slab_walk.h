@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -27,21 +28,24 @@ struct WalkItem {
 struct WalkSlab {
   std::size_t item = 0;
   Box box;
+  Index number = 0;  // of it among all of the walk, those that earlier runs finished included
 };
 
 // The slabs of all items, in order, made on demand.
 class SlabList {
  public:
   // Slabs of about `usual` bytes (Device::slab_bytes), more where an item's columns are narrow, and of `limit` bytes at
-  // most, or larger where its columns are too narrow for that.
-  SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit);
+  // most, or larger where its columns are too narrow for that. Without those that are finished, which are the first so
+  // many from each first one on.
+  SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
+           const std::map<Index, Index>& finished = {});
 
   Index total() const { return total_; }
   Index largest() const { return largest_; }  // bytes
   WalkSlab get(Index k) const;                // 0 <= k < total()
 
   // n + 1 slab numbers: rank r's slabs are those from the r-th to before the next. Equal in bytes but for a slab, or
-  // for a tensor where tensors stay whole.
+  // for a tensor where tensors stay whole (where nothing is finished).
   std::vector<Index> shares(int n, bool whole_tensors) const;
 
  private:
@@ -49,10 +53,21 @@ class SlabList {
     Slabs slabs;
     Dims origin;           // of the box that is walked over
     Index first = 0;       // number of its first slab in the whole walk
+    Index before = 0;      // bytes of the items before it
     Index bytes = 0;       // of that box
     Index slab_bytes = 0;  // of its first slab
   };
+  // Slabs that are left, as they follow each other in the whole walk.
+  struct Left {
+    Index number = 0;  // of the first in the whole walk
+    Index first = 0;   // of the first in the list
+    Index before = 0;  // bytes of those before it in the list
+  };
+  const ItemSlabs& item_of(Index number) const;
+  Index bytes_before(Index number) const;
+  std::vector<Index> shares_of_left(int n) const;
   std::vector<ItemSlabs> items_;
+  std::vector<Left> left_;  // empty: all
   Index total_ = 0;
   Index largest_ = 0;
   Index bytes_ = 0;
@@ -103,15 +118,24 @@ Status read_slabs(const std::vector<WalkItem>& items, const SlabList& list, Inde
 Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, DType to, Index n,
                            const Buffers& buffers);
 
+// A slab that was read, and its digests before and after conversion.
+struct SeenSlab {
+  const WalkSlab& slab;
+  Index bytes = 0;  // of the source
+  Digest source, target;
+};
 // Receives a slab after conversion, in host memory. buffers.scratch is free to use; so is buffers.extra where nothing
 // was converted.
-using SlabSink = std::function<Status(std::size_t item, const Box& box, Bytes elements, const Buffers& buffers)>;
+using SlabSink = std::function<Status(const SeenSlab& seen, Bytes elements, const Buffers& buffers)>;
 
 // Reads every element of the items once, digests it before and after conversion, and hands it on. `extra` is the room,
 // in bytes for each byte of a slab, that conversion or the sink need beside it. With several ranks each takes its share
-// of the slabs, of whole tensors where `whole_tensors`, and all get the proofs of everything.
+// of the slabs, of whole tensors where `whole_tensors`, and all get the proofs of everything. With a journal, which the
+// sink tells what is finished (Output::journal), those slabs are left out that earlier runs have finished; the proofs
+// cover them.
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
-                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors = false);
+                                      const RunOptions& options, const SlabSink& sink, bool whole_tensors = false,
+                                      Output* journaled = nullptr);
 
 // The largest slab that cannot be made smaller, bytes.
 Index largest_group(const std::vector<WalkItem>& items, const Catalog& source);

@@ -225,8 +225,10 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
 Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   ByPlace whole;
   if (rank_count(ranks) == 1) return whole;
-  const std::vector<CrcPiece> mine = crcs_.unfinished();
-  const Index counts[1] = {checked_};
+  // What earlier runs have seen may be read once more by any rank: each is counted once, on rank 0.
+  const bool is_continued = !continued_.empty();
+  const std::vector<CrcPiece> mine = is_continued ? crcs_.everything() : crcs_.unfinished();
+  const Index counts[1] = {is_continued && ranks->rank() > 0 ? 0 : checked_.load()};
   const auto pieces = TRY(gather_values<CrcPiece>(ranks, mine));
   const auto all_counts = TRY(gather_values<Index>(ranks, counts));
   if (ranks->rank() > 0) {
@@ -240,10 +242,27 @@ Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   return whole;
 }
 
+void FileSource::keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) {
+  for (const CrcPiece& p : seen)
+    if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc))
+      seen_before_[{p.extent.file, p.extent.offset}] = *crc;
+  continued_ = tensors;
+  crcs_.keep_recent();
+}
+
 Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
   // Extents to look at once more: with their CRC where the ranks have read all of it together, without where some bytes
-  // were never needed, or were read twice. Those are read once from end to end.
+  // were never needed, or were read twice. Those are read once from end to end. What earlier runs have seen is held
+  // against the source once more.
   ByPlace rest = TRY(bring_together(ranks));
+  if (rank_of(ranks) > 0) return {};
+  rest.insert(seen_before_.begin(), seen_before_.end());
+  for (const std::size_t number : continued_) {
+    const FragmentList& fragments = catalog_.tensors()[number].fragments;
+    for (std::size_t i = 0; i < fragments.size(); ++i)
+      if (const Fragment f = fragments.get(i); f.crc && !f.encoding && f.extent.length > 0 && !crcs_.whole(f.extent))
+        rest.emplace(std::pair(f.extent.file, f.extent.offset), std::nullopt);
+  }
   for (const Extent& e : crcs_.incomplete()) rest.emplace(std::pair(e.file, e.offset), std::nullopt);
   if (rest.empty()) return {};
   for (const Tensor& tensor : catalog_.tensors()) {

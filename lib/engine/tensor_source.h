@@ -66,6 +66,12 @@ class TensorSource {
   // what none of them saw whole. `scratch` as above.
   virtual Status finish(MutableBytes scratch, Transport* ranks) = 0;
 
+  // For a journal, before the first read. What earlier runs saw of checksums, `seen`, counts as if it was seen now (of
+  // several ranks by rank 0), and finish() sees to all of those of `tensors`: none where there was no earlier run. Then
+  // what was seen since take_seen() was last called.
+  virtual void keep_seen(const std::vector<CrcPiece>& /*seen*/, const std::vector<std::size_t>& /*tensors*/) {}
+  virtual std::vector<CrcPiece> take_seen() { return {}; }
+
   // How many side-by-side columns of shards a tensor has: narrow pieces want larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
 };
@@ -88,6 +94,8 @@ class FileSource : public TensorSource {
   Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                      MutableBytes scratch) override;
   Status finish(MutableBytes scratch, Transport* ranks) override;
+  void keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) override;
+  std::vector<CrcPiece> take_seen() override { return crcs_.take_recent(); }
   Index columns(std::size_t tensor) const override;
 
   // By all ranks, on rank 0 of several, after finish().
@@ -117,6 +125,8 @@ class FileSource : public TensorSource {
   FilePool& files_;
   DirectReader direct_;
   CrcLedger crcs_;
+  ByPlace seen_before_;                                  // CRCs that earlier runs have seen whole
+  std::vector<std::size_t> continued_;                   // tensors of which earlier runs have seen some
   std::vector<std::unique_ptr<FragmentIndex>> indexes_;  // made on first use
   std::mutex index_mutex_;
   std::atomic<Index> checked_{0};

@@ -268,7 +268,7 @@ def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, kee
             donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False, adapter=None, lora_alpha=None,
             keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
             weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
-            gpu_memory=None, transport=None, dry_run=False, force=False, progress=False):  # fmt: skip
+            gpu_memory=None, transport=None, dry_run=False, force=False, resume=None, progress=False):  # fmt: skip
     """Writes a checkpoint in another format, layout, naming or dtype: a Conversion (a TensorView for to="hdf5-view").
 
     The options are those of `reshard convert` by the same names; docs/cli.md says what they mean. mesh may be a dict of

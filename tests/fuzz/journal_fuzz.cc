@@ -1,0 +1,31 @@
+// A journal from anywhere: it tells of slabs that are disjoint, or of nothing, and is written again as it was read.
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/engine/journal.h"
+#include "tests/fuzz/input_file.h"
+
+using namespace reshard;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const auto text = read_journal(input_file(data, size));
+  require(text.has_value());
+  if (!*text) return 0;
+  const FinishedSlabs& finished = (*text)->finished;
+  Index end = -1;
+  for (const auto& [first, count] : finished.slabs) {
+    require(first > end && count > 0);
+    end = first + count;
+  }
+  (void)changed_facts((*text)->facts, (*text)->facts);
+
+  static const File again = *File::create_in_memory();
+  require(again.set_length(0).has_value());
+  require(write_journal(again, **text).has_value());
+  const auto same = read_journal(again);
+  require(same.has_value() && same->has_value());
+  require((*same)->cut == (*text)->cut && (*same)->facts == (*text)->facts);
+  require((*same)->finished.slabs == finished.slabs && (*same)->finished.digests == finished.digests);
+  require((*same)->finished.bytes == finished.bytes && (*same)->finished.read.size() == finished.read.size());
+  return 0;
+}

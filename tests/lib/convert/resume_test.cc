@@ -1,0 +1,368 @@
+// A run that was killed, filled the disk or was interrupted, and the one that goes on from there: the output is that of
+// a run that nothing happened to, and what was finished is not done again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <random>
+
+#include "formats/registry.h"
+#include "lib/base/sys.h"
+#include "lib/convert/conversion.h"
+#include "lib/transport/local.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/soak.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::StartsWith;
+using Files = std::map<std::string, std::string>;
+
+constexpr Index kGroup = 30'000;
+
+// What calls to the disk there were, and what becomes of one of them.
+enum class End { kNone, kKill, kNoSpace };
+std::atomic<Index> changes{0};  // calls that change a file or a directory
+std::atomic<Index> bytes_written{0}, bytes_read{0};
+std::atomic<Index> end_at{0};  // the change that ends the run
+End how = End::kNone;
+SysCalls real;
+
+bool fails() {
+  if (++changes != end_at || how == End::kNone) return false;
+  if (how == End::kKill) ::kill(::getpid(), SIGKILL);
+  errno = ENOSPC;
+  return true;
+}
+
+SysCalls counted() {
+  SysCalls c = real;
+  c.pread = [](int fd, void* buffer, std::size_t n, off_t offset) {
+    bytes_read += static_cast<Index>(n);
+    return real.pread(fd, buffer, n, offset);
+  };
+  c.pwrite = [](int fd, const void* buffer, std::size_t n, off_t offset) -> ssize_t {
+    if (fails()) return -1;
+    bytes_written += static_cast<Index>(n);
+    return real.pwrite(fd, buffer, n, offset);
+  };
+  c.fdatasync = [](int) { return fails() ? -1 : 0; };
+  c.fsync = [](int) { return fails() ? -1 : 0; };
+  c.rename = [](const char* from, const char* to, unsigned flags) {
+    return fails() ? -1 : real.rename(from, to, flags);
+  };
+  c.unlink = [](const char* path) { return fails() ? -1 : real.unlink(path); };
+  c.rmdir = [](const char* path) { return fails() ? -1 : real.rmdir(path); };
+  c.mkdir = [](const char* path, mode_t mode) { return fails() ? -1 : real.mkdir(path, mode); };
+  return c;
+}
+
+struct Wish {
+  std::string to = "dcp", mesh = "dp_shard=3";
+  std::optional<DType> dtype = std::nullopt;
+  int ranks = 1, threads = 1;
+  Strategy strategy = Strategy::kDirect;
+  Resume resume = Resume::kAuto;
+  std::atomic<bool>* interrupt = nullptr;  // set when half of the work is done
+};
+
+class ResumeTest : public testing::Test {
+ protected:
+  ResumeTest() {
+    real = sys();
+    scoped_.emplace(counted());
+    end(End::kNone, 0);
+    TensorValues values;
+    std::mt19937 random(5);
+    for (int i = 0; i < 24; ++i) {
+      const Index rows = i == 7 ? 6800 : 30 + static_cast<Index>(random() % 100);  // one of two slabs
+      TensorValue v{DType::kFloat32, {rows, 40}, std::string(static_cast<std::size_t>(rows) * 160, '\0')};
+      for (char& c : v.bytes) c = static_cast<char>(random() & 0x3f);
+      values["layers." + std::to_string(i) + ".w"] = std::move(v);
+    }
+    write_dcp(values, source_, Mesh({{"dp_shard", 4}}));
+  }
+
+  static void end(End what, Index at) {
+    how = what;
+    end_at = at;
+    changes = bytes_written = bytes_read = 0;
+  }
+
+  Status convert_on(const Wish& wish, Transport* ranks) {
+    auto open = TRY(open_checkpoint(source_));
+    ConversionOptions o;
+    o.source_path = source_;
+    if (!wish.mesh.empty()) o.mesh = TRY(Mesh::parse(wish.mesh));
+    o.dtype = wish.dtype;
+    o.resume = wish.resume;
+    o.group_bytes = kGroup;
+    o.run.threads = wish.threads;
+    o.run.memory = Index{1} << 30;
+    o.run.ranks = ranks;
+    o.run.strategy = wish.strategy;
+    if (!ranks || ranks->rank() == 0) o.tell = [this](const std::string& note) { notes_.push_back(note); };
+    if (wish.interrupt) {
+      o.run.interrupt = wish.interrupt;
+      o.run.progress = [&wish](Index done) {
+        if (done > 600'000) *wish.interrupt = true;
+      };
+    }
+    const auto conversion = TRY(Conversion::prepare(*open.reader, *TRY(find_format(wish.to)), std::move(o)));
+    const auto outcome = TRY(conversion->run({out_}));
+    if (!ranks || ranks->rank() == 0) outcome_ = outcome;
+    return {};
+  }
+  Status convert(const Wish& wish) {
+    notes_.clear();
+    if (wish.ranks == 1) return convert_on(wish, nullptr);
+    return run_local_ranks(wish.ranks, [&](Transport& ranks) { return convert_on(wish, &ranks); });
+  }
+  // The same, killed at this change; false: it had ended before.
+  bool convert_killed(const Wish& wish, Index at) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      end(End::kKill, at);
+      ::_exit(convert(wish) ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+    return WIFSIGNALED(status);
+  }
+
+  Files files() const { return fs::is_directory(out_) ? all_files(out_) : Files{{"", read_file(out_)}}; }
+  void clear() const {
+    fs::remove_all(out_);
+    fs::remove_all(work_);
+  }
+  // What a run gives that nothing happens to, and how many changes it makes.
+  Index expect(const Wish& wish) {
+    end(End::kNone, 0);
+    const Status status = convert(wish);
+    EXPECT_TRUE(status) << status.error().message();
+    expected_ = files();
+    checksums_ = outcome_.checksums;
+    whole_ = bytes_written;
+    const Index all = changes;
+    clear();
+    return all;
+  }
+  // Goes on, and gives the same. Whether anything was left to go on from.
+  bool expect_continued(const Wish& wish) {
+    const bool left = fs::exists(work_);
+    end(End::kNone, 0);
+    const Status status = convert(wish);
+    if (!status) ADD_FAILURE() << status.error().message();
+    if (!status) return false;
+    EXPECT_TRUE(files() == expected_);
+    EXPECT_EQ(outcome_.checksums, checksums_);
+    EXPECT_FALSE(fs::exists(work_));
+    EXPECT_EQ(notes_.size(), left ? 1u : 0u);
+    return left && notes_.size() == 1 && notes_[0].starts_with("continues");
+  }
+
+  TempDir dir_;
+  std::string source_ = dir_ / "ck", out_ = dir_ / "out", work_ = dir_ / "out.partial";
+  std::vector<std::string> notes_;
+  Conversion::Outcome outcome_;
+  Files expected_;
+  Index checksums_ = 0, whole_ = 0;
+
+ private:
+  std::optional<ScopedSysCalls> scoped_;
+};
+
+TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {
+  for (const Wish& wish : {Wish{}, Wish{.to = "hdf5", .mesh = ""}}) {
+    const Index all = expect(wish),
+                step = std::getenv("RESHARD_SOAK") ? 1 : std::max<Index>(1, all / (9 / every_nth(2)));
+    EXPECT_GT(checksums_, 24);
+    Index continued = 0, runs = 0, saved = 0;
+    for (Index at = 1; at <= all; at += step) {
+      SCOPED_TRACE(wish.to + ", killed at " + std::to_string(at) + " of " + std::to_string(all));
+      clear();
+      ASSERT_TRUE(convert_killed(wish, at));
+      if (fs::exists(out_)) continue;  // nothing but the marker was left to remove
+      ++runs;
+      if (!expect_continued(wish)) continue;
+      ++continued;
+      saved += whole_ - bytes_written;
+      if (at > all * 3 / 4) {
+        EXPECT_LT(bytes_written, whole_ / 2);
+      }
+    }
+    clear();
+    EXPECT_GT(continued, runs / 2);
+    EXPECT_GT(saved, continued * whole_ / 4);
+  }
+}
+
+TEST_F(ResumeTest, KilledOverAndOverItEndsAllTheSame) {
+  Wish wish;
+  wish.threads = 3;
+  const Index all = expect(wish);
+  std::mt19937 random(3);
+  for (int round = 0; round < (std::getenv("RESHARD_SOAK") ? 200 : 3); ++round) {
+    clear();
+    int kills = 0;
+    while (!fs::exists(out_) && convert_killed(wish, 20 + static_cast<Index>(random()) % all) && kills < 30) ++kills;
+    EXPECT_LT(kills, 30);
+    if (fs::exists(out_ + "/.reshard-partial")) continue;
+    EXPECT_TRUE(files() == expected_);
+  }
+}
+
+TEST_F(ResumeTest, AnyNumberOfRanksGoesOn) {
+  const std::pair<int, int> kRanks[] = {{3, 3}, {3, 1}, {1, 3}, {2, 4}};
+  for (const Strategy strategy : {Strategy::kDirect, Strategy::kExchange}) {
+    for (const auto& [before, after] : kRanks) {
+      SCOPED_TRACE(std::string(strategy_name(strategy)) + " " + std::to_string(before) + " then " +
+                   std::to_string(after));
+      Wish first{.ranks = before, .strategy = strategy}, second{.ranks = after, .strategy = strategy};
+      const Index all = expect(first);
+      ASSERT_TRUE(convert_killed(first, all * 3 / 5));
+      ASSERT_TRUE(expect_continued(second)) << testing::PrintToString(notes_);
+      EXPECT_LT(bytes_written, whole_ * 4 / 5);
+      clear();
+    }
+  }
+}
+
+TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
+  const Wish wish;
+  const Index all = expect(wish);
+  ASSERT_TRUE(convert_killed(wish, all / 2));
+  const std::string kept = dir_ / "kept";
+  fs::copy(work_, kept, fs::copy_options::recursive);
+  const auto again = [&] {
+    clear();
+    fs::copy(kept, work_, fs::copy_options::recursive);
+    end(End::kNone, 0);
+  };
+  const auto expect_anew = [&](Wish changed, const std::string& what) {
+    again();
+    changed.resume = Resume::kRequire;
+    const Status refused = convert(changed);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
+    EXPECT_THAT(refused.error().message(),
+                testing::AllOf(StartsWith(work_ + ": cannot be continued: "), HasSubstr(what)));
+    EXPECT_TRUE(fs::exists(work_));
+    changed.resume = Resume::kAuto;
+    ASSERT_TRUE(convert(changed));
+    ASSERT_EQ(notes_.size(), 1u);
+    EXPECT_THAT(notes_[0], testing::AllOf(StartsWith("removed " + work_ + ", left by a killed run, and began anew: "),
+                                          HasSubstr(what)));
+    clear();
+  };
+  expect_anew({.mesh = "dp_shard=2"}, "--mesh");
+  expect_anew({.to = "hdf5", .mesh = ""}, "--to");
+  expect_anew({.dtype = DType::kBFloat16}, "--dtype");
+  // The same again, and not at all.
+  again();
+  EXPECT_TRUE(expect_continued(wish));
+  again();
+  ASSERT_TRUE(convert({.resume = Resume::kNever}));
+  EXPECT_EQ(notes_, std::vector<std::string>{"removed " + work_ + ", left by a killed run"});
+  EXPECT_EQ(bytes_written, whole_);
+  EXPECT_TRUE(files() == expected_);
+  clear();
+  const Status nothing = convert({.resume = Resume::kRequire});
+  ASSERT_FALSE(nothing);
+  EXPECT_THAT(nothing.error().message(), HasSubstr("there is nothing to continue"));
+  // A file of the output that is gone, or shorter.
+  again();
+  fs::resize_file(work_ + "/__0_0.distcp", 100);
+  ASSERT_TRUE(convert(wish));
+  EXPECT_THAT(notes_.at(0), HasSubstr("__0_0.distcp is missing or too short"));
+  EXPECT_TRUE(files() == expected_);
+  // A file of the source that was written again.
+  for (const auto& entry : fs::directory_iterator(source_))
+    if (entry.path().extension() == ".distcp") fs::last_write_time(entry.path(), fs::file_time_type::clock::now());
+  expect_anew(wish, "source file __0_0.distcp");
+}
+
+TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
+  const Wish wish;
+  const Index all = expect(wish);
+  ASSERT_TRUE(convert_killed(wish, all * 2 / 3));
+  const std::string kept = dir_ / "kept";
+  fs::copy(work_, kept, fs::copy_options::recursive);
+  const std::string journal = read_file(kept + "/.reshard-partial");
+  ASSERT_GT(journal.size(), 2000u);
+  const std::size_t step = std::getenv("RESHARD_SOAK") ? 7 : journal.size() / 6;
+  for (std::size_t at = 3; at < journal.size(); at += step)
+    for (const bool cut : {false, true}) {
+      clear();
+      fs::copy(kept, work_, fs::copy_options::recursive);
+      std::string damaged = journal.substr(0, cut ? at : journal.size());
+      if (!cut) damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+      write_file(work_ + "/.reshard-partial", damaged);
+      SCOPED_TRACE((cut ? "cut at " : "damaged at ") + std::to_string(at));
+      end(End::kNone, 0);
+      const Status status = convert(wish);
+      ASSERT_TRUE(status) << status.error().message();
+      ASSERT_TRUE(files() == expected_);
+      ASSERT_EQ(outcome_.checksums, checksums_);
+    }
+}
+
+TEST_F(ResumeTest, AFullDiskLeavesWhatIsFinished) {
+  const Wish wish;
+  const Index all = expect(wish);
+  int kept = 0;
+  for (Index at = 1; at < all; at += all / 9) {
+    SCOPED_TRACE("no space at " + std::to_string(at) + " of " + std::to_string(all));
+    clear();
+    end(End::kNoSpace, at);
+    const Status status = convert(wish);
+    if (status) continue;  // it could do without
+    const bool left = fs::exists(work_);
+    EXPECT_EQ(left, status.error().message().find("What is finished stays in " + work_) != std::string::npos)
+        << status.error().message();
+    EXPECT_THAT(status.error().message(), HasSubstr("No space left on device"));
+    EXPECT_EQ(expect_continued(wish), left);
+    kept += left ? 1 : 0;
+  }
+  EXPECT_GT(kept, 3);
+}
+
+TEST_F(ResumeTest, AnInterruptedRunLeavesWhatIsFinished) {
+  std::atomic<bool> interrupt{false};
+  expect({});
+  end(End::kNone, 0);
+  const Status status = convert({.interrupt = &interrupt});
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code(), ErrorCode::kIo);
+  EXPECT_EQ(status.error().message(), "interrupted. What is finished stays in " + work_ +
+                                          ": the same command goes on from there (--resume never begins anew)");
+  const Index before = bytes_written;
+  EXPECT_TRUE(expect_continued({}));
+  EXPECT_LT(before + bytes_written, whole_ + 20'000);  // all that was written was finished
+}
+
+TEST_F(ResumeTest, WhatIsWrongWithTheSourceLeavesNothing) {
+  expect({});
+  const std::string file = source_ + "/__3_0.distcp";
+  std::string bytes = read_file(file);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  write_file(file, bytes);
+  const Status status = convert({});
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
+  EXPECT_FALSE(fs::exists(work_));
+}
+
+}  // namespace
+}  // namespace reshard
