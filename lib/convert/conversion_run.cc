@@ -71,9 +71,9 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
-  // What a merge has read of its sources, and where compressed data came to lie, is in no journal.
+  // What computed tensors were read from, and where compressed data came to lie, is in no journal.
   std::optional<Continuation> continuation;
-  if (!draft_.merge && !options_.merge_adapter && !target_->encodes()) {
+  if (!origin.computes() && !target_->encodes()) {
     continuation.emplace();
     continuation->resume = options_.resume;
     std::string text;
@@ -82,7 +82,9 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     continuation->group_bytes = options_.group_bytes;
     continuation->tell = options_.tell;
   } else if (options_.resume == Resume::kRequire) {
-    return unsupported(destination.path + ": a merge and a compressed file cannot be continued; leave --resume out");
+    return unsupported(
+        destination.path +
+        ": merged, quantized and computed weights and compressed files cannot be continued; leave --resume out");
   }
   const std::string work = destination.path + ".partial";
   const bool is_journaled = continuation.has_value();

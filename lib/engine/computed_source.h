@@ -29,10 +29,6 @@ class ComputedSource : public TensorSource {
   Result<Index> read_as_stored(std::size_t tensor, const Box& box, MutableBytes out,
                                std::vector<LaidPiece>& pieces) override;
   Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
-  void keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) override {
-    stored_.keep_seen(seen, tensors);
-  }
-  std::vector<CrcPiece> take_seen() override { return stored_.take_seen(); }
   Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
 
  private:
