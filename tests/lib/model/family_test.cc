@@ -86,7 +86,7 @@ TEST(Family, EveryParameterParsesBackToItsRule) {
       EXPECT_EQ(parsed->rule, p.rule) << p.name;
       EXPECT_EQ(parsed->layer, p.layer) << p.name;
       EXPECT_EQ(parsed->expert, p.expert) << p.name;
-      EXPECT_EQ(parsed->is_scale, p.is_scale) << p.name;
+      EXPECT_EQ(parsed->is_of_quantized(), p.is_scale) << p.name;
       EXPECT_EQ(canonical_name(*parsed), p.name);
     }
   }
