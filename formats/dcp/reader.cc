@@ -36,7 +36,7 @@ class DcpReader : public Reader {
 
  private:
   Status read_metadata(const std::vector<DirectoryEntry>& entries);
-  static bool read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts);
+  static Result<bool> read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts);
   Result<WriterFacts> read_any(const std::vector<std::string>& names);
   void look_at_files(const std::vector<DirectoryEntry>& entries);
   void name_objects_of_ranks();
@@ -108,7 +108,7 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
   // One pickle is most often as plain as can be; what is not, and what is wrong, the other way tells.
   WriterFacts facts;
   Catalog plain = catalog_;
-  if (names.size() == 1 && read_plain(path_join(catalog_.root, names[0]), plain, facts))
+  if (names.size() == 1 && TRY(read_plain(path_join(catalog_.root, names[0]), plain, facts)))
     catalog_ = std::move(plain);
   else
     facts = TRY(read_any(names));
@@ -118,11 +118,10 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
   return {};
 }
 
-bool DcpReader::read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts) {
-  auto bytes = read_whole_file(path, kMaxMetadataBytes);
-  if (!bytes) return false;
+Result<bool> DcpReader::read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts) {
+  std::string bytes = TRY(read_whole_file(path, kMaxMetadataBytes));
   StoredRows rows;
-  const auto document = pickle::parse_records(std::move(*bytes), path, rows);
+  const auto document = pickle::parse_records(std::move(bytes), path, rows);
   if (!document) return false;
   MetadataReader reader(catalog, &rows);
   if (!reader.add(*document, path) || !reader.finish()) return false;
