@@ -342,6 +342,30 @@ void write_large(const std::string& path) {
   write_dcp(values, path, Mesh({{"dp_shard", 4}}));
 }
 
+// A run that is killed so many seconds after `path` has appeared. What it prints is not kept.
+CommandResult killed_after(const std::vector<std::string>& argv, const std::string& path, double seconds) {
+  std::vector<char*> words;
+  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const int nowhere = ::open("/dev/null", O_WRONLY);
+    ::dup2(nowhere, STDOUT_FILENO);
+    ::execv(words[0], words.data());
+    ::_exit(127);
+  }
+  int status = 0;
+  pid_t ended = 0;
+  while (!fs::exists(path) && (ended = ::waitpid(pid, &status, WNOHANG)) == 0)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  if (ended == 0) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, &status, 0);
+  }
+  return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), "", "", false};
+}
+
 void expect_kills_leave_nothing(const std::vector<std::string>& target, int rounds, int least_leftovers) {
   const TempDir dir;
   {
@@ -369,8 +393,10 @@ void expect_kills_leave_nothing(const std::vector<std::string>& target, int roun
   std::mt19937 rng(11);
   int killed = 0, leftovers = 0, finished = 0;
   for (int n = 0; n < rounds; ++n) {
-    const double seconds = whole_run * (0.02 + 0.98 * static_cast<double>(rng() % 1000) / 1000);
-    const CommandResult r = run_command(argv, seconds);
+    const double part = static_cast<double>(rng() % 1000) / 1000;
+    // At any time, or once there is something to be left.
+    const CommandResult r = n % 2 == 0 ? run_command(argv, whole_run * (0.02 + 0.98 * part))
+                                       : killed_after(argv, dir / "out.partial", whole_run * 0.2 * part);
     if (r.exit_code == 0) {
       ++finished;
       ASSERT_EQ(files_at(dir / "out"), expected);
