@@ -290,6 +290,7 @@ def convert(
     layout: Optional[_Path] = None,
     dtype: Optional[str] = None,
     keep_dtype: Optional[_Globs] = None,
+    quantize: Optional[Literal["fp8-block"]] = None,
     include: Optional[_Globs] = None,
     exclude: Optional[_Globs] = None,
     max_shard_size: Optional[_Bytes] = None,
@@ -322,6 +323,7 @@ def convert(
     transport: Optional[str] = None,
     dry_run: bool = False,
     force: bool = False,
+    resume: Optional[Literal["auto", "never", "require"]] = None,
     progress: _Progress = False,
 ) -> Union[Conversion, ConversionPlan, TensorView]: ...
 def plan(
@@ -334,6 +336,7 @@ def plan(
     layout: Optional[_Path] = None,
     dtype: Optional[str] = None,
     keep_dtype: Optional[_Globs] = None,
+    quantize: Optional[Literal["fp8-block"]] = None,
     include: Optional[_Globs] = None,
     exclude: Optional[_Globs] = None,
     max_shard_size: Optional[_Bytes] = None,

@@ -263,17 +263,18 @@ class Inspection:
         return "\n".join(lines + [f"  {p}" for p in [*self.problems, *self.warnings]])
 
 
-def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, include=None, exclude=None,
-            max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None, allow=None, repair=None,
-            donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False, adapter=None, lora_alpha=None,
-            keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None, rename=None,
-            weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
-            gpu_memory=None, transport=None, dry_run=False, force=False, resume=None, progress=False):  # fmt: skip
+def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, quantize=None,
+            include=None, exclude=None, max_shard_size=None, shard_format=None, strategy=None, codec=None,
+            shuffle=None, allow=None, repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None,
+            merge_adapter=False, adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None,
+            source_mesh=None, strip_prefix=None, part=None, rename=None, weights=None, family=None, family_file=None,
+            config=None, memory=None, threads=None, device=None, gpu_memory=None, transport=None, dry_run=False,
+            force=False, resume=None, progress=False):  # fmt: skip
     """Writes a checkpoint in another format, layout, naming or dtype: a Conversion (a TensorView for to="hdf5-view").
 
     The options are those of `reshard convert` by the same names; docs/cli.md says what they mean. mesh may be a dict of
     axis and degree, what is repeatable a list, rename a dict. progress: True (tqdm where it is installed), or a callable
-    of bytes done and bytes in all. The destination appears when it is complete; Ctrl-C leaves none.
+    of bytes done and bytes in all. The destination appears when it is complete; after Ctrl-C the same call goes on.
     """
     options = {k: v for k, v in locals().items() if k not in ("src", "dst", "progress")}
     _, data = _run("convert", options, (src, dst), progress, src)
@@ -282,12 +283,12 @@ def convert(src, dst, *, to, names=None, mesh=None, layout=None, dtype=None, kee
     return _of(Conversion if not dry_run else ConversionPlan, data, json=data)
 
 
-def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, include=None,
-         exclude=None, max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None, allow=None,
-         repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False, adapter=None,
-         lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None, part=None,
-         rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None, device=None,
-         gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None):  # fmt: skip
+def plan(src, dst=None, *, to, names=None, mesh=None, layout=None, dtype=None, keep_dtype=None, quantize=None,
+         include=None, exclude=None, max_shard_size=None, shard_format=None, strategy=None, codec=None, shuffle=None,
+         allow=None, repair=None, donor=None, vocab_divisible_by=None, vocab_padding=None, merge_adapter=False,
+         adapter=None, lora_alpha=None, keep_unknown=False, source_layout=None, source_mesh=None, strip_prefix=None,
+         part=None, rename=None, weights=None, family=None, family_file=None, config=None, memory=None, threads=None,
+         device=None, gpu_memory=None, transport=None, ranks=None, ranks_per_machine=None):  # fmt: skip
     """What convert() would do with these options, from metadata alone: a ConversionPlan."""
     options = {k: v for k, v in locals().items() if k not in ("src", "dst")}
     _, data = _run("plan", options, (src,) if dst is None else (src, dst), None, src)
