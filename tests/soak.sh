@@ -2,6 +2,7 @@
 # What is slow and rare, and so no part of tests/run.sh:
 #   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
+#   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
 #
 #   tests/soak.sh [SECONDS]    for each fuzz target (default 300)
@@ -32,6 +33,11 @@ if cmake --build --preset release --target help | grep reshard_gpu_tests > /dev/
 else
   echo "skipped: the headers of CUDA and NCCL are not here"
 fi
+
+echo "== Slurm"
+build release --target reshard && tests/slurm.sh
+code=$?
+[ $code = 0 ] || [ $code = 77 ] || status=1
 
 echo "== fuzz targets, $seconds seconds each"
 build fuzz || exit 1

@@ -84,8 +84,8 @@ int run_in_job(const Action& action, bool everywhere, double patience) {
     return done;
   });
   int code = result ? *result : say(result.error());
-  // As a shell has it of a program that a signal ended. Of several ranks the launcher's own code counts.
-  if (!result && !current->ranks() && ending_signal() > 0) code = 128 + ending_signal();
+  // As a shell has it of a program that a signal ended. Where ranks are dead, the signal is what followed from that.
+  if (!result && !current->is_broken() && ending_signal() > 0) code = 128 + ending_signal();
   return current->end(code);
 }
 

@@ -14,14 +14,28 @@
 namespace reshard::tools {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 std::atomic<bool> interrupt_flag{false};
 volatile std::sig_atomic_t signal_received = 0;
 volatile std::sig_atomic_t ends_soon = 0;
 constexpr unsigned kGrace = 4;  // seconds after a signal
+constexpr std::chrono::seconds kSameSignal{2};
 
+Clock::time_point signal_time;
+
+// A second Ctrl-C ends the program at once. So does a second SIGTERM, but for one that comes with the first: of a task
+// under mpirun in Slurm's step both tell it.
 void on_signal(int signal) {
-  interrupt_flag = true;
+  if (signal_received != 0) {
+    if (signal == SIGTERM && Clock::now() < signal_time + kSameSignal) return;
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+    return;
+  }
+  signal_time = Clock::now();
   signal_received = signal;
+  interrupt_flag = true;
   if (ends_soon != 0) ::alarm(kGrace);
 }
 
@@ -112,7 +126,6 @@ const std::atomic<bool>& interrupted() {
   static const bool installed = [] {
     struct sigaction action {};
     action.sa_handler = on_signal;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);  // a second Ctrl-C ends the program at once
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
     return true;
@@ -131,7 +144,6 @@ void end_soon_after_signal() {
 }
 
 struct Progress::State {
-  using Clock = std::chrono::steady_clock;
   const Host* host = nullptr;
   std::string label;
   Index total = 0;
@@ -184,7 +196,7 @@ void Progress::update(Index done) {
 }
 
 void Progress::show(Index done) {
-  const auto now = State::Clock::now();
+  const auto now = Clock::now();
   const std::unique_lock lock(state_->mutex, std::try_to_lock);
   if (!lock) return;
   const auto pause = state_->bar ? std::chrono::milliseconds(100) : std::chrono::milliseconds(10'000);

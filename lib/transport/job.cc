@@ -63,7 +63,7 @@ Result<std::unique_ptr<Job>> join_job(const JobOptions& options) {
     case Launch::kSlurmWithoutMpi:
       return usage_error(
           "this is one of several tasks of a Slurm step, and they know nothing of each other: start them with "
-          "srun --mpi=pmix (or pmi2), or start one task");
+          "srun --mpi=pmix (or pmi2, where this MPI knows it), by mpirun within the allocation, or start one task");
     case Launch::kAlone:
       break;
   }

@@ -34,6 +34,9 @@ class Job {
   // `work` returned. Exceptions of `work` are errors.
   virtual Result<int> run(const std::function<Result<int>()>& work) = 0;
 
+  // Whether the work ended because other ranks are dead or cut off.
+  virtual bool is_broken() const { return false; }
+
   // How far this rank is, in bytes; any thread may say so.
   virtual void report(Index done) = 0;
   // What is to hear the sum of all ranks' bytes from time to time, on rank 0 only; null: nobody. Set it before the work

@@ -197,6 +197,7 @@ class MpiJob : public Job {
 
   Transport* ranks() override { return transport_.get(); }
   Result<int> run(const std::function<Result<int>()>& work) override;
+  bool is_broken() const override { return broken_; }
   void report(Index done) override { done_ = done; }
   void listen(std::function<void(Index done)> listener) override {
     const std::lock_guard lock(listener_mutex_);
@@ -212,6 +213,7 @@ class MpiJob : public Job {
   Status keep_in_touch();
   bool wait_for_end(Clock::duration time);
   Result<int> verdict();
+  Error lost(const Error& why) const;
   bool failed_by_itself() const { return !*result_ && result_->error().code() != ErrorCode::kPeer; }
 
   JobOptions options_;
@@ -311,6 +313,13 @@ Result<int> MpiJob::verdict() {
                                      std::string(bytes.begin(), bytes.end()));
 }
 
+// That other ranks are lost, and what this rank's work says of what is left behind.
+Error MpiJob::lost(const Error& why) const {
+  const std::string over = job_is_over().message();
+  const std::string said = *result_ ? "" : result_->error().message();
+  return {why.code(), why.message() + (said.starts_with(over) ? said.substr(over.size()) : "")};
+}
+
 Result<int> MpiJob::run(const std::function<Result<int>()>& work) {
   std::thread worker([&] {
     Result<int> result = without_exceptions(work);
@@ -328,7 +337,7 @@ Result<int> MpiJob::run(const std::function<Result<int>()>& work) {
     }
   }
   worker.join();
-  if (!touch) return std::move(touch).error();
+  if (!touch) return lost(touch.error());
   return verdict();
 }
 
