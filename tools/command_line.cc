@@ -17,6 +17,9 @@ std::string usage_text(const CLI::App* app, const CLI::Error& e) {
   return "reshard: error: " + printable(what) + "; see reshard" + command + " --help\n";
 }
 
+// A shell's variable that is not set leaves an empty word, and no word may stand for "as if it were not asked for".
+std::string refuse_empty(const std::string& word) { return word.empty() ? "expected a value, got an empty one" : ""; }
+
 }  // namespace
 
 const Option& Option::required(bool is) const {
@@ -76,11 +79,11 @@ const Option& Option::suggests(std::vector<std::string> words) const {
 }
 
 Option CommandLine::add_option(const std::string& name, std::string& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->check(CLI::Validator(refuse_empty, "")));
 }
 
 Option CommandLine::add_option(const std::string& name, std::vector<std::string>& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->check(CLI::Validator(refuse_empty, "")));
 }
 
 Option CommandLine::add_option(const std::string& name, int& value, const std::string& help) {

@@ -38,16 +38,16 @@ void ResourceOptions::add(CommandLine& line) {
 
 Result<RunOptions> ResourceOptions::run_options() const {
   RunOptions run;
-  run.memory = TRY(parse_bytes(memory));
+  run.memory = TRY(parse_bytes(memory).context("--memory"));
   if (host()) run.memory = checked_add(run.memory, host()->resident).value_or(run.memory);
   run.threads = threads;
   run.interrupt = &interrupted();
   run.ranks = job_ranks();
+  const Index cap = TRY(parse_bytes(gpu_memory).context("--gpu-memory"));
   if (device == "cpu") {
     if (transport == "nccl") return usage_error("--transport nccl moves GPU memory; it needs --device cuda");
     return run;
   }
-  const Index cap = TRY(parse_bytes(gpu_memory));
   run.device = host() ? TRY(host()->device(device, cap)) : TRY(job_device(device, cap));
   if (!run.ranks || transport == "mpi") return run;
   if (transport == "nccl")

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxIndexBytes = 1'000'000'000;
+constexpr Index kMaxIndexBytes = 100'000'000;
 
 Result<std::string> file_inside(const Json& value, const std::string& where) {
   const auto file = value.as_string();

@@ -150,12 +150,12 @@ Result<Archive::Directory> Archive::find_directory() const {
     return error(end_at, "zip end record", "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)));
   const auto disk = TRY(c.read<std::uint16_t>("disk"));
   const auto directory_disk = TRY(c.read<std::uint16_t>("disk of the directory"));
-  TRY(c.skip(2, "entries on this disk"));
+  const auto count_here16 = TRY(c.read<std::uint16_t>("entries on this disk"));
   const auto count16 = TRY(c.read<std::uint16_t>("entries"));
   const auto size32 = TRY(c.read<std::uint32_t>("directory size"));
   const auto offset32 = TRY(c.read<std::uint32_t>("directory offset"));
   const auto comment = TRY(c.read<std::uint16_t>("comment length"));
-  if ((disk != 0 && disk != kOnes16) || (directory_disk != 0 && directory_disk != kOnes16))
+  if ((disk != 0 && disk != kOnes16) || (directory_disk != 0 && directory_disk != kOnes16) || count_here16 != count16)
     return error(end_at, "zip end record", "expected an archive of one part");
   if (comment != 0)
     return error(end_at, "zip end record", "comment of " + std::to_string(comment) + " bytes: expected none");
@@ -176,10 +176,12 @@ Result<Archive::Directory> Archive::find_directory() const {
       Cursor e(as_bytes(end64), file_->path(), base_ + *end64_at);
       if (TRY(e.read<std::uint32_t>("zip64 end record")) != kEnd64Magic)
         return error(*end64_at, "zip64 end record", "expected the bytes 50 4b 06 06, got " + hex(end64.substr(0, 4)));
-      TRY(e.skip(8 + 4 + 8 + 8, "size, versions, disks, entries on this disk"));
+      TRY(e.skip(8 + 4 + 8, "size, versions, disks"));
+      const auto count_here64 = TRY(e.read<std::uint64_t>("entries on this disk"));
       const auto count64 = TRY(e.read<std::uint64_t>("entries"));
       const auto size64 = TRY(e.read<std::uint64_t>("directory size"));
       const auto offset64 = TRY(e.read<std::uint64_t>("directory offset"));
+      if (count_here64 != count64) return error(*end64_at, "zip64 end record", "expected an archive of one part");
       if ((count16 != kOnes16 && count16 != count64) || (size32 != kOnes32 && size32 != size64) ||
           (offset32 != kOnes32 && offset32 != offset64))
         return error(*end64_at, "zip64 end record",

@@ -110,8 +110,11 @@ std::string library_version() {
 
 bool is_hdf5_file(const Place& place) {
   constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-  return place.head().starts_with(
-      std::string_view(reinterpret_cast<const char*>(kSignature.data()), kSignature.size()));
+  const std::string_view signature(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
+  const std::string_view head = place.head();
+  const std::size_t behind_user_block = 512;  // the least, and MATLAB's; they are told apart when it is scanned
+  return head.starts_with(signature) ||
+         (head.size() > behind_user_block && head.substr(behind_user_block).starts_with(signature));
 }
 
 Status write_text_attribute(Id object, const char* name, std::string_view text) {

@@ -51,9 +51,11 @@ Status Hdf5Reader::open(const std::string& path, const OpenOptions& options) {
   catalog_.attributes.emplace_back("format",
                                    "HDF5, " + count_of(std::ssize(catalog_.tensors()), "dataset") +
                                        (chunked > 0 ? ", " + with_commas(chunked) + " of them in encoded chunks" : ""));
+  const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kTies);
+  catalog_.shares_extents = disjoint && !check_extents_disjoint(catalog_, SharedExtents::kRefused);  // hard links
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
-  return check_extents_disjoint(catalog_, SharedExtents::kTies);
+  return disjoint;
 }
 
 Result<std::string> Hdf5Reader::bytes_of(const Extent& extent, Index limit, const std::string& what) {

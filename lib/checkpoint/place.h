@@ -38,7 +38,7 @@ class Place {
   Result<std::optional<std::string>> text_of(std::string_view name, Index limit) const;
 
   // A file's first bytes: kHeadBytes, or all of a shorter one.
-  static constexpr Index kHeadBytes = 512;
+  static constexpr Index kHeadBytes = 520;
   const std::string& head() const { return head_; }
 
  private:

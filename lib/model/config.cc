@@ -11,6 +11,7 @@ namespace reshard {
 namespace {
 
 constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
+constexpr std::size_t kShownValue = 40;     // bytes of one in a message
 
 // What models have in common, where their family says nothing else.
 const ConfigDefault kCommonDefaults[] = {
@@ -18,6 +19,14 @@ const ConfigDefault kCommonDefaults[] = {
     {"head_dim", "hidden_size/num_attention_heads"},
     {"tie_word_embeddings", "0"},
 };
+
+// What every model that is known has, whole and positive.
+constexpr std::string_view kSizes[] = {"vocab_size",          "hidden_size",         "num_hidden_layers",
+                                       "num_attention_heads", "num_key_value_heads", "head_dim"};
+
+bool is_size(std::string_view name) {
+  return std::find(std::begin(kSizes), std::end(kSizes), name) != std::end(kSizes);
+}
 
 }  // namespace
 
@@ -38,10 +47,14 @@ Status ModelConfig::read(const Json& json) {
   for (const Json::Member& member : TRY(json.as_object())) {
     if (member.value.is_bool()) {
       set(member.key, TRY(member.value.as_bool()) ? 1 : 0);
-    } else if (member.value.is_integer()) {
-      if (const auto n = member.value.as_index()) set(member.key, *n);
+    } else if (const auto n = member.value.as_index(); member.value.is_integer() && n) {
+      set(member.key, *n);
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
+    } else if (is_size(member.key) && family_of_model_type(model_type)) {
+      const std::string text = to_text(member.value);
+      return corrupt(member.key + ": expected a positive number, got " + printable(text.substr(0, kShownValue)) +
+                     (text.size() > kShownValue ? "..." : ""));
     }
   }
   if (const Json* list = json.find("architectures"); list && list->is_array() && list->size() > 0)
@@ -99,8 +112,7 @@ Status ModelConfig::derive() {
 }
 
 Status ModelConfig::check() const {
-  for (const std::string_view name :
-       {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"})
+  for (const std::string_view name : kSizes)
     if (number(name) < 1 || number(name) > kMaxSize)
       return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
   if (num_attention_heads() % num_key_value_heads() != 0)

@@ -421,7 +421,10 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2, HasSubstr("pp=5 is more stages"));
   expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2, HasSubstr("'bert' is not a family"));
   expect_failure(source, dir / "o", {"--to", "hf", "--names", "x"}, 2, HasSubstr("torchtitan-2026"));
-  expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("lots"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("--memory: 'lots' is not a size"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--gpu-memory", "-1"}, 2, HasSubstr("--gpu-memory: '-1' is not"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--config", ""}, 2, HasSubstr("--config: expected a value, got an"));
+  EXPECT_THAT(reshard_cli({"convert", source, "", "--to", "hf"}).err, HasSubstr("DST: expected a value, got an empty"));
   expect_failure(source, dir / "no/such/o", {"--to", "hf"}, 5, HasSubstr(dir / "no/such"));
   expect_failure(dir / "missing", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "missing: not found"));
   std::filesystem::create_directory(dir / "empty");

@@ -1686,6 +1686,21 @@ class Hdf5(Case):
             self.assert_holds(path, wanted)
             shutil.rmtree(self.out("read"))
 
+    def test_h5py_hard_links_are_ties_and_user_blocks_are_named(self):
+        import h5py
+        import numpy as np
+        path = self.out("links.h5")
+        with h5py.File(path, "w") as file:
+            file.create_dataset("a", data=np.arange(1000, dtype="f4"), chunks=(100,))
+            file["b"] = file["a"]
+        self.assertIn("0 errors, 0 warnings", reshard("verify", path))
+        a = torch.arange(1000, dtype=torch.float32)
+        self.assert_holds(path, {"a": a, "b": a})
+        blocked = self.out("blocked.h5")
+        with h5py.File(blocked, "w", userblock_size=512) as file:
+            file["a"] = np.arange(4)
+        self.assertIn("h5unjam", reshard("inspect", blocked, code=4))
+
     def test_a_view_shows_every_piece(self):
         import h5py
         for sample in SAMPLES[:3]:

@@ -3,10 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
+#include "tests/support/temp_dir.h"
+
 namespace reshard {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 TEST(WeightIndex, KeepsTheOrderOfItsNames) {
   const auto index = WeightIndex::parse(
@@ -36,6 +41,15 @@ TEST(WeightIndex, RefusesFilesOutsideAndNamesThatComeTwice) {
   EXPECT_NE(refusal(R"({"weight_map": {"a": "x", "a": "x"}})"), "accepted");
   EXPECT_NE(refusal(R"({"metadata": {}})"), "accepted");
   EXPECT_NE(refusal("[]"), "accepted");
+}
+
+TEST(WeightIndex, RefusesOnesThatNoModelHas) {
+  const TempDir dir;
+  dir.write("model.safetensors.index.json", "{");
+  std::filesystem::resize_file(dir / "model.safetensors.index.json", 100'000'001);
+  const auto index = WeightIndex::read(dir / "model.safetensors.index.json");
+  ASSERT_FALSE(index);
+  EXPECT_THAT(index.error().message(), HasSubstr("100000001"));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "formats/encoding/zip.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -82,6 +83,12 @@ TEST_F(Zip, RefusesWhatIsNoArchive) {
   EXPECT_NE(error_of(two_members() + "x"), "");
 }
 
+TEST_F(Zip, RefusesAPartOfSeveral) {
+  std::string bytes = two_members();
+  set<std::uint16_t>(bytes, bytes.size() - 22 + 8, 1);  // entries on this disk
+  EXPECT_THAT(error_of(bytes), testing::EndsWith("zip end record: expected an archive of one part"));
+}
+
 TEST_F(Zip, RefusesCompressedMembersByName) {
   std::string bytes = two_members();
   set<std::uint16_t>(bytes, bytes.find("PK\x01\x02") + 10, 8);
@@ -146,7 +153,7 @@ TEST_F(Zip, ReadsZip64Numbers) {
   std::string with = bytes.substr(0, end) + end64 + bytes.substr(end);
   EXPECT_EQ(error_of(with), "");
   set<std::uint32_t>(with, with.size() - 22 + 16, 0xFFFFFFFF);  // only the zip64 record has the offset
-  set<std::uint16_t>(with, with.size() - 22 + 10, 0xFFFF);
+  for (const std::size_t count : {8, 10}) set<std::uint16_t>(with, with.size() - 22 + count, 0xFFFF);
   EXPECT_EQ(error_of(with), "");
   set<std::uint32_t>(with, with.size() - 22 + 12, 1);
   EXPECT_NE(error_of(with).find("contradicts the end record"), std::string::npos);

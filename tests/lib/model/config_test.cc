@@ -107,6 +107,11 @@ TEST(Config, SaysWhatIsWrong) {
             "num_attention_heads 4 is not a multiple of num_key_value_heads 3");
   EXPECT_EQ(error_of(with("llama", R"(, "head_dim": 9000000000000000000)")),
             "head_dim: expected a positive number, got 9000000000000000000");
+  EXPECT_EQ(error_of(R"({"model_type": "llama", "hidden_size": "64", "num_attention_heads": 4})"),
+            "hidden_size: expected a positive number, got \"64\"");
+  EXPECT_EQ(error_of(R"({"model_type": "llama", "hidden_size": 9223372036854775808, "num_attention_heads": 4})"),
+            "hidden_size: expected a positive number, got 9223372036854775808");
+  EXPECT_EQ(error_of(R"({"model_type": "openelm", "num_key_value_heads": [3, 3]})"), "no error");
   EXPECT_NE(error_of("{}"), "no error");
   EXPECT_NE(error_of("[]"), "no error");
 }
