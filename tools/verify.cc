@@ -1,8 +1,10 @@
 // reshard verify: is what lies on disk the model and the layout that was asked for, and are its bytes what they were?
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include "lib/audit/verification.h"
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/lineage.h"
@@ -19,6 +21,7 @@ constexpr std::size_t kShownValues = 20;
 struct Options {
   std::string path, against, layout, mesh;
   bool bytes = false, values = false, replicas = false, lineage = false;
+  std::vector<std::string> moved;  // NAME=DIR
   std::size_t limit = 20;
   SourceOptions source_layout;
   ModelOptions model;
@@ -27,6 +30,7 @@ struct Options {
 };
 
 Result<VerifyOptions> verify_options(const Options& options) {
+  if (!options.moved.empty() && !options.lineage) return usage_error("--source is for --lineage");
   VerifyOptions o;
   o.path = options.path;
   o.model = TRY(options.model.choice());
@@ -119,12 +123,34 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   return json.set("tensors", tensors_json(verified));
 }
 
+// The sources of a merge where they are now.
+Status follow_moved(const std::vector<std::string>& moved, RecordedMerge& merge) {
+  for (const std::string& text : moved) {
+    const std::size_t equals = text.find('=');
+    const auto source = std::find_if(merge.sources.begin(), merge.sources.end(),
+                                     [&](const RecordedMerge::Source& s) { return s.name == text.substr(0, equals); });
+    if (equals != std::string::npos && source != merge.sources.end()) {
+      source->path = text.substr(equals + 1);
+      continue;
+    }
+    std::vector<std::string> names;
+    for (const RecordedMerge::Source& s : merge.sources) names.push_back(s.name + " (" + printable(s.path) + ")");
+    return usage_error("--source '" + printable(text) + "': expected NAME=DIR, of these: " + join(names, ", "));
+  }
+  for (const RecordedMerge::Source& source : merge.sources)
+    if (!path_exists(source.path))
+      return io_error("source " + source.name + ", " + source.path + ": not found; if it is elsewhere now: --source " +
+                      source.name + "=DIR");
+  return {};
+}
+
 // Makes the merge that the manifest records once more, without writing it. Returns how many tensors it has.
 Result<Index> check_lineage(const Options& options, std::vector<Finding>& findings) {
   const std::string path = path_join(options.path, kManifestFile);
   const Json recorded = TRY(parse_json(TRY(read_whole_file(path, kMaxManifestBytes)), path));
-  const RecordedMerge merge = TRY(recorded_merge(recorded, path));
+  RecordedMerge merge = TRY(recorded_merge(recorded, path));
   if (merge.sources.empty()) return corrupt(path + ": a merge of no sources");
+  TRY(follow_moved(options.moved, merge).context(path));
   ConvertOptions again;
   again.source = merge.sources.front().path;
   again.to = merge.to;
@@ -183,6 +209,9 @@ void add_verify(CommandLine& line) {
   line.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
   line.add_flag("--lineage", options->lineage,
                 "Of what merge has written: make it of its sources once more, and compare");
+  line.add_option("--source", options->moved,
+                  "With --lineage: NAME=DIR, where a source of the merge is now (repeatable)")
+      .one_value_each();
   line.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all").shows_default();
   options->source_layout.add(line);
   options->findings.add(line);

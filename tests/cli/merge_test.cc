@@ -134,6 +134,12 @@ TEST_F(MergeTest, ItsLineageIsProvenAndAChangedSourceNamed) {
   const CommandResult proven = reshard_cli({"verify", dir_ / "out", "--lineage", "--json"});
   EXPECT_EQ(proven.exit_code, 0) << proven.out << proven.err;
   EXPECT_THAT(proven.out, HasSubstr("the sources, merged once more, give what was written"));
+  std::filesystem::rename(a, dir_ / "moved");
+  EXPECT_THAT(reshard_cli({"verify", dir_ / "out", "--lineage"}).err,
+              AllOf(HasSubstr("source base, " + a + ": not found"), HasSubstr("--source base=DIR")));
+  EXPECT_EQ(reshard_cli({"verify", dir_ / "out", "--lineage", "--source", "base=" + dir_ / "moved"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", dir_ / "out", "--lineage", "--source", "other=" + b}).exit_code, 2);
+  std::filesystem::rename(dir_ / "moved", a);
   std::string bytes = read_file(b + "/model.safetensors");
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   write_file(b + "/model.safetensors", bytes);

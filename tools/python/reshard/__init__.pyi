@@ -383,6 +383,7 @@ def verify(
     values: bool = False,
     replicas: bool = False,
     lineage: bool = False,
+    source: Optional[_Renames] = None,
     source_layout: Optional[_Path] = None,
     source_mesh: Optional[_Mesh] = None,
     strip_prefix: Optional[str] = None,

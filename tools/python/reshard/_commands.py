@@ -303,9 +303,9 @@ def _audit(cls, data, **more):
 
 
 def verify(path, *, config=None, family=None, family_file=None, layout=None, mesh=None, against=None, bytes=False,
-           values=False, replicas=False, lineage=False, source_layout=None, source_mesh=None, strip_prefix=None,
-           part=None, rename=None, weights=None, junit=None, fail_on=None, memory=None, threads=None, device=None, gpu_memory=None,
-           transport=None, progress=False):  # fmt: skip
+           values=False, replicas=False, lineage=False, source=None, source_layout=None, source_mesh=None,
+           strip_prefix=None, part=None, rename=None, weights=None, junit=None, fail_on=None, memory=None,
+           threads=None, device=None, gpu_memory=None, transport=None, progress=False):  # fmt: skip
     """Proves a checkpoint: bytes, checksums, exact cover, digests, and what it is held against: a VerifyReport.
 
     The options are those of `reshard verify`. What is wrong with the checkpoint is a finding and no exception;

@@ -16,7 +16,7 @@ def words_of(options, *positional):
             out.append("--no-" + name)
         elif name in ("mesh", "source_mesh") and isinstance(value, dict):
             out.append(flag + "=" + ",".join(f"{axis}={size}" for axis, size in value.items()))
-        elif name == "rename" and isinstance(value, dict):
+        elif name in ("rename", "source") and isinstance(value, dict):
             out.extend(f"{flag}={a}={b}" for a, b in value.items())
         elif isinstance(value, (list, tuple, set, frozenset)):
             out.extend(f"{flag}={os.fspath(v) if isinstance(v, os.PathLike) else v}" for v in value)
