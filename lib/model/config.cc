@@ -35,7 +35,11 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   config.path = std::move(path);
   config.model_type = std::string(TRY(json.get_string("model_type")));
   TRY(config.read(json));
-  if (const Json* text = json.find("text_config"); text && text->is_object()) TRY(config.read(*text));
+  if (const Json* text = json.find("text_config"); text && text->is_object()) {
+    TRY(config.read(*text));
+    const Json* const tied = json.find("tie_word_embeddings");  // the head is the whole model's
+    if (tied && tied->is_bool()) config.set("tie_word_embeddings", TRY(tied->as_bool()) ? 1 : 0);
+  }
   const Status makes_sense = config.make_whole();
   // Of a model that no family knows nothing is derived, and it may have none of these numbers.
   if (!makes_sense && family_of_model_type(config.model_type)) return makes_sense.error();

@@ -92,6 +92,18 @@ std::string replace_first(std::string text, std::string_view from, std::string_v
   return text;
 }
 
+std::string name_in_files(const Family& family, std::string_view name) {
+  for (const auto& [file, memory] : family.in_memory)
+    if (name.starts_with(memory)) return file + std::string(name.substr(memory.size()));
+  return std::string(name);
+}
+
+std::string name_in_memory(const Family& family, std::string_view name) {
+  for (const auto& [file, memory] : family.in_memory)
+    if (name.starts_with(file)) return memory + std::string(name.substr(file.size()));
+  return std::string(name);
+}
+
 // The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
 NamePatterns model_names(const Catalog& catalog) {
   NamePatterns out;
@@ -107,6 +119,13 @@ std::array<Index, kConventions.size()> count_names(const Family& family, const N
     if (const auto parsed = parse_name(family, alike.example))
       counts[static_cast<std::size_t>(parsed->convention)] += alike.count;
   return counts;
+}
+
+Index count_carried(const Family& family, const NamePatterns& names) {
+  Index out = 0;
+  for (const auto& [pattern, alike] : names)
+    if (!parse_name(family, alike.example) && family.carries(alike.example)) out += alike.count;
+  return out;
 }
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
@@ -325,7 +344,10 @@ bool Family::knows_model_type(std::string_view model_type) const {
   return std::find(model_types.begin(), model_types.end(), model_type) != model_types.end();
 }
 
-bool Family::carries(std::string_view parameter) const { return any_glob_matches(carried, parameter); }
+bool Family::carries(std::string_view parameter) const {
+  return any_glob_matches(carried, parameter) ||
+         (!in_memory.empty() && any_glob_matches(carried, name_in_files(*this, parameter)));
+}
 
 std::span<const Family* const> families() { return table(); }
 
@@ -440,7 +462,8 @@ std::string pattern_of(std::string_view name) {
 
 Index count_known(const Family& family, const NamePatterns& names) {
   const auto counts = count_names(family, names);
-  return std::accumulate(counts.begin(), counts.end(), Index{0});
+  const Index known = std::accumulate(counts.begin(), counts.end(), Index{0});
+  return known > 0 && !family.carried.empty() ? known + count_carried(family, names) : known;
 }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
@@ -454,11 +477,10 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
   std::optional<Detected> best;
   Index most = 0;
   for (const Family* family : families()) {
-    const auto counts = count_names(*family, names);
-    const Index sum = std::accumulate(counts.begin(), counts.end(), Index{0});
-    if (sum <= most) continue;
-    most = sum;
-    best = Detected{family, *most_frequent(counts)};
+    const Index known = count_known(*family, names);
+    if (known <= most) continue;
+    most = known;
+    best = Detected{family, *most_frequent(count_names(*family, names))};
   }
   return best;
 }
@@ -466,6 +488,11 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
 std::string rename_key(const Family& family, std::string_view key, Convention convention) {
   const StateKey parts = split_state_key(key);
   const auto parsed = parts.parameter.empty() ? std::nullopt : parse_name(family, parts.parameter);
+  if (!parsed && !family.in_memory.empty() && family.carries(parts.parameter)) {
+    const std::string in_files = name_in_files(family, parts.parameter);
+    const bool is_memory = convention == Convention::kTransformers;
+    return parts.prefix + (is_memory ? name_in_memory(family, in_files) : in_files) + parts.suffix;
+  }
   if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
   const StoredRule* stored = parsed->is_of_quantized() ? nullptr : stored_rule(family, *parsed->rule, convention);

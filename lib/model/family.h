@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/checkpoint/catalog.h"
@@ -128,13 +129,16 @@ struct Family {
   std::vector<std::string> model_types;  // of config.json
   std::vector<ConfigDefault> defaults;   // in this order
   std::vector<NameRule> rules;
-  std::string optional_prefix;               // that Hugging Face names may have before them: "transformer."
-  std::vector<std::string> carried;          // names of what else published files hold, "mtp.*": as it is, unchecked
+  std::string optional_prefix;       // that Hugging Face names may have before them: "transformer."
+  std::vector<std::string> carried;  // names of what else published files hold, "mtp.*": as it is, unchecked
+  // What names begin with in files, and in the memory of transformers: {"visual.", "model.visual."}. The first that
+  // fits.
+  std::vector<std::pair<std::string, std::string>> in_memory;
   std::vector<ConventionTable> conventions;  // other than Hugging Face's
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
-  bool carries(std::string_view parameter) const;
+  bool carries(std::string_view parameter) const;  // by its name in files or in memory
 };
 
 // Every family there is. Where names fit several, the first of them. The program's own are read at the first call.
@@ -189,6 +193,7 @@ struct AlikeNames {
 using NamePatterns = std::map<std::string, AlikeNames, std::less<>>;  // by "layers.{}.mlp.experts.{}.w1"
 std::string pattern_of(std::string_view name);
 void add_name(NamePatterns& names, std::string name);
+// How many are its parameters', or carried beside them.
 Index count_known(const Family& family, const NamePatterns& names);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.

@@ -66,7 +66,7 @@ class FamilyReader {
 
   Result<Family> read(const Json& json) {
     TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "model_types", "prefix", "defaults",
-                    "without", "parameters", "carried", "names"}));
+                    "without", "renamed", "parameters", "carried", "in_memory", "names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
@@ -82,6 +82,7 @@ class FamilyReader {
     if (json.contains("defaults")) out_.defaults.clear();
     TRY(each(json, "defaults", [&](const Json& item) { return read_default(item); }));
     TRY(each(json, "without", [&](const Json& item) { return leave_out(item); }));
+    TRY(rename_all(json));
     TRY(each(json, "parameters", [&](const Json& item) { return read_rule(item); }));
     TRY(each(json, "carried", [&](const Json& item) -> Status {
       out_.carried.emplace_back(TRY(item.as_string()));
@@ -90,6 +91,7 @@ class FamilyReader {
     for (ConventionTable& table : out_.conventions)
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json));
+    if (json.contains("in_memory")) TRY(name_in_memory(json));
     TRY(check_pairs());
     return std::move(out_);
   }
@@ -102,6 +104,66 @@ class FamilyReader {
     out_ = *base;
     out_.model_types.clear();
     return {};
+  }
+
+  using Prefixes = std::vector<std::pair<std::string, std::string>>;
+
+  static Result<Prefixes> prefixes(const Json& json, std::string_view member) {
+    Prefixes out;
+    TRY(each(json, member, [&](const Json& item) -> Status {
+      const auto pair = TRY(item.as_array());
+      if (pair.size() != 2) return corrupt("expected two beginnings of names");
+      out.emplace_back(TRY(pair[0].as_string()), TRY(pair[1].as_string()));
+      if (out.back().first.empty() || out.back().second.empty())
+        return corrupt("expected two beginnings of names, got an empty one");
+      return {};
+    }));
+    return out;
+  }
+
+  static std::string with_prefix(const Prefixes& list, const std::string& name) {
+    for (const auto& [from, to] : list)
+      if (name.starts_with(from)) return to + name.substr(from.size());
+    return name;
+  }
+
+  // What this extends begins its names otherwise.
+  Status rename_all(const Json& json) {
+    const Prefixes list = TRY(prefixes(json, "renamed"));
+    if (list.empty()) return {};
+    const auto rename = [&](std::string& name) { name = with_prefix(list, name); };
+    for (NameRule& rule : out_.rules) {
+      rename(rule.hf);
+      rename(rule.tied_to);
+    }
+    std::erase_if(out_.conventions, [](const ConventionTable& t) { return t.convention != Convention::kTransformers; });
+    for (ConventionTable& table : out_.conventions)
+      for (StoredRule& rule : table.rules) {
+        rename(rule.stored);
+        std::for_each(rule.parts.begin(), rule.parts.end(), rename);
+      }
+    return {};
+  }
+
+  // Every parameter under its name in memory.
+  Status name_in_memory(const Json& json) {
+    out_.in_memory = TRY(prefixes(json, "in_memory"));
+    ConventionTable& table = table_of(Convention::kTransformers);
+    std::set<std::string> named;
+    for (StoredRule& rule : table.rules) {
+      rule.stored = with_prefix(out_.in_memory, rule.stored);
+      named.insert(rule.parts.begin(), rule.parts.end());
+    }
+    for (const NameRule& rule : out_.rules)
+      if (std::string name = with_prefix(out_.in_memory, rule.hf); name != rule.hf && !named.contains(rule.hf))
+        table.rules.push_back({std::move(name), Form::kSame, {rule.hf}});
+    return {};
+  }
+
+  ConventionTable& table_of(Convention convention) {
+    const auto table = std::find_if(out_.conventions.begin(), out_.conventions.end(),
+                                    [&](const ConventionTable& t) { return t.convention == convention; });
+    return table != out_.conventions.end() ? *table : out_.conventions.emplace_back(ConventionTable{convention, {}});
   }
 
   Status leave_out(const Json& item) {
@@ -266,10 +328,7 @@ class FamilyReader {
     const auto [least, most] = part_counts(rule.form);
     if (rule.parts.size() < least || rule.parts.size() > most)
       return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
-    auto table = std::find_if(out_.conventions.begin(), out_.conventions.end(),
-                              [&](const ConventionTable& t) { return t.convention == convention; });
-    if (table == out_.conventions.end()) table = out_.conventions.insert(table, {convention, {}});
-    return put(table->rules, std::move(rule), &StoredRule::stored, convention_option(convention));
+    return put(table_of(convention).rules, std::move(rule), &StoredRule::stored, convention_option(convention));
   }
 
   static std::pair<std::size_t, std::size_t> part_counts(Form form) {

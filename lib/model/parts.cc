@@ -99,19 +99,23 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
 struct Known {
   const Family* family = nullptr;
   Index names = 0;
+  bool is_all = false;  // every name has the prefix, and is known
 };
 Known known_without(const NamePatterns& names, std::string_view prefix) {
   NamePatterns without;
   Index all = 0;
+  bool have_prefix = names.size() <= kMaxPatterns;
   for (const auto& [pattern, alike] : names) {
     if (without.size() == kMaxPatterns) break;
+    have_prefix = have_prefix && pattern.starts_with(prefix);
     if (!pattern.starts_with(prefix) || pattern.size() == prefix.size()) continue;
     all += alike.count;
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
   Known best;
   for (const Family* family : families())
-    if (const Index known = count_known(*family, without); known > best.names) best = {family, known};
+    if (const Index known = count_known(*family, without); known > best.names)
+      best = {family, known, have_prefix && known == all};
   // Two names that happen to be like a family's tell of no wrapper.
   return prefix.empty() || best.names > all / 2 ? best : Known{};
 }
@@ -273,7 +277,11 @@ class PartFinder {
     std::copy_if(catalog_.parts.begin(), catalog_.parts.end(), std::back_inserter(models_),
                  [](const Part& part) { return part.kind == StateKind::kModel; });
     if (!models_.empty()) return;
-    for (const std::string& base : common_prefixes(model_)) {
+    const std::vector<std::string> bases = common_prefixes(model_);
+    // A family may have several networks: a language model and what sees for it.
+    if (std::any_of(bases.begin(), bases.end(), [&](const auto& base) { return known_without(model_, base).is_all; }))
+      return;
+    for (const std::string& base : bases) {
       std::map<std::string, NamePatterns> groups;  // by prefix
       for (const auto& [pattern, alike] : model_) {
         const std::size_t dot = pattern.find('.', base.size());

@@ -50,7 +50,7 @@ class ViewBuilder {
       }
       const bool is_known = options_.keep_unknown || options_.family->carries(key.parameter);
       if (key.kind == StateKind::kModel && !is_known) unknown_.push_back(tensor.name);
-      return out_.add(renamed(tensor, tensor.key()));
+      return put(renamed(tensor, canonical_key(*options_.family, tensor.key())));
     }
     if (parsed->rule->is_dropped()) {
       if (dropped_) dropped_->push_back(tensor.name);

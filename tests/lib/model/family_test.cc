@@ -151,11 +151,27 @@ TEST(Family, APrefixIsLookedPast) {
   const auto gpt2 = parse_name(*find_family("gpt2"), "transformer.h.3.attn.c_attn.weight");
   ASSERT_TRUE(gpt2);
   EXPECT_EQ(canonical_name(*gpt2), "h.3.attn.c_attn.weight");
-  const auto gemma = parse_name(*find_family("gemma3"), "language_model.model.layers.0.self_attn.q_norm.weight");
-  ASSERT_TRUE(gemma);
-  EXPECT_EQ(canonical_name(*gemma), "model.layers.0.self_attn.q_norm.weight");
   EXPECT_FALSE(parse_name(*find_family("gemma2"), "language_model.model.norm.weight"));
   EXPECT_EQ(detect_family(catalog_of(table(published("gpt2")), "transformer."))->family, find_family("gpt2"));
+}
+
+TEST(Family, WhatSeesForALanguageModelIsCarried) {
+  const Family& gemma = *find_family("gemma3_vl");
+  const std::string files = "language_model.model.layers.0.self_attn.q_norm.weight";
+  const std::string memory = "model.language_model.layers.0.self_attn.q_norm.weight";
+  EXPECT_EQ(canonical_name(*parse_name(gemma, files)), files);
+  EXPECT_EQ(parse_name(gemma, memory)->convention, Convention::kTransformers);
+  EXPECT_EQ(canonical_key(gemma, "optimizer.state." + memory + ".exp_avg"), "optimizer.state." + files + ".exp_avg");
+  EXPECT_EQ(rename_key(gemma, files, Convention::kTransformers), memory);
+  for (const char* name : {"vision_tower.post_layernorm.weight", "model.vision_tower.post_layernorm.weight"}) {
+    EXPECT_TRUE(gemma.carries(name));
+    EXPECT_FALSE(parse_name(gemma, name));
+    EXPECT_EQ(canonical_key(gemma, name), "vision_tower.post_layernorm.weight");
+    EXPECT_EQ(rename_key(gemma, name, Convention::kTransformers), "model.vision_tower.post_layernorm.weight");
+  }
+  EXPECT_FALSE(gemma.carries("audio_tower.post_layernorm.weight"));
+  const NamePatterns names = {{memory, {memory, 1}}, {"vision_tower.x", {"vision_tower.x", 2}}, {"y", {"y", 4}}};
+  EXPECT_EQ(count_known(gemma, names), 3);
 }
 
 TEST(Family, OnlyNumbersThatFitAreLayers) {

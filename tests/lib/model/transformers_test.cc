@@ -90,7 +90,9 @@ TEST(Transformers, FilesAreAsTheTablesSay) {
     Shapes expected;
     for (const Parameter& p : *list)
       if (!p.is_tied) expected.emplace(p.name, p.shape);
-    EXPECT_EQ(plain(sample.files, *family, sample.config), expected);
+    Shapes files = plain(sample.files, *family, sample.config);
+    std::erase_if(files, [&](const auto& tensor) { return family->carries(tensor.first); });
+    EXPECT_EQ(files, expected);
   }
 }
 
