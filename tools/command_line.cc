@@ -73,6 +73,11 @@ const Option& Option::described_as(const std::string& text) const {
   return *this;
 }
 
+const Option& Option::written() const {
+  hints_->written = true;
+  return *this;
+}
+
 const Option& Option::suggests(std::vector<std::string> words) const {
   hints_->words = std::move(words);
   return *this;
@@ -171,7 +176,14 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
     return parsed;
   }
   parsed.action = std::move(parser.action);
-  const std::string used = parser.app.get_subcommands().front()->get_name();
+  const CLI::App& chosen = *parser.app.get_subcommands().front();
+  for (const CLI::Option* option : chosen.get_options()) {
+    const std::vector<std::string> values = option->results();
+    parsed.words.insert(parsed.words.end(), values.begin(), values.end());
+    if (const auto found = parser.hints.find(option); found == parser.hints.end() || !found->second.written) continue;
+    if (!values.empty() || option->get_positional()) parsed.written.push_back(values.empty() ? "." : values.back());
+  }
+  const std::string used = chosen.get_name();
   parsed.command = &*std::find_if(program.commands.begin(), program.commands.end(),
                                   [&](const Command& c) { return c.name == used; });
   return parsed;

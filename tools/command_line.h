@@ -25,6 +25,7 @@ using Action = std::function<Result<int>()>;
 // What completions and manual pages say of an option beside its help.
 struct OptionHints {
   std::vector<std::string> words;  // that it may be given, not always all of them
+  bool written = false;            // the path of an output
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
@@ -43,6 +44,7 @@ class Option {
   const Option& one_value_each() const;  // of a list: the next word is not its value too
   const Option& described_as(const std::string& text) const;
   const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
+  const Option& written() const;  // the path of an output; of a list its last. Absent: in the current directory
 
  private:
   CLI::Option* option_;
@@ -81,13 +83,16 @@ struct Command {
   const char* summary;
   void (*add)(CommandLine& line);
   bool on_all_ranks;  // of a job that mpirun started; otherwise rank 0 does it alone
+  bool is_confined;   // to the paths of its command line (confine.h)
 };
 
 // What a command line asked for.
 struct ParsedLine {
   const Command* command = nullptr;  // null: it is done with already (--help), or wrong, and that has been said
   Action action;
-  int exit_code = 0;  // where there is no command
+  std::vector<std::string> words;    // all values of options and places
+  std::vector<std::string> written;  // those of outputs
+  int exit_code = 0;                 // where there is no command
 };
 
 // The whole of a program's command line.

@@ -19,8 +19,9 @@ class Device;
 
 namespace reshard::tools {
 
-// The whole program: parses its command line, and gives its exit code.
-int run_program(int argc, char** argv);
+// The whole program: parses its command line, and gives its exit code. Where the process is its own, it gives up first
+// what a command does not need (confine.h).
+int run_program(int argc, char** argv, bool owns_process = false);
 
 // Who calls the commands from within another program (tools/python) and takes what they would print.
 struct Host {

@@ -177,7 +177,7 @@ std::string xml_case(const Case& c, Severity threshold) {
 void FindingsOptions::add(CommandLine& line) {
   line.add_flag("--json", json, "Print the result as JSON");
   add_html_option(line, html);
-  line.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers");
+  line.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers").written();
   line.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note").shows_default();
 }
 

@@ -179,6 +179,7 @@ std::string mesh_formats() {
 void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
   line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
+      .written()
       .required(destination_required);
   add_format(line);
   add_changes(line);

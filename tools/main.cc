@@ -1,3 +1,3 @@
 #include "tools/commands.h"
 
-int main(int argc, char** argv) { return reshard::tools::run_program(argc, argv); }
+int main(int argc, char** argv) { return reshard::tools::run_program(argc, argv, true); }

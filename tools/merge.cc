@@ -87,6 +87,7 @@ void add_merge(CommandLine& line) {
   auto options = std::make_shared<MergeLine>();
   line.add_option("places", options->places,
                   "The sources, checkpoints of one model (DIR or NAME=DIR), and what to make")
+      .written()
       .required();
   line.add_flag("--average", options->average, "Their mean");
   line.add_option("--ema", options->ema, "Their moving average in the order given, of this decay: 0.99");

@@ -10,35 +10,38 @@
 
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/confine.h"
 #include "tools/job.h"
 
 namespace reshard::tools {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false},
-    {"latest", "Name the newest complete checkpoint of a training run", add_latest, false},
-    {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true},
-    {"merge", "Make one checkpoint of several: a mean, a weighted sum, any expression of them", add_merge, true},
-    {"plan", "Show what convert would do, without doing it", add_plan, false},
-    {"mount", "Show a checkpoint as a directory of another format, without writing it", add_mount, false},
-    {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true},
-    {"diff", "Compare two checkpoints tensor by tensor", add_diff, true},
+    {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false, true},
+    {"latest", "Name the newest complete checkpoint of a training run", add_latest, false, true},
+    {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true, true},
+    {"merge", "Make one checkpoint of several: a mean, a weighted sum, any expression of them", add_merge, true, true},
+    {"plan", "Show what convert would do, without doing it", add_plan, false, true},
+    {"mount", "Show a checkpoint as a directory of another format, without writing it", add_mount, false, false},
+    {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true, true},
+    {"diff", "Compare two checkpoints tensor by tensor", add_diff, true, true},
     {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check,
-     false},
-    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false},
-    {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false},
-    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false},
-    {"man", "Print the manual page of a command", add_manual, false},
+     false, true},
+    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false, true},
+    {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false, true},
+    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false, false},
+    {"man", "Print the manual page of a command", add_manual, false, false},
 };
 
 double patience = JobOptions().patience;
+bool no_sandbox = false;
 
 void add_common(CommandLine& line) {
   line.add_option("--rank-timeout", patience,
                   "Of ranks started by mpirun: seconds without a sign of life of one of them")
       .within_real(1.0, 1e6)
       .shows_default();
+  line.add_flag("--no-sandbox", no_sandbox, "Do not give up what the command does not need (docs/security.md)");
   line.footer(
       "Examples:\n"
       "  reshard inspect step-1000\n"
@@ -52,9 +55,17 @@ void add_common(CommandLine& line) {
 
 thread_local Host* current_host = nullptr;
 
-int run(int argc, char** argv) {
+bool uses_gpu(const ParsedLine& line) {
+  return std::any_of(line.words.begin(), line.words.end(),
+                     [](const std::string& word) { return word == "auto" || word.starts_with("cuda"); });
+}
+
+int run(int argc, char** argv, bool owns_process) {
   const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (!parsed.command) return parsed.exit_code;
+  // Ranks need sockets, and a GPU's driver its devices.
+  const bool is_alone = how_launched(process_environment) == Launch::kAlone;
+  if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed)) confine_to(parsed);
   return run_in_job(parsed.action, parsed.command->on_all_ranks, patience);
 }
 
@@ -93,11 +104,11 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
   return without_exceptions(action);
 }
 
-int run_program(int argc, char** argv) {
+int run_program(int argc, char** argv, bool owns_process) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
   std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
   open_standard_descriptors();
-  const auto code = without_exceptions([&] { return run(argc, argv); });
+  const auto code = without_exceptions([&] { return run(argc, argv, owns_process); });
   if (!code) std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
   const int exit_code = code ? *code : static_cast<int>(code.error().code());
   if (was_printed()) return exit_code;

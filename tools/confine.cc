@@ -1,0 +1,144 @@
+#include "tools/confine.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/base/sandbox.h"
+#include "tools/commands.h"
+#include "tools/job_options.h"
+
+namespace reshard::tools {
+namespace {
+
+constexpr int kDeepest = 16;
+constexpr int kMostNames = 50'000;
+
+// An absolute path without links; empty where there is nothing.
+std::string real(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr), &std::free);
+  return found ? found.get() : "";
+}
+
+class Paths {
+ public:
+  // What a word of the command line may name.
+  void name(const std::string& word) {
+    if (real(word).empty()) return;
+    read(word);
+    for (const std::string& path : {word, real(word)}) {
+      // Formats look for what belongs to a checkpoint beside it and above it.
+      const std::string home = is_directory(path) ? path : parent_path(path);
+      if (home != path) around(home);
+      around(parent_path(home));
+      around(home + "/..");
+    }
+    read(word);
+  }
+
+  void write(const std::string& word) {
+    if (path_exists(word)) sandbox_.written.push_back(word);  // a file, a pipe, a device
+    std::string place = parent_path(word);
+    while (!is_directory(place) && place != "/" && place != ".") place = parent_path(place);
+    sandbox_.written.push_back(place);
+  }
+
+  void system() {
+    for (const char* path : {"/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc/self",
+                             "/sys/devices/system/cpu", "/dev/urandom"})
+      sandbox_.read.emplace_back(path);
+    sandbox_.written.emplace_back("/dev/null");
+    sandbox_.written.push_back(temporary_directory());
+  }
+
+  // Where there is too much to look through, everything may be read.
+  Sandbox sandbox() && {
+    if (names_ > kMostNames) everything();
+    return std::move(sandbox_);
+  }
+  void everything() { sandbox_.read.emplace_back("/"); }
+
+ private:
+  void read(const std::string& path) {
+    sandbox_.read.push_back(path);
+    follow_links(real(path), kDeepest);
+  }
+
+  // A directory that was not named: without what is hidden in it, and of the root its files alone. Where its links lead
+  // is looked at if their names are files': others may lead to a file server that is away.
+  void around(const std::string& directory) {
+    const std::string at = real(directory);
+    if (at.empty()) return;
+    bool is_whole = at != "/";
+    std::vector<std::string> inside, links;
+    for_each_name(at, [&](const std::string& name, unsigned char kind) {
+      const bool is_hidden = name.starts_with(".");
+      is_whole = is_whole && !is_hidden;
+      if (is_hidden || (at == "/" && kind != DT_REG)) return;
+      const std::string path = path_join(at, name);
+      if (kind != DT_LNK)
+        inside.push_back(path);
+      else if (name.find('.') != std::string::npos)
+        links.push_back(path);
+    });
+    if (is_whole) inside = {at};
+    sandbox_.listed.push_back(at);
+    sandbox_.read.insert(sandbox_.read.end(), inside.begin(), inside.end());
+    sandbox_.read.insert(sandbox_.read.end(), links.begin(), links.end());
+  }
+
+  // What the links of a directory lead to: the files of a Hugging Face snapshot, for one.
+  void follow_links(const std::string& directory, int depth) {
+    if (directory.empty() || depth == 0 || !is_directory(directory) || !followed_.insert(directory).second) return;
+    for_each_name(directory, [&](const std::string& name, unsigned char kind) {
+      const std::string path = path_join(directory, name);
+      if (kind == DT_DIR) follow_links(path, depth - 1);
+      if (kind != DT_LNK) return;
+      sandbox_.read.push_back(path);
+      follow_links(real(path), depth - 1);
+    });
+  }
+
+  template <class Each>
+  void for_each_name(const std::string& directory, Each each) {
+    DIR* const open = ::opendir(directory.c_str());
+    if (!open) return;
+    while (const dirent* entry = ::readdir(open)) {
+      const std::string name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      if (++names_ > kMostNames) break;
+      unsigned char kind = entry->d_type;
+      struct stat s {};
+      if (kind == DT_UNKNOWN && ::lstat(path_join(directory, name).c_str(), &s) == 0) kind = IFTODT(s.st_mode);
+      each(name, kind);
+    }
+    ::closedir(open);
+  }
+
+  Sandbox sandbox_;
+  std::set<std::string> followed_;
+  int names_ = 0;
+};
+
+}  // namespace
+
+void confine_to(const ParsedLine& line) {
+  Paths paths;
+  paths.system();
+  for (const std::string& word : line.words) {
+    if (word == "external") paths.everything();  // --allow external: files that an HDF5 file names
+    paths.name(word);
+    if (const std::size_t equals = word.find('='); equals != std::string::npos) paths.name(word.substr(equals + 1));
+  }
+  for (const std::string& word : line.written) paths.write(word);
+  (void)enter_sandbox(std::move(paths).sandbox());
+}
+
+}  // namespace reshard::tools
