@@ -1,6 +1,8 @@
 #include "lib/checkpoint/catalog.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -31,9 +33,18 @@ std::string dotted_name(const KeyPath& path) {
 
 // ---- FragmentList
 
-FragmentList::FragmentList(int rank) : rank_(rank) {
-  static const auto none = std::make_shared<Columns>();
-  columns_ = none;
+const std::shared_ptr<FragmentList::Columns>& FragmentList::none() {
+  static const auto empty =
+      std::make_shared<Columns>(Columns{std::make_shared<std::vector<Index>>(), std::vector<Extent>(), nullptr});
+  return empty;
+}
+
+FragmentList::FragmentList(int rank) : rank_(rank), columns_(none()) {}
+
+FragmentList& FragmentList::operator=(FragmentList&& from) noexcept {
+  rank_ = from.rank_;
+  columns_ = std::exchange(from.columns_, none());
+  return *this;
 }
 
 FragmentList::Columns& FragmentList::own() {
@@ -41,10 +52,29 @@ FragmentList::Columns& FragmentList::own() {
   return *columns_;
 }
 
+std::vector<Index>& FragmentList::own_corners() {
+  Corners& corners = own().corners;
+  if (corners.use_count() > 1) corners = std::make_shared<std::vector<Index>>(*corners);
+  return *corners;
+}
+
+FragmentList::Rare& FragmentList::own_rare() {
+  std::shared_ptr<Rare>& rare = own().rare;
+  if (!rare)
+    rare = std::make_shared<Rare>();
+  else if (rare.use_count() > 1)
+    rare = std::make_shared<Rare>(*rare);
+  return *rare;
+}
+
+const FragmentList::Rare& FragmentList::rare() const {
+  static const Rare none;
+  return columns_->rare ? *columns_->rare : none;
+}
+
 void FragmentList::reserve(std::size_t n) {
-  Columns& c = own();
-  c.corners.reserve(n * width());
-  c.extents.reserve(n);
+  own_corners().reserve(n * width());
+  own().extents.reserve(n);
 }
 
 void FragmentList::add(const Fragment& f) {
@@ -53,17 +83,19 @@ void FragmentList::add(const Fragment& f) {
 }
 
 void FragmentList::add(const Box& box, const Extent& extent) {
-  Columns& c = own();
-  c.corners.insert(c.corners.end(), box.origin.begin(), box.origin.end());
-  c.corners.insert(c.corners.end(), box.shape.begin(), box.shape.end());
-  c.extents.push_back(extent);
-  if (!c.crcs.empty()) c.crcs.push_back(kNoCrc);
-  if (!c.encoding_of.empty()) c.encoding_of.push_back(0);
+  std::vector<Index>& corners = own_corners();
+  corners.insert(corners.end(), box.origin.begin(), box.origin.end());
+  corners.insert(corners.end(), box.shape.begin(), box.shape.end());
+  own().extents.push_back(extent);
+  if (!columns_->rare) return;
+  Rare& r = own_rare();
+  if (!r.crcs.empty()) r.crcs.push_back(kNoCrc);
+  if (!r.encoding_of.empty()) r.encoding_of.push_back(0);
 }
 
 std::uint64_t FragmentList::hash_of_boxes() const {
   std::uint64_t h = 0x9e3779b97f4a7c15;
-  for (const Index n : columns_->corners) {
+  for (const Index n : *columns_->corners) {
     h = (h ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
     h ^= h >> 32;
   }
@@ -71,63 +103,108 @@ std::uint64_t FragmentList::hash_of_boxes() const {
 }
 
 void FragmentList::set(std::size_t i, const Fragment& f) {
-  Columns& c = own();
-  Index* corner = c.corners.data() + i * width();
-  corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
-  std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
-  c.extents[i] = f.extent;
-  if (f.crc && c.crcs.empty()) c.crcs.assign(size(), kNoCrc);
-  if (!c.crcs.empty()) c.crcs[i] = f.crc ? *f.crc : kNoCrc;
-  if (f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape))
-    c.details[i] = {f.strides, f.start, f.big_endian};
-  else if (!c.details.empty())
-    c.details.erase(i);
-  if (!f.encoding && c.encoding_of.empty()) return;
-  if (c.encodings.empty()) {
-    c.encodings.emplace_back();
-    c.encoding_of.assign(size(), 0);
+  if (!(f.box == box(i))) {
+    Index* corner = own_corners().data() + i * width();
+    corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
+    std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
   }
-  auto known = std::find(c.encodings.begin(), c.encodings.end(), f.encoding);
-  if (known == c.encodings.end()) known = c.encodings.insert(known, f.encoding);
-  c.encoding_of[i] = static_cast<std::uint16_t>(known - c.encodings.begin());
+  own().extents[i] = f.extent;
+  const bool has_details = f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape);
+  if (!has_details && !f.crc && !f.encoding && !columns_->rare) return;
+  Rare& r = own_rare();
+  if (f.crc && r.crcs.empty()) r.crcs.assign(size(), kNoCrc);
+  if (!r.crcs.empty()) r.crcs[i] = f.crc ? *f.crc : kNoCrc;
+  if (has_details)
+    r.details[i] = {f.strides, f.start, f.big_endian};
+  else if (!r.details.empty())
+    r.details.erase(i);
+  if (!f.encoding && r.encoding_of.empty()) return;
+  if (r.encodings.empty()) {
+    r.encodings.emplace_back();
+    r.encoding_of.assign(size(), 0);
+  }
+  auto known = std::find(r.encodings.begin(), r.encodings.end(), f.encoding);
+  if (known == r.encodings.end()) known = r.encodings.insert(known, f.encoding);
+  r.encoding_of[i] = static_cast<std::uint16_t>(known - r.encodings.begin());
 }
 
 Box FragmentList::box(std::size_t i) const {
-  const Index* corner = columns_->corners.data() + i * width();
+  const Index* corner = columns_->corners->data() + i * width();
   const auto rank = static_cast<std::size_t>(rank_);
   return {Dims(std::span(corner, rank)), Dims(std::span(corner + rank, rank))};
 }
 
 Fragment FragmentList::get(std::size_t i) const {
-  const Columns& c = *columns_;
+  const Rare& r = rare();
   Fragment f;
   f.box = box(i);
-  f.extent = c.extents[i];
-  if (!c.crcs.empty() && c.crcs[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(c.crcs[i]);
-  if (const auto it = c.details.find(i); it != c.details.end()) {
+  f.extent = columns_->extents[i];
+  if (!r.crcs.empty() && r.crcs[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(r.crcs[i]);
+  if (const auto it = r.details.find(i); it != r.details.end()) {
     f.strides = it->second.strides;
     f.start = it->second.start;
     f.big_endian = it->second.big_endian;
   } else {
     f.strides = row_major_strides(f.box.shape);
   }
-  if (!c.encoding_of.empty()) f.encoding = c.encodings[c.encoding_of[i]];
+  if (!r.encoding_of.empty()) f.encoding = r.encodings[r.encoding_of[i]];
   return f;
+}
+
+void BoxPool::share(FragmentList& list) {
+  constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
+  if (list.empty()) return;
+  const FragmentList::Corners& mine = list.columns_->corners;
+  for (const FragmentList::Corners& known : recent_) {
+    if (known == mine) return;
+    if (*known != *mine) continue;
+    list.own().corners = known;
+    return;
+  }
+  if (recent_.size() < kKept) {
+    recent_.push_back(mine);
+  } else {
+    recent_[oldest_] = mine;
+    oldest_ = (oldest_ + 1) % kKept;
+  }
 }
 
 // ---- Catalog
 
+void Catalog::reserve(std::size_t tensors) {
+  tensors_.reserve(tensors);
+  if (2 * tensors > slots_.size()) make_slots(tensors);
+}
+
 Status Catalog::add(Tensor tensor) {
-  if (!index_.emplace(tensor.name, tensors_.size()).second)
-    return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
+  if (2 * (tensors_.size() + 1) > slots_.size()) make_slots(std::max<std::size_t>(8, 2 * tensors_.size()));
+  std::uint32_t& slot = slots_[slot_of(tensor.name)];
+  if (slot != 0) return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
+  boxes_.share(tensor.fragments);
+  boxes_.share(tensor.replicas);
   tensors_.push_back(std::move(tensor));
+  slot = static_cast<std::uint32_t>(tensors_.size());
   return {};
 }
 
+std::size_t Catalog::slot_of(std::string_view name) const {
+  std::size_t at = std::hash<std::string_view>()(name) & (slots_.size() - 1);
+  while (slots_[at] != 0 && tensors_[slots_[at] - 1].name != name) at = (at + 1) & (slots_.size() - 1);
+  return at;
+}
+
+// For so many tensors at least, with those that are there.
+void Catalog::make_slots(std::size_t tensors) {
+  slots_.assign(std::bit_ceil(2 * std::max(tensors, tensors_.size())), 0);
+  for (std::size_t i = 0; i < tensors_.size(); ++i)
+    slots_[slot_of(tensors_[i].name)] = static_cast<std::uint32_t>(i + 1);
+}
+
 std::optional<std::size_t> Catalog::find(std::string_view name) const {
-  const auto it = index_.find(std::string(name));
-  if (it == index_.end()) return std::nullopt;
-  return it->second;
+  if (slots_.empty()) return std::nullopt;
+  const std::uint32_t number = slots_[slot_of(name)];
+  if (number == 0) return std::nullopt;
+  return number - 1;
 }
 
 std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
@@ -139,7 +216,7 @@ std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
 void Catalog::sort_by_name() {
   std::sort(tensors_.begin(), tensors_.end(),
             [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); });
-  for (std::size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
+  make_slots(tensors_.size());
   std::sort(blobs.begin(), blobs.end(), [](const Blob& a, const Blob& b) { return natural_less(a.name, b.name); });
 }
 

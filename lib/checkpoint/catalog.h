@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -48,12 +49,16 @@ struct Fragment {
 };
 
 // Fragments of one tensor, stored in columns: a checkpoint of a large model has millions. Copies share them until one
-// of the two is changed.
+// of the two is changed, and lists of the same boxes may share these (BoxPool).
 class FragmentList {
  public:
   explicit FragmentList(int rank = 0);
-  FragmentList(const FragmentList&) = default;  // moving is copying: none is ever without columns
+  FragmentList(const FragmentList&) = default;
   FragmentList& operator=(const FragmentList&) = default;
+  // What is moved from is empty: none is ever without columns.
+  FragmentList(FragmentList&& from) noexcept : rank_(from.rank_), columns_(std::exchange(from.columns_, none())) {}
+  FragmentList& operator=(FragmentList&& from) noexcept;
+  ~FragmentList() = default;
 
   std::size_t size() const { return columns_->extents.size(); }
   bool empty() const { return columns_->extents.empty(); }
@@ -65,33 +70,55 @@ class FragmentList {
   Box box(std::size_t i) const;
   const Extent& extent(std::size_t i) const { return columns_->extents[i]; }
   void set_extent(std::size_t i, const Extent& extent) { own().extents[i] = extent; }
-  bool has_encoded() const { return !columns_->encodings.empty(); }  // false: no fragment has an encoding
+  bool has_encoded() const { return !rare().encodings.empty(); }  // false: no fragment has an encoding
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
   bool has_boxes_of(const FragmentList& other) const {
-    return rank_ == other.rank_ && (columns_ == other.columns_ || columns_->corners == other.columns_->corners);
+    return rank_ == other.rank_ &&
+           (columns_->corners == other.columns_->corners || *columns_->corners == *other.columns_->corners);
   }
   std::uint64_t hash_of_boxes() const;
 
  private:
+  friend class BoxPool;
+  using Corners = std::shared_ptr<std::vector<Index>>;
   // What few fragments have.
   struct Details {
     Dims strides;
     Index start = 0;
     bool big_endian = false;
   };
-  struct Columns {
-    std::vector<Index> corners;  // origin and shape of each
-    std::vector<Extent> extents;
+  // What few lists have.
+  struct Rare {
     std::vector<std::uint64_t> crcs;  // kNoCrc where there is none; empty when no fragment has one
     std::unordered_map<std::size_t, Details> details;
     std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // those that occur: few; the first is none
     std::vector<std::uint16_t> encoding_of;                       // of each fragment; empty when none is encoded
   };
-  Columns& own();  // for changing them
+  struct Columns {
+    Corners corners;  // origin and shape of each
+    std::vector<Extent> extents;
+    std::shared_ptr<Rare> rare;  // null: none of it
+  };
+  static const std::shared_ptr<Columns>& none();
+  // For changing them.
+  Columns& own();
+  std::vector<Index>& own_corners();
+  Rare& own_rare();
+  const Rare& rare() const;
   std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
 
   int rank_;
   std::shared_ptr<Columns> columns_;
+};
+
+// Lets lists of equal boxes, as tensors of a model's layers have them, share the memory of these.
+class BoxPool {
+ public:
+  void share(FragmentList& list);
+
+ private:
+  std::vector<FragmentList::Corners> recent_;  // of lists seen, the last few that differ
+  std::size_t oldest_ = 0;                     // among them, once there are as many as are kept
 };
 
 // The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.
@@ -166,10 +193,11 @@ class Catalog {
   bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 
+  void reserve(std::size_t tensors);
   // Refuses a second tensor of the same name.
   Status add(Tensor tensor);
   const std::vector<Tensor>& tensors() const { return tensors_; }
-  Tensor& tensor(std::size_t i) { return tensors_[i]; }
+  Tensor& tensor(std::size_t i) { return tensors_[i]; }  // not for changing its name
   std::optional<std::size_t> find(std::string_view name) const;
   std::optional<std::size_t> find_parameter(std::string_view key) const;  // of the model, by its plain key
   // In the order people expect: layers.2 before layers.10.
@@ -180,8 +208,14 @@ class Catalog {
   Index tensor_bytes() const;
 
  private:
+  std::size_t slot_of(std::string_view name) const;
+  void make_slots(std::size_t tensors);
+
   std::vector<Tensor> tensors_;
-  std::unordered_map<std::string, std::size_t> index_;
+  // Numbers of tensors, plus one, at the hashes of their names or in the next free place; 0: free. Half of them at
+  // least are, and their number is a power of 2.
+  std::vector<std::uint32_t> slots_;
+  BoxPool boxes_;
 };
 
 // Compares names so that runs of digits count as numbers.

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
+#include <utility>
 
 namespace reshard {
 namespace {
@@ -100,6 +102,91 @@ TEST(FragmentList, AgreesWithAVectorOfFragments) {
     ASSERT_EQ(list.size(), plain.size());
     for (std::size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(list.get(i), plain[i]);
   }
+}
+
+// Lists share what is equal in them: none may feel what happens to another.
+TEST(BoxPool, ListsThatShareBoxesAreChangedAlone) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    std::mt19937 rng(seed);
+    const auto number = [&](unsigned n) { return static_cast<Index>(rng() % n); };
+    const auto random_fragment = [&] {
+      Fragment f = fragment({{number(2)}, {number(2)}}, {0, number(100), 8});
+      if (rng() % 4 == 0) f.crc = static_cast<std::uint32_t>(rng());
+      if (rng() % 4 == 0) f.start = number(3);
+      return f;
+    };
+    BoxPool pool;
+    std::vector<FragmentList> lists(4, FragmentList(1));
+    std::vector<std::vector<Fragment>> plain(lists.size());
+    for (int step = 0; step < 100; ++step) {
+      const std::size_t i = rng() % lists.size(), j = rng() % lists.size();
+      const Fragment f = random_fragment();
+      switch (rng() % 6) {
+        case 0:
+        case 1:
+          lists[i].add(f);
+          plain[i].push_back(f);
+          break;
+        case 2:
+          if (plain[i].empty()) break;
+          lists[i].set(plain[i].size() / 2, f);
+          plain[i][plain[i].size() / 2] = f;
+          break;
+        case 3:
+          lists[i] = lists[j];
+          plain[i] = plain[j];
+          break;
+        case 4:
+          if (i == j) break;
+          lists[i] = std::move(lists[j]);
+          lists[j] = FragmentList(1);
+          plain[i] = std::exchange(plain[j], {});
+          break;
+        default:
+          for (FragmentList& list : lists) pool.share(list);
+      }
+      for (std::size_t l = 0; l < lists.size(); ++l) {
+        ASSERT_EQ(lists[l].size(), plain[l].size());
+        for (std::size_t k = 0; k < plain[l].size(); ++k) ASSERT_EQ(lists[l].get(k), plain[l][k]) << "seed " << seed;
+      }
+    }
+  }
+}
+
+TEST(FragmentList, IsEmptyWhereItWasMovedFrom) {
+  FragmentList list(1);
+  list.add({{0}, {4}}, {0, 0, 16});
+  const FragmentList other = std::move(list);
+  EXPECT_EQ(other.size(), 1U);
+  EXPECT_TRUE(list.empty());  // NOLINT(bugprone-use-after-move)
+  list.add({{1}, {2}}, {0, 0, 8});
+  EXPECT_EQ(list.box(0), (Box{{1}, {2}}));
+  EXPECT_EQ(other.box(0), (Box{{0}, {4}}));
+}
+
+TEST(Catalog, FindsWhatAMapFinds) {
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    std::mt19937 rng(seed);
+    Catalog c;
+    if (seed % 3 == 0) c.reserve(rng() % 100);
+    std::set<std::string> names;
+    for (int step = 0; step < 200; ++step) {
+      Tensor t;
+      t.name = "t" + std::to_string(rng() % 150);
+      ASSERT_EQ(c.add(t).has_value(), names.insert(t.name).second);
+      if (rng() % 50 == 0) c.sort_by_name();
+    }
+    const Catalog copy = c;
+    for (int i = 0; i < 150; ++i) {
+      const std::string name = "t" + std::to_string(i);
+      const auto found = copy.find(name);
+      ASSERT_EQ(found.has_value(), names.contains(name));
+      if (found) {
+        EXPECT_EQ(copy.tensors()[*found].name, name);
+      }
+    }
+  }
+  EXPECT_EQ(Catalog().find("t"), std::nullopt);
 }
 
 TEST(Catalog, RefusesASecondTensorOfTheSameName) {
