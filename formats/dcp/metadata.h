@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "formats/encoding/pickle.h"
+#include "lib/base/result.h"
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/format.h"
 
@@ -153,5 +154,25 @@ struct WrittenEntry {
 };
 // A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
 std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
+
+// The same of what need not be in memory as such: a large job has millions of items.
+class MetadataContents {
+ public:
+  struct Entry {
+    std::string_view name;
+    KeyPath path;                // empty: {name}
+    std::optional<DType> dtype;  // nothing: a blob
+    Dims shape;
+  };
+  using VisitItem = std::function<void(const WrittenItem& item)>;
+
+  virtual ~MetadataContents() = default;
+  virtual std::size_t entries() const = 0;
+  virtual Entry entry(std::size_t e) const = 0;
+  virtual void each_item(std::size_t e, const VisitItem& visit) const = 0;  // always in the same order
+  virtual std::string_view file(std::uint32_t number) const = 0;
+};
+// Hands the pickle on in stretches of about a megabyte. Fails only where `emit` does.
+Status write_metadata(const MetadataContents& contents, const std::function<Status(std::string_view bytes)>& emit);
 
 }  // namespace reshard::dcp

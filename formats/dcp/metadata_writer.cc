@@ -8,6 +8,8 @@
 namespace reshard::dcp {
 namespace {
 
+constexpr Index kStretch = Index{1} << 20;  // bytes
+
 void write_size(pickle::PickleWriter& w, const Dims& dims) {
   w.shared_global("torch", "Size");
   w.integers(dims.span());
@@ -48,101 +50,163 @@ void write_properties(pickle::PickleWriter& w, DType dtype) {
   w.build();
 }
 
-void write_tensor(pickle::PickleWriter& w, const WrittenEntry& entry) {
-  write_object(w, kMetadataModule, "TensorStorageMetadata", [&] {
-    w.shared_text("properties");
-    write_properties(w, entry.tensor->dtype);
-    w.shared_text("size");
-    write_size(w, entry.tensor->shape);
-    w.shared_text("chunks");
-    w.empty_list();
-    pickle::ElementRuns chunks(w, &pickle::PickleWriter::append_items);
-    for (const WrittenItem& item : entry.items) {
-      chunks.next();
-      write_object(w, kMetadataModule, "ChunkStorageMetadata", [&] {
-        w.shared_text("offsets");
-        write_size(w, item.box.origin);
-        w.shared_text("sizes");
-        write_size(w, item.box.shape);
+class Writer {
+ public:
+  Writer(const MetadataContents& contents, const std::function<Status(std::string_view)>& emit)
+      : contents_(contents), emit_(emit) {}
+
+  Status write() {
+    write_object(w_, kMetadataModule, "Metadata", [&] {
+      w_.shared_text("state_dict_metadata");
+      each_entry([&](std::size_t e, const Entry& entry) {
+        w_.shared_text(entry.name);
+        if (entry.dtype) return write_tensor(e, entry);
+        w_.shared_global(kMetadataModule, "BytesStorageMetadata");
+        w_.empty_tuple();
+        w_.new_object();
+      });
+      w_.shared_text("planner_data");
+      each_entry([&](std::size_t, const Entry& entry) {
+        w_.shared_text(entry.name);
+        write_path(entry);
+      });
+      w_.shared_text("storage_data");
+      write_storage();
+    });
+    TRY(std::move(status_));
+    return emit_(std::move(w_).finish());
+  }
+
+ private:
+  using Entry = MetadataContents::Entry;
+
+  // A dict of all entries, each of which `write_one` writes, key and value.
+  template <class WriteOne>
+  void each_entry(WriteOne write_one) {
+    w_.empty_dict();
+    pickle::ElementRuns runs(w_, &pickle::PickleWriter::set_items);
+    for (std::size_t e = 0; e < contents_.entries(); ++e) {
+      runs.next();
+      write_one(e, contents_.entry(e));
+      hand_on();
+    }
+    runs.end();
+  }
+
+  void hand_on() {
+    if (w_.held() < kStretch) return;
+    const std::string bytes = w_.take();
+    if (status_) status_ = emit_(bytes);
+  }
+
+  void write_tensor(std::size_t e, const Entry& entry) {
+    write_object(w_, kMetadataModule, "TensorStorageMetadata", [&] {
+      w_.shared_text("properties");
+      write_properties(w_, *entry.dtype);
+      w_.shared_text("size");
+      write_size(w_, entry.shape);
+      w_.shared_text("chunks");
+      w_.empty_list();
+      pickle::ElementRuns chunks(w_, &pickle::PickleWriter::append_items);
+      contents_.each_item(e, [&](const WrittenItem& item) {
+        chunks.next();
+        write_object(w_, kMetadataModule, "ChunkStorageMetadata", [&] {
+          w_.shared_text("offsets");
+          write_size(w_, item.box.origin);
+          w_.shared_text("sizes");
+          write_size(w_, item.box.shape);
+        });
+        hand_on();
+      });
+      chunks.end();
+    });
+  }
+
+  void write_storage() {
+    w_.empty_dict();
+    pickle::ElementRuns runs(w_, &pickle::PickleWriter::set_items);
+    for (std::size_t e = 0; e < contents_.entries(); ++e) {
+      const Entry entry = contents_.entry(e);
+      contents_.each_item(e, [&, i = Index{0}](const WrittenItem& item) mutable {
+        runs.next();
+        write_object(w_, kMetadataModule, "MetadataIndex", [&] {
+          w_.shared_text("fqn");
+          w_.shared_text(entry.name);
+          w_.shared_text("index");
+          if (!entry.dtype) return w_.none();
+          w_.integer(i++);
+          w_.shared_text("offset");
+          write_size(w_, item.box.origin);
+        });
+        write_object(w_, kFilesystemModule, "_StorageInfo", [&] {
+          w_.shared_text("relative_path");
+          w_.shared_text(contents_.file(item.file));
+          w_.shared_text("offset");
+          w_.integer(item.offset);
+          w_.shared_text("length");
+          w_.integer(item.length);
+        });
+        hand_on();
       });
     }
-    chunks.end();
-  });
-}
-
-void write_storage(pickle::PickleWriter& w, pickle::ElementRuns& runs, const WrittenEntry& entry,
-                   const std::vector<std::string>& files) {
-  for (std::size_t i = 0; i < entry.items.size(); ++i) {
-    const WrittenItem& item = entry.items[i];
-    runs.next();
-    write_object(w, kMetadataModule, "MetadataIndex", [&] {
-      w.shared_text("fqn");
-      w.shared_text(entry.name);
-      w.shared_text("index");
-      if (!entry.tensor) return w.none();
-      w.integer(static_cast<Index>(i));
-      w.shared_text("offset");
-      write_size(w, item.box.origin);
-    });
-    write_object(w, kFilesystemModule, "_StorageInfo", [&] {
-      w.shared_text("relative_path");
-      w.shared_text(files[item.file]);
-      w.shared_text("offset");
-      w.integer(item.offset);
-      w.shared_text("length");
-      w.integer(item.length);
-    });
+    runs.end();
   }
-}
 
-void write_path(pickle::PickleWriter& w, const WrittenEntry& entry) {
-  w.mark();
-  if (entry.path.empty()) w.shared_text(entry.name);
-  for (const auto& part : entry.path) {
-    if (const auto* text = std::get_if<std::string>(&part))
-      w.shared_text(*text);
-    else
-      w.integer(std::get<Index>(part));
+  void write_path(const Entry& entry) {
+    w_.mark();
+    if (entry.path.empty()) w_.shared_text(entry.name);
+    for (const auto& part : entry.path) {
+      if (const auto* text = std::get_if<std::string>(&part))
+        w_.shared_text(*text);
+      else
+        w_.integer(std::get<Index>(part));
+    }
+    w_.tuple_from_mark();
   }
-  w.tuple_from_mark();
-}
+
+  const MetadataContents& contents_;
+  const std::function<Status(std::string_view)>& emit_;
+  pickle::PickleWriter w_;
+  Status status_;  // of what was handed on
+};
+
+class GivenEntries : public MetadataContents {
+ public:
+  GivenEntries(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files)
+      : entries_(entries), files_(files) {}
+  std::size_t entries() const override { return entries_.size(); }
+  Entry entry(std::size_t e) const override {
+    const WrittenEntry& given = entries_[e];
+    Entry out{given.name, given.path, std::nullopt, {}};
+    if (given.tensor) {
+      out.dtype = given.tensor->dtype;
+      out.shape = given.tensor->shape;
+    }
+    return out;
+  }
+  void each_item(std::size_t e, const VisitItem& visit) const override {
+    for (const WrittenItem& item : entries_[e].items) visit(item);
+  }
+  std::string_view file(std::uint32_t number) const override { return files_[number]; }
+
+ private:
+  const std::vector<WrittenEntry>& entries_;
+  const std::vector<std::string>& files_;
+};
 
 }  // namespace
 
+Status write_metadata(const MetadataContents& contents, const std::function<Status(std::string_view bytes)>& emit) {
+  return Writer(contents, emit).write();
+}
+
 std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files) {
-  pickle::PickleWriter w;
-  write_object(w, kMetadataModule, "Metadata", [&] {
-    w.shared_text("state_dict_metadata");
-    w.empty_dict();
-    pickle::ElementRuns metadata(w, &pickle::PickleWriter::set_items);
-    for (const WrittenEntry& entry : entries) {
-      metadata.next();
-      w.shared_text(entry.name);
-      if (entry.tensor) {
-        write_tensor(w, entry);
-      } else {
-        w.shared_global(kMetadataModule, "BytesStorageMetadata");
-        w.empty_tuple();
-        w.new_object();
-      }
-    }
-    metadata.end();
-    w.shared_text("planner_data");
-    w.empty_dict();
-    pickle::ElementRuns paths(w, &pickle::PickleWriter::set_items);
-    for (const WrittenEntry& entry : entries) {
-      paths.next();
-      w.shared_text(entry.name);
-      write_path(w, entry);
-    }
-    paths.end();
-    w.shared_text("storage_data");
-    w.empty_dict();
-    pickle::ElementRuns storage(w, &pickle::PickleWriter::set_items);
-    for (const WrittenEntry& entry : entries) write_storage(w, storage, entry, files);
-    storage.end();
+  std::string out;
+  (void)write_metadata(GivenEntries(entries, files), [&](std::string_view bytes) -> Status {
+    out += bytes;
+    return {};
   });
-  return std::move(w).finish();
+  return out;
 }
 
 }  // namespace reshard::dcp

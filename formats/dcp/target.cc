@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <numeric>
 #include <utility>
 
 #include "formats/dcp/dcp.h"
@@ -22,7 +24,36 @@ Box joined(const Dims& at, const Box& box) {
   return out;
 }
 
-class DcpTarget : public Target {
+// How tensors of one shape and placement lie on the mesh.
+struct Cut {
+  Dims shape;
+  Placement placement;
+  FragmentList boxes;  // extents say the rank, as the file, and no more
+};
+
+// The sizes of items one after the other: most are as the last one was.
+class ItemShapes {
+ public:
+  torch_archive::ItemShape of(DType dtype, const Dims& shape, Index offset) {
+    const Index phase = offset % torch_archive::kAlignment;
+    if (known_ && dtype == dtype_ && shape == shape_ && phase == phase_) return last_;
+    known_ = true;
+    dtype_ = dtype;
+    shape_ = shape;
+    phase_ = phase;
+    return last_ = torch_archive::item_shape(dtype, shape, offset);
+  }
+
+ private:
+  bool known_ = false;
+  DType dtype_ = DType::kFloat32;
+  Dims shape_;
+  Index phase_ = 0;
+  torch_archive::ItemShape last_;
+};
+
+// What is known of each item is in the catalog's fragments, but for the lengths around it: a large job has millions.
+class DcpTarget : public Target, private MetadataContents {
  public:
   DcpTarget(LayoutRequest request, Storing storing) : request_(std::move(request)), storing_(std::move(storing)) {}
 
@@ -32,28 +63,60 @@ class DcpTarget : public Target {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  // An item of an entry.
-  struct ItemPlace {
-    std::uint32_t file = 0;
-    Index offset = 0;
-    std::size_t entry = 0, item = 0;
+  // Bytes before and after an item's payload.
+  struct Around {
+    std::uint32_t header = 0, trailer = 0;
   };
+  // Items of an entry that are one slice of a tensor: some of its fragments or of its replicas.
+  struct Part {
+    std::uint32_t tensor = 0;
+    std::uint32_t first = 0, count = 0;  // among them
+    bool is_replica = false;
+    const Slice* slice = nullptr;  // null: the tensor itself
+    std::size_t around = 0;        // of the first item, in around_
+  };
+  // An entry of tensors.
+  struct Stored {
+    std::uint32_t tensor = 0;  // the first that it holds
+    const Slice* slice = nullptr;
+    std::vector<Part> parts;
+  };
+  struct ItemPlace {
+    std::uint32_t entry = 0, item = 0;
+  };
+
+  // Entries are the blobs, then what is stored of tensors.
+  std::size_t entries() const override { return blobs_.size() + stored_.size(); }
+  Entry entry(std::size_t e) const override;
+  void each_item(std::size_t e, const VisitItem& visit) const override;
+  std::string_view file(std::uint32_t number) const override;
+
+  const FragmentList& list_of(const Part& part) const;
+  WrittenItem item_of(const Part& part, std::uint32_t i) const;
+  WrittenItem item(const ItemPlace& place) const;
+  const std::string& name_of(const Stored& stored) const;
+  Dims shape_of(const Stored& stored) const;
+  const std::vector<ItemPlace>& places() const;
+  void find_places() const;
   Status seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const;
-  Status seal_texts(const EmitBytes& emit) const;
+  Status seal_texts(const Extent* place, const EmitBytes& emit) const;
   Status add_tensor(std::size_t number);
-  Result<std::size_t> entry_of(const TargetTensor& wanted, const Slice& slice);
-  WrittenItem append(std::uint32_t file, Index length);
+  Result<const Cut*> cut_of(const TargetTensor& wanted);
+  Result<Stored*> stored_of(std::size_t number, const Slice* slice);
   std::uint32_t append_file(const std::string& name, Index size);
 
   LayoutRequest request_;
   Storing storing_;
-  std::deque<TargetTensor> stored_;
-  std::vector<WrittenEntry> entries_;            // blobs, then tensors, in the order of the request
-  std::map<std::string, std::size_t> entry_of_;  // of stored tensors
-  std::vector<ItemPlace> places_;                // by file and offset
-  std::string metadata_;
+  std::vector<Extent> blobs_;
+  std::vector<Stored> stored_;
+  std::map<std::string, std::size_t> stored_of_;  // by name, where there are slices
+  std::vector<Around> around_;
+  std::deque<Cut> cuts_;  // of the last tensors
+  ItemShapes item_shapes_;
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
+  mutable std::once_flag places_found_;
+  mutable std::vector<ItemPlace> places_;  // by file and offset
 };
 
 std::uint32_t DcpTarget::append_file(const std::string& name, Index size) {
@@ -61,59 +124,133 @@ std::uint32_t DcpTarget::append_file(const std::string& name, Index size) {
   return static_cast<std::uint32_t>(catalog_.files.size() - 1);
 }
 
-WrittenItem DcpTarget::append(std::uint32_t file, Index length) {
-  WrittenItem item;
-  item.file = file;
-  item.offset = catalog_.files[file].size;
-  item.length = length;
-  catalog_.files[file].size += length;
-  return item;
-}
-
 Status DcpTarget::lay_out() {
-  std::vector<std::string> names;
-  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
-    names.push_back("__" + std::to_string(rank) + "_0" + std::string(kDataEnding));
-    append_file(storing_.directory + names.back(), 0);
+  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank)
+    append_file(storing_.directory + "__" + std::to_string(rank) + "_0" + std::string(kDataEnding), 0);
+  for (const TargetBlob& blob : request_.blobs) {
+    blobs_.push_back({0, catalog_.files[0].size, std::ssize(blob.bytes)});
+    catalog_.files[0].size += std::ssize(blob.bytes);
   }
-  for (const TargetBlob& blob : request_.blobs)
-    entries_.push_back({nullptr, blob.name, blob.path, {append(0, static_cast<Index>(blob.bytes.size()))}});
+  catalog_.reserve(request_.tensors.size());
+  if (storing_.slices.empty()) stored_.reserve(request_.tensors.size());
   for (std::size_t i = 0; i < request_.tensors.size(); ++i) TRY(add_tensor(i));
-  for (const WrittenEntry& entry : entries_)
-    if (entry.tensor && !checked_volume(entry.tensor->shape))
-      return unsupported(tensor_text(entry.name) + ": 2^63 elements or more");
-  for (std::size_t e = 0; e < entries_.size(); ++e)
-    for (std::size_t i = 0; i < entries_[e].items.size(); ++i)
-      places_.push_back({entries_[e].items[i].file, entries_[e].items[i].offset, e, i});
-  std::sort(places_.begin(), places_.end(), [](const ItemPlace& a, const ItemPlace& b) {
-    return std::pair(a.file, a.offset) < std::pair(b.file, b.offset);
-  });
-  metadata_ = write_metadata(entries_, names);
-  metadata_file_ = append_file(storing_.directory + std::string(kMetadataFile), std::ssize(metadata_));
+  around_.shrink_to_fit();
+  cuts_.clear();
+  for (TargetTensor& t : request_.tensors) t.placement = Placement();  // is in the catalog now
+  for (const Stored& stored : stored_)
+    if (!checked_volume(shape_of(stored))) return unsupported(tensor_text(name_of(stored)) + ": 2^63 elements or more");
+  Index size = 0;
+  TRY(write_metadata(*this, [&](std::string_view bytes) -> Status {
+    size += std::ssize(bytes);
+    return {};
+  }));
+  metadata_file_ = append_file(storing_.directory + std::string(kMetadataFile), size);
   for (const auto& [name, text] : storing_.texts) append_file(name, std::ssize(text));
   return {};
 }
 
-// The entry of the tensor that holds this slice, made where there is none yet.
-Result<std::size_t> DcpTarget::entry_of(const TargetTensor& wanted, const Slice& slice) {
-  if (slice.counts.rank() + wanted.shape.rank() > kMaxRank)
+std::string_view DcpTarget::file(std::uint32_t number) const {
+  return std::string_view(catalog_.files[number].path).substr(storing_.directory.size());
+}
+
+const std::string& DcpTarget::name_of(const Stored& stored) const {
+  return stored.slice ? stored.slice->stored : request_.tensors[stored.tensor].name;
+}
+
+Dims DcpTarget::shape_of(const Stored& stored) const {
+  Dims shape = stored.slice ? stored.slice->counts : Dims();
+  for (const Index n : request_.tensors[stored.tensor].shape) shape.push_back(n);
+  return shape;
+}
+
+DcpTarget::Entry DcpTarget::entry(std::size_t e) const {
+  if (e < blobs_.size()) return {request_.blobs[e].name, request_.blobs[e].path, std::nullopt, {}};
+  const Stored& stored = stored_[e - blobs_.size()];
+  const TargetTensor& first = request_.tensors[stored.tensor];
+  const std::string& name = name_of(stored);
+  return {name, first.name == name ? first.path : KeyPath{name}, first.dtype, shape_of(stored)};
+}
+
+const FragmentList& DcpTarget::list_of(const Part& part) const {
+  const Tensor& tensor = catalog_.tensors()[part.tensor];
+  return part.is_replica ? tensor.replicas : tensor.fragments;
+}
+
+// The i-th of a part.
+WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
+  const FragmentList& list = list_of(part);
+  const Extent& payload = list.extent(part.first + i);
+  const Around& around = around_[part.around + i];
+  const Box box = list.box(part.first + i);
+  return {part.slice ? joined(part.slice->at, box) : box, payload.file, payload.offset - around.header,
+          payload.length + around.header + around.trailer};
+}
+
+WrittenItem DcpTarget::item(const ItemPlace& place) const {
+  if (place.entry < blobs_.size()) {
+    const Extent& blob = blobs_[place.entry];
+    return {Box{}, blob.file, blob.offset, blob.length};
+  }
+  std::uint32_t i = place.item;
+  const std::vector<Part>& parts = stored_[place.entry - blobs_.size()].parts;
+  auto part = parts.begin();
+  for (; i >= part->count; ++part) i -= part->count;
+  return item_of(*part, i);
+}
+
+void DcpTarget::each_item(std::size_t e, const VisitItem& visit) const {
+  if (e < blobs_.size()) return visit(item({static_cast<std::uint32_t>(e), 0}));
+  for (const Part& part : stored_[e - blobs_.size()].parts)
+    for (std::uint32_t i = 0; i < part.count; ++i) visit(item_of(part, i));
+}
+
+// The entry of the tensor that holds this slice (null: of the tensor itself), made where there is none yet.
+Result<DcpTarget::Stored*> DcpTarget::stored_of(std::size_t number, const Slice* slice) {
+  const TargetTensor& wanted = request_.tensors[number];
+  if ((slice ? slice->counts.rank() : 0) + wanted.shape.rank() > kMaxRank)
     return unsupported(tensor_text(wanted.name) + ": would be stored with more than " + std::to_string(kMaxRank) +
                        " dimensions");
-  Dims shape = slice.counts;
-  for (const Index n : wanted.shape) shape.push_back(n);
-  const auto [there, is_new] = entry_of_.emplace(slice.stored, entries_.size());
-  if (is_new) {
-    TargetTensor& stored = stored_.emplace_back(wanted);
-    stored.shape = shape;
-    const KeyPath path = stored.name == slice.stored ? wanted.path : KeyPath{slice.stored};
-    entries_.push_back({&stored, slice.stored, path, {}});
+  const Stored made{static_cast<std::uint32_t>(number), slice, {}};
+  if (slice) {
+    const auto [there, is_new] = stored_of_.emplace(slice->stored, stored_.size());
+    if (!is_new) {
+      Stored& stored = stored_[there->second];
+      const TargetTensor& first = request_.tensors[stored.tensor];
+      const Dims shape = shape_of(made), known = shape_of(stored);
+      if (known == shape && first.dtype == wanted.dtype) return &stored;
+      return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
+                         to_string(wanted.shape) + ", and what it would be stored with as '" + slice->stored + "' is " +
+                         std::string(info(first.dtype).torch_name) + " " + to_string(known));
+    }
   }
-  const TargetTensor& stored = *entries_[there->second].tensor;
-  if (stored.shape != shape || stored.dtype != wanted.dtype)
-    return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
-                       to_string(wanted.shape) + ", and what it would be stored with as '" + slice.stored + "' is " +
-                       std::string(info(stored.dtype).torch_name) + " " + to_string(stored.shape));
-  return there->second;
+  return &stored_.emplace_back(made);
+}
+
+Result<const Cut*> DcpTarget::cut_of(const TargetTensor& wanted) {
+  constexpr std::size_t kKept = 32;  // more kinds of parameters than a layer has
+  for (const Cut& cut : cuts_)
+    if (cut.shape == wanted.shape && cut.placement == wanted.placement) return &cut;
+  Tensor tensor;
+  tensor.name = wanted.name;
+  tensor.dtype = wanted.dtype;
+  tensor.shape = wanted.shape;
+  tensor.fragments = FragmentList(wanted.shape.rank());
+  for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
+    if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
+    const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
+    const Extent on{static_cast<std::uint32_t>(rank), 0, 0};
+    if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
+      tensor.fragments.add(whole(wanted.shape), on);
+      break;
+    }
+    for (const LocalBox& owned : boxes)
+      if (!owned.box.empty()) tensor.fragments.add(owned.box, on);
+  }
+  if (tensor.fragments.empty()) return internal_error(tensor_text(wanted.name) + ": no rank of the mesh holds it");
+  TRY(check_cover(tensor));
+  if (cuts_.size() == kKept) cuts_.pop_front();
+  cuts_.push_back({wanted.shape, wanted.placement, std::move(tensor.fragments)});
+  return &cuts_.back();
 }
 
 Status DcpTarget::add_tensor(std::size_t number) {
@@ -123,76 +260,111 @@ Status DcpTarget::add_tensor(std::size_t number) {
   const auto total = bytes ? checked_add(bytes_, *bytes) : std::nullopt;
   if (!total || *total > kMaxBytes) return unsupported(tensor_text(wanted.name) + ": 2^62 bytes or more in all");
   bytes_ = *total;
+  const FragmentList& boxes = TRY(cut_of(wanted))->boxes;
   Tensor tensor;
   tensor.name = wanted.name;
   tensor.dtype = wanted.dtype;
   tensor.shape = wanted.shape;
-  tensor.fragments = FragmentList(wanted.shape.rank());
   tensor.replicas = FragmentList(wanted.shape.rank());
-  const std::vector<Slice> itself = {{wanted.name, {}, {}}};
-  for (const Slice& slice : storing_.slices.empty() ? itself : storing_.slices[number]) {
-    const std::size_t e = TRY(entry_of(wanted, slice));
-    FragmentList& fragments = tensor.fragments.empty() ? tensor.fragments : tensor.replicas;
-    const auto add_item = [&](Index rank, const Box& box) {
-      const auto file = static_cast<std::uint32_t>(rank);
-      const Box item_box = joined(slice.at, box);
-      const auto shape = torch_archive::item_shape(wanted.dtype, item_box.shape, catalog_.files[file].size);
-      WrittenItem item = append(file, shape.total());
-      item.box = item_box;
-      fragments.add(box, {file, item.offset + shape.header_bytes, shape.payload_bytes});
-      entries_[e].items.push_back(item);
-    };
-    for (Index rank = 0; rank < request_.mesh.ranks(); ++rank) {
-      if (!is_first_replica(request_.mesh, wanted.placement, rank)) continue;
-      const auto boxes = owned_boxes(request_.mesh, wanted.placement, wanted.shape, rank);
-      if (tensor.elements() == 0 && !boxes.empty()) {  // an empty tensor is stored once, as itself
-        add_item(rank, whole(wanted.shape));
-        break;
-      }
-      for (const LocalBox& owned : boxes)
-        if (!owned.box.empty()) add_item(rank, owned.box);
+  const std::size_t times = storing_.slices.empty() ? 1 : storing_.slices[number].size();
+  for (std::size_t k = 0; k < times; ++k) {
+    const Slice* const slice = storing_.slices.empty() ? nullptr : &storing_.slices[number][k];
+    Stored* const stored = TRY(stored_of(number, slice));
+    FragmentList placed = boxes;
+    Part part{
+        static_cast<std::uint32_t>(number), 0, static_cast<std::uint32_t>(boxes.size()), k > 0, slice, around_.size()};
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      CatalogFile& file = catalog_.files[boxes.extent(i).file];
+      const Box box = boxes.box(i);
+      const auto shape = item_shapes_.of(wanted.dtype, slice ? joined(slice->at, box).shape : box.shape, file.size);
+      placed.set_extent(i, {boxes.extent(i).file, file.size + shape.header_bytes, shape.payload_bytes});
+      around_.push_back(
+          {static_cast<std::uint32_t>(shape.header_bytes), static_cast<std::uint32_t>(shape.trailer_bytes)});
+      file.size += shape.total();
     }
-    if (fragments.empty()) return internal_error(tensor_text(wanted.name) + ": no rank of the mesh holds it");
+    part.first = static_cast<std::uint32_t>(k == 0 ? 0 : tensor.replicas.size());
+    stored->parts.push_back(part);
+    for (std::size_t i = 0; k > 0 && i < placed.size(); ++i) tensor.replicas.add(placed.box(i), placed.extent(i));
+    if (k == 0) tensor.fragments = std::move(placed);
   }
-  TRY(check_cover(tensor));
   return catalog_.add(std::move(tensor));
 }
 
-Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  const WrittenEntry& entry = entries_[place.entry];
-  const WrittenItem& item = entry.items[place.item];
-  if (!entry.tensor) return emit(item.file, item.offset, as_bytes(request_.blobs[place.entry].bytes));
-  const DType dtype = entry.tensor->dtype;
-  const auto shape = torch_archive::item_shape(dtype, item.box.shape, item.offset);
-  const Extent payload{item.file, item.offset + shape.header_bytes, shape.payload_bytes};
-  const std::uint32_t sum = crc(payload);
-  const std::string header = torch_archive::item_header(dtype, item.box.shape, item.offset, sum);
-  const std::string trailer = torch_archive::item_trailer(dtype, item.box.shape, item.offset, sum);
-  TRY(emit(item.file, item.offset, as_bytes(header)));
-  return emit(item.file, payload.offset + payload.length, as_bytes(trailer));
+// Items in the order of the files, for who goes through these.
+const std::vector<DcpTarget::ItemPlace>& DcpTarget::places() const {
+  std::call_once(places_found_, [this] { find_places(); });
+  return places_;
 }
 
-Status DcpTarget::seal_texts(const EmitBytes& emit) const {
+void DcpTarget::find_places() const {
+  std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's places; at first where they begin
+  for (std::size_t e = 0; e < entries(); ++e) each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1]; });
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  places_.resize(ends.back());
+  for (std::size_t e = 0; e < entries(); ++e) {
+    each_item(e, [&, i = std::uint32_t{0}](const WrittenItem& item) mutable {
+      places_[ends[item.file]++] = {static_cast<std::uint32_t>(e), i++};
+    });
+  }
+  if (storing_.slices.empty()) return;  // entries were made in the order of the files
+  const auto is_before = [this](const ItemPlace& a, const ItemPlace& b) { return item(a).offset < item(b).offset; };
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    const auto first = places_.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = places_.begin() + static_cast<std::ptrdiff_t>(end);
+    if (begin < end && !std::is_sorted(first, last, is_before)) std::sort(first, last, is_before);
+    begin = std::max(begin, end);
+  }
+}
+
+Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const {
+  const WrittenItem written = item(place);
+  if (place.entry < blobs_.size())
+    return emit(written.file, written.offset, as_bytes(request_.blobs[place.entry].bytes));
+  const DType dtype = request_.tensors[stored_[place.entry - blobs_.size()].tensor].dtype;
+  const auto shape = torch_archive::item_shape(dtype, written.box.shape, written.offset);
+  const Extent payload{written.file, written.offset + shape.header_bytes, shape.payload_bytes};
+  const std::uint32_t sum = crc(payload);
+  const std::string header = torch_archive::item_header(dtype, written.box.shape, written.offset, sum);
+  const std::string trailer = torch_archive::item_trailer(dtype, written.box.shape, written.offset, sum);
+  TRY(emit(written.file, written.offset, as_bytes(header)));
+  return emit(written.file, payload.offset + payload.length, as_bytes(trailer));
+}
+
+// Of the metadata what lies at `place`; null: all of it.
+Status DcpTarget::seal_texts(const Extent* place, const EmitBytes& emit) const {
   std::uint32_t file = metadata_file_;
-  TRY(emit(file, 0, as_bytes(metadata_)));
+  Index at = 0;
+  if (!place || place->file == file) {
+    TRY(write_metadata(*this, [&](std::string_view bytes) -> Status {
+      const Index begin = at;
+      at += std::ssize(bytes);
+      if (place && (at <= place->offset || begin >= place->offset + place->length)) return {};
+      return emit(file, begin, as_bytes(bytes));
+    }));
+  }
   for (const auto& [name, text] : storing_.texts) TRY(emit(++file, 0, as_bytes(text)));
   return {};
 }
 
 Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const ItemPlace& place : places_) TRY(seal_item(place, crc, emit));
-  return seal_texts(emit);
+  for (const ItemPlace& place : places()) TRY(seal_item(place, crc, emit));
+  return seal_texts(nullptr, emit);
 }
 
 Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  if (place.file >= metadata_file_) return seal_texts(emit);
-  const auto begins_after = [](const Extent& e, const ItemPlace& p) {
-    return std::pair(e.file, e.offset) < std::pair(p.file, p.offset);
+  if (place.file >= metadata_file_) return seal_texts(&place, emit);
+  const auto begins_after = [this](const Extent& e, const ItemPlace& p) {
+    const WrittenItem other = item(p);
+    return std::pair(e.file, e.offset) < std::pair(other.file, other.offset);
   };
-  auto item = std::upper_bound(places_.begin(), places_.end(), place, begins_after);
-  if (item != places_.begin()) --item;
-  for (; item != places_.end() && item->file <= place.file && item->offset < place.offset + place.length; ++item)
-    TRY(seal_item(*item, crc, emit));
+  auto at = std::upper_bound(places().begin(), places().end(), place, begins_after);
+  if (at != places().begin()) --at;
+  for (; at != places().end(); ++at) {
+    const WrittenItem next = item(*at);
+    if (next.file > place.file || (next.file == place.file && next.offset >= place.offset + place.length)) break;
+    TRY(seal_item(*at, crc, emit));
+  }
   return {};
 }
 

@@ -61,16 +61,25 @@ void PickleWriter::global(std::string_view module, std::string_view name) {
   out_.append(module).append(1, '\n').append(name).append(1, '\n');
 }
 
+bool PickleWriter::get_shared() {
+  if (const auto it = shared_.find(key_); it != shared_.end()) {
+    get(it->second);
+    return true;
+  }
+  shared_.emplace(key_, next_memo_);
+  return false;
+}
+
 void PickleWriter::shared_text(std::string_view s) {
-  const auto [it, is_new] = shared_.try_emplace("X" + std::string(s), next_memo_);
-  if (!is_new) return get(it->second);
+  key_.assign("X").append(s);
+  if (get_shared()) return;
   text(s);
   put();
 }
 
 void PickleWriter::shared_global(std::string_view module, std::string_view name) {
-  const auto [it, is_new] = shared_.try_emplace("c" + std::string(module) + "\n" + std::string(name), next_memo_);
-  if (!is_new) return get(it->second);
+  key_.assign("c").append(module).append("\n").append(name);
+  if (get_shared()) return;
   global(module, name);
   put();
 }
@@ -98,6 +107,11 @@ std::uint32_t PickleWriter::put() {
 void PickleWriter::get(std::uint32_t memo) {
   op(memo < 256 ? 'h' : 'j');
   append_little_endian(out_, memo, memo < 256 ? 1 : 4);
+}
+
+std::string PickleWriter::take() {
+  taken_ += held();
+  return std::exchange(out_, std::string());
 }
 
 std::string PickleWriter::finish() && {

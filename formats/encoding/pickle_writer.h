@@ -57,13 +57,19 @@ class PickleWriter {
   std::uint32_t put();
   void get(std::uint32_t memo);
 
-  Index size() const { return static_cast<Index>(out_.size()); }  // bytes so far
-  std::string finish() &&;                                        // the top of the stack is the pickle's value
+  Index size() const { return taken_ + held(); }                  // bytes so far
+  Index held() const { return static_cast<Index>(out_.size()); }  // of them, those that take() would give
+  // Gives what was written since it was last called, for a pickle that is not to be in memory at once.
+  std::string take();
+  std::string finish() &&;  // the top of the stack is the pickle's value; what is left to take
 
  private:
   void op(char code) { out_ += code; }
+  bool get_shared();  // what key_ names, if it was written before
 
   std::string out_;
+  Index taken_ = 0;
+  std::string key_;  // of shared_
   std::uint32_t next_memo_ = 0;
   std::unordered_map<std::string, std::uint32_t> shared_;
 };
