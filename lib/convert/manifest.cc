@@ -23,12 +23,22 @@ Json merge_of(const Merge& merge) {
   return out.set("sources", std::move(sources));
 }
 
+// The member "tensors" of a manifest of one tensor as to_text() has it, without what is around the tensor's line.
+constexpr std::string_view kBeforeTensor = "{\n \"tensors\": {\n", kAfterTensor = "\n }\n}";
+std::string line_of(const std::string& name, Json entry) {
+  Json tensors = Json::object(), all = Json::object();
+  tensors.set(name, std::move(entry));
+  all.set("tensors", std::move(tensors));
+  const std::string text = to_text(all, 1);
+  return text.substr(kBeforeTensor.size(), text.size() - kBeforeTensor.size() - kAfterTensor.size());
+}
+
 }  // namespace
 
 std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources) {
   const ConversionOptions& o = c.options();
   const Translation& names = c.names();
-  Json tensors = Json::object();
+  std::string tensors;  // a hundred thousand and more: as text at once
   for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {
     const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
     const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
@@ -44,7 +54,9 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
       entry.set("merged_digests", std::move(read));
     }
     // An adapter is no part of the model that is read from here again.
-    if (!to.name.starts_with(kAdapterPrefix)) tensors.set(to.name, std::move(entry));
+    if (to.name.starts_with(kAdapterPrefix)) continue;
+    if (!tensors.empty()) tensors += ",\n";
+    tensors += line_of(to.name, std::move(entry));
   }
   Json left_out = Json::array();
   for (const LeftOut& l : c.notes().left_out) {
@@ -81,8 +93,13 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
       .set("repairs", c.notes().repairs);
   if (c.merge()) manifest.set("merge", merge_of(*c.merge()));
   if (!c.target().is_file()) manifest.set("files", std::move(files));
-  manifest.set("tensors", std::move(tensors));
-  return to_text(manifest, 1) + "\n";
+  if (tensors.empty()) return to_text(manifest.set("tensors", Json::object()), 1) + "\n";
+  std::string text = to_text(manifest, 1);
+  text.resize(text.size() - 2);  // the end of the last member's line, and "}"
+  text += ",\n \"tensors\": {\n";
+  text += tensors;
+  text += "\n }\n}\n";
+  return text;
 }
 
 }  // namespace reshard
