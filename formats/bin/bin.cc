@@ -1,6 +1,7 @@
 #include "formats/bin/bin.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "formats/encoding/torch_file.h"
 #include "formats/tensor_files/reader.h"
@@ -24,8 +25,8 @@ Result<bool> recognises(const Place& place) {
 
 // Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.
 // (transformers/modeling_utils.py, save_pretrained(safe_serialization=False))
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {  // NOLINT(performance-unnecessary-value-param)
-  return lay_out_model(request, "pytorch_model", Container::kTorchSave);
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
+  return lay_out_model(std::move(request), "pytorch_model", Container::kTorchSave);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "formats/hf/hf.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "formats/tensor_files/target.h"
 
@@ -20,8 +21,8 @@ Result<bool> recognises(const Place& place) {
 }
 
 // As huggingface_hub's save_torch_state_dict cuts a model into files.
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {  // NOLINT(performance-unnecessary-value-param)
-  return lay_out_model(request, "model", Container::kSafetensors);
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
+  return lay_out_model(std::move(request), "model", Container::kSafetensors);
 }
 
 }  // namespace

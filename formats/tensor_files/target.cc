@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
+#include <utility>
 
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
@@ -137,6 +139,7 @@ Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Contai
 Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
                                     std::string_view prefix) {
   std::vector<FileTensor> stored;
+  stored.reserve(tensors.size());
   for (const TargetTensor& t : tensors) stored.push_back({t.name.substr(prefix.size()), t.dtype, t.shape, {}});
   const auto extents = TRY(add_file(std::move(name), container, std::move(stored)));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -160,12 +163,12 @@ void TensorFilesTarget::add_text(std::string name, std::string text) {
   texts_.push_back({file, std::move(text), 0});
 }
 
-Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<TargetTensor>& tensors,
-                                                           Index max_file_bytes, Index& total) {
+Result<std::vector<std::vector<TargetTensor>>> cut_by_size(std::vector<TargetTensor> tensors, Index max_file_bytes,
+                                                           Index& total) {
   std::vector<std::vector<TargetTensor>> files(1);
   total = 0;
   Index in_file = 0;
-  for (const TargetTensor& tensor : tensors) {
+  for (TargetTensor& tensor : tensors) {
     const auto elements = checked_volume(tensor.shape);
     const auto bytes = elements ? checked_mul(*elements, byte_size(tensor.dtype)) : std::nullopt;
     const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
@@ -174,7 +177,7 @@ Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<Tar
       files.emplace_back();
       in_file = 0;
     }
-    files.back().push_back(tensor);
+    files.back().push_back(std::move(tensor));
     in_file += *bytes;
     total = *sum;
   }
@@ -191,8 +194,7 @@ Json weight_map(const Catalog& catalog, IndexOrder order) {
   return map;
 }
 
-Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std::string_view stem,
-                                              Container container) {
+Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string_view stem, Container container) {
   if (request.mesh.ranks() != 1)
     return unsupported("a Hugging Face model's files hold whole tensors: expected a mesh of one rank, got " +
                        request.mesh.to_string());
@@ -201,9 +203,11 @@ Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std:
                           printable(request.blobs.front().name) + "'");
   auto target = std::make_unique<TensorFilesTarget>();
   Index total = 0;
-  std::vector<TargetTensor> model, adapter;
-  for (const TargetTensor& t : request.tensors) (t.name.starts_with(kAdapterPrefix) ? adapter : model).push_back(t);
-  const auto files = TRY(cut_by_size(model, request.max_file_bytes, total));
+  std::vector<TargetTensor> adapter;
+  const auto is_adapters = [](const TargetTensor& t) { return t.name.starts_with(kAdapterPrefix); };
+  std::copy_if(request.tensors.begin(), request.tensors.end(), std::back_inserter(adapter), is_adapters);
+  std::erase_if(request.tensors, is_adapters);
+  const auto files = TRY(cut_by_size(std::move(request.tensors), request.max_file_bytes, total));
   for (std::size_t i = 0; i < files.size(); ++i)
     TRY(target->add_whole(numbered(stem, i, files.size(), container), container, files[i]));
   if (files.size() > 1) {

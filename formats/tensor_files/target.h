@@ -75,8 +75,8 @@ std::string_view container_extension(Container container);
 
 // Whole tensors dealt out over files: as many in a row as fit `max_file_bytes`, a larger one in a file of its own. One
 // file at least. `total` is set to the bytes of all. Unsupported for 2^63 bytes or more.
-Result<std::vector<std::vector<TargetTensor>>> cut_by_size(const std::vector<TargetTensor>& tensors,
-                                                           Index max_file_bytes, Index& total);
+Result<std::vector<std::vector<TargetTensor>>> cut_by_size(std::vector<TargetTensor> tensors, Index max_file_bytes,
+                                                           Index& total);
 
 // The weight map of Hugging Face's index: {tensor: file} for the catalog's tensors, each in the file of its first
 // fragment. In the catalog's order, or by name.
@@ -86,6 +86,6 @@ Json weight_map(const Catalog& catalog, IndexOrder order);
 // A Hugging Face model: `stem` and the container's extension for one file, "stem-00001-of-00004.ext" for several, with
 // an index "stem.ext.index.json" as the last of the target's files. An adapter (kAdapterPrefix) is a file beside them,
 // "adapter/adapter_model.ext" under PEFT's names. Unsupported for more than one rank.
-Result<std::unique_ptr<Target>> lay_out_model(const LayoutRequest& request, std::string_view stem, Container container);
+Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string_view stem, Container container);
 
 }  // namespace reshard

@@ -1,6 +1,9 @@
 #include "lib/base/resident.h"
 
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <cstdio>
 
@@ -13,6 +16,12 @@ Index resident_bytes() {
     std::fclose(f);
   }
   return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
+}
+
+void release_freed_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 }  // namespace reshard

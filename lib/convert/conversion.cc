@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "lib/base/resident.h"
 #include "lib/convert/adam.h"
 #include "lib/model/parts.h"
 
@@ -56,6 +57,41 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   return d;
 }
 
+namespace {
+
+// How many boxes a tensor is cut into, on ranks that each hold some of it. About, and not more than there are by much.
+Index boxes_of(const TargetTensor& tensor, const Mesh& mesh) {
+  Dims left = tensor.shape;  // of the largest box
+  Index boxes = 1;
+  for (const Split& split : tensor.placement.splits) {
+    if (split.dim >= left.rank()) continue;
+    Index ranks = 1;
+    for (const std::string& axis : split.axes) ranks *= mesh.size(axis);
+    Index& extent = left[split.dim];
+    if (extent == 0) return 1;
+    const Index rows = ceil_div(extent, ranks);
+    boxes *= ceil_div(extent, rows);
+    extent = rows;
+  }
+  return boxes;
+}
+
+// A job whose boxes alone are more than the memory is refused before they are made.
+Status check_boxes_fit(const std::vector<TargetTensor>& tensors, const Format& format, const RunOptions& run,
+                       const Mesh& mesh) {
+  constexpr Index kBoxBytes = 32;           // of a target's, at least
+  constexpr Index kMany = Index{16} << 20;  // fewer bytes than these are told of when everything is known
+  if (format.holds_whole_tensors()) return {};
+  Index boxes = 0;
+  for (const TargetTensor& t : tensors) boxes += boxes_of(t, mesh);
+  if (boxes * kBoxBytes < kMany) return {};
+  release_freed_memory();
+  TRY(plan_memory(run, 0, 0, 0, boxes * kBoxBytes));
+  return {};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Format& format,
                                                         ConversionOptions options) {
   if (!format.lay_out && !format.write_view)
@@ -72,11 +108,12 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   LayoutRequest request{d.output.tensors, std::move(blobs),           o.mesh,        o.layout,    o.max_file_bytes,
                         o.container,      head_counts(d.names.model), o.compression, std::nullopt};
   request.step = d.step;
+  TRY(check_boxes_fit(d.output.tensors, format, o.run, o.mesh));
   if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
-  c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
-  if (d.merge) write_as(*d.merge, c->target_view_, c->draft_.view.catalog);
-  c->plan_ = TRY(make_plan(d.view.catalog, c->target_view_));  // and which box goes where
+  if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
+  if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
+  c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where
   c->options_.run.worker_bytes =
       c->target_->worker_bytes() + d.requantized.worker_bytes + (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
@@ -93,7 +130,7 @@ Index Conversion::disk_needed() const {
 }
 
 Result<MemoryPlan> Conversion::memory() const {
-  return copy_memory(plan_, draft_.view.catalog, target_view_, options_.run);
+  return copy_memory(plan_, draft_.view.catalog, target_view(), options_.run);
 }
 
 std::vector<Index> Conversion::bytes_of_ranks() const {

@@ -88,7 +88,9 @@ class Conversion {
   const Target& target() const { return *target_; }
   const Plan& plan() const { return plan_; }
   const Catalog& source_view() const { return draft_.view.catalog; }  // the two that the plan goes between
-  const Catalog& target_view() const { return target_view_; }
+  const Catalog& target_view() const {
+    return format_.write_view || draft_.names.renames() ? target_view_ : target_->catalog();
+  }
   const std::optional<Identity>& identity() const { return draft_.identity; }
   // Whether tensors are computed as they are read: merged, with an adapter, with scales.
   bool computes() const { return draft_.merge || draft_.requantized.stored || options_.merge_adapter; }
@@ -140,7 +142,7 @@ class Conversion {
   ConversionOptions options_;
   Draft draft_;
   std::unique_ptr<Target> target_;  // null for a format that shows tensors where they lie; then there is no plan
-  Catalog target_view_;
+  Catalog target_view_;             // empty where that is the target's catalog as it is
   Plan plan_;
 };
 

@@ -55,7 +55,7 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
 
 Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   Transport* const ranks = options_.run.ranks;
-  const std::uint64_t print = fingerprint(plan_, source_view(), target_view_);
+  const std::uint64_t print = fingerprint(plan_, source_view(), target_view());
   if (!TRY(all_equal(ranks, print)))
     return io_error(source_.catalog().root +
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
@@ -99,7 +99,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
 }
 
 Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded) {
-  const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view_, output, options_.run));
+  const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
   TRY(origin.finish(options_.run.ranks));
   Outcome outcome;
   outcome.checksums = origin.checksums_checked();
@@ -158,7 +158,7 @@ Result<std::string> Conversion::manifest_text(const RunOptions& run, const Sourc
   Origin origin(draft_, source_, adapter());
   if (draft_.merge) TRY(check_merged(origin));
   std::vector<DigestRequest> requests;
-  for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view_.tensors()[p.to].dtype});
+  for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view().tensors()[p.to].dtype});
   const auto proofs = TRY(digest_tensors(requests, origin.tensors(), run));
   TRY(origin.finish(run.ranks));
   if (recorded) TRY(recorded->check(proofs, draft_.names.model, run));

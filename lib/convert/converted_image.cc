@@ -45,8 +45,8 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   if (!out->origin_.computes()) out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view()));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view());
   if (c.target_->is_file() && !c.target_->encodes()) TRY(out->add_files_inside());
-  out->image_ = TRY(
-      Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view_, out->data_}, run, out->digest_room_));
+  out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,
+                                  out->digest_room_));
   TRY(out->add_files_beside());
   return out;
 }

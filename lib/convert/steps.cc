@@ -228,6 +228,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   chosen.root = source.root;
   chosen.files = source.files;
   chosen.vocabulary = source.vocabulary;
+  chosen.reserve(selected.tensors.size());
   for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
   for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
   if (is_located) TRY(validate(chosen));
@@ -446,6 +447,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   else
     for (const std::size_t i : taken)
       groups.push_back({names.target_name(tensors[i].name, view.key(tensors[i].name)), nullptr, {i}});
+  out.tensors.reserve(groups.size());
   for (const PackedGroup& group : groups) {
     std::vector<Dims> shapes;
     std::optional<DType> dtype;
@@ -490,6 +492,7 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
     return {};
   }
   Catalog placed;
+  placed.reserve(tensors.size());
   for (const TargetTensor& t : tensors) {
     Tensor tensor;
     tensor.name = t.name;

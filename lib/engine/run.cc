@@ -1,6 +1,9 @@
 #include "lib/engine/run.h"
 
 #include <algorithm>
+#include <deque>
+#include <memory>
+#include <utility>
 
 #include "lib/base/parallel.h"
 #include "lib/base/resident.h"
@@ -25,6 +28,7 @@ struct CopyItems {
 };
 CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& target) {
   CopyItems out;
+  out.items.reserve(plan.tensors.size());
   for (const PlannedTensor& p : plan.tensors) {
     const Tensor &from = source.tensors()[p.from], &to = target.tensors()[p.to];
     out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments)});
@@ -32,6 +36,22 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
   }
   return out;
 }
+
+// Indexes of many lists, of which those with equal boxes, as tensors of a model's layers have them, share one.
+class SharedIndexes {
+ public:
+  // Lasts as long as the first list of these boxes.
+  std::shared_ptr<const FragmentIndex> of(const FragmentList& list) {
+    constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
+    for (const auto& [known, index] : recent_)
+      if (known->has_boxes_of(list) && known->size() == list.size()) return index;
+    if (recent_.size() == kKept) recent_.pop_front();
+    return recent_.emplace_back(&list, std::make_shared<const FragmentIndex>(list)).second;
+  }
+
+ private:
+  std::deque<std::pair<const FragmentList*, std::shared_ptr<const FragmentIndex>>> recent_;
+};
 
 }  // namespace
 
@@ -70,12 +90,13 @@ Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Ca
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options) {
   CopyItems copy = copy_items(plan, source.catalog(), target);
-  std::vector<FragmentIndex> index, copies;
+  std::vector<std::shared_ptr<const FragmentIndex>> index, copies;
+  SharedIndexes indexes;
   for (std::size_t i = 0; i < copy.items.size(); ++i) {
     copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));
     const Tensor& to = target.tensors()[plan.tensors[i].to];
-    index.emplace_back(to.fragments);
-    copies.emplace_back(to.replicas);
+    index.push_back(indexes.of(to.fragments));
+    copies.push_back(indexes.of(to.replicas));
   }
   return walk(
       copy.items, source, copy.extra, options,
@@ -84,8 +105,8 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
         const Tensor& to = target.tensors()[plan.tensors[i].to];
         const Index eb = byte_size(to.dtype);
         std::vector<CrcPiece> sums;
-        TRY(output.write(to.fragments, index[i], box, eb, elements, buffers.scratch, &sums));
-        if (!to.replicas.empty()) TRY(output.write(to.replicas, copies[i], box, eb, elements, buffers.scratch, &sums));
+        TRY(output.write(to.fragments, *index[i], box, eb, elements, buffers.scratch, &sums));
+        if (!to.replicas.empty()) TRY(output.write(to.replicas, *copies[i], box, eb, elements, buffers.scratch, &sums));
         if (!output.journal()) return {};
         return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
       },
@@ -95,6 +116,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
 Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,
                                                 const RunOptions& options, const BoxVisit& visit) {
   std::vector<WalkItem> items;
+  items.reserve(requests.size());
   Index extra = 0;
   for (const DigestRequest& r : requests) {
     const Tensor& t = source.catalog().tensors()[r.tensor];
@@ -116,7 +138,8 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
   for (const PairRequest& r : requests) {
     const Tensor &ta = a.catalog().tensors()[r.a], &tb = b.catalog().tensors()[r.b];
     const Index columns = r.box ? 1 : std::max(a.columns(r.a), b.columns(r.b));
-    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns, r.box});
+    items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns,
+                     r.box ? std::make_shared<const Box>(*r.box) : nullptr});
     extra = std::max(extra, ratio(ta.dtype, tb.dtype));
   }
   TRY(walk(items, a, extra, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {

@@ -64,6 +64,7 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
 
 SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
                    const std::map<Index, Index>& finished) {
+  items_.reserve(items.size());
   for (const WalkItem& item : items) {
     const Tensor& t = catalog.tensors()[item.tensor];
     const Box box = box_of(item, t);

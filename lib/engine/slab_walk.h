@@ -21,7 +21,7 @@ struct WalkItem {
   DType as = DType::kFloat32;  // what its elements are converted to
   Index row_group = 1;
   Index columns = 1;
-  std::optional<Box> box = std::nullopt;  // nothing: all of the tensor
+  std::shared_ptr<const Box> box = nullptr;  // the part of it; null: all
 };
 
 // One slab of a walk.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
@@ -21,11 +23,11 @@ constexpr Index kMaxSlab = Index{8} << 20;
 constexpr Index kMaxRound = Index{64} << 20;  // bytes of a round: many rounds overlap better than few
 
 // What is walked over of planned tensor `planned`: a box of it, or all.
-WalkItem item_of(const LoadJob& job, std::size_t planned, std::optional<Box> box) {
+WalkItem item_of(const LoadJob& job, std::size_t planned, std::shared_ptr<const Box> box) {
   const std::size_t tensor = job.plan.tensors[planned].from;
   const Tensor &from = job.from(planned), &to = job.to(planned);
   return {tensor, to.dtype, std::max(from.row_group, to.row_group),
-          std::max(job.source.columns(tensor), column_count(to.fragments)), box};
+          std::max(job.source.columns(tensor), column_count(to.fragments)), std::move(box)};
 }
 
 // How many times larger elements become at most, and 0 where no tensor changes its dtype.
@@ -134,10 +136,10 @@ LandingItems landing_items(const LoadJob& job) {
         hull.shape[d] = end - hull.begin(d);
       }
     }
-    WalkItem item = item_of(job, p, hull);
+    WalkItem item = item_of(job, p, std::make_shared<const Box>(hull));
     const bool is_filled = volume(hull) == elements;
     for (std::size_t i = 0; i < (is_filled ? 1 : boxes.size()); ++i) {
-      if (!is_filled) item.box = boxes.box(i);
+      if (!is_filled) item.box = std::make_shared<const Box>(boxes.box(i));
       out.items.push_back(item);
       out.planned.push_back(p);
     }
@@ -164,7 +166,7 @@ class Together : public Rounds {
   // round, bytes.
   Result<Index> prepare() {
     std::vector<WalkItem> items;
-    for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, std::nullopt));
+    for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, nullptr));
     const Index larger = std::max<Index>(1, extra_);
     const LoadMemory memory = TRY(plan_load_memory(job_, items, 2 + extra_, 4 * larger));
     const Index usual = TRY(minimum(job_.run.ranks, device_.slab_bytes()));

@@ -31,6 +31,7 @@ class ViewBuilder {
     out_.blobs = from_.blobs;
     out_.attributes = from_.attributes;
     out_.vocabulary = from_.vocabulary;
+    out_.reserve(from_.tensors().size());
     for (const Tensor& tensor : from_.tensors()) TRY(add(tensor));
     if (!unknown_.empty()) return unknown_error();
     if (!twice_.empty()) return twice_error();

@@ -84,6 +84,7 @@ std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog
 
 Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   Plan plan;
+  plan.tensors.reserve(target.tensors().size());
   for (std::size_t to = 0; to < target.tensors().size(); ++to) {
     const Tensor& wanted = target.tensors()[to];
     const auto from = source.find(wanted.name);

@@ -483,7 +483,7 @@ TEST(ExchangeSchedule, DeliversEveryElementOnceWithinItsLimits) {
       tensor.shape = wanted.shape;
       tensor.fragments = FragmentList(wanted.shape.rank());
       if (volume(tensor.shape) > 0) tensor.fragments.add(whole(tensor.shape), {});
-      items.push_back({static_cast<std::size_t>(t), wanted.dtype, 1, 1, std::nullopt});
+      items.push_back({static_cast<std::size_t>(t), wanted.dtype, 1, 1, nullptr});
       must(source.add(std::move(tensor)));
       request.tensors.push_back(std::move(wanted));
     }
