@@ -90,7 +90,7 @@ struct Command {
 struct ParsedLine {
   const Command* command = nullptr;  // null: it is done with already (--help), or wrong, and that has been said
   Action action;
-  std::vector<std::string> words;    // all values of options and places
+  std::vector<std::string> words;    // options that were given, and all values
   std::vector<std::string> written;  // those of outputs
   int exit_code = 0;                 // where there is no command
 };

@@ -133,7 +133,8 @@ void confine_to(const ParsedLine& line) {
   Paths paths;
   paths.system();
   for (const std::string& word : line.words) {
-    if (word == "external") paths.everything();  // --allow external: files that an HDF5 file names
+    // Files that an HDF5 file names (--allow external), and sources that a manifest names.
+    if (word == "external" || word == "--lineage") paths.everything();
     paths.name(word);
     if (const std::size_t equals = word.find('='); equals != std::string::npos) paths.name(word.substr(equals + 1));
   }
