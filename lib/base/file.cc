@@ -13,13 +13,16 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/sandbox.h"
 #include "lib/base/sys.h"
 
 namespace reshard {
 namespace {
 
 Error errno_error(const std::string& path, std::string_view what) {
-  return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno));
+  const bool may_be_ours = errno == EACCES && in_sandbox();
+  return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
+                  (may_be_ours ? "; where others may open it, --no-sandbox lets reshard" : ""));
 }
 
 // Repeats a call that a signal cut short.

@@ -25,6 +25,8 @@
 namespace reshard {
 namespace {
 
+bool gave_up_files = false;  // set before there are other threads
+
 // <linux/landlock.h>, which not every system has, or not this new.
 constexpr long kCreateRuleset = 444, kAddRule = 445, kRestrictSelf = 446;
 constexpr unsigned kVersion = 1;  // create_ruleset's flag: tells the interface's version
@@ -147,9 +149,11 @@ bool give_up_calls() {
 
 Sandboxed enter_sandbox(const Sandbox& sandbox) {
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return {};
-  const bool files = give_up_files(sandbox);
-  return {files, give_up_calls()};
+  gave_up_files = give_up_files(sandbox);
+  return {gave_up_files, give_up_calls()};
 }
+
+bool in_sandbox() { return gave_up_files; }
 
 }  // namespace reshard
 
@@ -158,6 +162,7 @@ Sandboxed enter_sandbox(const Sandbox& sandbox) {
 namespace reshard {
 
 Sandboxed enter_sandbox(const Sandbox&) { return {}; }
+bool in_sandbox() { return false; }
 
 }  // namespace reshard
 

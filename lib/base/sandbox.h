@@ -23,5 +23,7 @@ struct Sandboxed {
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are
 // other threads.
 Sandboxed enter_sandbox(const Sandbox& sandbox);
+// Whether this process has given up files.
+bool in_sandbox();
 
 }  // namespace reshard
