@@ -566,6 +566,11 @@ class Commands(Case):
 class Process(Case):
     """What holds in the process that reshard is in."""
 
+    def setUp(self):
+        super().setUp()
+        # Who runs tests in the background has them ignore it, and the processes that they start.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+
     def python(self, code, **more):
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **more)
 
