@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/base/file.h"
+#include "lib/base/text.h"
 #include "lib/checkpoint/format.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/family.h"
