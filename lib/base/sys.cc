@@ -13,6 +13,7 @@ SysCalls table = {
     ::close,
     ::fstat,
     ::pread,
+    ::preadv2,
     ::pwrite,
     ::fallocate,
     ::ftruncate,

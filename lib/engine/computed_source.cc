@@ -20,10 +20,10 @@ Result<bool> ComputedSource::read_to_device(std::size_t tensor, const Box& box, 
   return stored_.read_to_device(tensor, box, stream, out);
 }
 
-Result<Index> ComputedSource::read_as_stored(std::size_t tensor, const Box& box, MutableBytes out,
-                                             std::vector<LaidPiece>& pieces) {
+Result<Index> ComputedSource::read_as_stored(std::size_t tensor, const Box& box, const PieceFilter& wanted,
+                                             MutableBytes out, std::vector<LaidPiece>& pieces) {
   if (computed_.contains(tensor)) return Index{0};
-  return stored_.read_as_stored(tensor, box, out, pieces);
+  return stored_.read_as_stored(tensor, box, wanted, out, pieces);
 }
 
 Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch) {

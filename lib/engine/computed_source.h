@@ -26,7 +26,7 @@ class ComputedSource : public TensorSource {
   Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
                      MutableBytes scratch) override;
   Result<bool> read_to_device(std::size_t tensor, const Box& box, Stream& stream, MutableBytes out) override;
-  Result<Index> read_as_stored(std::size_t tensor, const Box& box, MutableBytes out,
+  Result<Index> read_as_stored(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                std::vector<LaidPiece>& pieces) override;
   Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
   Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }

@@ -71,6 +71,7 @@ class Exchange : public Rounds {
   const Tensor& tensor_of(const WalkSlab& s) const { return source_.catalog().tensors()[items_[s.item].tensor]; }
   Index bytes_of(const WalkSlab& s, const Box& box) const { return volume(box) * byte_size(tensor_of(s).dtype); }
 
+  Status read_mine(const WalkSlab& s, const Buffers& b) const;
   Status copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::Piece>& pieces, const DeviceBuffer& staging,
                      const Buffers& b, bool pack) const;
 
@@ -213,16 +214,23 @@ Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& m
         TRY(b.stream->upload(place, bytes_of(s, only.box)));
       return b.stream->wait();
     }
-    // Pieces may interleave in a file: read together, in the slab's own order, each byte is read once.
-    const Index length = bytes_of(s, s.box);
-    TRY(source_.read_pieces(
-        tensor, s.box, [&](const StoredPiece& p) { return reads(p); },
-        b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
-    if (on_device_) TRY(b.stream->upload(b.slab, length));
+    TRY(read_mine(s, b));
     return copy_pieces(s, message.pieces, sent, b, true);
   };
   TRY(parallel_for(std::ssize(slabs.sent), static_cast<int>(buffers_.size()), one));
   return true;
+}
+
+// Reads this rank's pieces of a slab to their places in the thread's memory, where messages lie. They may interleave in
+// a file: read together, each byte is read once.
+Status Exchange::read_mine(const WalkSlab& s, const Buffers& b) const {
+  const std::size_t tensor = items_[s.item].tensor;
+  const Index length = bytes_of(s, s.box);
+  const PieceFilter mine = [&](const StoredPiece& p) { return reads(p); };
+  if (!on_device_)
+    return source_.read_pieces(tensor, s.box, mine, b.slab.host.first(static_cast<std::size_t>(length)), b.scratch);
+  const Side side = TRY(read_box(source_, tensor, s.box, b.slab, b, mine));
+  return side == Side::kHost ? b.stream->upload(b.slab, length) : Status();
 }
 
 // Copies pieces between their places in a slab and those in a staging buffer, where the messages lie.
@@ -255,12 +263,7 @@ Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& recei
     for (const SlabMessage::Piece& piece : message.pieces)
       if (piece.reader != ranks_.rank()) theirs.push_back(piece);
     if (message.all_of_it && !theirs.empty()) return visit_(s, received.part(theirs.front().offset, length), side, b);
-    if (theirs.size() < message.pieces.size()) {
-      TRY(source_.read_pieces(
-          items_[s.item].tensor, s.box, [&](const StoredPiece& p) { return reads(p); },
-          b.slab.host.first(static_cast<std::size_t>(length)), b.scratch));
-      if (on_device_) TRY(b.stream->upload(b.slab, length));
-    }
+    if (theirs.size() < message.pieces.size()) TRY(read_mine(s, b));
     TRY(copy_pieces(s, theirs, received, b, false));
     return visit_(s, b.slab, side, b);
   };

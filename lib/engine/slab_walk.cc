@@ -183,14 +183,14 @@ Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index sla
 }
 
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
-                      const Buffers& buffers) {
+                      const Buffers& buffers, const PieceFilter& wanted) {
   const Index element = byte_size(source.catalog().tensors()[tensor].dtype);
   const auto bytes = static_cast<std::size_t>(volume(box) * element);
   Stream& stream = *buffers.stream;
-  if (TRY(source.read_to_device(tensor, box, stream, to.device.first(bytes)))) return Side::kDevice;
+  if (!wanted && TRY(source.read_to_device(tensor, box, stream, to.device.first(bytes)))) return Side::kDevice;
   if (!buffers.stored.empty()) {
     std::vector<LaidPiece> pieces;
-    const Index used = TRY(source.read_as_stored(tensor, box, buffers.slab.host, pieces));
+    const Index used = TRY(source.read_as_stored(tensor, box, wanted, buffers.slab.host, pieces));
     if (used > 0) {
       TRY(stream.upload({buffers.slab.host, buffers.stored}, used));
       const Dims strides = row_major_strides(box.shape);
@@ -200,7 +200,7 @@ Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, 
       return Side::kDevice;
     }
   }
-  TRY(source.read(tensor, box, to.host.first(bytes), buffers.scratch));
+  TRY(source.read_pieces(tensor, box, wanted, to.host.first(bytes), buffers.scratch));
   return Side::kHost;
 }
 

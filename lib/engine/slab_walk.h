@@ -102,10 +102,10 @@ enum class Side { kHost, kDevice };
 using SlabVisit =
     std::function<Status(const WalkSlab& slab, const DeviceBuffer& elements, Side side, const Buffers& buffers)>;
 
-// Reads a box of a tensor to the beginning of `to`: to the device's side, where it is once the stream was waited for,
-// or to the host's. A device gets bytes as files have them, and puts them in place.
+// Reads a box of a tensor, or of it the pieces `wanted`, to their places in `to`: on the device's side, where they are
+// once the stream was waited for, or on the host's. A device gets bytes as files have them, and puts them in place.
 Result<Side> read_box(TensorSource& source, std::size_t tensor, const Box& box, const DeviceBuffer& to,
-                      const Buffers& buffers);
+                      const Buffers& buffers, const PieceFilter& wanted = nullptr);
 
 // Visits the slabs [first, end) of a list, which this rank reads itself, on a thread for each of `buffers`; each holds
 // the list's largest slab.

@@ -158,11 +158,11 @@ Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stre
   return true;
 }
 
-Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, MutableBytes out,
-                                         std::vector<LaidPiece>& pieces) {
+Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, const PieceFilter& wanted,
+                                         MutableBytes out, std::vector<LaidPiece>& pieces) {
   const Tensor& tensor = catalog_.tensors()[number];
   const auto room = static_cast<Index>(out.size());
-  const auto groups = pieces_of(tensor.fragments, index(number), box, byte_size(tensor.dtype), room);
+  const auto groups = pieces_of(tensor.fragments, index(number), box, byte_size(tensor.dtype), room, wanted);
   const auto place = [](const PieceGroup& group, Index used) {
     return DirectReader::place(group.extent.offset + group.begin, used);
   };

@@ -47,12 +47,12 @@ class TensorSource {
     return false;
   }
 
-  // Fills `out`, host memory from a page's first address on, with what holds `box`, as it is stored, for a device to
-  // put in place; says which pieces lie where. Returns how many bytes of `out` are used: 0 where that is not possible,
-  // as elements are encoded or of another byte order, or `out` is too small for what lies between them; then read() is
-  // to be used. Thread-safe.
-  virtual Result<Index> read_as_stored(std::size_t /*tensor*/, const Box&, MutableBytes /*out*/,
-                                       std::vector<LaidPiece>& /*pieces*/) {
+  // Fills `out`, host memory from a page's first address on, with what holds the pieces `wanted` (null: all) of `box`,
+  // as it is stored, for a device to put in place; says which lie where. Returns how many bytes of `out` are used: 0
+  // where that is not possible, as elements are encoded or of another byte order, or `out` is too small for what lies
+  // between them; then read_pieces() is to be used. Thread-safe.
+  virtual Result<Index> read_as_stored(std::size_t /*tensor*/, const Box&, const PieceFilter& /*wanted*/,
+                                       MutableBytes /*out*/, std::vector<LaidPiece>& /*pieces*/) {
     return Index{0};
   }
 
@@ -88,7 +88,7 @@ class FileSource : public TensorSource {
   // which is computed on the way through host memory.
   Result<bool> read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) override;
   // What is not in the page cache is read past it.
-  Result<Index> read_as_stored(std::size_t number, const Box& box, MutableBytes out,
+  Result<Index> read_as_stored(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                std::vector<LaidPiece>& pieces) override;
   std::vector<StoredPiece> pieces(std::size_t number, const Box& box) override;
   Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,

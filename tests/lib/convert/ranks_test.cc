@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <random>
 #include <set>
@@ -212,6 +213,47 @@ class CountingSource : public TensorSource {
   TensorSource& inner_;
   std::atomic<Index>& elements_;
 };
+
+// A transport that counts how many messages it has for one peer in one transfer.
+class CountingTransport : public Transport {
+ public:
+  explicit CountingTransport(Transport& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  bool stopped() const override { return inner_.stopped(); }
+  Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
+    count(out);
+    count(in);
+    return inner_.start(std::move(out), std::move(in));
+  }
+  int all() const { return all_; }
+  int most() const { return most_; }
+
+ private:
+  void count(const auto& messages) {
+    std::map<int, int> of_peer;
+    for (const auto& message : messages) {
+      ++all_;
+      most_ = std::max(most_, ++of_peer[message.peer]);
+    }
+  }
+  Transport& inner_;
+  int all_ = 0, most_ = 0;
+};
+
+TEST_F(ManySlabs, GoToARankInOneMessageAtATime) {
+  const Request job{.to = "dcp", .mesh = "tp=3", .threads = 1, .strategy = Strategy::kExchange};
+  const Status status = run_local_ranks(3, [&](Transport& ranks) -> Status {
+    CountingTransport data(ranks);
+    Request mine = job;
+    mine.data = &data;
+    TRY(convert_one(dir_ / "rows", dir_ / "out", mine, &ranks));
+    EXPECT_GT(data.all(), 0);
+    EXPECT_EQ(data.most(), 1);
+    return {};
+  });
+  EXPECT_TRUE(status) << status.error().message();
+}
 
 TEST_F(ManySlabs, AreReadOnceInTheWholeJob) {
   for (const Strategy strategy : {Strategy::kDirect, Strategy::kExchange}) {
