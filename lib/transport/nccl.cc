@@ -281,21 +281,25 @@ class Communicator {
     abort_now();
     return is_over() ? job_is_over() : std::move(why);
   }
-  // In a thread of its own, as NCCL's may block.
+  // In a thread of its own, as NCCL's may block; on this GPU, as NCCL goes back to the one that it was called on.
   void abort_now() {
     aborted_ = true;
     const ncclComm_t comm = comm_.exchange(nullptr);
     if (!comm) return;
     auto ended = std::make_shared<std::promise<void>>();
     aborting_ = ended->get_future();
-    try {
-      std::thread([abort = nccl_.abort, comm, ended] {
+    auto end = [abort = nccl_.abort, context = context_, comm, ended]() mutable {
+      {
+        const CudaContext::Current current(*context);
         static_cast<void>(abort(comm));
-        ended->set_value();
-      }).detach();
-    } catch (const std::system_error&) {  // no more threads
-      static_cast<void>(nccl_.abort(comm));
+      }
+      context = nullptr;
       ended->set_value();
+    };
+    try {
+      std::thread(end).detach();
+    } catch (const std::system_error&) {  // no more threads
+      end();
     }
   }
 

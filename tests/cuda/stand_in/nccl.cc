@@ -1,7 +1,7 @@
 // An NCCL between the stand-in's GPUs (runtime.h), of threads and of processes: messages are files of a directory that
 // the id names. A transfer is a kernel that waits for its peers until the communicator is aborted. As strict as the
-// real one: two ranks of one GPU are refused, and after its exit handlers no call is allowed. It takes device memory
-// only, which the real one does not ask for.
+// real one: two ranks of one GPU are refused, an abort goes back to the GPU that it was called on, and after its exit
+// handlers no call is allowed. It takes device memory only, which the real one does not ask for.
 //
 // STAND_IN_NCCL_STUCK: ncclCommAbort ends the kernels and never returns.
 #include <cuda_runtime_api.h>
@@ -42,7 +42,7 @@ void enter() {
 
 struct Comm {
   std::string directory;
-  int rank = 0, size = 0;
+  int rank = 0, size = 0, gpu = 0;
   std::atomic<bool> aborted{false};
   std::atomic<ncclResult_t> state{ncclInProgress};
   std::map<int, int> sent, received;  // messages so far
@@ -122,9 +122,7 @@ void meet(const CommPtr& comm, const char* what) {
   }).detach();
 }
 void arrive(const Comm& comm, const char* what) {
-  int gpu = 0;
-  cudaGetDevice(&gpu);
-  const std::string text = std::to_string(gpu) + "\n";
+  const std::string text = std::to_string(comm.gpu) + "\n";
   comm.put(comm.mark(what, comm.rank), text.data(), text.size());
 }
 
@@ -155,6 +153,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   handle->comm->directory = id.internal;
   handle->comm->rank = rank;
   handle->comm->size = size;
+  cudaGetDevice(&handle->comm->gpu);
   arrive(*handle->comm, "here");
   meet(handle->comm, "here");
   *out = handle.release();
@@ -178,6 +177,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   enter();
   of(comm)->aborted = true;
+  int before = 0;
+  cudaGetDevice(&before);
+  if (before != of(comm)->gpu) {
+    cudaSetDevice(of(comm)->gpu);
+    cudaSetDevice(before);
+  }
   while (std::getenv("STAND_IN_NCCL_STUCK")) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   delete static_cast<Handle*>(comm);
   return ncclSuccess;
