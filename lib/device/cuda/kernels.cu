@@ -2,6 +2,8 @@
 //
 // Grids are no larger than what the device runs at once, so that all blocks begin and end together; each goes on to its
 // next tile when it is done with one.
+#include <type_traits>
+
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/copy_kernels.h"
 #include "lib/device/cuda/launch.h"
@@ -17,13 +19,21 @@ __device__ const DigestWeights kWeights = make_digest_weights();
 template <class Kernel>
 std::uint32_t blocks_for(const LaunchPlace& place, Kernel* kernel, std::uint32_t threads, Index tiles) {
   int resident = 0;
-  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0) != cudaSuccess)
-    static_cast<void>(cudaGetLastError());  // starting it will fail as well, and say why
+  // Where that fails, starting it will as well, and say why.
+  static_cast<void>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0));
   return static_cast<std::uint32_t>(
       std::clamp<Index>(tiles, 1, std::max<Index>(Index{place.multiprocessors} * resident, 1)));
 }
 
-int started() { return static_cast<int>(cudaGetLastError()); }
+// Returns what became of it, and not what the thread's last error was: that may be the caller's.
+template <class... Parts>
+int start_kernel(const LaunchPlace& place, void (*kernel)(Parts...), std::uint32_t threads, Index tiles,
+                 std::type_identity_t<Parts>... parts) {
+  void* addresses[] = {&parts...};
+  return static_cast<int>(cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                                           dim3(blocks_for(place, kernel, threads, tiles)), dim3(threads), addresses, 0,
+                                           place.stream));
+}
 
 // ---- copies
 
@@ -53,16 +63,11 @@ struct CopyLauncher {
 
   template <int kWord>
   void copy(const CopyJob& job) {
-    const Index tiles = ceil_div(job.words, kCopyBatch * kThreads);
-    copy_kernel<kWord><<<blocks_for(place, copy_kernel<kWord>, kThreads, tiles), kThreads, 0, place.stream>>>(job);
-    note(started());
+    note(start_kernel(place, copy_kernel<kWord>, kThreads, ceil_div(job.words, kCopyBatch * kThreads), job));
   }
   template <int kWord>
   void transpose(const TransposeJob& job) {
-    constexpr std::uint32_t kEach = TransposeTile<kWord>::kThreads;
-    const std::uint32_t blocks = blocks_for(place, transpose_kernel<kWord>, kEach, job.tiles);
-    transpose_kernel<kWord><<<blocks, kEach, 0, place.stream>>>(job);
-    note(started());
+    note(start_kernel(place, transpose_kernel<kWord>, TransposeTile<kWord>::kThreads, job.tiles, job));
   }
   void note(int code) {
     if (error == 0) error = code;
@@ -82,11 +87,10 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const ConvertJob job)
 }
 
 template <class From, class To>
-void start_conversion(Conversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
+int start_conversion(Conversion<From, To>, const LaunchPlace& place, const ConvertJob& job) {
   using C = Conversion<From, To>;
   const Index tiles = ceil_div(std::max(job.span.vectors, ceil_div(job.span.n, C::kVector)), C::kBatch * kThreads);
-  const std::uint32_t blocks = blocks_for(place, convert_kernel<From, To>, kThreads, tiles);
-  convert_kernel<From, To><<<blocks, kThreads, 0, place.stream>>>(job);
+  return start_kernel(place, convert_kernel<From, To>, kThreads, tiles, job);
 }
 
 // ---- digests: sums over all threads
@@ -170,8 +174,7 @@ int launch_convert(const LaunchPlace& place, DType from, DType to, const std::by
     for (Index done = 0; done < n && error == 0; done += kMaxCount) {
       const std::byte* part_in = in + done * byte_size(from);
       std::byte* part_out = out + done * byte_size(to);
-      start_conversion(conversion, place, C::make(part_in, part_out, std::min(n - done, kMaxCount)));
-      error = started();
+      error = start_conversion(conversion, place, C::make(part_in, part_out, std::min(n - done, kMaxCount)));
     }
   });
   return error;
@@ -183,9 +186,7 @@ int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box&
   const auto start = [&](auto kernel, const DigestJob& job) {
     if (error != 0) return;
     const Index threads = Index{job.items} << job.group_shift;
-    const auto run = digest_kernel<decltype(kernel)>;
-    run<<<blocks_for(place, run, kThreads, ceil_div(threads, kThreads)), kThreads, 0, place.stream>>>(job, words);
-    error = started();
+    error = start_kernel(place, digest_kernel<decltype(kernel)>, kThreads, ceil_div(threads, kThreads), job, words);
   };
   plan_digest(tensor_shape, box, element_bytes, data, kMaxCount / 4, start);
   return error;
