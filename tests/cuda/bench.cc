@@ -179,7 +179,8 @@ Index matrix_side(Index bytes, Index element) {
   return side;
 }
 
-Status time_kernels(Device& device, const Options& options) {
+// Returns the rate of copying within the device, GB/s read and written.
+Result<double> time_kernels(Device& device, const Options& options) {
   const Index bytes = options.bytes;
   auto a = TRY(device.allocate(bytes)), b = TRY(device.allocate(bytes));
   auto stream = TRY(device.stream());
@@ -204,12 +205,13 @@ Status time_kernels(Device& device, const Options& options) {
 
   std::printf("\n%s each, medians of %d; GB/s read and written\n", human_bytes(bytes).c_str(), options.rounds);
   Table table("kernel", "of copy");
-  const auto add = [&](const std::string& what, Index moved, const std::function<Status()>& work) -> Status {
+  const auto add = [&](const std::string& what, Index moved, const std::function<Status()>& work) -> Result<double> {
     const double seconds = TRY(median_seconds(options.rounds, [&] { return repeated(options.times, work); }));
-    table.add(what, static_cast<double>(options.times * moved) / seconds / 1e9);
-    return {};
+    const double rate = static_cast<double>(options.times * moved) / seconds / 1e9;
+    table.add(what, rate);
+    return rate;
   };
-  TRY(add("device-to-device copy", 2 * bytes, copy));
+  const double of_copy = TRY(add("device-to-device copy", 2 * bytes, copy));
   for (const bool pack : {true, false})
     for (const Index run : {128, 512, 2048, 4096, 13312, 26624})
       TRY(add(std::string(pack ? "pack" : "unpack") + " column shards, tp=8, runs of " + with_commas(run) + " B",
@@ -251,7 +253,7 @@ Status time_kernels(Device& device, const Options& options) {
     if (slab <= bytes)
       TRY(add("pack column shards of " + human_bytes(slab) + ", runs of 2,048 B", 2 * slab,
               [&] { return column_shards(*stream, slab, 2048, true, from, to); }));
-  return {};
+  return of_copy;
 }
 
 struct Rates {
@@ -352,8 +354,13 @@ Result<Source> make_source(const Options& options) {
   return out;
 }
 
+// The most that the file was read with into host memory, GB/s.
+struct FileRates {
+  double cached = 0, direct = 0;
+};
+
 // By size of chunks and number of threads: what slabs a load should have.
-Status time_reading(Device& device, const Options& options, const Source& source, const Rates& rates) {
+Status time_reading(Device& device, const Options& options, const Source& source, const Rates& rates, FileRates& best) {
   const auto rate = [&](const std::shared_ptr<const File>& file, Way way, Index chunk,
                         Index threads) -> Result<double> {
     auto workers = TRY(make_workers(device, threads, chunk));
@@ -375,7 +382,6 @@ Status time_reading(Device& device, const Options& options, const Source& source
     std::shared_ptr<const File> file;
     Way way;
   };
-  double best_host[2] = {0, 0};  // what the file can be read with, cached and not
   for (const Row& row :
        {Row{"page cache -> host", source.file, Way::kHost},
         Row{"page cache -> host -> device -> digest", source.file, Way::kDevice},
@@ -385,7 +391,7 @@ Status time_reading(Device& device, const Options& options, const Source& source
       std::printf("\n%s: not here: this file system reads through its cache\n", row.name);
       continue;
     }
-    double& host = best_host[row.file == direct ? 1 : 0];
+    double& host = row.file == direct ? best.direct : best.cached;
     Table table(row.name, row.way == Way::kHost ? "of the first" : "of the slower of host and transfer");
     for (const Index chunk : options.chunks)
       for (const Index threads : options.threads) {
@@ -450,9 +456,10 @@ Status time_pipeline(Device& device, const Options& options, const Source& sourc
   return {};
 }
 
-// What NCCL does between logical ranks of one GPU says that it works, not how fast links are.
-Status time_exchange(Device& device, const Options& options) {
-  Table table("logical ranks on one GPU, over NCCL", "of the first");
+// What NCCL does between logical ranks of one GPU says that it works, not how fast links are. `of_copy`: the rate of
+// copying there, read and written.
+Status time_exchange(Device& device, const Options& options, double of_copy) {
+  Table table("logical ranks on one GPU, over NCCL", "of copying there");
   for (const int n : {2, 4, 8}) {
     const Index message = std::min(options.bytes, Index{1} << 30) / (n * (n - 1));
     double seconds = 0;
@@ -476,34 +483,54 @@ Status time_exchange(Device& device, const Options& options) {
       if (ranks.rank() == 0) seconds = mine;
       return {};
     }));
-    table.add(std::to_string(n) + " ranks", static_cast<double>(message * n * (n - 1)) / seconds / 1e9);
+    table.add(std::to_string(n) + " ranks", static_cast<double>(message * n * (n - 1)) / seconds / 1e9, of_copy / 2);
   }
   return {};
 }
 
-// Between GPUs, each sending to the next: `n` threads with a GPU and a rank each.
-Status time_links(const Options& options) {
-  const int gpus = TRY(count_cuda_devices());
-  if (gpus < 2) return {};
-  Table table("GPUs, each sending to the next, over NCCL; of each", "of the first");
-  for (int n = 2; n <= std::min(gpus, 8); n *= 2) {
-    const NcclId id = TRY(make_nccl_id());
-    std::vector<double> rates(static_cast<std::size_t>(n));
-    TRY(run_local_ranks(n, [&](Transport& control) -> Status {
-      const int rank = control.rank();
-      const auto device = TRY(open_device("cuda:" + std::to_string(rank), 0));
-      const auto nccl = TRY(open_nccl(id, rank, n, {.device = rank}, &control));
-      const auto sent = TRY(device->allocate(options.bytes, Sides::kDevice));
-      const auto got = TRY(device->allocate(options.bytes, Sides::kDevice));
-      const double seconds = TRY(median_seconds(options.rounds, [&]() -> Status {
-        return TRY(nccl->start({{(rank + 1) % n, sent->buffer().device}}, {{(rank + n - 1) % n, got->buffer().device}}))
-            ->wait();
-      }));
-      rates[static_cast<std::size_t>(rank)] = static_cast<double>(options.bytes) / seconds / 1e9;
-      return nccl->part();
+// GPUs that send to the next of them all at once, a thread and a rank each: what each sends, GB/s.
+Result<double> time_ring(const std::vector<int>& gpus, const Options& options) {
+  const int n = static_cast<int>(gpus.size());
+  const NcclId id = TRY(make_nccl_id());
+  std::vector<double> rates(gpus.size());
+  TRY(run_local_ranks(n, [&](Transport& control) -> Status {
+    const int rank = control.rank(), gpu = gpus[static_cast<std::size_t>(rank)];
+    const auto device = TRY(open_device("cuda:" + std::to_string(gpu), 0));
+    const auto nccl = TRY(open_nccl(id, rank, n, {.device = gpu}, &control));
+    const auto sent = TRY(device->allocate(options.bytes, Sides::kDevice));
+    const auto got = TRY(device->allocate(options.bytes, Sides::kDevice));
+    const double seconds = TRY(median_seconds(options.rounds, [&]() -> Status {
+      return TRY(nccl->start({{(rank + 1) % n, sent->buffer().device}}, {{(rank + n - 1) % n, got->buffer().device}}))
+          ->wait();
     }));
-    table.add(std::to_string(n) + " GPUs", *std::min_element(rates.begin(), rates.end()));
+    rates[static_cast<std::size_t>(rank)] = static_cast<double>(options.bytes) / seconds / 1e9;
+    return nccl->part();
+  }));
+  return *std::min_element(rates.begin(), rates.end());
+}
+
+// Link by link, each way with both under way, and all of them at once: those of a switch do not slow each other.
+Status time_links(const Options& options) {
+  const int count = TRY(count_cuda_devices());
+  if (count < 2) return {};
+  Table table("links between GPUs, over NCCL; each way", "of the fastest link");
+  struct Link {
+    std::string name;
+    double rate = 0;
+  };
+  std::vector<Link> links;
+  double fastest = 0;
+  std::vector<int> all;
+  for (int gpu = 0; gpu < count; ++gpu) {
+    for (const int other : all) {
+      const double rate = TRY(time_ring({other, gpu}, options));
+      links.push_back({"cuda:" + std::to_string(other) + " and cuda:" + std::to_string(gpu), rate});
+      fastest = std::max(fastest, rate);
+    }
+    all.push_back(gpu);
   }
+  for (const Link& link : links) table.add(link.name, link.rate, fastest);
+  if (count > 2) table.add("all " + std::to_string(count) + " in a ring", TRY(time_ring(all, options)), fastest);
   return {};
 }
 
@@ -587,18 +614,22 @@ Status run(Device& device, const Options& options) {
     note(check_all(device, options));
   }
   if (!options.timings) return first;
-  note(time_kernels(device, options));
+  const auto of_copy = time_kernels(device, options);
+  note(of_copy ? Status() : Status(of_copy.error()));
   const auto rates = time_transfers(device, options);
   const auto source = make_source(options);
+  FileRates files;
   if (rates && source) {
-    note(time_reading(device, options, *source, *rates));
+    note(time_reading(device, options, *source, *rates, files));
     note(time_pipeline(device, options, *source, *rates));
   } else {
     note(rates ? Status(source.error()) : Status(rates.error()));
   }
-  if (options.exchange) note(time_exchange(device, options));
+  if (options.exchange) note(time_exchange(device, options, of_copy ? *of_copy : 0));
   if (options.exchange) note(time_links(options));
-  if (rates) std::printf("\nlimit: pinned memory -> device %.2f GB/s\n", rates->up);
+  // What bench.sh holds loads against.
+  std::printf("\nlimits of a load: page cache %.2f GB/s, drives %.2f GB/s\n",
+              rates ? std::min(files.cached, rates->up) : 0, rates ? std::min(files.direct, rates->up) : 0);
   return first;
 }
 

@@ -18,14 +18,14 @@ struct CopyOnStream {
   template <int kWord>
   void copy(const CopyJob& job) {
     constexpr std::uint32_t kThreads = 32, kTile = kCopyBatch * kThreads;
-    stand_in::queue(place.stream, [job] {
+    stand_in::queue_kernel(place.stream, [job] {
       for (std::uint32_t tile = 0; tile * kTile < job.words; ++tile)
         for (std::uint32_t t = 0; t < kThreads; ++t) copy_words<kWord>(job, tile, t, kThreads);
     });
   }
   template <int kWord>
   void transpose(const TransposeJob& job) {
-    stand_in::queue(place.stream, [job] {
+    stand_in::queue_kernel(place.stream, [job] {
       auto tile = std::make_unique<TransposeTile<kWord>>();
       for (std::uint32_t i = 0; i < job.tiles; ++i) {
         for (std::uint32_t t = 0; t < tile->kThreads; ++t) tile->read(job, i, t);
@@ -54,7 +54,7 @@ int launch_convert(const LaunchPlace& place, DType from, DType to, const std::by
   if (n > 0 && !on_device(in, out)) return cudaErrorInvalidValue;
   with_conversion(from, to, [&](auto conversion) {
     using C = decltype(conversion);
-    stand_in::queue(place.stream, [job = C::make(in, out, n)] {
+    stand_in::queue_kernel(place.stream, [job = C::make(in, out, n)] {
       constexpr std::uint32_t kThreads = 32;
       for (std::uint32_t tile = 0; tile * C::kBatch * kThreads < job.span.vectors; ++tile)
         for (std::uint32_t t = 0; t < kThreads; ++t)
@@ -69,7 +69,7 @@ int launch_digest(const LaunchPlace& place, const Dims& tensor_shape, const Box&
                   const std::byte* data, std::uint32_t* words) {
   if (!on_device(data, words)) return cudaErrorInvalidValue;
   plan_digest(tensor_shape, box, element_bytes, data, kMaxCount / 4, [&](auto kernel, const DigestJob& job) {
-    stand_in::queue(place.stream, [kernel, job, words] {
+    stand_in::queue_kernel(place.stream, [kernel, job, words] {
       constexpr std::uint32_t kWorkers = 32;
       for (std::uint32_t worker = 0; worker < kWorkers; ++worker) {
         std::uint32_t sum[kDigestWords] = {};

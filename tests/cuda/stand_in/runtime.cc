@@ -98,6 +98,7 @@ struct Machine {
   std::map<std::string, cudaError_t> failures;
   std::vector<std::string> ballast;
   int pinned_made = 0;
+  Queued queued;
   Machine() {
     for (int i = 0; i < kMostGpus; ++i) contexts[static_cast<std::size_t>(i)].gpu = i;
   }
@@ -178,6 +179,8 @@ CUresult cu_device_get(CUdevice* device, int ordinal) {
 CUresult cu_retain(CUcontext* context, CUdevice device) {
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
+  const int connections = number("STAND_IN_CONNECTIONS", 0);
+  if (connections > 0 && number("CUDA_DEVICE_MAX_CONNECTIONS", 8) != connections) return CUDA_ERROR_NOT_PERMITTED;
   make_context(device - 100);
   *context = &m.contexts[static_cast<std::size_t>(device - 100)];
   return CUDA_SUCCESS;
@@ -205,6 +208,10 @@ int pinned_allocations() {
   const std::lock_guard lock(machine().mutex);
   return machine().pinned_made;
 }
+Queued queued() {
+  const std::lock_guard lock(machine().mutex);
+  return machine().queued;
+}
 void fail_next(const std::string& function, cudaError_t code) {
   const std::lock_guard lock(machine().mutex);
   machine().failures[function] = code;
@@ -215,6 +222,13 @@ cudaError_t queue(cudaStream_t stream, std::function<void()> work) {
   if (stream->gpu != call.gpu) return failed(cudaErrorInvalidResourceHandle);
   stream->add(std::move(work));
   return cudaSuccess;
+}
+cudaError_t queue_kernel(cudaStream_t stream, std::function<void()> kernel) {
+  {
+    const std::lock_guard lock(machine().mutex);
+    ++machine().queued.kernels;
+  }
+  return queue(stream, std::move(kernel));
 }
 bool is_device_memory(const void* from) {
   const std::lock_guard lock(machine().mutex);
@@ -431,6 +445,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
                        : kind == cudaMemcpyDeviceToHost ? from_there && to_here
                                                         : from_there && to_there;
     if (!holds) return failed(cudaErrorInvalidValue);
+    m.queued.uploads += kind == cudaMemcpyHostToDevice ? 1 : 0;
+    m.queued.downloads += kind == cudaMemcpyDeviceToHost ? 1 : 0;
   }
   const std::size_t moved = bytes == static_cast<std::size_t>(number("STAND_IN_FLAW", -1)) ? bytes - 1 : bytes;
   return queue(stream, [=] { std::memcpy(to, from, moved); });

@@ -4,12 +4,18 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <future>
+#include <regex>
+#include <set>
+#include <sstream>
 #include <thread>
 
+#include "formats/dcp/dcp.h"
 #include "formats/load.h"
 #include "lib/device/device.h"
 #include "lib/transport/local.h"
@@ -104,6 +110,54 @@ TEST(StandInCuda, KeepsPinnedMemoryForTheNextAndGetsNoneForTheDeviceAlone) {
   ASSERT_TRUE(one && other);
   EXPECT_NE((*one)->buffer().host.data(), (*other)->buffer().host.data());
   EXPECT_EQ(stand_in::pinned_allocations(), before + 1);
+}
+
+TEST(StandInCuda, FetchesAllDigestsOfAStreamAtOnce) {
+  const auto device = open("cuda:0");
+  const auto stream = device->stream();
+  const auto memory = device->allocate(1000);
+  ASSERT_TRUE(stream && memory);
+  const stand_in::Queued before = stand_in::queued();
+  Digest digests[5];
+  for (Digest& digest : digests)
+    ASSERT_TRUE((*stream)->digest_box({1000}, whole({1000}), 1, (*memory)->buffer().device.data(), &digest));
+  ASSERT_TRUE((*stream)->wait());
+  EXPECT_EQ(stand_in::queued().kernels, before.kernels + 5);
+  EXPECT_EQ(stand_in::queued().downloads, before.downloads + 1);
+  EXPECT_EQ(digests[4], digests[0]);
+  EXPECT_NE(digests[0], Digest());
+}
+
+// Columns of shards are not put together by the CPU.
+TEST(StandInCuda, LoadsAreUploadedAsTheyLieInSlabsOf8MiB) {
+  const TempDir dir;
+  const Dims shape = {2304, 2048};
+  std::string bytes(static_cast<std::size_t>(volume(shape) * 2), '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i >> 7 & 0x3f);
+  LayoutRequest request;
+  request.mesh = *Mesh::parse("tp=8");
+  request.tensors.push_back({"w", DType::kFloat16, shape, {}, {}});
+  request.tensors[0].placement.splits = {{{"tp"}, 1}};
+  const auto target = kDcpFormat.lay_out(std::move(request));
+  ASSERT_TRUE(target);
+  write_target({{"w", {DType::kFloat16, shape, bytes}}}, **target, dir / "source");
+
+  const auto device = open("cuda:0");
+  LoadOptions options;
+  options.device = device.get();
+  options.threads = 2;
+  std::unique_ptr<Device::Memory> memory;
+  const stand_in::Queued before = stand_in::queued();
+  const auto report = load(dir / "source", options, [&](const LoadTensor& tensor) -> Result<Destination> {
+    memory = TRY(device->allocate(tensor.bytes(), Sides::kDevice));
+    return Destination{memory->buffer().device.data(), std::nullopt};
+  });
+  ASSERT_TRUE(report) << report.error().message();
+  EXPECT_TRUE(std::ranges::equal(memory->buffer().device, as_bytes(bytes)));
+  const stand_in::Queued after = stand_in::queued();
+  EXPECT_EQ(after.uploads, before.uploads + 2);
+  EXPECT_EQ(after.downloads, before.downloads + 2);
+  EXPECT_GE(after.kernels, before.kernels + 2 * 8);
 }
 
 TEST(StandInCuda, AnErrorOfOneCallIsNotThatOfTheNext) {
@@ -246,6 +300,7 @@ TEST_F(StandInNccl, AFailedRankDoesNotKeepOthersFromFreeingMemory) {
 }
 
 TEST_F(StandInNccl, WhatNobodyWaitedForIsAborted) {
+  const int before = stand_in::accidental_contexts(0);
   const auto begin = std::chrono::steady_clock::now();
   const Status done = on_gpus(3, 60, [](Transport& control, NcclRanks& nccl, Device& device) -> Status {
     auto memory = TRY(device.allocate(4096));
@@ -260,6 +315,7 @@ TEST_F(StandInNccl, WhatNobodyWaitedForIsAborted) {
   EXPECT_LT(seconds_since(begin), 30);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().message(), "a bad file");
+  EXPECT_EQ(stand_in::accidental_contexts(0), before) << "the threads of the other ranks' aborts";
 }
 
 TEST_F(StandInNccl, GivesUpAPeerThatNeverAnswersThoughAbortingBlocks) {
@@ -340,7 +396,7 @@ TEST(StandInProgram, CountsItsOwnMemoryAndNotTheDrivers) {
   const auto convert = [&](const std::string& memory, const std::string& out) {
     return on_gpu(
         {"convert", kSource, dir / out, "--to", "hf", "--device", "cuda", "--threads", "4", "--memory", memory},
-        {"STAND_IN_CONTEXT_BYTES=300000000"});
+        {"STAND_IN_CONTEXT_BYTES=300000000", "STAND_IN_CONNECTIONS=32"});
   };
   const CommandResult done = convert("256MiB", "a");
   EXPECT_EQ(done.exit_code, 0) << done.err;
@@ -452,6 +508,70 @@ TEST(StandInBench, PrintsItsTablesThoughACheckFails) {
   EXPECT_THAT(r.out, testing::ContainsRegex("\\| device-to-device copy +\\| +[0-9.]+ \\| 100.0 % \\|"));
   EXPECT_THAT(r.out, testing::ContainsRegex("\\| hf, page cache, 8 threads +\\| +[0-9.]+ \\| +[0-9.]+ % \\|"));
   EXPECT_THAT(r.out, testing::Not(HasSubstr("| FAILED |")));
+}
+
+TEST(StandInBench, TimesEachLinkBetweenGpus) {
+  const TempDir dir;
+  const CommandResult r = bench({"--no-checks", "--no-load"},
+                                {"STAND_IN_GPUS=3", "TMPDIR=" + dir.path(), "LD_LIBRARY_PATH=" RESHARD_STAND_IN_DIR});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  for (const char* row : {"| 8 ranks  ", "| cuda:0 and cuda:1  ", "| cuda:0 and cuda:2  ", "| cuda:1 and cuda:2  ",
+                          "| all 3 in a ring  "})
+    EXPECT_THAT(r.out, HasSubstr(row));
+  EXPECT_THAT(r.out, testing::ContainsRegex("\\| cuda:[0-2] and cuda:[0-2] +\\| +[0-9.]+ \\| 100.0 % \\|"));
+}
+
+// The sources of all headers that a file includes, itself or through others.
+void add_needed(const std::string& file, std::set<std::string>& seen, std::set<std::string>& sources) {
+  if (!seen.insert(file).second) return;
+  std::ifstream in(RESHARD_SOURCE_DIR "/" + file);
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::string all = text.str();
+  const std::regex include("#include \"([^\"]+)[.]h\"");
+  for (std::sregex_iterator it(all.begin(), all.end(), include), end; it != end; ++it) {
+    const std::string name = (*it)[1];
+    add_needed(name + ".h", seen, sources);
+    if (std::filesystem::exists(RESHARD_SOURCE_DIR "/" + name + ".cc")) sources.insert(name + ".cc");
+  }
+}
+
+// A machine with a compiler and nothing else: what bench.sh gives it to compile is all that a program needs.
+TEST(StandInBench, IsBuiltOfAllThatItIncludes) {
+  const TempDir dir;
+  const auto script = [&](const std::string& name, const std::string& body) {
+    std::ofstream(dir / name) << "#!/bin/bash\n" << body << '\n';
+    std::filesystem::permissions(dir / name, std::filesystem::perms::owner_all);
+  };
+  std::filesystem::create_directory(dir / "bin");
+  script("bin/nvidia-smi", "echo 9.0");
+  script("bin/nvcc",
+         "args=(\"$@\")\n"
+         "for i in \"${!args[@]}\"; do\n"
+         "  case ${args[i]} in\n"
+         "    --version) echo 'release 13.0' ;;\n"
+         "    -c) echo \"${args[i + 1]} $*\" >> '" +
+             dir / "compiled" +
+             "' ;;\n"
+             "    -o) printf '#!/bin/bash\\nexit 77\\n' > \"${args[i + 1]}\"; chmod +x \"${args[i + 1]}\" ;;\n"
+             "  esac\n"
+             "done");
+  const CommandResult r =
+      run_command({RESHARD_SOURCE_DIR "/tests/cuda/bench.sh"}, 60,
+                  {"PATH=" + dir / "bin" + ":" + std::getenv("PATH"), "NCCL_HOME=/nowhere", "CUDA_ARCH="});
+  EXPECT_EQ(r.exit_code, 77) << r.err;
+  EXPECT_THAT(r.err, HasSubstr("no nccl.h: the exchange is left out"));
+  std::set<std::string> compiled, needed, seen;
+  std::ifstream log(dir / "compiled");
+  for (std::string line; std::getline(log, line);) {
+    EXPECT_THAT(line, HasSubstr(" -arch=sm_90 "));
+    compiled.insert(line.substr(0, line.find(' ')));
+  }
+  for (const std::string& source : compiled) add_needed(source, seen, needed);
+  needed.erase("lib/transport/nccl.cc");
+  EXPECT_TRUE(compiled.contains("lib/transport/nccl_absent.cc"));
+  EXPECT_TRUE(compiled.contains("lib/device/cuda/kernels.cu"));
+  for (const std::string& source : needed) EXPECT_TRUE(compiled.contains(source)) << source;
 }
 
 TEST(StandInBench, SaysWhatIsNotHere) {

@@ -38,6 +38,9 @@ TEST(Job, KnowsItsNumberOnTheMachine) {
   EXPECT_EQ(local_rank_with({}), 0);
   EXPECT_EQ(local_rank_with({{"OMPI_COMM_WORLD_RANK", "9"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1);
   EXPECT_EQ(local_rank_with({{"MPI_LOCALRANKID", "3"}}), 3);
+  EXPECT_EQ(local_rank_with({{"MV2_COMM_WORLD_LOCAL_RANK", "4"}}), 4);
+  EXPECT_EQ(local_rank_with({{"PALS_LOCAL_RANKID", "5"}}), 5);
+  EXPECT_EQ(local_rank_with({{"FLUX_TASK_LOCAL_ID", "6"}}), 6);
   EXPECT_EQ(local_rank_with({{"SLURM_LOCALID", "7"}}), 7);
   EXPECT_EQ(local_rank_with({{"SLURM_LOCALID", "-1"}}), 0);
 }

@@ -14,8 +14,10 @@ TEST(Nccl, ExchangesBetweenSeveralRanksOnOneGpu) {
   const auto id = make_nccl_id();
   if (!id) GTEST_SKIP() << id.error().message();
   for (int n : {2, 4, 8}) {
-    const Status status =
-        run_nccl_ranks_on_one_gpu(n, {}, [&](Transport& ranks) { return check_exchange(**device, ranks, 11); });
+    const Status status = run_nccl_ranks_on_one_gpu(n, {}, [&](Transport& ranks) {
+      EXPECT_TRUE(ranks.moves_device_memory());
+      return check_exchange(**device, ranks, 11);
+    });
     EXPECT_TRUE(status) << n << " ranks: " << status.error().message();
   }
 }
