@@ -1,6 +1,7 @@
 #!/bin/bash
 # What is slow and rare, and so no part of tests/run.sh:
 #   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
+#   conversions of every float, by the CPU's ways and by the bodies of the kernels;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
@@ -25,8 +26,14 @@ else
   status=1
 fi
 
+echo "== every float"
+if build release --target reshard_tests; then
+  RESHARD_SOAK=1 build/release/tests/reshard_tests --gtest_brief=1 --gtest_filter='*EveryFloat*' || status=1
+else
+  status=1
+fi
+
 echo "== ranks on one GPU, a stand-in"
-cmake --preset release > "$logs/configure-release.log" 2>&1 || exit 1
 if cmake --build --preset release --target help | grep reshard_gpu_tests > /dev/null; then
   build release --target reshard_gpu_tests &&
     build/release/tests/reshard_gpu_tests --gtest_brief=1 --gtest_filter='*OnAGpu*:*OfAGpu*' || status=1

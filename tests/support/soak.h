@@ -19,7 +19,10 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Whether there is time for what takes minutes even where tests are built plainly.
+inline bool in_soak() { return std::getenv("RESHARD_SOAK") != nullptr; }
+
 // 1, or how far the sanitized builds go at a time.
-inline int every_nth(int sanitized) { return kSanitized && std::getenv("RESHARD_SOAK") == nullptr ? sanitized : 1; }
+inline int every_nth(int sanitized) { return kSanitized && !in_soak() ? sanitized : 1; }
 
 }  // namespace reshard

@@ -8,8 +8,11 @@
 #include <fstream>
 #include <string>
 
+#include "lib/base/parallel.h"
 #include "lib/device/crc32.h"
 #include "lib/device/digest.h"
+#include "tests/support/nearest.h"
+#include "tests/support/soak.h"
 
 namespace reshard {
 namespace {
@@ -114,6 +117,27 @@ TEST(Convert, EveryVariantGivesTorchsBits) {
     }
   }
   EXPECT_EQ(lines, 36);
+}
+
+// All of them in the soak; else some stretches.
+TEST(Convert, EveryFloatBecomesTheNearestNumber) {
+  constexpr std::size_t kStretch = 1 << 16;
+  const std::uint32_t step = in_soak() ? 1 : 509;
+  for (DType to : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    const NearestNumbers nearest(to);
+    const Status done = parallel_for((1 << 16) / step, thread_count(0), [&](int, Index i) -> Status {
+      const auto first = static_cast<std::uint32_t>(i) * step << 16;
+      const Buffer in = bytes_of(floats_from(first, kStretch));
+      Buffer expected(kStretch * static_cast<std::size_t>(byte_size(to)));
+      nearest.fill(first, kStretch, expected.data());
+      for (const ConvertVariant& variant : convert_variants())
+        if (converted(variant, DType::kFloat32, to, in) != expected)
+          return internal_error(std::string(variant.name) + ": " + std::string(info(to).torch_name) +
+                                " of the floats " + std::to_string(first) + " and on");
+      return {};
+    });
+    EXPECT_TRUE(done) << done.error().message();
+  }
 }
 
 TEST(Convert, EveryVariantAgreesAtEveryLengthAndAlignment) {

@@ -8,11 +8,14 @@
 #include <random>
 #include <vector>
 
+#include "lib/base/parallel.h"
 #include "lib/device/convert.h"
 #include "lib/device/cuda/convert_kernels.h"
 #include "lib/device/cuda/copy_kernels.h"
 #include "lib/device/cuda/digest_kernels.h"
 #include "tests/support/documented_instructions.h"
+#include "tests/support/nearest.h"
+#include "tests/support/soak.h"
 
 namespace reshard {
 namespace {
@@ -295,23 +298,49 @@ TEST(CudaConvert, EqualsConvertForEveryPairOfTypes) {
     }
 }
 
-TEST(CudaConvert, MakesOfEverySixteenBitPatternWhatConvertMakes) {
-  constexpr Index kAll = 65536;
-  Placed in(kAll * 2, 0), expected(kAll * 8, 0), actual(kAll * 8, 0);
-  for (Index i = 0; i < kAll; ++i) {
+// Of 8 bits, every pattern beside every other.
+TEST(CudaConvert, MakesOfEveryShortPatternWhatConvertMakes) {
+  constexpr Index kPatterns = 65536;
+  Placed in(kPatterns * 2, 0), expected(kPatterns * 16, 0), actual(kPatterns * 16, 0);
+  for (Index i = 0; i < kPatterns; ++i) {
     const auto v = static_cast<std::uint16_t>(i);
     std::memcpy(in.data + 2 * i, &v, 2);
   }
-  for (DType from : {DType::kFloat16, DType::kBFloat16})
+  for (DType from : {DType::kFloat16, DType::kBFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2})
     for (DType to : kFloats) {
       if (from == to) continue;
-      convert(from, to, in.data, expected.data, kAll);
-      convert_on_cpu(from, to, in.data, actual.data, kAll);
-      EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<std::size_t>(kAll * byte_size(to))), 0);
-      std::memset(actual.data, 0xcc, static_cast<std::size_t>(kAll * byte_size(to)));
-      convert_on_cpu<DocumentedInstructions>(from, to, in.data, actual.data, kAll);
-      EXPECT_EQ(std::memcmp(actual.data, expected.data, static_cast<std::size_t>(kAll * byte_size(to))), 0);
+      const Index n = 2 * kPatterns / byte_size(from);
+      const auto bytes = static_cast<std::size_t>(n * byte_size(to));
+      convert(from, to, in.data, expected.data, n);
+      convert_on_cpu(from, to, in.data, actual.data, n);
+      EXPECT_EQ(std::memcmp(actual.data, expected.data, bytes), 0);
+      std::memset(actual.data, 0xcc, bytes);
+      convert_on_cpu<DocumentedInstructions>(from, to, in.data, actual.data, n);
+      EXPECT_EQ(std::memcmp(actual.data, expected.data, bytes), 0);
     }
+}
+
+// All of them in the soak; else some stretches.
+TEST(CudaConvert, MakesOfEveryFloatTheNearestNumber) {
+  constexpr Index kStretch = 1 << 16;
+  const std::uint32_t step = in_soak() ? 1 : 2039;
+  for (DType to : {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3, DType::kFloat8E5M2}) {
+    const NearestNumbers nearest(to);
+    const Status done = parallel_for((1 << 16) / step, thread_count(0), [&](int, Index i) -> Status {
+      const auto first = static_cast<std::uint32_t>(i) * step << 16;
+      const auto bytes = static_cast<std::size_t>(kStretch * byte_size(to));
+      Placed in(kStretch * 4, 0), expected(kStretch * 2, 0), actual(kStretch * 2, 0);
+      std::memcpy(in.data, floats_from(first, kStretch).data(), kStretch * 4);
+      nearest.fill(first, kStretch, expected.data);
+      convert_on_cpu(DType::kFloat32, to, in.data, actual.data, kStretch);
+      const bool by_elements = std::memcmp(actual.data, expected.data, bytes) == 0;
+      std::memset(actual.data, 0xcc, bytes);
+      convert_on_cpu<DocumentedInstructions>(DType::kFloat32, to, in.data, actual.data, kStretch);
+      if (by_elements && std::memcmp(actual.data, expected.data, bytes) == 0) return {};
+      return internal_error(std::string(info(to).torch_name) + " of the floats " + std::to_string(first) + " and on");
+    });
+    EXPECT_TRUE(done) << done.error().message();
+  }
 }
 
 // The bits of each element of the 8- and 16-bit types; of floats all upper halves, with lower ones on both sides of

@@ -1,0 +1,76 @@
+// Rounding to the nearest as it is defined: of all numbers that a type of 8 or 16 bits holds the one that is nearest,
+// and of two that are as near the one whose bits are even. They are listed and looked through; nothing here does
+// arithmetic with the bits of a float.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "lib/base/cursor.h"
+#include "lib/layout/dtype.h"
+
+namespace reshard {
+
+class NearestNumbers {
+ public:
+  explicit NearestNumbers(DType to) : to_(to), bytes_(static_cast<std::size_t>(byte_size(to))) {
+    const int mantissa = to == DType::kBFloat16 ? 7 : to == DType::kFloat16 ? 10 : to == DType::kFloat8E5M2 ? 2 : 3;
+    const int bias = to == DType::kBFloat16 ? 127 : to == DType::kFloat8E4M3 ? 7 : 15;
+    // Infinity lies where the next number would, but for float8_e4m3fn: what is above 448, its largest, becomes that.
+    const int last = to == DType::kFloat8E4M3 ? 0x7e : (2 * bias + 1) << mantissa;
+    const auto number = [&](int bits) {
+      const int exponent = bits >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+      return exponent == 0 ? std::ldexp(fraction, 1 - bias - mantissa)
+                           : std::ldexp((1 << mantissa) + fraction, exponent - bias - mantissa);
+    };
+    for (int bits = 0; bits < last; ++bits)
+      middle_.push_back(static_cast<float>((number(bits) + number(bits + 1)) / 2));  // which a float holds
+  }
+
+  // What becomes of the `n` floats whose bits are `first` and those that follow, of one sign.
+  void fill(std::uint32_t first, std::size_t n, std::byte* out) const {
+    const bool negative = first >> 31 != 0;
+    const std::uint16_t sign = negative ? static_cast<std::uint16_t>(1u << (8 * bytes_ - 1)) : 0;
+    const auto start = std::bit_cast<float>(first & 0x7fffffffu);
+    auto next = std::lower_bound(middle_.begin(), middle_.end(), start);  // the first middle that is not below it
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint32_t magnitude = (first & 0x7fffffffu) + static_cast<std::uint32_t>(i);
+      const auto value = std::bit_cast<float>(magnitude);
+      std::uint16_t bits = 0;
+      if (std::isnan(value)) {
+        bits = nan(magnitude, sign);
+      } else {
+        while (next != middle_.end() && *next < value) ++next;
+        const auto below = static_cast<std::uint16_t>(next - middle_.begin());
+        const bool is_middle = next != middle_.end() && *next == value;
+        bits = static_cast<std::uint16_t>(sign | (below + (is_middle ? below % 2 : 0)));
+      }
+      std::memcpy(out + i * bytes_, &bits, bytes_);
+    }
+  }
+
+ private:
+  // torch's: one for bfloat16, without a sign; a quiet one of the same sign and upper bits for float16; all ones.
+  std::uint16_t nan(std::uint32_t magnitude, std::uint16_t sign) const {
+    if (to_ == DType::kBFloat16) return 0x7fc0;
+    if (to_ == DType::kFloat16) return static_cast<std::uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
+    return static_cast<std::uint16_t>(sign | 0x7f);
+  }
+
+  DType to_;
+  std::size_t bytes_;
+  std::vector<float> middle_;  // between the numbers of bits n and n + 1
+};
+
+// The floats whose bits are `first` and those that follow.
+inline std::vector<std::uint32_t> floats_from(std::uint32_t first, std::size_t n) {
+  std::vector<std::uint32_t> out(n);
+  for (std::size_t i = 0; i < n; ++i) out[i] = first + static_cast<std::uint32_t>(i);
+  return out;
+}
+
+}  // namespace reshard
