@@ -48,6 +48,7 @@ Result<VerifyOptions> verify_options(const Options& options) {
   o.against = options.against;
   o.bytes = options.bytes;
   o.values = options.values;
+  o.exponents = options.findings.json || !options.findings.html.empty();  // the screen has no room for them
   o.replicas = options.replicas;
   o.run = TRY(options.resources.run_options());
   o.spool = temporary_directory();
@@ -103,6 +104,9 @@ Json tensors_json(const VerifyReport& verified) {
     } else if (!verified.values.empty()) {
       const TensorHealth& h = verified.values[i].health;
       entry.set("absmax", h.absmax).set("nan", h.nans).set("inf", h.infs).set("zeros", h.zeros);
+      Json counts = Json::array();
+      for (const Index n : h.exponents.counts) counts.push_back(n);
+      entry.set("exponents", Json::object().set("first", h.exponents.first).set("counts", std::move(counts)));
     }
     out.push_back(std::move(entry));
   }

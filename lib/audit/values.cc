@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kWorst = 5;        // tensors told of in a finding
 constexpr std::size_t kShownRanges = 4;  // ranges of rows in a sentence
+constexpr std::size_t kTold = 1024;      // tensors that ranks tell each other of at once
 constexpr double kLargeWeight = 1e4;     // trained weights stay below 100 or so
 constexpr double kLargeHalf = 60000;     // of a float16, which ends at 65504
 
@@ -261,6 +262,8 @@ struct HealthRecord {
   double absmax = 0;
   bool constant = true, rows_seen = false;
   std::array<Rows, 4> rows;
+  int first_exponent = 0, exponents = 0;
+  std::array<Index, Exponents::kCount> by_exponent{};
 };
 
 // The row sets of a health, or of a const one.
@@ -271,6 +274,9 @@ auto row_sets(Health& h) {
 
 HealthRecord to_record(const TensorHealth& h) {
   HealthRecord r{h.elements, h.nans, h.infs, h.zeros, h.first_not_finite_row, h.absmax, h.constant, h.rows_seen, {}};
+  r.first_exponent = h.exponents.first;
+  r.exponents = static_cast<int>(h.exponents.counts.size());
+  std::copy(h.exponents.counts.begin(), h.exponents.counts.end(), r.by_exponent.begin());
   const auto sets = row_sets(h);
   for (std::size_t i = 0; i < sets.size(); ++i) {
     r.rows[i].count = sets[i]->count;
@@ -282,7 +288,8 @@ HealthRecord to_record(const TensorHealth& h) {
 
 TensorHealth from_record(const HealthRecord& r) {
   TensorHealth h{r.elements, r.nans,      r.infs, r.zeros, r.absmax, r.first_not_finite_row,
-                 r.constant, r.rows_seen, {},     {}};
+                 r.constant, r.rows_seen, {},     {},      {}};
+  h.exponents = {r.first_exponent, {r.by_exponent.begin(), r.by_exponent.begin() + r.exponents}};
   const auto sets = row_sets(h);
   for (std::size_t i = 0; i < sets.size(); ++i) {
     sets[i]->count = r.rows[i].count;
@@ -294,12 +301,15 @@ TensorHealth from_record(const HealthRecord& r) {
 // Each tensor was looked at by one rank, which has all of its elements.
 Status share_health(Transport* ranks, std::vector<TensorHealth>& health) {
   if (rank_count(ranks) == 1) return {};
-  std::vector<HealthRecord> records;
-  for (const TensorHealth& h : health) records.push_back(to_record(h));
-  TRY(combine_values(ranks, std::span(records), [](HealthRecord& mine, const HealthRecord& theirs) {
-    if (theirs.elements > 0) mine = theirs;
-  }));
-  for (std::size_t i = 0; i < health.size(); ++i) health[i] = from_record(records[i]);
+  for (std::size_t begin = 0; begin < health.size(); begin += kTold) {
+    const auto some = std::span(health).subspan(begin, std::min(kTold, health.size() - begin));
+    std::vector<HealthRecord> records;
+    for (const TensorHealth& h : some) records.push_back(to_record(h));
+    TRY(combine_values(ranks, std::span(records), [](HealthRecord& mine, const HealthRecord& theirs) {
+      if (theirs.elements > 0) mine = theirs;
+    }));
+    for (std::size_t i = 0; i < some.size(); ++i) some[i] = from_record(records[i]);
+  }
   return {};
 }
 
@@ -339,7 +349,7 @@ Result<ValueReport> check_values(const Catalog& view, FilePool& files, const Val
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {
     const Tensor& t = view.tensors()[i];
     requests.push_back({i, t.dtype});
-    scans.push_back(std::make_unique<HealthScan>(t.dtype, t.shape, padding_begins(t, context)));
+    scans.push_back(std::make_unique<HealthScan>(t.dtype, t.shape, padding_begins(t, context), context.exponents));
   }
   FileSource source(view, files);
   RunOptions run = options;

@@ -13,10 +13,11 @@
 
 namespace reshard {
 
-// What the caller knows of the model.
+// What the caller knows of the model, and wants to know.
 struct ValueContext {
-  std::vector<std::string> vocabulary;  // names of the tensors with a row for each token: embedding and head
-  Index vocab_size = 0;                 // true size, without padding; 0: not known
+  std::vector<std::string> vocabulary = {};  // names of the tensors with a row for each token: embedding and head
+  Index vocab_size = 0;                      // true size, without padding; 0: not known
+  bool exponents = false;                    // whether elements are counted by their exponents
 };
 
 // The row from which on a tensor's rows pad the vocabulary; -1: none do. For HealthScan.

@@ -392,7 +392,9 @@ Status read_tensors(const Catalog& view, const Opened& opened, const Model& mode
   std::vector<TensorProof> proofs;
   Index checksums = 0;
   if (options.values) {
-    ValueReport values = TRY(check_values(view, opened.reader().files(), value_context(view, model), run));
+    ValueContext context = value_context(view, model);
+    context.exponents = options.exponents;
+    ValueReport values = TRY(check_values(view, opened.reader().files(), context, run));
     proofs = std::move(values.proofs);
     checksums = values.checksums_checked;
     for (const auto& [id, title] :

@@ -32,6 +32,7 @@ struct VerifyOptions {
   // Which data are read: all of them (checksums, digests), and looked at, or every stored copy too. Where nothing is
   // asked at all, `bytes`.
   bool bytes = false, values = false, replicas = false;
+  bool exponents = false;  // with `values`: count elements by their exponents
 
   RunOptions run;              // its `progress` is not called
   std::string spool = "/tmp";  // as in Reader::locate

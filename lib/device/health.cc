@@ -20,6 +20,11 @@ struct FloatForm {
   bool infinity = true;       // whether that is the infinity; without one, all from there on are NaN
 
   constexpr std::uint64_t magnitude_mask() const { return (std::uint64_t{1} << (bits - 1)) - 1; }
+  // The number of the counter of a magnitude's exponent.
+  constexpr std::size_t exponent_at(std::uint64_t magnitude) const {
+    const int exponent = static_cast<int>((magnitude & magnitude_mask()) >> mantissa) - bias;
+    return static_cast<std::size_t>(std::clamp(exponent - Exponents::kLeast, 0, Exponents::kCount - 1));
+  }
 };
 constexpr FloatForm kDouble = {64, 52, 1023, 0x7ff0000000000000, true};
 constexpr FloatForm kSingle = {32, 23, 127, 0x7f800000, true};
@@ -30,6 +35,37 @@ constexpr FloatForm kE5M2 = {8, 2, 15, 0x7c, true};
 // Their one NaN is the pattern of a negative zero; every magnitude is finite.
 constexpr FloatForm kE4M3Fnuz = {8, 3, 8, 0x80, false};
 constexpr FloatForm kE5M2Fnuz = {8, 2, 16, 0x80, false};
+constexpr FloatForm kE8M0 = {9, 0, 127, 0xff, false};  // of eight bits, without a sign
+
+// use.template operator()<U, form>() of a floating-point format, whose numbers are of type U; nothing of others.
+template <class Use>
+void with_form(DType dtype, const Use& use) {
+  switch (dtype) {
+    case DType::kFloat8E4M3:
+      return use.template operator()<std::uint8_t, kE4M3>();
+    case DType::kFloat8E5M2:
+      return use.template operator()<std::uint8_t, kE5M2>();
+    case DType::kFloat8E4M3Fnuz:
+      return use.template operator()<std::uint8_t, kE4M3Fnuz>();
+    case DType::kFloat8E5M2Fnuz:
+      return use.template operator()<std::uint8_t, kE5M2Fnuz>();
+    case DType::kFloat8E8M0:
+      return use.template operator()<std::uint8_t, kE8M0>();
+    case DType::kBFloat16:
+      return use.template operator()<std::uint16_t, kBrain>();
+    case DType::kFloat16:
+    case DType::kComplex32:
+      return use.template operator()<std::uint16_t, kHalf>();
+    case DType::kFloat32:
+    case DType::kComplex64:
+      return use.template operator()<std::uint32_t, kSingle>();
+    case DType::kFloat64:
+    case DType::kComplex128:
+      return use.template operator()<std::uint64_t, kDouble>();
+    default:
+      return;
+  }
+}
 
 // A finite magnitude as a number.
 double value_of(const FloatForm& form, std::uint64_t magnitude) {
@@ -304,6 +340,35 @@ RunHealth scan_avx512(DType dtype, Bytes run) {
 }
 #endif
 
+// ---- exponents
+
+using ExponentCounters = std::array<std::uint32_t, Exponents::kCount>;
+
+template <class U, FloatForm form>
+ExponentCounters count_fields(Bytes run) {
+  // Neighbours often have one exponent: each has counters of its own, so that none waits for the other.
+  std::array<ExponentCounters, 4> counters{};
+  const auto n = static_cast<Index>(run.size() / sizeof(U));
+  const auto count = [&](Index i, std::size_t lane) {
+    ++counters[lane][form.exponent_at(load<U>(run.data() + i * static_cast<Index>(sizeof(U))))];
+  };
+  Index i = 0;
+  for (; i + 4 <= n; i += 4)
+    for (std::size_t lane = 0; lane < 4; ++lane) count(i + static_cast<Index>(lane), lane);
+  for (; i < n; ++i) count(i, 0);
+  for (std::size_t lane = 1; lane < 4; ++lane)
+    for (std::size_t e = 0; e < counters[0].size(); ++e) counters[0][e] += counters[lane][e];
+  return counters[0];
+}
+
+// The numbers of a run below 4 GiB by the bits of their exponents; zeros, subnormal numbers and those that are not
+// finite where their bits put them. All 0 of integers.
+ExponentCounters count_exponent_bits(DType dtype, Bytes run) {
+  ExponentCounters out{};
+  with_form(dtype, [&]<class U, FloatForm form>() { out = count_fields<U, form>(run); });
+  return out;
+}
+
 // How many numbers an element has.
 Index parts_of(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128 ? 2 : 1;
@@ -351,8 +416,8 @@ void RowSet::add(Index row) {
     ranges.push_back({row, row + 1});
 }
 
-HealthScan::HealthScan(DType dtype, const Dims& shape, Index split)
-    : dtype_(dtype), shape_(shape), split_(split), row_elements_(row_elements_of(shape)) {}
+HealthScan::HealthScan(DType dtype, const Dims& shape, Index split, bool exponents)
+    : dtype_(dtype), shape_(shape), split_(split), row_elements_(row_elements_of(shape)), exponents_(exponents) {}
 
 Index HealthScan::row_memory(const Dims& shape) {
   const Index elements = row_elements_of(shape);
@@ -363,6 +428,7 @@ Index HealthScan::row_memory(const Dims& shape) {
 
 void HealthScan::add(const Box& box, Bytes elements) {
   if (box.empty()) return;
+  if (exponents_) add_exponents(elements);
   add_total(row_elements_ == 0 ? scan_run(dtype_, elements) : scan_rows(box, elements), volume(box) * parts_of(dtype_),
             box);
 }
@@ -407,6 +473,13 @@ void HealthScan::add_rows(Index first_row, const std::vector<RowPart>& parts, bo
   }
 }
 
+void HealthScan::add_exponents(Bytes elements) {
+  const ExponentCounters counters = count_exponent_bits(dtype_, elements);
+  const std::lock_guard lock(mutex_);
+  by_exponent_.resize(counters.size());
+  for (std::size_t e = 0; e < counters.size(); ++e) by_exponent_[e] += counters[e];
+}
+
 void HealthScan::add_total(const RunHealth& run, Index elements, const Box& box) {
   const std::lock_guard lock(mutex_);
   if (total_.elements == 0) value_ = run.first;
@@ -420,7 +493,23 @@ void HealthScan::add_total(const RunHealth& run, Index elements, const Box& box)
     const Index row = box.rank() == 0 ? 0 : box.begin(0) + run.first_not_finite / (elements / box.shape[0]);
     if (total_.first_not_finite_row < 0 || row < total_.first_not_finite_row) total_.first_not_finite_row = row;
   }
-  if (row_elements_ > 0 && total_.elements == volume(shape_) * parts_of(dtype_)) close_rows();
+  if (total_.elements != volume(shape_) * parts_of(dtype_)) return;
+  if (row_elements_ > 0) close_rows();
+  if (exponents_) close_exponents();
+}
+
+// Takes out what has the bits of an exponent and is none of its numbers, and keeps what is left.
+void HealthScan::close_exponents() {
+  with_form(dtype_, [&]<class U, FloatForm form>() {
+    by_exponent_[form.exponent_at(0)] -= total_.zeros;
+    by_exponent_[form.exponent_at(form.special)] -= total_.nans + total_.infs;
+  });
+  const auto is_counted = [](Index n) { return n > 0; };
+  const auto begin = std::find_if(by_exponent_.begin(), by_exponent_.end(), is_counted);
+  const auto end = std::find_if(by_exponent_.rbegin(), by_exponent_.rend(), is_counted).base();
+  if (begin < end)
+    total_.exponents = {Exponents::kLeast + static_cast<int>(begin - by_exponent_.begin()), {begin, end}};
+  by_exponent_ = {};
 }
 
 void HealthScan::close_rows() {

@@ -11,6 +11,8 @@
 // for which this does not hold (integers, float8 kinds without a sign or with one NaN) are counted by pattern.
 //
 // A complex element is taken as its two parts.
+//
+// Beside that, elements may be counted by their exponents, whose bits are the number of a counter.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +72,19 @@ struct RowHealth {
   friend bool operator==(const RowHealth&, const RowHealth&) = default;
 };
 
+// How many elements there are of each order of magnitude 2^e <= |x| < 2^(e + 1): all that are finite and not zero. The
+// subnormal ones of a type all count for the exponent below that of its least normal number, and what lies beyond the
+// ends (of a float64) for the ends.
+struct Exponents {
+  static constexpr int kLeast = -127;
+  static constexpr int kCount = 256;
+
+  int first = 0;              // e of the first count
+  std::vector<Index> counts;  // up to the last that is not 0; empty where nothing is counted, as of integers
+
+  friend bool operator==(const Exponents&, const Exponents&) = default;
+};
+
 struct TensorHealth {
   Index elements = 0;  // looked at
   Index nans = 0;
@@ -81,6 +96,7 @@ struct TensorHealth {
   bool rows_seen = false;           // whether `rows` and `tail` were looked for
   RowHealth rows;                   // rows before the split
   RowHealth tail;                   // and from it on
+  Exponents exponents;              // where they are counted, once every element was added
 
   friend bool operator==(const TensorHealth&, const TensorHealth&) = default;
 };
@@ -93,7 +109,8 @@ class HealthScan {
   static constexpr Index kMaxRows = Index{1} << 24;
 
   // `split`: the row from which on rows are counted apart, as those that pad a vocabulary are; -1: none are.
-  HealthScan(DType dtype, const Dims& shape, Index split = -1);
+  // `exponents`: whether they are counted, which takes longer than all the rest.
+  HealthScan(DType dtype, const Dims& shape, Index split = -1, bool exponents = false);
 
   // Adds the elements of `box`, row-major. Boxes lie inside the tensor and do not overlap. Thread-safe.
   void add(const Box& box, Bytes elements);
@@ -113,17 +130,21 @@ class HealthScan {
   };
   RunHealth scan_rows(const Box& box, Bytes elements);
   void add_rows(Index first_row, const std::vector<RowPart>& parts, bool whole_rows);
+  void add_exponents(Bytes elements);
   void add_total(const RunHealth& run, Index elements, const Box& box);
   void close_rows();
+  void close_exponents();
 
   DType dtype_;
   Dims shape_;
   Index split_;
   Index row_elements_ = 0;  // 0: rows are not looked for
+  bool exponents_ = false;
 
   mutable std::mutex mutex_;
   TensorHealth total_;
-  std::uint64_t value_ = 0;  // the bits of the elements, as long as total_.constant
+  std::uint64_t value_ = 0;         // the bits of the elements, as long as total_.constant
+  std::vector<Index> by_exponent_;  // while elements are missing: of each of the kCount exponents
   // While rows are missing. The values are for rows that arrive in several parts.
   std::vector<bool> not_zero_, not_constant_;
   std::vector<std::uint64_t> values_;

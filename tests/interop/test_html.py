@@ -212,11 +212,48 @@ class HtmlPages(unittest.TestCase):
         self.assertIn("train_state.step\t10\t0%\t0\t0", page.text("section table"))
         page.press("canvas", "Home")
         self.assertRegex(page.text(".told"), r"layers\.0\.attention\.wk\.weight: absmax 1\.\d+")
+        page("document.querySelector('.told .link').click()")
+        self.assertEqual(page.text("#exponents h3"), "Exponents of layers.0.attention.wk.weight")
         page("const s = document.querySelector('select'); s.value = 'share of zeros'; s.dispatchEvent(new Event('change'))")
         page.settle()
         page.press("canvas", "Home")
         self.assertIn("0% zeros", page.text(".told"))
         self.assertIn("checksums hold", page.text())
+
+    def test_verify_draws_the_exponents_of_each_tensor(self):
+        path = pathlib.Path(self.directory.name) / "exponents.safetensors"
+        values = {"small": ("F16", "e", [1, 1.5, -1.25, 1.75, 0.5, 4, 0, float("inf")]),
+                  "wide": ("F32", "f", [1e-40, -3, 3, 0.0])}
+        header, blobs = {}, b""
+        for name, (dtype, code, numbers) in values.items():
+            blob = struct.pack(f"<{len(numbers)}{code}", *numbers)
+            header[name] = {"dtype": dtype, "shape": [len(numbers)], "data_offsets": [len(blobs), len(blobs) + len(blob)]}
+            blobs += blob
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + blobs)
+        page = self.page("verify", path, "--values", code=1, width=360)
+        self.assertEqual(page.text("#exponents h3"), "Exponents of small")  # what is not finite comes first
+        told = []
+        for keys in (["Home"], ["ArrowRight"], ["ArrowRight"], ["End"]):
+            page.press("#exponents canvas", *keys)
+            told.append(page.text("#exponents .told"))
+        ofall = "that are finite and not zero"
+        self.assertEqual(told, [f"magnitudes 2^-1 to 2^0 (0.5 to 1): 1 of 6 elements {ofall}, 16.7%",
+                                f"magnitudes 2^0 to 2^1 (1 to 2): 4 of 6 elements {ofall}, 66.7%",
+                                f"magnitudes 2^1 to 2^2 (2 to 4): 0 of 6 elements {ofall}, 0%",
+                                f"magnitudes 2^2 to 2^3 (4 to 8): 1 of 6 elements {ofall}, 16.7%"])
+        heights = page("(() => { const c = document.querySelector('#exponents canvas'), g = c.getContext('2d');"
+                       "return [0, 1, 2, 3].map(i => { let n = 0; const d = g.getImageData(36 * i + 18, 0, 1, 119).data;"
+                       "for (let y = 0; y < 119; ++y) n += d[4 * y + 3] > 0; return n; }) })()")
+        for height, bar in zip(heights, (30, 119, 0, 30)):
+            self.assertAlmostEqual(height, bar, delta=3)
+        page("[...document.querySelectorAll('td .link')].find(e => e.innerText === 'wide').click()")
+        page.settle()
+        self.assertEqual(page.text("#exponents h3"), "Exponents of wide")
+        page.press("#exponents canvas", "Home")
+        self.assertIn("magnitudes below 2^-126 (1.18e-38): 1 of 3", page.text("#exponents .told"))
+        page.press("#exponents canvas", "End")
+        self.assertIn("magnitudes 2^1 to 2^2 (2 to 4): 2 of 3", page.text("#exponents .told"))
 
     def test_verify_draws_the_vocabulary(self):
         bad = pathlib.Path(self.directory.name) / "bad"

@@ -526,6 +526,17 @@ class Commands(Case):
         with self.assertRaises(dataclasses.FrozenInstanceError):
             finding.severity = "note"
 
+    def test_values_count_exponents(self):
+        expected = raw_safetensors(WHOLE)
+        tensors = {t["name"]: t for t in reshard.verify(WHOLE, values=True).tensors}
+        self.assertEqual(set(tensors), set(expected))
+        for name, array in expected.items():
+            exponents = numpy.frexp(array[array != 0].astype("f8"))[1] - 1
+            counted = tensors[name]["exponents"]
+            self.assertEqual(array.dtype.kind, "f")
+            self.assertEqual(counted["first"], exponents.min())
+            self.assertEqual(counted["counts"], numpy.bincount(exponents - exponents.min()).tolist(), name)
+
     def test_check(self):
         report = reshard.check(config=self.config, mesh="tp=2,dp=2", world=4)
         self.assertTrue(report.ok, report)

@@ -133,9 +133,9 @@ function hatch(context, [x, y, w, height]) {
 
 // Rectangles, one of which is chosen by pointer or keys and then told in words.
 //   place(width)      {rects, height, labels: [text, x, y, room]}
-//   fill(i), text(i)  colour and words of each; hatched(i)
+//   fill(i), text(i)  colour and words of each; hatched(i); level(i): how much of it is filled, from below
 //   tell(i)           what there is to say of it: text or elements
-function plot({ label, place, fill, text, hatched, tell }) {
+function plot({ label, place, fill, text, hatched, level = () => 1, tell }) {
   const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": `${label}. Arrow keys go through it.` });
   const told = h("p", { class: "told", "aria-live": "polite" }, "Point at a field, or use the arrow keys.");
   let placed = { rects: [] };
@@ -161,7 +161,8 @@ function plot({ label, place, fill, text, hatched, tell }) {
       const [x, y, w, height] = r;
       const gap = Math.min(w, height) > 5 ? 1 : 0;
       context.fillStyle = fill(i);
-      context.fillRect(x, y, Math.max(w - gap, 0.7), Math.max(height - gap, 0.7));
+      const filled = Math.max(height - gap, 0.7) * level(i);
+      context.fillRect(x, y + height - gap - filled, Math.max(w - gap, 0.7), filled);
       if (hatched?.(i)) hatch(context, r);
       if (text && w > 54 && height > 28) words(context, text(i), x + 5, y + height / 2 + 4, w - 8);
     });
@@ -198,7 +199,7 @@ function plot({ label, place, fill, text, hatched, tell }) {
 }
 dark.addEventListener("change", () => document.querySelectorAll("canvas").forEach((c) => c.dispatchEvent(new Event("redraw"))));
 
-// A table of colours. `cells`: {row, column, value, tell}; a value that is not finite is red. Values are told apart by
+// A table of colours. `cells`: {row, column, value, tell()}; a value that is not finite is red. Values are told apart by
 // their order of magnitude where they span several.
 function heatMap(label, rows, columns, cells) {
   const values = cells.map((c) => c.value).filter((v) => Number.isFinite(v) && v > 0);
@@ -214,11 +215,12 @@ function heatMap(label, rows, columns, cells) {
     columns.forEach((c, i) => i % every === 0 && labels.push([c, gutter + i * cw, 11, every * cw]));
     return { rects: cells.map((c) => [gutter + c.column * cw, 16 + c.row * height, cw, height]), labels, height: 18 + rows.length * height };
   };
-  return plot({ label, place, fill: (i) => (Number.isFinite(cells[i].value) ? heat(share(cells[i].value)) : style("--bad")), tell: (i) => cells[i].tell });
+  return plot({ label, place, fill: (i) => (Number.isFinite(cells[i].value) ? heat(share(cells[i].value)) : style("--bad")), tell: (i) => cells[i].tell() });
 }
 
-// Tensors of a model as layers x modules. `value(tensor)`: null where it is not finite.
-function layerMap(label, tensors, value, tell) {
+// Tensors of a model as layers x modules. `value(tensor)`: null where it is not finite; `more(tensor)`: what else there
+// is to show of one.
+function layerMap(label, tensors, value, tell, more = () => "") {
   const modules = new Map();
   const cells = new Map();
   const layerOf = (name) => name.match(/(?:^|\.)(\d+)(?=\.|$)/)?.[1] ?? "";
@@ -237,7 +239,7 @@ function layerMap(label, tensors, value, tell) {
     cells.set(key, cell);
   }
   const all = [...cells.values()];
-  for (const c of all) c.tell = `${c.tensor.name}: ${tell(c.tensor)}${c.count > 1 ? `; the most of ${number(c.count)}` : ""}`;
+  for (const c of all) c.tell = () => [`${c.tensor.name}: ${tell(c.tensor)}${c.count > 1 ? `; the most of ${number(c.count)}` : ""} `, more(c.tensor)];
   return heatMap(label, [...modules.keys()], layers.map((l) => l || "–"), all);
 }
 
@@ -541,16 +543,44 @@ const kMetrics = {
   "NaN and infinities": [(t) => (t.nan + t.inf ? null : 0), (t) => `${counted(t.nan, "NaN")}, ${number(t.inf)} infinite`],
 };
 
+// The exponent that a type's subnormal numbers count for, where it is not that of float32.
+const kSubnormal = { float16: -15, complex32: -15, float8_e4m3fn: -7, float8_e4m3fnuz: -8, float8_e5m2: -15, float8_e5m2fnuz: -16 };
+
+// The elements of a tensor by their orders of magnitude, a bar for each exponent of two.
+function exponentBars({ name, dtype, exponents: { first, counts } }) {
+  const most = Math.max(...counts);
+  const all = sum(counts);
+  const tall = 120;
+  const place = (width) => {
+    const step = Math.min(36, width / counts.length);
+    const every = Math.ceil(44 / step);
+    const rects = counts.map((_, i) => [i * step, 0, step, tall]);
+    const labels = counts.map((_, i) => [`2^${first + i}`, i * step, tall + 14, every * step]).filter((_, i) => i % every === 0);
+    return { rects, labels, height: tall + 20 };
+  };
+  const size = (e) => (e === (kSubnormal[dtype] ?? -127) ? `below 2^${e + 1} (${brief(2 ** (e + 1))})` : e === 128 ? "2^128 and above" : `2^${e} to 2^${e + 1} (${brief(2 ** e)} to ${brief(2 ** (e + 1))})`);
+  return plot({
+    label: `Elements of ${visible(name)} by exponent`, place, fill: () => heat(0.5),
+    level: (i) => (counts[i] ? Math.max(0.02, counts[i] / most) : 0),
+    tell: (i) => `magnitudes ${size(first + i)}: ${number(counts[i])} of ${counted(all, "element")} that are finite and not zero, ${percent(counts[i] / all)}`,
+  });
+}
+
 function valuesSection() {
   const tensors = data.tensors.filter((t) => "absmax" in t);
   if (!tensors.length) return "";
   const body = h("div");
-  const draw = (metric) => body.replaceChildren(layerMap(`Layers by modules: ${metric}`, tensors, ...kMetrics[metric]));
+  const exponents = h("div", { id: "exponents" });
+  const show = (t) => exponents.replaceChildren(h("h3", {}, "Exponents of ", h("code", {}, t.name)),
+    t.exponents.counts.length ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
+  const link = (t, words) => h("button", { class: "link", onclick: () => (show(t), exponents.scrollIntoView({ block: "nearest" })) }, words);
+  const draw = (metric) => body.replaceChildren(layerMap(`Layers by modules: ${metric}`, tensors, ...kMetrics[metric], (t) => link(t, "its exponents")));
   draw("largest value");
   const choice = h("select", { "aria-label": "What is shown", onchange: (e) => draw(e.target.value) }, Object.keys(kMetrics).map((m) => h("option", {}, m)));
   const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || b.absmax - a.absmax);
-  const cells = (t) => [h("code", {}, t.name), brief(t.absmax), percent(t.zeros / Math.max(1, product(t.shape))), number(t.nan), number(t.inf)];
-  return section("Values", h("div", { class: "tools" }, choice), body, table(["tensor", "#absmax", "#zeros", "#NaN", "#infinite"], rows, cells, 20));
+  const cells = (t) => [link(t, t.name), brief(t.absmax), percent(t.zeros / Math.max(1, product(t.shape))), number(t.nan), number(t.inf)];
+  show(rows.find((t) => t.exponents.counts.length) ?? rows[0]);
+  return section("Values", h("div", { class: "tools" }, choice), body, exponents, table(["tensor", "#absmax", "#zeros", "#NaN", "#infinite"], rows, cells, 20));
 }
 
 const verifyPage = () => [
@@ -607,7 +637,7 @@ function diffPage() {
 function planPage() {
   const label = (g) => (g.count === 1 ? g.first : `${g.first} and ${g.count - 1} more`);
   const cells = data.flows.map(([row, column, size, moves]) => ({
-    row, column, value: size, tell: `${label(data.targets[row])} takes ${bytes(size)} in ${counted(moves, "piece")} from ${label(data.sources[column])}`,
+    row, column, value: size, tell: () => `${label(data.targets[row])} takes ${bytes(size)} in ${counted(moves, "piece")} from ${label(data.sources[column])}`,
   }));
   const reads = (t) => {
     const mine = data.flows.filter((f) => data.targets[f[0]] === t);

@@ -2,6 +2,7 @@
 // for byte.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <functional>
 #include <map>
@@ -347,17 +348,19 @@ TEST_F(ManySlabs, HealthAndDistancesAreThoseOfOneProcess) {
       convert_one(sample("tp8") + "/checkpoint", dir_ / "half", {.to = "hf", .dtype = DType::kFloat16}, nullptr));
   const auto look = [&](Transport* ranks, std::vector<TensorHealth>& health,
                         std::vector<Comparison::Distance>& distances, Index& checksums) -> Status {
-    auto open = TRY(open_checkpoint(dir_ / "rows"));
-    std::vector<std::size_t> all(open.reader->catalog().tensors().size());
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
-    TRY(open.reader->locate(all, 1, dir_ / ""));
     RunOptions run;
     run.memory = Index{1} << 30;
     run.threads = 2;
     run.ranks = ranks;
-    const auto report = TRY(check_values(open.reader->catalog(), open.reader->files(), {}, run));
-    for (const ValueRow& row : report.tensors) health.push_back(row.health);
-    if (rank_of(ranks) == 0) checksums = report.checksums_checked;
+    for (const char* path : {"rows", "half"}) {
+      auto open = TRY(open_checkpoint(dir_ / path));
+      std::vector<std::size_t> all(open.reader->catalog().tensors().size());
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+      TRY(open.reader->locate(all, 1, dir_ / ""));
+      const auto report = TRY(check_values(open.reader->catalog(), open.reader->files(), {.exponents = true}, run));
+      for (const ValueRow& row : report.tensors) health.push_back(row.health);
+      if (rank_of(ranks) == 0) checksums += report.checksums_checked;
+    }
     auto a = TRY(open_checkpoint(sample("tp8") + "/checkpoint")), b = TRY(open_checkpoint(dir_ / "half"));
     ComparisonOptions options;
     options.config = sample("tp8") + "/config.json";
@@ -372,6 +375,7 @@ TEST_F(ManySlabs, HealthAndDistancesAreThoseOfOneProcess) {
   Index checksums = 0;
   ASSERT_TRUE(look(nullptr, health, distances, checksums));
   EXPECT_GT(checksums, 0);
+  EXPECT_TRUE(std::any_of(health.begin(), health.end(), [](const auto& h) { return h.exponents.counts.size() > 1; }));
   for (const int n : {2, 3, 7}) {
     const Status status = run_local_ranks(n, [&](Transport& ranks) -> Status {
       std::vector<TensorHealth> mine;

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -260,6 +261,37 @@ Buffer take(const Buffer& tensor, const Dims& shape, const Box& box, Index width
   return out;
 }
 
+// The exponent below that of the least normal number.
+int subnormal_exponent(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat8E4M3:
+      return -7;
+    case DType::kFloat8E4M3Fnuz:
+      return -8;
+    case DType::kFloat8E5M2:
+    case DType::kFloat16:
+      return -15;
+    case DType::kFloat8E5M2Fnuz:
+      return -16;
+    default:
+      return -127;
+  }
+}
+
+Exponents exponents_by_definition(DType dtype, Bytes data) {
+  const auto width = static_cast<std::size_t>(byte_size(dtype));
+  std::map<int, Index> counts;
+  for (Index i = 0; i < static_cast<Index>(data.size() / width); ++i) {
+    const double v = worth(dtype, bits_of(data, width, i));
+    if (std::isfinite(v) && v != 0) ++counts[std::clamp(std::ilogb(v), subnormal_exponent(dtype), 128)];
+  }
+  Exponents out;
+  if (counts.empty() || std::find(std::begin(kFloats), std::end(kFloats), dtype) == std::end(kFloats)) return out;
+  out.first = counts.begin()->first;
+  for (int e = out.first; e <= counts.rbegin()->first; ++e) out.counts.push_back(counts[e]);
+  return out;
+}
+
 TensorHealth tensor_by_definition(DType dtype, const Dims& shape, const Buffer& data, Index split) {
   const RunHealth all = by_definition(dtype, data);
   const Index rows = shape.rank() > 0 ? shape[0] : 1, in_row = volume(shape) / std::max<Index>(1, rows);
@@ -271,6 +303,7 @@ TensorHealth tensor_by_definition(DType dtype, const Dims& shape, const Buffer& 
   h.absmax = all.absmax;
   h.constant = all.constant;
   if (all.first_not_finite >= 0) h.first_not_finite_row = all.first_not_finite / in_row;
+  h.exponents = exponents_by_definition(dtype, data);
   if (shape.rank() < 2 || in_row < HealthScan::kMinRowElements) return h;
   h.rows_seen = true;
   const auto bytes = static_cast<std::size_t>(in_row * byte_size(dtype));
@@ -314,17 +347,40 @@ TEST(Health, OfATensorDoesNotDependOnPiecesNorTheirOrder) {
     std::vector<Box> boxes;
     cut(random, whole(shape), static_cast<int>(random() % 6), boxes);
     std::shuffle(boxes.begin(), boxes.end(), random);
-    HealthScan scan(dtype, shape, split);
+    HealthScan scan(dtype, shape, split, true);
     for (const Box& box : boxes) scan.add(box, take(data, shape, box, byte_size(dtype)));
     EXPECT_EQ(scan.health(), tensor_by_definition(dtype, shape, data, split)) << "round " << round;
   }
+}
+
+TEST(Health, EveryNumberIsCountedForItsExponent) {
+  std::mt19937_64 random(16);
+  for (const DType dtype : kFloats) {
+    const auto width = static_cast<std::size_t>(byte_size(dtype));
+    Buffer every, any(10007 * width);
+    for (std::uint64_t v = 0; v < (width == 1 ? 0x100u : 0x10000u); ++v) {
+      every.resize(every.size() + width);
+      put(every, width, static_cast<std::size_t>(v), v << (8 * width - (width == 1 ? 8 : 16)));
+    }
+    for (std::byte& b : any) b = static_cast<std::byte>(random());
+    for (const Buffer& data : {every, any, finite_values(random, 4099, width), Buffer(6 * width)}) {
+      const Dims shape = {static_cast<Index>(data.size() / width)};
+      HealthScan scan(dtype, shape, -1, true);
+      scan.add(whole(shape), data);
+      EXPECT_EQ(scan.health().exponents, exponents_by_definition(dtype, data)) << info(dtype).torch_name;
+    }
+  }
+  const std::vector<float> parts = {1, 0, NAN, 2, 3, -0.25F};
+  HealthScan complex(DType::kComplex64, {3}, -1, true);
+  complex.add(whole({3}), std::as_bytes(std::span(parts)));
+  EXPECT_EQ(complex.health().exponents, (Exponents{-2, {1, 0, 1, 2}}));
 }
 
 TEST(Health, ThreadsMayAddToOneTensor) {
   std::mt19937_64 random(15);
   const Dims shape = {3000, 24};
   const Buffer data = rows_of_all_kinds(random, DType::kBFloat16, shape[0], shape[1]);
-  HealthScan scan(DType::kBFloat16, shape, 2500);
+  HealthScan scan(DType::kBFloat16, shape, 2500, true);
   const auto work = [&](Index first) {
     for (Index r = first; r < shape[0]; r += 200) {
       const Box box{{r, 0}, {100, 24}};
