@@ -8,6 +8,7 @@ torch and ml_dtypes are used where they are there. The last line is `python: N p
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import importlib.util
 import inspect
 import io
@@ -35,6 +36,7 @@ FSDP = DATA / "fsdp/fsdp2_tp2"  # six ranks of FSDP and TP
 WHOLE = DATA / "fsdp/fsdp2_tp2.safetensors"  # the same in one file
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
+HAS_MYPY = importlib.util.find_spec("mypy") is not None
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
                "U8": "u1", "BOOL": "?", "F8_E4M3": "u1", "F8_E5M2": "u1"}  # fmt: skip
 
@@ -289,6 +291,7 @@ class Errors(Case):
         self.assertIsInstance(caught.exception, OSError)
         self.assertIsInstance(caught.exception, reshard.Error)
         self.assertEqual(caught.exception.path, str(self.tmp / "nowhere"))
+        self.assertEqual((caught.exception.filename, caught.exception.errno), (caught.exception.path, errno.ENOENT))
         self.assertIn("nowhere", str(caught.exception))
 
     def test_a_damaged_file_says_where(self):
@@ -657,8 +660,12 @@ class Process(Case):
 
     def test_progress_shows_a_bar_or_lines(self):
         program("synth", self.tmp / "bar", "--model", "llama3-tiny")
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()) as err:
             reshard.verify(self.tmp / "bar", progress=True)
+        if importlib.util.find_spec("tqdm"):
+            self.assertRegex(err.getvalue(), r"verify: 100%.*B/s")
+        else:
+            self.assertEqual(err.getvalue(), "")  # a line every ten seconds
 
     def test_the_program(self):
         self.assertIn(reshard.__version__, program("--version"))
@@ -711,6 +718,43 @@ class Stubs(Case):
             for method in (n for n in node.body if isinstance(n, ast.FunctionDef) and not n.decorator_list):
                 if inspect.isfunction(vars(kind).get(method.name)) and not method.name.startswith("__"):
                     self.assertEqual(parameters(method), real(vars(kind)[method.name]), f"{name}.{method.name}")
+
+
+    @unittest.skipUnless(HAS_MYPY, "no mypy")
+    def test_a_type_checker_takes_them(self):
+        right = """
+import pathlib
+import numpy, reshard
+from numpy.typing import NDArray
+from typing import Any, Optional
+
+with reshard.open(pathlib.Path("a"), part="model") as checkpoint:
+    part: NDArray[Any] = checkpoint["x"][1:2, ::2]
+    shape: tuple[int, ...] = checkpoint["x"].shape
+    tp: Optional[int] = checkpoint.mesh["tp"]
+arrays: dict[str, NDArray[Any]] = reshard.load("a", part="model", names="hf")
+report: reshard.LoadReport = reshard.load("a", into=arrays, mesh={"tp": 2}, rank=1)
+reshard.convert("a", "b", to="hf", keep_dtype=["*norm*"], progress=lambda done, total: None)
+why: list[str] = reshard.verify("a", values=True).findings[0].why
+try:
+    largest: Optional[reshard.RankMemory] = reshard.check(config="c", mesh="tp=2").largest
+except reshard.MissingError as error:
+    path: Optional[str] = error.path
+"""
+        wrong = """
+import reshard
+arrays: int = reshard.load("a", part="model")
+reshard.load("a", into={}, stricty=False)
+reshard.convert("a", "b")
+reshard.open("a", weights="both")
+"""
+        file = self.tmp / "program.py"
+        for text, errors in ((right, 0), (wrong, 4)):
+            file.write_text(text)
+            done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", self.tmp / "cache", file],
+                                  capture_output=True, text=True, timeout=300)  # fmt: skip
+            lines = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
+            self.assertEqual(len(lines), errors, done.stdout + done.stderr)
 
 
 class Documentation(Case):

@@ -2,8 +2,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Optional, Union, overload
 
-import numpy
-import numpy.typing
+from numpy.typing import DTypeLike, NDArray
 
 __version__: str
 
@@ -14,6 +13,7 @@ _Renames = Union[Mapping[str, str], Iterable[str]]
 _Bytes = Union[int, str]
 _Progress = Union[bool, Callable[[int, int], Any], None]
 _Key = Any
+_Array = NDArray[Any]
 
 class Error(Exception):
     message: str
@@ -53,11 +53,11 @@ class Tensor:
     def placement(self) -> str: ...
     @property
     def pieces(self) -> list[Piece]: ...
-    def numpy(self) -> numpy.ndarray: ...
+    def numpy(self) -> _Array: ...
     def torch(self, key: _Key = ...) -> Any: ...
     def __len__(self) -> int: ...
-    def __getitem__(self, key: _Key) -> numpy.ndarray: ...
-    def __array__(self, dtype: numpy.typing.DTypeLike = None, copy: Optional[bool] = None) -> numpy.ndarray: ...
+    def __getitem__(self, key: _Key) -> _Array: ...
+    def __array__(self, dtype: Optional[DTypeLike] = None, copy: Optional[bool] = None) -> _Array: ...
     def __dlpack__(
         self,
         *,
@@ -119,13 +119,10 @@ class LoadReport:
     warnings: list[str]
 
 @overload
-def load(path: _Path, *, into: None = None, **options: Any) -> dict[str, numpy.ndarray]: ...
-@overload
-def load(path: _Path, *, into: Mapping[str, Any], **options: Any) -> LoadReport: ...
 def load(
     path: _Path,
     *,
-    into: Optional[Mapping[str, Any]] = None,
+    into: None = None,
     mesh: Optional[_Mesh] = None,
     rank: int = 0,
     names: Optional[str] = None,
@@ -151,7 +148,38 @@ def load(
     threads: Optional[int] = None,
     check_whole_items: bool = False,
     progress: _Progress = False,
-) -> Union[dict[str, numpy.ndarray], LoadReport]: ...
+) -> dict[str, _Array]: ...
+@overload
+def load(
+    path: _Path,
+    *,
+    into: Mapping[str, Any],
+    mesh: Optional[_Mesh] = None,
+    rank: int = 0,
+    names: Optional[str] = None,
+    layout: Optional[_Path] = None,
+    dtype: Optional[str] = None,
+    keep_dtype: Optional[_Globs] = None,
+    include: Optional[_Globs] = None,
+    exclude: Optional[_Globs] = None,
+    part: Optional[str] = None,
+    strict: bool = True,
+    config: Optional[_Path] = None,
+    family: Optional[str] = None,
+    family_file: Optional[_Path] = None,
+    vocab_padding: Optional[str] = None,
+    vocab_divisible_by: Optional[int] = None,
+    keep_unknown: bool = False,
+    source_layout: Optional[_Path] = None,
+    source_mesh: Optional[_Mesh] = None,
+    strip_prefix: Optional[str] = None,
+    rename: Optional[_Renames] = None,
+    weights: Optional[Literal["model", "master"]] = None,
+    memory: Optional[_Bytes] = None,
+    threads: Optional[int] = None,
+    check_whole_items: bool = False,
+    progress: _Progress = False,
+) -> LoadReport: ...
 
 class Finding:
     severity: Literal["error", "warning", "note"]

@@ -1,6 +1,7 @@
 """The exceptions: one hierarchy, below Error."""
 
 import os
+from errno import ENOENT
 
 __all__ = [
     "Error",
@@ -53,11 +54,17 @@ class UnsupportedError(Error):
 
 
 class FileError(Error, OSError):
-    """The operating system said no."""
+    """The operating system said no. `filename` is the path, too."""
+
+    @property
+    def filename(self):
+        return self.path
 
 
 class MissingError(FileError, FileNotFoundError):
     """A file or a checkpoint is not there."""
+
+    errno = ENOENT
 
 
 class RankError(Error):
