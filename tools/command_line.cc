@@ -78,6 +78,10 @@ const Option& Option::written() const {
   return *this;
 }
 
+const Option& Option::names_tensors() const {
+  hints_->tensors = true;
+  return *this;
+}
 const Option& Option::suggests(std::vector<std::string> words) const {
   hints_->words = std::move(words);
   return *this;

@@ -26,6 +26,7 @@ using Action = std::function<Result<int>()>;
 struct OptionHints {
   std::vector<std::string> words;  // that it may be given, not always all of them
   bool written = false;            // the path of an output
+  bool tensors = false;            // a glob over names of the tensors of the checkpoint on the line
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
@@ -44,6 +45,7 @@ class Option {
   const Option& one_value_each() const;  // of a list: the next word is not its value too
   const Option& described_as(const std::string& text) const;
   const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
+  const Option& names_tensors() const;                           // globs over them, of the checkpoint on the line
   const Option& written() const;  // the path of an output; of a list its last. Absent: in the current directory
 
  private:

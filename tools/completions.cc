@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "formats/registry.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 
@@ -45,9 +47,13 @@ std::string bash(const std::vector<CommandText>& program) {
   for (const CommandText& command : program) {
     if (!command.name.empty()) commands.push_back(command.name);
     std::string values;
-    for (const OptionText& option : command.options)
-      if (!option.hints.words.empty() && !option.is_place)
-        values += "      " + join(option.names, "|") + ") words=" + in_quotes(join(option.hints.words, " ")) + " ;;\n";
+    for (const OptionText& option : command.options) {
+      if (option.is_place) continue;
+      const std::string words = option.hints.tensors         ? "is_tensor=1"
+                                : option.hints.words.empty() ? ""
+                                                             : "words=" + in_quotes(join(option.hints.words, " "));
+      if (!words.empty()) values += "      " + join(option.names, "|") + ") " + words + " ;;\n";
+    }
     cases += "  " + in_quotes(command.name) + ")\n    options=" + in_quotes(names_of(command)) + "\n";
     if (!values.empty()) cases += "    case $before in\n" + values + "    esac ;;\n";
     if (values.empty()) cases += "    ;;\n";
@@ -55,7 +61,7 @@ std::string bash(const std::vector<CommandText>& program) {
   return R"(# What bash offers for a line that begins with reshard. To be found by it: in
 # ~/.local/share/bash-completion/completions/reshard
 _reshard() {
-  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= options= words= word
+  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= options= words= word is_tensor= checkpoint=
   [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}
   [[ $current == = ]] && current=
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
@@ -67,7 +73,17 @@ _reshard() {
          R"(  esac
   [[ -z $command && -z $words ]] && options+=" )" +
          join(commands, " ") + R"("
-  if [[ -n $words ]]; then
+  COMPREPLY=()
+  if [[ -n $is_tensor ]]; then
+    # Names of tensors are somebody else's words: nothing of them may be run or expanded.
+    for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do
+      [[ -e $word ]] && { checkpoint=$word; break; }
+    done
+    [[ -n $checkpoint ]] && while IFS= read -r word; do
+      [[ $current == [\'\"]* ]] || printf -v word %q "$word"
+      [[ $word == "${current#[\'\"]}"* ]] && COMPREPLY+=("$word")
+    done < <("${COMP_WORDS[0]}" completions --tensors "$checkpoint" 2> /dev/null)
+  elif [[ -n $words ]]; then
     COMPREPLY=($(compgen -W "$words" -- "$current"))
   elif [[ $current == -* || -z $command ]]; then
     COMPREPLY=($(compgen -W "$options" -- "$current"))
@@ -92,19 +108,30 @@ std::string zsh(const std::vector<CommandText>& program) {
           spec += "[" + with_escapes(in_short(option.help), "[]:\\") + "]";
           if (!option.value.empty()) {
             const std::string words = join(option.hints.words, " ");
-            spec += ":" + option.value + ":" + (words.empty() ? "_files" : "(" + words + ")");
+            spec += ":" + option.value + ":" +
+                    (option.hints.tensors ? "_reshard_tensors"
+                     : words.empty()      ? "_files"
+                                          : "(" + words + ")");
           }
           cases += " \\\n      " + in_quotes(spec);
         }
       }
     cases += " \\\n      '*:checkpoint:_files' ;;\n";
   }
-  return R"(#compdef reshard
+  return R"zsh(#compdef reshard
 # What zsh offers for a line that begins with reshard. To be found by it: as _reshard in a directory of $fpath.
+_reshard_tensors() {
+  local word
+  for word in $words[2,-1]; do
+    [[ -e $word ]] || continue
+    compadd -- ${(f)"$(reshard completions --tensors $word 2> /dev/null)"}
+    return
+  done
+}
 local -a commands
 if (( CURRENT == 2 )); then
   commands=(
-)" + commands +
+)zsh" + commands +
          R"(  )
   _describe command commands
   return
@@ -119,7 +146,15 @@ case $words[1] in
 std::string fish(const std::vector<CommandText>& program) {
   std::string out =
       "# What fish offers for a line that begins with reshard. To be found by it: as\n"
-      "# ~/.config/fish/completions/reshard.fish\n";
+      "# ~/.config/fish/completions/reshard.fish\n"
+      "function __reshard_tensors\n"
+      "    for word in (commandline -opc)[3..-1]\n"
+      "        if test -e $word\n"
+      "            reshard completions --tensors $word 2>/dev/null\n"
+      "            return\n"
+      "        end\n"
+      "    end\n"
+      "end\n";
   for (const CommandText& command : program) {
     const std::string where =
         command.name.empty() ? "__fish_use_subcommand" : "__fish_seen_subcommand_from " + command.name;
@@ -132,24 +167,48 @@ std::string fish(const std::vector<CommandText>& program) {
       for (const std::string& name : option.names)
         out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (!option.value.empty())
-        out += option.hints.words.empty() ? " -r" : " -x -a " + in_quotes(join(option.hints.words, " "));
+        out += option.hints.tensors         ? " -x -a '(__reshard_tensors)'"
+               : option.hints.words.empty() ? " -r"
+                                            : " -x -a " + in_quotes(join(option.hints.words, " "));
       out += " -d " + in_quotes(in_short(option.help)) + "\n";
     }
   }
   return out;
 }
 
+// Whether a shell takes it as it stands, between quotes or with its signs escaped.
+bool is_plain(std::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return c > ' ' && c < 127 && std::string_view("'\"\\$`!").find(c) == std::string_view::npos;
+  });
+}
+
+Result<int> print_tensors(const std::string& path) {
+  const OpenCheckpoint open = TRY(open_checkpoint(path, {.files_too = false}));
+  std::vector<std::string> names;
+  for (const Tensor& t : open.reader->catalog().tensors()) names.push_back(t.name);
+  for (const Blob& b : open.reader->catalog().blobs) names.push_back(b.name);
+  for (const std::string& name : fold_names(names))
+    if (is_plain(name)) std::printf("%s\n", name.c_str());
+  return 0;
+}
+
 }  // namespace
 
 void add_completions(CommandLine& line) {
   auto shell = std::make_shared<std::string>();
-  line.add_option("shell", *shell, "For which shell").one_of({"bash", "zsh", "fish"}).required();
+  auto checkpoint = std::make_shared<std::string>();
+  line.add_option("shell", *shell, "For which shell").one_of({"bash", "zsh", "fish"});
+  line.add_option("--tensors", *checkpoint,
+                  "Print the names of this checkpoint's tensors, their numbers folded, as --include takes them");
   line.footer(
       "Examples:\n"
       "  source <(reshard completions bash)                                        in this shell\n"
       "  reshard completions zsh > ~/.zfunc/_reshard                               in all, with ~/.zfunc in $fpath\n"
       "  reshard completions fish > ~/.config/fish/completions/reshard.fish");
-  line.action([shell]() -> Result<int> {
+  line.action([shell, checkpoint]() -> Result<int> {
+    if (!checkpoint->empty()) return print_tensors(*checkpoint);
+    if (shell->empty()) return usage_error("completions: for bash, zsh or fish?");
     const std::vector<CommandText> all = describe(program());
     std::printf("%s", (*shell == "bash" ? bash(all) : *shell == "zsh" ? zsh(all) : fish(all)).c_str());
     return 0;

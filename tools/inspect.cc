@@ -37,7 +37,8 @@ void add_inspect(CommandLine& line) {
   add_html_option(line, options->html);
   line.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");
   line.add_option("--filter", options->report.filters, "Only tensors whose name matches the glob, one a line")
-      .one_value_each();
+      .one_value_each()
+      .names_tensors();
   options->source_layout.add(line);
   line.footer(
       "Only the metadata is read, so it works on a copy of them without the data.\n"

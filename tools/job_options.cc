@@ -208,14 +208,14 @@ void ConvertOptions::add_changes(CommandLine& line) {
           "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
       .suggests({"keep", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
       .shows_default();
-  line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)");
+  line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)").names_tensors();
   line.add_option(
           "--quantize", quantize,
           "Matrices that models of the family have quantized become float8 in blocks of 128 x 128, beside their "
           "scales (weight_scale_inv), as DeepSeek's: fp8-block")
       .one_of({"fp8-block"});
-  line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)");
-  line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)");
+  line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)").names_tensors();
+  line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)").names_tensors();
   line.add_option("--max-shard-size", max_shard_size,
                   "Largest file, where files are cut by size (default: 5GB, 1024MiB for colossalai)");
   line.add_option("--shard-format", shard_format,

@@ -94,6 +94,66 @@ TEST(Completions, OfBashOfferAllThatHelpShows) {
   EXPECT_EQ(offered(script, "reshard convert /ch"), std::set<std::string>()) << "files are bash's own affair";
 }
 
+TEST(Completions, OfferTheTensorsOfTheCheckpointOnTheLine) {
+  const TempDir dir;
+  const std::string script = dir / "reshard.bash", checkpoint = sample("tp8") + "/checkpoint";
+  write_file(script, printed({"completions", "bash"}));
+  const std::string line = RESHARD_BINARY " convert --to hf " + checkpoint + " b --include ";
+  const std::set<std::string> all = offered(script, line + "''");
+  EXPECT_EQ(all.size(), 12u);
+  EXPECT_TRUE(all.contains("layers.\\{0..3\\}.attention.wq.weight"));
+  EXPECT_EQ(offered(script, line + "nor"), (std::set<std::string>{"norm.weight"}));
+  EXPECT_EQ(offered(script, line + "\\'layers.\\{0..3\\}.attention.wq"),
+            (std::set<std::string>{"layers.{0..3}.attention.wq.weight"}));
+  EXPECT_EQ(offered(script, RESHARD_BINARY " inspect " + checkpoint + " --filter tok"),
+            (std::set<std::string>{"tok_embeddings.weight"}));
+  EXPECT_EQ(offered(script, RESHARD_BINARY " inspect --filter ''"), (std::set<std::string>{}));
+
+  // What it offers is what --include takes.
+  const Json shown =
+      *parse_json(printed({"inspect", checkpoint, "--json", "--filter", "layers.{0..3}.attention.wq.weight"}), "");
+  EXPECT_EQ(shown.find("tensors")->as_array()->size(), 4u);
+
+  // Names are shown and never run.
+  const std::string header = R"json({"$(touch ran)":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+    "`touch ran`":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},
+    "a;touch":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}})json";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  write_file(dir / "names.safetensors", file + header + "abc");
+  ASSERT_LT(header.size(), 256u);
+  const std::string at = "cd " + dir.path() + "; ";
+  const CommandResult r = run_command({"/bin/bash", "-c",
+                                       at + "source " + script +
+                                           "; COMP_WORDS=(" RESHARD_BINARY " inspect names.safetensors --filter ''); "
+                                           "COMP_CWORD=4; _reshard; printf '%s\\n' \"${COMPREPLY[@]}\""});
+  EXPECT_EQ(r.out, "a\\;touch\n") << r.err;
+  EXPECT_FALSE(std::filesystem::exists(dir / "ran"));
+}
+
+TEST(Completions, OfOtherShellsOfferTensorsToo) {
+  const TempDir dir;
+  const std::string checkpoint = sample("tp8") + "/checkpoint";
+  const std::string path = "PATH=" + std::filesystem::path(RESHARD_BINARY).parent_path().string() + ":/usr/bin:/bin";
+  for (const std::string shell : {"zsh", "fish"}) write_file(dir / shell, printed({"completions", shell}));
+  // zsh's own functions are stood in for: the one that asks for an option's value, and the one that takes the words.
+  const std::string zsh =
+      "compadd() { shift; print -l -- $@ }; _arguments() { _reshard_tensors }; CURRENT=5; words=(reshard inspect " +
+      checkpoint + " --filter ''); f() { source " + (dir / "zsh") + " }; f";
+  const std::string fish =
+      "source " + (dir / "fish") + "; complete -C 'reshard inspect " + checkpoint + " --filter nor'";
+  if (std::filesystem::exists("/usr/bin/zsh")) {
+    const CommandResult r = run_command({"/usr/bin/env", path, "/usr/bin/zsh", "-f", "-c", zsh});
+    EXPECT_EQ(words_of(r.out), words_of(printed({"completions", "--tensors", checkpoint}))) << r.err;
+  }
+  if (std::filesystem::exists("/usr/bin/fish")) {
+    const CommandResult r =
+        run_command({"/usr/bin/env", path, "HOME=" + dir.path(), "/usr/bin/fish", "-N", "-c", fish});
+    EXPECT_TRUE(r.out.starts_with("norm.weight\t")) << r.out << r.err;
+    EXPECT_EQ(split(r.out, '\n').size(), 2u) << "a line, and its end";
+  }
+}
+
 TEST(Completions, OfOtherShellsAreScriptsOfTheirs) {
   const TempDir dir;
   for (const std::string shell : {"zsh", "fish"}) {
