@@ -112,6 +112,7 @@ class Reading(Case):
     def test_it_is_a_mapping(self):
         checkpoint = reshard.open(str(WHOLE))
         names = list(checkpoint)
+        self.assertEqual(list(reshard.open(os.fsencode(WHOLE))), names)
         self.assertEqual(len(checkpoint), len(names))
         self.assertEqual(list(checkpoint.keys()), names)
         self.assertIn(names[0], checkpoint)
@@ -219,8 +220,11 @@ class Reading(Case):
             if HAS_ML_DTYPES:
                 self.assertEqual(checkpoint["b"].numpy().dtype.name, "bfloat16")
                 self.assertEqual(float(checkpoint["b"][0, 0]), 1.0)
+                self.assertEqual(numpy.asarray(checkpoint["b"], dtype="f4")[0, 0], 1)
             else:
                 self.assertEqual(checkpoint["b"].numpy().dtype, numpy.uint16)
+                with self.assertRaises(TypeError):
+                    numpy.asarray(checkpoint["b"], dtype="f4")
             if HAS_TORCH:
                 import torch
 
@@ -229,6 +233,16 @@ class Reading(Case):
                 self.assert_same(b.view(torch.int16).numpy(), narrow["b"][1].view("i2"))
                 self.assertEqual(checkpoint["b"].torch((slice(1), 0)).dtype, torch.bfloat16)
                 self.assertEqual(checkpoint["f"].torch().dtype, torch.float8_e4m3fn)
+
+    @unittest.skipIf(HAS_ML_DTYPES, "ml_dtypes is there")
+    def test_the_warning_of_bits_is_of_the_line_that_reads(self):
+        write_safetensors(self.tmp / "bits.safetensors", {"t": ("F8_E5M2", numpy.zeros(3, "u1"))})
+        with reshard.open(self.tmp / "bits.safetensors") as checkpoint, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for read in (lambda: checkpoint["t"].numpy(), lambda: checkpoint["t"][0]):
+                reshard._dtypes._told.clear()
+                read()
+        self.assertEqual([w.filename for w in caught], [__file__] * 2)
 
     def test_dlpack(self):
         with reshard.open(WHOLE) as checkpoint:

@@ -101,6 +101,11 @@ class Tensor:
         return self._read(key, dtype)
 
     def __array__(self, dtype=None, copy=None):
+        if copy is False:
+            raise ValueError("a checkpoint's tensor is read, so that there is always a copy")
+        own, is_own = numpy_type(self._dtype)
+        if dtype is not None and not is_own and own != dtype:
+            raise TypeError(f"NumPy has no {self._dtype} to convert to {dtype}: pip install ml_dtypes, or take .torch()")
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
@@ -323,7 +328,7 @@ def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, sourc
     taken for; weights: "model" or "master" (the optimizer's float32), where it has both; source_layout, source_mesh: how
     the files of ranks join, where they do not say. As the options of `reshard inspect`. A pickle is never executed.
     """
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,
                           source_layout=source_layout, source_mesh=source_mesh))  # fmt: skip
     try:

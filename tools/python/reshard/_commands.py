@@ -19,7 +19,7 @@ def _run(command, options, positional, progress, path, json=True):
     try:
         code, answer = _reshard.run_command(command, words, callback)
     except Error as e:
-        e.path = e.path or (os.fspath(path) if path is not None else None)
+        e.path = e.path or (os.fsdecode(path) if path is not None else None)
         raise
     finally:
         close()
@@ -162,7 +162,8 @@ class ConversionPlan:
     def __repr__(self):
         return (
             f"<reshard.{type(self).__name__} {self.source_format} -> {self.target_format}: {self.tensors:,} tensors, "
-            f"{_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in {len(self.files)} files>"
+            f"{_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in "
+            f"{len(self.files)} file{'s' if len(self.files) != 1 else ''}>"
         )
 
 

@@ -1,5 +1,6 @@
 """Element types, by torch's names, as NumPy and torch have them."""
 
+import sys
 import warnings
 
 # Those that NumPy has of its own; the others are there with ml_dtypes.
@@ -33,12 +34,15 @@ def tell_raw(name, dtype):
     if name in _told:
         return
     _told.add(name)
+    frame, level = sys._getframe(1), 2  # of who called the package
+    while frame.f_back and frame.f_globals.get("__package__") == __package__:
+        frame, level = frame.f_back, level + 1
     advice = (
         "" if name in ("complex32", "float4_e2m1fn_x2") else "pip install ml_dtypes makes it an array of its own type; "
     )
     warnings.warn(
         f"NumPy has no {name}: the array is its bits as {dtype}. {advice}Tensor.torch() gives a torch tensor",
-        stacklevel=4,
+        stacklevel=level,
     )
 
 

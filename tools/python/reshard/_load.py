@@ -43,7 +43,7 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
         for k, v in locals().items()
         if k not in ("path", "into", "rank", "strict", "check_whole_items", "progress")
     }
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     holders = {name: _holder(name, tensor) for name, tensor in into.items()} if into is not None else None
     devices = {h.device for h in holders.values()} if holders else {"cpu"}
     if len(devices) > 1:

@@ -22,7 +22,7 @@ def words_of(options, *positional):
             out.extend(f"{flag}={os.fspath(v) if isinstance(v, os.PathLike) else v}" for v in value)
         else:
             out.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
-    return out + ["--", *(os.fspath(p) for p in positional)] if positional else out
+    return out + ["--", *(os.fsdecode(p) for p in positional)] if positional else out
 
 
 def progress_of(progress, what):
