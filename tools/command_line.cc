@@ -183,8 +183,7 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   const CLI::App& chosen = *parser.app.get_subcommands().front();
   for (const CLI::Option* option : chosen.get_options()) {
     const std::vector<std::string> values = option->results();
-    if (!values.empty()) parsed.words.push_back(option->get_name());
-    parsed.words.insert(parsed.words.end(), values.begin(), values.end());
+    if (!values.empty()) parsed.values[option->get_name()] = values;
     if (const auto found = parser.hints.find(option); found == parser.hints.end() || !found->second.written) continue;
     if (!values.empty() || option->get_positional()) parsed.written.push_back(values.empty() ? "." : values.back());
   }

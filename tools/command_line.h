@@ -92,9 +92,9 @@ struct Command {
 struct ParsedLine {
   const Command* command = nullptr;  // null: it is done with already (--help), or wrong, and that has been said
   Action action;
-  std::vector<std::string> words;    // options that were given, and all values
-  std::vector<std::string> written;  // those of outputs
-  int exit_code = 0;                 // where there is no command
+  std::map<std::string, std::vector<std::string>> values;  // of the options and places that were given, by their names
+  std::vector<std::string> written;                        // values of outputs
+  int exit_code = 0;                                       // where there is no command
 };
 
 // The whole of a program's command line.

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <set>
@@ -29,10 +30,9 @@ std::string real(const std::string& path) {
 
 class Paths {
  public:
-  // What a word of the command line may name.
+  // What a value of the command line may name.
   void name(const std::string& word) {
     if (real(word).empty()) return;
-    read(word);
     for (const std::string& path : {word, real(word)}) {
       // Formats look for what belongs to a checkpoint beside it and above it.
       const std::string home = is_directory(path) ? path : parent_path(path);
@@ -75,7 +75,7 @@ class Paths {
   // is looked at if their names are files': others may lead to a file server that is away.
   void around(const std::string& directory) {
     const std::string at = real(directory);
-    if (at.empty()) return;
+    if (at.empty() || !looked_around_.insert(at).second) return;
     bool is_whole = at != "/";
     std::vector<std::string> inside, links;
     for_each_name(at, [&](const std::string& name, unsigned char kind) {
@@ -123,20 +123,27 @@ class Paths {
   }
 
   Sandbox sandbox_;
-  std::set<std::string> followed_;
+  std::set<std::string> followed_, looked_around_;
   int names_ = 0;
 };
+
+// An HDF5 file names files of its data, a manifest its sources.
+bool names_further_files(const std::string& option, const std::vector<std::string>& values) {
+  return option == "--lineage" ||
+         (option == "--allow" && std::find(values.begin(), values.end(), "external") != values.end());
+}
 
 }  // namespace
 
 void confine_to(const ParsedLine& line) {
   Paths paths;
   paths.system();
-  for (const std::string& word : line.words) {
-    // Files that an HDF5 file names (--allow external), and sources that a manifest names.
-    if (word == "external" || word == "--lineage") paths.everything();
-    paths.name(word);
-    if (const std::size_t equals = word.find('='); equals != std::string::npos) paths.name(word.substr(equals + 1));
+  for (const auto& [option, values] : line.values) {
+    if (names_further_files(option, values)) paths.everything();
+    for (const std::string& value : values) {
+      paths.name(value);
+      if (const std::size_t equals = value.find('='); equals != std::string::npos) paths.name(value.substr(equals + 1));
+    }
   }
   for (const std::string& word : line.written) paths.write(word);
   (void)enter_sandbox(std::move(paths).sandbox());

@@ -56,8 +56,8 @@ void add_common(CommandLine& line) {
 thread_local Host* current_host = nullptr;
 
 bool uses_gpu(const ParsedLine& line) {
-  return std::any_of(line.words.begin(), line.words.end(),
-                     [](const std::string& word) { return word == "auto" || word.starts_with("cuda"); });
+  const auto given = line.values.find("--device");
+  return given != line.values.end() && given->second.back() != "cpu";
 }
 
 int run(int argc, char** argv, bool owns_process) {
