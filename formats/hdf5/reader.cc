@@ -51,8 +51,11 @@ Status Hdf5Reader::open(const std::string& path, const OpenOptions& options) {
   catalog_.attributes.emplace_back("format",
                                    "HDF5, " + count_of(std::ssize(catalog_.tensors()), "dataset") +
                                        (chunked > 0 ? ", " + with_commas(chunked) + " of them in encoded chunks" : ""));
-  const Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kTies);
-  catalog_.shares_extents = disjoint && !check_extents_disjoint(catalog_, SharedExtents::kRefused);  // hard links
+  Status disjoint = check_extents_disjoint(catalog_, SharedExtents::kRefused);
+  if (!disjoint) {
+    disjoint = check_extents_disjoint(catalog_, SharedExtents::kTies);
+    catalog_.shares_extents = disjoint.has_value();  // hard links
+  }
   if (!options.validated) return {};
   TRY(validate(catalog_, options.files_too));
   return disjoint;
