@@ -11,61 +11,35 @@ once so that the page cache holds them, then times:
   f32-to-DTYPE  the same with --dtype; its speed is counted in bytes read
 Every output is removed before the next run. Figures go to docs/benchmarks.md with this command.
 """
-import argparse
-import glob
-import os
-import shutil
-import statistics
-import subprocess
-import tempfile
-
 import interleaved
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--work")
-    parser.add_argument("--model", default="llama3-1b")
-    parser.add_argument("--layers", default="8")
-    parser.add_argument("--pause", type=float, default=0, help="seconds of rest before each run")
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/release"))
-    args = parser.parse_args()
-    work = args.work or tempfile.mkdtemp(prefix="reshard-bench-")
-    os.makedirs(work, exist_ok=True)
-    reshard = os.path.join(args.build, "reshard")
-    model, colossal, wide, out = (os.path.join(work, n) for n in ("model", "colossalai", "float32", "out"))
-
-    def quietly(*command):
-        subprocess.run([reshard, *command, "-q"], check=True)
-
-    if not os.path.isdir(colossal):
-        quietly("synth", model, "--model", args.model, "--layers", args.layers, "--to", "hf")
-        quietly("convert", model, colossal, "--to", "colossalai", "--shard-format", "bin", "--mesh", "pp=2")
-        quietly("convert", model, wide, "--to", "hf", "--dtype", "float32")
-    sources = {"bin": sorted(glob.glob(os.path.join(colossal, "*.bin"))),
-               "f32": sorted(glob.glob(os.path.join(wide, "*.safetensors")))}
-    sizes = {k: sum(map(os.path.getsize, v)) for k, v in sources.items()}
-    sides = {"cat": ("bin", ["sh", "-c", "cat " + " ".join(f"'{f}'" for f in sources["bin"]) + f" > '{out}'"]),
-             "bin-to-hf": ("bin", [reshard, "convert", colossal, out, "--to", "hf", "-q"]),
-             "f32-to-f32": ("f32", [reshard, "convert", wide, out, "--to", "hf", "-q"])}
-    for dtype in CASTS:
-        sides["f32-to-" + dtype] = ("f32", [reshard, "convert", wide, out, "--to", "hf", "--dtype", dtype, "-q"])
-
-    timed = {name: (sources[source], command) for name, (source, command) in sides.items()}
-    times, memory, _ = interleaved.rounds(args.rounds, timed, out, work, args.pause)
-    base = {"bin": statistics.median(times["cat"]), "f32": statistics.median(times["f32-to-f32"])}
-    print(f"ColossalAI {sizes['bin'] / 1e9:.2f} GB, float32 model {sizes['f32'] / 1e9:.2f} GB, {args.rounds} rounds")
-    print(f"{'':18} {'median s':>9} {'min':>6} {'max':>6} {'GB/s':>6} {'/ base':>7} {'peak MiB':>9}")
-    for name, values in times.items():
-        m, source = statistics.median(values), sides[name][0]
-        print(f"{name:18} {m:9.2f} {min(values):6.2f} {max(values):6.2f} {sizes[source] / 1e9 / m:6.2f} "
-              f"{m / base[source]:7.2f} {memory[name] / 2**20:9.1f}")
-    if not args.work:
-        shutil.rmtree(work)
+    options = {"layers": {"default": "8"}, "pause": interleaved.PAUSE}
+    with interleaved.bench(__doc__, **options) as bench:
+        out = bench.path("out")
+        model = bench.model("model", "--layers", bench.args.layers, "--to", "hf")
+        colossal = bench.made("colossalai", "convert", model, None, "--to", "colossalai", "--shard-format", "bin",
+                              "--mesh", "pp=2")
+        wide = bench.made("float32", "convert", model, None, "--to", "hf", "--dtype", "float32")
+        small, large = interleaved.files_of(colossal), interleaved.files_of(wide)
+        convert = [bench.reshard, "convert", wide, out, "--to", "hf", "-q"]
+        sides = {"cat": ["sh", "-c", interleaved.cat(small, out)],
+                 "bin-to-hf": [bench.reshard, "convert", colossal, out, "--to", "hf", "-q"],
+                 "f32-to-f32": convert,
+                 **{"f32-to-" + dtype: [*convert, "--dtype", dtype] for dtype in CASTS}}
+        files = {name: large if name.startswith("f32") else small for name in sides}
+        times, memory, _ = bench.rounds(sides, out, files)
+        sizes = {name: interleaved.size_of(of) / 1e9 for name, of in files.items()}
+        print(f"ColossalAI {sizes['cat']:.2f} GB, float32 model {sizes['f32-to-f32']:.2f} GB, "
+              f"{bench.args.rounds} rounds")
+        bases = {name: "cat" if of is small else "f32-to-f32" for name, of in files.items()}
+        interleaved.print_table(times, {
+            "GB/s": {name: sizes[name] / m for name, m in interleaved.medians(times).items()},
+            "/ base": interleaved.ratios(times, bases),
+            "peak MiB": interleaved.mebibytes(memory)})
 
 
 if __name__ == "__main__":

@@ -12,18 +12,12 @@ size) and converts it, then times, the source in the page cache and each mount n
   inspect, ready         of Llama 405B by 256 ranks (files of holes): `reshard inspect`, and a mount until it can be listed
 and tells the peak memory of the mount's process. Figures go to docs/benchmarks.md with this command.
 """
-import argparse
-import glob
 import os
-import shutil
-import statistics
 import subprocess
-import tempfile
 import time
 
 import interleaved
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LOAD = """import sys, torch, transformers
 transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16)"""
 
@@ -59,11 +53,11 @@ def seconds_of(command):
 
 
 def cat(directory):
-    return seconds_of(["cat", *sorted(glob.glob(os.path.join(directory, "*.safetensors")))])
+    return seconds_of(["cat", *interleaved.files_of(directory)])
 
 
 def first_byte(directory):
-    file = sorted(glob.glob(os.path.join(directory, "*.safetensors")))[0]
+    file = interleaved.files_of(directory)[0]
     begin = time.perf_counter()
     with open(file, "rb", buffering=0) as f:
         f.read(1)
@@ -71,53 +65,38 @@ def first_byte(directory):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--work")
-    parser.add_argument("--python")
-    parser.add_argument("--model", default="llama3-1b")
-    parser.add_argument("--build", default=os.path.join(ROOT, "build/release"))
-    args = parser.parse_args()
-    work = args.work or tempfile.mkdtemp(prefix="reshard-bench-")
-    reshard = os.path.join(args.build, "reshard")
-    source, real, place, large = (os.path.join(work, name) for name in ("source", "real", "mounted", "405b"))
-    os.makedirs(place, exist_ok=True)
-    if not os.path.isdir(source):
-        subprocess.run([reshard, "synth", source, "--model", args.model, "--mesh", "tp=8", "-q"], check=True)
-    if not os.path.isdir(real):
-        subprocess.run([reshard, "convert", source, real, "--to", "hf", "-q"], check=True)
-    if not os.path.isdir(large):
-        subprocess.run([reshard, "synth", large, "--model", "llama3-405b", "--mesh", "pp=4,dp_shard=8,tp=8",
-                        "--headers-only", "-q"], check=True)
-    interleaved.read_once(glob.glob(os.path.join(source, "*.distcp")) + glob.glob(os.path.join(real, "*.safetensors")))
-    times, peak = {}, 0
+    with interleaved.bench(__doc__, python={"help": "one with transformers"}) as bench:
+        python, reshard = bench.args.python, bench.reshard
+        source = bench.model("source", "--mesh", "tp=8")
+        real = bench.made("real", "convert", source, None, "--to", "hf")
+        large = bench.made("405b", "synth", None, "--model", "llama3-405b", "--mesh", "pp=4,dp_shard=8,tp=8",
+                           "--headers-only")
+        place = bench.path("mounted")
+        os.makedirs(place, exist_ok=True)
+        interleaved.read_once(interleaved.files_of(source) + interleaved.files_of(real))
+        times, peak = {}, 0
 
-    def add(name, seconds):
-        times.setdefault(name, []).append(seconds)
+        def add(name, seconds):
+            times.setdefault(name, []).append(seconds)
 
-    for _ in range(args.rounds):
-        add("real", cat(real))
-        with Mount(reshard, source, place) as mount:
-            add("first byte", first_byte(place))
-        with Mount(reshard, source, place) as mount:
-            add("mounted", cat(place))
-        peak = max(peak, mount.peak)
-        if args.python:
-            add("real-load", seconds_of([args.python, "-c", LOAD, real]))
+        for _ in range(bench.args.rounds):
+            add("real", cat(real))
+            with Mount(reshard, source, place):
+                add("first byte", first_byte(place))
             with Mount(reshard, source, place) as mount:
-                add("mount-load", seconds_of([args.python, "-c", LOAD, place]))
+                add("mounted", cat(place))
             peak = max(peak, mount.peak)
-        add("inspect", seconds_of([reshard, "inspect", large]))
-        with Mount(reshard, large, place) as mount:
-            add("ready", mount.ready)
-    base = {"mounted": "real", "mount-load": "real-load", "ready": "inspect"}
-    print(f"{args.rounds} rounds; peak memory of the mount {peak / 2**20:.1f} MiB")
-    for name, values in times.items():
-        m = statistics.median(values)
-        ratio = f"{m / statistics.median(times[base[name]]):6.2f} x {base[name]}" if name in base else ""
-        print(f"{name:11} {m:8.4f} s  {min(values):8.4f} to {max(values):8.4f}  {ratio}")
-    if not args.work:
-        shutil.rmtree(work)
+            if python:
+                add("real-load", seconds_of([python, "-c", LOAD, real]))
+                with Mount(reshard, source, place) as mount:
+                    add("mount-load", seconds_of([python, "-c", LOAD, place]))
+                peak = max(peak, mount.peak)
+            add("inspect", seconds_of([reshard, "inspect", large]))
+            with Mount(reshard, large, place) as mount:
+                add("ready", mount.ready)
+        print(f"{bench.args.rounds} rounds; peak memory of the mount {peak / 2**20:.1f} MiB")
+        bases = {"mounted": "real", "mount-load": "real-load", "ready": "inspect"}
+        interleaved.print_table(times, {"/ base": interleaved.ratios(times, {k: v for k, v in bases.items() if k in times})})
 
 
 if __name__ == "__main__":
