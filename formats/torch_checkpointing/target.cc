@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "formats/tensor_files/local_files.h"
 #include "formats/torch_checkpointing/metadata.h"
@@ -46,6 +47,21 @@ Axes axes_of(const Mesh& mesh, Index stage) {
   return out;
 }
 
+// Whether the loader gives every rank the rows that fully_shard cut for it, of `size` in `first` parts and each of
+// those in `second`: it takes the parts that a rank has of all the first ones for one, and cuts that in `first`
+// (torch/distributed/tensor/_utils.py).
+bool is_cut_alike(Index size, Index first, Index second) {
+  const auto length = [](const Interval& part) { return part.end - part.begin; };
+  for (Index k = 0; k < second; ++k) {
+    std::vector<Index> parts;
+    for (Index i = 0; i < first; ++i) parts.push_back(length(chunk(length(chunk(size, first, i)), second, k)));
+    const Index all = std::accumulate(parts.begin(), parts.end(), Index{0});
+    for (Index i = 0; i < first; ++i)
+      if (length(chunk(all, first, i)) != parts[static_cast<std::size_t>(i)]) return false;
+  }
+  return true;
+}
+
 // The splits as DTensor writes them: of two that cut a dimension, the later one by an axis to the left is strided.
 Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Axes& axes, const Mesh& mesh) {
   std::vector<AxisPlacement> out(axes.names.size());
@@ -75,6 +91,10 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
     if (before->second > i) {
       out[i].kind = AxisPlacement::Kind::kStridedShard;
       out[i].split_factor = axes.mesh->sizes[before->second];
+      if (!is_cut_alike(t.shape[split.dim], out[i].split_factor, size))
+        return refuse("and torch's loader would place some of its " + with_commas(t.shape[split.dim]) +
+                      " rows elsewhere (" + std::to_string(out[i].split_factor) + " and " + std::to_string(size) +
+                      " ranks do not divide them); take a --mesh that does, or --to dcp");
     }
     before->second = axes.names.size();  // a third cut would have to be told from both
   }

@@ -1252,13 +1252,16 @@ class TorchCheckpointing(Case):
             items = {"model": {k: v for k, v in tensors.items() if not k.startswith(prefix)},
                      "optimizer": {k[len(prefix):]: v for k, v in tensors.items() if k.startswith(prefix)}}
             items = {item: of_item for item, of_item in items.items() if of_item}
-            # 257 rows over 4 x 2: torch 2.15's own formula gives ranks other rows than fully_shard does, and the loader
-            # with it cannot load even what the library saves.
-            for mesh in (m for m in MESHES if m != "dp_shard=2,cp=2,tp=2"):
+            for mesh in MESHES:
                 with self.subTest(sample=sample.name, mesh=mesh):
                     step = self.out("step-1")
+                    # 257 rows over 4 x 2: torch 2.15's own formula gives ranks other rows than fully_shard does, and the
+                    # loader with it cannot load even what the library saves.
+                    is_uneven = mesh == "dp_shard=2,cp=2,tp=2" and any(v.shape[0] == 257 for v in tensors.values())
                     reshard("convert", sample / "checkpoint", step, "--to", "torch_checkpointing", "--mesh", mesh,
-                            "--force", "--quiet")
+                            "--force", "--quiet", code=4 if is_uneven else 0)
+                    if is_uneven:
+                        continue
                     got = self.load(step, items)
                     for item, wanted in items.items():
                         self.assert_same_tensors(got[item], wanted)

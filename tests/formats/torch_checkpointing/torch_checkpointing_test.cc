@@ -267,5 +267,23 @@ TEST_F(TorchCheckpointing, AnExportToHuggingFaceIsReadAsThat) {
   EXPECT_TRUE(recognises(kTorchCheckpointingFormat, path + "/sharded"));
 }
 
+// 257 rows: 129 and 128 by tensor parallelism, those in three or four by FSDP. Of four, torch 2.15.0's
+// _compute_local_shape_and_global_offset gives rank 3 other rows than fully_shard does.
+TEST_F(TorchCheckpointing, RowsThatItsLoaderWouldPlaceElsewhereAreRefused) {
+  const std::string source = test_data(kSafetensors) + "/step-2", config = test_data(kSafetensors) + "/config.json";
+  const std::string out = dir_ / "step-3";
+  const auto write = [&](const std::string& mesh) {
+    return reshard_cli(
+        {"convert", source, out, "--to", "torch_checkpointing", "--mesh", mesh, "--config", config, "-q"});
+  };
+  const CommandResult refused = write("dp_shard=4,tp=2");
+  EXPECT_EQ(refused.exit_code, 4) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("torch's loader would place some of its 257 rows elsewhere (2 and 4 ranks"));
+  EXPECT_FALSE(fs::exists(out));
+  const CommandResult written = write("dp_shard=3,tp=2");
+  ASSERT_EQ(written.exit_code, 0) << written.err;
+  EXPECT_EQ(digests_of(load_checkpoint(out)), digests_of(load_checkpoint(source)));
+}
+
 }  // namespace
 }  // namespace reshard
