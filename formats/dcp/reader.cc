@@ -217,9 +217,11 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
     spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
     catalog_.files.push_back({std::string(kSpoolName), 0});
   }
+  files_.expect(File::Reads::kScattered);  // the first and last bytes of every item
   Status status = parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
     return locate_tensor(catalog_.tensor(tensors[static_cast<std::size_t>(i)]), spool);
   });
+  files_.expect(File::Reads::kInOrder);
   if (is_first && !spool_) catalog_.files.pop_back();
   return status;
 }
@@ -233,14 +235,14 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
       // An empty shard's item says nothing; an empty tensor's has its shape.
       if (item.box.empty() && (tensor.elements() > 0 || item.extent.length == 0)) continue;
       DType stored = tensor.dtype;
-      const Fragment f =
-          TRY(locate_item(tensor, item, stored, spool).context(tensor_text(tensor.name) + " " + to_string(item.box)));
+      auto found = locate_item(tensor, item, stored, spool);
+      if (!found) return std::move(found).error().context(tensor_text(tensor.name) + " " + to_string(item.box));
       if (dtype && *dtype != stored)
         return corrupt(at(catalog_.file_path(item.extent.file), item.extent.offset) + ": " + tensor_text(tensor.name) +
                        " " + to_string(item.box) + ": expected dtype " + std::string(info(*dtype).torch_name) +
                        " as in its other shards, got " + std::string(info(stored).torch_name));
       dtype = stored;
-      list->set(i, f);
+      list->set(i, *found);
     }
   }
   if (dtype && *dtype != tensor.dtype) {

@@ -129,22 +129,23 @@ Status Archive::load_windows() {
 }
 
 // n bytes at an offset from the archive's first byte, which the caller knows to lie inside it.
-Result<std::string> Archive::bytes_at(Index offset, Index n, std::string_view what) const {
+Result<std::string_view> Archive::bytes_at(Index offset, Index n, std::string_view what, std::string& room) const {
   if (!fits_inside(offset, n, length_))
     return error(0, what,
                  "expected it inside the archive's " + std::to_string(length_) + " bytes, got " + std::to_string(n) +
                      " bytes at " + std::to_string(offset));
   for (const Window& w : windows_)
     if (offset >= w.offset && fits_inside(offset - w.offset, n, static_cast<Index>(w.bytes.size())))
-      return w.bytes.substr(static_cast<std::size_t>(offset - w.offset), static_cast<std::size_t>(n));
-  std::string out(static_cast<std::size_t>(n), '\0');
-  TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(out.data(), out.size()))).context(what));
-  return out;
+      return std::string_view(w.bytes).substr(static_cast<std::size_t>(offset - w.offset), static_cast<std::size_t>(n));
+  room.resize(static_cast<std::size_t>(n));
+  TRY(file_->read_at(base_ + offset, std::as_writable_bytes(std::span(room.data(), room.size()))).context(what));
+  return std::string_view(room);
 }
 
 Result<Archive::Directory> Archive::find_directory() const {
   const Index end_at = length_ - kEndBytes;
-  const std::string end = TRY(bytes_at(end_at, kEndBytes, "zip end record"));
+  std::string room;
+  const std::string_view end = TRY(bytes_at(end_at, kEndBytes, "zip end record", room));
   Cursor c(as_bytes(end), file_->path(), base_ + end_at);
   if (TRY(c.read<std::uint32_t>("zip end record")) != kEndMagic)
     return error(end_at, "zip end record", "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)));
@@ -164,7 +165,7 @@ Result<Archive::Directory> Archive::find_directory() const {
   Index directory_end = end_at;
   const Index locator_at = end_at - kLocatorBytes;
   if (locator_at >= 0) {
-    const std::string locator = TRY(bytes_at(locator_at, kLocatorBytes, "zip64 locator"));
+    const std::string_view locator = TRY(bytes_at(locator_at, kLocatorBytes, "zip64 locator", room));
     Cursor l(as_bytes(locator), file_->path(), base_ + locator_at);
     if (TRY(l.read<std::uint32_t>("zip64 locator")) == kLocatorMagic) {
       TRY(l.skip(4, "disk"));
@@ -172,7 +173,7 @@ Result<Archive::Directory> Archive::find_directory() const {
       if (!end64_at || *end64_at != locator_at - kEnd64Bytes)
         return error(locator_at, "zip64 locator",
                      "expected the zip64 end record right before it, at " + std::to_string(locator_at - kEnd64Bytes));
-      const std::string end64 = TRY(bytes_at(*end64_at, kEnd64Bytes, "zip64 end record"));
+      const std::string_view end64 = TRY(bytes_at(*end64_at, kEnd64Bytes, "zip64 end record", room));
       Cursor e(as_bytes(end64), file_->path(), base_ + *end64_at);
       if (TRY(e.read<std::uint32_t>("zip64 end record")) != kEnd64Magic)
         return error(*end64_at, "zip64 end record", "expected the bytes 50 4b 06 06, got " + hex(end64.substr(0, 4)));
@@ -223,7 +224,8 @@ Status check_supported(const Header& h, const std::string& path, Index offset) {
 }  // namespace
 
 Status Archive::read_directory(const Directory& directory) {
-  const std::string bytes = TRY(bytes_at(directory.offset, directory.size, "central directory"));
+  std::string room, local_room;
+  const std::string_view bytes = TRY(bytes_at(directory.offset, directory.size, "central directory", room));
   Cursor c(as_bytes(bytes), file_->path(), base_ + directory.offset);
   struct Region {
     Index begin, end;
@@ -248,12 +250,12 @@ Status Archive::read_directory(const Directory& directory) {
       return wrong("expected a local header inside the first " + std::to_string(directory.offset) +
                    " bytes, got one at " + std::to_string(h.local_offset));
 
-    std::string local = TRY(bytes_at(*header_at, fixed, "local header"));
+    std::string_view local = TRY(bytes_at(*header_at, fixed, "local header", local_room));
     std::uint16_t extra_bytes;
     std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
     if (!fits_inside(*header_at + fixed, extra_bytes, directory.offset))
       return error(*header_at, member(), "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
-    if (extra_bytes > 0) local += TRY(bytes_at(*header_at + fixed, extra_bytes, "local extra fields"));
+    if (extra_bytes > 0) local = TRY(bytes_at(*header_at, fixed + extra_bytes, "local extra fields", local_room));
 
     Cursor l(as_bytes(local), file_->path(), base_ + *header_at);
     Header own;
@@ -314,7 +316,8 @@ Result<Archive> Archive::open(const File& file, Index offset, Index length) {
     return archive.error(0, "zip archive",
                          "expected at least " + std::to_string(kEndBytes) + " bytes, got " + std::to_string(length));
   TRY(archive.load_windows());
-  const std::string magic = TRY(archive.bytes_at(0, 4, "zip archive"));
+  std::string room;
+  const std::string_view magic = TRY(archive.bytes_at(0, 4, "zip archive", room));
   if (magic != kMagic)
     return archive.error(
         0, "zip archive",
@@ -335,7 +338,9 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
   if (entry.size > limit)
     return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
                        " bytes, got " + with_commas(entry.size));
-  std::string out = TRY(bytes_at(entry.offset - base_, entry.size, member));
+  std::string room;
+  const std::string_view bytes = TRY(bytes_at(entry.offset - base_, entry.size, member, room));
+  std::string out = bytes.data() == room.data() ? std::move(room) : std::string(bytes);
   const std::uint32_t crc = crc32(0, as_bytes(out));
   if (entry.crc && crc != *entry.crc) return error(entry.offset - base_, member, "crc: " + expected(*entry.crc, crc));
   return out;

@@ -57,7 +57,8 @@ class Archive {
   Archive(const File& file, Index offset, Index length) : file_(&file), base_(offset), length_(length) {}
   Error error(Index offset, std::string_view what, std::string_view detail) const;
   Status load_windows();
-  Result<std::string> bytes_at(Index offset, Index n, std::string_view what) const;
+  // In a window, or read into `room`.
+  Result<std::string_view> bytes_at(Index offset, Index n, std::string_view what, std::string& room) const;
   Result<Directory> find_directory() const;
   Status read_directory(const Directory& directory);
 

@@ -124,6 +124,10 @@ Status File::write_at(Index offset, Bytes data) const {
   return {};
 }
 
+void File::expect(Reads reads) const {
+  (void)::posix_fadvise(fd_, 0, 0, reads == Reads::kScattered ? POSIX_FADV_RANDOM : POSIX_FADV_NORMAL);
+}
+
 Status File::allocate(Index length) const {
   if (length > 0 && retry([&] { return sys().fallocate(fd_, 0, 0, length); }) == 0) return {};
   if (length > 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
@@ -410,9 +414,18 @@ Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
     return it->second.file;
   }
   auto file = std::make_shared<const File>(TRY(File::open(path, s.access)));
+  if (s.reads != File::Reads::kInOrder) file->expect(s.reads);
   s.make_room();
   s.slots[path] = {file, ++s.clock, false};
   return file;
+}
+
+void FilePool::expect(File::Reads reads) {
+  State& s = *state_;
+  const std::lock_guard lock(s.mutex);
+  if (s.reads == reads) return;
+  s.reads = reads;
+  for (const auto& [path, slot] : s.slots) slot.file->expect(reads);
 }
 
 void FilePool::State::make_room() {

@@ -44,6 +44,11 @@ class File {
   Status read_at(Index offset, MutableBytes out) const;
   Status write_at(Index offset, Bytes data) const;
 
+  // Whether the kernel is to read on behind what is asked for: of scattered reads it would fetch many times their
+  // bytes.
+  enum class Reads { kInOrder, kScattered };
+  void expect(Reads reads) const;
+
   // Sets the length and reserves the blocks, so that a full disk shows now and not halfway. Falls back to a sparse
   // file where the file system cannot reserve.
   Status allocate(Index length) const;
@@ -121,6 +126,8 @@ class FilePool {
       : state_(std::make_shared<State>(capacity, access)) {}
   // The file stays open while the caller holds it, even when the pool has let go of it.
   Result<std::shared_ptr<const File>> open(const std::string& path);
+  // Of all its files, those that it opens from now on among them.
+  void expect(File::Reads reads);
   // Hands a file to the pool under a name of the caller's; it is never let go of.
   void pin(const std::string& name, File file);
 
@@ -136,6 +143,7 @@ class FilePool {
 
     Index capacity;
     File::Access access;
+    File::Reads reads = File::Reads::kInOrder;
     std::mutex mutex;
     std::uint64_t clock = 0;
     std::unordered_map<std::string, Slot> slots;
