@@ -33,32 +33,41 @@ class NearestNumbers {
 
   // What becomes of the `n` floats whose bits are `first` and those that follow, of one sign.
   void fill(std::uint32_t first, std::size_t n, std::byte* out) const {
-    const bool negative = first >> 31 != 0;
-    const std::uint16_t sign = negative ? static_cast<std::uint16_t>(1u << (8 * bytes_ - 1)) : 0;
-    const auto start = std::bit_cast<float>(first & 0x7fffffffu);
-    auto next = std::lower_bound(middle_.begin(), middle_.end(), start);  // the first middle that is not below it
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::uint32_t magnitude = (first & 0x7fffffffu) + static_cast<std::uint32_t>(i);
-      const auto value = std::bit_cast<float>(magnitude);
-      std::uint16_t bits = 0;
-      if (std::isnan(value)) {
-        bits = nan(magnitude, sign);
-      } else {
-        while (next != middle_.end() && *next < value) ++next;
-        const auto below = static_cast<std::uint16_t>(next - middle_.begin());
-        const bool is_middle = next != middle_.end() && *next == value;
-        bits = static_cast<std::uint16_t>(sign | (below + (is_middle ? below % 2 : 0)));
-      }
-      std::memcpy(out + i * bytes_, &bits, bytes_);
+    if (bytes_ == 1) {
+      fill_as<std::uint8_t>(first, n, out);
+    } else {
+      fill_as<std::uint16_t>(first, n, out);
     }
   }
 
  private:
+  template <class Bits>
+  void fill_as(std::uint32_t first, std::size_t n, std::byte* out) const {
+    const auto sign = static_cast<Bits>(first >> 31 << (8 * sizeof(Bits) - 1));
+    const std::uint32_t lowest = first & 0x7fffffffu;
+    auto next = std::lower_bound(middle_.begin(), middle_.end(), std::bit_cast<float>(lowest));  // at it or above
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::uint32_t magnitude = lowest + static_cast<std::uint32_t>(i);
+      const auto value = std::bit_cast<float>(magnitude);
+      std::uint32_t bits = 0;
+      if (std::isnan(value)) {
+        bits = nan(magnitude, sign);
+      } else {
+        while (next != middle_.end() && *next < value) ++next;
+        bits = static_cast<std::uint32_t>(next - middle_.begin());
+        if (next != middle_.end() && *next == value) bits += bits % 2;
+        bits |= sign;
+      }
+      const auto narrow = static_cast<Bits>(bits);
+      std::memcpy(out + i * sizeof(Bits), &narrow, sizeof(Bits));
+    }
+  }
+
   // torch's: one for bfloat16, without a sign; a quiet one of the same sign and upper bits for float16; all ones.
-  std::uint16_t nan(std::uint32_t magnitude, std::uint16_t sign) const {
+  std::uint32_t nan(std::uint32_t magnitude, std::uint32_t sign) const {
     if (to_ == DType::kBFloat16) return 0x7fc0;
-    if (to_ == DType::kFloat16) return static_cast<std::uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
-    return static_cast<std::uint16_t>(sign | 0x7f);
+    if (to_ == DType::kFloat16) return sign | 0x7e00 | (magnitude >> 13 & 0x3ff);
+    return sign | 0x7f;
   }
 
   DType to_;
