@@ -2,15 +2,18 @@
 
     python tests/bench/python_bench.py [DIRECTORY]      of a Python with reshard, NumPy and torch; needs 5 GB there (default: .)
 
-Each figure is the median of the rounds, warm: seconds to read every tensor of a TP=8 DCP checkpoint (Llama 1B, bfloat16)
+Each figure is the median of the rounds, warm. Seconds to read every tensor of a TP=8 DCP checkpoint (Llama 1B, bfloat16), in
+all orders, as one way leaves the machine's memory as the next finds it:
 
     numpy    tensor by tensor into new NumPy arrays
     load     by the library's load (reshard.load), into new arrays
     torch    by torch.distributed.checkpoint.load in one process, into new tensors
 
-and milliseconds for 1 MB of a tensor of 1 GB.
+Milliseconds for 1 MB of a tensor of 1 GB, and for `import reshard`: by how much longer a Python runs that does it.
 """
 
+import itertools
+import os
 import pathlib
 import statistics
 import subprocess
@@ -23,7 +26,6 @@ import numpy
 
 import reshard
 
-ROUNDS = 5
 
 
 def numpy_reads(path):
@@ -53,10 +55,10 @@ def main():
         subprocess.run(program, check=True)
         ways = {"numpy": numpy_reads, "load": library_loads, "torch": torch_loads}
         seconds = {name: [] for name in ways}
-        for round_number in range(ROUNDS + 1):  # the first warms the page cache
-            for name, way in ways.items():
+        for round_number, order in enumerate([list(ways), *itertools.permutations(ways)]):  # the first warms the page cache
+            for name in order:
                 begin = time.perf_counter()
-                held = way(str(path))
+                held = ways[name](str(path))
                 if round_number:
                     seconds[name].append(time.perf_counter() - begin)
                 del held
@@ -78,6 +80,16 @@ def main():
                 checkpoint["t"][i, : 1 << 18]
                 times.append(1e3 * (time.perf_counter() - begin))
             print(f"slice  {statistics.median(times):.2f} ms for 1 MB of 1 GB  ({min(times):.2f} to {max(times):.2f})")
+
+        runs = {"pass": [], "import reshard": []}
+        for _ in range(40):
+            for code, times in runs.items():
+                begin = time.perf_counter()
+                subprocess.run([sys.executable, "-c", code], check=True)
+                times.append(1e3 * (time.perf_counter() - begin))
+        bare, ours = (statistics.median(times) for times in runs.values())
+        print(f"import {ours - bare:.1f} ms beside {bare:.1f} of Python itself")
+        print("load of the machine", *(f"{load:.1f}" for load in os.getloadavg()))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ FSDP = DATA / "fsdp/fsdp2_tp2"  # six ranks of FSDP and TP
 WHOLE = DATA / "fsdp/fsdp2_tp2.safetensors"  # the same in one file
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 HAS_ML_DTYPES = importlib.util.find_spec("ml_dtypes") is not None
+HAS_DLPACK = hasattr(numpy, "from_dlpack")
 HAS_MYPY = importlib.util.find_spec("mypy") is not None
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
                "U8": "u1", "BOOL": "?", "F8_E4M3": "u1", "F8_E5M2": "u1"}  # fmt: skip
@@ -244,6 +245,7 @@ class Reading(Case):
                 read()
         self.assertEqual([w.filename for w in caught], [__file__] * 2)
 
+    @unittest.skipUnless(HAS_DLPACK, "an older NumPy")
     def test_dlpack(self):
         with reshard.open(WHOLE) as checkpoint:
             tensor = checkpoint["layers.0.w1"]
@@ -464,6 +466,7 @@ class Loading(Case):
         for name, array in whole.items():
             self.assertTrue(torch.equal(half[name], torch.from_numpy(array).to(torch.bfloat16)), name)
 
+    @unittest.skipUnless(HAS_DLPACK, "an older NumPy")
     def test_dlpack_destinations(self):
         class Foreign:
             def __init__(self, array):
