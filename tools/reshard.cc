@@ -29,7 +29,7 @@ constexpr Command kCommands[] = {
      false, true},
     {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false, true},
     {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false, true},
-    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false, false},
+    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false, true},
     {"man", "Print the manual page of a command", add_manual, false, false},
 };
 

@@ -3,13 +3,17 @@
     python tests/bench/python_bench.py [DIRECTORY]      of a Python with reshard, NumPy and torch; needs 5 GB there (default: .)
 
 Each figure is the median of the rounds, warm. Seconds to read every tensor of a TP=8 DCP checkpoint (Llama 1B, bfloat16), in
-all orders, as one way leaves the machine's memory as the next finds it:
+all orders:
 
     numpy    tensor by tensor into new NumPy arrays
     load     by the library's load (reshard.load), into new arrays
     torch    by torch.distributed.checkpoint.load in one process, into new tensors
 
-Milliseconds for 1 MB of a tensor of 1 GB, and for `import reshard`: by how much longer a Python runs that does it.
+beside them the processor's time of all threads, which other work on the machine changes less. Milliseconds for 1 MB of a tensor of
+1 GB; and of the processor for `import reshard`, beside those of a Python that does nothing.
+
+Where the first touch of memory is dear (a virtual machine), MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=99999999999 keep what the
+warming round has touched, for all ways alike.
 """
 
 import itertools
@@ -55,17 +59,20 @@ def main():
         subprocess.run(program, check=True)
         ways = {"numpy": numpy_reads, "load": library_loads, "torch": torch_loads}
         seconds = {name: [] for name in ways}
+        processor = {name: [] for name in ways}
         for round_number, order in enumerate([list(ways), *itertools.permutations(ways)]):  # the first warms the page cache
             for name in order:
-                begin = time.perf_counter()
+                begin, begin_processor = time.perf_counter(), time.process_time()
                 held = ways[name](str(path))
                 if round_number:
                     seconds[name].append(time.perf_counter() - begin)
+                    processor[name].append(time.process_time() - begin_processor)
                 del held
         bytes_in_all = reshard.open(path).nbytes
         for name, times in seconds.items():
             t = statistics.median(times)
-            print(f"{name:6} {t:.3f} s  {bytes_in_all / t / 1e9:.2f} GB/s  ({min(times):.3f} to {max(times):.3f})")
+            print(f"{name:6} {t:.3f} s  {bytes_in_all / t / 1e9:.2f} GB/s  ({min(times):.3f} to {max(times):.3f})"
+                  f"  processor {statistics.median(processor[name]):.3f} s")  # fmt: skip
 
         array = numpy.zeros((256, 1 << 20), "float32")
         header = b'{"t":{"dtype":"F32","shape":[256,1048576],"data_offsets":[0,1073741824]}}'
@@ -84,11 +91,10 @@ def main():
         runs = {"pass": [], "import reshard": []}
         for _ in range(40):
             for code, times in runs.items():
-                begin = time.perf_counter()
-                subprocess.run([sys.executable, "-c", code], check=True)
-                times.append(1e3 * (time.perf_counter() - begin))
+                _, _, usage = os.wait4(subprocess.Popen([sys.executable, "-c", code]).pid, 0)
+                times.append(1e3 * (usage.ru_utime + usage.ru_stime))
         bare, ours = (statistics.median(times) for times in runs.values())
-        print(f"import {ours - bare:.1f} ms beside {bare:.1f} of Python itself")
+        print(f"import {ours - bare:.1f} ms of the processor beside {bare:.1f} of Python itself")
         print("load of the machine", *(f"{load:.1f}" for load in os.getloadavg()))
 
 
