@@ -1,6 +1,7 @@
 #include "tools/python/reading.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "lib/base/parallel.h"
@@ -12,7 +13,7 @@
 namespace reshard::python {
 namespace {
 
-constexpr Index kSlab = 4 << 20;       // bytes that are read at once
+constexpr Index kSlab = 1 << 20;       // bytes that are read at once
 constexpr Index kOneThread = 8 << 20;  // bytes that a thread by itself reads as fast
 constexpr Index kSkipped = 4096;       // bytes that are passed over and not read
 
@@ -110,6 +111,9 @@ class Selection {
   Index elements_ = 0;
 };
 
+// Of one read: half of them wait for the disk.
+int most_threads() { return 2 * thread_count(0); }
+
 Status interrupted() { return Error(ErrorCode::kIo, "interrupted"); }
 
 // A format to which a checkpoint is shown where it lies: nothing of it is ever written.
@@ -205,18 +209,31 @@ Result<std::vector<PlacedPiece>> LazyCheckpoint::pieces(std::size_t tensor) {
   return out;
 }
 
+std::vector<LazyCheckpoint::Room> LazyCheckpoint::take_rooms(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t kept = std::min(count, rooms_.size());
+  const auto begin = rooms_.end() - static_cast<std::ptrdiff_t>(kept);
+  std::vector<Room> out(std::make_move_iterator(begin), std::make_move_iterator(rooms_.end()));
+  rooms_.erase(begin, rooms_.end());
+  out.resize(count);
+  return out;
+}
+
+void LazyCheckpoint::give_back(std::vector<Room> rooms) {
+  const std::lock_guard lock(mutex_);
+  for (Room& room : rooms)
+    if (std::ssize(rooms_) < most_threads()) rooms_.push_back(std::move(room));
+}
+
 Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch) {
   TRY(locate(tensor));
   const Index element = byte_size(catalog().tensors()[tensor].dtype);
   const Selection selection(ranges, element);
   const Index bytes = selection.elements() * element;
   watch.total = bytes;
-  const int threads = bytes <= kOneThread ? 1 : 2 * thread_count(0);
-  struct Room {
-    std::vector<std::byte> scratch, box;
-  };
-  std::vector<Room> rooms(static_cast<std::size_t>(threads));
-  return parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
+  const int threads = bytes <= kOneThread ? 1 : most_threads();
+  std::vector<Room> rooms = take_rooms(static_cast<std::size_t>(threads));
+  const Status status = parallel_for(selection.count(), threads, [&](int thread, Index number) -> Status {
     if (watch.interrupt) return interrupted();
     const Slab slab = selection.slab(number);
     Room& room = rooms[static_cast<std::size_t>(thread)];
@@ -235,6 +252,8 @@ Status LazyCheckpoint::read(std::size_t tensor, const std::vector<Range>& ranges
     watch.done += static_cast<Index>(wanted);
     return {};
   });
+  give_back(std::move(rooms));
+  return status;
 }
 
 }  // namespace reshard::python

@@ -60,8 +60,16 @@ class LazyCheckpoint {
   Status read(std::size_t tensor, const std::vector<Range>& ranges, std::byte* out, Watch& watch);
 
  private:
+  // What a thread that reads works in. Kept for the next read: memory that is touched for the first time costs as much
+  // as what is read into it.
+  struct Room {
+    std::vector<std::byte> scratch, box;
+  };
+
   LazyCheckpoint(std::string path, std::vector<std::string> words) : path_(std::move(path)), words_(std::move(words)) {}
   Status locate(std::size_t tensor);
+  std::vector<Room> take_rooms(std::size_t count);
+  void give_back(std::vector<Room> rooms);
 
   std::string path_;                // it was opened with
   std::vector<std::string> words_;  // likewise
@@ -71,6 +79,7 @@ class LazyCheckpoint {
   std::unique_ptr<FileSource> source_;
   std::mutex mutex_;  // of what follows
   std::vector<bool> is_located_;
+  std::vector<Room> rooms_;  // that nobody works in; not more than one read takes
   std::optional<InferredMesh> mesh_;
 };
 
