@@ -19,6 +19,8 @@
 namespace reshard {
 namespace {
 
+constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, whatever the model
+
 bool selects(const Selection& s, std::string_view name) {
   return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
 }
@@ -107,6 +109,13 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family");
   notes.warnings.push_back("names, shapes and rows are the source's own: nothing was held against a model");
+  for (const Tensor& t : source.tensors())
+    if (t.name.ends_with(kStackedExperts)) {
+      notes.warnings.push_back(tensor_text(t.name) +
+                               ": all experts in one tensor, as transformers has them in memory; " +
+                               "files of most models have a tensor for each, which other loaders expect");
+      break;
+    }
   if (said || !wanted.has_model_names) {
     if (!file.text.empty() && !wanted.config_given) notes.warnings.push_back(file.path + " is not copied");
     file.is_copied = file.is_copied && wanted.config_given;

@@ -209,6 +209,16 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
+// A state_dict of a family that is not known passes as it is; its files would name experts otherwise.
+TEST(Identity, ExpertsAsTransformersHasThemInMemoryAreTold) {
+  const TempDir dir;
+  write_dcp({{"trunk.0.experts.gate_up_proj", {DType::kFloat32, {2, 3, 4}, std::string(96, '\x35')}}}, dir / "ck",
+            *Mesh::parse("dp_shard=2"));
+  const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "bin", "--family", "none"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("gate_up_proj': all experts in one tensor, as transformers has them in memory"));
+}
+
 TEST(Identity, ConfigsOfNoModelAreInNobodysWay) {
   const TempDir dir;
   fs::create_directory(dir / "m");
