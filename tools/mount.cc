@@ -1,5 +1,6 @@
 // reshard mount.
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -126,6 +127,8 @@ Result<int> mount_image(const MountOptions& options) {
     std::fprintf(stderr, "\rread      %s\x1b[K", human_bytes(bytes).c_str());
   };
   how.failed = [&](const std::string& line) { std::fprintf(stderr, "reshard: error: %s\n", line.c_str()); };
+  // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
+  ::mallopt(M_ARENA_MAX, 1);
   TRY(serve_image(*files, how));
   if (redraws && shown >= 0) std::fprintf(stderr, "\r\x1b[K");
   if (!quiet && !options.background) print_row("done", printable(options.destination) + " is unmounted");

@@ -17,7 +17,8 @@ namespace {
 
 constexpr Index kBesideSlabs = Index{12} << 20;  // code, stacks, and what the allocator keeps
 constexpr Index kSlabStep = Index{64} << 10;
-constexpr Index kLeastSlabs = 4;  // that the cache holds
+constexpr Index kFreeBetween = 12;  // what the allocator keeps free between slabs of many sizes: one part in so many
+constexpr Index kLeastSlabs = 5;    // that the cache holds
 
 // What two extents of one file have in common; empty where they do not meet.
 Extent shared_bytes(const Extent& a, const Extent& b) {
@@ -90,7 +91,8 @@ Status Image::make_buffers(Index reserved) {
   memory_ = std::make_unique<ThreadBuffers>(TRY(ThreadBuffers::make(device, threads, slab, converts ? 1 : 0)));
   for (const Buffers& b : memory_->buffers()) idle_.push_back(&b);
   slab_bytes_ = slab;
-  cache_ = std::make_unique<SlabCache>(room - of_threads * slab);
+  const Index held = room - of_threads * slab;
+  cache_ = std::make_unique<SlabCache>(held - held / kFreeBetween);
   return {};
 }
 
