@@ -160,5 +160,25 @@ TEST_F(BlockScalesTest, OneMatrixCannotStayBesideOthers) {
   EXPECT_THAT(r.err, HasSubstr("would stay float8 beside matrices that do not"));
 }
 
+// One scale for a matrix, or for a row of it, of models that no table describes.
+TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
+  const TempDir dir;
+  const TensorValue matrix = {DType::kFloat8E4M3, {4, 6}, std::string(24, '\x35')};
+  for (const char* name : {"trunk.0.up.weight_scale_inv", "trunk.0.up.weight_scale", "trunk.0.up.qscale_weight"}) {
+    SCOPED_TRACE(name);
+    const std::string source = dir / ("ck." + std::string(name)), out = source + ".out";
+    write_dcp({{"trunk.0.up.weight", matrix}, {name, {DType::kFloat32, {}, std::string(4, '\x3f')}}}, source, Mesh());
+    const CommandResult r = reshard_cli({"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q"});
+    EXPECT_EQ(r.exit_code, 4);
+    EXPECT_THAT(r.err, HasSubstr("'trunk.0.up.weight' is float8_e4m3fn beside tensor '" + std::string(name) + "'"));
+    EXPECT_FALSE(std::filesystem::exists(out));
+    EXPECT_EQ(reshard_cli({"convert", source, out, "--to", "dcp", "-q"}).exit_code, 0);
+    EXPECT_EQ(reshard_cli({"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q", "--force", "--exclude",
+                           "*scale*"})
+                  .exit_code,
+              0);
+  }
+}
+
 }  // namespace
 }  // namespace reshard
