@@ -1,12 +1,19 @@
 #include "lib/convert/block_scales.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 
 namespace reshard {
 namespace {
+
+// Of what a float8 matrix is multiplied with: "x.weight" -> "x.activation_scale".
+std::string activation_scale_name(std::string_view matrix) {
+  return std::string(matrix.substr(0, matrix.rfind('.') + 1)) + "activation_scale";
+}
 
 struct ScaledMatrix {
   std::size_t matrix = 0, scales = 0;  // in the view
@@ -21,7 +28,9 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
   const Box blocks{
       {first_row, first_column},
       {ceil_div(box.end(0), m.block_rows) - first_row, ceil_div(box.end(1), m.block_columns) - first_column}};
-  const std::vector<float> scales = TRY(read_floats(stored, m.scales, blocks, scratch));
+  const Dims& shape = stored.catalog().tensors()[m.scales].shape;
+  const std::vector<float> scales =
+      TRY(read_floats(stored, m.scales, shape.rank() == 2 ? blocks : whole(shape), scratch));
   const DType dtype = stored.catalog().tensors()[m.matrix].dtype;
   std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
   TRY(stored.read(m.matrix, box, elements, scratch));
@@ -46,9 +55,9 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
 Result<Requantization> apply_block_scales(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
   Requantization out;
   std::vector<ScaledMatrix> matrices;
-  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.is_described() || !model.config->has_fp8_blocks())
+  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.is_described() || model.config->quantization != "fp8")
     return out;
-  const Index rows = model.config->number("weight_block_rows"), columns = model.config->number("weight_block_columns");
+  const bool has_blocks = model.config->has_fp8_blocks();
   const Catalog& catalog = view.catalog;
   LeftOut applied{"scales, applied to their float8 matrices", 0, 0, 0};
   std::string kept;
@@ -56,7 +65,7 @@ Result<Requantization> apply_block_scales(SourceView& view, const Model& model, 
     const Tensor& t = catalog.tensors()[i];
     if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
     const auto parsed = parse_name(*model.family, t.name);
-    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kFloat8) continue;
+    if (!parsed || parsed->is_of_quantized() || (has_blocks && parsed->rule->quantized != Quantized::kFloat8)) continue;
     if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
       kept = t.name;
       continue;
@@ -64,15 +73,21 @@ Result<Requantization> apply_block_scales(SourceView& view, const Model& model, 
     const auto scales = catalog.find(scale_name(t.name));
     if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are not there");
     const Tensor& s = catalog.tensors()[*scales];
+    const Index rows = has_blocks ? model.config->number("weight_block_rows") : t.shape[0];
+    const Index columns = has_blocks ? model.config->number("weight_block_columns") : t.shape[1];
     const Dims due = {ceil_div(t.shape[0], rows), ceil_div(t.shape[1], columns)};
-    if (s.shape != due || !can_convert(s.dtype, DType::kFloat32))
+    const bool fits = s.shape == due || (!has_blocks && s.elements() == 1);
+    if (!fits || !can_convert(s.dtype, DType::kFloat32))
       return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
                      std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + ", one for each " +
                      std::to_string(rows) + " x " + std::to_string(columns) + " of " + to_string(t.shape));
     matrices.push_back({i, *scales, rows, columns});
-    view.applied.insert(*scales);
-    ++applied.tensors;
-    applied.bytes += s.bytes();
+    for (const auto& gone : {scales, catalog.find(activation_scale_name(t.name))}) {
+      if (!gone) continue;
+      view.applied.insert(*gone);
+      ++applied.tensors;
+      applied.bytes += catalog.tensors()[*gone].bytes();
+    }
   }
   if (matrices.empty()) return out;
   if (!kept.empty())

@@ -1,6 +1,7 @@
-// Float8 matrices with a scale for each block (DeepSeek's FP8: x.weight beside x.weight_scale_inv), made into matrices
-// of the dtype that is asked for as they are read: the element times the scale of its block in float32, rounded once,
-// as transformers does it (integrations/finegrained_fp8.py).
+// Float8 matrices with a scale for each block (DeepSeek's FP8: x.weight beside x.weight_scale_inv), or one for all of
+// it (Ministral 3's, with x.activation_scale beside it), made into matrices of the dtype that is asked for as they are
+// read: the element times its scale in float32, rounded once, as transformers does it
+// (integrations/finegrained_fp8.py).
 #pragma once
 
 #include "lib/convert/requantization.h"

@@ -180,5 +180,61 @@ TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
   }
 }
 
+// Ministral 3's float8 files: a scale for each matrix, and one for what it is multiplied with.
+TEST(Scales, OfWholeMatricesStayWithThem) {
+  const TempDir dir;
+  TensorValues values;
+  const auto plain = [&](const std::string& name, const Dims& shape) {
+    values[name] = {DType::kBFloat16, shape, std::string(static_cast<std::size_t>(2 * volume(shape)), '\x3f')};
+  };
+  const auto scaled = [&](const std::string& module, Index rows, Index columns) {
+    values[kLayer + module + ".weight"] = {
+        DType::kFloat8E4M3, {rows, columns}, std::string(static_cast<std::size_t>(rows * columns), '\x35')};
+    for (const char* scale : {".weight_scale_inv", ".activation_scale"})
+      values[kLayer + module + scale] = {DType::kBFloat16, {}, std::string(2, '\x3c')};
+  };
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) plain(name, {6, 32});
+  plain("model.norm.weight", {32});
+  for (const std::string name : {"input_layernorm", "post_attention_layernorm"}) plain(kLayer + name + ".weight", {32});
+  scaled("self_attn.q_proj", 32, 32);
+  scaled("self_attn.k_proj", 16, 32);
+  scaled("self_attn.v_proj", 16, 32);
+  scaled("self_attn.o_proj", 32, 32);
+  scaled("mlp.gate_proj", 24, 32);
+  scaled("mlp.up_proj", 24, 32);
+  scaled("mlp.down_proj", 32, 24);
+  write_dcp(values, dir / "ck", Mesh({{"dp_shard", 3}}));
+  write_file(dir / "ck/config.json",
+             R"({"model_type": "ministral3", "vocab_size": 6, "hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "dtype": "bfloat16",
+                 "quantization_config": {"quant_method": "fp8", "activation_scheme": "static",
+                                         "weight_block_size": null, "modules_to_not_convert": ["lm_head"]}})");
+  const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "model", "--to", "hf", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(dir / "model") == values);
+  const CommandResult verified = reshard_cli({"verify", dir / "model", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+
+  // Applied, they and quantization_config are gone.
+  const CommandResult applied = reshard_cli({"convert", dir / "ck", dir / "wide", "--to", "hf", "--dtype", "bfloat16"});
+  ASSERT_EQ(applied.exit_code, 0) << applied.err;
+  const TensorValues wide = load_checkpoint(dir / "wide");
+  EXPECT_EQ(wide.size(), 12u);
+  const std::byte stored{0x35};
+  float element = 0, scale = 0;
+  convert(DType::kFloat8E4M3, DType::kFloat32, &stored, reinterpret_cast<std::byte*>(&element), 1);
+  convert(DType::kBFloat16, DType::kFloat32, reinterpret_cast<const std::byte*>("\x3c\x3c"),
+          reinterpret_cast<std::byte*>(&scale), 1);
+  element *= scale;
+  std::string due(2, '\0');
+  convert(DType::kFloat32, DType::kBFloat16, reinterpret_cast<const std::byte*>(&element),
+          reinterpret_cast<std::byte*>(due.data()), 1);
+  const TensorValue& made = wide.at(kLayer + "mlp.down_proj.weight");
+  EXPECT_EQ(made.dtype, DType::kBFloat16);
+  for (std::size_t i = 0; i < made.bytes.size(); i += 2) ASSERT_EQ(made.bytes.substr(i, 2), due) << i;
+  EXPECT_THAT(read_file(dir / "wide/config.json"), testing::Not(HasSubstr("quantization_config")));
+  EXPECT_EQ(reshard_cli({"verify", dir / "wide", "--fail-on", "warning"}).exit_code, 0);
+}
+
 }  // namespace
 }  // namespace reshard

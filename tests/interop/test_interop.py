@@ -942,7 +942,44 @@ class Adapters(Case):
 
 
 class BlockScales(Case):
-    """Float8 matrices with a scale for each block, against the dequantizer of transformers."""
+    """Float8 matrices with scales, against the dequantizer of transformers."""
+
+    def test_every_float8_value_times_the_scale_of_its_matrix(self):
+        """Ministral 3 as it is published: with what sees for it, float8, a scale for each matrix."""
+        from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+        saved = self.out("saved")
+        members = {"text_config": {**_GROUPED, "model_type": "ministral3", "head_dim": 8, "pad_token_id": 0},
+                   "vision_config": {**_SIGHT, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False}
+        Families.build(self, "mistral3", members).to(torch.bfloat16).save_pretrained(saved)
+        tensors, wanted = load_file(saved / "model.safetensors"), {}
+        for i, name in enumerate(sorted(tensors)):
+            wanted[name] = tensors[name]
+            if not name.startswith("language_model.model.layers.") or not name.endswith("_proj.weight"):
+                continue
+            bits = (torch.arange(tensors[name].numel()) + i).remainder(256).to(torch.uint8).reshape(tensors[name].shape)
+            scale = torch.tensor(0.37 * 1.7**i, dtype=torch.bfloat16)
+            tensors[name] = bits.view(torch.float8_e4m3fn)
+            tensors[name + "_scale_inv"] = scale
+            tensors[name.replace("weight", "activation_scale")] = torch.tensor(0.5, dtype=torch.bfloat16)
+            wanted[name] = Fp8Dequantize(None)._dequantize_one(tensors[name], scale, torch.bfloat16)
+        self.assertEqual(len(tensors), len(wanted) + 2 * 14)
+        config = json.loads((saved / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+                                         "modules_to_not_convert": ["lm_head", "model.vision_tower"]}
+        (saved / "config.json").write_text(json.dumps(config))
+        save_file(tensors, saved / "model.safetensors")
+        self.assertIn("0 errors, 0 warnings", reshard("verify", saved))
+        # As ranks would hold it in memory, and out of that into files, the scales applied.
+        reshard("convert", saved, self.out("ranks"), "--to", "dcp", "--mesh", "tp=2", "--names", "transformers")
+        reshard("convert", self.out("ranks"), self.out("plain"), "--to", "hf", "--config", saved / "config.json", "--dtype",
+                "bfloat16")
+        got = load_file(self.out("plain/model.safetensors"))
+        self.assertEqual(got.keys(), wanted.keys())
+        for name, value in wanted.items():
+            nan = value.isnan()
+            self.assertTrue(torch.equal(got[name].isnan(), nan), name)
+            self.assertTrue(same_bits(got[name][~nan], value[~nan]), name)
+        self.assertNotIn("quantization_config", json.loads(self.out("plain/config.json").read_text()))
 
     def test_every_float8_value_times_many_scales(self):
         from transformers.integrations.finegrained_fp8 import Fp8Dequantize
