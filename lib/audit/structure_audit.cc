@@ -156,17 +156,22 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
     return true;
   }
   std::vector<std::string> names, messages;
+  bool is_of_system = true;
   for (const std::size_t i : all) {
     const Status located = reader.locate({i}, 1, spool);
     if (located) continue;
+    is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
     names.push_back(catalog.tensors()[i].name);
     if (messages.size() < kShownFiles) messages.push_back(located.error().message());
   }
   Finding& f = findings.add(Severity::kError, "header");
-  f.what = "what is stored is not what the metadata " + std::string(names.size() == 1 ? "says of it" : "say of them");
+  f.what = is_of_system ? "cannot be looked at"
+                        : "what is stored is not what the metadata " +
+                              std::string(names.size() == 1 ? "says of it" : "say of them");
   f.tensors = std::move(names);
   f.why = std::move(messages);
-  f.advice = "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
+  f.advice = is_of_system ? "The system refused; what is stored may be sound. Compressed items are decoded into TMPDIR."
+                          : "A file was overwritten by another save, two files were exchanged, or bytes are damaged.";
   return true;
 }
 

@@ -880,5 +880,16 @@ TEST(Audit, TheCatalogueShowsWhatIsPrinted) {
   EXPECT_GE(shown, 8);
 }
 
+// Compressed items are decoded into TMPDIR: where it takes nothing, that says nothing of the checkpoint.
+TEST(Audit, WhatCannotBeDecodedForWantOfAPlaceIsNotCalledDamaged) {
+  const TempDir dir;
+  const CommandResult r = run_command({RESHARD_BINARY, "verify", RESHARD_TEST_DATA "/runs/zstd/checkpoint"}, 60,
+                                      {"TMPDIR=" + (dir / "none")});
+  EXPECT_EQ(r.exit_code, 1) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("cannot be looked at"));
+  EXPECT_THAT(r.out, HasSubstr("what is stored may be sound"));
+  EXPECT_THAT(r.out, testing::Not(HasSubstr("damaged")));
+}
+
 }  // namespace
 }  // namespace reshard
