@@ -46,9 +46,10 @@ Result<Driver> find_driver() {
   return out;
 }
 
+// Never destroyed: what NCCL blocks in may come back to it when the program has ended.
 const Result<Driver>& driver() {
-  static const Result<Driver> found = find_driver();
-  return found;
+  static const auto* const found = new Result<Driver>(find_driver());
+  return *found;
 }
 
 }  // namespace
