@@ -16,7 +16,7 @@ std::vector<const Family*>& table() {
   return families;
 }
 constexpr std::string_view kHole = "{}";
-constexpr std::string_view kScale = "_scale_inv", kWeightScale = ".weight_scale_inv";
+constexpr std::string_view kScale = "_scale_inv";
 // What quantized models have instead of a parameter, or beside it, by what follows its name.
 constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {
     {kScale, Quantized::kFloat8}, {kMxfp4Blocks, Quantized::kMxfp4}, {kMxfp4Scales, Quantized::kMxfp4}};
@@ -281,8 +281,7 @@ class ParameterList {
 Status check_quantization(const Family& family, const ModelConfig& config) {
   if (config.quantization.empty()) return {};
   // One scale for each matrix, that stays beside it.
-  if (config.quantization == "fp8" && !config.has_fp8_blocks() && family.carries("proj" + std::string(kWeightScale)))
-    return {};
+  if (config.quantization == "fp8" && !config.has_fp8_blocks() && family.carries(scale_name("proj.weight"))) return {};
   const Quantized how = config.has_fp8_blocks() ? Quantized::kFloat8
                         : config.has_mxfp4()    ? Quantized::kMxfp4
                                                 : Quantized::kNever;

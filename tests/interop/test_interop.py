@@ -944,6 +944,13 @@ class Adapters(Case):
 class BlockScales(Case):
     """Float8 matrices with scales, against the dequantizer of transformers."""
 
+    def assert_same_but_for_bits_of_nans(self, got, wanted):
+        self.assertEqual(got.keys(), wanted.keys())
+        for name, value in wanted.items():
+            nan = value.isnan()
+            self.assertTrue(torch.equal(got[name].isnan(), nan), name)
+            self.assertTrue(same_bits(got[name][~nan], value[~nan]), name)
+
     def test_every_float8_value_times_the_scale_of_its_matrix(self):
         """Ministral 3 as it is published: with what sees for it, float8, a scale for each matrix."""
         from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -974,11 +981,7 @@ class BlockScales(Case):
         reshard("convert", self.out("ranks"), self.out("plain"), "--to", "hf", "--config", saved / "config.json", "--dtype",
                 "bfloat16")
         got = load_file(self.out("plain/model.safetensors"))
-        self.assertEqual(got.keys(), wanted.keys())
-        for name, value in wanted.items():
-            nan = value.isnan()
-            self.assertTrue(torch.equal(got[name].isnan(), nan), name)
-            self.assertTrue(same_bits(got[name][~nan], value[~nan]), name)
+        self.assert_same_but_for_bits_of_nans(got, wanted)
         self.assertNotIn("quantization_config", json.loads(self.out("plain/config.json").read_text()))
 
     def test_every_float8_value_times_many_scales(self):
@@ -1010,11 +1013,7 @@ class BlockScales(Case):
         self.assertGreater(len(tensors), len(wanted) + 20)
         reshard("convert", saved, self.out("plain"), "--to", "hf", "--dtype", "bfloat16")
         got = load_file(self.out("plain/model.safetensors"))
-        self.assertEqual(got.keys(), wanted.keys())
-        for name, value in wanted.items():
-            nan = value.isnan()
-            self.assertTrue(torch.equal(got[name].isnan(), nan), name)
-            self.assertTrue(same_bits(got[name][~nan], value[~nan]), name)
+        self.assert_same_but_for_bits_of_nans(got, wanted)
         self.assertNotIn("quantization_config", json.loads(self.out("plain/config.json").read_text()))
         reshard("convert", saved, self.out("fused"), "--to", "bin", "--names", "transformers", "--dtype", "bfloat16")
         fused = torch.load(self.out("fused/pytorch_model.bin"), weights_only=True)
