@@ -45,14 +45,23 @@ Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t fi
   return size;
 }
 
+// Tensors of whole pages come first: they begin on pages then, and are written past the page cache and mapped as they
+// are.
 Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, std::string& header) {
+  std::vector<FileTensor*> order;
+  order.reserve(tensors.size());
+  for (FileTensor& t : tensors) order.push_back(&t);
+  std::stable_partition(order.begin(), order.end(), [](const FileTensor* t) {
+    const auto elements = checked_volume(t->shape);
+    return elements && *elements > 0 && *elements % (File::kDirectUnit / byte_size(t->dtype)) == 0;
+  });
   std::vector<SafetensorsEntry> entries;
   entries.reserve(tensors.size());
-  for (const FileTensor& t : tensors) entries.push_back({.name = t.name, .dtype = t.dtype, .shape = t.shape});
+  for (const FileTensor* t : order) entries.push_back({.name = t->name, .dtype = t->dtype, .shape = t->shape});
   header = TRY(safetensors_header(entries, {{"format", "pt"}}));
   Index size = std::ssize(header);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].extent = {file, entries[i].offset, entries[i].length};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[i]->extent = {file, entries[i].offset, entries[i].length};
     size = entries[i].offset + entries[i].length;
   }
   return size;

@@ -43,8 +43,9 @@ class TensorFilesTarget : public Target {
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
-  // Appends a file of these tensors, in this order; the catalog's tensors are left to the caller. Where each tensor's
-  // bytes lie. Unsupported for an element type or a name that the container cannot express, and for 2^63 bytes or more.
+  // Appends a file of these tensors, in this order, but that safetensors begin with those of whole pages; the catalog's
+  // tensors are left to the caller. Where each tensor's bytes lie. Unsupported for an element type or a name that the
+  // container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
   // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all
   // of their names begin with.

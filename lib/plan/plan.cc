@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string_view>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/device/digest.h"
@@ -107,9 +109,13 @@ Slabs::Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_grou
   Index inner = element_bytes;  // bytes of one index of dimension cut_dim_
   for (int d = 1; d < rank; ++d) inner *= std::max<Index>(1, shape[d]);
   while (cut_dim_ + 1 < rank && inner > bytes && row_group == 1) inner /= std::max<Index>(1, shape[++cut_dim_]);
-  cut_extent_ = std::max<Index>(1, bytes / inner);
-  if (cut_dim_ == 0) cut_extent_ = std::max(row_group, cut_extent_ / row_group * row_group);
-  cut_extent_ = std::min(cut_extent_, std::max<Index>(1, shape[cut_dim_]));
+  const Index room = std::max<Index>(1, bytes / inner), extent = std::max<Index>(1, shape[cut_dim_]);
+  // What slabs are whole multiples of: row groups, and pages where that can be.
+  const Index group = cut_dim_ == 0 ? row_group : 1;
+  const Index paged = std::lcm(group, File::kDirectUnit / std::gcd(inner, File::kDirectUnit));
+  const Index step = paged <= room ? paged : group;
+  const Index most = std::max(step, room / step * step);
+  cut_extent_ = std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), step) * step);
   for (int d = 0; d < cut_dim_; ++d) count_ *= shape[d];
   count_ *= ceil_div(shape[cut_dim_], cut_extent_);
   if (volume(shape) == 0) count_ = 0;

@@ -31,7 +31,8 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target);
 // sides. Ranks that made the plan for themselves compare it: one that sees other files than the rest has another.
 std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target);
 
-// How one tensor's work is cut: consecutive row-major boxes of at most about `bytes` bytes, computed on demand.
+// How one tensor's work is cut: consecutive row-major boxes of at most about `bytes` bytes, about as many each, and
+// whole pages where that can be; computed on demand.
 class Slabs {
  public:
   // `bytes` is a wish: a slab is at least one row group (or one element of the innermost dimension).

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
+#include <string>
 
+#include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/tensor_file.h"
 #include "lib/device/crc32.h"
 #include "tests/support/temp_dir.h"
@@ -76,6 +79,28 @@ TEST(TensorFilesTarget, ReadsBackAsItsTensors) {
       }
     }
   }
+}
+
+TEST(TensorFilesTarget, WholePagesBeginOnPages) {
+  TensorFilesTarget target;
+  const auto extents = target.add_file("model.safetensors", Container::kSafetensors,
+                                       {tensor("norm", DType::kFloat32, {3}), tensor("a", DType::kBFloat16, {2, 1024}),
+                                        tensor("none", DType::kInt8, {0}), tensor("bias", DType::kBFloat16, {1025}),
+                                        tensor("b", DType::kInt8, {4, 4096})});
+  ASSERT_TRUE(extents) << extents.error().message();
+  const std::vector<Extent> due = {{0, 24576, 12}, {0, 4096, 4096}, {0, 24588, 0}, {0, 24588, 2050}, {0, 8192, 16384}};
+  EXPECT_EQ(*extents, due);
+  std::vector<std::string> payloads;
+  for (const Extent& e : due) payloads.emplace_back(static_cast<std::size_t>(e.length), 'x');
+  const std::string bytes = file_of(target, *extents, payloads);
+  const TempDir dir;
+  const File file = *File::open(dir.write("f", bytes));
+  const auto read = read_safetensors_header(file);
+  ASSERT_TRUE(read) << read.error().message();
+  std::map<std::string, Index> offsets;
+  for (const SafetensorsEntry& e : read->entries) offsets[e.name] = e.offset;
+  EXPECT_EQ(offsets, (std::map<std::string, Index>{
+                         {"norm", 24576}, {"a", 4096}, {"none", 24588}, {"bias", 24588}, {"b", 8192}}));
 }
 
 TEST(TensorFilesTarget, TorchFilesGoBeyond4GiB) {

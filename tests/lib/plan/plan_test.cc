@@ -124,6 +124,17 @@ TEST(Slabs, CutBetweenRowGroups) {
   }
 }
 
+TEST(Slabs, AreAsManyPagesEach) {
+  // 1 MiB would be 341 rows of 3072 bytes: three times that, and one row.
+  const Slabs slabs({2, 1024, 1536}, 2, 1 << 20, 1);
+  EXPECT_EQ(slabs.count(), 8);
+  EXPECT_EQ(slabs.slab(3).shape, (Dims{1, 256, 1536}));
+  // Rows of 10 bytes fill pages 2048 at a time.
+  EXPECT_EQ(Slabs({40'000, 5}, 2, 100'000, 1).slab(0).shape, (Dims{8192, 5}));
+  EXPECT_EQ(Slabs({40'000, 5}, 2, 100'000, 3).slab(0).shape, (Dims{6144, 5}));
+  EXPECT_EQ(Slabs({4099, 5}, 2, 10'000, 1).slab(0).shape, (Dims{820, 5})) << "no page fits";
+}
+
 TEST(Slabs, OfAScalarAndOfNothing) {
   EXPECT_EQ(Slabs({}, 4, 1 << 20, 1).count(), 1);
   EXPECT_EQ(Slabs({}, 4, 1 << 20, 1).slab(0), Box{});
