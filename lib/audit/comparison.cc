@@ -105,7 +105,11 @@ Status Comparison::make_views() {
     TRY(reader->locate(all_tensors(reader->catalog()), options_.run.threads, options_.spool));
   const bool hf_rows = a_model_.family && !same_row_order(*a_model_.family, a_model_.convention, b_model_.convention);
   const auto view_of = [&](const Catalog& catalog, const Model& model) -> Result<Catalog> {
-    if (!model.family) return catalog;
+    if (!model.family && options_.model.is_none()) return catalog;
+    if (!model.family) {
+      auto plain = plain_view(catalog);
+      return plain ? *std::move(plain) : catalog;
+    }
     return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);
   };
   a_view_ = TRY(view_of(a_.catalog(), a_model_));

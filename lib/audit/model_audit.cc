@@ -558,7 +558,7 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
     const std::string_view dtype = info(found->model_dtype.value_or(found->dtype)).torch_name;
     ++compared;
     // Where each matrix has one scale, which ones are float8 is for the trainer to choose.
-    if (subject.config.quantization == "fp8" && !subject.config.has_fp8_blocks() && dtype == "float8_e4m3fn") continue;
+    if (subject.config.has_fp8_matrices() && dtype == "float8_e4m3fn") continue;
     // What a family keeps in another dtype than the model's may have been cast with it.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }

@@ -13,12 +13,14 @@
 #include "lib/audit/replicas.h"
 #include "lib/audit/structure_audit.h"
 #include "lib/audit/tokenizer.h"
+#include "lib/audit/vocabulary.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
+#include "lib/model/unknown_family.h"
 #include "lib/model/view.h"
 
 namespace reshard {
@@ -183,6 +185,18 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
              " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
 }
 
+// Of a model of no known family: rows of the vocabulary that are one tensor-parallel rank's.
+void check_cut_vocabulary(const CommonFacts& facts, const ModelConfig& config, VerifyReport& report) {
+  std::vector<VocabularyTensor> cut;
+  for (const Tensor* t : facts.vocabulary)
+    if (t->shape[0] < config.vocab_size() &&
+        !explain_shard(t->shape[0], config.vocab_size(), config.num_attention_heads()).empty())
+      cut.push_back({t->name, t->shape[0], t->shape[1] * byte_size(t->dtype)});
+  if (!facts.vocabulary.empty())
+    checked(report, "vocabulary", "embedding and head have a row for each word", std::ssize(facts.vocabulary));
+  add(report, audit_vocabulary(cut, {config.path, config.vocab_size(), config.num_attention_heads()}));
+}
+
 Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   const bool wanted = !options.config.empty();
   const auto skip = [&](std::string why) {
@@ -197,13 +211,19 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
   if (wanted && catalog.tensors().empty())
     return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
   if (!model.is_described()) {
+    const bool is_other = model.config && !describing_family(*model.config);
+    const CommonFacts facts = is_other ? common_facts(catalog, *model.config) : CommonFacts();
+    if (is_other) check_cut_vocabulary(facts, *model.config, report);
     if (!wanted) return skip("no config.json of a known family");
-    if (family_of_model_type(model.config->model_type))
+    if (describing_family(*model.config))
       return unsupported(options.path + ": no tensor is named as a parameter of the model that --config describes" +
                          choice_of_part(catalog));
     const std::string what = "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
                              " belongs to no family that reshard knows";
-    add(report, Severity::kNote, "model-unknown", what + ": no name and no shape was held against it").advice =
+    const std::string held = facts.confirmed.empty()
+                                 ? "no name and no shape was held against it"
+                                 : "nothing was held against it but that " + join(facts.confirmed, " and ");
+    add(report, Severity::kNote, "model-unknown", what + ": " + held).advice =
         "--family-file describes a family (docs/adding.md).";
     return skip(what);
   }

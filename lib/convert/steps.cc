@@ -14,6 +14,7 @@
 #include "lib/model/packing.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
+#include "lib/model/unknown_family.h"
 #include "lib/model/view.h"
 
 namespace reshard {
@@ -64,6 +65,7 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
     config = TRY(ModelConfig::parse(TRY(parse_json(file.text, file.path)), file.path).context(file.path));
   Translation out{TRY(recognise(source, choice, std::move(config))), {}, false};
   if (!out.model.family) out.model.config.reset();
+  out.plain_names = !out.model.family && format.hf_names && !naming.keep_names;
   if (!out.model.family || naming.keep_names) return out;
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
@@ -101,14 +103,26 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   if (!file.text.empty())
     if (auto json = parse_json(file.text, file.path))
       if (auto parsed = ModelConfig::parse(*json, file.path)) config = std::move(*parsed);
-  const Family* said = config ? family_of_model_type(config->model_type) : nullptr;
+  const Family* said = config ? describing_family(*config) : nullptr;
   if (said) why += ", and " + file.path + " is of family " + said->name;
-  if (!wanted.model.is_none() && !(wanted.has_model_names && !said && !wanted.convention && adapters.empty()))
+  const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
+  const bool has_model_names = wanted.has_model_names || facts.is_its_model;
+  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty()))
     return unsupported(source.root + ": " + why + choice_of_part(source) +
                        ": what would be written is no model that loaders know. " +
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family");
-  notes.warnings.push_back("names, shapes and rows are the source's own: nothing was held against a model");
+  notes.warnings.push_back(
+      "names, shapes and rows are the source's own: " +
+      (facts.confirmed.empty()
+           ? "nothing was held against a model"
+           : "no known family describes the " + printable(config->model_type) + " of " + file.path +
+                 (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
+                 ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
+  for (const Tensor* t : facts.vocabulary)
+    if (t->shape[0] < config->vocab_size())
+      notes.warnings.push_back(tensor_text(t->name) + " has " + with_commas(t->shape[0]) + " rows where " + file.path +
+                               " says vocab_size " + with_commas(config->vocab_size()));
   for (const Tensor& t : source.tensors())
     if (t.name.ends_with(kStackedExperts)) {
       notes.warnings.push_back(tensor_text(t.name) +
@@ -116,7 +130,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                                "files of most models have a tensor for each, which other loaders expect");
       break;
     }
-  if (said || !wanted.has_model_names) {
+  if (said || !has_model_names) {
     if (!file.text.empty() && !wanted.config_given) notes.warnings.push_back(file.path + " is not copied");
     file.is_copied = file.is_copied && wanted.config_given;
   }
@@ -241,9 +255,14 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
   for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
   if (is_located) TRY(validate(chosen));
-  if (!names.renames()) return SourceView{std::move(chosen), {}};
+  if (!names.renames() && !names.plain_names) return SourceView{std::move(chosen), {}};
   SourceView view;
   const Model& model = names.model;
+  if (names.plain_names) {
+    for (const Tensor& t : chosen.tensors()) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
+    view.catalog = TRY(plain_view(std::move(chosen)));
+    return view;
+  }
   for (const Tensor& t : chosen.tensors())
     view.natives.emplace(canonical_key(*model.family, t.key()), SourceView::Native{t.name, t.key()});
   std::vector<std::string> dropped;

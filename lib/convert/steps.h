@@ -41,6 +41,7 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const 
 struct Translation {
   Model model;                   // of the source; with a config only where it has a family
   std::optional<Convention> to;  // nothing: names and rows as in the source
+  bool plain_names = false;      // of no family: the source's, without what wraps the model in it
   bool hf_rows = false;          // the two have rows in different orders, and the plan is made in Hugging Face's
   bool renames() const { return model.family && to; }
   // What the output calls a tensor of the canonical view; `key` is its plain key in the source.
@@ -50,8 +51,9 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
                               const Naming& naming, const Format& format);
 
 // What is written under the name of a format of models, or of --names, is a model under names that loaders know.
-// Unsupported where the source's names are no known family's, unless the user chose none or the source is a model
-// already: then it is a note that they are the source's own, and a config that is of another model is not copied.
+// Unsupported where the source's names are no known family's, unless the user chose none, the source is a model
+// already, or its config of no known family confirms it (unknown_family.h): then it is a note that they are the
+// source's own. A config that is of another model is not copied.
 Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
                    ConfigFile& file, Notes& notes);
 
@@ -69,7 +71,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
 // ---- the source as the plan sees it
 
 struct SourceView {
-  Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed
+  Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed, or its plain keys
   // What the source calls the tensors, by canonical names; none of those that are not stored under a name of their own.
   struct Native {
     std::string name, key;

@@ -54,6 +54,8 @@ class ModelConfig {
   Index num_prediction_layers() const { return number("num_nextn_predict_layers"); }
   // Whether matrices are float8 in blocks of weight_block_rows x weight_block_columns elements, each with a scale.
   bool has_fp8_blocks() const;
+  // Whether each of its matrices is float8 with one scale.
+  bool has_fp8_matrices() const { return quantization == "fp8" && !has_fp8_blocks(); }
   bool has_mxfp4() const { return quantization == "mxfp4"; }
   // Whether a quantized model leaves this parameter as it was.
   bool is_left_unquantized(std::string_view parameter) const;

@@ -279,15 +279,7 @@ class ParameterList {
 };
 
 Status check_quantization(const Family& family, const ModelConfig& config) {
-  if (config.quantization.empty()) return {};
-  // One scale for each matrix, that stays beside it.
-  if (config.quantization == "fp8" && !config.has_fp8_blocks() && family.carries(scale_name("proj.weight"))) return {};
-  const Quantized how = config.has_fp8_blocks() ? Quantized::kFloat8
-                        : config.has_mxfp4()    ? Quantized::kMxfp4
-                                                : Quantized::kNever;
-  if (how != Quantized::kNever && std::any_of(family.rules.begin(), family.rules.end(),
-                                              [&](const NameRule& rule) { return rule.quantized == how; }))
-    return {};
+  if (knows_quantization(family, config)) return {};
   return unsupported(config.path + ": a model of family " + family.name + " quantized with " +
                      printable(config.quantization) + ", whose tensors are not known");
 }
@@ -359,6 +351,17 @@ const Family* find_family(std::string_view name) {
   for (const Family* family : families())
     if (family->name == name) return family;
   return nullptr;
+}
+
+bool knows_quantization(const Family& family, const ModelConfig& config) {
+  if (config.quantization.empty()) return true;
+  // One scale for each matrix, that stays beside it.
+  if (config.has_fp8_matrices()) return family.carries(scale_name("proj.weight"));
+  const Quantized how = config.has_fp8_blocks() ? Quantized::kFloat8
+                        : config.has_mxfp4()    ? Quantized::kMxfp4
+                                                : Quantized::kNever;
+  return how != Quantized::kNever && std::any_of(family.rules.begin(), family.rules.end(),
+                                                 [&](const NameRule& rule) { return rule.quantized == how; });
 }
 
 const Family* family_of_model_type(std::string_view model_type) {

@@ -147,6 +147,8 @@ std::span<const Family* const> families();
 void add_family(const Family& family);
 const Family* find_family(std::string_view name);                 // as in --family; null where there is none
 const Family* family_of_model_type(std::string_view model_type);  // null where there is none
+// Whether the family says what a model quantized as the config has it holds, or the config's is not quantized.
+bool knows_quantization(const Family& family, const ModelConfig& config);
 // Whether two conventions keep the rows of every parameter in the same order: rotary pairs in both, or in neither.
 bool same_row_order(const Family& family, Convention a, Convention b);
 

@@ -13,6 +13,11 @@ std::string family_names() {
 
 }  // namespace
 
+const Family* describing_family(const ModelConfig& config) {
+  const Family* family = family_of_model_type(config.model_type);
+  return family && knows_quantization(*family, config) ? family : nullptr;
+}
+
 Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config) {
   Model model{nullptr, Convention::kHf, std::move(config)};
   if (choice.is_none()) return model;
@@ -29,7 +34,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
     model.convention = *convention;
     return model;
   }
-  const Family* said = model.config ? family_of_model_type(model.config->model_type) : nullptr;
+  const Family* said = model.config ? describing_family(*model.config) : nullptr;
   if (model.config && !said) return model;  // another model whose names may look alike
   if (const auto detected = detect_family(catalog, model.config_or_null());
       detected && (!said || said == detected->family)) {

@@ -23,9 +23,13 @@ struct Model {
   const ModelConfig* config_or_null() const { return config ? &*config : nullptr; }
 };
 
+// The family whose table describes the config's model; null where there is none, or the model is quantized in a way
+// that the family does not know.
+const Family* describing_family(const ModelConfig& config);
+
 // The model of a catalog, and of its config where there is one. What the config says wins over what names suggest: of a
-// model_type that is not known, or where no tensor is named as in its family, the model has none. Unsupported where no
-// tensor is named as in the family that was chosen; a usage error where the config describes a model of another one.
+// model that no family describes, or where no tensor is named as in its family, the model has none. Unsupported where
+// no tensor is named as in the family that was chosen; a usage error where the config describes a model of another one.
 Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config);
 
 // The family of a model that is a config alone; `choice` may name it. Unsupported where none is known.

@@ -35,6 +35,12 @@ bool is_outer_word(std::string_view word) {
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
+// What trainers call the module that holds the model.
+bool is_module_word(std::string_view word) {
+  static constexpr std::array<std::string_view, 4> kWords = {"model", "module", "net", "network"};
+  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
+}
+
 // A name whose kind its first parts tell: "app.optim.state.x" is "optim" after "app.".
 struct Told {
   StateKind kind = StateKind::kModel;
@@ -145,6 +151,34 @@ Wrapper wrapper_by_family(const NamePatterns& names) {
     const Known known = known_without(names, prefix);
     return std::pair(known.names, "the names under it are those of family " + (known.family ? known.family->name : ""));
   });
+}
+
+// By what people call dictionaries and modules around a model, where every name has it before it: "app.model.",
+// "module.". "model." is also what transformers calls the module beside the head: it wraps where a head
+// ("lm_head.weight") is under it, too, or a training state ("app.") is around it.
+Wrapper wrapper_by_words(const NamePatterns& names) {
+  if (names.empty()) return {};
+  std::string_view common = names.begin()->first;
+  for (const auto& [pattern, alike] : names) {
+    const auto differ = std::mismatch(common.begin(), common.end(), pattern.begin(), pattern.end()).first;
+    common = common.substr(0, static_cast<std::size_t>(differ - common.begin()));
+  }
+  std::size_t end = 0;
+  std::string_view last, before;
+  for (std::size_t dot; (dot = common.find('.', end)) != std::string_view::npos; end = dot + 1) {
+    const std::string_view word = common.substr(end, dot - end);
+    if (!is_outer_word(word) && !is_module_word(word)) break;
+    before = last;
+    last = word;
+  }
+  if (last == "model" && !(is_outer_word(before) && before != "state_dict")) {
+    const auto under = [&](const auto& name) { return std::string_view(name.first).substr(end); };
+    const auto is_head = [&](const auto& name) { return std::ranges::count(under(name), '.') == 1; };
+    const auto is_numbered = [&](const auto& name) { return under(name).find(".{}") < under(name).find('.') + 1; };
+    if (std::none_of(names.begin(), names.end(), is_head) || std::any_of(names.begin(), names.end(), is_numbered))
+      end -= last.size() + 1;
+  }
+  return {std::string(common.substr(0, end)), "every name of the model begins with it"};
 }
 
 // By the names that are among `others` without it.
@@ -357,6 +391,7 @@ class PartFinder {
     } else if (models_.empty() || !chosen_.empty()) {
       model_wrapper_ = wrapper_by_family(model_);
       if (!model_wrapper_.is_known) model_wrapper_ = wrapper_by_match(model_, optimized);
+      if (!model_wrapper_.is_known) model_wrapper_ = wrapper_by_words(model_);
       if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "as --part says"};
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())

@@ -142,6 +142,21 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
   return ViewBuilder(catalog, options, dropped).build();
 }
 
+Result<Catalog> plain_view(Catalog catalog) {
+  const auto& tensors = catalog.tensors();
+  if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.plain_key.empty(); })) return catalog;
+  Catalog out;
+  out.root = catalog.root;
+  out.files = catalog.files;
+  out.blobs = catalog.blobs;
+  out.attributes = catalog.attributes;
+  out.vocabulary = catalog.vocabulary;
+  out.reserve(tensors.size());
+  for (const Tensor& t : tensors) TRY(out.add(renamed(t, t.key())));
+  out.sort_by_name();
+  return out;
+}
+
 Result<const Family*> recorded_family(const Json& manifest) {
   const Json* const name = manifest.find("family");
   if (!name || name->is_null()) return nullptr;

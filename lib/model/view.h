@@ -28,6 +28,9 @@ struct ViewOptions {
 // `dropped` receives the names of tensors left out as derived data.
 Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
 
+// Of a model of no family: its tensors under their plain keys (parts.h), in their order. Fails where two have one.
+Result<Catalog> plain_view(Catalog catalog);
+
 // The family by whose rules reshard_manifest.json records digests; null: by none. Unsupported where it is not known.
 Result<const Family*> recorded_family(const Json& manifest);
 // The view in which it records them.

@@ -209,6 +209,118 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
+// A model of no family, as a trainer saves it: its config's numbers say that it is this model.
+class Outsider {
+ public:
+  explicit Outsider(const std::string& wrapper, const std::vector<std::string>& names = kNames) {
+    TensorValues tensors;
+    for (const std::string& name : names) tensors[wrapper + name] = value_of(name);
+    fs::create_directory(dir / "ck");
+    write_dcp(tensors, dir / "ck/checkpoint", *Mesh::parse("dp_shard=2"));
+    config(R"({"model_type": "newest", "architectures": ["NewestForCausalLM"], "vocab_size": 64, "d_model": 8,
+               "n_layer": 2})");
+  }
+  void config(const std::string& text) const { write_file(dir / "ck/config.json", text); }
+  CommandResult convert(std::vector<std::string> options = {}) const {
+    options.insert(options.begin(), {"convert", checkpoint, out, "--to", "hf"});
+    return reshard_cli(options);
+  }
+  static TensorValue value_of(const std::string& name) {
+    const Index rows = name.find(".mix.") == std::string::npos ? 64 : 8;
+    return {DType::kBFloat16, {rows, 8}, std::string(static_cast<std::size_t>(rows) * 16, name[name.size() / 2])};
+  }
+
+  inline static const std::vector<std::string> kNames = {"backbone.wte.weight", "backbone.blocks.0.mix.weight",
+                                                         "backbone.blocks.1.mix.weight", "lm_head.weight"};
+  const TempDir dir;
+  const std::string checkpoint = dir / "ck/checkpoint", out = dir / "out";
+};
+
+TEST(Identity, AModelOfNoFamilyIsWrittenWhereItsConfigConfirmsIt) {
+  for (const std::string wrapper : {"", "app.model.", "model.", "module.", "state_dict."}) {
+    const Outsider m(wrapper);
+    const CommandResult r = m.convert();
+    ASSERT_EQ(r.exit_code, 0) << r.out << r.err;
+    EXPECT_THAT(r.out, AllOf(HasSubstr("no known family describes the newest of "),
+                             HasSubstr("backbone.wte.weight [64, 8] is vocab_size x d_model"),
+                             HasSubstr("backbone.blocks has n_layer = 2 layers")));
+    TensorValues expected;
+    for (const std::string& name : Outsider::kNames) expected[name] = Outsider::value_of(name);
+    EXPECT_TRUE(load_checkpoint(m.out) == expected) << wrapper;
+    EXPECT_EQ(read_file(m.out + "/config.json"), read_file(m.dir / "ck/config.json"));
+    const CommandResult against = reshard_cli({"verify", m.checkpoint, "--against", m.out});
+    EXPECT_EQ(against.exit_code, 0) << against.out;
+    EXPECT_THAT(against.out, HasSubstr("4 of 4 tensors"));
+    EXPECT_EQ(reshard_cli({"diff", m.checkpoint, m.out}).exit_code, 0);
+  }
+}
+
+TEST(Identity, AModelOfNoFamilyIsRefusedWhereNothingConfirmsIt) {
+  const auto refused = [](const Outsider& m) {
+    const CommandResult r = m.convert();
+    EXPECT_EQ(r.exit_code, 4) << r.out;
+    EXPECT_FALSE(fs::exists(m.out));
+  };
+  for (const char* other : {R"({"model_type": "newest", "vocab_size": 65, "d_model": 8, "n_layer": 2})",
+                            R"({"model_type": "newest", "vocab_size": 64, "d_model": 8, "n_layer": 3})",
+                            R"({"model_type": "newest", "d_model": 8, "n_layer": 2})",
+                            R"({"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 2,
+                                "num_attention_heads": 2, "intermediate_size": 8})"}) {
+    const Outsider m("app.model.");
+    m.config(other);
+    refused(m);
+  }
+  // Names of no model of transformers: layers beside the embedding; one module and nothing beside it; Megatron's.
+  refused(Outsider("app.model.", {"wte.weight", "blocks.0.mix.weight", "blocks.1.mix.weight", "out.weight"}));
+  refused(Outsider("model.", {"wte.weight", "blocks.0.mix.weight", "blocks.1.mix.weight", "out.weight"}));
+  refused(Outsider("", {"embedding.word_embeddings.weight", "output_layer.weight",
+                        "decoder.layers.0.mlp.linear_fc2.weight", "decoder.layers.1.mlp.linear_fc2.weight"}));
+}
+
+TEST(Identity, NamesOfNoFamilyLoseWhatWrapsThem) {
+  const Outsider m("her.run.");
+  const CommandResult r = m.convert({"--family", "none", "--strip-prefix", "her.run."});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(m.out).contains("backbone.wte.weight"));
+  const std::string kept = m.dir / "kept";
+  ASSERT_EQ(reshard_cli({"convert", m.checkpoint, kept, "--to", "dcp"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(kept).contains("her.run.backbone.wte.weight"));
+}
+
+// The mission's own bug, where no family has the model: rows of one tensor-parallel rank.
+TEST(Identity, ACutVocabularyOfAModelOfNoFamilyIsFound) {
+  const Outsider m("app.model.");
+  m.config(R"({"model_type": "newest", "vocab_size": 512, "d_model": 8, "n_layer": 2, "num_attention_heads": 8})");
+  const CommandResult r = reshard_cli({"verify", m.checkpoint});
+  EXPECT_EQ(r.exit_code, 1) << r.out;
+  EXPECT_THAT(r.out, AllOf(HasSubstr("64 rows where"), HasSubstr("says vocab_size = 512"),
+                           HasSubstr("64 = 512 / 8: one tensor-parallel rank's rows")));
+}
+
+// GPTQ, AWQ, compressed-tensors: a Llama whose tensors are not those of its family's table.
+TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
+  const TempDir dir;
+  TensorValues tensors;
+  for (const char* name : {"model.layers.0.mlp.up_proj.qweight", "model.layers.0.mlp.up_proj.g_idx"})
+    tensors[name] = {DType::kInt32, {8, 8}, std::string(256, name[30])};
+  tensors["model.embed_tokens.weight"] = {DType::kBFloat16, {64, 8}, std::string(1024, 'e')};
+  tensors["lm_head.weight"] = {DType::kBFloat16, {64, 8}, std::string(1024, 'h')};
+  write_dcp(tensors, dir / "made", *Mesh::parse("dp_shard=2"));
+  ASSERT_EQ(reshard_cli({"convert", dir / "made", dir / "q", "--to", "hf", "--family", "none"}).exit_code, 0);
+  write_file(dir / "q/config.json", R"({"model_type": "llama", "vocab_size": 64, "hidden_size": 8,
+      "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+      "quantization_config": {"quant_method": "gptq", "bits": 4}})");
+  const CommandResult r = reshard_cli({"convert", dir / "q", dir / "out", "--to", "hf"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("no known family describes the llama of " + (dir / "q/config.json") + " (gptq)"));
+  EXPECT_TRUE(load_checkpoint(dir / "out") == tensors);
+  ASSERT_EQ(reshard_cli({"convert", dir / "q", dir / "dcp", "--to", "dcp", "--mesh", "dp_shard=2"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"verify", dir / "q", "--against", dir / "dcp"}).exit_code, 0);
+  EXPECT_EQ(
+      reshard_cli({"convert", dir / "dcp", dir / "back", "--to", "hf", "--config", dir / "q/config.json"}).exit_code,
+      0);
+}
+
 // A state_dict of a family that is not known passes as it is; its files would name experts otherwise.
 TEST(Identity, ExpertsAsTransformersHasThemInMemoryAreTold) {
   const TempDir dir;

@@ -855,6 +855,41 @@ class Families(Case):
         self.assertEqual(stored | tied, wanted)
 
 
+class OfNoFamily(Case):
+    """Models that no table describes, as PyTorch's tutorial saves them, to what transformers loads."""
+
+    def check(self, model_type, auto, members):
+        import transformers
+        auto = getattr(transformers, auto)
+        torch.manual_seed(3)
+        model = auto.from_config(transformers.AutoConfig.for_model(model_type, **members)).to(torch.bfloat16)
+        self.out("run").mkdir()
+        dcp.save({"app": {"model": model.state_dict()}}, checkpoint_id=self.out("run/step-1"), no_dist=True)
+        model.config.save_pretrained(self.out("run"))
+        said = reshard("convert", self.out("run/step-1"), self.out("hf"), "--to", "hf")
+        self.assertIn(f"no known family describes the {model_type} of", said)
+        loaded, info = auto.from_pretrained(self.out("hf"), output_loading_info=True, dtype=torch.bfloat16)
+        self.assertFalse(info["missing_keys"] or info["unexpected_keys"], info)
+        for (name, a), (other, b) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
+            self.assertEqual(name, other)
+            self.assertTrue(same_bits(a, b), name)
+        reshard("verify", self.out("run/step-1"), "--against", self.out("hf"))
+
+    def test_falcon(self):
+        self.check("falcon", "AutoModelForCausalLM", dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                                          vocab_size=64))
+
+    def test_mamba(self):
+        self.check("mamba", "AutoModelForCausalLM", dict(hidden_size=32, num_hidden_layers=2, vocab_size=64,
+                                                         state_size=4))
+
+    def test_bart(self):
+        self.check("bart", "AutoModelForSeq2SeqLM", dict(d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=64,
+                                                         encoder_attention_heads=4, decoder_attention_heads=4,
+                                                         encoder_ffn_dim=48, decoder_ffn_dim=48,
+                                                         max_position_embeddings=32))
+
+
 def unstacked(name, shape, members):
     """A tensor of transformers 5 in memory as the files name it: gate_up_proj of all experts is two matrices each."""
     mixtral = "num_local_experts" in members

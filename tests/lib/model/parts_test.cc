@@ -118,8 +118,32 @@ TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
   EXPECT_EQ(keys.at("app.model.blocks.0.a"), "blocks.0.a");
   EXPECT_EQ(keys.at("app.optim.state.stem.w.exp_avg"), "optimizer.state.stem.w.exp_avg");
   // Without one nothing tells, and names stay whole.
-  const auto alone = keys_of({"app.model.blocks.0.a", "app.model.blocks.1.a"});
-  EXPECT_EQ(alone.at("app.model.blocks.0.a"), "app.model.blocks.0.a");
+  const auto alone = keys_of({"trunk.blocks.0.a", "trunk.blocks.1.a"});
+  EXPECT_EQ(alone.at("trunk.blocks.0.a"), "trunk.blocks.0.a");
+}
+
+// What people call what is around a model, where nothing else tells. "model." is also transformers' own.
+TEST(Parts, AModelOfNoFamilyIsFoundByTheWordsBeforeIt) {
+  const std::vector<std::string> with_head = {"trunk.blocks.0.a", "trunk.blocks.1.a", "trunk.stem.w", "a_head.weight"};
+  const std::vector<std::string> without_head = {"left.blocks.0.a", "left.blocks.1.a", "right.stem.w"};
+  const std::vector<std::string> numbered_first = {"blocks.0.a", "blocks.1.a", "stem.w", "a_head.weight"};
+  const auto prefix_of = [](const std::vector<std::string>& plain, const std::string& wrapper) {
+    std::vector<std::string> names;
+    for (const std::string& name : plain) names.push_back(wrapper + name);
+    const std::string key = keys_of(names).at(names[0]);
+    return names[0].substr(0, names[0].size() - key.size());
+  };
+  for (const std::string wrapper :
+       {"", "app.model.", "state.model.", "module.", "net.", "state_dict.", "app.", "train.net."})
+    for (const auto& plain : {with_head, without_head, numbered_first})
+      EXPECT_EQ(prefix_of(plain, wrapper), wrapper) << plain[0];
+  for (const std::string wrapper : {"model.", "state_dict.model.", "module.model."}) {
+    const std::string outer = wrapper.substr(0, wrapper.size() - 6);
+    EXPECT_EQ(prefix_of(with_head, wrapper), wrapper);
+    EXPECT_EQ(prefix_of(without_head, wrapper), outer);
+    EXPECT_EQ(prefix_of(numbered_first, wrapper), outer);
+  }
+  EXPECT_EQ(prefix_of(with_head, "model.model."), "model.model.");
 }
 
 TEST(Parts, OfAnOptimizerAloneTheNamesAreTheModels) {

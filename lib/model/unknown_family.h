@@ -1,0 +1,24 @@
+// A model of no known family: what its config.json and its names tell all the same, by what all of transformers' models
+// have in common.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/catalog.h"
+#include "lib/model/config.h"
+
+namespace reshard {
+
+struct CommonFacts {
+  // Tensors named as vocabularies are in some family ("wte.weight"), as wide as the model: their rows should be words.
+  std::vector<const Tensor*> vocabulary;  // the catalog's
+  std::vector<std::string> confirmed;     // "wte.weight [50257, 768]: vocab_size x n_embd", "h.{}: n_layer 12"
+  // Whether the config's numbers of words, of its width and of layers are the tensors', and names are like those that a
+  // model with a head has in transformers: a module of numbered layers, and something beside it.
+  bool is_its_model = false;
+};
+CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config);
+
+}  // namespace reshard
