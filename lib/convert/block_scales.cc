@@ -39,11 +39,12 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
   for (Index r = 0; r < rows; ++r) {
     convert(dtype, DType::kFloat32, elements.data() + r * columns * byte_size(dtype), bytes, columns);
     const float* const scale = scales.data() + ((box.begin(0) + r) / m.block_rows - first_row) * blocks.shape[1];
+    float* at = row.data();
     for (Index c = 0; c < columns;) {
       const Index block = (box.begin(1) + c) / m.block_columns;
-      const Index end = std::min(columns, (block + 1) * m.block_columns - box.begin(1));
+      c = std::min(columns, (block + 1) * m.block_columns - box.begin(1));
       const float s = scale[block - first_column];
-      for (; c < end; ++c) row[static_cast<std::size_t>(c)] *= s;
+      for (float* const end = row.data() + c; at != end; ++at) *at *= s;
     }
     convert(DType::kFloat32, as, bytes, out.data() + r * columns * byte_size(as), columns);
   }

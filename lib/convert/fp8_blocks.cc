@@ -93,18 +93,19 @@ class BlockQuantizer {
   // The largest magnitude of each block of a row of them.
   Result<Slab> find(Index block, const std::vector<std::byte>& band) const {
     const Index width = tensor_.shape[1], rows = std::ssize(band) / (width * byte_size(tensor_.dtype));
-    std::vector<std::uint32_t> most(static_cast<std::size_t>(columns_));  // magnitudes order as their bits do
+    std::vector<std::int32_t> most(static_cast<std::size_t>(columns_));  // magnitudes order as their bits do
     std::vector<float> row(static_cast<std::size_t>(width));
     for (Index r = 0; r < rows; ++r) {
       widen(band, r, 0, width, row.data());
+      const float* at = row.data();
       for (Index b = 0; b < columns_; ++b) {
-        std::uint32_t largest = most[static_cast<std::size_t>(b)];
-        for (Index c = b * kFp8Block; c < std::min(width, (b + 1) * kFp8Block); ++c)
-          largest = std::max(largest, std::bit_cast<std::uint32_t>(row[static_cast<std::size_t>(c)]) & 0x7fffffffu);
+        std::int32_t largest = most[static_cast<std::size_t>(b)];
+        const float* const end = row.data() + std::min(width, (b + 1) * kFp8Block);
+        for (; at != end; ++at) largest = std::max(largest, std::bit_cast<std::int32_t>(*at) & 0x7fffffff);
         most[static_cast<std::size_t>(b)] = largest;
       }
     }
-    constexpr std::uint32_t kInfinite = 0x7f800000;
+    constexpr std::int32_t kInfinite = 0x7f800000;
     for (Index b = 0; b < columns_; ++b)
       if (most[static_cast<std::size_t>(b)] >= kInfinite)
         return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
@@ -120,13 +121,13 @@ class BlockQuantizer {
                 std::vector<float>& values, std::byte* out) const {
     const Index begin = box.begin(1), end = box.end(1);
     widen(band, row, begin, end - begin, values.data());
+    float* at = values.data();
     for (Index c = begin; c < end;) {
       const Index block = c / kFp8Block;
       const float scale = scale_of(largest(slab, block)).scale;
-      for (; c < std::min(end, (block + 1) * kFp8Block); ++c) {
-        float& v = values[static_cast<std::size_t>(c - begin)];
-        v = std::clamp(v * scale, -kLargest, kLargest);
-      }
+      c = std::min(end, (block + 1) * kFp8Block);
+      float* const last = values.data() + (c - begin);
+      for (; at != last; ++at) *at = std::clamp(*at * scale, -kLargest, kLargest);
     }
     convert(DType::kFloat32, DType::kFloat8E4M3, reinterpret_cast<const std::byte*>(values.data()), out, end - begin);
   }

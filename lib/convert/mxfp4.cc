@@ -76,11 +76,12 @@ class Unpacker {
         const Index place = (box.begin(2) + c) * m_.groups + group;
         const std::byte* const values =
             table_.data() + Index{scales[place]} * std::ssize(kValues) * Index{sizeof(Word)};
-        for (Index row = first; row < last; ++row) {
-          const std::uint8_t both = blocks[place * kMxfp4Bytes + row % kMxfp4Group / 2];
-          const int value = row % 2 == 0 ? both & 0xf : both >> 4;
-          std::memcpy(out + ((row - begin) * columns + c) * Index{sizeof(Word)}, values + value * Index{sizeof(Word)},
-                      sizeof(Word));
+        const std::uint8_t* const pairs = blocks + place * kMxfp4Bytes;
+        std::byte* at = out + ((first - begin) * columns + c) * Index{sizeof(Word)};
+        for (auto row = static_cast<unsigned>(first % kMxfp4Group), n = static_cast<unsigned>(last - first); n > 0;
+             --n, ++row, at += columns * Index{sizeof(Word)}) {
+          const unsigned value = pairs[row / 2] >> (row % 2 * 4) & 0xf;
+          std::memcpy(at, values + value * sizeof(Word), sizeof(Word));
         }
       }
     }

@@ -622,6 +622,27 @@ TINY_MODELS |= {
                            "num_attention_heads": 4, "max_position_embeddings": 20, "word_embed_proj_dim": 32,
                            "tie_word_embeddings": False}),
 }
+_ERNIE = {**_GROUPED, "moe_num_experts": 4, "moe_intermediate_size": 16, "moe_k": 2, "pad_token_id": 0}
+TINY_MODELS |= {
+    "bitnet": ("bitnet", {**_GROUPED, "pad_token_id": 0}),
+    "bitnet_tied_biased": ("bitnet", {**_TINY, "num_key_value_heads": 4, "pad_token_id": 0, "attention_bias": True,
+                                      "tie_word_embeddings": True}),
+    "nanochat": ("nanochat", _GROUPED),
+    "nanochat_biased": ("nanochat", {**_TINY, "attention_bias": True}),
+    "helium": ("helium", {**_GROUPED, "head_dim": 8, "pad_token_id": 0}),
+    "helium_biased_tied": ("helium", {**_GROUPED, "head_dim": 8, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True,
+                                      "tie_word_embeddings": True}),
+    "vaultgemma": ("vaultgemma", {**_GROUPED, "head_dim": 12}),
+    "minicpm3": ("minicpm3", {**_GROUPED, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6,
+                              "qk_rope_head_dim": 4}),
+    "granitemoeshared": ("granitemoeshared", {**_GROUPED, "num_local_experts": 3, "shared_intermediate_size": 20}),
+    "dots1": ("dots1", {**_GLM, "first_k_dense_replace": 1}),
+    "dots1_biased": ("dots1", {**_GLM, "first_k_dense_replace": 2, "attention_bias": True}),
+    "ernie4_5_moe": ("ernie4_5_moe", {**_ERNIE, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}),
+    "ernie4_5_moe_some_dense_untied": ("ernie4_5_moe", {
+        **_ERNIE, "num_hidden_layers": 4, "moe_layer_start_index": 0, "moe_layer_interval": 2, "moe_num_shared_experts": 0,
+        "tie_word_embeddings": False}),
+}
 # With what sees for a language model.
 _SIGHT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
           "patch_size": 14}
@@ -1538,11 +1559,11 @@ class NativeTargets(Case):
             joined[k] = torch.cat([p[k] for p in parts])
         self.assert_holds(sample / "checkpoint", joined)
 
-    def test_vllm_workers_have_their_parameters(self):
-        wanted = self.convert("vllm", "--mesh", "tp=4")
+    def vllm_workers(self, wanted, scales=True):
+        """{worker: {name: tensor}} of what four workers of vLLM hold."""
+        workers = {}
         for rank in range(4):
-            got = load_file(self.out() / f"model-rank-{rank}-part-0.safetensors")
-            local = {}
+            local = workers.setdefault(rank, {})
             for k, v in wanted.items():
                 if "embed_tokens" in k or "lm_head" in k:
                     rows = (v.shape[0] + 63) // 64 * 64
@@ -1558,9 +1579,32 @@ class NativeTargets(Case):
                         local[k.replace(words[0], stacked)] = torch.cat(
                             [wanted[k.replace(words[0], w)].chunk(4)[rank] for w in words])
             for layer in range(4):
-                for scale in ("_k_scale", "_prob_scale", "_q_scale", "_v_scale"):
+                for scale in ("_k_scale", "_prob_scale", "_q_scale", "_v_scale") if scales else ():
                     local[f"model.layers.{layer}.self_attn.attn.{scale}"] = torch.tensor(1.0)
-            self.assert_same_tensors(got, local)
+        return workers
+
+    def test_vllm_workers_have_their_parameters(self):
+        wanted = self.convert("vllm", "--mesh", "tp=4")
+        for rank, local in self.vllm_workers(wanted).items():
+            self.assert_same_tensors(load_file(self.out() / f"model-rank-{rank}-part-0.safetensors"), local)
+
+    def test_vllms_own_loader_loads_it_and_what_it_saves_is_read(self):
+        source = pathlib.Path(sys.prefix) / "vllm-0.33.0"
+        if not source.is_dir():
+            self.skipTest("vLLM's wheel could not be downloaded")
+        for name in ("vllm", "vllm-0.32"):
+            with self.subTest(name):
+                out, states, back = self.out(name), self.out(name + ".pt"), self.out(name + "-back")
+                reshard("convert", self.SAMPLE / "checkpoint", out, "--to", name, "--mesh", "tp=4", "--max-shard-size",
+                        "100kB")
+                wanted = load_file(self.SAMPLE / "hf.safetensors")
+                torch.save(self.vllm_workers(wanted, scales=name == "vllm"), states)
+                back.mkdir()
+                self.run_script("vllm_loader.py", source, out, states, back)
+                self.assertGreater(len(list(back.iterdir())), 4)
+                shutil.copy(out / "config.json", back)
+                reshard("convert", back, self.out(name + "-hf"), "--to", "hf")
+                self.assert_same_tensors(load_file(self.out(name + "-hf") / "model.safetensors"), wanted)
 
 
 def h5_datasets(file):

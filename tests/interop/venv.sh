@@ -31,4 +31,12 @@ if [ ! -d "$venv/$colossalai" ]; then
   "$python" -m pip --disable-pip-version-check download --no-deps --no-binary :all: --dest "$venv/source" "${colossalai/-/==}" > /dev/null 2>&1 &&
     tar -xzf "$venv/source/$colossalai.tar.gz" -C "$venv" || true  # its tests skip without
 fi
+# vLLM's loader of sharded_state, out of a wheel that is not kept; nothing of it is installed.
+vllm=vllm-0.33.0
+loader=vllm/model_executor/model_loader/sharded_state_loader.py
+if [ ! -f "$venv/$vllm/$loader" ]; then
+  "$python" -m pip --disable-pip-version-check download --no-deps --only-binary :all: --no-cache-dir --dest "$venv/source/$vllm" "${vllm/-/==}" > /dev/null 2>&1 &&
+    "$python" -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(*sys.argv[2:])' "$venv/source/$vllm/"*.whl "$loader" "$venv/$vllm" || true  # its test skips without
+  rm -rf "${venv:?}/source/$vllm"
+fi
 echo "$python"
