@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <iterator>
 
 #include "lib/base/text.h"
@@ -108,7 +109,8 @@ int run_program(int argc, char** argv, bool owns_process) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
   std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
   open_standard_descriptors();
-  const auto code = without_exceptions([&] { return run(argc, argv, owns_process); });
+  const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
+  const auto code = without_exceptions(std::cref(work));  // by reference: a copy would need memory
   if (!code) std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
   const int exit_code = code ? *code : static_cast<int>(code.error().code());
   if (was_printed()) return exit_code;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <new>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -16,9 +17,32 @@ namespace {
 std::mutex library_mutex;
 thread_local int times_held = 0;
 
+// The error at the bottom of the library's stack of them.
+struct Innermost {
+  std::string text;
+  bool is_memory = false;
+};
+
 herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
-  if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
+  if (n != 0 || !error->desc) return 0;
+  auto& innermost = *static_cast<Innermost*>(out);
+  innermost.text = error->desc;
+  innermost.is_memory = error->maj_num == H5E_RESOURCE && error->min_num == H5E_NOSPACE;
   return 0;
+}
+
+Innermost innermost_error() {
+  Innermost out;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &out);
+  out.text = out.text.empty() ? "no reason" : printable(out.text);
+  return out;
+}
+
+Error library_error(ErrorCode code, std::string_view what) {
+  const Innermost innermost = innermost_error();
+  return {
+      innermost.is_memory ? ErrorCode::kIo : code,
+      std::string(what) + (innermost.is_memory ? ": out of memory" : "") + ": libhdf5 says '" + innermost.text + "'"};
 }
 
 }  // namespace
@@ -28,14 +52,15 @@ LibraryLock::~LibraryLock() {
 }
 
 LibraryLock::LibraryLock() {
-  if (times_held++ == 0) library_mutex.lock();
   static const bool kReady = [] {
     // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
     H5dont_atexit();
+    if (H5open() < 0) throw std::bad_alloc();  // it needs nothing else
     H5PLset_loading_state(0);
     return true;
   }();
   (void)kReady;
+  if (times_held++ == 0) library_mutex.lock();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for each thread anew
 }
 
@@ -45,20 +70,16 @@ Handle::~Handle() {
   H5Idec_ref(id_);
 }
 
-std::string library_message() {
-  std::string text;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
-  return text.empty() ? "no reason" : printable(text);
-}
+std::string library_message() { return innermost_error().text; }
 
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
   if (id >= 0) return Handle(id);
-  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+  return library_error(code, what);
 }
 
 Status checked_call(int result, ErrorCode code, std::string_view what) {
   if (result >= 0) return {};
-  return Error(code, std::string(what) + ": libhdf5 says '" + library_message() + "'");
+  return library_error(code, what);
 }
 
 Result<Handle> DatasetMaker::file_properties() {

@@ -150,19 +150,20 @@ bool check_headers(Reader& reader, int threads, const std::string& spool, Findin
   std::size_t pieces = 0;
   for (const Tensor& t : catalog.tensors()) pieces += t.fragments.size();
   if (pieces > kMaxHeaders) return false;
-  if (reader.locate(all, threads, spool)) {
-    if (const Status valid = validate(catalog); !valid)
-      findings.add(Severity::kError, "header").what = valid.error().message();
-    return true;
-  }
   std::vector<std::string> names, messages;
   bool is_of_system = true;
+  if (reader.locate(all, threads, spool)) all.clear();
   for (const std::size_t i : all) {
     const Status located = reader.locate({i}, 1, spool);
     if (located) continue;
     is_of_system = is_of_system && located.error().code() == ErrorCode::kIo;
     names.push_back(catalog.tensors()[i].name);
     if (messages.size() < kShownFiles) messages.push_back(located.error().message());
+  }
+  if (names.empty()) {
+    if (const Status valid = validate(catalog); !valid)
+      findings.add(Severity::kError, "header").what = valid.error().message();
+    return true;
   }
   Finding& f = findings.add(Severity::kError, "header");
   f.what = is_of_system ? "cannot be looked at"

@@ -47,6 +47,7 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
   try {
     for (int t = 1; t < std::min<Index>(threads, n); ++t) pool.emplace_back(loop, t);
   } catch (const std::system_error&) {  // no more are to be had (ulimit -u, a limit of the container): those do it all
+  } catch (const std::bad_alloc&) {     // likewise
   }
   loop(0);
   for (std::thread& t : pool) t.join();

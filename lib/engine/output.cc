@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <numeric>
 #include <set>
 #include <span>
@@ -111,7 +112,10 @@ Output::Output(OutputPath destination, Target& target, Transport* ranks, std::op
       unsynced_(target.catalog().files.size()) {}
 
 Output::~Output() {
-  if (made_work_) (void)remove_work(work_);
+  try {
+    if (made_work_) (void)remove_work(work_);
+  } catch (const std::bad_alloc&) {  // the next run removes it
+  }
   if (lock_ >= 0) ::close(lock_);
 }
 

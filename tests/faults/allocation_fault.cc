@@ -1,0 +1,91 @@
+// Preloaded into a process: makes the n-th allocation of memory fail, counted from the beginning of main().
+//
+//   RESHARD_ALLOCATION_FAULT="N HOW FILE"    N: the first that fails, from 1; 0: none
+//                                            HOW: once, or all (those after it, too)
+//                                            FILE: of two numbers of 8 bytes: how many allocations there were, of this
+//                                            process and of those that it has forked; how many of those that failed
+//                                            libhdf5 had asked for
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+extern "C" {
+void* __libc_malloc(std::size_t size);
+void* __libc_calloc(std::size_t count, std::size_t size);
+void* __libc_realloc(void* old, std::size_t size);
+void* __libc_memalign(std::size_t alignment, std::size_t size);
+}
+
+namespace {
+
+std::atomic<long>* made = nullptr;  // both numbers; null: not yet in main()
+long first = 0;
+bool all = false;
+int (*program_main)(int, char**, char**) = nullptr;
+
+bool fails(const void* caller) {
+  if (made == nullptr) return false;
+  const long n = ++made[0];
+  if (first == 0 || n < first || (n > first && !all)) return false;
+  Dl_info info{};
+  if (::dladdr(caller, &info) != 0 && std::strstr(info.dli_fname, "libhdf5") != nullptr) ++made[1];
+  errno = ENOMEM;
+  return true;
+}
+
+int counted_main(int argc, char** argv, char** environment) {
+  char how[8] = "", path[4096] = "";
+  const char* const text = std::getenv("RESHARD_ALLOCATION_FAULT");
+  if (text != nullptr && std::sscanf(text, "%ld %7s %4095s", &first, how, path) == 3) {
+    all = std::strcmp(how, "all") == 0;
+    const int file = ::open(path, O_RDWR | O_CLOEXEC);
+    void* const shared = ::mmap(nullptr, 2 * sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file < 0 || shared == MAP_FAILED) std::abort();
+    ::close(file);
+    made = static_cast<std::atomic<long>*>(shared);
+  }
+  return program_main(argc, argv, environment);
+}
+
+}  // namespace
+
+extern "C" {
+
+int __libc_start_main(int (*main)(int, char**, char**), int argc, char** argv, void (*init)(), void (*fini)(),
+                      void (*loader_fini)(), void* stack_end) {
+  program_main = main;
+  using Start = int (*)(int (*)(int, char**, char**), int, char**, void (*)(), void (*)(), void (*)(), void*);
+  const auto start = reinterpret_cast<Start>(::dlsym(RTLD_NEXT, "__libc_start_main"));
+  return start(counted_main, argc, argv, init, fini, loader_fini, stack_end);
+}
+
+void* malloc(std::size_t size) { return fails(__builtin_return_address(0)) ? nullptr : __libc_malloc(size); }
+void* calloc(std::size_t count, std::size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_calloc(count, size);
+}
+void* realloc(void* old, std::size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_realloc(old, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) {
+  return fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+}
+int posix_memalign(void** out, std::size_t alignment, std::size_t size) {
+  void* const memory = fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  if (memory == nullptr) return ENOMEM;
+  *out = memory;
+  return 0;
+}
+
+}  // extern "C"

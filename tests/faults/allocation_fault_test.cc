@@ -1,0 +1,197 @@
+// What a command does when there is no memory for it: each allocation of a scenario fails in turn, alone or with all
+// after it. The command ends with an error that says so, or does without; nothing looks finished that is not, and the
+// next run gives what the first would have.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <regex>
+
+#include "formats/registry.h"
+#include "lib/base/sys.h"
+#include "lib/convert/conversion.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/soak.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using Files = std::map<std::string, std::string>;
+
+struct Scenario {
+  std::string name;
+  std::vector<std::string> args;  // of reshard; "OUT" stands for the destination
+  bool writes = false;
+  std::string left = "";  // what an earlier run has left, as OUT.partial
+};
+
+class AllocationTest : public testing::Test {
+ protected:
+  // `args` where the n-th allocation fails; 0: none does.
+  CommandResult run(std::vector<std::string> args, std::int64_t n, bool all = false) const {
+    args.insert(args.begin(), RESHARD_BINARY);
+    for (std::string& arg : args)
+      if (arg == "OUT") arg = out_;
+    const std::string count = dir_ / "count";
+    write_file(count, std::string(16, '\0'));
+    return run_command(args, 60,
+                       {"LD_PRELOAD=" RESHARD_ALLOCATION_FAULT, "MALLOC_PERTURB_=165",
+                        "RESHARD_ALLOCATION_FAULT=" + std::to_string(n) + (all ? " all " : " once ") + count});
+  }
+  // Of the last run: how many there were, and how many of those that failed libhdf5 had asked for.
+  std::int64_t allocations() const { return number(0); }
+  std::int64_t failed_in_hdf5() const { return number(1); }
+  Files files() const {
+    if (!fs::exists(out_)) return {};
+    return fs::is_directory(out_) ? all_files(out_) : Files{{"", read_file(out_)}};
+  }
+  void prepare(const Scenario& s) const {
+    fs::remove_all(out_);
+    fs::remove_all(out_ + ".partial");
+    if (!s.left.empty()) fs::copy(s.left, out_ + ".partial", fs::copy_options::recursive);
+  }
+  std::vector<Scenario> scenarios() const;
+
+  std::int64_t number(std::size_t i) const {
+    std::int64_t n = 0;
+    std::memcpy(&n, read_file(dir_ / "count").data() + i * sizeof n, sizeof n);
+    return n;
+  }
+
+  TempDir dir_;
+  std::string out_ = dir_ / "out";
+};
+
+// The beginning of a conversion, which found the disk full.
+void leave_unfinished(const std::string& source, const std::string& path) {
+  static SysCalls real;
+  static int writes;
+  real = sys();
+  writes = 0;
+  SysCalls calls = real;
+  calls.pwrite = [](int fd, const void* bytes, std::size_t n, off_t offset) {
+    return ++writes > 30 ? (errno = ENOSPC, ssize_t{-1}) : real.pwrite(fd, bytes, n, offset);
+  };
+  const ScopedSysCalls scoped(calls);
+  auto open = open_checkpoint(source);
+  ASSERT_TRUE(open) << open.error().message();
+  ConversionOptions o;
+  o.source_path = source;
+  o.config_path = sample("tp8") + "/config.json";
+  o.include = {"layers.0.*", "norm.weight"};
+  o.group_bytes = 10'000;
+  o.run.threads = 1;
+  o.run.memory = Index{1} << 30;
+  const auto conversion = Conversion::prepare(*open->reader, *find_format("dcp").value(), std::move(o));
+  ASSERT_TRUE(conversion) << conversion.error().message();
+  ASSERT_FALSE((*conversion)->run({path}));
+  ASSERT_TRUE(fs::exists(path + ".partial"));
+}
+
+std::vector<Scenario> AllocationTest::scenarios() const {
+  const std::string small = test_data("dcp_small/ck1"), tp8 = sample("tp8") + "/checkpoint", model = dir_ / "model",
+                    twin = dir_ / "twin", begun = dir_ / "begun";
+  const std::vector<std::string> part = {"--include", "layers.0.*", "--include", "norm.weight", "--threads", "1"};
+  const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  for (const std::string& path : {model, twin}) {
+    const CommandResult r = reshard_cli(with({"convert", tp8, path, "--to", "hf"}, part));
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+  }
+  leave_unfinished(tp8, begun);
+  return {
+      {"inspect", {"inspect", small}},
+      {"verify", {"verify", small, "--threads", "1"}},
+      {"dcp to hf", with({"convert", tp8, "OUT", "--to", "hf"}, part), true},
+      {"hf to dcp", {"convert", model, "OUT", "--to", "dcp", "--mesh", "tp=2", "--threads", "1"}, true},
+      {"dcp to hdf5 with zstd", with({"convert", tp8, "OUT", "--to", "hdf5", "--codec", "zstd:1"}, part), true},
+      {"hf to dcp in two threads", {"convert", model, "OUT", "--to", "dcp", "--mesh", "tp=2", "--threads", "2"}, true},
+      {"merge", {"merge", model, twin, "OUT", "--average", "--to", "hf", "--allow", "config", "--threads", "1"}, true},
+      {"resume", with({"convert", tp8, "OUT", "--to", "dcp"}, part), true, begun + ".partial"},
+  };
+}
+
+// Of the data of an output, which is there as it should be; the marker of a run may still be in it.
+Files data_of(Files files) {
+  std::erase_if(files, [](const auto& file) { return file.first.starts_with(".reshard-partial"); });
+  return files;
+}
+
+// What a command prints, without times, rates, and what else is not the same each time.
+std::string without_times(const std::string& text) {
+  return std::regex_replace(text, std::regex(R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory) +[0-9.]+ .?B)"),
+                            "T");
+}
+
+TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
+  if (kSanitized) GTEST_SKIP() << "the sanitizers have an allocator of their own";
+  const std::int64_t step = in_soak() ? 7 : 997;
+  std::int64_t runs = 0, errors = 0, equal = 0, deaths = 0, way = 0;
+  for (const Scenario& s : scenarios()) {
+    prepare(s);
+    const CommandResult healthy = run(s.args, 0);
+    ASSERT_EQ(healthy.exit_code, 0) << s.name << healthy.err;
+    const std::int64_t total = allocations();
+    const Files expected = files();
+    EXPECT_EQ(expected.empty(), !s.writes);
+    if (!s.left.empty()) {
+      EXPECT_THAT(healthy.out, HasSubstr("continues " + out_ + ".partial"));
+    }
+    for (std::int64_t n = 1 + way++ % step; n <= total; n += step, ++runs) {
+      const bool all = runs % 3 == 2;
+      prepare(s);
+      const CommandResult r = run(s.args, n, all);
+      SCOPED_TRACE(s.name + ", allocation " + std::to_string(n) + " of " + std::to_string(total) +
+                   (all ? " and all after it" : "") + "\nexit code " + std::to_string(r.exit_code) + "\n" + r.out +
+                   r.err);
+      EXPECT_FALSE(r.timed_out);
+      if (r.exit_code == 0) {
+        ++equal;
+        EXPECT_EQ(files(), expected);
+        EXPECT_EQ(without_times(r.out), without_times(healthy.out));
+        EXPECT_FALSE(fs::exists(out_ + ".partial"));
+        continue;
+      }
+      ++errors;
+      // Some of what libhdf5 does when it gets no memory is to die.
+      if (failed_in_hdf5() > 0 && r.exit_code > 128) {
+        ++deaths;
+      } else if (s.name == "verify" && r.exit_code == 1) {  // it goes on with what it can look at
+        EXPECT_THAT(r.out, AllOf(HasSubstr("The system refused"), HasSubstr("out of memory")));
+      } else {
+        EXPECT_EQ(r.exit_code, 5);
+        EXPECT_THAT(r.err, AnyOf(HasSubstr("out of memory"), HasSubstr("Cannot allocate memory")));
+      }
+      if (!s.writes) continue;
+      if (fs::exists(out_)) {
+        EXPECT_THAT(r.err, HasSubstr("complete"));
+        EXPECT_EQ(data_of(files()), expected);
+        continue;
+      }
+      if (!fs::exists(out_ + ".partial") && runs % 20 != 0) continue;
+      const CommandResult again = run(s.args, 0);
+      EXPECT_EQ(again.exit_code, 0) << again.err;
+      EXPECT_EQ(files(), expected);
+      EXPECT_FALSE(fs::exists(out_ + ".partial"));
+    }
+  }
+  std::printf("%lld runs: %lld errors, %lld of them deaths in libhdf5, %lld went well without the memory\n",
+              static_cast<long long>(runs), static_cast<long long>(errors), static_cast<long long>(deaths),
+              static_cast<long long>(equal));
+  EXPECT_GT(errors, runs / 2);
+}
+
+}  // namespace
+}  // namespace reshard
