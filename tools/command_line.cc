@@ -115,7 +115,10 @@ Option CommandLine::add_flag(const std::string& name, bool& value, const std::st
   return with_hints(app_.add_flag(name, value, help));
 }
 
-Option CommandLine::option(const std::string& name) { return with_hints(app_.get_option(name)); }
+Option CommandLine::option(const std::string& name) {
+  // get_option() would end the process where there is no memory.
+  return with_hints(app_.get_options([&](const CLI::Option* o) { return o->check_name(name); }).at(0));
+}
 
 void CommandLine::footer(const std::string& text) { app_.footer(text); }
 
@@ -128,9 +131,10 @@ namespace {
 // The parser of a program's lines, and what it fills.
 struct Parser {
   explicit Parser(const Program& program) : app(program.summary) {
-    app.add_flag("--json", json, "With --version: what is built in and what is found, as JSON");
-    app.set_version_flag("--version", [this, &program] { return program.version(json); });
-    app.get_option("--json")->needs("--version");
+    CLI::Option* const as_json =
+        app.add_flag("--json", json, "With --version: what is built in and what is found, as JSON");
+    CLI::Option* const version = app.set_version_flag("--version", [this, &program] { return program.version(json); });
+    as_json->needs(version);
     app.failure_message(usage_text);
     app.require_subcommand(1);
     app.fallthrough();

@@ -91,12 +91,22 @@ std::string without_slash(std::string path) {
   return path;
 }
 
-// Removes a work directory. The marker goes last: a run that is killed meanwhile leaves something that the next one
-// knows.
+// Removes a work directory that holds nothing but the marker. That goes last, when the rest is gone for good: a run
+// that is killed meanwhile, or loses its power, leaves something that the next one knows.
+Status remove_marked(const std::string& path) {
+  TRY(sync_directory(path));
+  const std::string marker = path_join(path, kMarker);
+  if (path_exists(marker)) TRY(remove_file(marker));
+  return remove_directory(path);
+}
+
 Status remove_work(const std::string& path) {
-  for (const DirectoryEntry& e : TRY(list_directory(path)))
-    if (!e.is_directory && e.name != kMarker) TRY(remove_file(path_join(path, e.name)));
-  return remove_tree(path);
+  for (const Node& node : TRY(walk(path))) {
+    if (node.name == kMarker || node.name.find('/') != std::string::npos) continue;
+    const std::string inner = path_join(path, node.name);
+    TRY(node.is_directory() ? remove_tree(inner) : remove_file(inner));
+  }
+  return remove_marked(path);
 }
 
 }  // namespace
@@ -148,6 +158,7 @@ Status Output::prepare(Space space) {
   lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
   TRY(File::create(path_join(work_, kMarker)));
+  TRY(sync_directory(work_));  // before there is anything else in it
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(make_directory(path_join(work_, directory)));
   for (const CatalogFile& f : target_.catalog().files) {
@@ -543,6 +554,11 @@ Result<bool> Output::take_place(const std::string& made) {
   // A directory is about to become the work directory, and must be known as such if this run is killed.
   const std::string marker = path_join(destination_, kMarker);
   if (!target_.is_file() && !path_exists(marker)) TRY(File::create(marker));
+  const Status known = target_.is_file() ? Status() : sync_directory(destination_);
+  if (!known) {
+    (void)remove_file(marker);
+    return known.error();
+  }
   if (Status swapped = exchange_paths(made, destination_); !swapped) {
     if (!target_.is_file()) (void)remove_file(marker);
     return swapped.error();
@@ -578,9 +594,7 @@ Status Output::remove_old() {
     TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
   }
   for (const std::string& name : journals_of_ranks()) TRY(remove_file(path_join(work_, name)));
-  const std::string marker = path_join(work_, kMarker);
-  if (path_exists(marker)) TRY(remove_file(marker));
-  return remove_directory(work_);
+  return remove_marked(work_);
 }
 
 // Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours
@@ -606,10 +620,10 @@ Status Output::publish_file() {
 Status Output::publish() {
   const std::string marker = path_join(destination_, kMarker);
   const bool replaces = TRY(take_place(work_));
-  // Only now: a leftover without its marker could not be told from somebody else's directory.
-  Status lasting = remove_journals(destination_);
+  // The marker only now: a leftover without one could not be told from somebody else's directory.
+  Status lasting = sync_directory(parent_path(destination_));
+  if (lasting) lasting = remove_journals(destination_);
   if (lasting) lasting = remove_file(marker);
-  if (lasting) lasting = sync_directory(parent_path(destination_));
   if (lasting) {
     made_work_ = false;
     if (!replaces) return {};

@@ -1,0 +1,238 @@
+// The power goes while a conversion runs: for every state that the disk may then have, nothing looks finished that is
+// not, and the same command gives what it would have given.
+#include "tests/support/power_loss.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <set>
+
+#include "formats/registry.h"
+#include "lib/convert/conversion.h"
+#include "lib/transport/local.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/soak.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using Files = std::map<std::string, std::string>;
+
+struct Scenario {
+  std::string name, to = "dcp", mesh = "dp_shard=3";
+  bool replaces = false;   // a checkpoint that is there already
+  bool continues = false;  // what a run of another day has left
+  Resume resume = Resume::kAuto;
+  int ranks = 1, zstd_level = 0;
+};
+
+class PowerLossTest : public testing::Test {
+ protected:
+  PowerLossTest() {
+    TensorValues values;
+    std::mt19937 random(5);
+    for (int i = 0; i < 8; ++i) {
+      const Index rows = i == 5 ? 300 : 5 + static_cast<Index>(random() % 40);
+      TensorValue v{DType::kFloat32, {rows, 20}, std::string(static_cast<std::size_t>(rows) * 80, '\0')};
+      for (char& c : v.bytes) c = static_cast<char>(random() & 0x3f);
+      values["layers." + std::to_string(i) + ".w"] = std::move(v);
+    }
+    write_dcp(values, source_, Mesh({{"dp_shard", 2}}));
+    fs::create_directory(disk_);
+  }
+
+  Status convert_on(const Scenario& s, Transport* ranks) const {
+    auto open = TRY(open_checkpoint(source_));
+    ConversionOptions o;
+    o.source_path = source_;
+    if (!s.mesh.empty()) o.mesh = TRY(Mesh::parse(s.mesh));
+    o.resume = s.resume;
+    o.group_bytes = 6'000;
+    if (s.zstd_level > 0) o.compression.zstd_level = s.zstd_level;
+    o.run.threads = 1;
+    o.run.memory = Index{1} << 28;
+    o.run.ranks = ranks;
+    const auto conversion = TRY(Conversion::prepare(*open.reader, *TRY(find_format(s.to)), std::move(o)));
+    TRY(conversion->run({out_, s.replaces ? files_of_checkpoint : nullptr}));
+    return {};
+  }
+  Status convert(const Scenario& s) const {
+    if (s.ranks == 1) return convert_on(s, nullptr);
+    return run_local_ranks(s.ranks, [&](Transport& ranks) { return convert_on(s, &ranks); });
+  }
+
+  // Of what is there under the destination's name, but for the marker of a run that had all but ended.
+  Files files() const {
+    if (!fs::exists(out_)) return {};
+    Files out = fs::is_directory(out_) ? all_files(out_) : Files{{"", read_file(out_)}};
+    std::erase_if(out, [](const auto& file) { return file.first.starts_with(".reshard-partial"); });
+    return out;
+  }
+
+  // The disk as it is when a scenario begins: empty, or with what stands there already.
+  void begin(const Scenario& s) {
+    fs::remove_all(disk_);
+    fs::create_directory(disk_);
+    if (s.replaces) {
+      Scenario first = s;
+      first.replaces = first.continues = false;
+      if (s.mesh.empty())
+        first.zstd_level = 3;
+      else
+        first.mesh = "dp_shard=2";
+      const DiskRecorder quiet(disk_);
+      ASSERT_TRUE(convert(first));
+    }
+    if (!s.continues) return;
+    // Half of a run, and forced to disk to the last byte.
+    std::mt19937 random(1);
+    const DiskRecorder recorder(disk_);
+    Scenario first = s;
+    first.continues = false;
+    ASSERT_TRUE(convert(first));
+    const auto& all = recorder.operations();
+    int writes = 0;
+    int end = 0;
+    const auto count =
+        std::count_if(all.begin(), all.end(), [](const auto& o) { return o.kind == DiskOperation::Kind::kWrite; });
+    while (writes < count * 3 / 5) writes += all[static_cast<std::size_t>(end++)].kind == DiskOperation::Kind::kWrite;
+    state_after(recorder.before(), all, end, {}, {}, random).write(disk_);
+  }
+
+  // What is wrong with a state, and with what comes of it; empty: nothing.
+  std::string violation(const Scenario& s, const Files& expected, const Files& old) const {
+    const Files found = files();
+    if (found.empty() && s.replaces) return "what was there is gone";
+    if (!found.empty() && found != expected && found != old) return "what looks finished is not";
+    if (!found.empty() && !s.replaces) return "";  // it is finished, and the next run would say so
+    Status status;
+    {
+      const DiskRecorder quiet(disk_);  // forces nothing to disk
+      status = convert(s);
+    }
+    if (!status) return "the next run: " + status.error().message();
+    if (files() != expected) return "the next run gives something else";
+    if (fs::exists(out_ + ".partial")) return "the next run leaves its work directory";
+    return "";
+  }
+
+  struct Counts {
+    Index states = 0, violations = 0;
+  };
+  // Goes through states, none twice and `most` at most. `lies`: nothing that was forced to disk was.
+  Counts lose_power(const Scenario& s, Index most, bool lies);
+
+  TempDir dir_;
+  std::string source_ = dir_ / "ck", disk_ = dir_ / "disk", out_ = disk_ + "/out";
+};
+
+PowerLossTest::Counts PowerLossTest::lose_power(const Scenario& s, Index most, bool lies) {
+  Counts counts;
+  begin(s);
+  const Files old = files();
+  const DiskState before = DiskState::read(disk_);
+  std::vector<DiskOperation> all;
+  {
+    const DiskRecorder recorder(disk_);
+    const Status status = convert(s);
+    EXPECT_TRUE(status) << s.name << ": " << status.error().message();
+    all = recorder.operations();
+  }
+  const Files expected = files();
+  EXPECT_FALSE(expected.empty());
+  EXPECT_NE(expected, old);
+
+  // What may become of the operations that are open: nothing, all, all but one, one alone, any of them.
+  struct Case {
+    int end = 0;
+    std::vector<int> open;
+    std::vector<Fate> fates;
+  };
+  std::mt19937 random(7);
+  std::vector<Case> cases;
+  for (int end = 0; end <= static_cast<int>(all.size()); ++end) {
+    const std::vector<int> open = open_operations(all, end, lies);
+    const auto add = [&](std::vector<Fate> fates) { cases.push_back({end, open, std::move(fates)}); };
+    const auto can_tear = [&](std::size_t i) {
+      return all[static_cast<std::size_t>(open[i])].kind == DiskOperation::Kind::kWrite;
+    };
+    for (const Fate others : {Fate::kDone, Fate::kLost}) {
+      const std::vector<Fate> same(open.size(), others);
+      add(same);
+      for (std::size_t i = 0; i < open.size(); ++i)
+        for (const Fate fate : {Fate::kDone, Fate::kLost, Fate::kTorn}) {
+          if (fate == others || (fate == Fate::kTorn && !can_tear(i))) continue;
+          std::vector<Fate> one = same;
+          one[i] = fate;
+          add(one);
+        }
+    }
+    for (std::size_t n = 0; n < std::min<std::size_t>(40, open.size() * open.size()); ++n) {
+      std::vector<Fate> any(open.size(), Fate::kDone);
+      for (std::size_t i = 0; i < any.size(); ++i) {
+        const unsigned r = random() % 8;
+        if (r < 3) any[i] = Fate::kLost;
+        if (r == 3 && can_tear(i)) any[i] = Fate::kTorn;
+      }
+      add(any);
+    }
+  }
+  std::shuffle(cases.begin(), cases.end(), random);
+  std::set<std::uint64_t> seen;
+  for (const Case& c : cases) {
+    if (counts.states >= most) break;
+    const DiskState state = state_after(before, all, c.end, c.open, c.fates, random);
+    if (!seen.insert(state.hash()).second) continue;
+    ++counts.states;
+    state.write(disk_);
+    const std::string what = violation(s, expected, old);
+    if (what.empty()) continue;
+    ++counts.violations;
+    if (lies || counts.violations > 5) continue;
+    std::string fates;
+    for (std::size_t i = 0; i < c.open.size(); ++i)
+      fates += std::string(c.fates[i] == Fate::kDone   ? "\n  there  "
+                           : c.fates[i] == Fate::kLost ? "\n  lost   "
+                                                       : "\n  torn   ") +
+               all[static_cast<std::size_t>(c.open[i])].text();
+    ADD_FAILURE() << s.name << ", after " << c.end << " of " << all.size() << " calls: " << what << fates;
+  }
+  return counts;
+}
+
+const Scenario kScenarios[] = {
+    {.name = "dcp"},
+    {.name = "dcp, continued", .continues = true},
+    {.name = "dcp, begun anew", .continues = true, .resume = Resume::kNever},
+    {.name = "dcp, replacing", .replaces = true},
+    {.name = "dcp, two ranks", .ranks = 2},
+    {.name = "hdf5", .to = "hdf5", .mesh = ""},
+    {.name = "hdf5, compressed, replacing", .to = "hdf5", .mesh = "", .replaces = true, .zstd_level = 1},
+    {.name = "torch_checkpointing", .to = "torch_checkpointing"},
+};
+
+TEST_F(PowerLossTest, TheSameCommandGivesTheSameFromEveryState) {
+  Index states = 0;
+  for (const Scenario& s : kScenarios) {
+    const Counts counts = lose_power(s, in_soak() ? 5'000 : 40, false);
+    EXPECT_EQ(counts.violations, 0) << s.name;
+    std::printf("%s: %lld states\n", s.name.c_str(), static_cast<long long>(counts.states));
+    states += counts.states;
+  }
+  std::printf("%lld states\n", static_cast<long long>(states));
+}
+
+// What would be found if nothing were forced to disk.
+TEST_F(PowerLossTest, ADiskThatLiesIsNoticed) {
+  for (const int i : {0, 1, 5}) EXPECT_GT(lose_power(kScenarios[i], 60, true).violations, 0) << kScenarios[i].name;
+}
+
+}  // namespace
+}  // namespace reshard
