@@ -2,6 +2,7 @@
 # What is slow and rare, and so no part of tests/run.sh:
 #   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
 #   conversions of every float, by the CPU's ways and by the bodies of the kernels;
+#   memory that is not to be had, and what a disk may hold after a loss of power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
@@ -26,9 +27,10 @@ else
   status=1
 fi
 
-echo "== every float"
+echo "== every float, allocations that fail, losses of power"
 if build release --target reshard_tests; then
-  RESHARD_SOAK=1 build/release/tests/reshard_tests --gtest_brief=1 --gtest_filter='*EveryFloat*' || status=1
+  RESHARD_SOAK=1 build/release/tests/reshard_tests --gtest_brief=1 \
+    --gtest_filter='*EveryFloat*:AllocationTest.*:PowerLossTest.*' || status=1
 else
   status=1
 fi
