@@ -125,6 +125,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   };
   const ConversionOptions& o = options_;
   add("the version of reshard", RESHARD_VERSION);
+  add("how work is cut", "2");
   add("--to", std::string(format_.name));
   add("--mesh", o.mesh.to_string());
   add("--layout", o.layout ? o.layout->name : "");

@@ -42,14 +42,15 @@ Dims reordered(const Dims& dims, std::span<const int> order) {
   return out;
 }
 
-// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimension, with the place
-// of each in the piece's extent.
+// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimensions, with the place
+// of each in the piece's extent. `scratch` holds the piece.
 Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data, const Dims& data_strides,
                   MutableBytes scratch, const std::function<Status(Index begin, Bytes run)>& write) {
   const int rank = piece.box.rank();
   const std::vector<int> order = by_stride(piece);
   const Dims shape = reordered(piece.box.shape, order), to_strides = reordered(piece.strides, order),
-             from_strides = reordered(data_strides, order);
+             packed_strides = row_major_strides(shape);
+  copy_box(shape, element_bytes, data, reordered(data_strides, order), scratch.data(), packed_strides);
   const auto last = [&](const Dims& dims, int n) {
     return Dims(dims.span().subspan(static_cast<std::size_t>(rank - n)));
   };
@@ -57,20 +58,14 @@ Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data
   int run_dims = 0;
   while (run_dims < rank && is_one_run(last(shape, run_dims + 1), last(to_strides, run_dims + 1))) ++run_dims;
   const int outer = rank - run_dims;
-  const Dims run_shape = last(shape, run_dims), run_strides = last(from_strides, run_dims);
-  const auto run_bytes = static_cast<std::size_t>(volume(run_shape) * element_bytes);
+  const auto run_bytes = static_cast<std::size_t>(volume(last(shape, run_dims)) * element_bytes);
+  Bytes rest = scratch;
   Dims at = Dims::filled(outer, 0);
   while (true) {
-    Index to = 0, from = 0;
-    for (int d = 0; d < outer; ++d) {
-      to += at[d] * to_strides[d];
-      from += at[d] * from_strides[d];
-    }
-    const MutableBytes run = scratch.first(run_bytes);
-    copy_box(run_shape, element_bytes, data + from * element_bytes, run_strides, run.data(),
-             row_major_strides(run_shape));
-    const Index begin = piece.begin + to * element_bytes;
-    TRY(write(begin, run));
+    Index to = 0;
+    for (int d = 0; d < outer; ++d) to += at[d] * to_strides[d];
+    TRY(write(piece.begin + to * element_bytes, rest.first(run_bytes)));
+    rest = rest.subspan(run_bytes);
     int d = outer - 1;
     while (d >= 0 && ++at[d] == shape[d]) at[d--] = 0;
     if (d < 0) return {};

@@ -6,7 +6,7 @@ namespace reshard {
 namespace {
 
 // A span that is mostly gaps is not worth reading through once its runs are this long.
-constexpr Index kLongRun = 16 << 10;
+constexpr Index kLongRun = 4 << 10;
 constexpr Index kMaxWaste = 4;
 
 Piece make_piece(std::size_t number, const Fragment& f, const Box& box, Index element_bytes) {

@@ -31,7 +31,8 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
   out.items.reserve(plan.tensors.size());
   for (const PlannedTensor& p : plan.tensors) {
     const Tensor &from = source.tensors()[p.from], &to = target.tensors()[p.to];
-    out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments)});
+    out.items.push_back({p.from, to.dtype, std::max(from.row_group, to.row_group), column_count(to.fragments), nullptr,
+                         orders_of(to.fragments, from.fragments)});
     if (from.dtype != to.dtype) out.extra = std::max(out.extra, ratio(from.dtype, to.dtype));
   }
   return out;
@@ -120,7 +121,8 @@ Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>
   Index extra = 0;
   for (const DigestRequest& r : requests) {
     const Tensor& t = source.catalog().tensors()[r.tensor];
-    items.push_back({r.tensor, r.as, t.row_group, source.columns(r.tensor)});
+    items.push_back(
+        {r.tensor, r.as, t.row_group, source.columns(r.tensor), nullptr, orders_of(t.fragments, t.fragments)});
     if (t.dtype != r.as) extra = std::max(extra, ratio(t.dtype, r.as));
   }
   if (!visit) return walk(items, source, extra, options, nullptr);
@@ -139,7 +141,7 @@ Status visit_pairs(const std::vector<PairRequest>& requests, TensorSource& a, Te
     const Tensor &ta = a.catalog().tensors()[r.a], &tb = b.catalog().tensors()[r.b];
     const Index columns = r.box ? 1 : std::max(a.columns(r.a), b.columns(r.b));
     items.push_back({r.a, ta.dtype, std::max(ta.row_group, tb.row_group), columns,
-                     r.box ? std::make_shared<const Box>(*r.box) : nullptr});
+                     r.box ? std::make_shared<const Box>(*r.box) : nullptr, orders_of(ta.fragments, tb.fragments)});
     extra = std::max(extra, ratio(ta.dtype, tb.dtype));
   }
   TRY(walk(items, a, extra, options, [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {

@@ -21,8 +21,9 @@ constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab sh
 // Room for the units that files are read in around the pieces of a slab.
 constexpr Index kStoredRoom = 17 * File::kDirectUnit;
 
-Index wanted_slab(Index columns, Index usual, Index limit) {
-  return std::clamp(kPieceBytes * columns, std::min(usual, limit), limit);
+Index wanted_slab(const WalkItem& item, Index usual, Index limit) {
+  if (item.orders.are_transposed()) return limit;  // runs are as long as the root of it
+  return std::clamp(kPieceBytes * item.columns, std::min(usual, limit), limit);
 }
 
 Box box_of(const WalkItem& item, const Tensor& tensor) { return item.box ? *item.box : whole(tensor.shape); }
@@ -69,7 +70,7 @@ SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, I
     const Tensor& t = catalog.tensors()[item.tensor];
     const Box box = box_of(item, t);
     const Index eb = byte_size(t.dtype);
-    const Slabs slabs(box.shape, eb, wanted_slab(item.columns, usual, limit), item.row_group);
+    const Slabs slabs(box.shape, eb, wanted_slab(item, usual, limit), item.row_group, item.orders);
     items_.push_back({slabs, box.origin, total_, bytes_, volume(box) * eb, slabs.max_bytes()});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());

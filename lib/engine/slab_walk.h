@@ -22,6 +22,7 @@ struct WalkItem {
   Index row_group = 1;
   Index columns = 1;
   std::shared_ptr<const Box> box = nullptr;  // the part of it; null: all
+  Orders orders = {};
 };
 
 // One slab of a walk.
@@ -34,9 +35,9 @@ struct WalkSlab {
 // The slabs of all items, in order, made on demand.
 class SlabList {
  public:
-  // Slabs of about `usual` bytes (Device::slab_bytes), more where an item's columns are narrow, and of `limit` bytes at
-  // most, or larger where its columns are too narrow for that. Without those that are finished, which are the first so
-  // many from each first one on.
+  // Slabs of about `usual` bytes (Device::slab_bytes), more where an item's columns are narrow or its sides transposed,
+  // and of `limit` bytes at most, or larger where its columns are too narrow for that. Without those that are finished,
+  // which are the first so many from each first one on.
   SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
            const std::map<Index, Index>& finished = {});
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <vector>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -102,36 +103,107 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   return plan;
 }
 
-Slabs::Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group)
-    : shape_(shape), element_bytes_(element_bytes) {
+bool Orders::are_transposed() const { return written.rank() > 0 && *(written.end() - 1) != *(read.end() - 1); }
+
+namespace {
+
+// Dimensions that nothing strides along stay where they are.
+Dims order_of(const FragmentList& list) {
+  Dims out;
+  if (list.empty()) return out;
+  const Fragment f = list.get(0);
+  std::vector<int> by_stride;
+  for (int d = 0; d < f.box.rank(); ++d)
+    if (f.box.shape[d] > 1 && f.strides[d] > 0) by_stride.push_back(d);
+  const std::vector<int> places = by_stride;
+  std::stable_sort(by_stride.begin(), by_stride.end(), [&](int a, int b) { return f.strides[a] > f.strides[b]; });
+  for (int d = 0; d < f.box.rank(); ++d) out.push_back(d);
+  for (std::size_t i = 0; i < places.size(); ++i) out[places[i]] = by_stride[i];
+  return out;
+}
+
+}  // namespace
+
+Orders orders_of(const FragmentList& written, const FragmentList& read) {
+  Orders out{order_of(written), order_of(read)};
+  if (out.written.rank() != out.read.rank()) return {};
+  return out;
+}
+
+namespace {
+
+// As long in the order as `elements` go: about as many each, and whole pages where that can be.
+Dims longest(const Dims& shape, const Dims& order, Index elements, Index element_bytes, Index row_group) {
+  Dims step = shape;
+  Index inner = volume(shape);
+  for (const Index d : order) {
+    const int dim = static_cast<int>(d);
+    const Index extent = std::max<Index>(1, shape[dim]);
+    inner = std::max<Index>(1, inner / extent);
+    step[dim] = 1;
+    if (row_group == 1 && inner > elements) continue;
+    // What slabs are whole multiples of: row groups, and pages.
+    const Index room = std::max<Index>(1, elements / inner), group = dim == 0 ? row_group : 1;
+    const Index paged = std::lcm(group, File::kDirectUnit / std::gcd(inner * element_bytes, File::kDirectUnit));
+    const Index unit = paged <= room ? paged : group;
+    const Index most = std::max(unit, room / unit * unit);
+    step[dim] = std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), unit) * unit);
+    break;
+  }
+  return step;
+}
+
+constexpr Index kMaxWaste = 8;
+
+// Runs of one length along the innermost dimensions of both sides, and what is left of `elements` in the others.
+Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element_bytes) {
   const int rank = shape.rank();
-  if (rank == 0) return;
-  Index inner = element_bytes;  // bytes of one index of dimension cut_dim_
-  for (int d = 1; d < rank; ++d) inner *= std::max<Index>(1, shape[d]);
-  while (cut_dim_ + 1 < rank && inner > bytes && row_group == 1) inner /= std::max<Index>(1, shape[++cut_dim_]);
-  const Index room = std::max<Index>(1, bytes / inner), extent = std::max<Index>(1, shape[cut_dim_]);
-  // What slabs are whole multiples of: row groups, and pages where that can be.
-  const Index group = cut_dim_ == 0 ? row_group : 1;
-  const Index paged = std::lcm(group, File::kDirectUnit / std::gcd(inner, File::kDirectUnit));
-  const Index step = paged <= room ? paged : group;
-  const Index most = std::max(step, room / step * step);
-  cut_extent_ = std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), step) * step);
-  for (int d = 0; d < cut_dim_; ++d) count_ *= shape[d];
-  count_ *= ceil_div(shape[cut_dim_], cut_extent_);
+  const int a = static_cast<int>(orders.written[rank - 1]), b = static_cast<int>(orders.read[rank - 1]);
+  const Index page = std::max<Index>(1, File::kDirectUnit / element_bytes);
+  const auto extent = [&](int d) { return std::max<Index>(1, shape[d]); };
+  const auto at_most = [&](Index n, int d) {
+    return n >= extent(d) ? extent(d) : n > page ? n / page * page : std::max<Index>(1, n);
+  };
+  Dims step = Dims::filled(rank, 1);
+  // All that is written lies in one run where an eighth of what is read in runs goes with it: of what is read through
+  // for that the rest is in the page cache.
+  Index side = extent(a);
+  if (elements / side < ceil_div(extent(b), kMaxWaste))
+    for (side = 1; 4 * side * side <= elements;) side *= 2;
+  step[a] = std::min(side, extent(a));
+  step[b] = at_most(elements / step[a], b);
+  step[a] = at_most(elements / step[b], a);
+  Index left = std::max<Index>(1, elements / (step[a] * step[b]));
+  for (int k = rank - 1; k >= 0; --k) {
+    const int d = static_cast<int>(orders.written[k]);
+    if (d == a || d == b) continue;
+    step[d] = std::clamp<Index>(left, 1, extent(d));
+    left /= step[d];
+  }
+  return step;
+}
+
+}  // namespace
+
+Slabs::Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group, const Orders& orders)
+    : shape_(shape), element_bytes_(element_bytes) {
+  const bool is_free = row_group == 1 && orders.written.rank() > 0;
+  for (int d = 0; d < shape.rank(); ++d) order_.push_back(is_free ? orders.written[d] : d);
+  const Index elements = bytes / element_bytes;
+  step_ = is_free && orders.are_transposed() ? tile(shape, orders, elements, element_bytes)
+                                             : longest(shape, order_, elements, element_bytes, row_group);
+  for (int d = 0; d < shape.rank(); ++d) count_ *= ceil_div(shape[d], std::max<Index>(1, step_[d]));
   if (volume(shape) == 0) count_ = 0;
 }
 
 Box Slabs::slab(Index k) const {
   Box box = whole(shape_);
-  if (shape_.rank() == 0) return box;
-  const Index pieces = ceil_div(shape_[cut_dim_], cut_extent_);
-  box.origin[cut_dim_] = k % pieces * cut_extent_;
-  box.shape[cut_dim_] = std::min(cut_extent_, shape_[cut_dim_] - box.origin[cut_dim_]);
-  k /= pieces;
-  for (int d = cut_dim_ - 1; d >= 0; --d) {
-    box.origin[d] = k % shape_[d];
-    box.shape[d] = 1;
-    k /= shape_[d];
+  for (int i = shape_.rank() - 1; i >= 0; --i) {
+    const int d = static_cast<int>(order_[i]);
+    const Index pieces = ceil_div(shape_[d], step_[d]);
+    box.origin[d] = k % pieces * step_[d];
+    box.shape[d] = std::min(step_[d], shape_[d] - box.origin[d]);
+    k /= pieces;
   }
   return box;
 }

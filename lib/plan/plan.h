@@ -31,12 +31,23 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target);
 // sides. Ranks that made the plan for themselves compare it: one that sees other files than the rest has another.
 std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target);
 
-// How one tensor's work is cut: consecutive row-major boxes of at most about `bytes` bytes, about as many each, and
-// whole pages where that can be; computed on demand.
+// A tensor's dimensions from the widest stride to the least, as what is written of it lies and as what is read of it
+// does. Empty: row-major.
+struct Orders {
+  Dims written, read;
+  // Whether one side has in runs what the other strides over.
+  bool are_transposed() const;
+};
+// Those of fragments that lie as the first of their list does.
+Orders orders_of(const FragmentList& written, const FragmentList& read);
+
+// How one tensor's work is cut: boxes of at most about `bytes` bytes, in the order of what is written, computed on
+// demand. They are as long as can be in that order, about as many bytes each, and whole pages where that can be; where
+// the sides are transposed, tiles with runs on both.
 class Slabs {
  public:
-  // `bytes` is a wish: a slab is at least one row group (or one element of the innermost dimension).
-  Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group);
+  // `bytes` is a wish: a slab is at least one row group (or one element). Groups of rows are cut in row-major order.
+  Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group, const Orders& orders = {});
   Index count() const { return count_; }
   Box slab(Index k) const;  // 0 <= k < count()
   Index max_bytes() const;  // of the largest slab
@@ -44,8 +55,8 @@ class Slabs {
  private:
   Dims shape_;
   Index element_bytes_;
-  int cut_dim_ = 0;  // dimensions before it are taken one index at a time, those after it whole
-  Index cut_extent_ = 1;
+  Dims order_;
+  Dims step_;  // of a slab, but for the last ones
   Index count_ = 1;
 };
 

@@ -16,7 +16,7 @@ class Bench:
     """`args` of the command line, the program under test, and files in the work directory."""
 
     def __init__(self, args, work):
-        self.args, self.work = args, work
+        self.args, self.work, self.processor = args, work, {}
         self.reshard = os.path.join(args.build, "reshard")
 
     def path(self, name):
@@ -36,14 +36,16 @@ class Bench:
 
     def rounds(self, commands, out, files):
         """Times {name: command}, each of which makes `out` of `files` (a list, or {name: list}), --rounds times in turn:
-        {name: [seconds]}, {name: peak}, {name: size}."""
+        {name: [seconds]}, {name: peak}, {name: size}; and in `processor` {name: [seconds of the processor]}."""
         times, memory, made = {name: [] for name in commands}, dict.fromkeys(commands, 0), {}
+        self.processor = {name: [] for name in commands}
         for _ in range(self.args.rounds):
             for name, command in commands.items():
                 read = files[name] if isinstance(files, dict) else files
-                seconds, peak, made[name] = timed(command, out, read, self.work, getattr(self.args, "pause", 0))
+                seconds, usage, made[name] = timed(command, out, read, self.work, getattr(self.args, "pause", 0))
                 times[name].append(seconds)
-                memory[name] = max(memory[name], peak)
+                self.processor[name].append(usage.ru_utime + usage.ru_stime)
+                memory[name] = max(memory[name], usage.ru_maxrss * 1024)
         return times, memory, made
 
 
@@ -94,7 +96,7 @@ def read_once(files):
 def timed(command, out, files, work, pause):
     """Runs a command that makes `out`, once `files` are cached and `work`'s file system has nothing left to write.
 
-    Its seconds, its peak memory in bytes, and the size of `out` where that is a file (0 otherwise). `out` is removed.
+    Its seconds, what it used (getrusage), and the size of `out` where that is a file (0 otherwise). `out` is removed.
     """
     read_once(files)
     subprocess.run(["sync", "-f", work], check=True)
@@ -110,7 +112,7 @@ def timed(command, out, files, work, pause):
         shutil.rmtree(out)
     elif os.path.exists(out):
         os.remove(out)
-    return seconds, usage.ru_maxrss * 1024, made
+    return seconds, usage, made
 
 
 def medians(times):

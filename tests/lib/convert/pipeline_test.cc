@@ -1,9 +1,11 @@
 // The whole way, on random tensors and layouts: write, open, read anywhere, convert, convert back.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "formats/dcp/dcp.h"
 #include "formats/encoding/torch_archive.h"
@@ -336,6 +338,62 @@ TEST_F(Pipeline, NamesTensorAndFileOfAFlippedByte) {
   const Status finish = again.finish(scratch, nullptr);
   ASSERT_FALSE(finish.has_value());
   EXPECT_EQ(finish.error().message(), digests.error().message());
+}
+
+// The catalog with its one matrix seen transposed.
+Catalog transposed(const Catalog& catalog) {
+  Catalog out;
+  out.root = catalog.root;
+  out.files = catalog.files;
+  Tensor t = catalog.tensors()[0];
+  const auto turn = [](Dims& dims) { std::swap(dims[0], dims[1]); };
+  turn(t.shape);
+  for (std::size_t i = 0; i < t.fragments.size(); ++i) {
+    Fragment f = t.fragments.get(i);
+    for (Dims* const dims : {&f.box.origin, &f.box.shape, &f.strides}) turn(*dims);
+    t.fragments.set(i, f);
+  }
+  EXPECT_TRUE(out.add(std::move(t)));
+  return out;
+}
+
+std::atomic<Index> bytes_read, writes;
+
+TEST_F(Pipeline, ATransposedSideIsReadAndWrittenInRuns) {
+  const TempDir dir;
+  constexpr Index kRows = 5000, kColumns = 3000, kBytes = kRows * kColumns * 2;
+  LayoutRequest request, turned;
+  request.tensors = {{"m", DType::kBFloat16, {kRows, kColumns}, {}, {}}};
+  turned.tensors = {{"m", DType::kBFloat16, {kColumns, kRows}, {}, {}}};
+  PatternSource made_up(catalog_of(request.tensors));
+  std::vector<TensorProof> proofs, back;
+  ASSERT_OK(write_checkpoint(made_up, kHfFormat, request, dir / "a", ample(2), &proofs));
+  SysCalls calls = sys();
+  static const SysCalls real = calls;
+  calls.pread = [](int fd, void* buffer, std::size_t n, off_t offset) {
+    bytes_read += static_cast<Index>(n);
+    return real.pread(fd, buffer, n, offset);
+  };
+  calls.pwrite = [](int fd, const void* buffer, std::size_t n, off_t offset) {
+    ++writes;
+    return real.pwrite(fd, buffer, n, offset);
+  };
+  const ScopedSysCalls counted(calls);
+  const auto turn = [&](const std::string& from, const LayoutRequest& how, const std::string& to) -> Status {
+    bytes_read = writes = 0;
+    const Opened opened = TRY(open_all(kHfFormat, from, dir.path()));
+    const Catalog view = transposed(opened.reader->catalog());
+    FileSource source(view, opened.reader->files());
+    return write_checkpoint(source, kHfFormat, how, to, ample(2), &back);
+  };
+  for (const auto& [from, how, to] : {std::tuple("a", &turned, "b"), std::tuple("b", &request, "c")}) {
+    ASSERT_OK(turn(dir / from, *how, dir / to));
+    EXPECT_LE(bytes_read, 4 * kBytes) << to;
+    EXPECT_LE(writes, kBytes / 4096) << to;
+  }
+  EXPECT_EQ(back[0].target, proofs[0].target);
+  EXPECT_NE(contents(dir / "a"), contents(dir / "b"));
+  EXPECT_EQ(contents(dir / "a"), contents(dir / "c"));
 }
 
 TEST_F(Pipeline, EndsWhenInterrupted) {

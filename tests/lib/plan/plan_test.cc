@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
 #include "tests/support/layouts.h"
 
 namespace reshard {
@@ -133,6 +137,69 @@ TEST(Slabs, AreAsManyPagesEach) {
   EXPECT_EQ(Slabs({40'000, 5}, 2, 100'000, 1).slab(0).shape, (Dims{8192, 5}));
   EXPECT_EQ(Slabs({40'000, 5}, 2, 100'000, 3).slab(0).shape, (Dims{6144, 5}));
   EXPECT_EQ(Slabs({4099, 5}, 2, 10'000, 1).slab(0).shape, (Dims{820, 5})) << "no page fits";
+}
+
+// In each order of dimensions, each element once, and no slab larger than asked for.
+TEST(Slabs, CoverATensorInAnyOrders) {
+  Rng rng(34);
+  for (int n = 0; n < 2000; ++n) {
+    const Dims shape = random_shape(rng);
+    Orders orders;
+    for (int d = 0; d < shape.rank(); ++d) orders.written.push_back(d);
+    orders.read = orders.written;
+    std::shuffle(&orders.written[0], &orders.written[0] + shape.rank(), rng);
+    std::shuffle(&orders.read[0], &orders.read[0] + shape.rank(), rng);
+    const Index element_bytes = Index{1} << below(rng, 5), bytes = 1 + below(rng, 5000);
+    const Slabs slabs(shape, element_bytes, bytes, 1, orders);
+    std::vector<int> seen(static_cast<std::size_t>(volume(shape)));
+    const Dims strides = row_major_strides(shape);
+    Index largest = 0;
+    for (Index k = 0; k < slabs.count(); ++k) {
+      const Box box = slabs.slab(k);
+      ASSERT_TRUE(contains(whole(shape), box)) << to_string(box);
+      largest = std::max(largest, volume(box) * element_bytes);
+      for (Index i = 0; i < volume(box); ++i) {
+        Index rest = i, at = 0;
+        for (int d = shape.rank() - 1; d >= 0; rest /= box.shape[d--])
+          at += (box.origin[d] + rest % box.shape[d]) * strides[d];
+        ++seen[static_cast<std::size_t>(at)];
+      }
+    }
+    ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; })) << to_string(shape);
+    ASSERT_EQ(largest, slabs.max_bytes());
+    ASSERT_LE(largest, std::max(bytes, element_bytes));
+  }
+}
+
+TEST(Slabs, OfTransposedSidesHaveRunsOnBoth) {
+  constexpr Index kBytes = Index{8} << 20;
+  const Orders orders{{1, 0}, {0, 1}};
+  EXPECT_TRUE(orders.are_transposed());
+  EXPECT_EQ(Slabs({1600, 6400}, 2, kBytes, 1, orders).slab(1), (Box{{0, 2048}, {1600, 2048}})) << "written in one run";
+  EXPECT_EQ(Slabs({16384, 53248}, 2, kBytes, 1, orders).slab(1), (Box{{2048, 0}, {2048, 2048}}));
+  EXPECT_EQ(Slabs({64, 16384, 53248}, 4, kBytes, 1, {{0, 2, 1}, {0, 1, 2}}).slab(0), (Box{{0, 0, 0}, {1, 1024, 2048}}));
+  EXPECT_EQ(Slabs({8, 100, 300}, 2, kBytes, 1, {{0, 2, 1}, {0, 1, 2}}).count(), 1);
+  // Alike on both sides, though not row-major.
+  EXPECT_EQ(Slabs({16384, 53248}, 2, kBytes, 1, {{1, 0}, {1, 0}}).slab(1), (Box{{0, 256}, {16384, 256}}));
+}
+
+TEST(Slabs, TakeTheirOrdersFromHowFragmentsLie) {
+  FragmentList rows(3), turned(3), narrow(3);
+  Fragment f;
+  f.box = whole({8, 64, 32});
+  f.strides = {2048, 32, 1};
+  rows.add(f);
+  f.strides = {2048, 1, 64};
+  turned.add(f);
+  f.box = whole({1, 64, 1});
+  f.strides = {7, 1, 0};
+  narrow.add(f);
+  EXPECT_EQ(orders_of(turned, rows).written, Dims({0, 2, 1}));
+  EXPECT_EQ(orders_of(turned, rows).read, Dims({0, 1, 2}));
+  EXPECT_TRUE(orders_of(turned, rows).are_transposed());
+  EXPECT_FALSE(orders_of(rows, rows).are_transposed());
+  EXPECT_FALSE(orders_of(narrow, rows).are_transposed()) << "nothing strides along what has one index";
+  EXPECT_EQ(orders_of(FragmentList(3), rows).written.rank(), 0);
 }
 
 TEST(Slabs, OfAScalarAndOfNothing) {
