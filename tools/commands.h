@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/base/json_list.h"
 #include "lib/base/result.h"
 #include "lib/layout/box.h"
 #include "tools/command_line.h"
@@ -77,6 +78,8 @@ Json dims_json(const Dims& dims);  // a list of its numbers
 
 // What --json prints, one value a line up to this depth.
 void show_json(const Json& json, int depth);
+// The object with the list as one more member, which is made item by item.
+void show_json(const Json& object, const JsonList& list, int depth);
 
 inline constexpr std::size_t kScreenWidth = 120;
 // The text in a colour (of an SGR sequence, "32") where standard output shows any.

@@ -20,7 +20,7 @@ struct InspectOptions {
 Result<int> inspect(const InspectOptions& options) {
   const Inspection in = TRY(look_at(options.path, options.source_layout));
   if (options.json) {
-    show_json(to_json(in, options.report), 2);
+    print_json(in, options.report);
   } else {
     print_text(in, options.report);
   }

@@ -333,18 +333,30 @@ Json shards_json(const Catalog& catalog, const Tensor& tensor) {
   return out;
 }
 
-Json tensors_json(const Inspection& in, const ReportOptions& options) {
-  Json out = Json::array();
-  for (const std::size_t i : wanted_tensors(in, options)) {
-    const Tensor& t = in.catalog().tensors()[i];
-    Json tensor = Json::object();
-    tensor.set("name", valid_utf8(t.name))
-        .set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
-    tensor.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
-    tensor.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
-    if (options.shards) tensor.set("shards", shards_json(in.catalog(), t));
-    out.push_back(std::move(tensor));
-  }
+Json tensor_json(const Inspection& in, std::size_t i, const ReportOptions& options) {
+  const Tensor& t = in.catalog().tensors()[i];
+  Json out = Json::object();
+  out.set("name", valid_utf8(t.name)).set("kind", kKindNames[static_cast<std::size_t>(split_state_key(t.key()).kind)]);
+  out.set("dtype", info(t.dtype).torch_name).set("shape", dims_json(t.shape));
+  out.set("placement", in.mesh.placements[i]).set("boxes", t.fragments.size()).set("bytes", t.bytes());
+  if (options.shards) out.set("shards", shards_json(in.catalog(), t));
+  return out;
+}
+
+// Everything but the tensors.
+Json head_json(const Inspection& in) {
+  Json format = Json::object();
+  format.set("name", in.format->name).set("title", in.format->title);
+  Json attributes = Json::object();
+  for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
+  Json out = Json::object();
+  out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
+  out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
+  out.set("parts", parts_json(in.catalog()))
+      .set("state", state_json(in))
+      .set("objects", objects_json(in))
+      .set("problems", strings_json(problems(in)));
+  out.set("warnings", strings_json(in.catalog().warnings)).set("notes", strings_json(in.catalog().notes));
   return out;
 }
 
@@ -439,7 +451,7 @@ Json page_json(const Inspection& in, const ReportOptions& options) {
     row.push_back(file.writer);
     list.push_back(std::move(row));
   }
-  Json out = to_json(in, {.shards = false, .filters = options.filters});
+  Json out = head_json(in);
   Json files = files_json(in);
   out.set("files", files.set("list", std::move(list)));
   out.set("layouts", layouts.take()).set("lists", lists.take());
@@ -454,22 +466,10 @@ void print_text(const Inspection& in, const ReportOptions& options) {
   print_tensors(in, options);
 }
 
-Json to_json(const Inspection& in, const ReportOptions& options) {
-  Json format = Json::object();
-  format.set("name", in.format->name).set("title", in.format->title);
-  Json attributes = Json::object();
-  for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
-  Json out = Json::object();
-  out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
-  out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
-  out.set("parts", parts_json(in.catalog()))
-      .set("state", state_json(in))
-      .set("objects", objects_json(in))
-      .set("problems", strings_json(problems(in)));
-  out.set("warnings", strings_json(in.catalog().warnings))
-      .set("notes", strings_json(in.catalog().notes))
-      .set("tensors", tensors_json(in, options));
-  return out;
+void print_json(const Inspection& in, const ReportOptions& options) {
+  const std::vector<std::size_t> wanted = wanted_tensors(in, options);
+  show_json(head_json(in),
+            {"tensors", wanted.size(), [&](std::size_t i) { return tensor_json(in, wanted[i], options); }}, 2);
 }
 
 }  // namespace reshard::tools

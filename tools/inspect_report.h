@@ -18,8 +18,8 @@ struct ReportOptions {
 // To standard output; the tensors of homogeneous layers as one line, unless filters or shards are asked for.
 void print_text(const Inspection& in, const ReportOptions& options);
 
-// docs/cli.md describes it.
-Json to_json(const Inspection& in, const ReportOptions& options);
+// Likewise; docs/cli.md describes it.
+void print_json(const Inspection& in, const ReportOptions& options);
 
 // The same for a page, with every box of every tensor in few bytes: tensors of a model's layers are cut alike, and
 // numbers of files ascend.

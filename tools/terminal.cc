@@ -108,6 +108,18 @@ void show_json(const Json& json, int depth) {
     std::printf("%s\n", text.c_str());
 }
 
+void show_json(const Json& object, const JsonList& list, int depth) {
+  std::string* const answer = host() ? &host()->answer : nullptr;
+  if (answer) answer->clear();
+  write_text(object, list, depth, [answer](std::string_view text) {
+    if (answer)
+      answer->append(text);
+    else
+      std::fwrite(text.data(), 1, text.size(), stdout);
+  });
+  if (!answer) std::printf("\n");
+}
+
 void print_row(std::string_view label, std::string_view text) {
   std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
               text.data());

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "lib/base/cursor.h"
+#include "lib/base/json_list.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -398,19 +399,40 @@ class Printer {
 
   void print(const Json& value) {
     if (value.is_object()) {
-      sequence('{', '}', *value.as_object(), [this](const Json::Member& member) {
-        append_json_string(out_, member.key);
-        out_ += indent_ > 0 ? ": " : ":";
-        print(member.value);
-      });
+      const auto members = *value.as_object();
+      sequence('{', '}', members.size(), [&](std::size_t i) { print(members[i]); });
     } else if (value.is_array()) {
-      sequence('[', ']', *value.as_array(), [this](const Json& item) { print(item); });
+      const auto items = *value.as_array();
+      sequence('[', ']', items.size(), [&](std::size_t i) { print(items[i]); });
     } else {
       print_scalar(value);
     }
   }
 
+  // An object with one more member, a list; `done` is called after each of its items.
+  void print(const Json& object, const JsonList& list, const std::function<void()>& done) {
+    const auto members = *object.as_object();
+    sequence('{', '}', members.size() + 1, [&](std::size_t i) {
+      if (i < members.size()) return print(members[i]);
+      print_key(list.key);
+      sequence('[', ']', list.size, [&](std::size_t k) {
+        print(list.item(k));
+        done();
+      });
+    });
+  }
+
  private:
+  void print_key(std::string_view key) {
+    append_json_string(out_, key);
+    out_ += indent_ > 0 ? ": " : ":";
+  }
+
+  void print(const Json::Member& member) {
+    print_key(member.key);
+    print(member.value);
+  }
+
   void print_scalar(const Json& value) {
     if (value.is_null()) {
       out_ += "null";
@@ -427,17 +449,17 @@ class Printer {
     }
   }
 
-  template <class T, class Print>
-  void sequence(char open, char close, std::span<const T> items, Print print_item) {
+  template <class Print>
+  void sequence(char open, char close, std::size_t n, Print print_item) {
     out_ += open;
     depth_ += indent_;
-    for (std::size_t i = 0; i < items.size(); ++i) {
+    for (std::size_t i = 0; i < n; ++i) {
       if (i > 0) out_ += ',';
       new_line();
-      print_item(items[i]);
+      print_item(i);
     }
     depth_ -= indent_;
-    if (!items.empty()) new_line();
+    if (n > 0) new_line();
     out_ += close;
   }
 
@@ -456,6 +478,17 @@ std::string to_text(const Json& value, int indent) {
   std::string out;
   Printer(out, indent).print(value);
   return out;
+}
+
+void write_text(const Json& object, const JsonList& list, int indent,
+                const std::function<void(std::string_view)>& write) {
+  std::string out;
+  const auto hand_on = [&] {
+    write(out);
+    out.clear();
+  };
+  Printer(out, indent).print(object, list, hand_on);
+  hand_on();
 }
 
 void append_json_string(std::string& out, std::string_view text) {

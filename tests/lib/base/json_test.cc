@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+
+#include "lib/base/json_list.h"
 
 namespace reshard {
 namespace {
@@ -206,6 +209,28 @@ TEST(Json, HandsOverMembersOneByOne) {
   EXPECT_EQ(message(parse_json_members(R"({"a":1,"a":2})", "t.json", collect)), "t.json@0x9: duplicate key 'a'");
   const auto refuse = [](const std::string& key, Json) -> Status { return unsupported("no " + key); };
   EXPECT_EQ(message(parse_json_members(R"({"a":1,"b":2)", "t.json", refuse)), "no a");
+}
+
+TEST(Json, AListMadeItemByItemIsWrittenAsItStands) {
+  for (const std::size_t n : {0u, 1u, 3u}) {
+    Json object = Json::object();
+    object.set("a", 1).set("b", Json::object());
+    Json list = Json::array();
+    const auto item = [](std::size_t i) { return Json::object().set("i", i).set("none", Json::array()); };
+    for (std::size_t i = 0; i < n; ++i) list.push_back(item(i));
+    for (const int indent : {0, 2}) {
+      std::string text;
+      std::size_t made = 0, longest = 0;
+      const auto write = [&](std::string_view part) {
+        text += part;
+        longest = std::max(longest, made);
+        made = 0;
+      };
+      write_text(object, {"list", n, [&](std::size_t i) { return ++made, item(i); }}, indent, write);
+      EXPECT_EQ(text, to_text(Json(object).set("list", list), indent));
+      EXPECT_LE(longest, 1u) << "items are handed on one by one";
+    }
+  }
 }
 
 TEST(Json, MembersHandedOverNoLongerCount) {
