@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/parallel.h"
 #include "lib/base/sys.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -84,6 +85,15 @@ std::set<std::string> directories_of(const Catalog& catalog) {
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
+}
+
+// Forces files to disk; many of them several at a time, as a file system's journal writes once what many wait for.
+Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
+  constexpr Index kFilesOfAThread = 16, kThreads = 16;
+  const Index n = std::ssize(paths);
+  return parallel_for(
+      n, static_cast<int>(std::min(kThreads, ceil_div(n, kFilesOfAThread))),
+      [&](int, Index i) -> Status { return TRY(files.open(paths[static_cast<std::size_t>(i)]))->sync_data(); });
 }
 
 // Removes a work directory that holds nothing but the marker. That goes last, when the rest is gone for good: a run
@@ -348,8 +358,10 @@ void Output::make_journal() {
 
 // Forces to disk what this rank has written since it last did; by one thread at a time.
 Status Output::sync_written() {
+  std::vector<std::string> written;
   for (std::uint32_t f = 0; f < unsynced_.size(); ++f)
-    if (unsynced_[f].exchange(false)) TRY(TRY(files_.open(file_path(f)))->sync_data());
+    if (unsynced_[f].exchange(false)) written.push_back(file_path(f));
+  TRY(sync_files(files_, written));
   if (std::exchange(directories_synced_, true)) return {};
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(sync_directory(path_join(work_, directory)));
@@ -502,9 +514,10 @@ Status Output::commit() {
 
 // Forces to disk what this rank wrote: on a shared file system nobody else can.
 Status Output::flush() {
+  std::vector<std::string> written;
   for (std::uint32_t f = 0; f < written_.size(); ++f)
-    if (written_[f]) TRY(TRY(files_.open(file_path(f)))->sync_data());
-  return {};
+    if (written_[f]) written.push_back(file_path(f));
+  return sync_files(files_, written);
 }
 
 // Writes what surrounds the data, and forces everything to disk.
@@ -524,12 +537,13 @@ Status Output::seal() {
   };
   TRY(target_.seal(crc, emit));
   if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
+  std::vector<std::string> all;
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
-    const auto file = TRY(files_.open(file_path(f)));
+    all.push_back(file_path(f));
     if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encodes())
-      TRY(file->set_length(target_.sealed_size(f)));
-    TRY(file->sync_data());
+      TRY(TRY(files_.open(all.back()))->set_length(target_.sealed_size(f)));
   }
+  TRY(sync_files(files_, all));
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(sync_directory(path_join(work_, directory)));
   return sync_directory(work_);

@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <tuple>
 
@@ -338,6 +342,44 @@ TEST_F(Pipeline, NamesTensorAndFileOfAFlippedByte) {
   const Status finish = again.finish(scratch, nullptr);
   ASSERT_FALSE(finish.has_value());
   EXPECT_EQ(finish.error().message(), digests.error().message());
+}
+
+std::mutex syncing;
+std::condition_variable another;
+int synced, at_once, failing;
+bool was_shared;
+
+// Waits until another call is under way.
+int sync_with_others(int) {
+  std::unique_lock lock(syncing);
+  if (++synced == failing) return errno = EIO, -1;
+  was_shared = was_shared || ++at_once > 1;
+  another.notify_all();
+  another.wait_for(lock, std::chrono::seconds(20), [] { return was_shared; });
+  --at_once;
+  return 0;
+}
+
+TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
+  LayoutRequest request = megabytes();
+  request.mesh = Mesh({{"dp_shard", 16}, {"tp", 4}});
+  PatternSource made_up(catalog_of(request.tensors));
+  std::vector<TensorProof> proofs;
+  SysCalls calls = sys();
+  calls.fdatasync = sync_with_others;
+  const ScopedSysCalls counted(calls);
+  for (const int nth : {0, 1, 40, 65}) {
+    const TempDir dir;
+    synced = at_once = 0;
+    was_shared = nth > 0;  // nobody is waited for where not all come
+    failing = nth;
+    const Status status = write_checkpoint(made_up, kDcpFormat, request, dir / "out", ample(2), &proofs);
+    EXPECT_EQ(status.has_value(), nth == 0);
+    EXPECT_EQ(path_exists(dir / "out"), nth == 0);
+    if (nth > 0) continue;
+    EXPECT_TRUE(was_shared);
+    EXPECT_EQ(synced, 65) << "files of 64 ranks, and the metadata";
+  }
 }
 
 // The catalog with its one matrix seen transposed.
