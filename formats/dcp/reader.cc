@@ -229,7 +229,11 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
   if (tensor.located) return {};
   std::optional<DType> dtype;
-  for (FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
+  // All or none: an item that was located is no item any more.
+  std::vector<std::pair<std::size_t, Fragment>> located[2];
+  FragmentList* const lists[] = {&tensor.fragments, &tensor.replicas};
+  for (const std::size_t which : {0, 1}) {
+    const FragmentList* const list = lists[which];
     for (std::size_t i = 0; i < list->size(); ++i) {
       const Fragment item = list->get(i);
       // An empty shard's item says nothing; an empty tensor's has its shape.
@@ -242,9 +246,11 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
                        " " + to_string(item.box) + ": expected dtype " + std::string(info(*dtype).torch_name) +
                        " as in its other shards, got " + std::string(info(stored).torch_name));
       dtype = stored;
-      list->set(i, *found);
+      located[which].emplace_back(i, std::move(*found));
     }
   }
+  for (const std::size_t which : {0, 1})
+    for (const auto& [i, fragment] : located[which]) lists[which]->set(i, fragment);
   if (dtype && *dtype != tensor.dtype) {
     const std::lock_guard lock(mutex_);
     catalog_.warnings.push_back(tensor_text(tensor.name) + " is stored as " + std::string(info(*dtype).torch_name) +

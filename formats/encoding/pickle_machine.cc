@@ -39,7 +39,7 @@ class Machine {
   }
 
   Status run() {
-    if (!reserve()) return corrupt(tree_.path + ": pickle: no memory to read " + std::to_string(size_) + " bytes");
+    if (!reserve()) return io_error(tree_.path + ": pickle of " + std::to_string(size_) + " bytes: out of memory");
     if (follow()) return {};
     const unsigned char op = op_at_ < size_ ? raw_[op_at_] : 0;
     std::string name(opcode_name(op));

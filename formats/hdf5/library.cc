@@ -27,7 +27,7 @@ herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
   if (n != 0 || !error->desc) return 0;
   auto& innermost = *static_cast<Innermost*>(out);
   innermost.text = error->desc;
-  innermost.is_memory = error->maj_num == H5E_RESOURCE && error->min_num == H5E_NOSPACE;
+  innermost.is_memory = innermost.text.starts_with("memory allocation failed");
   return 0;
 }
 

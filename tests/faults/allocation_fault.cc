@@ -3,9 +3,10 @@
 //   RESHARD_ALLOCATION_FAULT="N HOW FILE"    N: the first that fails, from 1; 0: none
 //                                            HOW: once, or all (those after it, too)
 //                                            FILE: of two numbers of 8 bytes: how many allocations there were, of this
-//                                            process and of those that it has forked; how many of those that failed
-//                                            libhdf5 had asked for
+//                                            process and of those that it has forked; 1 where libhdf5 was
+//                                            among the callers of one that failed
 #include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <sys/mman.h>
@@ -32,12 +33,25 @@ long first = 0;
 bool all = false;
 int (*program_main)(int, char**, char**) = nullptr;
 
-bool fails(const void* caller) {
-  if (made == nullptr) return false;
+// Whether libhdf5 is among the callers.
+bool is_of_hdf5() {
+  void* frames[40];
+  const int n = ::backtrace(frames, 40);
+  for (int i = 0; i < n; ++i) {
+    Dl_info info{};
+    if (::dladdr(frames[i], &info) != 0 && std::strstr(info.dli_fname, "libhdf5") != nullptr) return true;
+  }
+  return false;
+}
+
+bool fails() {
+  static thread_local bool is_inside = false;
+  if (made == nullptr || is_inside) return false;
   const long n = ++made[0];
   if (first == 0 || n < first || (n > first && !all)) return false;
-  Dl_info info{};
-  if (::dladdr(caller, &info) != 0 && std::strstr(info.dli_fname, "libhdf5") != nullptr) ++made[1];
+  is_inside = true;
+  if (made[1] == 0 && is_of_hdf5()) made[1] = 1;
+  is_inside = false;
   errno = ENOMEM;
   return true;
 }
@@ -68,21 +82,15 @@ int __libc_start_main(int (*main)(int, char**, char**), int argc, char** argv, v
   return start(counted_main, argc, argv, init, fini, loader_fini, stack_end);
 }
 
-void* malloc(std::size_t size) { return fails(__builtin_return_address(0)) ? nullptr : __libc_malloc(size); }
-void* calloc(std::size_t count, std::size_t size) {
-  return fails(__builtin_return_address(0)) ? nullptr : __libc_calloc(count, size);
-}
-void* realloc(void* old, std::size_t size) {
-  return fails(__builtin_return_address(0)) ? nullptr : __libc_realloc(old, size);
-}
-void* memalign(std::size_t alignment, std::size_t size) {
-  return fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
-}
+void* malloc(std::size_t size) { return fails() ? nullptr : __libc_malloc(size); }
+void* calloc(std::size_t count, std::size_t size) { return fails() ? nullptr : __libc_calloc(count, size); }
+void* realloc(void* old, std::size_t size) { return fails() ? nullptr : __libc_realloc(old, size); }
+void* memalign(std::size_t alignment, std::size_t size) { return fails() ? nullptr : __libc_memalign(alignment, size); }
 void* aligned_alloc(std::size_t alignment, std::size_t size) {
-  return fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  return fails() ? nullptr : __libc_memalign(alignment, size);
 }
 int posix_memalign(void** out, std::size_t alignment, std::size_t size) {
-  void* const memory = fails(__builtin_return_address(0)) ? nullptr : __libc_memalign(alignment, size);
+  void* const memory = fails() ? nullptr : __libc_memalign(alignment, size);
   if (memory == nullptr) return ENOMEM;
   *out = memory;
   return 0;

@@ -325,6 +325,32 @@ TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
   }
 }
 
+// Reading what surrounds the tensors fails once, anywhere: the next try finds what it would have found.
+TEST_F(FaultTest, WhatCouldNotBeLocatedIsLocatedLater) {
+  const std::string path = sample("fsdp4_tp2") + "/checkpoint";
+  auto healthy = dcp::open(path, {});
+  ASSERT_TRUE(healthy);
+  std::vector<std::size_t> all((*healthy)->catalog().tensors().size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  const auto expected = load_values(**healthy);
+  ASSERT_TRUE(expected);
+  int failures = 0;
+  for (Index n = 1;; n += 13) {
+    auto reader = dcp::open(path, {});
+    ASSERT_TRUE(reader);
+    arm({n, false, EIO});
+    const Status located = (*reader)->locate(all, 1, ".");
+    const bool was_reached = !failed.empty();
+    arm({});
+    if (!was_reached) break;
+    failures += located ? 0 : 1;
+    const auto values = load_values(**reader);
+    ASSERT_TRUE(values) << "call " << n << ": " << values.error().message();
+    ASSERT_EQ(*values, *expected);
+  }
+  EXPECT_GT(failures, 10);
+}
+
 // ---- the real thing
 
 // A checkpoint of 96 MiB, so that a conversion takes long enough to be killed.
