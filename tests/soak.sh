@@ -4,6 +4,7 @@
 #   conversions of every float, by the CPU's ways and by the bodies of the kernels;
 #   memory that is not to be had, and what a disk may hold after a loss of power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
+#   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
 #
@@ -33,6 +34,13 @@ if build release --target reshard_tests; then
     --gtest_filter='*EveryFloat*:AllocationTest.*:PowerLossTest.*' || status=1
 else
   status=1
+fi
+
+echo "== others' readers"
+if python=$(tests/interop/venv.sh 2> /dev/null); then
+  build release --target reshard && "$python" tests/differential.py --cases 2000 || status=1
+else
+  echo "skipped: no Python with safetensors and h5py"
 fi
 
 echo "== ranks on one GPU, a stand-in"
