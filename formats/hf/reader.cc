@@ -280,6 +280,7 @@ Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const Op
   Catalog& catalog = reader->catalog_;
   catalog.root = sources.root;
   catalog.stale_files = sources.stale_files;
+  if (sources.index) catalog.reserve(sources.index->tensors());
   for (const std::string& name : sources.files) {
     TRY(reader->read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
   }
@@ -287,6 +288,7 @@ Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const Op
   TRY(reader->check_shapes());
   if (sources.index) TRY(sources.index->check(catalog));
   reader->describe_format();
+  reader->sources_ = {};  // an index is as large as the catalog
   TRY(reader->finish(options));
   return std::unique_ptr<Reader>(std::move(reader));
 }

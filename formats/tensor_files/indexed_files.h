@@ -17,6 +17,7 @@ class IndexedFiles {
 
   const std::vector<std::string>& files() const { return files_; }  // sorted
   bool contains(const std::string& file) const;
+  std::size_t tensors() const { return index_.entries().size(); }
 
   // Whether a tensor found in a file is to be read: not where the index has it in another. One that the index does not
   // know is, for a loader would find it too; a piece of one may lie in any file.

@@ -216,9 +216,12 @@ Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string
   const auto is_adapters = [](const TargetTensor& t) { return t.name.starts_with(kAdapterPrefix); };
   std::copy_if(request.tensors.begin(), request.tensors.end(), std::back_inserter(adapter), is_adapters);
   std::erase_if(request.tensors, is_adapters);
-  const auto files = TRY(cut_by_size(std::move(request.tensors), request.max_file_bytes, total));
-  for (std::size_t i = 0; i < files.size(); ++i)
+  target->catalog().reserve(request.tensors.size() + adapter.size());
+  auto files = TRY(cut_by_size(std::move(request.tensors), request.max_file_bytes, total));
+  for (std::size_t i = 0; i < files.size(); ++i) {
     TRY(target->add_whole(numbered(stem, i, files.size(), container), container, files[i]));
+    files[i] = std::vector<TargetTensor>();  // is in the catalog now
+  }
   if (files.size() > 1) {
     Json index = Json::object();
     index.set("metadata", Json::object().set("total_size", total))

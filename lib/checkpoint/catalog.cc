@@ -214,9 +214,11 @@ std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
 }
 
 void Catalog::sort_by_name() {
-  std::sort(tensors_.begin(), tensors_.end(),
-            [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); });
-  make_slots(tensors_.size());
+  const auto before = [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); };
+  if (!std::is_sorted(tensors_.begin(), tensors_.end(), before)) {
+    std::sort(tensors_.begin(), tensors_.end(), before);
+    make_slots(tensors_.size());
+  }
   std::sort(blobs.begin(), blobs.end(), [](const Blob& a, const Blob& b) { return natural_less(a.name, b.name); });
 }
 

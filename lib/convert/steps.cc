@@ -263,8 +263,14 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
     view.catalog = TRY(plain_view(std::move(chosen)));
     return view;
   }
+  const auto is_tied = [&](const std::string& canonical) {
+    return std::any_of(model.family->rules.begin(), model.family->rules.end(),
+                       [&](const NameRule& rule) { return !rule.tied_to.empty() && rule.hf == canonical; });
+  };
   for (const Tensor& t : chosen.tensors())
-    view.natives.emplace(canonical_key(*model.family, t.key()), SourceView::Native{t.name, t.key()});
+    if (std::string canonical = canonical_key(*model.family, t.key());
+        canonical != t.name || canonical != t.key() || is_tied(canonical))
+      view.natives.emplace(std::move(canonical), SourceView::Native{t.name, t.key()});
   std::vector<std::string> dropped;
   const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
   view.catalog = TRY(canonical_view(chosen, how, &dropped));
@@ -519,6 +525,7 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
                                                      : on.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
+  if (on.mesh.ranks() == 1 && format.holds_whole_tensors()) return {};  // nothing is cut
   Catalog placed;
   placed.reserve(tensors.size());
   for (const TargetTensor& t : tensors) {

@@ -72,15 +72,16 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
 
 struct SourceView {
   Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed, or its plain keys
-  // What the source calls the tensors, by canonical names; none of those that are not stored under a name of their own.
+  // What the source calls the tensors, by canonical names, where that is another name; and those of tied heads that it
+  // stores.
   struct Native {
     std::string name, key;
   };
   std::unordered_map<std::string, Native> natives;
-  std::unordered_set<std::size_t> applied = {};   // of quantized ones, that become others
-  std::unordered_set<std::size_t> computed = {};  // what is made of others as it is read, in its dtype (the same)
-  std::unordered_set<std::size_t> values = {};    // tensors that the output has as one value (adam.h)
-  bool is_stored(const std::string& canonical) const;
+  std::unordered_set<std::size_t> applied = {};        // of quantized ones, that become others
+  std::unordered_set<std::size_t> computed = {};       // what is made of others as it is read, in its dtype (the same)
+  std::unordered_set<std::size_t> values = {};         // tensors that the output has as one value (adam.h)
+  bool is_stored(const std::string& canonical) const;  // of a tied head
   const std::string& native(const std::string& canonical) const;  // its name in the source
   const std::string& key(const std::string& canonical) const;     // and its plain key there
 };

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "lib/base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"
@@ -11,6 +12,9 @@
 
 namespace reshard {
 namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
 
 std::string moe() { return test_data("moe/qwen3_5_moe"); }
 
@@ -30,6 +34,62 @@ TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   TensorValues memory;
   for (auto& [name, value] : load_checkpoint(moe())) memory.emplace(name.substr(name.find('.') + 1), value);
   EXPECT_EQ(load_checkpoint(dir / "back"), memory);
+}
+
+// Experts that are not those of the config, each named before anything is written.
+class WrongExperts : public testing::Test {
+ protected:
+  WrongExperts() {
+    for (auto& [name, value] : load_checkpoint(moe())) memory_.emplace(name.substr(name.find('.') + 1), value);
+    const CommandResult made = reshard_cli({"convert", moe(), dir_ / "hf", "--to", "hf", "-q"});
+    EXPECT_EQ(made.exit_code, 0) << made.err;
+    files_ = load_checkpoint(dir_ / "hf");
+    config_ = read_file(moe() + "/config.json");
+  }
+
+  // Of both ways out of a checkpoint of these tensors.
+  void expect_refused(const TensorValues& tensors, const testing::Matcher<std::string>& message) {
+    const TempDir dir;
+    write_dcp(tensors, dir / "ck", {});
+    write_file(dir / "ck/config.json", config_);
+    for (const char* names : {"hf", "transformers"}) {
+      const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf", "--names", names});
+      EXPECT_EQ(r.exit_code, 3) << names << ": " << r.out << r.err;
+      EXPECT_THAT(r.err, message) << names;
+      EXPECT_FALSE(path_exists(dir / "out")) << names;
+    }
+  }
+
+  const TempDir dir_;
+  TensorValues memory_, files_;  // as transformers holds them, and as it saves them
+  std::string config_;
+};
+
+TEST_F(WrongExperts, OneThatIsMissing) {
+  ASSERT_EQ(files_.erase("model.layers.1.mlp.experts.2.up_proj.weight"), 1u);
+  expect_refused(files_, HasSubstr("are missing, the first is 'model.layers.1.mlp.experts.2.up_proj.weight'"));
+}
+
+TEST_F(WrongExperts, OneOfAnotherShape) {
+  TensorValue& value = files_.at("model.layers.0.mlp.experts.3.down_proj.weight");
+  value.shape = {32, 48};
+  expect_refused(files_, HasSubstr("'model.layers.0.mlp.experts.3.down_proj.weight': "));
+}
+
+TEST_F(WrongExperts, MoreOrFewerThanTheConfigSays) {
+  const std::string was = config_, word = "\"num_experts\": 4";
+  ASSERT_NE(was.find(word), std::string::npos);
+  config_.replace(was.find(word), word.size(), "\"num_experts\": 5");
+  for (const TensorValues* tensors : {&memory_, &files_}) expect_refused(*tensors, HasSubstr("config.json"));
+  config_ = was;
+  config_.replace(was.find(word), word.size(), "\"num_experts\": 3");
+  for (const TensorValues* tensors : {&memory_, &files_}) expect_refused(*tensors, HasSubstr("config.json"));
+}
+
+TEST_F(WrongExperts, UnderTwoNames) {
+  const std::string name = "model.layers.1.mlp.experts.0.gate_proj.weight";
+  memory_.emplace(name, files_.at(name));
+  expect_refused(memory_, AllOf(HasSubstr("is there twice, under two names"), HasSubstr(name)));
 }
 
 }  // namespace
