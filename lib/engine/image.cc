@@ -65,8 +65,10 @@ Result<std::unique_ptr<Image>> Image::create(const Of& of, const RunOptions& run
   std::unique_ptr<Image> image(new Image(of, run));
   for (std::uint32_t f = 0; f < of.target.catalog().files.size(); ++f)
     image->files_.push_back({of.target.catalog().files[f].path, of.target.sealed_size(f)});
-  TRY(image->make_buffers(reserved));
   TRY(image->find_stretches());
+  TRY(image->make_buffers(reserved));  // of what is left beside them
+  for (std::vector<Stretch>& there : image->stretches_)
+    for (Stretch& stretch : there) stretch.slab = image->slab_of(stretch.first, stretch.first + stretch.count);
   return image;
 }
 
@@ -117,7 +119,7 @@ Status Image::find_stretches() {
     std::vector<Stretch>& there = stretches_[e.file];
     if (!there.empty() && there.back().end() > e.offset)
       return internal_error(at(files_[e.file].path, e.offset) + ": tensors overlap");
-    there.push_back({e.offset, e.length, slab_of(i, end), i, end - i});
+    there.push_back({e.offset, e.length, 0, i, end - i});
     i = end;
   }
   return {};
