@@ -79,6 +79,7 @@ Status Image::make_buffers(Index reserved) {
     return source.tensors()[p.from].dtype != of_.target_view.tensors()[p.to].dtype;
   });
   const int threads = worker_count(run_);
+  release_freed_memory();
   const Index fixed = std::max<Index>(0, resident_bytes() - device.host_bytes()) + kBesideSlabs + reserved +
                       threads * (run_.worker_bytes + decoding_memory(source));
   // Elements as they are read, as they are wanted, scratch memory, and the slab.
