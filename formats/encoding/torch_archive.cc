@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "archive/";
 
-// Pushes what torch.save writes for a contiguous tensor that is all of storage `key`.
+}  // namespace
+
 void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std::string_view key) {
   const DTypeInfo& type = info(dtype);
   const bool typed = !type.storage_class.empty();
@@ -39,6 +40,8 @@ void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std:
   w.tuple_from_mark();
   w.reduce();
 }
+
+namespace {
 
 // A storage's dtype is that of the first tensor that refers to it: each has one.
 std::string placeholder_key(DType dtype) { return std::to_string(static_cast<int>(dtype)); }
@@ -113,8 +116,14 @@ std::string item_trailer(DType dtype, const Dims& shape, Index file_offset, std:
 }
 
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors) {
+  return around_tensors(tensors, {dict_pickle(tensors), {}});
+}
+
+zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors, const Content& content) {
   zip::Builder builder(0);
-  add_common_members(builder, dict_pickle(tensors));
+  add_common_members(builder, content.pickle);
+  for (std::size_t i = 0; i < content.storages.size(); ++i)
+    builder.add(std::string(kPrefix) + "data/" + std::to_string(tensors.size() + i), content.storages[i]);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     builder.add_hole(std::string(kPrefix) + "data/" + std::to_string(i),
                      volume(tensors[i].shape) * byte_size(tensors[i].dtype), tensors[i].crc, kAlignment);

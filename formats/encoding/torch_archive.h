@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/pickle_writer.h"
@@ -60,6 +61,18 @@ struct NamedTensor {
 // row-major and aligned to kAlignment. Their number and lengths do not depend on the checksums. The file must stay
 // below 2^63 bytes.
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors);
+
+// Pushes a tensor that is all of the storage `key`, row-major.
+void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std::string_view key);
+
+// What torch.load gives of a file where that is no dict of its tensors: a pickle with the i-th tensor as storage "i",
+// and with storages of its own behind those, counted on.
+struct Content {
+  std::string pickle;
+  std::vector<std::string> storages;
+};
+// As above, of a file of this content.
+zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors, const Content& content);
 
 // Pushes a tensor of no elements, [0], such as ZeRO 3 leaves in the place of a parameter.
 void append_placeholder(pickle::PickleWriter& w, DType dtype);

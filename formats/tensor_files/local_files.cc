@@ -36,15 +36,33 @@ void JoinedTensor::add(const Fragment& local, const LocalBox& place) {
 LocalFiles::LocalFiles(const LayoutRequest& request)
     : request_(request), tensors_(request.tensors.begin(), request.tensors.end()) {}
 
+namespace {
+
+std::vector<FileTensor> stored_as(const std::vector<LocalTensor>& tensors) {
+  std::vector<FileTensor> out;
+  out.reserve(tensors.size());
+  for (const LocalTensor& t : tensors) out.push_back({t.name, t.dtype, t.shape, {}});
+  return out;
+}
+
+}  // namespace
+
 Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& tensors) {
-  std::vector<FileTensor> stored;
-  for (const LocalTensor& t : tensors) stored.push_back({t.name, t.dtype, t.shape, {}});
-  const auto extents = TRY(target_->add_file(std::move(name), request_.container, std::move(stored)));
+  place(tensors, TRY(target_->add_file(std::move(name), request_.container, stored_as(tensors))));
+  return {};
+}
+
+Status LocalFiles::add_archive(std::string name, const std::vector<LocalTensor>& tensors,
+                               torch_archive::Content content) {
+  place(tensors, TRY(target_->add_archive(std::move(name), stored_as(tensors), std::move(content))));
+  return {};
+}
+
+void LocalFiles::place(const std::vector<LocalTensor>& tensors, const std::vector<Extent>& extents) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].constant.empty()) target_->add_constant(extents[i], tensors[i].constant);
     for (const LocalPart& part : tensors[i].parts) tensors_[part.tensor].add(tensors[i].shape, part.place, extents[i]);
   }
-  return {};
 }
 
 Result<std::unique_ptr<Target>> LocalFiles::finish() && {

@@ -48,12 +48,16 @@ class LocalFiles {
 
   // Appends a file of these local tensors.
   Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
+  // Likewise, of torch.save and of more than a dict of them (TensorFilesTarget::add_archive).
+  Status add_archive(std::string name, const std::vector<LocalTensor>& tensors, torch_archive::Content content);
 
   TensorFilesTarget& target() { return *target_; }
   // Ends the target. Its files hold every element of every tensor of the request, or this is an internal error.
   Result<std::unique_ptr<Target>> finish() &&;
 
  private:
+  void place(const std::vector<LocalTensor>& tensors, const std::vector<Extent>& extents);
+
   const LayoutRequest& request_;
   std::unique_ptr<TensorFilesTarget> target_ = std::make_unique<TensorFilesTarget>();
   std::vector<JoinedTensor> tensors_;  // of the request, as far as they are stored yet

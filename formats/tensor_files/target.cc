@@ -16,16 +16,8 @@ namespace {
 // Room for an archive's own bytes, far more than its directory may have.
 constexpr Index kMaxArchiveBytes = Index{1} << 40;
 
-// The bytes around the tensors of a torch.save file; with checksums once `crc` can tell them.
-zip::Builder::Around around(const std::vector<FileTensor>& tensors, const PayloadCrc& crc) {
-  std::vector<torch_archive::NamedTensor> named;
-  named.reserve(tensors.size());
-  for (const FileTensor& t : tensors) named.push_back({t.name, t.dtype, t.shape, crc ? crc(t.extent) : 0});
-  return torch_archive::around_tensors(named);
-}
-
-// Both fill in the extents of the tensors, in a file of this number, and give its size.
-Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t file) {
+// Fills in the lengths of the tensors. That the archive's is a number, too.
+Status check_archive(std::vector<FileTensor>& tensors) {
   Index total = kMaxArchiveBytes;
   for (FileTensor& t : tensors) {
     if (!is_utf8(t.name)) return unsupported(tensor_text(t.name) + ": the name is not UTF-8");
@@ -36,17 +28,11 @@ Result<Index> lay_out_archive(std::vector<FileTensor>& tensors, std::uint32_t fi
     t.extent.length = *bytes;
     total = *sum;
   }
-  const zip::Builder::Around parts = around(tensors, nullptr);
-  Index size = std::ssize(parts.before);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].extent = {file, size, tensors[i].extent.length};
-    size += tensors[i].extent.length + std::ssize(parts.after[i]);
-  }
-  return size;
+  return {};
 }
 
-// Tensors of whole pages come first: they begin on pages then, and are written past the page cache and mapped as they
-// are.
+// Fills in the extents of the tensors, in a file of this number, and gives its size. Tensors of whole pages come first:
+// they begin on pages then, and are written past the page cache and mapped as they are.
 Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, std::string& header) {
   std::vector<FileTensor*> order;
   order.reserve(tensors.size());
@@ -69,14 +55,6 @@ Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_
 
 Index end_of(const Extent& e) { return e.offset + e.length; }
 
-Status emit_around(const std::vector<FileTensor>& tensors, const PayloadCrc& crc, const EmitBytes& emit) {
-  const std::uint32_t file = tensors.front().extent.file;
-  const zip::Builder::Around parts = around(tensors, crc);
-  TRY(emit(file, 0, as_bytes(parts.before)));
-  for (std::size_t i = 0; i < tensors.size(); ++i) TRY(emit(file, end_of(tensors[i].extent), as_bytes(parts.after[i])));
-  return {};
-}
-
 std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
   const std::string extension(container_extension(container));
   if (n == 1) return std::string(stem) + extension;
@@ -91,17 +69,33 @@ std::string_view container_extension(Container container) {
   return container == Container::kSafetensors ? ".safetensors" : ".bin";
 }
 
+zip::Builder::Around TensorFilesTarget::Archive::around(const PayloadCrc& crc) const {
+  std::vector<torch_archive::NamedTensor> named;
+  named.reserve(tensors.size());
+  for (const FileTensor& t : tensors) named.push_back({t.name, t.dtype, t.shape, crc ? crc(t.extent) : 0});
+  return content ? torch_archive::around_tensors(named, *content) : torch_archive::around_tensors(named);
+}
+
+Status TensorFilesTarget::Archive::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
+  const std::uint32_t file = tensors.front().extent.file;
+  const zip::Builder::Around parts = around(crc);
+  TRY(emit(file, 0, as_bytes(parts.before)));
+  for (std::size_t i = 0; i < tensors.size(); ++i) TRY(emit(file, end_of(tensors[i].extent), as_bytes(parts.after[i])));
+  return {};
+}
+
 bool TensorFilesTarget::wants_crcs() const { return !archives_.empty(); }
 
 Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const std::vector<FileTensor>& tensors : archives_) TRY(emit_around(tensors, crc, emit));
+  for (const Archive& archive : archives_) TRY(archive.seal(crc, emit));
   for (const TextFile& f : texts_) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
 }
 
 Status TensorFilesTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
   const Index end = place.offset + place.length;
-  for (const std::vector<FileTensor>& tensors : archives_) {
+  for (const Archive& archive : archives_) {
+    const std::vector<FileTensor>& tensors = archive.tensors;
     if (tensors.front().extent.file != place.file) continue;
     // A tensor's checksum stands right before it, and with those of all others in the directory at the archive's end.
     const bool at_end = end > end_of(tensors.back().extent);
@@ -110,7 +104,7 @@ Status TensorFilesTarget::seal_at(const Extent& place, const PayloadCrc& crc, co
       before = end_of(e);
       return at_end || there ? crc(e) : 0u;
     };
-    return emit_around(tensors, crc_there, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
+    return archive.seal(crc_there, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
       return offset < end && place.offset < offset + std::ssize(bytes) ? emit(file, offset, bytes) : Status();
     });
   }
@@ -124,24 +118,40 @@ std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
   return static_cast<std::uint32_t>(catalog_.files.size() - 1);
 }
 
+Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, Archive archive) {
+  TRY(check_archive(archive.tensors));
+  const zip::Builder::Around parts = archive.around(nullptr);
+  const std::uint32_t file = append(std::move(name), std::ssize(parts.before));
+  Index& size = catalog_.files[file].size;
+  std::vector<Extent> extents;
+  for (std::size_t i = 0; i < archive.tensors.size(); ++i) {
+    Extent& extent = archive.tensors[i].extent;
+    extent = {file, size, extent.length};
+    size += extent.length + std::ssize(parts.after[i]);
+    extents.push_back(extent);
+  }
+  if (archive.tensors.empty())
+    texts_.push_back({file, parts.before, 0});
+  else
+    archives_.push_back(std::move(archive));
+  return extents;
+}
+
+Result<std::vector<Extent>> TensorFilesTarget::add_archive(std::string name, std::vector<FileTensor> tensors,
+                                                           torch_archive::Content content) {
+  return append(std::move(name), {std::move(tensors), std::move(content)});
+}
+
 Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
                                                         std::vector<FileTensor> tensors) {
+  if (container == Container::kTorchSave) return append(std::move(name), {std::move(tensors), std::nullopt});
   const auto file = static_cast<std::uint32_t>(catalog_.files.size());
-  std::string text;
-  Index size = 0;
-  if (container == Container::kSafetensors)
-    size = TRY(lay_out_safetensors(tensors, file, text));
-  else
-    size = TRY(lay_out_archive(tensors, file));
+  std::string header;
+  const Index size = TRY(lay_out_safetensors(tensors, file, header));
   append(std::move(name), size);
+  texts_.push_back({file, std::move(header), 0});
   std::vector<Extent> extents;
   for (const FileTensor& t : tensors) extents.push_back(t.extent);
-  if (container == Container::kTorchSave && !tensors.empty()) {
-    archives_.push_back(std::move(tensors));
-  } else {
-    if (container == Container::kTorchSave) text = around({}, nullptr).before;
-    texts_.push_back({file, std::move(text), 0});
-  }
   return extents;
 }
 

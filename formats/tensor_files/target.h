@@ -6,9 +6,11 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "formats/encoding/torch_archive.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
 
@@ -47,6 +49,9 @@ class TensorFilesTarget : public Target {
   // tensors are left to the caller. Where each tensor's bytes lie. Unsupported for an element type or a name that the
   // container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
+  // Appends a file of torch.save that is more than a dict of its tensors, one at least.
+  Result<std::vector<Extent>> add_archive(std::string name, std::vector<FileTensor> tensors,
+                                          torch_archive::Content content);
   // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all
   // of their names begin with.
   Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
@@ -65,10 +70,17 @@ class TensorFilesTarget : public Target {
     std::string text;
     Index offset = 0;
   };
+  struct Archive {
+    std::vector<FileTensor> tensors;
+    std::optional<torch_archive::Content> content;             // nothing: a dict of them
+    zip::Builder::Around around(const PayloadCrc& crc) const;  // with checksums once `crc` can tell them
+    Status seal(const PayloadCrc& crc, const EmitBytes& emit) const;
+  };
+  Result<std::vector<Extent>> append(std::string name, Archive archive);
   std::uint32_t append(std::string name, Index size);
 
-  std::vector<std::vector<FileTensor>> archives_;  // files of torch.save: made anew when the checksums are known
-  std::vector<TextFile> texts_;                    // headers of safetensors, constants
+  std::vector<Archive> archives_;  // files of torch.save: made anew when the checksums are known
+  std::vector<TextFile> texts_;    // headers of safetensors, constants
 };
 
 // The extensions of the two containers: ".safetensors", ".bin".
