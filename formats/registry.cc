@@ -24,10 +24,10 @@
 
 namespace reshard {
 FormatTable& formats() {
-  static FormatTable table({&kMegatronFormat, &kDcpFormat, &kTorchCheckpointingFormat, &kNanotronFormat,
-                            &kColossalaiFormat, &kFsdpFormat, &kDeepspeedFormat, &kDeepspeedUniversalFormat,
-                            &kVllmFormat, &kVllm032Format, &kRanksFormat, &kMetaFormat, &kHfFormat, &kBinFormat,
-                            &kHdf5Format, &kHdf5ViewFormat});
+  static FormatTable table({&kMegatronLegacyFormat, &kMegatronLegacyLocalFormat, &kMegatronFormat, &kDcpFormat,
+                            &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
+                            &kDeepspeedFormat, &kDeepspeedUniversalFormat, &kVllmFormat, &kVllm032Format, &kRanksFormat,
+                            &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 

@@ -2,24 +2,19 @@
 // (dist_reader.cc draws it), so that Megatron core loads it at any degrees.
 #include <array>
 #include <map>
-#include <numeric>
-#include <optional>
 
 #include "formats/dcp/dcp.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/megatron/arguments.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/names.h"
 #include "formats/megatron/run_state.h"
+#include "formats/megatron/written_model.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 
 namespace reshard::megatron {
 namespace {
-
-constexpr Index kVocabularyUnit = 128;  // --make-vocab-size-divisible-by
 
 // How often a model has what there is of each layer and each expert.
 struct Counts {
@@ -83,17 +78,47 @@ std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored
   return out;
 }
 
-// common.pt: what is no tensor. `run` is null for weights alone.
-Result<std::string> common_file(const Arguments& args, const RunState* run) {
+// The dict of an optimizer, whose states are tensors of their own.
+Status write_optimizer(pickle::PickleWriter& w, const RunState& run, Of of) {
+  w.empty_dict();
+  w.mark();
+  w.text("optimizer");
+  w.empty_dict();
+  w.mark();
+  TRY(run.write_groups(w, of));
+  w.set_items();
+  w.text("param_state_sharding_type");
+  w.text(kFullyReshardable);
+  w.set_items();
+  return {};
+}
+
+Status write_optimizers(pickle::PickleWriter& w, const RunState& run, bool of_experts_apart) {
+  w.text("optimizer");
+  if (!of_experts_apart) return write_optimizer(w, run, Of::kAll);
+  w.empty_dict();
+  w.mark();
+  for (const Of of : {Of::kDense, Of::kExperts}) {
+    w.integer(of == Of::kExperts);
+    TRY(write_optimizer(w, run, of));
+  }
+  w.set_items();
+  return {};
+}
+
+// common.pt: what is no tensor.
+Result<std::string> common_file(const WrittenModel& model) {
+  const RunState* run = model.run ? &*model.run : nullptr;
   pickle::PickleWriter w;
   w.empty_dict();
   w.mark();
   w.text("args");
-  args.write(w);
+  model.args.write(w);
   w.text("checkpoint_version");
   w.number(3.0);
   if (run) {
-    TRY(run->write(w));
+    TRY(run->write_progress(w));
+    TRY(write_optimizers(w, *run, model.shares_experts()));
   } else {
     w.text("iteration");
     w.integer(0);
@@ -116,23 +141,6 @@ Result<std::string> common_file(const Arguments& args, const RunState* run) {
   return torch_archive::object_item(std::move(w).finish());
 }
 
-Status add_degrees(Arguments& args, const LayoutRequest& request) {
-  const Index tp = request.mesh.size("tp"), pp = request.mesh.size("pp"), ranks = request.mesh.ranks();
-  args.set("tensor_model_parallel_size", tp);
-  args.set("pipeline_model_parallel_size", pp);
-  args.set("expert_model_parallel_size", Index{1});
-  args.set("world_size", ranks);
-  args.set("data_parallel_size", ranks / (tp * pp));
-  for (const TargetTensor& t : request.tensors) {
-    if (t.name != kEmbedding || t.shape.rank() == 0) continue;
-    args.set("padded_vocab_size", t.shape[0]);
-    args.set("make_vocab_size_divisible_by", std::gcd(t.shape[0] / tp, kVocabularyUnit));
-    return {};
-  }
-  return unsupported("a checkpoint of Megatron is of a whole model under Megatron's names: expected '" +
-                     std::string(kEmbedding) + "' among its tensors");
-}
-
 // "optimizer.state.exp_avg.": before the name of the parameter whose state it is; empty for the parameter itself.
 std::string stored_state(const StateKey& key) {
   if (key.kind == StateKind::kModel) return {};
@@ -143,54 +151,38 @@ std::string stored_state(const StateKey& key) {
 }  // namespace
 
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request) {
-  if (!request.config)
-    return usage_error("a checkpoint of Megatron holds args, which are made of the model's config.json; --config FILE");
-  Arguments args = TRY(arguments_of(*request.config).context(std::string(kConfigFile)));
-  TRY(add_degrees(args, request));
-  args.set("ckpt_format", "torch_dist");
-  args.set("no_save_rng", true);
-  args.set("no_save_optim", true);
-  std::optional<RunState> run;
-  if (TRY(has_adam(request, "Megatron"))) {
-    run = TRY(RunState::read(request));
-    run->add_to(args);
+  WrittenModel model = TRY(WrittenModel::read(request));
+  model.args.set("ckpt_format", "torch_dist");
+  if (model.run) {
+    model.args.set("use_distributed_optimizer", true);
+    model.args.set("dist_ckpt_optim_fully_reshardable", true);
   }
-
-  const Index layers = *args.number("num_layers"), experts = args.number("num_experts").value_or(0);
   std::map<std::string, Counts> stored;
   dcp::Storing storing;
-  for (const TargetTensor& t : request.tensors) {
-    const StateKey key = split_state_key(t.name);
-    const CoreName core = parse_core_name(key.parameter);
-    if (core.layer.value_or(0) >= layers || (core.is_expert() && (!core.layer || *core.expert >= experts)) ||
-        !(core.layer || key.parameter.starts_with("embedding.") || key.parameter.starts_with("decoder.") ||
-          key.parameter == kHead))
-      return unsupported(tensor_text(t.name) + ": is no parameter that Megatron has in a model of " +
-                         count_of(layers, "layer") + (experts > 0 ? " and " + count_of(experts, "expert") : ""));
+  for (const auto& [key, core] : model.parts) {
     Dims at, counts;
     if (core.layer) {
       at.push_back(*core.layer);
-      counts.push_back(layers);
+      counts.push_back(model.layers);
     }
     if (core.is_expert()) {
       at.push_back(*core.expert);
-      counts.push_back(experts);
+      counts.push_back(model.experts);
     }
     const std::string name = stored_name(core);
     std::vector<dcp::Slice> slices;
-    for (const std::string& own : experts > 0 ? names_of_norm(name) : std::vector<std::string>{name}) {
+    for (const std::string& own : model.experts > 0 ? names_of_norm(name) : std::vector<std::string>{name}) {
       slices.push_back({stored_state(key) + own, at, counts});
       if (key.kind == StateKind::kModel)
-        stored.emplace(own, Counts{core.layer ? layers : 0, core.is_expert() ? experts : 0});
+        stored.emplace(own, Counts{core.layer ? model.layers : 0, core.is_expert() ? model.experts : 0});
     }
     storing.slices.push_back(std::move(slices));
   }
-  const std::string iteration = run ? std::to_string(run->iteration()) : std::string(kRelease);
-  storing.directory = (run ? iteration_directory(iteration) : iteration) + "/";
-  storing.texts = {{storing.directory + std::string(kCommonFile), TRY(common_file(args, run ? &*run : nullptr))},
+  storing.directory = model.directory();
+  storing.texts = {{storing.directory + std::string(kCommonFile), TRY(common_file(model))},
                    {storing.directory + std::string(kMetadataFile),
                     to_text(Json::object().set("sharded_backend", "torch_dist").set("sharded_backend_version", 1))},
-                   {std::string(kLatestFile), iteration}};
+                   {std::string(kLatestFile), model.latest()}};
   request.blobs = extra_states(stored);
   return dcp::lay_out(std::move(request), std::move(storing));
 }

@@ -30,6 +30,14 @@ Result<std::string> latest_of(const Place& place) {
   return iteration_directory(word);
 }
 
+Result<bool> recognises_rank_files(const Place& place) {
+  if (has_rank_files(place)) return true;
+  const std::string latest = TRY(latest_of(place));
+  return !latest.empty() && has_rank_files(TRY(place.inside(latest)));
+}
+
+Result<bool> recognises_none(const Place&) { return false; }
+
 Result<bool> recognises(const Place& place) {
   if (TRY(is_iteration(place))) return true;
   return !TRY(latest_of(place)).empty();
@@ -92,6 +100,43 @@ const Format kMegatronFormat = {
     .has_masters = true,
     .own_names = "megatron",
     .vocab_divisible_by = 128,
+    .shares_experts = true,
+};
+
+const Format kMegatronLegacyFormat = {
+    .name = "megatron-legacy",
+    .title = "Megatron-LM's files of ranks",
+    .recognises = megatron::recognises_rank_files,
+    .open = megatron::open,
+    .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
+      return megatron::lay_out_rank_files(std::move(request), megatron::Modules::kTransformerEngine);
+    },
+    .holds = Holds::kAdam,
+    .takes_object = megatron::RunState::takes_object,
+    .sharding = Sharding::kOwnLocal,
+    .has_masters = true,
+    .own_names = "megatron",
+    .vocab_divisible_by = 128,
+    .stage_rule = StageRule::kEven,
+    .shares_experts = true,
+};
+
+const Format kMegatronLegacyLocalFormat = {
+    .name = "megatron-legacy-local",
+    .title = "Megatron-LM's files of ranks, without Transformer Engine",
+    .recognises = megatron::recognises_none,
+    .open = nullptr,
+    .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
+      return megatron::lay_out_rank_files(std::move(request), megatron::Modules::kOwn);
+    },
+    .holds = Holds::kAdam,
+    .takes_object = megatron::RunState::takes_object,
+    .sharding = Sharding::kOwnLocal,
+    .has_masters = true,
+    .own_names = "megatron",
+    .vocab_divisible_by = 128,
+    .stage_rule = StageRule::kEven,
+    .shares_experts = true,
 };
 
 }  // namespace reshard

@@ -21,11 +21,14 @@
 #include <memory>
 #include <string>
 
+#include "formats/megatron/names.h"
 #include "lib/checkpoint/format.h"
 
 namespace reshard {
 
-extern const Format kMegatronFormat;
+extern const Format kMegatronLegacyFormat;       // files of ranks; written for Transformer Engine's modules
+extern const Format kMegatronLegacyLocalFormat;  // written for Megatron core's own, and read as the other
+extern const Format kMegatronFormat;             // torch_dist, and whatever else a run of Megatron left
 
 namespace megatron {
 
@@ -50,6 +53,8 @@ Result<std::unique_ptr<Reader>> open_rank_files(const std::string& directory, co
 Result<std::unique_ptr<Reader>> open_sharded(const std::string& directory, const OpenOptions& options);
 // torch_dist, of a model under its names (lib/model/family.h, Convention::kMegatron).
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request);
+// Likewise files of ranks: each rank of tp, pp and ep of the mesh has one, and the experts' tp is the others'.
+Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, Modules modules);
 
 }  // namespace megatron
 }  // namespace reshard

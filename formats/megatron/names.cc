@@ -109,6 +109,36 @@ CoreName parse_core_name(std::string_view name) {
   return out;
 }
 
+std::string name_in(Modules modules, std::string_view name, bool has_experts) {
+  static constexpr std::array<std::array<std::string_view, 2>, 2> kNorms = {
+      {{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},
+       {"pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"}}};
+  static constexpr std::string_view kGrouped = "experts.", kLocal = "experts.local_experts.";
+  CoreName core = parse_core_name(name);
+  if (core.is_expert()) {
+    const std::size_t at = core.before_expert.find(kGrouped);
+    const bool is_local = core.before_expert.substr(at).starts_with(kLocal);
+    const std::string front = core.before_expert.substr(0, at);
+    if (is_local && modules == Modules::kTransformerEngine) {
+      core.before_expert = front + std::string(kGrouped) + core.after_expert.substr(1);
+      core.after_expert.clear();
+    } else if (!is_local && modules == Modules::kOwn) {
+      core.after_expert = "." + core.before_expert.substr(at + kGrouped.size());
+      core.before_expert = front + std::string(kLocal);
+    }
+  }
+  for (const auto& [apart, inside] : kNorms) {
+    const bool is_before_experts = has_experts && apart == kNorms[1][0];
+    const std::string_view wanted = modules == Modules::kOwn || is_before_experts ? apart : inside;
+    std::string_view rest = core.before_expert;
+    if (core.layer && (take(rest, apart) || take(rest, inside))) {
+      core.before_expert = std::string(wanted) + std::string(rest);
+      break;
+    }
+  }
+  return core.text();
+}
+
 std::string CoreName::text() const {
   return (layer ? std::string(kLayers) + std::to_string(*layer) + "." : "") + before_expert +
          (expert ? std::to_string(*expert) : "") + after_expert;

@@ -27,6 +27,13 @@ std::string core_name(std::string_view stored);
 bool is_extra_state(std::string_view name);
 std::string none_in_a_list();  // the pickle of what that is, as a rule
 
+// The modules that a model is of. Megatron core's own have the norms apart, and the experts one after the other;
+// Transformer Engine's have the norms inside the linear layers that follow them, but for the one before experts, and
+// each matrix of all experts in one (--moe-grouped-gemm).
+enum class Modules { kTransformerEngine, kOwn };
+// What these modules call a parameter.
+std::string name_in(Modules modules, std::string_view name, bool has_experts);
+
 // A name taken apart at its numbers: "decoder.layers." 7 "mlp.experts.local_experts." 3 ".linear_fc1.weight".
 struct CoreName {
   std::optional<Index> layer;

@@ -16,7 +16,15 @@ constexpr std::string_view kIteration = "iteration";
 constexpr std::array<std::string_view, 3> kCommon = {kIteration, kSchedule, "num_floating_point_operations_so_far"};
 // What names a group where a run looks for its own (param_group_identifier_keys).
 constexpr std::array<std::string_view, 2> kDecay = {"wd_mult", "pre_wd_mult"};
-constexpr std::string_view kOfExperts = "is_expert_parallel";
+constexpr std::string_view kOfExperts = "is_expert_parallel", kStep = "step";
+
+// Whether a group of Megatron's own is of what decays.
+bool decays(const AdamObjects::Values& group) {
+  for (const std::string_view word : kDecay)
+    if (const auto found = group.find(word); found != group.end())
+      return found->second.as_float().value_or(static_cast<double>(found->second.as_int().value_or(0))) != 0;
+  return false;
+}
 
 // Items of a dict.
 void put_flag(PickleWriter& w, std::string_view key, bool value) {
@@ -66,32 +74,55 @@ void RunState::add_to(Arguments& args) const {
     if (const auto n = objects_.count(word)) args.set(std::string(word), *n);
   args.set(std::string(kIteration), iteration());
   args.set("optimizer", "adam");
-  args.set("use_distributed_optimizer", true);
-  args.set("dist_ckpt_optim_fully_reshardable", true);
   args.set("no_save_optim", false);
 }
 
-// One of Megatron's own.
-Status RunState::write_group(PickleWriter& w, const AdamObjects::Values& group) const {
+// Those of Megatron's own that are of this optimizer. What was of all is of either.
+std::vector<const RunState::Values*> RunState::own_groups(Of of) const {
+  std::vector<const Values*> experts, others;
+  for (const auto& [name, group] : objects_.groups()) {
+    const auto found = group.find(kOfExperts);
+    const bool is_theirs = found != group.end() && found->second.as_bool().value_or(false);
+    (is_theirs ? experts : others).push_back(&group);
+  }
+  if (of != Of::kExperts) return others;
+  if (!experts.empty()) return experts;
+  std::erase_if(others, [](const Values* group) { return !decays(*group); });
+  return others;
+}
+
+Status RunState::write_group(PickleWriter& w, const Values& group, const Own& own) const {
   w.empty_dict();
   w.mark();
   for (const auto& [word, value] : group) {
+    if (word == kStep || word == kOfExperts) continue;
     w.text(word);
     TRY(pickle::write_value(w, value));
   }
-  if (!group.contains("step")) {
-    put_integer(w, "step", objects_.step());
-  }
+  write_own(w, own);
   w.set_items();
   return {};
 }
 
+void RunState::write_own(PickleWriter& w, const Own& own) const {
+  put_flag(w, kOfExperts, own.of_experts);
+  if (own.with_step) put_integer(w, kStep, objects_.step());
+  if (!own.params) return;
+  w.text("params");
+  w.empty_list();
+  pickle::ElementRuns elements(w, &PickleWriter::append_items);
+  for (const Index id : *own.params) {
+    elements.next();
+    w.integer(id);
+  }
+  elements.end();
+}
+
 // One such as Megatron makes: matrices decay (`wd_mult` 1), norms and biases do not.
-Status RunState::write_new_group(PickleWriter& w, double wd_mult) const {
+Status RunState::write_new_group(PickleWriter& w, double wd_mult, const Own& own) const {
   const double lr = objects_.number("lr").value_or(0);
   w.empty_dict();
   w.mark();
-  put_flag(w, kOfExperts, false);
   put_flag(w, "default_config", true);
   put_real(w, "wd_mult", wd_mult);
   put_real(w, "lr_mult", 1.0);
@@ -112,21 +143,41 @@ Status RunState::write_new_group(PickleWriter& w, double wd_mult) const {
     w.text(word);
     w.none();
   }
-  put_integer(w, "step", objects_.step());
+  write_own(w, own);
   w.set_items();
   return {};
 }
 
-Status RunState::write_groups(PickleWriter& w) const {
+Status RunState::write_groups(PickleWriter& w, Of of) const {
+  const bool of_experts = of == Of::kExperts;
+  w.text("param_groups");
   w.empty_list();
   w.mark();
-  for (const auto& [name, group] : objects_.groups()) {
-    const auto of_experts = group.find(kOfExperts);  // of those that ranks share out, which are another optimizer's
-    if (has_own_groups() && (of_experts == group.end() || !of_experts->second.as_bool().value_or(false)))
-      TRY(write_group(w, group));
+  if (has_own_groups())
+    for (const Values* group : own_groups(of)) TRY(write_group(w, *group, {of_experts}));
+  else
+    for (const double wd_mult : {1.0, 0.0})
+      if (wd_mult > 0 || !of_experts) TRY(write_new_group(w, wd_mult, {of_experts}));
+  w.append_items();
+  return {};
+}
+
+Status RunState::write_groups(PickleWriter& w, Of of, const std::vector<std::vector<Index>>& params,
+                              bool with_step) const {
+  std::vector<const Values*> own = has_own_groups() ? own_groups(of) : std::vector<const Values*>();
+  std::stable_partition(own.begin(), own.end(), [](const Values* group) { return decays(*group); });
+  const bool fits = own.size() == params.size() && decays(*own.front()) && (own.size() < 2 || !decays(*own.back()));
+  if (has_own_groups() && !fits)
+    return unsupported("the optimizer has " + count_of(std::ssize(own), "group") +
+                       ", and which parameters are in which is known where matrices are in one and norms and biases "
+                       "in the other; --exclude 'optim*' leaves the optimizer out");
+  w.text("param_groups");
+  w.empty_list();
+  w.mark();
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const Own with{of == Of::kExperts, params[i], with_step};
+    TRY(has_own_groups() ? write_group(w, *own[i], with) : write_new_group(w, i == 0 ? 1.0 : 0.0, with));
   }
-  if (!has_own_groups())
-    for (const double wd_mult : {1.0, 0.0}) TRY(write_new_group(w, wd_mult));
   w.append_items();
   return {};
 }
@@ -162,7 +213,7 @@ Status RunState::write_schedule(PickleWriter& w) const {
   return {};
 }
 
-Status RunState::write(PickleWriter& w) const {
+Status RunState::write_progress(PickleWriter& w) const {
   w.text(kIteration);
   w.integer(iteration());
   if (const auto flops = objects_.others().find("num_floating_point_operations_so_far");
@@ -170,18 +221,6 @@ Status RunState::write(PickleWriter& w) const {
     w.text(flops->first);
     TRY(pickle::write_value(w, flops->second));
   }
-  w.text("optimizer");
-  w.empty_dict();
-  w.mark();
-  w.text("optimizer");
-  w.empty_dict();
-  w.mark();
-  w.text("param_groups");
-  TRY(write_groups(w));
-  w.set_items();
-  w.text("param_state_sharding_type");
-  w.text(kFullyReshardable);
-  w.set_items();
   w.text(kSchedule);
   return write_schedule(w);
 }

@@ -207,6 +207,7 @@ struct Format {
   std::string (*library)() = nullptr;                 // that reads and writes it, and its version
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
   Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise
+  bool shares_experts = false;                        // ep of the mesh deals whole experts out, and cuts nothing
 
   bool takes_mesh() const { return sharding != Sharding::kNone; }
   bool holds_whole_tensors() const { return sharding == Sharding::kNone || sharding == Sharding::kStages; }

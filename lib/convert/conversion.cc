@@ -134,6 +134,7 @@ Result<MemoryPlan> Conversion::memory() const {
 }
 
 std::vector<Index> Conversion::bytes_of_ranks() const {
+  if (format_.shares_experts && options_.mesh.size("ep") > 1) return {};  // the format knows who has which
   std::vector<Index> out(static_cast<std::size_t>(options_.mesh.ranks()));
   std::vector<std::pair<const TargetTensor*, std::vector<Index>>> known;  // elements, of tensors that lie alike
   for (const TargetTensor& t : draft_.output.tensors) {

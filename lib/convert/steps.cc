@@ -538,7 +538,8 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
     TRY(placed.add(std::move(tensor)));
   }
   const ModelConfig* config = model.config_or_null();
-  const Placer placer = TRY(Placer::make(on.mesh, model.family, config, placed, format.stage_rule));
+  const Mesh mesh = format.shares_experts ? on.mesh.without("ep") : on.mesh;
+  const Placer placer = TRY(Placer::make(mesh, model.family, config, placed, format.stage_rule));
   // Ranks that load their files as they are have been given whole heads, as far as that goes.
   const bool whole_heads = format.holds_local_tensors() && config &&
                            on.mesh.size("tp") % std::max<Index>(1, config->num_key_value_heads()) == 0;

@@ -116,6 +116,12 @@ Index Mesh::coordinate(Index rank, std::string_view axis) const {
   return 0;
 }
 
+Mesh Mesh::without(std::string_view axis) const {
+  Mesh out = *this;
+  std::erase_if(out.axes_, [&](const MeshAxis& a) { return a.name == axis; });
+  return out;
+}
+
 std::string Mesh::to_string() const {
   std::vector<std::string> parts;
   for (const MeshAxis& axis : axes_) parts.push_back(axis.name + "=" + std::to_string(axis.size));

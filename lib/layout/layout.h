@@ -49,6 +49,7 @@ class Mesh {
   Index size(std::string_view axis) const;  // 1 for an axis that is not there
   // The coordinate of `rank` along `axis`, 0 where the axis is not there.
   Index coordinate(Index rank, std::string_view axis) const;
+  Mesh without(std::string_view axis) const;
   std::string to_string() const;  // "dp_shard=2, tp=4"; "one rank"
 
   friend bool operator==(const Mesh&, const Mesh&) = default;

@@ -414,7 +414,8 @@ TEST(Cli, WrongUsageIsExitCode2) {
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
                  AllOf(HasSubstr("'gguf' is not a format"), HasSubstr("dcp"), HasSubstr("hf")));
-  expect_failure(source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2, HasSubstr("--mesh is for --to megatron, dcp"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
+                 HasSubstr("--mesh is for --to megatron-legacy, megatron-legacy-local, megatron, dcp"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
                  AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));

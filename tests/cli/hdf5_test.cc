@@ -68,7 +68,8 @@ TEST(Hdf5Cli, RefusesWhatMakesNoSense) {
     refused({"--to", "hdf5", "--codec", codec}, "--codec: expected none or zstd:LEVEL with a level of 1 to 19");
   refused({"--to", "hf", "--codec", "zstd:1"}, "--codec is for --to hdf5");
   refused({"--to", "hdf5", "--mesh", "tp=2"},
-          "--mesh is for --to megatron, dcp, torch_checkpointing, colossalai, vllm, vllm-0.32, ranks; the files of "
+          "--mesh is for --to megatron-legacy, megatron-legacy-local, megatron, dcp, torch_checkpointing, colossalai, "
+          "vllm, vllm-0.32, ranks; the files of "
           "--to hdf5 are not cut by rank");
   refused({"--to", "hdf5-view", "--dtype", "float32"}, "--dtype: a view shows what is stored");
 }

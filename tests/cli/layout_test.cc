@@ -175,7 +175,8 @@ TEST(CliLayout, WrongUsageIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(out));
     EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
   };
-  convert({"--to", "hf", "--layout", "hf"}, 2, "--layout is for --to megatron, dcp");
+  convert({"--to", "hf", "--layout", "hf"}, 2,
+          "--layout is for --to megatron-legacy, megatron-legacy-local, megatron, dcp");
   convert({"--to", "dcp", "--layout", meshed, "--mesh", "tp=2"}, 2, "has a mesh of its own, tp=8");
   convert({"--to", "dcp", "--layout", "torchtitan-llama"}, 2, "layout 'torchtitan-llama' has no mesh");
   convert({"--to", "dcp", "--layout", dir / "absent.json"}, 5, "not found, and no built-in layout");

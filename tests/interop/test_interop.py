@@ -1759,25 +1759,34 @@ class DeepSpeed(Case):
 
 
 class MegatronCore(Case):
-    """What --to megatron writes, through Megatron core's own loader, at other degrees than it was written for."""
+    """What --to megatron writes, through Megatron core's own loader, at other degrees than it was written for, and what
+    --to megatron-legacy does, as Megatron-LM loads it at its own."""
 
     def setUp(self):
         if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
             self.skipTest("megatron-core is not installed")
         super().setUp()
 
-    def check_loads(self, model_type, degrees, options=()):
+    LEGACY = "megatron-legacy", "megatron-legacy-local"  # for Transformer Engine's modules, for Megatron core's own
+
+    def check_loads(self, model_type, degrees, options=(), to="megatron"):
         import transformers
         torch.manual_seed(5)
         config = transformers.AutoConfig.for_model(model_type, **MEGATRON_MODELS[model_type])
         saved = self.out("saved")
         transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(saved)
-        reshard("convert", saved, self.out(), "--to", "megatron", *options)
+        reshard("convert", saved, self.out(), "--to", to, *options)
         reshard("verify", self.out(), "--fail-on", "warning")
         reshard("convert", self.out(), self.out("back"), "--to", "hf")
         self.assertEqual(raw_safetensors(self.out("back") / "model.safetensors"),
                          raw_safetensors(saved / "model.safetensors"))
         self.run_script("megatron_core.py", self.out(), saved, *degrees)
+
+    def test_files_of_ranks(self):
+        self.check_loads("qwen3", ["2x2"], ["--mesh", "tp=2,pp=2"], self.LEGACY[0])
+
+    def test_files_of_ranks_of_experts(self):
+        self.check_loads("qwen3_moe", ["1x2x2"], ["--mesh", "pp=2,ep=2"], self.LEGACY[1])
 
     def test_llama(self):
         self.check_loads("llama", ["1x1", "2x2"], ["--mesh", "tp=4,dp_shard=2"])
@@ -1795,13 +1804,16 @@ class MegatronCore(Case):
         self.check_loads("qwen3_moe", ["1x2x1", "1x1x4"])
 
     def check_optimizer(self, model_type, degrees, options=()):
-        saved, truth = trained(self.out, model_type)
-        reshard("convert", self.out("dcp"), self.out(), "--to", "megatron", "--config", saved / "config.json", "--dtype",
-                "bfloat16", *options)
+        self.check_state(*trained(self.out, model_type), degrees, options, "megatron")
+
+    def check_state(self, saved, truth, degrees, options, to):
+        reshard("convert", self.out("dcp"), self.out(), "--to", to, "--config", saved / "config.json", "--dtype",
+                "bfloat16", "--force", *options)
         reshard("verify", self.out(), "--fail-on", "warning")
         self.run_script("megatron_core.py", self.out(), saved, *degrees)
         # And back to torch: the masters are the weights.
-        reshard("convert", self.out(), self.out("back"), "--to", "dcp", "--names", "hf", "--weights", "master")
+        reshard("convert", self.out(), self.out("back"), "--to", "dcp", "--names", "hf", "--weights", "master",
+                "--force")
         back = load_all(self.out("back"))
         for name, tensor in truth.items():
             kind, _, parameter = name.partition(".")
@@ -1817,6 +1829,17 @@ class MegatronCore(Case):
 
     def test_the_optimizer_of_experts(self):
         self.check_optimizer("mixtral", ["1x1x1", "1x1x0x2"])
+
+    def test_the_optimizer_of_experts_that_ranks_share_out(self):
+        self.check_optimizer("mixtral", ["1x1x2", "2x1x4"], ["--mesh", "ep=2"])
+
+    def test_the_plain_optimizer_of_a_tied_qwen2(self):
+        run = trained(self.out, "qwen2")
+        for to in self.LEGACY:
+            self.check_state(*run, ["1x2"], ["--mesh", "pp=2"], to)
+
+    def test_the_plain_optimizer_of_experts_that_ranks_share_out(self):
+        self.check_state(*trained(self.out, "mixtral"), ["2x1x2"], ["--mesh", "tp=2,ep=2"], self.LEGACY[1])
 
 
 _MEGATRON = dict(vocab_size=259, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "formats/dcp/dcp.h"
+#include "formats/encoding/tensor_file.h"
 #include "formats/encoding/zip.h"
 #include "formats/megatron/names.h"
 #include "formats/registry.h"
@@ -389,6 +390,151 @@ TEST_F(Megatron, WhatArgsHaveNoWordsForIsNotWritten) {
   const CommandResult without = reshard_cli({"convert", model, dir_ / "out", "--to", "megatron", "-q"});
   EXPECT_THAT(without.err, HasSubstr("args, which are made of the model's config.json; --config FILE"));
   EXPECT_FALSE(fs::exists(dir_ / "out"));
+}
+
+// ---- Files of ranks, written
+
+constexpr const char* kLegacy[] = {"megatron-legacy", "megatron-legacy-local"};
+
+TEST_F(Megatron, FilesOfRanksAreWrittenFromAModelAndReadAgain) {
+  for (const std::string name : kReal) {
+    const std::string source = test_data("megatron/" + name), model = dir_ / (name + ".hf");
+    if (!fs::exists(source + ".hf.json")) continue;
+    ASSERT_EQ(reshard_cli({"convert", source, model, "--to", "hf", "-q"}).exit_code, 0);
+    std::vector<std::string> meshes = {"tp=2,pp=2", "dp_shard=2"};
+    if (name == "legacy_tp2_ep2_moe_plain") meshes = {"tp=2,pp=2,ep=2", "ep=4"};
+    for (const char* to : kLegacy)
+      for (const std::string& mesh : meshes) {
+        const std::string out = dir_ / (name + to + mesh);
+        const CommandResult r = reshard_cli({"convert", model, out, "--to", to, "--mesh", mesh});
+        ASSERT_EQ(r.exit_code, 0) << name << r.err;
+        EXPECT_THAT(r.out, HasSubstr(" rows (repeat-last) are added to the vocabulary of "));
+        EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "release");
+        EXPECT_TRUE(recognises(kMegatronLegacyFormat, out));
+        const CommandResult verified = reshard_cli({"verify", out, "--replicas", "--fail-on", "warning"});
+        EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+        for (const std::string& other : {source, model}) {
+          const CommandResult against = reshard_cli({"verify", out, "--against", other});
+          EXPECT_EQ(against.exit_code, 0) << against.out << against.err;
+        }
+        fs::remove(out + "/config.json");
+        ASSERT_EQ(reshard_cli({"convert", out, out + ".back", "--to", "hf", "-q"}).exit_code, 0);
+        EXPECT_EQ(digests_of(load_checkpoint(out + ".back")), read_digests(source + ".hf.json")) << name;
+        EXPECT_EQ(read_file(out + ".back/config.json"), read_file(model + "/config.json")) << name;
+      }
+  }
+}
+
+// What is at a place in a file of torch.save, for people; tensors as their shape.
+std::map<std::string, std::string> content_of(const std::string& path) {
+  std::map<std::string, std::string> out;
+  const auto file = File::open(path);
+  EXPECT_TRUE(file) << file.error().message();
+  const auto content = TensorFile::open(*file);
+  EXPECT_TRUE(content) << content.error().message();
+  for (const TensorFile::Entry& e : content->tensors())
+    out.emplace(e.name, std::string(info(e.tensor.dtype).torch_name) + to_string(e.tensor.shape()));
+  return out;
+}
+
+// As Megatron itself saves a rank: every key and shape, but for the experts, which it had not cut.
+TEST_F(Megatron, FilesOfRanksLieAsMegatronSavesThem) {
+  const std::string source = test_data("megatron/legacy_tp2_ep2_moe_plain"), out = dir_ / "out";
+  const CommandResult r = reshard_cli({"convert", source, out, "--to", "megatron-legacy-local", "--mesh", "tp=2,ep=2",
+                                       "--vocab-divisible-by", "24", "-q"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "10");
+  EXPECT_TRUE(fs::exists(out + kIteration + "/mp_rank_01_000/model_optim_rng.pt"));
+  const auto own = content_of(source + kIteration + "/mp_rank_01_001/model_optim_rng.pt");
+  const auto written = content_of(out + kIteration + "/mp_rank_01_001/model_optim_rng.pt");
+  std::size_t compared = 0;
+  for (const auto& [name, shape] : own) {
+    if (name.starts_with("rng_state")) continue;
+    ASSERT_TRUE(written.contains(name)) << name;
+    if (name.find("local_experts") != std::string::npos || name.starts_with("optimizer.1.")) continue;
+    EXPECT_EQ(written.at(name), shape) << name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 40U);
+  for (const auto& [name, shape] : written) EXPECT_TRUE(own.contains(name)) << name;
+  // And each rank's are the same state.
+  TensorValues there = load_checkpoint(source), here = load_checkpoint(out);
+  const auto is_padded = [](const auto& value) {
+    return value.first.find("word_embeddings") != std::string::npos ||
+           value.first.find("output_layer") != std::string::npos;
+  };
+  EXPECT_GT(std::erase_if(there, is_padded), 6U);
+  std::erase_if(here, is_padded);
+  EXPECT_EQ(digests_of(here), digests_of(there));
+}
+
+// Transformer Engine's optimizer counts its steps in its groups, torch's for each parameter.
+TEST_F(Megatron, APlainOptimizerGoesToBothKindsOfModules) {
+  const std::string source = test_data("megatron/dist_tp2_optim");
+  for (const char* to : kLegacy) {
+    const std::string out = dir_ / to;
+    const CommandResult r = reshard_cli({"convert", source, out, "--to", to, "--mesh", "pp=2", "-q"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    const auto open = open_checkpoint(out);
+    ASSERT_TRUE(open) << open.error().message();
+    std::map<std::string, std::string> objects;
+    for (const Blob& blob : open->reader->catalog().blobs) objects.emplace(blob.name, open->reader->describe(blob));
+    const bool is_te = std::string_view(to) == kLegacy[0];
+    EXPECT_EQ(objects.contains("optimizer.param_groups.0.step"), is_te);
+    EXPECT_EQ(objects["optimizer.param_groups.0.wd_mult"], "1.0");
+    EXPECT_EQ(objects["optimizer.param_groups.1.wd_mult"], "0.0");
+    EXPECT_EQ(objects["extra_state.iteration"], "10");
+    const Catalog& catalog = open->reader->catalog();
+    EXPECT_EQ(catalog.find("optimizer.state.decoder.final_layernorm.weight.step").has_value(), !is_te);
+    EXPECT_EQ(catalog.find("decoder.layers.0.input_layernorm.weight").has_value(), !is_te);
+    EXPECT_EQ(catalog.find("decoder.layers.0.self_attention.linear_qkv.layer_norm_weight").has_value(), is_te);
+    EXPECT_THAT(reshard_cli({"inspect", out}).out, HasSubstr("optimizer plain"));
+    for (const std::string& from : {source, out})
+      ASSERT_EQ(reshard_cli({"convert", from, dir_ / (from == out ? "a" : "b"), "--to", "dcp", "--names", "hf", "-q",
+                             "--force"})
+                    .exit_code,
+                0);
+    EXPECT_EQ(digests_of(load_checkpoint(dir_ / "a")), digests_of(load_checkpoint(dir_ / "b"))) << to;
+  }
+}
+
+TEST_F(Megatron, WhatFilesOfRanksCannotHoldIsNotWritten) {
+  const std::string source = test_data("megatron/dist_tp2_optim"), out = dir_ / "out";
+  const auto error_of_mesh = [&](const std::string& mesh, int code, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> args = {"convert", source, out, "--to", "megatron-legacy", "-q", "--mesh", mesh};
+    args.insert(args.end(), more.begin(), more.end());
+    const CommandResult r = reshard_cli(args);
+    EXPECT_EQ(r.exit_code, code) << r.err;
+    EXPECT_FALSE(fs::exists(out));
+    return r.err;
+  };
+  EXPECT_THAT(error_of_mesh("tp=3", 4), HasSubstr("tp=3 does not divide 8 attention heads and 4 key-value heads"));
+  EXPECT_THAT(error_of_mesh("pp=3", 2), HasSubstr("pp=3"));
+  EXPECT_THAT(error_of_mesh("ep=2", 2), HasSubstr("ep=2 does not divide 0 experts"));
+  EXPECT_THAT(error_of_mesh("tp=2", 4, {"--dtype", "float32"}),
+              HasSubstr("is float32: an optimizer with masters is written of weights that are half as wide"));
+  EXPECT_THAT(error_of_mesh("tp=2", 4, {"--exclude", "*.exp_avg_sq"}), HasSubstr("the optimizer has no exp_avg_sq of"));
+}
+
+// Experts that ranks share out have an optimizer of their own, in torch_dist and in files of ranks.
+TEST_F(Megatron, ExpertsThatRanksShareOutHaveTheirOwnGroups) {
+  const std::string source = test_data("megatron/legacy_tp2_ep2_moe_plain");
+  for (const char* to : {"megatron", "megatron-legacy", "megatron-legacy-local"})
+    for (const char* mesh : {"ep=2", "tp=2"}) {
+      const std::string out = dir_ / (std::string(to) + mesh);
+      const CommandResult r = reshard_cli({"convert", source, out, "--to", to, "--mesh", mesh, "-q"});
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+      const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
+      EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+      const auto open = open_checkpoint(out);
+      ASSERT_TRUE(open) << open.error().message();
+      std::map<std::string, std::string> objects;
+      for (const Blob& blob : open->reader->catalog().blobs) objects.emplace(blob.name, open->reader->describe(blob));
+      EXPECT_EQ(objects["optimizer.param_groups.0.is_expert_parallel"], "False");
+      EXPECT_EQ(objects["optimizer.param_groups.1.wd_mult"], "0.0");
+      EXPECT_EQ(objects["optimizer_1.param_groups.0.is_expert_parallel"], mesh[0] == 'e' ? "True" : "");
+      EXPECT_FALSE(objects.contains("optimizer_1.param_groups.1.wd_mult"));
+    }
 }
 
 // ---- Parts that are missing

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <random>
 #include <thread>
@@ -29,7 +30,11 @@ struct Case {
   bool merge = false;
 };
 
-std::string case_name(const testing::TestParamInfo<Case>& tested) { return tested.param.name; }
+std::string case_name(const testing::TestParamInfo<Case>& tested) {
+  std::string name = tested.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
 
 // A source and the conversion of it; they outlive what is made of them.
 struct Prepared {
@@ -144,13 +149,15 @@ std::vector<Case> cases() {
     out.push_back({name + "_of_colossalai", colossalai, config("colossalai"), to});
     out.push_back({name + "_of_fsdp2_tp2_optim", of("fsdp2_tp2_optim"), config("fsdp2_tp2_optim"), to});
   }
-  for (const char* to : {"dcp", "ranks", "megatron"})
+  for (const char* to : {"dcp", "ranks", "megatron", "megatron-legacy"})
     out.push_back({std::string(to) + "_on_a_mesh", of("hsdp2x4"), config("hsdp2x4"), to, "dp_shard=3,tp=2"});
   out.push_back({"colossalai_in_stages", of("pp2_tp4"), config("pp2_tp4"), "colossalai", "pp=2"});
   out.push_back({"vllm_on_a_mesh", of("pp2_tp4"), config("pp2_tp4"), "vllm", "tp=2"});
   out.push_back(
       {"ranks_in_archives", of("pp2_tp4"), config("pp2_tp4"), "ranks", "tp=2", "", "", Container::kTorchSave});
   out.push_back({"other_rows", colossalai, config("colossalai"), "dcp", "tp=2", "torchtitan"});
+  out.push_back({"plain_optimizer", of("fsdp2_tp2_optim"), config("fsdp2_tp2_optim"), "megatron-legacy-local", "tp=2",
+                 "", "bfloat16"});
   out.push_back({"fused", of("tp8"), config("tp8"), "dcp", "tp=2", "megatron"});
   out.push_back({"smaller", of("tp8"), config("tp8"), "hf", "", "", "float8_e4m3fn"});
   out.push_back({"wider", of("tp8"), config("tp8"), "bin", "", "", "float32"});
