@@ -146,16 +146,8 @@ struct WrittenItem {
   Index offset = 0;  // of the item in its file
   Index length = 0;
 };
-struct WrittenEntry {
-  const TargetTensor* tensor = nullptr;  // null: a blob
-  std::string name;
-  KeyPath path;
-  std::vector<WrittenItem> items;
-};
-// A pickle (protocol 2) that every torch from 2.3 on reads. `files` are the names the items' file numbers stand for.
-std::string write_metadata(const std::vector<WrittenEntry>& entries, const std::vector<std::string>& files);
 
-// The same of what need not be in memory as such: a large job has millions of items.
+// What is written, which need not be in memory as such: a large job has millions of items.
 class MetadataContents {
  public:
   struct Entry {
@@ -170,9 +162,10 @@ class MetadataContents {
   virtual std::size_t entries() const = 0;
   virtual Entry entry(std::size_t e) const = 0;
   virtual void each_item(std::size_t e, const VisitItem& visit) const = 0;  // always in the same order
-  virtual std::string_view file(std::uint32_t number) const = 0;
+  virtual std::string_view file(std::uint32_t number) const = 0;            // that items name by this number
 };
-// Hands the pickle on in stretches of about a megabyte. Fails only where `emit` does.
+// A pickle (protocol 2) that every torch from 2.3 on reads, handed on in stretches of about a megabyte. Fails only
+// where `emit` does.
 Status write_metadata(const MetadataContents& contents, const std::function<Status(std::string_view bytes)>& emit);
 
 }  // namespace reshard::dcp

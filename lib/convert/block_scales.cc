@@ -12,7 +12,7 @@ namespace {
 
 // Of what a float8 matrix is multiplied with: "x.weight" -> "x.activation_scale".
 std::string activation_scale_name(std::string_view matrix) {
-  return std::string(matrix.substr(0, matrix.rfind('.') + 1)) + "activation_scale";
+  return std::string(module_of(matrix)) + "activation_scale";
 }
 
 struct ScaledMatrix {

@@ -9,11 +9,10 @@
 #include "lib/convert/fp8_blocks.h"
 #include "lib/convert/mxfp4.h"
 #include "lib/device/convert.h"
+#include "lib/model/family.h"
 
 namespace reshard {
 namespace {
-
-std::string_view module_of(std::string_view name) { return name.substr(0, name.rfind('.') + 1); }
 
 // Float8 elements are a model's weights only once they are multiplied by the scales that lie beside them, whatever
 // those are called ("weight_scale", "weight_scale_inv", "qscale_weight"), and however many there are.

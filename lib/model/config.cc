@@ -54,6 +54,8 @@ Status ModelConfig::read(const Json& json) {
       set(member.key, TRY(member.value.as_bool()) ? 1 : 0);
     } else if (const auto n = member.value.as_index(); member.value.is_integer() && n) {
       set(member.key, *n);
+    } else if (member.value.is_array()) {
+      lengths_.insert_or_assign(member.key, std::ssize(TRY(member.value.as_array())));
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
     } else if (is_size(member.key) && family_of_model_type(model_type)) {
@@ -134,6 +136,11 @@ std::string ModelConfig::shown(std::string_view name) const {
 std::optional<Index> ModelConfig::find(std::string_view name) const {
   const auto found = numbers_.find(name);
   return found == numbers_.end() ? std::nullopt : found->second;
+}
+
+std::optional<Index> ModelConfig::length(std::string_view name) const {
+  const auto found = lengths_.find(name);
+  return found == lengths_.end() ? std::nullopt : std::optional(found->second);
 }
 
 bool ModelConfig::has_fp8_blocks() const {

@@ -36,6 +36,8 @@ class ModelConfig {
   // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
   std::optional<Index> find(std::string_view name) const;
   Index number(std::string_view name) const { return find(name).value_or(0); }
+  // How many entries a list of the file has; nothing where it is none.
+  std::optional<Index> length(std::string_view name) const;
   NumberOf numbers() const {
     return [this](std::string_view name) { return find(name); };
   }
@@ -74,6 +76,7 @@ class ModelConfig {
   std::string shown(std::string_view name) const;  // the number, or "nothing"
 
   std::map<std::string, std::optional<Index>, std::less<>> numbers_;  // nothing: null in the file
+  std::map<std::string, Index, std::less<>> lengths_;                 // of lists
   std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
   std::optional<std::vector<Index>> moe_layers_;

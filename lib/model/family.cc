@@ -98,12 +98,6 @@ std::string name_in_files(const Family& family, std::string_view name) {
   return std::string(name);
 }
 
-std::string name_in_memory(const Family& family, std::string_view name) {
-  for (const auto& [file, memory] : family.in_memory)
-    if (name.starts_with(file)) return memory + std::string(name.substr(file.size()));
-  return std::string(name);
-}
-
 // The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
 NamePatterns model_names(const Catalog& catalog) {
   NamePatterns out;
@@ -318,6 +312,12 @@ std::optional<Convention> find_convention(std::string_view option) {
   return std::nullopt;
 }
 
+std::string replace_prefix(std::string_view name, const std::vector<std::pair<std::string, std::string>>& changes) {
+  for (const auto& [from, to] : changes)
+    if (name.starts_with(from)) return to + std::string(name.substr(from.size()));
+  return std::string(name);
+}
+
 bool StoredRule::is_packed() const {
   return form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey && form != Form::kDropped;
 }
@@ -496,7 +496,7 @@ std::string rename_key(const Family& family, std::string_view key, Convention co
   if (!parsed && !family.in_memory.empty() && family.carries(parts.parameter)) {
     const std::string in_files = name_in_files(family, parts.parameter);
     const bool is_memory = convention == Convention::kTransformers;
-    return parts.prefix + (is_memory ? name_in_memory(family, in_files) : in_files) + parts.suffix;
+    return parts.prefix + (is_memory ? replace_prefix(in_files, family.in_memory) : in_files) + parts.suffix;
   }
   if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;

@@ -181,6 +181,12 @@ struct TensorParallelCut {
 };
 TensorParallelCut tensor_parallel_cut(const ParsedName& name);
 
+// A name with the first prefix of `changes` that it begins with, {from, to}, made the other.
+std::string replace_prefix(std::string_view name, const std::vector<std::pair<std::string, std::string>>& changes);
+// "x.weight" -> "x."
+constexpr std::string_view module_of(std::string_view parameter) {
+  return parameter.substr(0, parameter.rfind('.') + 1);
+}
 // What holds the scales of an FP8 matrix: "x.weight" -> "x.weight_scale_inv".
 std::string scale_name(std::string_view matrix);
 // What the names of the two tensors of a parameter in MXFP4 have after its own.

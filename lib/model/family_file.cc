@@ -121,17 +121,11 @@ class FamilyReader {
     return out;
   }
 
-  static std::string with_prefix(const Prefixes& list, const std::string& name) {
-    for (const auto& [from, to] : list)
-      if (name.starts_with(from)) return to + name.substr(from.size());
-    return name;
-  }
-
   // What this extends begins its names otherwise.
   Status rename_all(const Json& json) {
     const Prefixes list = TRY(prefixes(json, "renamed"));
     if (list.empty()) return {};
-    const auto rename = [&](std::string& name) { name = with_prefix(list, name); };
+    const auto rename = [&](std::string& name) { name = replace_prefix(name, list); };
     for (NameRule& rule : out_.rules) {
       rename(rule.hf);
       rename(rule.tied_to);
@@ -151,11 +145,11 @@ class FamilyReader {
     ConventionTable& table = table_of(Convention::kTransformers);
     std::set<std::string> named;
     for (StoredRule& rule : table.rules) {
-      rule.stored = with_prefix(out_.in_memory, rule.stored);
+      rule.stored = replace_prefix(rule.stored, out_.in_memory);
       named.insert(rule.parts.begin(), rule.parts.end());
     }
     for (const NameRule& rule : out_.rules)
-      if (std::string name = with_prefix(out_.in_memory, rule.hf); name != rule.hf && !named.contains(rule.hf))
+      if (std::string name = replace_prefix(rule.hf, out_.in_memory); name != rule.hf && !named.contains(rule.hf))
         table.rules.push_back({std::move(name), Form::kSame, {rule.hf}});
     return {};
   }

@@ -1,9 +1,9 @@
 #include "lib/model/unknown_family.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
+#include <span>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -13,9 +13,13 @@ namespace reshard {
 namespace {
 
 // transformers.PretrainedConfig.attribute_map: one number under the names that its models give it.
-constexpr std::array<std::string_view, 5> kWidths = {"hidden_size", "d_model", "n_embd", "dim", "embed_dim"};
-constexpr std::array<std::string_view, 6> kDepths = {"num_hidden_layers", "num_layers",     "n_layer",
-                                                     "n_layers",          "encoder_layers", "decoder_layers"};
+constexpr std::string_view kWidths[] = {"hidden_size",   "d_model",        "n_embd",  "dim",
+                                        "embed_dim",     "embedding_size", "emb_dim", "input_embedding_size",
+                                        "embedding_dim", "n_embed"};
+constexpr std::string_view kDepths[] = {"num_hidden_layers", "num_layers",         "n_layer",
+                                        "n_layers",          "encoder_layers",     "decoder_layers",
+                                        "num_blocks",        "num_encoder_layers", "num_decoder_layers"};
+constexpr std::string_view kLayerLists[] = {"layers_block_type", "layer_types", "block_types"};
 
 constexpr Index kMaxWords = Index{1} << 32;
 
@@ -36,11 +40,19 @@ std::set<std::string, std::less<>> vocabulary_leaves() {
 }
 
 // The member among `names` that has this value.
-template <std::size_t N>
-std::string_view member_with(const ModelConfig& config, const std::array<std::string_view, N>& names, Index value) {
+std::string_view member_with(const ModelConfig& config, std::span<const std::string_view> names, Index value) {
   const auto found = std::find_if(names.begin(), names.end(),
                                   [&](std::string_view name) { return value > 0 && config.number(name) == value; });
   return found == names.end() ? std::string_view() : *found;
+}
+
+// What the config says of a list of this many modules.
+std::string depth_text(const ModelConfig& config, Index modules) {
+  if (const std::string_view member = member_with(config, kDepths, modules); !member.empty())
+    return std::string(member) + " = " + count_of(modules, "layer");
+  for (const std::string_view list : kLayerLists)
+    if (config.length(list) == modules) return "the " + count_of(modules, "layer") + " of " + std::string(list);
+  return {};
 }
 
 }  // namespace
@@ -74,9 +86,9 @@ CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
   bool numbered_first = false;
   for (const auto& [prefix, numbers] : lists) {
     numbered_first = numbered_first || prefix.find('.') == std::string::npos;
-    const std::string_view depth = member_with(config, kDepths, std::ssize(numbers));
+    const std::string depth = depth_text(config, std::ssize(numbers));
     if (!depth.empty() && *numbers.rbegin() == std::ssize(numbers) - 1 && layers.empty())
-      layers = printable(prefix) + " has " + std::string(depth) + " = " + count_of(std::ssize(numbers), "layer");
+      layers = printable(prefix) + " has " + depth;
   }
   const auto detected = detect_family(catalog);
   const bool other_names =

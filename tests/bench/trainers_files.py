@@ -53,8 +53,7 @@ def zero3_rank(rank, ranks, store, config_json, directory):
                 "communication_data_type": "fp32",
                 "zero_optimization": {"stage": 3, "contiguous_gradients": False, "overlap_comm": False,
                                       "reduce_scatter": False}}
-    with deepspeed.zero.Init(config_dict_or_path=settings):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     words = torch.arange(8).reshape(1, 8)

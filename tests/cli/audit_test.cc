@@ -16,6 +16,7 @@
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/golden.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

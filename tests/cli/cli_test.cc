@@ -16,6 +16,7 @@
 #include "formats/registry.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/run_command.h"
 #include "tests/support/sha256.h"
 #include "tests/support/soak.h"

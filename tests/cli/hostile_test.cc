@@ -8,6 +8,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 

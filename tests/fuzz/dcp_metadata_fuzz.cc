@@ -6,6 +6,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "tests/fuzz/input_file.h"
+#include "tests/support/dcp_metadata.h"
 
 using namespace reshard;
 

@@ -14,6 +14,7 @@
 #include "formats/registry.h"
 #include "lib/checkpoint/state_key.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 
 namespace reshard {
 namespace {

@@ -5,6 +5,7 @@
 #include "formats/encoding/pickle_writer.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 

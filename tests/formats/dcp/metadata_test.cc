@@ -10,6 +10,7 @@
 #include "formats/dcp/dcp.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/pickle_values.h"
 #include "tests/support/temp_dir.h"
 

@@ -8,6 +8,7 @@
 #include "formats/registry.h"
 #include "lib/engine/tensor_source.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {

@@ -9,6 +9,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 
 namespace reshard {
 namespace {

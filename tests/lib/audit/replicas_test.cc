@@ -10,6 +10,7 @@
 #include "formats/dcp/metadata.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
