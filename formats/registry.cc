@@ -26,7 +26,7 @@ namespace reshard {
 FormatTable& formats() {
   static FormatTable table({&kMegatronLegacyFormat, &kMegatronLegacyLocalFormat, &kMegatronFormat, &kDcpFormat,
                             &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
-                            &kDeepspeedFormat, &kDeepspeedUniversalFormat, &kVllmFormat, &kVllm032Format, &kRanksFormat,
+                            &kDeepspeedFormat, &kDeepspeedUniversalFormat, &kVllmFormat, &kVllm013Format, &kRanksFormat,
                             &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }

@@ -213,7 +213,8 @@ bool means_something_else(const std::string& path, const std::string& word) {
   static const std::map<std::string, std::vector<std::string>> kMeanings = {
       {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
       {"colossalai", {"lib/model/", "lib/layout/stages.cc"}},  // likewise, and a rule of stages
-      {"nanotron", {"lib/model/"}},                            // likewise
+      {"vllm", {"lib/layout/stages.cc"}},                      // a rule of stages
+      {"nanotron", {"lib/model/"}},                            // a naming convention
       {"megatron", {"lib/model/"}},                            // likewise
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table

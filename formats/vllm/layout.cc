@@ -135,7 +135,7 @@ Result<VllmLayout> VllmLayout::make(LayoutRequest request) {
   return layout;
 }
 
-Result<LocalTensor> VllmLayout::local(const Stack& p, Index worker) const {
+Result<LocalTensor> VllmLayout::local(const Stack& p, Index rank) const {
   LocalTensor out;
   out.name = p.name;
   out.dtype = request_.tensors[p.tensors.front()].dtype;
@@ -143,7 +143,7 @@ Result<LocalTensor> VllmLayout::local(const Stack& p, Index worker) const {
   for (const std::size_t i : p.tensors) {
     const TargetTensor& t = request_.tensors[i];
     const int d = rules_[i]->cut == Cut::kColumns ? 1 : 0;
-    const Share mine = TRY(share(request_, t, rules_[i]->cut, worker));
+    const Share mine = TRY(share(request_, t, rules_[i]->cut, rank));
     LocalPart part{i, {whole(t.shape), Dims::filled(t.shape.rank(), 0)}};
     part.place.box.origin[d] = mine.begin;
     part.place.box.shape[d] = mine.held;
@@ -161,9 +161,10 @@ Result<LocalTensor> VllmLayout::local(const Stack& p, Index worker) const {
 }
 
 Status VllmLayout::check() const {
-  if (request_.mesh.ranks() != workers_)
+  if (request_.mesh.ranks() != stages_ * ranks_)
     return unsupported(
-        "vLLM names the files of sharded_state by tensor-parallel rank alone: expected a mesh of tp, got " +
+        "vLLM names the files of sharded_state by pipeline stage and tensor-parallel rank: expected a "
+        "mesh of pp and tp, got " +
         request_.mesh.to_string());
   if (request_.layout)
     return usage_error("--to vllm cuts tensors as vLLM does: expected --mesh tp=N and no layout, got '" +
@@ -173,21 +174,28 @@ Status VllmLayout::check() const {
   if (!request_.blobs.empty())
     return internal_error("vLLM's sharded_state holds tensors only: got object '" +
                           printable(request_.blobs.front().name) + "'");
-  if (workers_ == 1) return {};
+  if (ranks_ == 1) return {};
   if (!request_.heads)
-    return usage_error("--to vllm with tp=" + std::to_string(workers_) +
+    return usage_error("--to vllm with tp=" + std::to_string(ranks_) +
                        " needs the number of attention heads, and no config.json says it; give one with --config");
   const auto [query, key_value] = *request_.heads;
-  const bool fits =
-      query % workers_ == 0 && (workers_ >= key_value ? workers_ % key_value == 0 : key_value % workers_ == 0);
+  const bool fits = query % ranks_ == 0 && (ranks_ >= key_value ? ranks_ % key_value == 0 : key_value % ranks_ == 0);
   if (fits) return {};
-  return unsupported("vLLM does not run this model with tp=" + std::to_string(workers_) +
-                     ": expected one that divides " + std::to_string(query) +
-                     " attention heads, and divides or is a multiple of " + std::to_string(key_value) +
-                     " key-value heads");
+  return unsupported("vLLM does not run this model with tp=" + std::to_string(ranks_) + ": expected one that divides " +
+                     std::to_string(query) + " attention heads, and divides or is a multiple of " +
+                     std::to_string(key_value) + " key-value heads");
+}
+
+Index VllmLayout::stage_of(std::string_view parameter, Index layers) const {
+  const Index layer = layer_number(parameter);
+  if (layer >= 0) return stage_of_layer(StageRule::kVllm, layer, layers, stages_);
+  return parameter == kEmbedding ? 0 : stages_ - 1;
 }
 
 Status VllmLayout::stack() {
+  Index layers = 0;
+  for (const TargetTensor& t : request_.tensors) layers = std::max(layers, layer_number(t.name) + 1);
+  if (stages_ > 1) TRY(check_stages(StageRule::kVllm, layers, stages_));
   std::map<std::string, std::size_t> number;
   const bool tied = std::none_of(request_.tensors.begin(), request_.tensors.end(),
                                  [](const TargetTensor& t) { return t.name == kHead; });
@@ -197,10 +205,13 @@ Status VllmLayout::stack() {
     if (!known)
       return refusal(t, "is no parameter of the models whose layout in vLLM is known: llama, mistral, qwen2, qwen3");
     if (byte_size(t.dtype) == 1) return refusal(t, "quantized models are laid out otherwise by vLLM");
-    if (tied && t.name == kEmbedding) known->parameter = kHead;
     rules_.push_back(known->rule);
+    if (tied && t.name == kEmbedding) {
+      known->parameter = kHead;
+      if (stages_ > 1) parameters_.push_back({std::string(kEmbedding), {i}, 0});
+    }
     const auto [it, is_new] = number.emplace(known->parameter, parameters_.size());
-    if (is_new) parameters_.push_back({known->parameter, {}});
+    if (is_new) parameters_.push_back({known->parameter, {}, stage_of(known->parameter, layers)});
     parameters_[it->second].tensors.push_back(i);
   }
   for (Stack& p : parameters_) {

@@ -21,7 +21,7 @@ struct Known {
 };
 std::optional<Known> find_rule(std::string_view name);
 
-// The scales that every attention of vLLM has since 0.33, of unquantized models too, and that its loader demands
+// The scales that every attention of vLLM has since 0.14, of unquantized models too, and that its loader demands
 // (vllm/attention/layer.py): float32 scalars of 1.
 bool is_scale(std::string_view parameter);
 std::vector<LocalTensor> scales_of(Index layer);
@@ -32,25 +32,29 @@ class VllmLayout {
   struct Stack {
     std::string name;
     std::vector<std::size_t> tensors;  // in the order in which they are stacked
+    Index stage = 0;                   // that holds it
   };
 
   static Result<VllmLayout> make(LayoutRequest request);
 
   const LayoutRequest& request() const { return request_; }
-  Index workers() const { return workers_; }
+  Index stages() const { return stages_; }
+  Index ranks() const { return ranks_; }                                // of a stage
   const std::vector<Stack>& parameters() const { return parameters_; }  // in the order of the request
 
-  // What a worker holds of a parameter.
-  Result<LocalTensor> local(const Stack& p, Index worker) const;
+  // What a rank of its stage holds of a parameter.
+  Result<LocalTensor> local(const Stack& p, Index rank) const;
 
  private:
-  explicit VllmLayout(LayoutRequest request) : request_(std::move(request)), workers_(request_.mesh.size("tp")) {}
+  explicit VllmLayout(LayoutRequest request)
+      : request_(std::move(request)), stages_(request_.mesh.size("pp")), ranks_(request_.mesh.size("tp")) {}
   Status check() const;
   Status stack();
+  Index stage_of(std::string_view parameter, Index layers) const;
   Status check_stack(const Stack& p) const;
 
   LayoutRequest request_;
-  Index workers_;
+  Index stages_, ranks_;
   std::vector<const Rule*> rules_;  // of the request's tensors
   std::vector<Stack> parameters_;
 };

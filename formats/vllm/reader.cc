@@ -16,15 +16,21 @@ class VllmReader : public TensorFileReader {
  public:
   Status open(const std::string& path, const OpenOptions& options) {
     catalog_.root = path;
-    for (Index worker = 0; worker == 0 || path_exists(path_join(path, file_name(worker, 0))); ++worker)
-      TRY(read_worker(worker, options));
+    stages_ = path_exists(path_join(path, file_name({}, 1, 0))) ? 1 : 2;
+    if (stages_ > 1)
+      while (has({stages_, 0}, 0)) ++stages_;
+    for (Index stage = 0; stage < stages_; ++stage) {
+      Index rank = 0;
+      for (; rank == 0 || (stage == 0 ? has({stage, rank}, 0) : rank < ranks_); ++rank)
+        TRY(read_worker({stage, rank}, options));
+      ranks_ = rank;
+    }
     const VllmLayout layout = TRY(find_layout());
     for (const TargetTensor& t : layout.request().tensors) tensors_.emplace_back(t);
     for (const VllmLayout::Stack& p : layout.parameters())
-      for (Index worker = 0; worker < layout.workers(); ++worker)
-        TRY(add_parameter(TRY(layout.local(p, worker)), worker));
+      for (Index rank = 0; rank < ranks_; ++rank) TRY(add_parameter(TRY(layout.local(p, rank)), {p.stage, rank}));
     for (JoinedTensor& t : tensors_) TRY(catalog_.add(std::move(t.tensor)));
-    catalog_.attributes.emplace_back("format", "vLLM sharded_state of " + count_of(layout.workers(), "worker"));
+    catalog_.attributes.emplace_back("format", "vLLM sharded_state of " + count_of(stages_ * ranks_, "worker"));
     return finish(options);
   }
 
@@ -34,20 +40,28 @@ class VllmReader : public TensorFileReader {
     StoredTensor stored;
   };
 
-  Status read_worker(Index worker, const OpenOptions& options) {
+  bool has(const Worker& worker, Index part) const {
+    return path_exists(path_join(catalog_.root, file_name(worker, stages_, part)));
+  }
+
+  static std::string text_of(const Worker& worker, Index stages) {
+    return "worker " + std::to_string(worker.rank) + (stages > 1 ? " of stage " + std::to_string(worker.stage) : "");
+  }
+
+  Status read_worker(const Worker& worker, const OpenOptions& options) {
     parts_.emplace_back();
-    for (Index part = 0; part == 0 || path_exists(path_join(catalog_.root, file_name(worker, part))); ++part) {
-      const OpenFile opened = TRY(open_file(file_name(worker, part), options));
-      catalog_.files[opened.file].writer = worker;
+    for (Index part = 0; part == 0 || has(worker, part); ++part) {
+      const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
+      catalog_.files[opened.file].writer = std::ssize(parts_) - 1;
       for (const TensorFile::Entry& entry : opened.content->tensors())
         if (!parts_.back().emplace(entry.name, Part{opened.file, entry.tensor}).second)
-          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) +
-                         " is in another part of worker " + std::to_string(worker) + " too");
+          return corrupt(catalog_.file_path(opened.file) + ": " + tensor_text(entry.name) + " is in another part of " +
+                         text_of(worker, stages_) + " too");
     }
     return {};
   }
 
-  // That of the tensors which worker 0 has.
+  // That of the tensors which the first workers of the stages have.
   Result<VllmLayout> find_layout() const {
     const std::string path = find_config(catalog_);
     if (path.empty())
@@ -57,10 +71,12 @@ class VllmReader : public TensorFileReader {
     const ModelConfig config = TRY(read_config(path));
     const Family* family = family_of_model_type(config.model_type);
     if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
-    const auto& stored = parts_.front();
-    const bool is_tied = !stored.contains(kEmbedding);
+    std::map<std::string, Part, std::less<>> stored = parts_.front();
+    for (Index stage = 1; stage < stages_; ++stage)
+      stored.insert(parts_of({stage, 0}).begin(), parts_of({stage, 0}).end());
+    const bool is_tied = stages_ > 1 ? config.tie_word_embeddings() : !stored.contains(kEmbedding);
     LayoutRequest request;
-    request.mesh = Mesh({{"tp", static_cast<Index>(parts_.size())}});
+    request.mesh = Mesh({{"pp", stages_}, {"tp", ranks_}});
     request.heads = HeadCounts{config.num_attention_heads(), config.num_key_value_heads()};
     std::set<std::string_view> used;
     for (const Parameter& p : TRY(parameters(*family, config))) {
@@ -68,6 +84,7 @@ class VllmReader : public TensorFileReader {
       const auto found = known ? stored.find(is_tied && p.name == kEmbedding ? kHead : known->parameter) : stored.end();
       if (found == stored.end() || (is_tied && p.name == kHead)) continue;
       used.insert(found->first);
+      if (is_tied && stages_ > 1) used.insert(kEmbedding);
       request.tensors.push_back({p.name, found->second.stored.dtype, p.shape, {p.name}, {}});
     }
     for (const auto& [name, part] : stored)
@@ -77,10 +94,10 @@ class VllmReader : public TensorFileReader {
     return VllmLayout::make(std::move(request)).context(catalog_.root);
   }
 
-  Status add_parameter(const LocalTensor& local, Index worker) {
-    const auto& stored = parts_[static_cast<std::size_t>(worker)];
+  Status add_parameter(const LocalTensor& local, const Worker& worker) {
+    const auto& stored = parts_of(worker);
     const auto found = stored.find(local.name);
-    const std::string what = "worker " + std::to_string(worker) + ": " + tensor_text(local.name) + ": expected ";
+    const std::string what = text_of(worker, stages_) + ": " + tensor_text(local.name) + ": expected ";
     if (found == stored.end()) return corrupt(catalog_.root + ": " + what + "it, as worker 0 has it; it is not there");
     const auto& [file, tensor] = found->second;
     if (tensor.shape() != local.shape || tensor.dtype != local.dtype)
@@ -92,7 +109,12 @@ class VllmReader : public TensorFileReader {
     return {};
   }
 
-  std::vector<std::map<std::string, Part, std::less<>>> parts_;  // of each worker, by name
+  const std::map<std::string, Part, std::less<>>& parts_of(const Worker& worker) const {
+    return parts_[static_cast<std::size_t>(worker.stage * ranks_ + worker.rank)];
+  }
+
+  Index stages_ = 1, ranks_ = 1;
+  std::vector<std::map<std::string, Part, std::less<>>> parts_;  // of each worker, stage by stage, by name
   std::vector<JoinedTensor> tensors_;                            // of the request
 };
 

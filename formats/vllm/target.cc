@@ -8,15 +8,16 @@ namespace reshard::vllm {
 namespace {
 
 // Cut into parts by size; the scales in the last of them.
-Status add_worker(const VllmLayout& layout, Index worker, bool with_scales, LocalFiles& files) {
+Status add_worker(const VllmLayout& layout, const Worker& worker, bool with_scales, LocalFiles& files) {
   std::set<Index> layers;
   std::vector<LocalTensor> in_part;
   Index bytes = 0, part = 0;
   for (const VllmLayout::Stack& p : layout.parameters()) {
-    LocalTensor tensor = TRY(layout.local(p, worker));
+    if (p.stage != worker.stage) continue;
+    LocalTensor tensor = TRY(layout.local(p, worker.rank));
     const Index size = volume(tensor.shape) * byte_size(tensor.dtype);
     if (!in_part.empty() && size > layout.request().max_file_bytes - bytes) {
-      TRY(files.add_file(file_name(worker, part++), in_part));
+      TRY(files.add_file(file_name(worker, layout.stages(), part++), in_part));
       in_part.clear();
       bytes = 0;
     }
@@ -27,13 +28,19 @@ Status add_worker(const VllmLayout& layout, Index worker, bool with_scales, Loca
   if (with_scales)
     for (const Index layer : layers)
       for (LocalTensor& scale : scales_of(layer)) in_part.push_back(std::move(scale));
-  return files.add_file(file_name(worker, part), in_part);
+  return files.add_file(file_name(worker, layout.stages(), part), in_part);
 }
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, bool with_scales) {
   const VllmLayout layout = TRY(VllmLayout::make(std::move(request)));
+  if (!with_scales && layout.stages() > 1)
+    return unsupported(
+        "vLLM before 0.32 names the files of sharded_state by tensor-parallel rank alone: expected a mesh "
+        "of tp, got " +
+        layout.request().mesh.to_string());
   LocalFiles files(layout.request());
-  for (Index worker = 0; worker < layout.workers(); ++worker) TRY(add_worker(layout, worker, with_scales, files));
+  for (Index stage = 0; stage < layout.stages(); ++stage)
+    for (Index rank = 0; rank < layout.ranks(); ++rank) TRY(add_worker(layout, {stage, rank}, with_scales, files));
   return std::move(files).finish();
 }
 

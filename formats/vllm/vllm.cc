@@ -6,13 +6,16 @@
 namespace reshard {
 namespace vllm {
 
-std::string file_name(Index worker, Index part) {
-  return "model-rank-" + std::to_string(worker) + "-part-" + std::to_string(part) + ".safetensors";
+std::string file_name(const Worker& worker, Index stages, Index part) {
+  const std::string rank = std::to_string(worker.rank) + "-part-" + std::to_string(part) + ".safetensors";
+  return stages == 1 ? "model-rank-" + rank : "model-pp-" + std::to_string(worker.stage) + "-tp-" + rank;
 }
 
 namespace {
 
-Result<bool> recognises(const Place& place) { return place.has_file(file_name(0, 0)); }
+Result<bool> recognises(const Place& place) {
+  return place.has_file(file_name({}, 1, 0)) || place.has_file(file_name({}, 2, 0));
+}
 Result<bool> recognises_none(const Place&) { return false; }
 
 }  // namespace
@@ -28,11 +31,12 @@ const Format kVllmFormat = {
     .sharding = Sharding::kOwnLocal,
     .hf_names = true,
     .side_files = kModelSideFiles,
+    .stage_rule = StageRule::kVllm,
 };
 
-const Format kVllm032Format = {
-    .name = "vllm-0.32",
-    .title = "vLLM sharded_state until 0.32",
+const Format kVllm013Format = {
+    .name = "vllm-0.13",
+    .title = "vLLM sharded_state until 0.13",
     .recognises = vllm::recognises_none,
     .open = nullptr,
     .lay_out = vllm::lay_out_without_scales,
@@ -40,6 +44,7 @@ const Format kVllm032Format = {
     .sharding = Sharding::kOwnLocal,
     .hf_names = true,
     .side_files = kModelSideFiles,
+    .stage_rule = StageRule::kVllm,
 };
 
 }  // namespace reshard

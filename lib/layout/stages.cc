@@ -9,10 +9,11 @@
 namespace reshard {
 namespace {
 
-constexpr std::array<std::pair<StageRule, std::string_view>, 3> kRuleNames = {{
+constexpr std::array<std::pair<StageRule, std::string_view>, 4> kRuleNames = {{
     {StageRule::kTorchtitan, "torchtitan"},
     {StageRule::kColossalai, "colossalai"},
     {StageRule::kEven, "even"},
+    {StageRule::kVllm, "vllm"},
 }};
 
 // `each` layers to every stage, and one more to `extra` stages from `first_extra` on.
@@ -54,7 +55,8 @@ Index stage_of_layer(StageRule rule, Index layer, Index layers, Index stages) {
     return stage_where_some_have_one_more(layer + 1, total / stages, total % stages, 0, stages);
   }
   const Index extra = layers % stages;
-  return stage_where_some_have_one_more(layer, layers / stages, extra, stages / 2 - extra / 2, stages);
+  const Index first_extra = rule == StageRule::kVllm ? stages - 1 - extra : stages / 2 - extra / 2;
+  return stage_where_some_have_one_more(layer, layers / stages, extra, first_extra, stages);
 }
 
 Index layer_number(std::string_view name) {

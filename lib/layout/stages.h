@@ -18,6 +18,9 @@ enum class StageRule {
   kColossalai,
   // layers / stages each, which has to come out even (Megatron-LM without virtual stages).
   kEven,
+  // layers / stages each; of the r that are left, one each to the r stages before the last.
+  // (vllm/distributed/utils.py, get_pp_indices)
+  kVllm,
 };
 std::string_view stage_rule_name(StageRule rule);  // "torchtitan"
 std::optional<StageRule> stage_rule_from_name(std::string_view name);

@@ -69,7 +69,7 @@ TEST(Hdf5Cli, RefusesWhatMakesNoSense) {
   refused({"--to", "hf", "--codec", "zstd:1"}, "--codec is for --to hdf5");
   refused({"--to", "hdf5", "--mesh", "tp=2"},
           "--mesh is for --to megatron-legacy, megatron-legacy-local, megatron, dcp, torch_checkpointing, colossalai, "
-          "vllm, vllm-0.32, ranks; the files of "
+          "vllm, vllm-0.13, ranks; the files of "
           "--to hdf5 are not cut by rank");
   refused({"--to", "hdf5-view", "--dtype", "float32"}, "--dtype: a view shows what is stored");
 }

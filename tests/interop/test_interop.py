@@ -1559,8 +1559,16 @@ class NativeTargets(Case):
             joined[k] = torch.cat([p[k] for p in parts])
         self.assert_holds(sample / "checkpoint", joined)
 
-    def vllm_workers(self, wanted, scales=True):
-        """{worker: {name: tensor}} of what four workers of vLLM hold."""
+    def vllm_workers(self, wanted, scales=True, stages=1):
+        """{(stage, rank): {name: tensor}} of what vLLM's workers hold, four to a stage. Two stages have two layers each."""
+        def stage_of(name):
+            layer = re.search(r"layers\.(\d+)\.", name)
+            return int(layer[1]) * stages // 4 if layer else 0 if "embed_tokens" in name else stages - 1
+        whole = self.workers_of_one_stage(wanted, scales)
+        return {(stage, rank): {k: v for k, v in local.items() if stage_of(k) == stage}
+                for stage in range(stages) for rank, local in whole.items()}
+
+    def workers_of_one_stage(self, wanted, scales):
         workers = {}
         for rank in range(4):
             local = workers.setdefault(rank, {})
@@ -1585,20 +1593,21 @@ class NativeTargets(Case):
 
     def test_vllm_workers_have_their_parameters(self):
         wanted = self.convert("vllm", "--mesh", "tp=4")
-        for rank, local in self.vllm_workers(wanted).items():
+        for (_, rank), local in self.vllm_workers(wanted).items():
             self.assert_same_tensors(load_file(self.out() / f"model-rank-{rank}-part-0.safetensors"), local)
 
     def test_vllms_own_loader_loads_it_and_what_it_saves_is_read(self):
         source = pathlib.Path(sys.prefix) / "vllm-0.33.0"
         if not source.is_dir():
             self.skipTest("vLLM's wheel could not be downloaded")
-        for name in ("vllm", "vllm-0.32"):
-            with self.subTest(name):
+        for to, stages in (("vllm", 1), ("vllm", 2), ("vllm-0.13", 1)):
+            with self.subTest(to, stages=stages):
+                name = f"{to}-{stages}"
                 out, states, back = self.out(name), self.out(name + ".pt"), self.out(name + "-back")
-                reshard("convert", self.SAMPLE / "checkpoint", out, "--to", name, "--mesh", "tp=4", "--max-shard-size",
-                        "100kB")
+                reshard("convert", self.SAMPLE / "checkpoint", out, "--to", to, "--mesh", f"pp={stages},tp=4",
+                        "--max-shard-size", "100kB")
                 wanted = load_file(self.SAMPLE / "hf.safetensors")
-                torch.save(self.vllm_workers(wanted, scales=name == "vllm"), states)
+                torch.save(self.vllm_workers(wanted, to == "vllm", stages), states)
                 back.mkdir()
                 self.run_script("vllm_loader.py", source, out, states, back)
                 self.assertGreater(len(list(back.iterdir())), 4)

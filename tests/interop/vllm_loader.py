@@ -2,7 +2,7 @@
 
     python vllm_loader.py SOURCE_OF_VLLM DIRECTORY STATES BACK
 
-STATES is a torch.save file {worker: {name: tensor}} of what the workers' modules hold. Each is made with other values,
+STATES is a torch.save file {(stage, rank): {name: tensor}} of what the workers' modules hold. Each is made with other values,
 loaded from DIRECTORY and compared; then saved to BACK. vLLM as a whole wants a GPU stack of its own; its loader is plain
 torch and safetensors. So only that file is the real one here, and what it imports is a stand-in that does nothing.
 """
@@ -17,9 +17,9 @@ import torch
 NAME = "vllm.model_executor.model_loader.sharded_state_loader"
 
 
-def sharded_state_loader(source, workers):
-    """The class of the file, and a list whose one member is the worker that it takes itself for."""
-    rank = [0]
+def sharded_state_loader(source, stages, ranks):
+    """The class of the file, and a list whose one member is the worker that it takes itself for, (stage, rank)."""
+    worker = [(0, 0)]
     made = {}
 
     def stand_in(name, **members):
@@ -36,9 +36,10 @@ def sharded_state_loader(source, workers):
     stand_in("vllm.config", ModelConfig=object, __path__=[])
     stand_in("vllm.config.load", LoadConfig=object)
     stand_in("vllm.logger", init_logger=MagicMock())
-    stand_in("vllm.distributed", get_tensor_model_parallel_rank=lambda: rank[0],
-             get_pipeline_model_parallel_rank=lambda: 0, get_pp_group=lambda: types.SimpleNamespace(world_size=1),
-             get_tp_group=lambda: types.SimpleNamespace(world_size=workers))
+    stand_in("vllm.distributed", get_tensor_model_parallel_rank=lambda: worker[0][1],
+             get_pipeline_model_parallel_rank=lambda: worker[0][0],
+             get_pp_group=lambda: types.SimpleNamespace(world_size=stages),
+             get_tp_group=lambda: types.SimpleNamespace(world_size=ranks))
     stand_in("vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
     stand_in("vllm.model_executor.model_loader.weight_utils", download_weights_from_hf=None,
              runai_safetensors_weights_iterator=None)
@@ -49,7 +50,7 @@ def sharded_state_loader(source, workers):
     spec = importlib.util.spec_from_file_location(NAME, source / (NAME.replace(".", "/") + ".py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.ShardedStateLoader, rank
+    return module.ShardedStateLoader, worker
 
 
 def module_of(state):
@@ -72,11 +73,12 @@ def module_of(state):
 def main():
     source, directory, states, back = map(pathlib.Path, sys.argv[1:])
     states = torch.load(states)
-    loader_class, rank = sharded_state_loader(source, len(states))
+    stages, ranks = (1 + max(worker[i] for worker in states) for i in (0, 1))
+    loader_class, taken = sharded_state_loader(source, stages, ranks)
     loader = loader_class(types.SimpleNamespace(load_format="sharded_state", model_loader_extra_config=None))
     model_config = types.SimpleNamespace(model=str(directory), model_weights=None)
     for worker, state in states.items():
-        rank[0] = worker
+        taken[0] = worker
         module = module_of(state)
         loader.load_weights(module, model_config)
         got = module.state_dict()

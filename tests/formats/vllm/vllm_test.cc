@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
@@ -14,20 +15,23 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// One layer of a model with 4 query heads and 2 key-value heads of 2 rows each; every row is filled with its number.
+// Layers of a model with 4 query heads and 2 key-value heads of 2 rows each; every row is filled with its number.
 struct Model {
   LayoutRequest request;
   TensorValues values;
-  Model() {
+  explicit Model(int layers = 1) {
     request.heads = HeadCounts{4, 2};
     add("model.embed_tokens.weight", {70, 2}, 0);
-    add("model.layers.0.self_attn.q_proj.weight", {8, 2}, 100);
-    add("model.layers.0.self_attn.k_proj.weight", {4, 2}, 120);
-    add("model.layers.0.self_attn.v_proj.weight", {4, 2}, 140);
-    add("model.layers.0.self_attn.o_proj.weight", {2, 8}, 160);
-    add("model.layers.0.mlp.gate_proj.weight", {4, 2}, 180);
-    add("model.layers.0.mlp.up_proj.weight", {4, 2}, 200);
-    add("model.layers.0.input_layernorm.weight", {2}, 220);
+    for (int layer = 0; layer < layers; ++layer) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+      add(prefix + "self_attn.q_proj.weight", {8, 2}, 100);
+      add(prefix + "self_attn.k_proj.weight", {4, 2}, 120);
+      add(prefix + "self_attn.v_proj.weight", {4, 2}, 140);
+      add(prefix + "self_attn.o_proj.weight", {2, 8}, 160);
+      add(prefix + "mlp.gate_proj.weight", {4, 2}, 180);
+      add(prefix + "mlp.up_proj.weight", {4, 2}, 200);
+      add(prefix + "input_layernorm.weight", {2}, 220 + layer);
+    }
   }
   void add(const std::string& name, const Dims& shape, int first) {
     TensorValue v{DType::kInt16, shape, {}};
@@ -42,13 +46,13 @@ struct Model {
     request.tensors.push_back(t);
   }
   std::string refusal() const {
-    const auto target = kVllm032Format.lay_out(request);
+    const auto target = kVllm013Format.lay_out(request);
     return target ? "accepted" : target.error().message();
   }
   // Writes it for tp workers, and reads the files as they are.
   TensorValues worker(const TempDir& dir, Index tp, Index rank) {
     request.mesh = Mesh({{"tp", tp}});
-    const auto target = kVllm032Format.lay_out(request);
+    const auto target = kVllm013Format.lay_out(request);
     EXPECT_TRUE(target) << target.error().message();
     const std::string out = dir / ("tp" + std::to_string(tp) + "." + std::to_string(rank));
     write_target(values, **target, out);
@@ -97,7 +101,7 @@ TEST(Vllm, MoreWorkersThanKeyValueHeadsHoldThemTogether) {
 // A directory of the model for tp workers, with a config.json.
 std::string written(const TempDir& dir, Model& model, Index tp, const std::string& config) {
   model.request.mesh = Mesh({{"tp", tp}});
-  const auto target = kVllm032Format.lay_out(model.request);
+  const auto target = kVllm013Format.lay_out(model.request);
   EXPECT_TRUE(target) << target.error().message();
   const std::string path = dir / ("vllm" + std::to_string(tp));
   write_target(model.values, **target, path);
@@ -126,7 +130,39 @@ TEST(Vllm, ReadsWhatItWrote) {
     }
 }
 
-// vLLM 0.33 demands them of every model, and older ones refuse them.
+// Five layers on three stages: two, two, one. vLLM's get_pp_indices gives the last no more than the others.
+TEST(Vllm, StagesHaveTheirLayersAndATiedEmbeddingTwice) {
+  for (const bool tied : {true, false}) {
+    const TempDir dir;
+    Model model(5);
+    if (!tied) model.add("lm_head.weight", {70, 2}, 30);
+    model.request.mesh = Mesh({{"pp", 3}, {"tp", 2}});
+    const auto target = kVllmFormat.lay_out(model.request);
+    ASSERT_TRUE(target) << target.error().message();
+    const std::string path = dir / "vllm";
+    write_target(model.values, **target, path);
+    const auto names_of = [&](int stage) {
+      std::set<std::string> names;
+      for (const auto& [name, value] :
+           load_checkpoint(path + "/model-pp-" + std::to_string(stage) + "-tp-1-part-0.safetensors"))
+        names.insert(name.substr(0, name.find('.', name.find("layers.") == std::string::npos ? 6 : 13)));
+      return names;
+    };
+    EXPECT_THAT(names_of(0), ElementsAre("model.embed_tokens", "model.layers.0", "model.layers.1"));
+    EXPECT_THAT(names_of(1), ElementsAre("model.layers.2", "model.layers.3"));
+    EXPECT_THAT(names_of(2), ElementsAre("lm_head", "model.layers.4"));
+    std::string config = kConfig;
+    config.replace(config.find("\"num_hidden_layers\": 1"), 22, "\"num_hidden_layers\": 5");
+    if (!tied) config.replace(config.find("true"), 4, "false");
+    write_file(path + "/config.json", config);
+    EXPECT_TRUE(recognises(kVllmFormat, path));
+    EXPECT_TRUE(load_checkpoint(path) == model.values) << tied;
+    std::filesystem::remove(path + "/model-pp-1-tp-1-part-0.safetensors");
+    EXPECT_THAT(refusal_of(path), HasSubstr("model-pp-1-tp-1-part-0.safetensors"));
+  }
+}
+
+// vLLM demands them of every model since 0.14, and older ones refuse them.
 TEST(Vllm, EveryLayerHasTheScalesOfItsAttention) {
   for (const Index tp : {1, 2}) {
     const TempDir dir;
@@ -167,7 +203,7 @@ TEST(Vllm, ReadsOnlyWhatTheConfigDescribes) {
 TEST(Vllm, PartsAreCutBySize) {
   Model model;
   model.request.max_file_bytes = 70;
-  const auto target = kVllm032Format.lay_out(model.request);
+  const auto target = kVllm013Format.lay_out(model.request);
   ASSERT_TRUE(target) << target.error().message();
   std::vector<std::string> names;
   for (const CatalogFile& f : (*target)->catalog().files) names.push_back(f.path);
@@ -182,8 +218,13 @@ TEST(Vllm, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(model.refusal(), HasSubstr("expected one that divides 4 attention heads"));
   model.request.heads.reset();
   EXPECT_THAT(model.refusal(), HasSubstr("give one with --config"));
-  model.request.mesh = Mesh({{"pp", 2}, {"tp", 2}});
-  EXPECT_THAT(model.refusal(), HasSubstr("expected a mesh of tp, got pp=2, tp=2"));
+  model.request.mesh = Mesh({{"pp", 2}});
+  EXPECT_THAT(model.refusal(), HasSubstr("pp=2 is more stages than the model has parts"));
+  model.request.mesh = Mesh({{"dp_shard", 2}, {"tp", 2}});
+  EXPECT_THAT(model.refusal(), HasSubstr("expected a mesh of pp and tp, got dp_shard=2, tp=2"));
+  Model deep(5);
+  deep.request.mesh = Mesh({{"pp", 2}, {"tp", 2}});
+  EXPECT_THAT(deep.refusal(), HasSubstr("vLLM before 0.32 names the files"));
   model.request.mesh = Mesh();
   EXPECT_EQ(model.refusal(), "accepted");
   model.add("model.layers.0.mlp.experts.0.w1.weight", {2, 2}, 0);
