@@ -283,7 +283,7 @@ bool is_gathered(const Catalog& catalog) {
 
 // How a layout or mesh that the user declared has each tensor lie. `placer` must outlive the result.
 Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& model, const VerifyOptions& options,
-                                       std::optional<Placer>& placer) {
+                                       const Format& format, std::optional<Placer>& placer) {
   DeclaredLayout out;
   if (options.layout) {
     const LayoutDescriptor& layout = *options.layout;
@@ -300,7 +300,17 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
   out.mesh = *options.mesh;
   out.title = out.mesh.to_string();
   placer = TRY(Placer::make(out.mesh, model.family, model.config_or_null(), catalog));
-  out.place = [&placer](const Tensor& t) -> Result<Placement> { return placer->place(t); };
+  const bool has_own_rules = format.sharding == Sharding::kOwnLocal;
+  out.place = [&placer, has_own_rules, mesh = out.mesh](const Tensor& t) -> Result<Placement> {
+    Placement p = placer->place(t);
+    for (const Split& split : p.splits) {
+      Index ranks = 1;
+      for (const std::string& axis : split.axes) ranks *= mesh.size(axis);
+      if (has_own_rules && t.shape[split.dim] % ranks != 0)
+        return unsupported(tensor_text(t.name) + ": the format pads it before it is cut");
+    }
+    return p;
+  };
   return out;
 }
 
@@ -308,7 +318,7 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
   if (!options.layout && !options.mesh) return {};
   const Catalog& catalog = opened.catalog();
   std::optional<Placer> placer;
-  const DeclaredLayout declared = TRY(declared_layout(catalog, model, options, placer));
+  const DeclaredLayout declared = TRY(declared_layout(catalog, model, options, *opened.checkpoint.format, placer));
   if (options.layout) check_declared_vocabulary(catalog, *options.layout, report);
   MeshAudit audit = audit_mesh(catalog, declared, infer_mesh(catalog));
   if (audit.tensors == 0 && options.layout)

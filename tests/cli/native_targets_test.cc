@@ -214,6 +214,17 @@ TEST(NativeTargets, ModelsAloneGoIntoThem) {
   EXPECT_EQ(digests(dir / "bin"), digests(dir / "vllm"));
 }
 
+// 257 words, which vLLM pads to 320 before it cuts them: no mesh alone says where.
+TEST(NativeTargets, VllmsWorkersVerifyCleanOnTheirMesh) {
+  const TempDir dir;
+  for (const std::string mesh : {"tp=2", "pp=3,tp=2"}) {
+    const std::string out = dir / mesh;
+    expect_success(convert(checkpoint("tp8"), out, {"--to", "vllm", "--mesh", mesh}));
+    expect_success(reshard_cli({"verify", out, "--mesh", mesh, "--config", sample("tp8") + "/config.json"}));
+    EXPECT_EQ(reshard_cli({"verify", out, "--mesh", "tp=4"}).exit_code, 1);
+  }
+}
+
 TEST(NativeTargets, VllmNeedsTheConfigsHeads) {
   const TempDir dir;
   expect_success(convert(checkpoint("tp8"), dir / "hf", {"--to", "hf"}));
