@@ -25,6 +25,10 @@ RanksResult program_ranks(int ranks, const std::vector<std::string>& program, co
                           const std::string& fault, double seconds) {
   std::vector<std::string> argv = {RESHARD_MPIRUN, "--oversubscribe",    "--output-filename", logs,
                                    "-n",           std::to_string(ranks)};
+  // Two that begin at once may fail to make Open MPI's common directory.
+  const std::string session = logs + ".session";
+  (void)make_directory(session);
+  argv.insert(argv.end(), {"--mca", "orte_tmpdir_base", session});
   if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
   argv.insert(argv.end(), {"-x", "NO_COLOR=1"});  // each rank has a terminal for an output
   if (!fault.empty())
