@@ -20,12 +20,8 @@
 // docs/formats/deepspeed.md.
 #pragma once
 
-#include <map>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "lib/checkpoint/format.h"
 
@@ -35,40 +31,6 @@ extern const Format kDeepspeedFormat;
 extern const Format kDeepspeedUniversalFormat;  // written alone: what kDeepspeedFormat reads too
 
 namespace deepspeed {
-
-inline constexpr std::string_view kLatestFile = "latest";
-inline constexpr std::string_view kLatestUniversalFile = "latest_universal";
-inline constexpr std::string_view kUniversalDirectory = "zero";
-
-// A file name taken apart.
-struct FileName {
-  enum class Kind { kModel, kOptimizer, kLayer, kExpert } kind = Kind::kModel;
-  Index part = 0;             // the XX of mp_rank_XX: of tensor parallelism, or a pipeline's stage
-  std::optional<Index> rank;  // among the data-parallel ones; nothing: the file is of all of them
-  Index layer = 0;            // of a pipeline, or counted among the layers that have experts
-  Index expert = 0;
-};
-std::optional<FileName> parse_file_name(std::string_view name);
-
-// The files of one checkpoint, relative to `root`.
-struct FileSet {
-  std::string root;       // as it was named
-  std::string directory;  // "global_step1/", the tag's; empty: the root itself
-  std::string latest;     // the file that names the tag, where one did
-  bool is_universal = false;
-  std::map<std::pair<Index, Index>, std::string> models;      // by part and rank; rank -1: of all
-  std::map<std::pair<Index, Index>, std::string> optimizers;  // by part and rank
-  std::map<Index, std::string> layers;
-  std::map<std::pair<Index, Index>, std::string> experts;  // by layer and expert
-  std::vector<std::string> unread;  // optimizer states of another kind: an expert's without ZeRO, "expp_rank_..."
-
-  bool has_rank_models() const { return !models.empty() && models.begin()->first.second >= 0; }  // as ZeRO 3 has them
-};
-
-// What `path` is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
-// holds no model states; unsupported where a layer is in files of tensor-parallel ranks and the checkpoint is not
-// universal.
-Result<FileSet> find_files(const std::string& path);
 
 Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
 

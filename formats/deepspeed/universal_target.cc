@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "formats/deepspeed/deepspeed.h"
+#include "formats/deepspeed/file_set.h"
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/tensor_files/adam_state.h"

@@ -1,29 +1,27 @@
 // --ckpt-format torch_dist: PyTorch DCP whose tensors hold all layers, or all experts, of a parameter at once, and the
 // optimizer's in one of four ways:
 //
-//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               every layer's; "decoder.layers.7...." where layers
-//   differ decoder.layers.mlp.experts.experts.linear_fc2.weight [L, E, h, f]
+//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               every layer's, or "decoder.layers.7..." each
+//   decoder.layers.mlp.experts.experts.linear_fc2.weight          [L, E, h, f]
 //   decoder.layers.self_attention.linear_qkv.layer_norm_weight    the norm before it, whether or not it is part of it
 //
 //   optimizer.state.exp_avg.<name above>            plain, and fully_reshardable: as the parameter
 //   the same, [pieces along each axis ..., n]       fully_sharded_model_space: each piece flat
 //   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]
 //                                                   dp_reshardable: the flat buffer of a (tp rank, stage)
-//
-// A buffer has the parameters of its rank from the last to the first, each on a multiple of 64 elements. In which order
-// a model defines them is not written down; the places where the file's chunks begin decide.
 #include <algorithm>
 #include <array>
 #include <deque>
 #include <functional>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "formats/dcp/dcp.h"
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/torch_file.h"
 #include "formats/megatron/arguments.h"
+#include "formats/megatron/dist_buffers.h"
+#include "formats/megatron/dist_stacks.h"
 #include "formats/megatron/megatron.h"
 #include "formats/megatron/names.h"
 #include "formats/tensor_files/flat_runs.h"
@@ -35,85 +33,10 @@
 namespace reshard::megatron {
 namespace {
 
-constexpr Index kPartsPerPiece = 16;  // layers and experts, or flat pieces, that a stored piece may hold, on average
 constexpr std::string_view kCommonItem = "common_state/";
 constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
 
-// "chained_1." stands before the state of the second of several optimizers, which have different parameters.
-std::string_view without_chain(std::string_view name) {
-  std::string_view rest = name;
-  return take(rest, "chained_") && take_number(rest) && take(rest, ".") ? rest : name;
-}
-
-Index parse_chain(std::string_view name) { return take(name, "chained_") ? take_number(name).value_or(0) : 0; }
-
 bool is_optimizer_key(std::string_view key) { return is_optimizer_word(key.substr(0, key.find('.'))); }
-
-Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
-  Fragment out = f;
-  out.start += (index - f.box.begin(0)) * f.strides[0] * element_bytes;
-  out.box = {Dims(f.box.origin.span().subspan(1)), Dims(f.box.shape.span().subspan(1))};
-  out.strides = Dims(f.strides.span().subspan(1));
-  return out;
-}
-
-// How a stored tensor is made of parameters.
-struct Stack {
-  std::string before, between, after;  // "decoder.layers." layer "mlp.experts.local_experts." expert ".linear_fc1..."
-  bool by_layer = false, by_expert = false;
-  std::optional<Index> half;  // of the rows of a gated one, whose gate and up are tensors of their own
-  std::string name(Index layer, Index expert) const {
-    return before + (by_layer ? std::to_string(layer) : "") + between + (by_expert ? std::to_string(expert) : "") +
-           after;
-  }
-};
-
-// The flat buffer of a chunk of the model, of one of the groups of ranks that share an optimizer's state.
-struct BufferGroup {
-  Index optimizer = 0;  // with experts: 0 has the others' state, 1 theirs
-  Index group = 0, chunk = 0;
-  friend bool operator<(const BufferGroup& a, const BufferGroup& b) {
-    return std::tie(a.optimizer, a.group, a.chunk) < std::tie(b.optimizer, b.group, b.chunk);
-  }
-};
-
-// One bucket of one.
-struct BufferName {
-  BufferGroup group;
-  Index bucket = 0;
-  std::string word;
-};
-std::optional<BufferName> parse_buffer_name(std::string_view name) {
-  BufferName out;
-  out.group.optimizer = parse_chain(name);
-  name = without_chain(name);
-  if (!take(name, "optimizer.distributed.dp_group_idx_")) return std::nullopt;
-  const auto group = take_number(name);
-  const auto buffer = take(name, ".gbuf_idx_") ? take_number(name) : std::nullopt;
-  constexpr std::string_view kBucket = ").bucket_idx_";
-  const std::size_t close = name.find(kBucket);
-  if (!group || !buffer || !take(name, ".dtype_(") || close == std::string_view::npos) return std::nullopt;
-  name = name.substr(close - std::string_view(".dtype_(").size() + kBucket.size());
-  const auto bucket = take_number(name);
-  if (!bucket || !take(name, ".") || name.empty()) return std::nullopt;
-  out.group.group = *group;
-  out.group.chunk = *buffer;
-  out.bucket = *bucket;
-  out.word = state_word(name);
-  return out;
-}
-
-// A parameter in a flat buffer.
-struct Placed {
-  std::string name;
-  Cut cut;
-  Dims local;
-  Index rank = 0, ranks = 1;
-  Index bucket = 0, at = 0;
-  friend bool operator==(const Placed& a, const Placed& b) {
-    return a.name == b.name && a.bucket == b.bucket && a.at == b.at;
-  }
-};
 
 class ShardedReader : public TensorFileReader {
  public:
@@ -145,17 +68,10 @@ class ShardedReader : public TensorFileReader {
 
   Status read_metadata();
   Status read_common(const std::string& path);
-  Stack stack_of(std::string_view key, const Dims& shape) const;
-  bool can_split(const Tensor& tensor, const Stack& stack, const Dims& shape) const;
   void find_recipes();
-  void find_buffers(const Gathered& model);
-  std::optional<std::vector<Index>> layers_of_stage(Index stage, Index chunk) const;
-  std::vector<Placed> place_group(const BufferGroup& group, bool has_experts_apart,
-                                  const std::map<Index, std::size_t>& buckets, const Spec& spec,
-                                  const Gathered& model) const;
+  void place_buffers(const Gathered& model);
   Status emit(std::size_t inner, const Sink& sink);
   Status emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink);
-  Status emit_buffer(const Tensor& tensor, const Recipe& recipe, const Sink& sink) const;
   Status gather(const std::vector<std::size_t>& inner, Gathered& out);
   Status add_values();
   Status add_groups(pickle::Value groups, Index optimizer);
@@ -234,71 +150,6 @@ Status ShardedReader::read_common(const std::string& path) {
 
 // ---- What stored tensors are made of
 
-Stack ShardedReader::stack_of(std::string_view key, const Dims& shape) const {
-  Stack out;
-  std::string_view rest = key;
-  std::string prefix;
-  if (take(rest, kLayers)) {
-    out.before = kLayers;
-    const std::string_view after = rest;
-    if (const auto layer = take_number(rest); layer && take(rest, ".")) {
-      out.before += std::to_string(*layer) + ".";
-      prefix = out.before;
-    } else {
-      rest = after;
-      out.by_layer = true;
-      out.between = ".";
-      prefix = kLayers;
-    }
-  }
-  int axis = out.by_layer ? 1 : 0;
-  constexpr std::string_view kNorm = "mlp.linear_fc1.layer_norm_", kExperts = "mlp.experts.experts.";
-  std::string tail(rest);
-  if (!prefix.empty() && rest.starts_with(kNorm) && !stored().find(prefix + "mlp.linear_fc1.weight") &&
-      !stored().find(prefix + "mlp.linear_fc1.weight_w"))
-    tail = "pre_mlp_layernorm." + std::string(rest.substr(kNorm.size()));  // before experts
-  std::string& last = out.by_layer || !prefix.empty() ? out.between : out.before;
-  if (!prefix.empty() && rest.starts_with(kExperts)) {
-    const std::string_view after = rest.substr(kExperts.size());
-    std::string_view unnumbered = after;
-    if (take_number(unnumbered)) {  // singleton_local_shards: "experts.experts.3.linear_fc1.weight"
-      out.between += "mlp.experts.local_experts.";
-      out.after = after;
-    } else if (const std::size_t at = after.find(".weight");
-               at != std::string_view::npos && at + 7 < after.size() && is_digits(after.substr(at + 7, 1))) {
-      out.between += "mlp.experts.";  // the same of Transformer Engine: "experts.experts.linear_fc1.weight3"
-      out.after = after;
-    } else {
-      out.between += "mlp.experts.local_experts.";
-      out.by_expert = true;
-      out.after = "." + std::string(after);
-      ++axis;
-    }
-  } else {
-    last += tail;
-  }
-  // singleton_local_shards keeps gate and up apart.
-  std::string& end = out.after.empty() ? last : out.after;
-  for (const std::string_view half : {"_w", "_v"})
-    if (end.ends_with(half) && key.find("linear_fc1.") != std::string_view::npos && shape.rank() > axis) {
-      end.erase(end.size() - half.size());
-      out.half = half == "_w" ? 0 : shape[axis];
-    }
-  return out;
-}
-
-// Whether there are no more layers and experts than a model has, and than the pieces can be of.
-bool ShardedReader::can_split(const Tensor& tensor, const Stack& stack, const Dims& shape) const {
-  Index parts = 1;
-  int axis = 0;
-  for (const bool is_split : {stack.by_layer, stack.by_expert}) {
-    if (!is_split) continue;
-    if (shape.rank() <= axis || shape[axis] < 1 || shape[axis] > kMaxStack) return false;
-    parts *= shape[axis++];
-  }
-  return volume(tensor.shape) > 0 && parts <= kPartsPerPiece * static_cast<Index>(tensor.fragments.size());
-}
-
 void ShardedReader::find_recipes() {
   recipes_.resize(stored().tensors().size());
   for (std::size_t i = 0; i < recipes_.size(); ++i) {
@@ -329,182 +180,41 @@ void ShardedReader::find_recipes() {
       }
       if (kind_.empty()) kind_ = recipe.is_flat ? "fully_sharded_model_space" : "as";
     }
-    recipe.stack = stack_of(key, recipe.model_shape);
+    recipe.stack = stack_of(stored(), key, recipe.model_shape);
     if (can_split(tensor, recipe.stack, recipe.model_shape)) recipe.kind = Recipe::Kind::kStack;
   }
 }
 
-// ---- Flat buffers
-
-// The layers of a chunk of a stage; nothing where they do not come out even and args do not say how they are dealt out.
-std::optional<std::vector<Index>> ShardedReader::layers_of_stage(Index stage, Index chunk) const {
-  const auto all = args_.number("num_layers");
-  if (!all || *all > kMaxStack) return std::nullopt;
-  const Index p = degrees_.pp, v = degrees_.vpp;
-  const auto first = args_.number("decoder_first_pipeline_num_layers");
-  const auto last = args_.number("decoder_last_pipeline_num_layers");
-  Index begin = 0, count = 0;
-  if (v == 1 && (first || last)) {
-    const Index fixed = first.value_or(0) + last.value_or(0), others = p - first.has_value() - last.has_value();
-    if (*all < fixed || others < 1 || (*all - fixed) % others != 0) return std::nullopt;
-    const Index each = (*all - fixed) / others;
-    count = stage == 0 && first ? *first : stage == p - 1 && last ? *last : each;
-    begin = stage == 0 ? 0 : first.value_or(each) + (stage - 1) * each;
-  } else {
-    if (*all % (p * v) != 0) return std::nullopt;
-    count = *all / (p * v);
-    begin = chunk * (*all / v) + stage * count;
-  }
-  std::vector<Index> out;
-  for (Index i = 0; i < count; ++i) out.push_back(begin + i);
-  return out;
-}
-
-// Where a group of ranks has its parameters, if they lie in this order; nothing where the file says otherwise. Groups
-// count the tp ranks, of experts the ep ranks, then the stages.
-std::vector<Placed> ShardedReader::place_group(const BufferGroup& group, bool has_experts_apart,
-                                               const std::map<Index, std::size_t>& buckets, const Spec& spec,
-                                               const Gathered& model) const {
-  const bool is_of_experts = group.optimizer > 0;
-  const Index ranks = is_of_experts ? degrees_.etp : degrees_.tp, ep = is_of_experts ? degrees_.ep : 1;
-  const Index tp = group.group % ranks, expert_rank = group.group / ranks % ep, stage = group.group / ranks / ep;
-  if (stage >= degrees_.pp || group.chunk >= degrees_.vpp) return {};
-  const auto layers = layers_of_stage(stage, group.chunk);
-  if (!layers) return {};
-  const Index experts = args_.number("num_experts").value_or(1) / ep;  // of a rank
-  const bool is_first = stage == 0 && group.chunk == 0;
-  const bool is_last = stage == degrees_.pp - 1 && group.chunk == degrees_.vpp - 1;
-  std::vector<std::string> names;
-  for (const auto& [name, origin] : model) {
-    const CoreName core = parse_core_name(name);
-    if (has_experts_apart && core.is_expert() != is_of_experts) continue;
-    if (is_of_experts && (experts < 1 || *core.expert / experts != expert_rank)) continue;
-    const bool is_embedding = name.starts_with("embedding.");
-    if (core.layer     ? std::binary_search(layers->begin(), layers->end(), *core.layer)
-        : is_embedding ? is_first
-                       : is_last)
-      names.push_back(name);
-  }
-  const bool has_copy = is_tied_ && degrees_.pp > 1 && is_last && !is_of_experts;
-  if (has_copy) names.emplace_back(kHead);
-  names = in_model_order(std::move(names), spec);
-  std::reverse(names.begin(), names.end());
-
-  std::vector<Placed> out;
-  auto bucket = buckets.begin();
-  Index at = 0, number = 0;
-  std::set<Index> starts;
-  const auto look_at = [&]() -> Index {
-    starts.clear();
-    const Tensor& flat = stored().tensors()[bucket->second];
-    for (std::size_t i = 0; i < flat.fragments.size(); ++i) starts.insert(flat.fragments.box(i).begin(0));
-    return bucket->first == number ? flat.shape[0] : -1;
-  };
-  if (bucket == buckets.end()) return {};
-  Index length = look_at();
-  for (const std::string& name : names) {
-    Placed placed;
-    placed.name = has_copy && name == kHead ? std::string(kEmbedding) : name;
-    const auto cut = cut_of(name, args_.flag("swiglu"));
-    const auto shape = cut ? local_shape(*cut, model.at(placed.name).joined.tensor.shape, ranks) : Result<Dims>(Dims{});
-    if (!cut || !shape) return {};
-    placed.cut = *cut;
-    placed.local = *shape;
-    placed.rank = tp;
-    placed.ranks = ranks;
-    const Index n = volume(placed.local);
-    Index begin = *checked_round_up(at, kBufferAlignment);
-    if (begin > length - n) {
-      if ((begin != length && at != length) || ++bucket == buckets.end()) return {};
-      ++number;
-      length = look_at();
-      begin = 0;
-      if (n > length) return {};
-    }
-    if (!starts.contains(begin)) return {};
-    placed.bucket = number;
-    placed.at = begin;
-    out.push_back(std::move(placed));
-    at = begin + n;
-  }
-  return at == length && std::next(bucket) == buckets.end() ? out : std::vector<Placed>();
-}
-
-void ShardedReader::find_buffers(const Gathered& model) {
-  // Of each group, each word's buckets. Several dtypes in one buffer are not told apart.
-  std::map<BufferGroup, std::map<std::string, std::map<Index, std::size_t>>> groups;
-  for (std::size_t i = 0; i < recipes_.size(); ++i) {
-    const Tensor& tensor = stored().tensors()[i];
-    const auto name = tensor.shape.rank() == 1 ? parse_buffer_name(tensor.name) : std::nullopt;
-    if (!name) continue;
-    recipes_[i].word = name->word;
-    groups[name->group][name->word].emplace(name->bucket, i);
-  }
-  if (groups.empty()) return;
+// The optimizer's flat buffers, as far as the model's shapes tell what is in them.
+void ShardedReader::place_buffers(const Gathered& model) {
+  std::map<std::string, Dims> shapes;
+  for (const auto& [name, origin] : model) shapes.emplace(name, origin.joined.tensor.shape);
+  Buffers buffers = find_buffers({args_, degrees_, is_tied_, shapes}, stored());
+  if (buffers.words.empty()) return;
   kind_ = "dp_reshardable";
-  const auto refuse = [&](const std::string& why) {
+  for (const auto& [i, word] : buffers.words) recipes_[i].word = word;
+  if (!buffers.why_not.empty()) {
     catalog_.warnings.push_back("The optimizer's flat buffers (dp_reshardable) keep their names, and no parameter's: " +
-                                why);
-  };
-  const bool has_experts_apart = groups.rbegin()->first.optimizer > 0;
-  const Index stages = degrees_.pp * degrees_.vpp;
-  if (std::ssize(groups) != degrees_.tp * stages + (has_experts_apart ? degrees_.etp * degrees_.ep * stages : 0))
-    return refuse("there are " + count_of(std::ssize(groups), "buffer") + " of a model on " + mesh_text(degrees_));
-  bool is_found = false;
-  std::map<std::size_t, std::vector<Placed>> placed;  // of each stored tensor
-  for (const Spec& spec : kSpecs) {
-    if (spec.grouped_experts != args_.flag("moe_grouped_gemm")) continue;
-    std::map<std::size_t, std::vector<Placed>> all;
-    bool fits = true;
-    for (const auto& [group, words] : groups) {
-      for (const auto& [word, buckets] : words) {
-        const auto places = fits ? place_group(group, has_experts_apart, buckets, spec, model) : std::vector<Placed>();
-        fits = !places.empty();
-        for (const Placed& p : places) all[buckets.at(p.bucket)].push_back(p);
-      }
-    }
-    if (!fits || (is_found && all == placed)) continue;
-    if (is_found) return refuse("the parameters fit in two orders");
-    is_found = true;
-    placed = std::move(all);
+                                buffers.why_not);
+    return;
   }
-  if (!is_found) return refuse("no order of the parameters that is known begins each where a piece of the buffer does");
   splits_pieces_ = true;  // the halves of gated ones lie in one piece, and what is between parameters is nobody's
-  for (auto& [i, places] : placed) {
+  for (auto& [i, places] : buffers.placed) {
     recipes_[i].kind = Recipe::Kind::kBuffer;
     recipes_[i].placed = std::move(places);
   }
 }
 
-Status ShardedReader::emit_buffer(const Tensor& tensor, const Recipe& recipe, const Sink& sink) const {
-  for (const FragmentList* list : {&tensor.fragments, &tensor.replicas}) {
-    std::vector<std::pair<Index, std::size_t>> order;  // where each piece begins
-    for (std::size_t i = 0; i < list->size(); ++i)
-      if (!list->box(i).empty()) order.emplace_back(list->box(i).begin(0), i);
-    std::sort(order.begin(), order.end());
-    for (const Placed& p : recipe.placed) {
-      const Index begin = p.at, end = p.at + volume(p.local);
-      const Dims shape = TRY(whole_shape(p.cut, p.local, p.ranks));
-      const auto parts = parts_of_rank(p.cut, p.local, p.rank, p.ranks);
-      auto at = std::upper_bound(order.begin(), order.end(), std::pair(begin, list->size()));
-      if (at != order.begin()) --at;
-      for (; at != order.end() && at->first < end; ++at) {
-        StoredTensor run;
-        static_cast<Fragment&>(run) = list->get(at->second);
-        run.dtype = tensor.dtype;
-        const Index from = std::max(begin, run.box.begin(0)), to = std::min(end, run.box.end(0));
-        if (from >= to) continue;
-        for (const Fragment& f : fragments_of_run(p.local, from - begin, to - begin, run, from - run.box.begin(0)))
-          for (const LocalBox& part : parts)
-            if (const auto held = in_whole(f, part, byte_size(tensor.dtype)))
-              TRY(sink(p.name, shape, state_path(p.name, recipe.word), *held));
-      }
-    }
-  }
-  return {};
-}
-
 // ---- Pieces
+
+// Layer or expert `index` of a piece.
+Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
+  Fragment out = f;
+  out.start += (index - f.box.begin(0)) * f.strides[0] * element_bytes;
+  out.box = {Dims(f.box.origin.span().subspan(1)), Dims(f.box.shape.span().subspan(1))};
+  out.strides = Dims(f.strides.span().subspan(1));
+  return out;
+}
 
 // A piece in the shape of the parameter's stored tensor, by layer and expert.
 Status ShardedReader::emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink) {
@@ -542,7 +252,10 @@ Status ShardedReader::emit_piece(const Tensor& tensor, const Recipe& recipe, con
 Status ShardedReader::emit(std::size_t inner, const Sink& sink) {
   const Tensor& tensor = stored().tensors()[inner];
   const Recipe& recipe = recipes_[inner];
-  if (recipe.kind == Recipe::Kind::kBuffer) return emit_buffer(tensor, recipe, sink);
+  if (recipe.kind == Recipe::Kind::kBuffer)
+    return emit_buffer(tensor, recipe.placed, [&](const Placed& p, const Dims& shape, const Fragment& f) {
+      return sink(p.name, shape, state_path(p.name, recipe.word), f);
+    });
   for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
     for (std::size_t i = 0; i < list->size(); ++i) {
       const Fragment f = list->get(i);
@@ -817,7 +530,7 @@ Status ShardedReader::open(const std::string& directory, const OpenOptions& opti
     (is_optimizer_key(without_chain(from.tensors()[i].name)) ? state : model).push_back(i);
   Gathered tensors, states;
   TRY(gather(model, tensors));
-  find_buffers(tensors);
+  place_buffers(tensors);
   TRY(gather(state, states));
   if (takes_masters_) {
     bool has_masters = false;

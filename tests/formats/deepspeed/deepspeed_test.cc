@@ -10,6 +10,7 @@
 #include <random>
 #include <set>
 
+#include "formats/deepspeed/file_set.h"
 #include "formats/encoding/zip.h"
 #include "formats/registry.h"
 #include "tests/support/checkpoints.h"

@@ -1,0 +1,103 @@
+// How one of DeepSpeed's checkpoints is read: its model (reader.cc), then the states of its optimizer (optimizer.cc),
+// then both become the catalog.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "formats/deepspeed/file_set.h"
+#include "formats/deepspeed/flat_groups.h"
+#include "formats/tensor_files/reader.h"
+#include "lib/base/parallel.h"
+
+namespace reshard::deepspeed {
+
+inline constexpr std::string_view kMasterState =
+    "fp32_param";  // in the optimizer's state, as Megatron has it there too
+
+// A parameter or buffer of the model, and what there is of it.
+struct Weight {
+  DType dtype = DType::kFloat32;  // as the model computes with it, where `computes`
+  bool computes = false;          // the module has it, or a placeholder of it
+  std::optional<Tensor> stored;   // as the module has it
+  std::optional<Tensor> master;
+  std::vector<Tensor> states;                               // their names are the states'
+  std::vector<std::pair<std::string, std::string>> values;  // pickled
+};
+
+class DeepspeedReader : public TensorFileReader {
+ public:
+  Status open(const std::string& path, const OpenOptions& options);
+
+ private:
+  template <class T, class Read>
+  Result<std::vector<T>> read_files(const std::vector<std::string>& names, const Read& read);
+
+  Status read_models(const OpenOptions& options);
+  Status add_module(const ModelStates& states, std::uint32_t file);
+  Status read_module_files();
+  Status join_frozen();
+  Status read_optimizers();
+  Status add_parameters(const std::vector<RankStates>& ranks, const std::vector<FlatParameter>& parameters);
+  Status add_parameter_group(std::size_t g, const ParameterGroup& group, std::uint32_t file,
+                             const std::vector<std::string>& names);
+  Status read_plain_optimizer();
+  Status read_universal();
+  Status resolve_shared();
+  std::map<std::string, std::string> plain_names();
+  Status finish_weights(Weights wanted);
+  Status add_extra();
+  void describe_run(Weights wanted);
+
+  std::string universal_path(const std::string& parameter) const {
+    return set_.directory + std::string(kUniversalDirectory) + "/" + parameter;
+  }
+  bool has_rank_models() const { return set_.has_rank_models(); }
+  const ModelStates& first() const { return models_.begin()->second; }
+  Index parts() const {
+    const Index models = set_.models.rbegin()->first.first + 1;
+    return set_.optimizers.empty() ? models : std::max(models, set_.optimizers.rbegin()->first.first + 1);
+  }
+  void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
+
+  FileSet set_;
+  const TensorFile* first_file_ = nullptr;
+  std::map<std::pair<Index, Index>, ModelStates> models_;  // by part and rank
+  std::map<std::pair<Index, Index>, std::uint32_t> model_files_;
+  std::map<std::string, Weight> weights_;
+  std::map<std::string, std::string> shared_;
+  std::set<std::string> universal_;  // parameters that have a directory
+  std::set<std::string> left_out_;
+  std::string optimizer_;  // for people: "ZeRO 3"
+  Index ranks_ = 0;        // data-parallel
+  bool has_masters_ = false;
+};
+
+// Several at a time; they become the last of the catalog's files, in this order. `read` gets an open file, its path and
+// its number.
+template <class T, class Read>
+Result<std::vector<T>> DeepspeedReader::read_files(const std::vector<std::string>& names, const Read& read) {
+  const auto base = static_cast<std::uint32_t>(catalog_.files.size());
+  std::vector<std::optional<T>> contents(names.size());
+  std::vector<Index> sizes(names.size());
+  TRY(parallel_for(std::ssize(names), thread_count(0), [&](int, Index i) -> Status {
+    const auto k = static_cast<std::size_t>(i);
+    const auto file = TRY(files_.open(path_join(catalog_.root, names[k])));
+    sizes[k] = TRY(file->size());
+    contents[k] = TRY(read(*file, file->path(), base + static_cast<std::uint32_t>(k)));
+    return {};
+  }));
+  std::vector<T> out;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    catalog_.files.push_back({names[i], sizes[i]});
+    out.push_back(std::move(*contents[i]));
+  }
+  return out;
+}
+
+}  // namespace reshard::deepspeed
