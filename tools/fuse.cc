@@ -25,6 +25,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -167,8 +168,8 @@ class Tree {
     Image& image = files_.image();
     const auto parts = image.read(inode.file, offset, length);
     if (!parts) {
-      fuse().reply_err(request, EIO);
       if (!interrupted() && !check_source()) say(parts.error().message());
+      fuse().reply_err(request, EIO);
       return;
     }
     std::vector<iovec> pieces;
@@ -180,11 +181,17 @@ class Tree {
     const Index last = open.end.exchange(offset + n);
     bytes_read_ += n;
     fuse().reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));  // from here on it may be closed
-    if (n > 0 && offset >= last - kReadAhead && offset <= last + kReadAhead)
-      image.read_ahead(inode.file, offset + n, kReadAhead);
+    if (n > 0 && offset >= last - kReadAhead && offset <= last + kReadAhead) read_ahead(inode.file, offset + n);
   }
 
  private:
+  void read_ahead(std::uint32_t file, Index offset) {
+    try {
+      files_.image().read_ahead(file, offset, kReadAhead);
+    } catch (const std::bad_alloc&) {  // who asks for it is told
+    }
+  }
+
   void add(const std::string& path, std::uint32_t file) {
     fuse_ino_t at = FUSE_ROOT_ID;
     const std::vector<std::string> parts = split(path, '/');
@@ -292,15 +299,26 @@ void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t o
   fuse().reply_buf(request, buffer.data(), used);
 }
 
+// An exception would end the process in the library, which knows none. Whoever answers throws before that, or not at
+// all.
+template <auto answer, class... Args>
+void guarded(fuse_req_t request, Args... args) {
+  try {
+    answer(request, args...);
+  } catch (const std::bad_alloc&) {
+    fuse().reply_err(request, ENOMEM);
+  }
+}
+
 fuse_lowlevel_ops operations() {
   fuse_lowlevel_ops ops{};
   ops.init = on_init;
-  ops.lookup = on_lookup;
-  ops.getattr = on_getattr;
-  ops.open = on_open;
-  ops.release = on_release;
-  ops.read = on_read;
-  ops.readdir = on_readdir;
+  ops.lookup = guarded<on_lookup>;
+  ops.getattr = guarded<on_getattr>;
+  ops.open = guarded<on_open>;
+  ops.release = guarded<on_release>;
+  ops.read = guarded<on_read>;
+  ops.readdir = guarded<on_readdir>;
   return ops;
 }
 
@@ -348,6 +366,8 @@ class Session {
   }
 
   bool is_over() const { return over_; }
+  // An errno where it is over and nobody unmounted it; 0: that is not so.
+  int why() const { return why_; }
 
   // Lets go of all pages that the kernel has of these files.
   void forget_pages() {
@@ -376,9 +396,11 @@ class Session {
       if (stopping_) return false;
       const int n = fuse().session_receive_buf(session_, &buffer);
       if (n > 0) return true;
-      if (n != -EINTR && n != -EAGAIN) break;
+      if (n == -EINTR || n == -EAGAIN) continue;
+      why_ = n < 0 ? -n : 0;
+      break;
     }
-    over_ = true;  // unmounted
+    over_ = true;
     return false;
   }
 
@@ -387,6 +409,7 @@ class Session {
   bool mounted_ = false;
   int wake_ = -1;
   std::atomic<bool> stopping_{false}, over_{false};
+  std::atomic<int> why_{0};
   std::mutex queue_mutex_;
   std::vector<std::thread> threads_;
 };
@@ -426,6 +449,8 @@ Status serve_image(ConvertedImage& files, const FuseOptions& options) {
     }
     options.progress(tree.bytes_read());
   }
+  if (session.why() != 0)
+    return io_error("the kernel's requests cannot be received: " + std::string(std::strerror(session.why())));
   return {};
 }
 

@@ -1,8 +1,21 @@
 #include "lib/engine/slab_cache.h"
 
+#include <new>
 #include <utility>
 
 namespace reshard {
+namespace {
+
+// Others wait for what is being made: it comes to an end.
+Result<Slab> made_by(const SlabCache::Make& make) {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    return io_error("out of memory");
+  }
+}
+
+}  // namespace
 
 Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   std::unique_lock lock(mutex_);
@@ -13,11 +26,12 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
     }
     made_.wait(lock);
   }
-  entries_.push_front({key, nullptr});
-  const auto mine = entries_.begin();
+  std::list<Entry> entry = {{key, nullptr}};
+  const auto mine = entry.begin();
   places_.emplace(key, mine);
+  entries_.splice(entries_.begin(), entry);
   lock.unlock();
-  Result<Slab> made = make();
+  Result<Slab> made = made_by(make);
   lock.lock();
   if (made) {
     mine->slab = *made;

@@ -1,10 +1,14 @@
 // What a command does when there is no memory for it: each allocation of a scenario fails in turn, alone or with all
 // after it. The command ends with an error that says so, or does without; nothing looks finished that is not, and the
 // next run gives what the first would have.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -100,14 +104,14 @@ void leave_unfinished(const std::string& source, const std::string& path) {
 
 std::vector<Scenario> AllocationTest::scenarios() const {
   const std::string small = test_data("dcp_small/ck1"), tp8 = sample("tp8") + "/checkpoint", model = dir_ / "model",
-                    twin = dir_ / "twin", begun = dir_ / "begun";
+                    twin = dir_ / "twin", archive = dir_ / "archive.h5", begun = dir_ / "begun";
   const std::vector<std::string> part = {"--include", "layers.0.*", "--include", "norm.weight", "--threads", "1"};
   const auto with = [](std::vector<std::string> a, const std::vector<std::string>& b) {
     a.insert(a.end(), b.begin(), b.end());
     return a;
   };
-  for (const std::string& path : {model, twin}) {
-    const CommandResult r = reshard_cli(with({"convert", tp8, path, "--to", "hf"}, part));
+  for (const std::string& path : {model, twin, archive}) {
+    const CommandResult r = reshard_cli(with({"convert", tp8, path, "--to", path == archive ? "hdf5" : "hf"}, part));
     EXPECT_EQ(r.exit_code, 0) << r.err;
   }
   leave_unfinished(tp8, begun);
@@ -120,6 +124,24 @@ std::vector<Scenario> AllocationTest::scenarios() const {
       {"hf to dcp in two threads", {"convert", model, "OUT", "--to", "dcp", "--mesh", "tp=2", "--threads", "2"}, true},
       {"merge", {"merge", model, twin, "OUT", "--average", "--to", "hf", "--allow", "config", "--threads", "1"}, true},
       {"resume", with({"convert", tp8, "OUT", "--to", "dcp"}, part), true, begun + ".partial"},
+      {"hdf5 to bin", {"convert", archive, "OUT", "--to", "bin", "--allow", "config", "--threads", "1"}, true},
+      {"megatron to hf",
+       {"convert", test_data("megatron/dist_tp2_optim"), "OUT", "--to", "hf", "--threads", "1"},
+       true},
+      {"megatron-legacy to ranks",
+       {"convert", test_data("megatron/legacy_tp2_ep2_moe_plain"), "OUT", "--to", "ranks", "--threads", "1"},
+       true},
+      {"deepspeed to dcp", {"convert", test_data("deepspeed/z2_fp16"), "OUT", "--to", "dcp", "--threads", "1"}, true},
+      {"fsdp to torch_checkpointing",
+       {"convert", test_data("fsdp/fsdp2_tp2"), "OUT", "--to", "torch_checkpointing", "--threads", "1"},
+       true},
+      {"nanotron to vllm", {"convert", test_data("nanotron/tp2"), "OUT", "--to", "vllm", "--threads", "1"}, true},
+      {"meta to colossalai",
+       {"convert", test_data("meta/llama2-tp2"), "OUT", "--to", "colossalai", "--threads", "1"},
+       true},
+      {"diff", {"diff", model, twin, "--threads", "1"}},
+      {"plan", {"plan", tp8, "--to", "megatron", "--mesh", "tp=2,pp=2"}},
+      {"layout", {"layout", small}},
   };
 }
 
@@ -138,7 +160,7 @@ std::string without_times(const std::string& text) {
 
 TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
   if (kSanitized) GTEST_SKIP() << "the sanitizers have an allocator of their own";
-  const std::int64_t step = in_soak() ? 29 : 997;
+  const std::int64_t step = in_soak() ? 61 : 1499;
   std::int64_t runs = 0, errors = 0, equal = 0, deaths = 0, way = 0;
   for (const Scenario& s : scenarios()) {
     prepare(s);
@@ -195,6 +217,94 @@ TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
               static_cast<long long>(runs), static_cast<long long>(errors), static_cast<long long>(deaths),
               static_cast<long long>(equal));
   EXPECT_GT(errors, runs / 2);
+}
+
+// Each file of a tree, read as far as it goes; how many of them cannot be, for an error that there may be.
+Files read_tree(const std::string& directory, int& failed) {
+  Files out;
+  std::error_code error;
+  for (auto entry = fs::recursive_directory_iterator(directory, error); !error && entry != fs::end(entry);
+       entry.increment(error)) {
+    if (!entry->is_regular_file(error)) continue;
+    const int fd = ::open(entry->path().c_str(), O_RDONLY);
+    std::string bytes(1 << 20, '\0'), all;
+    ssize_t n = fd < 0 ? -1 : 0;
+    while (fd >= 0 && (n = ::pread(fd, bytes.data(), bytes.size(), std::ssize(all))) > 0)
+      all.append(bytes, 0, static_cast<std::size_t>(n));
+    if (n < 0) {
+      EXPECT_THAT(errno, AnyOf(EIO, ENOMEM, ENOTCONN)) << entry->path();
+      ++failed;
+    } else {
+      out[fs::relative(entry->path(), directory)] = all;
+    }
+    if (fd >= 0) ::close(fd);
+  }
+  if (error) ++failed;
+  return out;
+}
+
+// Or waits for somebody to ask how it ended.
+bool is_gone(pid_t process) {
+  if (process == 0 || ::kill(process, 0) != 0) return true;
+  return read_file("/proc/" + std::to_string(process) + "/stat").find(") Z") != std::string::npos;
+}
+
+// The process of a mount goes on, and answers with an error what it has no memory for.
+TEST_F(AllocationTest, AMountThatGetsNoneAnswersAllTheSame) {
+  if (kSanitized) GTEST_SKIP() << "the sanitizers have an allocator of their own";
+  fs::create_directory(out_);
+  const std::string log = dir_ / "log";
+  const std::vector<std::string> args = {
+      "mount", test_data("deepspeed/z2_fp16"), "OUT", "--as", "hf", "--background", "--log", log, "--threads", "2"};
+  pid_t process = 0;
+  const auto mount = [&](std::int64_t n, bool all) {
+    fs::remove(log);
+    const CommandResult r = run(args, n, all);
+    std::smatch found;
+    process = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
+    return r;
+  };
+  // Whether the process was still there to be ended.
+  const auto unmount = [&] {
+    const bool was_there = !is_gone(process);
+    if (was_there) ::kill(process, SIGTERM);
+    for (int i = 0; i < 500 && !is_gone(process); ++i) ::usleep(20'000);
+    EXPECT_TRUE(is_gone(process));
+    (void)::umount2(out_.c_str(), MNT_DETACH);
+    return was_there;
+  };
+  const CommandResult healthy = mount(0, false);
+  if (healthy.exit_code == 4) GTEST_SKIP() << healthy.err;
+  ASSERT_EQ(healthy.exit_code, 0) << healthy.err;
+  const std::int64_t ready = allocations();
+  int none = 0;
+  const Files expected = read_tree(out_, none);
+  EXPECT_TRUE(unmount());
+  EXPECT_EQ(none, 0);
+  const std::int64_t total = allocations();
+  EXPECT_GT(total, ready);
+  std::int64_t runs = 0, errors = 0, ends = 0, files = 0;
+  for (std::int64_t n = 1; n <= total; n += n < ready ? (in_soak() ? 97 : 4999) : (in_soak() ? 1 : 23), ++runs) {
+    const bool all = runs % 3 == 2;
+    const CommandResult r = mount(n, all);
+    SCOPED_TRACE("allocation " + std::to_string(n) + " of " + std::to_string(total) + (all ? " and all after it" : "") +
+                 "\nexit code " + std::to_string(r.exit_code) + "\n" + r.out + r.err);
+    if (r.exit_code != 0) {
+      ++errors;
+      EXPECT_EQ(r.exit_code, 5);
+      EXPECT_THAT(r.err, AnyOf(HasSubstr("out of memory"), HasSubstr("Cannot allocate memory")));
+      continue;
+    }
+    int failed = 0;
+    for (const auto& [name, bytes] : read_tree(out_, failed)) EXPECT_TRUE(bytes == expected.at(name)) << name;
+    files += failed;
+    if (unmount()) continue;
+    ++ends;
+    EXPECT_THAT(read_file(log), AnyOf(HasSubstr("out of memory"), HasSubstr("Cannot allocate memory")));
+  }
+  std::printf("%lld runs: %lld errors at the beginning, %lld ends, %lld files that could not be read\n",
+              static_cast<long long>(runs), static_cast<long long>(errors), static_cast<long long>(ends),
+              static_cast<long long>(files));
 }
 
 }  // namespace
