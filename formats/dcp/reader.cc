@@ -229,11 +229,9 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
 Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
   if (tensor.located) return {};
   std::optional<DType> dtype;
-  // All or none: an item that was located is no item any more.
-  std::vector<std::pair<std::size_t, Fragment>> located[2];
-  FragmentList* const lists[] = {&tensor.fragments, &tensor.replicas};
-  for (const std::size_t which : {0, 1}) {
-    const FragmentList* const list = lists[which];
+  // All or none, also when there is no memory: an item that was located is no item any more.
+  FragmentList fragments = tensor.fragments, replicas = tensor.replicas;
+  for (FragmentList* const list : {&fragments, &replicas}) {
     for (std::size_t i = 0; i < list->size(); ++i) {
       const Fragment item = list->get(i);
       // An empty shard's item says nothing; an empty tensor's has its shape.
@@ -246,11 +244,9 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
                        " " + to_string(item.box) + ": expected dtype " + std::string(info(*dtype).torch_name) +
                        " as in its other shards, got " + std::string(info(stored).torch_name));
       dtype = stored;
-      located[which].emplace_back(i, std::move(*found));
+      list->set(i, *found);
     }
   }
-  for (const std::size_t which : {0, 1})
-    for (const auto& [i, fragment] : located[which]) lists[which]->set(i, fragment);
   if (dtype && *dtype != tensor.dtype) {
     const std::lock_guard lock(mutex_);
     catalog_.warnings.push_back(tensor_text(tensor.name) + " is stored as " + std::string(info(*dtype).torch_name) +
@@ -258,6 +254,8 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
                                 "; the stored type is used");
     tensor.dtype = *dtype;
   }
+  tensor.fragments = std::move(fragments);
+  tensor.replicas = std::move(replicas);
   tensor.located = true;
   return {};
 }
