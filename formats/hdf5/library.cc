@@ -27,7 +27,9 @@ herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
   if (n != 0 || !error->desc) return 0;
   auto& innermost = *static_cast<Innermost*>(out);
   innermost.text = error->desc;
-  innermost.is_memory = innermost.text.starts_with("memory allocation failed");
+  // Of its two ways to say that it got none, one is of texts.
+  innermost.is_memory =
+      innermost.text.starts_with("memory allocation failed") || innermost.text == "string duplication failed";
   return 0;
 }
 
