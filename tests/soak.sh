@@ -2,6 +2,7 @@
 # What is slow and rare, and so no part of tests/run.sh:
 #   with the sanitizers, every case of the loops of which ordinary runs there try each n-th (tests/support/soak.h);
 #   conversions of every float, by the CPU's ways and by the bodies of the kernels;
+#   what starts threads, with ThreadSanitizer;
 #   memory that is not to be had, and what a disk may hold after a loss of power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
 #   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
@@ -27,6 +28,9 @@ if build dev --target reshard_tests; then
 else
   status=1
 fi
+
+echo "== threads, with ThreadSanitizer"
+build tsan --target reshard_tests && build/tsan/tests/reshard_tests --gtest_brief=1 || status=1
 
 echo "== every float, allocations that fail, losses of power"
 if build release --target reshard_tests; then
