@@ -4,8 +4,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <utility>
@@ -22,9 +24,15 @@ namespace {
 constexpr int kDeepest = 16;
 constexpr int kMostNames = 50'000;
 
+// After a call that failed: what there was no memory to look at would be refused as if it were another's.
+void check_memory() {
+  if (errno == ENOMEM) throw std::bad_alloc();
+}
+
 // An absolute path without links; empty where there is nothing.
 std::string real(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> found(::realpath(path.c_str(), nullptr), &std::free);
+  if (!found) check_memory();
   return found ? found.get() : "";
 }
 
@@ -109,7 +117,7 @@ class Paths {
   template <class Each>
   void for_each_name(const std::string& directory, Each each) {
     DIR* const open = ::opendir(directory.c_str());
-    if (!open) return;
+    if (!open) return check_memory();
     while (const dirent* entry = ::readdir(open)) {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
