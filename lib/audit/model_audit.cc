@@ -261,6 +261,7 @@ Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
     if (!found || found->shape == p.shape || found->elements() == 0) continue;  // audit_names tells of empty ones
+    if (p.is_scale && is_shape_of_scales(found->shape, p.shape)) continue;
     const Mismatch m = classify(p, *found);
     if (is_told_padding(subject, m)) continue;
     (has_other_vocabulary(m)                     ? out.vocabulary
@@ -357,6 +358,12 @@ void report_parts(const Subject& subject, const Stored& stored, const std::vecto
 
 void explain_shape(const Subject& subject, const Mismatch& m, Finding& f) {
   const NameRule& rule = *m.parameter->rule;
+  if (m.parameter->is_scale) {
+    f.why.push_back("a scale for each block of its matrix, as quantization_config of " + subject.config.path +
+                    " has it");
+    f.advice = "Scales of other blocks, or of another model: the matrix means nothing without its own.";
+    return;
+  }
   if (m.difference == Difference::kTransposed) {
     f.id = "shape-transposed";
     f.why.push_back(
@@ -557,8 +564,7 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
     if (!found || p.dtype.empty()) continue;
     const std::string_view dtype = info(found->model_dtype.value_or(found->dtype)).torch_name;
     ++compared;
-    // Where each matrix has one scale, which ones are float8 is for the trainer to choose.
-    if (subject.config.has_fp8_matrices() && dtype == "float8_e4m3fn") continue;
+    if (subject.config.float8 && subject.config.float8->is_chosen && dtype == "float8_e4m3fn") continue;
     // What a family keeps in another dtype than the model's may have been cast with it.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }
@@ -660,7 +666,7 @@ void audit_optimizer(const Catalog& catalog, FindingList& findings) {
 Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, const ModelConfig& config) {
   Subject subject{catalog, family, config, TRY(parameters(family, config)), 0, {}};
   subject.required = subject.expected.size();
-  for (Parameter& p : TRY(prediction_parameters(family, config))) subject.expected.push_back(std::move(p));
+  for (Parameter& p : TRY(optional_parameters(family, config))) subject.expected.push_back(std::move(p));
   for (const Parameter& p : subject.expected) subject.by_name.emplace(p.name, &p);
 
   ModelAudit audit;

@@ -10,14 +10,10 @@
 namespace reshard {
 namespace {
 
-// Of what a float8 matrix is multiplied with: "x.weight" -> "x.activation_scale".
-std::string activation_scale_name(std::string_view matrix) {
-  return std::string(module_of(matrix)) + "activation_scale";
-}
-
 struct ScaledMatrix {
   std::size_t matrix = 0, scales = 0;  // in the view
   Index block_rows = 0, block_columns = 0;
+  DType product = DType::kFloat32;  // what it is rounded to first
 };
 
 Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& box, MutableBytes out,
@@ -35,6 +31,8 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
   std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
   TRY(stored.read(m.matrix, box, elements, scratch));
   std::vector<float> row(static_cast<std::size_t>(columns));
+  const bool is_rounded = m.product != DType::kFloat32 && m.product != as;
+  std::vector<std::byte> rounded(static_cast<std::size_t>(is_rounded ? columns * byte_size(m.product) : 0));
   auto* const bytes = reinterpret_cast<std::byte*>(row.data());
   for (Index r = 0; r < rows; ++r) {
     convert(dtype, DType::kFloat32, elements.data() + r * columns * byte_size(dtype), bytes, columns);
@@ -46,6 +44,10 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
       const float s = scale[block - first_column];
       for (float* const end = row.data() + c; at != end; ++at) *at *= s;
     }
+    if (is_rounded) {
+      convert(DType::kFloat32, m.product, bytes, rounded.data(), columns);
+      convert(m.product, DType::kFloat32, rounded.data(), bytes, columns);
+    }
     convert(DType::kFloat32, as, bytes, out.data() + r * columns * byte_size(as), columns);
   }
   return {};
@@ -53,44 +55,43 @@ Status fill(TensorSource& stored, const ScaledMatrix& m, DType as, const Box& bo
 
 }  // namespace
 
-Result<Requantization> apply_block_scales(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+Result<Requantization> apply_block_scales(SourceView& view, const std::optional<Float8Scales>& float8,
+                                          const Typing& typing, Notes& notes) {
   Requantization out;
   std::vector<ScaledMatrix> matrices;
-  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !model.is_described() || model.config->quantization != "fp8")
-    return out;
-  const bool has_blocks = model.config->has_fp8_blocks();
+  if (!typing.dtype || byte_size(*typing.dtype) == 1 || !float8) return out;
   const Catalog& catalog = view.catalog;
   LeftOut applied{"scales, applied to their float8 matrices", 0, 0, 0};
+  const auto leave_out = [&](std::size_t i) {
+    view.applied.insert(i);
+    ++applied.tensors;
+    applied.bytes += catalog.tensors()[i].bytes();
+  };
   std::string kept;
   for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
     const Tensor& t = catalog.tensors()[i];
     if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
-    const auto parsed = parse_name(*model.family, t.name);
-    if (!parsed || parsed->is_of_quantized() || (has_blocks && parsed->rule->quantized != Quantized::kFloat8)) continue;
+    if (split_state_key(t.key()).kind != StateKind::kModel) continue;
     if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
       kept = t.name;
       continue;
     }
-    const auto scales = catalog.find(scale_name(t.name));
+    const auto scales = catalog.find(t.name + std::string(float8->suffix));
     if (!scales) return corrupt(catalog.root + ": " + tensor_text(t.name) + " is float8, and its scales are not there");
     const Tensor& s = catalog.tensors()[*scales];
-    const Index rows = has_blocks ? model.config->number("weight_block_rows") : t.shape[0];
-    const Index columns = has_blocks ? model.config->number("weight_block_columns") : t.shape[1];
-    const Dims due = {ceil_div(t.shape[0], rows), ceil_div(t.shape[1], columns)};
-    const bool fits = s.shape == due || (!has_blocks && s.elements() == 1);
-    if (!fits || !can_convert(s.dtype, DType::kFloat32))
+    const Dims due = float8->shape(t.shape);
+    const Index rows = float8->block_rows > 0 ? float8->block_rows : t.shape[0];
+    const Index columns = float8->block_columns > 0 ? float8->block_columns : t.shape[1];
+    if (!is_shape_of_scales(s.shape, due) || !can_convert(s.dtype, DType::kFloat32))
       return corrupt(catalog.root + ": " + tensor_text(s.name) + " " + to_string(s.shape) + " of " +
                      std::string(info(s.dtype).torch_name) + ": expected " + to_string(due) + ", one for each " +
                      std::to_string(rows) + " x " + std::to_string(columns) + " of " + to_string(t.shape));
-    matrices.push_back({i, *scales, rows, columns});
-    for (const auto& gone : {scales, catalog.find(activation_scale_name(t.name))}) {
-      if (!gone) continue;
-      view.applied.insert(*gone);
-      ++applied.tensors;
-      applied.bytes += catalog.tensors()[*gone].bytes();
-    }
+    matrices.push_back({i, *scales, rows, columns, float8->is_product_rounded ? s.dtype : DType::kFloat32});
+    leave_out(*scales);
   }
   if (matrices.empty()) return out;
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (const Tensor& t = catalog.tensors()[i]; is_activation_scale(t.name) && t.elements() == 1) leave_out(i);
   if (!kept.empty())
     return usage_error("--keep-dtype: " + tensor_text(kept) +
                        " would stay float8 beside matrices that do not, and no config.json says such a thing");

@@ -14,7 +14,8 @@
 namespace reshard {
 namespace {
 
-constexpr Index kFp8Block = 128;               // rows and columns
+constexpr Index kFp8Block = 128;  // rows and columns
+constexpr std::string_view kBlockScales = "_scale_inv";
 constexpr float kLargest = 448;                // of float8_e4m3fn
 constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are remembered from matrix to scales
 
@@ -207,7 +208,7 @@ Result<Requantization> quantize_fp8_blocks(SourceView& view, const Translation& 
   for (const std::string& name : quantized) {
     const Tensor& matrix = view.catalog.tensors()[*view.catalog.find(name)];
     Tensor scales;
-    scales.name = scale_name(name);
+    scales.name = name + std::string(kBlockScales);
     scales.shape = {ceil_div(matrix.shape[0], kFp8Block), ceil_div(matrix.shape[1], kFp8Block)};
     scales.fragments = FragmentList(2);
     scales.fragments.add(whole(scales.shape), matrix.fragments.extent(0));  // never read
@@ -217,7 +218,7 @@ Result<Requantization> quantize_fp8_blocks(SourceView& view, const Translation& 
   out.stored = std::make_unique<Catalog>(view.catalog);
   const auto cache = std::make_shared<SlabCache>(kKeptScales);
   for (const std::string& name : quantized) {
-    const std::size_t m = *view.catalog.find(name), s = *view.catalog.find(scale_name(name));
+    const std::size_t m = *view.catalog.find(name), s = *view.catalog.find(name + std::string(kBlockScales));
     Tensor& matrix = view.catalog.tensor(m);
     matrix.dtype = DType::kFloat8E4M3;
     matrix.model_dtype.reset();

@@ -45,7 +45,7 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
                                   const Typing& typing, const Format& format, Notes& notes) {
   if (typing.quantize) return quantize_fp8_blocks(view, names, selection, typing, format, notes);
-  Requantization out = TRY(apply_block_scales(view, names.model, typing, notes));
+  Requantization out = TRY(apply_block_scales(view, names.float8, typing, notes));
   if (!out.stored) out = TRY(unpack_mxfp4(view, names.model, typing, notes));
   TRY(check_scales_are_applied(view, typing));
   return out;

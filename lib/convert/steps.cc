@@ -63,7 +63,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   std::optional<ModelConfig> config;
   if (!file.text.empty() && !choice.is_none())
     config = TRY(ModelConfig::parse(TRY(parse_json(file.text, file.path)), file.path).context(file.path));
-  Translation out{TRY(recognise(source, choice, std::move(config))), {}, false};
+  const std::optional<Float8Scales> float8 = config ? config->float8 : std::nullopt;
+  Translation out{TRY(recognise(source, choice, std::move(config))), float8, {}, false};
   if (!out.model.family) out.model.config.reset();
   out.plain_names = !out.model.family && format.hf_names && !naming.keep_names;
   if (!out.model.family || naming.keep_names) return out;
@@ -467,7 +468,8 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   if (names.renames() && names.to != Convention::kHf) {
     std::vector<std::string> scales;
     for (const std::size_t i : taken)
-      if (const auto parsed = parse_name(*model.family, tensors[i].name); parsed && parsed->is_of_quantized())
+      if (const auto parsed = parse_name(*model.family, tensors[i].name);
+          parsed && !can_name(*model.family, *parsed, *names.to))
         scales.push_back("'" + printable(view.native(tensors[i].name)) + "'");
     if (!scales.empty())
       return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +

@@ -39,10 +39,11 @@ struct ConfigFile {
 Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes);
 
 struct Translation {
-  Model model;                   // of the source; with a config only where it has a family
-  std::optional<Convention> to;  // nothing: names and rows as in the source
-  bool plain_names = false;      // of no family: the source's, without what wraps the model in it
-  bool hf_rows = false;          // the two have rows in different orders, and the plan is made in Hugging Face's
+  Model model;                         // of the source; with a config only where it has a family
+  std::optional<Float8Scales> float8;  // as the source's config.json says, whatever its family
+  std::optional<Convention> to;        // nothing: names and rows as in the source
+  bool plain_names = false;            // of no family: the source's, without what wraps the model in it
+  bool hf_rows = false;                // the two have rows in different orders, and the plan is made in Hugging Face's
   bool renames() const { return model.family && to; }
   // What the output calls a tensor of the canonical view; `key` is its plain key in the source.
   std::string target_name(const std::string& canonical, const std::string& key) const;

@@ -1,6 +1,8 @@
 #include "lib/model/config.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -27,6 +29,44 @@ constexpr std::string_view kSizes[] = {"vocab_size",          "hidden_size",    
 
 bool is_size(std::string_view name) {
   return std::find(std::begin(kSizes), std::end(kSizes), name) != std::end(kSizes);
+}
+
+// The rows and columns of a block; nothing where the member is not two such numbers.
+Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_view member) {
+  std::optional<std::array<Index, 2>> out;
+  const Json* const block = json.find(member);
+  if (!block || !block->is_array() || block->size() != 2) return out;
+  const std::span<const Json> list = TRY(block->as_array());
+  const Index rows = TRY(list[0].as_index()), columns = TRY(list[1].as_index());
+  if (rows > 0 && columns > 0) out = {rows, columns};
+  return out;
+}
+
+// The scales of one of compressed-tensors' groups of modules; nothing where they are not known.
+Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
+  std::optional<Float8Scales> out;
+  const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
+  if (!weights || !weights->is_object()) return out;
+  const auto says = [&](std::string_view member, std::string_view word) {
+    const Json* const value = weights->find(member);
+    return value && value->is_string() && *value->as_string() == word;
+  };
+  const Json *const bits = weights->find("num_bits"), *const symmetric = weights->find("symmetric");
+  const bool is_8_bit = bits && bits->as_index() && *bits->as_index() == 8;
+  if (!says("type", "float") || !is_8_bit) return out;
+  if (symmetric && symmetric->is_bool() && !TRY(symmetric->as_bool())) return out;
+  Float8Scales scales{"_scale", 0, 0, true, true};
+  if (says("strategy", "channel")) scales.block_rows = 1;
+  if (says("strategy", "block")) {
+    const auto block = TRY(sides(*weights, "block_structure"));
+    if (!block) return out;
+    scales.block_rows = (*block)[0];
+    scales.block_columns = (*block)[1];
+  } else if (!says("strategy", "channel") && !says("strategy", "tensor")) {
+    return out;
+  }
+  out = scales;
+  return out;
 }
 
 }  // namespace
@@ -86,13 +126,31 @@ Status ModelConfig::read(const Json& json) {
   return {};
 }
 
+// compressed-tensors' QuantizationConfig: what all groups of modules have in common.
+Status ModelConfig::read_compressed_tensors(const Json& json) {
+  const Json* const groups = json.find("config_groups");
+  if (!groups || !groups->is_object()) return {};
+  for (const Json::Member& group : TRY(groups->as_object())) {
+    const auto scales = TRY(scales_of_group(group.value));
+    if (!scales || (float8 && *float8 != *scales)) {
+      float8.reset();
+      return {};
+    }
+    float8 = scales;
+  }
+  return {};
+}
+
 Status ModelConfig::read_quantization(const Json& json) {
   quantization = std::string(TRY(json.get_string("quant_method")));
-  if (const Json* block = json.find("weight_block_size"); block && block->is_array() && block->size() == 2) {
-    const std::span<const Json> sides = TRY(block->as_array());
-    set("weight_block_rows", TRY(sides[0].as_index()));
-    set("weight_block_columns", TRY(sides[1].as_index()));
+  float8.reset();
+  if (quantization == "fp8") {
+    float8 = Float8Scales{"_scale_inv", 0, 0, true};
+    if (const auto block = TRY(sides(json, "weight_block_size")))
+      float8 = Float8Scales{"_scale_inv", (*block)[0], (*block)[1]};
   }
+  if (quantization == "fbgemm_fp8") float8 = Float8Scales{"_scale", 1, 0, true};
+  if (quantization == "compressed-tensors") TRY(read_compressed_tensors(json));
   if (const Json* modules = json.find("modules_to_not_convert"); modules && modules->is_array())
     for (const Json& module : TRY(modules->as_array())) unquantized_.emplace_back(TRY(module.as_string()));
   return {};
@@ -143,8 +201,13 @@ std::optional<Index> ModelConfig::length(std::string_view name) const {
   return found == lengths_.end() ? std::nullopt : std::optional(found->second);
 }
 
-bool ModelConfig::has_fp8_blocks() const {
-  return quantization == "fp8" && number("weight_block_rows") > 0 && number("weight_block_columns") > 0;
+Dims Float8Scales::shape(const Dims& matrix) const {
+  return {block_rows > 0 ? ceil_div(matrix[0], block_rows) : 1,
+          block_columns > 0 ? ceil_div(matrix[1], block_columns) : 1};
+}
+
+bool is_shape_of_scales(const Dims& shape, const Dims& due) {
+  return shape == due || (volume(shape) == 1 && volume(due) == 1);
 }
 
 bool ModelConfig::is_left_unquantized(std::string_view parameter) const {

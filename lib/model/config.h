@@ -8,12 +8,28 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/layout/box.h"
 #include "lib/model/formula.h"
 
 namespace reshard {
 
 class Catalog;
 class Reader;
+
+// How a model's float8 matrices are scaled: each is beside a tensor with one number for each of its blocks, with which
+// the block's elements are multiplied.
+struct Float8Scales {
+  std::string_view suffix;                  // of that tensor's name, after the matrix's: "_scale_inv"
+  Index block_rows = 0, block_columns = 0;  // 0: all that there are
+  bool is_chosen = false;                   // which matrices are float8 was the producer's choice, else the family's
+  bool is_product_rounded = false;          // to the dtype of the scales, before any other
+
+  bool operator==(const Float8Scales&) const = default;
+  // Of the scales of a matrix of this shape.
+  Dims shape(const Dims& matrix) const;
+};
+// Whether scales may have this shape where they are due in that one: a single one has any number of dimensions.
+bool is_shape_of_scales(const Dims& shape, const Dims& due);
 
 inline constexpr Index kMaxConfigBytes = Index{16} << 20;  // of a config.json; real ones have a few thousand
 
@@ -27,11 +43,12 @@ class ModelConfig {
   // That it has the numbers which every model of a known family has. Of other models nobody has checked.
   Status check() const;
 
-  std::string path;          // where it was read
-  std::string model_type;    // "llama"
-  std::string architecture;  // "LlamaForCausalLM"; may be empty
-  std::string dtype;         // "bfloat16", of torch_dtype or dtype; may be empty
-  std::string quantization;  // "fp8", the quant_method of a quantized model; mostly empty
+  std::string path;                    // where it was read
+  std::string model_type;              // "llama"
+  std::string architecture;            // "LlamaForCausalLM"; may be empty
+  std::string dtype;                   // "bfloat16", of torch_dtype or dtype; may be empty
+  std::string quantization;            // "fp8", the quant_method of a quantized model; mostly empty
+  std::optional<Float8Scales> float8;  // where it is one that is known to make matrices float8
 
   // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
   std::optional<Index> find(std::string_view name) const;
@@ -54,10 +71,6 @@ class ModelConfig {
 
   // Layers that follow those, which predict further tokens and need not be stored.
   Index num_prediction_layers() const { return number("num_nextn_predict_layers"); }
-  // Whether matrices are float8 in blocks of weight_block_rows x weight_block_columns elements, each with a scale.
-  bool has_fp8_blocks() const;
-  // Whether each of its matrices is float8 with one scale.
-  bool has_fp8_matrices() const { return quantization == "fp8" && !has_fp8_blocks(); }
   bool has_mxfp4() const { return quantization == "mxfp4"; }
   // Whether a quantized model leaves this parameter as it was.
   bool is_left_unquantized(std::string_view parameter) const;
@@ -71,6 +84,7 @@ class ModelConfig {
  private:
   Status read(const Json& json);
   Status read_quantization(const Json& json);
+  Status read_compressed_tensors(const Json& json);
   Status make_whole();
   Status derive();
   std::string shown(std::string_view name) const;  // the number, or "nothing"

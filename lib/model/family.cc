@@ -16,10 +16,13 @@ std::vector<const Family*>& table() {
   return families;
 }
 constexpr std::string_view kHole = "{}";
-constexpr std::string_view kScale = "_scale_inv";
 // What quantized models have instead of a parameter, or beside it, by what follows its name.
-constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {
-    {kScale, Quantized::kFloat8}, {kMxfp4Blocks, Quantized::kMxfp4}, {kMxfp4Scales, Quantized::kMxfp4}};
+constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {{"_scale_inv", Quantized::kFloat8},
+                                                                {"_scale", Quantized::kFloat8},
+                                                                {kMxfp4Blocks, Quantized::kMxfp4},
+                                                                {kMxfp4Scales, Quantized::kMxfp4}};
+constexpr std::string_view kActivationScales[] = {"input_scale", "output_scale", "activation_scale",
+                                                  "q_scale",     "k_scale",      "v_scale"};
 const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
@@ -65,24 +68,36 @@ std::optional<ParsedName> parse_hf(const Family& family, std::string_view name) 
     if (!may_match(rule.hf, name)) continue;
     if (const auto n = match(rule.hf, name)) return ParsedName{&rule, nullptr, Convention::kHf, n->layer, n->expert};
   }
-  for (const auto& [suffix, quantized] : kSuffixes) {
-    if (!name.ends_with(suffix)) continue;
-    auto parameter = parse_hf(family, name.substr(0, name.size() - suffix.size()));
-    if (!parameter || parameter->rule->quantized != quantized || parameter->is_of_quantized()) return std::nullopt;
-    parameter->suffix = suffix;
-    return parameter;
-  }
   return std::nullopt;
 }
 
-std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Convention convention) {
-  if (convention == Convention::kHf) return parse_hf(family, name);
+std::optional<ParsedName> parse_stored(const Family& family, std::string_view name, Convention convention) {
   for (const StoredRule& stored : stored_rules(family, convention)) {
     if (!may_match(stored.stored, name)) continue;
     const auto n = match(stored.stored, name);
     if (!n) continue;
     const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
     if (rule) return ParsedName{rule, &stored, convention, n->layer, n->expert};
+  }
+  return std::nullopt;
+}
+
+// Any matrix may be float8, if that is for the producer to choose.
+bool may_be(const NameRule& rule, Quantized quantized) {
+  return rule.quantized == quantized || (quantized == Quantized::kFloat8 && rule.is_matrix());
+}
+
+std::optional<ParsedName> parse_as(const Family& family, std::string_view name, Convention convention) {
+  const auto parse = [&](std::string_view parameter) {
+    return convention == Convention::kHf ? parse_hf(family, parameter) : parse_stored(family, parameter, convention);
+  };
+  if (auto parsed = parse(name)) return parsed;
+  for (const auto& [suffix, quantized] : kSuffixes) {
+    if (!name.ends_with(suffix)) continue;
+    auto parameter = parse(name.substr(0, name.size() - suffix.size()));
+    if (!parameter || !may_be(*parameter->rule, quantized)) continue;
+    parameter->suffix = suffix;
+    if (can_name(family, *parameter, convention)) return parameter;
   }
   return std::nullopt;
 }
@@ -191,6 +206,7 @@ class ParameterList {
     return {};
   }
   std::vector<Parameter> take() { return std::move(out_); }
+  std::vector<Parameter> take_chosen_scales() { return std::move(scales_); }
 
  private:
   Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }
@@ -235,19 +251,20 @@ class ParameterList {
       add_mxfp4(std::move(p));
       return;
     }
-    if (rule.quantized != Quantized::kFloat8 || !config_.has_fp8_blocks() || config_.is_left_unquantized(p.name)) {
+    const auto& float8 = config_.float8;
+    if (!float8 || !(float8->is_chosen ? rule.is_matrix() : rule.quantized == Quantized::kFloat8) ||
+        config_.is_left_unquantized(p.name)) {
       out_.push_back(std::move(p));
       return;
     }
     Parameter scale = p;
-    p.dtype = "float8_e4m3fn";
-    scale.name = scale_name(p.name);
-    scale.shape = {ceil_div(shape[0], config_.number("weight_block_rows")),
-                   ceil_div(shape[1], config_.number("weight_block_columns"))};
+    scale.name += float8->suffix;
+    scale.shape = float8->shape(shape);
     scale.is_scale = true;
-    scale.dtype = "float32";
+    scale.dtype = float8->is_chosen ? "" : "float32";
+    if (!float8->is_chosen) p.dtype = "float8_e4m3fn";
     out_.push_back(std::move(p));
-    out_.push_back(std::move(scale));
+    (float8->is_chosen ? scales_ : out_).push_back(std::move(scale));
   }
 
   // Of [E, in, out].
@@ -270,6 +287,7 @@ class ParameterList {
   const ModelConfig& config_;
   Index elements_ = 0;
   std::vector<Parameter> out_;
+  std::vector<Parameter> scales_;  // of matrices that may be float8 or not
 };
 
 Status check_quantization(const Family& family, const ModelConfig& config) {
@@ -326,6 +344,12 @@ bool StoredRule::has_pairs(std::string_view part) const {
   return is_rotary(form) && (parts[0] == part || (form == Form::kRotaryQkvByGroup && parts[1] == part));
 }
 
+bool NameRule::is_matrix() const { return std::count(shape.begin(), shape.end(), ',') == 1; }
+
+bool NameRule::stacks_experts() const {
+  return shape.starts_with("num_experts,") && std::count(shape.begin(), shape.end(), ',') == 2;
+}
+
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
 
 bool Family::has_convention(Convention convention) const {
@@ -339,7 +363,7 @@ bool Family::knows_model_type(std::string_view model_type) const {
 }
 
 bool Family::carries(std::string_view parameter) const {
-  return any_glob_matches(carried, parameter) ||
+  return any_glob_matches(carried, parameter) || is_activation_scale(parameter) ||
          (!in_memory.empty() && any_glob_matches(carried, name_in_files(*this, parameter)));
 }
 
@@ -355,11 +379,10 @@ const Family* find_family(std::string_view name) {
 
 bool knows_quantization(const Family& family, const ModelConfig& config) {
   if (config.quantization.empty()) return true;
-  // One scale for each matrix, that stays beside it.
-  if (config.has_fp8_matrices()) return family.carries(scale_name("proj.weight"));
-  const Quantized how = config.has_fp8_blocks() ? Quantized::kFloat8
-                        : config.has_mxfp4()    ? Quantized::kMxfp4
-                                                : Quantized::kNever;
+  if (config.float8 && config.float8->is_chosen)  // any matrix may be, and experts are where they are matrices
+    return std::none_of(family.rules.begin(), family.rules.end(),
+                        [](const NameRule& rule) { return rule.stacks_experts(); });
+  const Quantized how = config.float8 ? Quantized::kFloat8 : config.has_mxfp4() ? Quantized::kMxfp4 : Quantized::kNever;
   return how != Quantized::kNever && std::any_of(family.rules.begin(), family.rules.end(),
                                                  [&](const NameRule& rule) { return rule.quantized == how; });
 }
@@ -385,7 +408,7 @@ std::optional<ParsedName> parse_name(const Family& family, std::string_view name
     if (auto parsed = parse_as(family, name, convention)) return parsed;
   const std::string_view prefix = family.optional_prefix;
   if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
-  return parse_hf(family, name.substr(prefix.size()));
+  return parse_as(family, name.substr(prefix.size()), Convention::kHf);
 }
 
 std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
@@ -403,6 +426,13 @@ const StoredRule* stored_rule(const Family& family, const NameRule& rule, Conven
   for (const StoredRule& stored : stored_rules(family, convention))
     if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
   return nullptr;
+}
+
+bool can_name(const Family& family, const ParsedName& name, Convention convention) {
+  if (!name.is_of_quantized() || convention == Convention::kHf) return true;
+  const StoredRule* const stored = stored_rule(family, *name.rule, convention);
+  return convention == Convention::kTransformers && name.rule->quantized != Quantized::kMxfp4 &&
+         (!stored || stored->form == Form::kSame);
 }
 
 TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
@@ -431,8 +461,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
       break;
     case Form::kTransposed:
     case Form::kTransposedQkv: {
-      const bool is_matrix = split(rule.shape, ',').size() == 2;
-      if (is_matrix) cut.dim = 1 - cut.dim;
+      if (rule.is_matrix()) cut.dim = 1 - cut.dim;
       if (name.stored->form == Form::kTransposedQkv) cut.sections = 1;  // each head's rows are together
       break;
     }
@@ -445,7 +474,10 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
   return cut;
 }
 
-std::string scale_name(std::string_view matrix) { return std::string(matrix) + std::string(kScale); }
+bool is_activation_scale(std::string_view parameter) {
+  const std::string_view leaf = parameter.substr(module_of(parameter).size());
+  return std::find(std::begin(kActivationScales), std::end(kActivationScales), leaf) != std::end(kActivationScales);
+}
 
 void add_name(NamePatterns& names, std::string name) {
   AlikeNames& alike = names[pattern_of(name)];
@@ -500,9 +532,11 @@ std::string rename_key(const Family& family, std::string_view key, Convention co
   }
   if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
-  const StoredRule* stored = parsed->is_of_quantized() ? nullptr : stored_rule(family, *parsed->rule, convention);
+  const StoredRule* stored =
+      can_name(family, *parsed, convention) ? stored_rule(family, *parsed->rule, convention) : nullptr;
   if (!stored) return std::string(key);
-  return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + parts.suffix;
+  return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + std::string(parsed->suffix) +
+         parts.suffix;
 }
 
 std::string canonical_key(const Family& family, std::string_view key) {
@@ -529,14 +563,19 @@ Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfi
   return list.take();
 }
 
-Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config) {
+Result<std::vector<Parameter>> optional_parameters(const Family& family, const ModelConfig& config) {
   TRY(check_quantization(family, config));
-  ParameterList list(family, config);
+  ParameterList model(family, config), prediction(family, config);
   const Index begin = config.num_hidden_layers();
   const auto end = checked_add(begin, std::max<Index>(0, config.num_prediction_layers()));
   if (!end) return corrupt(config.path + ": num_nextn_predict_layers overflows");
-  TRY(list.add_layers(begin, *end));
-  return list.take();
+  TRY(prediction.add_layers(begin, *end));
+  std::vector<Parameter> out = prediction.take();
+  if (!config.float8 || !config.float8->is_chosen) return out;
+  TRY(model.add_all());
+  for (ParameterList* list : {&model, &prediction})
+    for (Parameter& scale : list->take_chosen_scales()) out.push_back(std::move(scale));
+  return out;
 }
 
 Index count_elements(const std::vector<Parameter>& parameters) {

@@ -93,6 +93,8 @@ struct NameRule {
   bool is_per_expert() const;
   // Derived data that is not carried: a causal mask, the frequencies of a rotary embedding.
   bool is_dropped() const { return shape.empty(); }
+  bool is_matrix() const;
+  bool stacks_experts() const;  // [E, ., .]
   // Whether its rows (dimension 0) are words.
   bool is_vocabulary() const { return shape.starts_with("vocab_size,"); }
 };
@@ -172,6 +174,9 @@ std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 std::string canonical_name(const ParsedName& name);
 // What a convention stores a canonical parameter as; null for Hugging Face's, and where it has none.
 const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention);
+// Whether it has a name for what `name` is; scales have one in files, and those of float8 in the memory of transformers
+// where their matrices are tensors of their own.
+bool can_name(const Family& family, const ParsedName& name, Convention convention);
 
 // How tensor parallelism cuts a tensor; dim -1: not.
 struct TensorParallelCut {
@@ -187,8 +192,9 @@ std::string replace_prefix(std::string_view name, const std::vector<std::pair<st
 constexpr std::string_view module_of(std::string_view parameter) {
   return parameter.substr(0, parameter.rfind('.') + 1);
 }
-// What holds the scales of an FP8 matrix: "x.weight" -> "x.weight_scale_inv".
-std::string scale_name(std::string_view matrix);
+// Whether that is a number that float8 weights have beside them for what they are multiplied with, or for caches:
+// "x.input_scale".
+bool is_activation_scale(std::string_view parameter);
 // What the names of the two tensors of a parameter in MXFP4 have after its own.
 inline constexpr std::string_view kMxfp4Blocks = "_blocks", kMxfp4Scales = "_scales";
 inline constexpr Index kMxfp4Group = 32, kMxfp4Bytes = 16;  // values that share a scale, and the bytes they are in
@@ -238,8 +244,9 @@ struct Parameter {
 // All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
 // lacks a number that a shape needs, and for models quantized in a way that is not known.
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
-// What a checkpoint may hold besides: the layers that predict further tokens. Mostly empty.
-Result<std::vector<Parameter>> prediction_parameters(const Family& family, const ModelConfig& config);
+// What a checkpoint may hold besides: the layers that predict further tokens, and the scales of matrices that the
+// producer may have made float8. Mostly empty.
+Result<std::vector<Parameter>> optional_parameters(const Family& family, const ModelConfig& config);
 // Their elements, tied ones counted once and scales not at all: what people mean by a model's size.
 Index count_elements(const std::vector<Parameter>& parameters);
 

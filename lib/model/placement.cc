@@ -63,6 +63,8 @@ Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
     const auto parsed = parse_name(*family_, parameter);
     const TensorParallelCut by_rule = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
     if (by_rule.dim >= tensor.shape.rank()) return cut;
+    // A scale of all that the matrix has along this dimension is every rank's.
+    if (by_rule.dim >= 0 && parsed->is_of_quantized() && tensor.shape[by_rule.dim] == 1) return cut;
     cut.dim = by_rule.dim;
     cut.groups = by_rule.sections;
     return cut;

@@ -179,7 +179,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
   std::set<std::string, std::less<>> expected;
   const auto check_shape = [&](const Parameter& p) -> Status {
     const Dims& shape = view.tensors()[*view.find(p.name)].shape;
-    if (shape == p.shape) return {};
+    if (p.is_scale ? is_shape_of_scales(shape, p.shape) : shape == p.shape) return {};
     return corrupt(tensor_text(p.name) + ": " + config.path + " says " + to_string(p.shape) + ", got " +
                    to_string(shape));
   };
@@ -193,7 +193,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
     TRY(check_shape(p));
     out.present += !p.is_tied;
   }
-  for (const Parameter& p : TRY(prediction_parameters(family, config))) {
+  for (const Parameter& p : TRY(optional_parameters(family, config))) {
     expected.insert(p.name);
     if (view.find(p.name)) TRY(check_shape(p));
   }

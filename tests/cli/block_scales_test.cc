@@ -1,4 +1,4 @@
-// Float8 matrices with a scale for each block, made bfloat16.
+// Float8 matrices with a scale for each block or row, made bfloat16.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,17 +19,22 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr std::string_view kConfig =
-    R"({"model_type": "qwen3", "vocab_size": 5, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "torch_dtype": "bfloat16",
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [5, 7],
-                                "modules_to_not_convert": ["model.layers.0.self_attn.v_proj"]}})";
-constexpr Index kBlockRows = 5, kBlockColumns = 7;
 const std::string kLayer = "model.layers.0.";
+
+// How a model is quantized.
+struct Quantization {
+  std::string config;           // its quantization_config
+  std::string suffix;           // of the names of scales
+  Index rows = 0, columns = 0;  // of a block
+  DType scales = DType::kFloat32;
+};
 
 class BlockScalesTest : public testing::Test {
  protected:
-  BlockScalesTest() {
+  explicit BlockScalesTest(Quantization how = {R"({"quant_method": "fp8", "weight_block_size": [5, 7],
+                                                   "modules_to_not_convert": ["model.layers.0.self_attn.v_proj"]})",
+                                               "_scale_inv", 5, 7})
+      : how_(std::move(how)) {
     const auto plain = [&](const std::string& name, const Dims& shape) {
       values_[name] = {DType::kBFloat16, shape, std::string(static_cast<std::size_t>(2 * volume(shape)), '\x3f')};
     };
@@ -50,36 +55,48 @@ class BlockScalesTest : public testing::Test {
 
   // Every float8 value, many times, and a scale of its own for each block.
   void scaled(const std::string& module, Index rows, Index columns) {
-    const Index down = ceil_div(rows, kBlockRows), across = ceil_div(columns, kBlockColumns);
-    std::string elements, scales;
+    const Index down = ceil_div(rows, how_.rows), across = ceil_div(columns, how_.columns);
+    std::string elements;
     for (Index i = 0; i < rows * columns; ++i)
       elements.push_back(static_cast<char>((i * 37 + std::ssize(values_)) % 256));
     std::vector<float> scale;
     for (Index i = 0; i < down * across; ++i) scale.push_back(0.3F * static_cast<float>(i + 1) - 2);
-    scales.assign(reinterpret_cast<const char*>(scale.data()), scale.size() * sizeof(float));
+    std::string scales(static_cast<std::size_t>(down * across * byte_size(how_.scales)), '\0');
+    auto* const floats = reinterpret_cast<std::byte*>(scale.data());
+    auto* const stored = reinterpret_cast<std::byte*>(scales.data());
+    convert(DType::kFloat32, how_.scales, floats, stored, down * across);
+    convert(how_.scales, DType::kFloat32, stored, floats, down * across);
     const std::string name = kLayer + module + ".weight";
     values_[name] = {DType::kFloat8E4M3, {rows, columns}, elements};
-    values_[name + "_scale_inv"] = {DType::kFloat32, {down, across}, scales};
+    values_[name + how_.suffix] = {how_.scales, {down, across}, scales};
     std::string made(elements.size() * 2, '\0');
     for (Index i = 0; i < rows * columns; ++i) {
       float x = 0;
       convert(DType::kFloat8E4M3, DType::kFloat32, reinterpret_cast<const std::byte*>(elements.data() + i),
               reinterpret_cast<std::byte*>(&x), 1);
-      x *= scale[static_cast<std::size_t>(i / columns / kBlockRows * across + i % columns / kBlockColumns)];
+      x *= scale[static_cast<std::size_t>(i / columns / how_.rows * across + i % columns / how_.columns)];
       convert(DType::kFloat32, DType::kBFloat16, reinterpret_cast<const std::byte*>(&x),
               reinterpret_cast<std::byte*>(made.data() + 2 * i), 1);
     }
     expected_[name] = {DType::kBFloat16, {rows, columns}, made};
   }
 
+  std::string config() const {
+    return R"({"model_type": "qwen3", "vocab_size": 5, "hidden_size": 32, "num_hidden_layers": 1, "head_dim": 8,
+               "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "torch_dtype": "bfloat16",
+               "quantization_config": )" +
+           how_.config + "}";
+  }
+
   CommandResult convert_it(std::vector<std::string> more) {
     write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
-    write_file(dir_ / "source/config.json", kConfig);
+    write_file(dir_ / "source/config.json", config());
     std::vector<std::string> all = {"convert", dir_ / "source", dir_ / "out", "-q"};
     all.insert(all.end(), more.begin(), more.end());
     return reshard_cli(all);
   }
 
+  const Quantization how_;
   const TempDir dir_;
   TensorValues values_, expected_;  // what is written, and what the scaled matrices become
 };
@@ -117,7 +134,7 @@ TEST_F(BlockScalesTest, StayWithTheirMatricesOtherwise) {
 
 TEST_F(BlockScalesTest, AreAppliedByALoad) {
   write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
-  write_file(dir_ / "source/config.json", kConfig);
+  write_file(dir_ / "source/config.json", config());
   LoadOptions options;
   options.mesh = Mesh({{"tp", 2}});
   options.rank = 1;
@@ -158,6 +175,102 @@ TEST_F(BlockScalesTest, OneMatrixCannotStayBesideOthers) {
   const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--keep-dtype", "*.q_proj.weight"});
   EXPECT_EQ(r.exit_code, 2);
   EXPECT_THAT(r.err, HasSubstr("would stay float8 beside matrices that do not"));
+}
+
+// compressed-tensors: a scale for each row, of the matrices that the producer chose, and numbers for their inputs.
+class RowScalesTest : public BlockScalesTest {
+ protected:
+  RowScalesTest()
+      : BlockScalesTest({R"({"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                             "config_groups": {"group_0": {"targets": ["Linear"], "weights":
+                               {"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": true}}}})",
+                         "_scale", 1, 32, DType::kBFloat16}) {
+    for (const std::string name : {"self_attn.q_proj.input_scale", "self_attn.k_scale"})
+      values_[kLayer + name] = {DType::kBFloat16, {1}, std::string(2, '\x3c')};
+  }
+};
+
+TEST_F(RowScalesTest, AreAppliedElementByElement) {
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "out");
+  EXPECT_EQ(out.size(), values_.size() - expected_.size() - 2);
+  for (const auto& [name, value] : expected_) EXPECT_TRUE(out.at(name) == value) << name;
+  EXPECT_THAT(read_file(dir_ / "out/config.json"), testing::Not(HasSubstr("quantization_config")));
+  const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+// compressed-tensors multiplies in the dtype of the scales, and what it makes is made float32 after that.
+TEST_F(RowScalesTest, AreAppliedInTheirOwnDtype) {
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "float32"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "out");
+  for (const auto& [name, value] : expected_) {
+    std::string wide(2 * value.bytes.size(), '\0');
+    convert(DType::kBFloat16, DType::kFloat32, reinterpret_cast<const std::byte*>(value.bytes.data()),
+            reinterpret_cast<std::byte*>(wide.data()), volume(value.shape));
+    EXPECT_TRUE(out.at(name) == (TensorValue{DType::kFloat32, value.shape, wide})) << name;
+  }
+}
+
+TEST_F(RowScalesTest, AreAppliedWhereNoTableDescribesTheModel) {
+  write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
+  std::string other = config();
+  other.replace(other.find("qwen3"), 5, "another");
+  write_file(dir_ / "source/config.json", other);
+  const CommandResult r = reshard_cli({"convert", dir_ / "source", dir_ / "out", "--to", "hf", "--dtype", "bfloat16"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("no known family describes the another of"));
+  const TensorValues out = load_checkpoint(dir_ / "out");
+  EXPECT_EQ(out.size(), values_.size() - expected_.size() - 2);
+  for (const auto& [name, value] : expected_) EXPECT_TRUE(out.at(name) == value) << name;
+}
+
+TEST_F(RowScalesTest, MoveWithTheirRows) {
+  const CommandResult r = convert_it({"--to", "dcp", "--mesh", "tp=2"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  LoadOptions options;
+  options.mesh = Mesh({{"tp", 2}});
+  options.rank = 1;
+  std::map<std::string, std::string> memory;
+  const auto report = load(dir_ / "out", options, [&](const LoadTensor& t) -> Result<Destination> {
+    std::string& bytes = memory[t.name];
+    bytes.resize(static_cast<std::size_t>(t.bytes()));
+    return Destination{reinterpret_cast<std::byte*>(bytes.data()), std::nullopt};
+  });
+  ASSERT_TRUE(report) << report.error().message();
+  const std::string by_rows = kLayer + "mlp.up_proj.weight_scale", by_columns = kLayer + "mlp.down_proj.weight_scale";
+  EXPECT_TRUE(memory.at(by_rows) == values_.at(by_rows).bytes.substr(values_.at(by_rows).bytes.size() / 2));
+  EXPECT_TRUE(memory.at(by_columns) == values_.at(by_columns).bytes);
+  ASSERT_EQ(reshard_cli({"convert", dir_ / "out", dir_ / "back", "--to", "hf", "-q"}).exit_code, 0);
+  EXPECT_TRUE(load_checkpoint(dir_ / "back") == values_);
+  EXPECT_THAT(read_file(dir_ / "back/config.json"), HasSubstr("quantization_config"));
+}
+
+TEST_F(RowScalesTest, HaveNoNamesAmongThoseOfTrainers) {
+  const CommandResult r = convert_it({"--to", "dcp", "--names", "torchtitan"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err,
+              HasSubstr("torchtitan names has no names for them: a loader would take the one without the other"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
+}
+
+TEST_F(RowScalesTest, OfAnotherShapeAreNamed) {
+  TensorValue& scales = values_.at(kLayer + "mlp.up_proj.weight_scale");
+  scales.shape = {24};
+  const CommandResult r = convert_it({"--to", "hf", "--dtype", "bfloat16", "--allow", "config"});
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_THAT(r.err, HasSubstr("mlp.up_proj.weight_scale' [24] of bfloat16: expected [24, 1], one for each 1 x 32 of"));
+  const CommandResult copied = reshard_cli({"convert", dir_ / "source", dir_ / "out", "--to", "hf"});
+  EXPECT_EQ(copied.exit_code, 3);
+  EXPECT_THAT(copied.err,
+              HasSubstr("mlp.up_proj.weight_scale': " + (dir_ / "source/config.json") + " says [24, 1], got"));
+  const CommandResult verified = reshard_cli({"verify", dir_ / "source"});
+  EXPECT_EQ(verified.exit_code, 1) << verified.out << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("[24] where [24, 1] is due"));
 }
 
 // One scale for a matrix, or for a row of it, of models that no table describes.

@@ -89,13 +89,47 @@ TEST(Config, ReadsBlockQuantization) {
   const auto config = parse(with("llama", R"(, "quantization_config": {"quant_method": "fp8",
       "weight_block_size": [128, 64], "modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]})"));
   ASSERT_TRUE(config) << config.error().message();
-  EXPECT_TRUE(config->has_fp8_blocks());
-  EXPECT_EQ(config->number("weight_block_rows"), 128);
-  EXPECT_EQ(config->number("weight_block_columns"), 64);
+  EXPECT_EQ(config->float8, (Float8Scales{"_scale_inv", 128, 64}));
+  EXPECT_EQ(config->float8->shape({200, 64}), (Dims{2, 1}));
   EXPECT_TRUE(config->is_left_unquantized("lm_head.weight"));
   EXPECT_TRUE(config->is_left_unquantized("model.layers.1.mlp.up_proj.weight"));
   EXPECT_FALSE(config->is_left_unquantized("model.layers.11.mlp.up_proj.weight"));
   EXPECT_FALSE(config->is_left_unquantized("model.layers.1.mlp2.weight"));
+}
+
+TEST(Config, ReadsHowFloat8IsScaled) {
+  const auto read = [](const std::string& quantization) {
+    const auto config = parse(with("llama", R"(, "quantization_config": )" + quantization));
+    EXPECT_TRUE(config) << quantization;
+    return config ? config->float8 : std::nullopt;
+  };
+  const auto compressed = [&](const std::string& weights, const std::string& more = {}) {
+    return read(R"({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": )" + weights + "}" +
+                more + "}}");
+  };
+  const std::string channel = R"({"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": true})";
+  EXPECT_EQ(compressed(channel), (Float8Scales{"_scale", 1, 0, true, true}));
+  EXPECT_EQ(compressed(R"({"type": "float", "num_bits": 8, "strategy": "tensor"})"),
+            (Float8Scales{"_scale", 0, 0, true, true}));
+  EXPECT_EQ(compressed(R"({"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 64]})"),
+            (Float8Scales{"_scale", 128, 64, true, true}));
+  EXPECT_EQ(compressed(channel, R"(, "group_1": {"weights": )" + channel + "}"),
+            (Float8Scales{"_scale", 1, 0, true, true}));
+  EXPECT_EQ(read(R"({"quant_method": "fbgemm_fp8"})"), (Float8Scales{"_scale", 1, 0, true}));
+  EXPECT_EQ(read(R"({"quant_method": "fp8", "weight_block_size": null})"), (Float8Scales{"_scale_inv", 0, 0, true}));
+
+  // What is applied otherwise.
+  for (const char* weights :
+       {R"({"type": "int", "num_bits": 8, "strategy": "channel"})",
+        R"({"type": "float", "num_bits": 4, "strategy": "channel"})",
+        R"({"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32})",
+        R"({"type": "float", "num_bits": 8, "strategy": "block"})",
+        R"({"type": "float", "num_bits": 8, "strategy": "channel", "symmetric": false})", "null", "5"})
+    EXPECT_EQ(compressed(weights), std::nullopt) << weights;
+  EXPECT_EQ(compressed(channel, R"(, "group_1": {"weights": {"type": "float", "num_bits": 8, "strategy": "tensor"}})"),
+            std::nullopt);
+  EXPECT_EQ(read(R"({"quant_method": "compressed-tensors"})"), std::nullopt);
+  EXPECT_EQ(read(R"({"quant_method": "gptq"})"), std::nullopt);
 }
 
 TEST(Config, SaysWhatIsWrong) {

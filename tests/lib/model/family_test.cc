@@ -192,14 +192,24 @@ TEST(DeepSeek, QuantizedMatricesHaveScales) {
   EXPECT_EQ(list.at(layer + "mlp.gate.e_score_correction_bias").dtype, "float32");
   EXPECT_FALSE(list.contains(layer + "mlp.gate.weight_scale_inv"));
   EXPECT_FALSE(list.contains("lm_head.weight_scale_inv"));
-  EXPECT_FALSE(parse_name(*find_family("deepseek_v3"), "lm_head.weight_scale_inv"));
+  // Any matrix may have some where the producer chose; this config has none for the head.
+  EXPECT_TRUE(parse_name(*find_family("deepseek_v3"), "lm_head.weight_scale_inv")->is_of_quantized());
+  Catalog more = catalog_of(table(published("deepseek-v3")));
+  Tensor scales;
+  scales.name = "lm_head.weight_scale_inv";
+  scales.shape = {1010, 56};
+  ASSERT_TRUE(more.add(std::move(scales)));
+  const auto checked = check_against_config(more, *find_family("deepseek_v3"), published("deepseek-v3"), true);
+  ASSERT_FALSE(checked);
+  EXPECT_NE(checked.error().message().find("does not describe: 'lm_head.weight_scale_inv'"), std::string::npos)
+      << checked.error().message();
   EXPECT_FALSE(parse_name(*find_family("deepseek_v3"), layer + "self_attn.o_proj.weight_scale_inv_scale_inv"));
   EXPECT_EQ(canonical_key(*find_family("deepseek_v3"), scale.name), scale.name);
 }
 
 TEST(DeepSeek, PredictionLayersAreKnownAndNeedNotBeThere) {
   const ModelConfig config = published("deepseek-v3");
-  const auto extra = prediction_parameters(*find_family("deepseek_v3"), config);
+  const auto extra = optional_parameters(*find_family("deepseek_v3"), config);
   ASSERT_TRUE(extra);
   const auto list = by_name(*extra);
   EXPECT_EQ(list.at("model.layers.61.eh_proj.weight").shape, (Dims{7168, 14336}));
