@@ -214,7 +214,9 @@ Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findi
   for (const Tensor& tensor : subject.catalog.tensors()) {
     const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
-    const auto parsed = parse_name(subject.family, key.parameter);
+    const auto by_shape =
+        parse_tensor(subject.family, key.parameter, tensor.shape, &subject.config, tensor_text(tensor.name));
+    const auto parsed = by_shape ? *by_shape : parse_name(subject.family, key.parameter);
     if (!parsed) {
       // Heads of reward and classification models stand where the language model has its own.
       if (key.parameter.starts_with("value_head.") || key.parameter.starts_with("score."))

@@ -411,6 +411,29 @@ std::optional<ParsedName> parse_name(const Family& family, std::string_view name
   return parse_as(family, name.substr(prefix.size()), Convention::kHf);
 }
 
+Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string_view name, const Dims& shape,
+                                               const ModelConfig* config, const std::string& what) {
+  auto parsed = parse_name(family, name);
+  if (!parsed || parsed->stored || parsed->is_of_quantized() || shape.rank() < 2) return parsed;
+  const StoredRule* const in_memory = stored_rule(family, *parsed->rule, Convention::kTransformers);
+  if (!in_memory || in_memory->form != Form::kTransposed || in_memory->stored != parsed->rule->hf) return parsed;
+  if (!config)
+    return usage_error(what + ": files have its last two dimensions the other way round than the memory of " +
+                       "transformers, and no config.json says which this is; give one with --config");
+  const Dims in_files = TRY(expected_shape(*parsed->rule, *config));
+  Dims transposed = in_files;
+  std::swap(transposed[transposed.rank() - 1], transposed[transposed.rank() - 2]);
+  if (shape == transposed && shape == in_files)
+    return unsupported(what + " " + to_string(shape) +
+                       ": files have its last two dimensions the other way round than " +
+                       "the memory of transformers, and where they are equal nothing says which this is");
+  if (shape == transposed) {
+    parsed->stored = in_memory;
+    parsed->convention = Convention::kTransformers;
+  }
+  return parsed;
+}
+
 std::string format_pattern(std::string_view pattern, Index layer, Index expert) {
   std::string out(pattern);
   for (const Index number : {layer, expert})
@@ -462,6 +485,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
     case Form::kTransposed:
     case Form::kTransposedQkv: {
       if (rule.is_matrix()) cut.dim = 1 - cut.dim;
+      if (rule.stacks_experts() && cut.dim > 0) cut.dim = 3 - cut.dim;
       if (name.stored->form == Form::kTransposedQkv) cut.sections = 1;  // each head's rows are together
       break;
     }

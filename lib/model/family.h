@@ -48,7 +48,7 @@ enum class Form {
   kSections,          // the parts, all of one shape, one after the other along dimension 0
   kStacked,           // the part of every expert, along a new first dimension
   kStackedSections,   // the sections of every expert, along a new first dimension
-  kTransposed,        // [out, in] of the part's [in, out]
+  kTransposed,        // [out, in] of the part's [in, out], of each expert where they are in one tensor
   kTransposedQkv,     // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
   kDropped,           // derived data that is not carried
 };
@@ -168,6 +168,11 @@ struct ParsedName {
 };
 // Of a plain key (parts.h); looks past the family's own prefix.
 std::optional<ParsedName> parse_name(const Family& family, std::string_view name);
+// The same of a tensor of that shape, which decides where one name means a parameter in files and the parameter
+// transposed in the memory of transformers. A usage error where the config that it is held against is not there,
+// unsupported where both are of one shape; `what` is the tensor, for messages.
+Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string_view name, const Dims& shape,
+                                               const ModelConfig* config, const std::string& what);
 // A pattern with its numbers; those below 0 are left out.
 std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 // The canonical name of a parameter that is not packed.

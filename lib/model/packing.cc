@@ -60,11 +60,13 @@ FragmentList slice(const FragmentList& in, Index index, int rank, Index element_
   return out;
 }
 
-FragmentList transpose(const FragmentList& in) {
-  FragmentList out(2);
+void swap_last_two(Dims& dims) { std::swap(dims[dims.rank() - 1], dims[dims.rank() - 2]); }
+
+FragmentList transpose(const FragmentList& in, int rank) {
+  FragmentList out(rank);
   for (std::size_t i = 0; i < in.size(); ++i) {
     Fragment f = in.get(i);
-    for (Dims* dims : {&f.box.origin, &f.box.shape, &f.strides}) std::swap((*dims)[0], (*dims)[1]);
+    for (Dims* dims : {&f.box.origin, &f.box.shape, &f.strides}) swap_last_two(*dims);
     out.add(f);
   }
   return out;
@@ -74,7 +76,7 @@ FragmentList part_fragments(const FragmentList& in, const PackedPart& part, int 
   FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
   if (part.index >= 0) --rank;
   if (!part.rows.empty()) out = map_rows(out, part.rows, rank, element_bytes);
-  return part.transposed ? transpose(out) : out;
+  return part.transposed ? transpose(out, rank) : out;
 }
 
 std::string times(std::string_view a, Index x, std::string_view b, Index y) {
@@ -241,8 +243,8 @@ class Unpacker {
 
   Result<std::vector<PackedPart>> transposed() {
     PackedPart part{part_name(0, name_.expert), shape_, -1, {}, false, 1};
-    if (shape_.rank() == 2) {
-      std::swap(part.shape[0], part.shape[1]);
+    if (shape_.rank() >= 2) {
+      swap_last_two(part.shape);
       part.transposed = true;
     }
     return std::vector{std::move(part)};
@@ -308,7 +310,7 @@ Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts)
                        " do not make one tensor");
   };
   if (stored.form == Form::kTransposed || stored.form == Form::kTransposedQkv) {
-    if (out.rank() == 2) std::swap(out[0], out[1]);
+    if (out.rank() >= 2) swap_last_two(out);
     return out;
   }
   if (stored.is_stacked()) {

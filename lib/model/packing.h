@@ -28,7 +28,7 @@ struct PackedPart {
   Dims shape;                    // of the part
   Index index = -1;              // of the part in a stacked tensor, along its first dimension; -1: not stacked
   std::vector<RowSegment> rows;  // ascending in the stored rows within a head; empty: the rows as they are
-  bool transposed = false;       // after that
+  bool transposed = false;       // after that, in its last two dimensions
   Index row_group = 1;           // of the part, as in Tensor
 };
 

@@ -27,7 +27,7 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
                             StageRule stages) {
   if (mesh.size("ep") > 1)
     return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
-  Placer placer(mesh, family, stages);
+  Placer placer(mesh, family, config, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
   for (const Tensor& tensor : model.tensors()) {
     const StateKey key = split_state_key(tensor.key());
@@ -60,7 +60,8 @@ Placement Placer::place(const Tensor& tensor) const {
 Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
   Split cut{{"tp"}, -1};
   if (family_) {
-    const auto parsed = parse_name(*family_, parameter);
+    const auto by_shape = parse_tensor(*family_, parameter, tensor.shape, config_, tensor.name);
+    const auto parsed = by_shape ? *by_shape : parse_name(*family_, parameter);
     const TensorParallelCut by_rule = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut{};
     if (by_rule.dim >= tensor.shape.rank()) return cut;
     // A scale of all that the matrix has along this dimension is every rank's.

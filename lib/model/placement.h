@@ -16,8 +16,9 @@ namespace reshard {
 // Optimizer state follows its parameter.
 class Placer {
  public:
-  // `model` holds the tensors that are to be placed, under the names of any convention; of their fragments only those
-  // of a model without a family are looked at. A usage error where there are more pipeline stages than layers.
+  // Refers to `family` and `config`. `model` holds the tensors that are to be placed, under the names of any
+  // convention; of their fragments only those of a model without a family are looked at. A usage error where there are
+  // more pipeline stages than layers.
   static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
                              StageRule stages = StageRule::kTorchtitan);
   // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
@@ -25,12 +26,14 @@ class Placer {
   Placement place(const Tensor& tensor) const;
 
  private:
-  Placer(const Mesh& mesh, const Family* family, StageRule stages) : mesh_(mesh), family_(family), stages_(stages) {}
+  Placer(const Mesh& mesh, const Family* family, const ModelConfig* config, StageRule stages)
+      : mesh_(mesh), family_(family), config_(config), stages_(stages) {}
   Split tp_split(const Tensor& tensor, std::string_view parameter) const;
   Index stage(std::string_view parameter) const;
 
   Mesh mesh_;
   const Family* family_;
+  const ModelConfig* config_;
   StageRule stages_;
   Index layers_ = 0;
   std::string warning_;

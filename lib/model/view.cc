@@ -43,7 +43,10 @@ class ViewBuilder {
  private:
   Status add(const Tensor& tensor) {
     const StateKey key = split_state_key(tensor.key());
-    const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(*options_.family, key.parameter);
+    const auto parsed =
+        key.parameter.empty()
+            ? std::nullopt
+            : TRY(parse_tensor(*options_.family, key.parameter, tensor.shape, options_.config, what(tensor)));
     if (!parsed) {
       if (tensor.is_buffer && dropped_ && !options_.keep_unknown) {
         dropped_->push_back(tensor.name);

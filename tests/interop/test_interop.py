@@ -857,6 +857,44 @@ class Families(Case):
         for name, value in wanted.items():
             self.assertTrue(same_bits(state[name], value), name)
 
+    def test_qwen3_vl_moe_saved_by_transformers_and_published(self):
+        """Whose experts are one tensor of one name, [in, out] as published, [out, in] in memory and as transformers saves it."""
+        import transformers
+        torch.manual_seed(3)
+        saved, published = self.out("saved"), self.out("published")
+        model = self.build("qwen3_vl_moe", {
+            "text_config": {**_EXPERTS, "model_type": "qwen3_vl_moe_text", "head_dim": 12, "moe_intermediate_size": 20,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}},
+            "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32,
+                              "patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}})
+        model.save_pretrained(saved)
+        tensors = load_file(saved / "model.safetensors")
+        published.mkdir()
+        shutil.copy(saved / "config.json", published)
+        save_file({k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in tensors.items()},
+                  published / "model.safetensors", metadata={"format": "pt"})
+        wanted = raw_safetensors(published / "model.safetensors")
+        stored, tied = self.table(published / "config.json")
+        self.assertEqual(stored, {k: v[1] for k, v in wanted.items() if not k.startswith(_OTHER_PARTS)})
+        self.out("memory").mkdir()
+        torch.save({"model": model.state_dict(), "step": 2}, self.out("memory/model.pt"))
+        shutil.copy(saved / "config.json", self.out("memory"))
+        for source in (saved, published, self.out("memory/model.pt")):
+            self.assertIn("0 errors, 0 warnings", reshard("verify", source, "--config", saved / "config.json"))
+            ranks, files, state = (self.out(f"{source.stem}.{what}") for what in ("ranks", "files", "state"))
+            reshard("convert", source, ranks, "--to", "dcp", "--mesh", "tp=2,dp_shard=2", "--names", "transformers")
+            reshard("convert", ranks, files, "--to", "hf")
+            self.assertEqual(raw_safetensors(files / "model.safetensors"), wanted)
+            reshard("verify", source, "--against", ranks)
+            reshard("convert", files, state, "--to", "bin", "--names", "transformers")
+            got = torch.load(state / "pytorch_model.bin", weights_only=True)
+            self.assertEqual(got.keys(), model.state_dict().keys())
+            for name, value in model.state_dict().items():
+                self.assertTrue(same_bits(got[name], value), name)
+        loaded = transformers.AutoModelForImageTextToText.from_pretrained(files)
+        for name, value in model.state_dict().items():
+            self.assertTrue(same_bits(loaded.state_dict()[name], value), name)
+
     def check_published(self, config):
         """Names and shapes of a model of real size: transformers' on torch's meta device, experts taken apart."""
         members = json.loads(config.read_text())

@@ -144,6 +144,49 @@ TEST(Packing, StackedSectionsAreHalvesOfSlices) {
     }
 }
 
+// Qwen 3 VL MoE: one name for [E, in, out] in files and [E, out, in] in memory.
+TEST(Packing, TheShapeSaysWhetherExpertsAreTransposed) {
+  std::mt19937 random(6);
+  const std::string name = "model.language_model.layers.1.mlp.experts.down_proj";
+  ModelConfig config = config_of(2, 2, 2, 3);
+  config.set("hidden_size", 4);
+  config.set("moe_intermediate_size", 5);
+  std::vector<Index> as_it_is, transposed;
+  for (Index i = 0; i < 60; ++i) as_it_is.push_back(i);
+  for (Index e = 0; e < 3; ++e)
+    for (Index in = 0; in < 5; ++in)
+      for (Index out = 0; out < 4; ++out) transposed.push_back((e * 4 + out) * 5 + in);
+  const Family& family = *find_family("qwen3_vl_moe");
+  EXPECT_EQ(places_of(view_of(family, name, {3, 5, 4}, config, random), name), as_it_is);
+  const Catalog from_memory = view_of(family, name, {3, 4, 5}, config, random);
+  EXPECT_EQ(places_of(from_memory, name), transposed);
+  EXPECT_EQ(from_memory.tensors()[0].shape, (Dims{3, 5, 4}));
+
+  const auto error_of = [&](const Dims& shape, const ModelConfig* known) {
+    Catalog catalog;
+    EXPECT_TRUE(catalog.add(stored_tensor(name, shape, random)));
+    const auto view = canonical_view(catalog, {&family, known, true, false}, nullptr);
+    return view ? std::string() : view.error().message();
+  };
+  EXPECT_THAT(error_of({3, 5, 4}, nullptr), HasSubstr("no config.json says which this is"));
+  config.set("moe_intermediate_size", 4);
+  EXPECT_THAT(error_of({3, 4, 4}, &config), HasSubstr("[3, 4, 4]: files have its last two dimensions the other way"));
+}
+
+TEST(Packing, TransposedExpertsAreCutWhereTheyLie) {
+  const std::string name = "model.language_model.layers.1.mlp.experts.gate_up_proj";
+  ModelConfig config = config_of(2, 2, 2, 3);
+  config.set("hidden_size", 4);
+  config.set("moe_intermediate_size", 5);
+  const Family& family = *find_family("qwen3_vl_moe");
+  for (const auto& [shape, dim] : {std::pair(Dims{3, 4, 10}, 2), std::pair(Dims{3, 10, 4}, 1)}) {
+    const auto parsed = parse_tensor(family, name, shape, &config, name);
+    ASSERT_TRUE(parsed && *parsed);
+    EXPECT_EQ(tensor_parallel_cut(**parsed).dim, dim);
+    EXPECT_EQ(tensor_parallel_cut(**parsed).sections, 2);
+  }
+}
+
 // GPT-2 holds [in, q | k | v]; Megatron [out, in] with each head's q, k, v together.
 TEST(Packing, Gpt2sConvolutionsAreTransposedHeadByHead) {
   std::mt19937 random(4);
