@@ -15,6 +15,8 @@ namespace {
 
 constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 constexpr std::size_t kShownValue = 40;     // bytes of one in a message
+constexpr std::size_t kMaxParts = 64;       // of a model; real ones have three
+constexpr int kMaxPartDepth = 3;
 
 // What models have in common, where their family says nothing else.
 const ConfigDefault kCommonDefaults[] = {
@@ -81,10 +83,26 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
     const Json* const tied = json.find("tie_word_embeddings");  // the head is the whole model's
     if (tied && tied->is_bool()) config.set("tie_word_embeddings", TRY(tied->as_bool()) ? 1 : 0);
   }
+  config.read_parts(json, {}, 1);
   const Status makes_sense = config.make_whole();
   // Of a model that no family knows nothing is derived, and it may have none of these numbers.
   if (!makes_sense && family_of_model_type(config.model_type)) return makes_sense.error();
   return config;
+}
+
+// Of what is not as it should be nothing is known: it may be no part of the model.
+void ModelConfig::read_parts(const Json& json, const std::string& prefix, int depth) {
+  const auto members = json.as_object();
+  if (!members) return;
+  for (const Json::Member& member : *members) {
+    if (!member.value.is_object() || parts.size() == kMaxParts) continue;
+    const std::string name = prefix + member.key;
+    ModelConfig nested;
+    nested.path = path;
+    nested.part = name;
+    if (is_model_config(member.value) && nested.read(member.value)) parts.push_back(std::move(nested));
+    if (depth < kMaxPartDepth) read_parts(member.value, name + ".", depth + 1);
+  }
 }
 
 // Later readings win: a text_config describes the language model better than what is around it.
@@ -227,8 +245,11 @@ bool ModelConfig::is_sparse_layer(Index layer) const {
 }
 
 bool ModelConfig::is_linear_layer(Index layer) const {
-  if (!layer_types_.empty())
-    return layer < std::ssize(layer_types_) && layer_types_[static_cast<std::size_t>(layer)] == "linear_attention";
+  if (!layer_types_.empty()) {
+    const std::string_view type =
+        layer < std::ssize(layer_types_) ? layer_types_[static_cast<std::size_t>(layer)] : std::string_view();
+    return type == "linear_attention" || type == "conv";
+  }
   const Index interval = number("full_attention_interval");
   return interval > 0 && (layer + 1) % interval != 0;
 }

@@ -50,6 +50,10 @@ class ModelConfig {
   std::string quantization;            // "fp8", the quant_method of a quantized model; mostly empty
   std::optional<Float8Scales> float8;  // where it is one that is known to make matrices float8
 
+  // Those of its parts, which have a model_type too, and theirs: what the file itself says of each.
+  std::vector<ModelConfig> parts;
+  std::string part;  // where it is one: "encoder.text_config"
+
   // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
   std::optional<Index> find(std::string_view name) const;
   Index number(std::string_view name) const { return find(name).value_or(0); }
@@ -85,6 +89,7 @@ class ModelConfig {
   Status read(const Json& json);
   Status read_quantization(const Json& json);
   Status read_compressed_tensors(const Json& json);
+  void read_parts(const Json& json, const std::string& prefix, int depth);
   Status make_whole();
   Status derive();
   std::string shown(std::string_view name) const;  // the number, or "nothing"

@@ -13,12 +13,22 @@ namespace reshard {
 namespace {
 
 // transformers.PretrainedConfig.attribute_map: one number under the names that its models give it.
-constexpr std::string_view kWidths[] = {"hidden_size",   "d_model",        "n_embd",  "dim",
-                                        "embed_dim",     "embedding_size", "emb_dim", "input_embedding_size",
-                                        "embedding_dim", "n_embed"};
-constexpr std::string_view kDepths[] = {"num_hidden_layers", "num_layers",         "n_layer",
-                                        "n_layers",          "encoder_layers",     "decoder_layers",
-                                        "num_blocks",        "num_encoder_layers", "num_decoder_layers"};
+constexpr std::string_view kWidths[] = {"hidden_size",
+                                        "d_model",
+                                        "n_embd",
+                                        "dim",
+                                        "embed_dim",
+                                        "embedding_size",
+                                        "emb_dim",
+                                        "input_embedding_size",
+                                        "embedding_dim",
+                                        "n_embed",
+                                        "word_embed_proj_dim"};
+constexpr std::string_view kDepths[] = {
+    "num_hidden_layers",  "num_layers",           "n_layer",    "n_layers",
+    "encoder_layers",     "decoder_layers",       "num_blocks", "num_encoder_layers",
+    "num_decoder_layers", "num_layers_per_stack", "layers"};
+constexpr std::string_view kWords[] = {"vocab_size", "decoder_vocab_size", "tgt_vocab_size"};
 constexpr std::string_view kLayerLists[] = {"layers_block_type", "layer_types", "block_types"};
 
 constexpr Index kMaxWords = Index{1} << 32;
@@ -46,55 +56,115 @@ std::string_view member_with(const ModelConfig& config, std::span<const std::str
   return found == names.end() ? std::string_view() : *found;
 }
 
-// What the config says of a list of this many modules.
-std::string depth_text(const ModelConfig& config, Index modules) {
-  if (const std::string_view member = member_with(config, kDepths, modules); !member.empty())
-    return std::string(member) + " = " + count_of(modules, "layer");
-  for (const std::string_view list : kLayerLists)
-    if (config.length(list) == modules) return "the " + count_of(modules, "layer") + " of " + std::string(list);
-  return {};
+// What is common to all that is named in a catalog.
+struct Names {
+  std::vector<const Tensor*> matrices;
+  std::map<std::string, std::set<Index>, std::less<>> lists;  // of numbered modules, by what is before the number
+  std::set<std::string, std::less<>> tops;
+
+  bool has_list(Index modules) const {
+    return std::any_of(lists.begin(), lists.end(),
+                       [&](const auto& list) { return is_whole(list.second) && std::ssize(list.second) == modules; });
+  }
+  static bool is_whole(const std::set<Index>& numbers) { return *numbers.rbegin() == std::ssize(numbers) - 1; }
+};
+
+Names names_of(const Catalog& catalog) {
+  Names out;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.key());
+    if (key.kind != StateKind::kModel) continue;
+    const std::string_view name = key.parameter;
+    out.tops.emplace(name.substr(0, name.find('.')));
+    for (std::size_t at = 0; (at = name.find('.', at)) != std::string_view::npos; ++at) {
+      std::string_view rest = name.substr(at + 1);
+      const auto number = take_number(rest);
+      if (number && rest.starts_with('.')) {
+        out.lists[std::string(name.substr(0, at))].insert(*number);
+        break;
+      }
+    }
+    if (t.shape.rank() == 2 && t.shape[0] > 0) out.matrices.push_back(&t);
+  }
+  return out;
+}
+
+// What one config, the model's or a part's, and the tensors say alike; empty: nothing.
+struct Facts {
+  std::string words, layers;
+};
+
+// "of encoder.text_config"
+std::string of_part(const ModelConfig& config) { return config.part.empty() ? "" : " of " + printable(config.part); }
+
+Facts facts_of(const Names& names, const ModelConfig& config) {
+  Facts out;
+  for (const Tensor* t : names.matrices) {
+    const std::string_view words = member_with(config, kWords, t->shape[0]);
+    const std::string_view width = member_with(config, kWidths, t->shape[1]);
+    if (words.empty() || width.empty() || t->shape[0] > kMaxWords) continue;
+    out.words = printable(t->name) + " " + to_string(t->shape) + " is " + std::string(words) + " x " +
+                std::string(width) + of_part(config);
+    break;
+  }
+  for (const auto& [prefix, numbers] : names.lists) {
+    if (!Names::is_whole(numbers)) continue;
+    const Index modules = std::ssize(numbers);
+    std::string depth;
+    if (const std::string_view member = member_with(config, kDepths, modules); !member.empty())
+      depth = std::string(member) + " = " + count_of(modules, "layer");
+    for (const std::string_view list : kLayerLists)
+      if (depth.empty() && config.length(list) == modules)
+        depth = "the " + count_of(modules, "layer") + " of " + std::string(list);
+    if (depth.empty()) continue;
+    out.layers = printable(prefix) + " has " + depth + of_part(config);
+    break;
+  }
+  return out;
+}
+
+// Whether every part that says how many layers it has is there.
+bool has_all_parts(const Names& names, const ModelConfig& config) {
+  return std::all_of(config.parts.begin(), config.parts.end(), [&](const ModelConfig& part) {
+    return std::all_of(std::begin(kDepths), std::end(kDepths), [&](std::string_view member) {
+      return part.number(member) < 1 || names.has_list(part.number(member));
+    });
+  });
+}
+
+// Whether modules are named as no files of models name them.
+bool has_other_names(const Catalog& catalog) {
+  const auto detected = detect_family(catalog);
+  if (!detected || detected->convention == Convention::kHf || detected->convention == Convention::kTransformers)
+    return false;
+  return std::any_of(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
+    const auto parsed = parse_name(*detected->family, split_state_key(t.key()).parameter);
+    return parsed && parsed->stored && parsed->layer >= 0;
+  });
 }
 
 }  // namespace
 
 CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
   static const std::set<std::string, std::less<>> leaves = vocabulary_leaves();
+  const Names names = names_of(catalog);
   CommonFacts out;
-  std::map<std::string, std::set<Index>, std::less<>> lists;  // of numbered modules, by what is before the number
-  std::set<std::string, std::less<>> tops;
-  std::string words, layers;
-  for (const Tensor& t : catalog.tensors()) {
-    const StateKey key = split_state_key(t.key());
-    if (key.kind != StateKind::kModel) continue;
-    const std::string_view name = key.parameter;
-    tops.emplace(name.substr(0, name.find('.')));
-    for (std::size_t at = 0; (at = name.find('.', at)) != std::string_view::npos; ++at) {
-      std::string_view rest = name.substr(at + 1);
-      const auto number = take_number(rest);
-      if (number && rest.starts_with('.')) {
-        lists[std::string(name.substr(0, at))].insert(*number);
-        break;
-      }
-    }
-    if (t.shape.rank() != 2 || t.shape[0] < 1 || config.vocab_size() > kMaxWords) continue;
-    const std::string_view width = member_with(config, kWidths, t.shape[1]);
-    if (width.empty()) continue;
-    if (leaves.contains(leaf_of(name))) out.vocabulary.push_back(&t);
-    if (t.shape[0] == config.vocab_size() && words.empty())
-      words = printable(t.name) + " " + to_string(t.shape) + " is vocab_size x " + std::string(width);
+  for (const Tensor* t : names.matrices)
+    if (leaves.contains(leaf_of(split_state_key(t->key()).parameter)) &&
+        !member_with(config, kWidths, t->shape[1]).empty() && config.vocab_size() <= kMaxWords)
+      out.vocabulary.push_back(t);
+  Facts facts = facts_of(names, config);
+  // Of a model that only its parts describe, all of them are there, and the words are one's.
+  for (const ModelConfig& part : config.parts) {
+    if (!facts.words.empty() && !facts.layers.empty()) break;
+    if (Facts own = facts_of(names, part); !own.words.empty() && !own.layers.empty() && has_all_parts(names, config))
+      facts = std::move(own);
   }
-  bool numbered_first = false;
-  for (const auto& [prefix, numbers] : lists) {
-    numbered_first = numbered_first || prefix.find('.') == std::string::npos;
-    const std::string depth = depth_text(config, std::ssize(numbers));
-    if (!depth.empty() && *numbers.rbegin() == std::ssize(numbers) - 1 && layers.empty())
-      layers = printable(prefix) + " has " + depth;
-  }
-  const auto detected = detect_family(catalog);
-  const bool other_names =
-      detected && detected->convention != Convention::kHf && detected->convention != Convention::kTransformers;
-  out.is_its_model = !words.empty() && !layers.empty() && !numbered_first && tops.size() > 1 && !other_names;
-  for (std::string* fact : {&words, &layers})
+  const bool numbered_first = std::any_of(names.lists.begin(), names.lists.end(),
+                                          [](const auto& list) { return list.first.find('.') == std::string::npos; });
+  out.is_its_model = !facts.words.empty() && !facts.layers.empty() && !numbered_first && names.tops.size() > 1 &&
+                     !has_other_names(catalog);
+  for (std::string* fact : {&facts.words, &facts.layers})
     if (!fact->empty()) out.confirmed.push_back(std::move(*fact));
   return out;
 }

@@ -16,7 +16,8 @@ struct CommonFacts {
   std::vector<const Tensor*> vocabulary;  // the catalog's
   std::vector<std::string> confirmed;     // "wte.weight [50257, 768]: vocab_size x n_embd", "h.{}: n_layer 12"
   // Whether the config's numbers of words, of its width and of layers are the tensors', and names are like those that a
-  // model with a head has in transformers: a module of numbered layers, and something beside it.
+  // model with a head has in transformers: a module of numbered layers, and something beside it. Where only configs of
+  // its parts say them ("encoder", "text_config"): one part's, and every part has its number of layers.
   bool is_its_model = false;
 };
 CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config);

@@ -277,6 +277,30 @@ TEST(Identity, AModelOfNoFamilyIsRefusedWhereNothingConfirmsIt) {
                         "decoder.layers.0.mlp.linear_fc2.weight", "decoder.layers.1.mlp.linear_fc2.weight"}));
 }
 
+// Encoder and decoder, each with a config of its own within the model's.
+TEST(Identity, AModelOfNoFamilyIsWrittenWhereConfigsOfItsPartsConfirmIt) {
+  const std::vector<std::string> names = {"eye.embed.mix.weight",      "eye.blocks.0.mix.weight",   "mouth.wte.weight",
+                                          "mouth.blocks.0.mix.weight", "mouth.blocks.1.mix.weight", "output.weight"};
+  const auto convert = [&](const std::string& eye, const std::string& mouth) {
+    const Outsider m("app.model.", names);
+    m.config(R"({"model_type": "pair", "eye": {"model_type": "seer", "hidden_size": 8, )" + eye +
+             R"(}, "more": {"mouth": {"model_type": "teller", "d_model": 8, )" + mouth + "}}}");
+    const CommandResult r = m.convert();
+    EXPECT_EQ(fs::exists(m.out), r.exit_code == 0);
+    return r;
+  };
+  const std::string eye = R"("num_hidden_layers": 1)", mouth = R"("vocab_size": 64, "n_layer": 2)";
+  const CommandResult r = convert(eye, mouth);
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, AllOf(HasSubstr("mouth.wte.weight [64, 8] is vocab_size x d_model of more.mouth"),
+                           HasSubstr("mouth.blocks has n_layer = 2 layers of more.mouth")));
+  EXPECT_EQ(convert(R"("num_hidden_layers": 3)", mouth).exit_code, 4);
+  EXPECT_EQ(convert(eye, R"("vocab_size": 64, "n_layer": 3)").exit_code, 4);
+  EXPECT_EQ(convert(eye, R"("vocab_size": 65, "n_layer": 2)").exit_code, 4);
+  EXPECT_EQ(convert(eye + R"(, "vocab_size": 64)", R"("n_layer": 2)").exit_code, 0);  // a part that has all of them
+  EXPECT_EQ(convert(R"("vocab_size": 64)", R"("n_layer": 2)").exit_code, 4);          // of no part both
+}
+
 TEST(Identity, NamesOfNoFamilyLoseWhatWrapsThem) {
   const Outsider m("her.run.");
   const CommandResult r = m.convert({"--family", "none", "--strip-prefix", "her.run."});

@@ -620,6 +620,21 @@ TINY_MODELS |= {
     "gptj": ("gptj", {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 20, "rotary_dim": 4}),
     "opt": ("opt", {"vocab_size": 96, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
                     "max_position_embeddings": 20, "word_embed_proj_dim": 32}),
+    "opt_narrow_embedding_normed_after": ("opt", {"vocab_size": 96, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2,
+                                                  "num_attention_heads": 4, "max_position_embeddings": 20,
+                                                  "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+    "falcon": ("falcon", {**_TINY, "ffn_hidden_size": 48}),
+    "falcon_grouped": ("falcon", {**_TINY, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_grouped_one_norm": ("falcon", {**_TINY, "new_decoder_architecture": True, "num_kv_heads": 2,
+                                           "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}),
+    "falcon_biased_in_turn": ("falcon", {**_TINY, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "gpt_bigcode": ("gpt_bigcode", {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 20}),
+    "gpt_bigcode_a_key_for_each_query": ("gpt_bigcode", {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2,
+                                                         "n_positions": 20, "n_inner": 40, "multi_query": False}),
+    "lfm2": ("lfm2", {**_GROUPED, "num_hidden_layers": 3, "intermediate_size": 500,
+                      "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_biased_as_wide_as_told_untied": ("lfm2", {**_GROUPED, "layer_types": ["conv", "full_attention"], "conv_bias": True,
+                                                    "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
     "opt_untied": ("opt", {"vocab_size": 96, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2,
                            "num_attention_heads": 4, "max_position_embeddings": 20, "word_embed_proj_dim": 32,
                            "tie_word_embeddings": False}),
@@ -936,9 +951,15 @@ class OfNoFamily(Case):
             self.assertTrue(same_bits(a, b), name)
         reshard("verify", self.out("run/step-1"), "--against", self.out("hf"))
 
-    def test_falcon(self):
-        self.check("falcon", "AutoModelForCausalLM", dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                                                          vocab_size=64))
+    def test_mpt(self):
+        self.check("mpt", "AutoModelForCausalLM", dict(d_model=32, n_layers=2, n_heads=4, vocab_size=64))
+
+    def test_encoder_decoder(self):
+        """Which only the configs of its parts describe."""
+        part = dict(model_type="bert", hidden_size=32, num_attention_heads=4, intermediate_size=48, vocab_size=64)
+        self.check("encoder-decoder", "AutoModelForSeq2SeqLM", dict(
+            encoder={**part, "num_hidden_layers": 3},
+            decoder={**part, "num_hidden_layers": 2, "is_decoder": True, "add_cross_attention": True}))
 
     def test_mamba(self):
         self.check("mamba", "AutoModelForCausalLM", dict(hidden_size=32, num_hidden_layers=2, vocab_size=64,
