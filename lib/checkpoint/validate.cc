@@ -7,6 +7,7 @@
 #include "lib/base/cursor.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/cover_checker.h"
 
 namespace reshard {
 namespace {
@@ -170,24 +171,6 @@ Status check_reach(const Catalog& catalog, const Tensor& tensor, const Fragment&
   return {};
 }
 
-// Cover and replicas of tensors, one after the other. The layers of a model have the same boxes: those found to cover
-// once are not looked at again.
-class CoverChecker {
- public:
-  Status check(const Tensor& tensor) {
-    const std::uint64_t hash = tensor.fragments.hash_of_boxes();
-    const auto seen = good_.find(hash);
-    const bool is_known = seen != good_.end() && seen->second->shape == tensor.shape &&
-                          seen->second->fragments.has_boxes_of(tensor.fragments);
-    if (!is_known) TRY(check_cover(tensor));
-    good_.emplace(hash, &tensor);
-    return check_replicas(tensor);
-  }
-
- private:
-  std::unordered_map<std::uint64_t, const Tensor*> good_;
-};
-
 Status check_file_range(const Catalog& catalog, const Extent& e, const std::string& what) {
   const CatalogFile& file = catalog.files[e.file];
   const std::string path = catalog.file_path(e.file);
@@ -247,12 +230,23 @@ Status check_cover(const Tensor& tensor) {
                  (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
 }
 
+Status CoverChecker::check(const Tensor& tensor) {
+  const std::uint64_t hash = tensor.fragments.hash_of_boxes();
+  const auto seen = good_.find(hash);
+  const bool is_known = seen != good_.end() && seen->second->shape == tensor.shape &&
+                        seen->second->fragments.has_boxes_of(tensor.fragments);
+  if (!is_known) TRY(check_cover(tensor));
+  good_.emplace(hash, &tensor);
+  return {};
+}
+
 std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too) {
   std::vector<TensorFault> out;
   CoverChecker covers;
   for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
     const Tensor& tensor = catalog.tensors()[i];
     Status good = covers.check(tensor);
+    if (good) good = check_replicas(tensor);
     if (good && files_too) good = check_places(catalog, tensor);
     if (!good) out.push_back({i, std::move(good).error()});
   }
@@ -278,6 +272,7 @@ Status validate(const Catalog& catalog, bool files_too) {
   CoverChecker covers;
   for (const Tensor& tensor : catalog.tensors()) {
     TRY(covers.check(tensor).context(catalog.root));
+    TRY(check_replicas(tensor).context(catalog.root));
     if (files_too) TRY(check_places(catalog, tensor));
   }
   if (!files_too) return {};

@@ -6,6 +6,7 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/cover_checker.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/adapter.h"
 #include "lib/device/convert.h"
@@ -298,7 +299,8 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
     if (!allow) return std::move(fitted).error();
     notes.warnings.push_back(fitted.error().message());
   }
-  for (const Tensor& t : view.catalog.tensors()) TRY(check_cover(t));
+  CoverChecker covers;
+  for (const Tensor& t : view.catalog.tensors()) TRY(covers.check(t));
   if (!options.config) {
     notes.warnings.push_back("no config.json: the names are those of family " + options.family->name +
                              ", and nothing says whether this is the whole model; --config FILE");

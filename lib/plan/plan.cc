@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "lib/base/file.h"
@@ -14,26 +15,59 @@
 namespace reshard {
 namespace {
 
+// Pairs of fragments that share elements, and the elements that are written; of a target tensor.
+struct Moves {
+  Index count = 0;
+  Index elements = 0;
+};
+
 // Counts the moves into one target tensor and checks that they fill each of its fragments and copies exactly.
-Status plan_tensor(const Tensor& from, const Tensor& to, Plan& plan) {
-  if (to.fragments.empty() && to.replicas.empty()) return {};  // in a target of one rank, what others hold
+Result<Moves> moves_into(const Tensor& from, const Tensor& to) {
+  Moves moves;
   const FragmentIndex sources(from.fragments);
   const std::size_t first_copies = to.fragments.size();
   for (std::size_t i = 0; i < first_copies + to.replicas.size(); ++i) {
     const Box box = i < first_copies ? to.fragments.box(i) : to.replicas.box(i - first_copies);
     if (box.empty()) continue;
-    plan.bytes_written += volume(box) * byte_size(to.dtype);
+    moves.elements += volume(box);
     Index filled = 0;
     sources.overlapping(box, [&](std::size_t, const Box& both) {
       filled += volume(both);
-      ++plan.moves;
+      ++moves.count;
     });
     if (filled != volume(box))
       return internal_error("plan: " + tensor_text(to.name) + " " + to_string(box) + ": expected " +
                             with_commas(volume(box)) + " elements from the source, got " + with_commas(filled));
   }
-  return {};
+  return moves;
 }
+
+// Moves of tensors, one after the other. The layers of a model are cut alike on both sides: such a pair is counted
+// once.
+class MoveCounter {
+ public:
+  Result<Moves> count(const Tensor& from, const Tensor& to) {
+    if (to.fragments.empty() && to.replicas.empty()) return Moves();  // in a target of one rank, what others hold
+    const std::uint64_t hash = digest_mix(digest_mix(from.fragments.hash_of_boxes()) ^ to.fragments.hash_of_boxes()) ^
+                               to.replicas.hash_of_boxes();
+    const auto seen = counted_.find(hash);
+    if (seen != counted_.end() && seen->second.is_like(from, to)) return seen->second.moves;
+    const Moves moves = TRY(moves_into(from, to));
+    counted_.try_emplace(hash, Pair{&from, &to, moves});
+    return moves;
+  }
+
+ private:
+  struct Pair {
+    const Tensor *from, *to;
+    Moves moves;
+    bool is_like(const Tensor& other_from, const Tensor& other_to) const {
+      return from->fragments.has_boxes_of(other_from.fragments) && to->fragments.has_boxes_of(other_to.fragments) &&
+             to->replicas.has_boxes_of(other_to.replicas);
+    }
+  };
+  std::unordered_map<std::uint64_t, Pair> counted_;
+};
 
 class Fingerprint {
  public:
@@ -87,6 +121,7 @@ std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog
 
 Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   Plan plan;
+  MoveCounter counter;
   plan.tensors.reserve(target.tensors().size());
   for (std::size_t to = 0; to < target.tensors().size(); ++to) {
     const Tensor& wanted = target.tensors()[to];
@@ -96,8 +131,10 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
     if (given.shape != wanted.shape)
       return corrupt(tensor_text(wanted.name) + ": expected shape " + to_string(wanted.shape) + ", got " +
                      to_string(given.shape));
-    TRY(plan_tensor(given, wanted, plan));
+    const Moves moves = TRY(counter.count(given, wanted));
     plan.tensors.push_back({*from, to});
+    plan.moves += moves.count;
+    plan.bytes_written += moves.elements * byte_size(wanted.dtype);
     plan.bytes_read += given.bytes();
   }
   return plan;
