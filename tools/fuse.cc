@@ -20,10 +20,12 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -38,8 +40,7 @@
 namespace reshard::tools {
 namespace {
 
-constexpr double kForever = 1e9;  // seconds that the kernel may keep names and attributes
-constexpr Index kReadAhead = Index{4} << 20;
+constexpr double kForever = 1e9;     // seconds that the kernel may keep names and attributes
 constexpr int kReadAheadKib = 1024;  // that the kernel reads ahead, where we may tell it
 constexpr int kTickMs = 100;         // between looks at who wants it to end
 constexpr int kTicksToWatch = 5;     // between looks at the source
@@ -114,26 +115,40 @@ struct Inode {
   std::map<std::string, fuse_ino_t> children;  // of a directory
 };
 
-// An open file: where its last read ended, to tell who reads on.
-struct OpenFile {
-  std::atomic<Index> end{0};
-};
-
 class Tree {
  public:
-  Tree(ConvertedImage& files, const FuseOptions& options) : files_(files), options_(options) {
+  Tree(const ConvertedImage::Listing& listing, const FuseOptions& options) : listing_(listing), options_(options) {
     inodes_.resize(2);
-    const auto& entries = files.image().files();
-    for (std::uint32_t f = 0; f < entries.size(); ++f) add(entries[f].path, f);
+    for (std::uint32_t f = 0; f < listing_.files.size(); ++f) add(listing_.files[f].path, f);
   }
 
   const std::vector<Inode>& inodes() const { return inodes_; }
   Index bytes_read() const { return bytes_read_; }
 
+  // From now on its files, which are those listed, can be read.
+  void show(ConvertedImage& files) {
+    const std::lock_guard lock(shown_mutex_);
+    files_ = &files;
+    is_settled_ = true;
+    shown_.notify_all();
+  }
+  // If they cannot be read yet, they never will be.
+  void stop_waiting() {
+    const std::lock_guard lock(shown_mutex_);
+    is_settled_ = true;
+    shown_.notify_all();
+  }
+  // Waits for one of the two.
+  bool can_be_read() {
+    std::unique_lock lock(shown_mutex_);
+    shown_.wait(lock, [&] { return is_settled_; });
+    return files_ != nullptr;
+  }
+
   // Once the source has changed nothing of it is given out any more.
   bool check_source() {
     if (changed_) return true;
-    const Status unchanged = files_.unchanged();
+    const Status unchanged = files_->unchanged();
     if (unchanged) return false;
     changed_ = true;
     say(unchanged.error().message() + "; mount it again to see what it is now");
@@ -148,25 +163,23 @@ class Tree {
     s.st_nlink = inode.is_directory ? 2 : 1;
     s.st_uid = ::getuid();
     s.st_gid = ::getgid();
-    s.st_size = inode.is_directory ? 0 : files_.image().files()[inode.file].size;
+    s.st_size = inode.is_directory ? 0 : listing_.files[inode.file].size;
     s.st_blksize = 1 << 20;
     s.st_blocks = (s.st_size + 511) / 512;
-    s.st_mtim.tv_sec = files_.newest_ns() / 1'000'000'000;
-    s.st_mtim.tv_nsec = files_.newest_ns() % 1'000'000'000;
+    s.st_mtim.tv_sec = listing_.newest_ns / 1'000'000'000;
+    s.st_mtim.tv_nsec = listing_.newest_ns % 1'000'000'000;
     s.st_ctim = s.st_atim = s.st_mtim;
     return s;
   }
 
   const Inode* find(fuse_ino_t number) const { return number < inodes_.size() ? &inodes_[number] : nullptr; }
 
-  // Answers a read, then reads on where somebody goes through the file.
-  void read(fuse_req_t request, const Inode& inode, Index offset, Index length, OpenFile& open) {
+  void read(fuse_req_t request, const Inode& inode, Index offset, Index length) {
     if (changed_) {
       fuse().reply_err(request, EIO);
       return;
     }
-    Image& image = files_.image();
-    const auto parts = image.read(inode.file, offset, length);
+    const auto parts = files_->image().read(inode.file, offset, length);
     if (!parts) {
       if (!interrupted() && !check_source()) say(parts.error().message());
       fuse().reply_err(request, EIO);
@@ -178,20 +191,11 @@ class Tree {
       pieces.push_back({const_cast<std::byte*>(part.bytes.data()), part.bytes.size()});  // NOLINT: only read
       n += std::ssize(part.bytes);
     }
-    const Index last = open.end.exchange(offset + n);
     bytes_read_ += n;
-    fuse().reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));  // from here on it may be closed
-    if (n > 0 && offset >= last - kReadAhead && offset <= last + kReadAhead) read_ahead(inode.file, offset + n);
+    fuse().reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
   }
 
  private:
-  void read_ahead(std::uint32_t file, Index offset) {
-    try {
-      files_.image().read_ahead(file, offset, kReadAhead);
-    } catch (const std::bad_alloc&) {  // who asks for it is told
-    }
-  }
-
   void add(const std::string& path, std::uint32_t file) {
     fuse_ino_t at = FUSE_ROOT_ID;
     const std::vector<std::string> parts = split(path, '/');
@@ -213,9 +217,13 @@ class Tree {
     options_.failed(line);
   }
 
-  ConvertedImage& files_;
+  ConvertedImage::Listing listing_;
   const FuseOptions& options_;
   std::vector<Inode> inodes_;  // by number
+  std::mutex shown_mutex_;
+  std::condition_variable shown_;
+  bool is_settled_ = false;
+  ConvertedImage* files_ = nullptr;  // never changes once it is shown
   std::atomic<bool> changed_{false};
   std::atomic<Index> bytes_read_{0};
   std::mutex said_mutex_;
@@ -253,29 +261,21 @@ void on_getattr(fuse_req_t request, fuse_ino_t number, fuse_file_info*) {
   fuse().reply_attr(request, &attributes, kForever);
 }
 
-void on_open(fuse_req_t request, fuse_ino_t number, fuse_file_info* info) {
+void on_open(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
   Tree& tree = tree_of(request);
   if ((info->flags & O_ACCMODE) != O_RDONLY) {
     fuse().reply_err(request, EROFS);
-  } else if (tree.check_source()) {
+  } else if (!tree.can_be_read() || tree.check_source()) {
     fuse().reply_err(request, EIO);
   } else {
-    auto open = std::make_unique<OpenFile>();
-    info->fh = reinterpret_cast<std::uint64_t>(open.get());
     info->keep_cache = 1;
-    if (tree.find(number) && fuse().reply_open(request, info) == 0) (void)open.release();  // on_release() has it
+    fuse().reply_open(request, info);
   }
 }
 
-void on_release(fuse_req_t request, fuse_ino_t, fuse_file_info* info) {
-  const std::unique_ptr<OpenFile> closed(reinterpret_cast<OpenFile*>(info->fh));  // NOLINT(performance-no-int-to-ptr)
-  fuse().reply_err(request, 0);
-}
-
-void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info* info) {
+void on_read(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {
   Tree& tree = tree_of(request);
-  auto& open = *reinterpret_cast<OpenFile*>(info->fh);  // NOLINT(performance-no-int-to-ptr)
-  tree.read(request, *tree.find(number), offset, static_cast<Index>(size), open);
+  tree.read(request, *tree.find(number), offset, static_cast<Index>(size));
 }
 
 void on_readdir(fuse_req_t request, fuse_ino_t number, std::size_t size, off_t offset, fuse_file_info*) {
@@ -316,7 +316,6 @@ fuse_lowlevel_ops operations() {
   ops.lookup = guarded<on_lookup>;
   ops.getattr = guarded<on_getattr>;
   ops.open = guarded<on_open>;
-  ops.release = guarded<on_release>;
   ops.read = guarded<on_read>;
   ops.readdir = guarded<on_readdir>;
   return ops;
@@ -361,6 +360,7 @@ class Session {
   void stop() {
     stopping_ = true;
     wake();
+    tree_.stop_waiting();
     for (std::thread& t : threads_) t.join();
     threads_.clear();
   }
@@ -423,6 +423,44 @@ void widen_read_ahead(const std::string& directory) {
       << kReadAheadKib;
 }
 
+// A tree that is mounted.
+class Mounted {
+ public:
+  Mounted(const ConvertedImage::Listing& listing, const FuseOptions& options)
+      : tree_(listing, options), session_(tree_), options_(options) {}
+
+  Status mount() {
+    TRY(session_.mount(options_.directory));
+    session_.start(std::max(2, options_.threads));
+    widen_read_ahead(options_.directory);
+    return {};
+  }
+
+  // Until it ends.
+  Status serve(ConvertedImage& files) {
+    tree_.show(files);
+    options_.ready(files.image().files());
+    bool changed = false;
+    for (int tick = 1; !session_.is_over() && !interrupted(); ++tick) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kTickMs));
+      if (tick % kTicksToWatch != 0) continue;
+      if (!changed && tree_.check_source()) {
+        changed = true;
+        session_.forget_pages();
+      }
+      options_.progress(tree_.bytes_read());
+    }
+    if (session_.why() != 0)
+      return io_error("the kernel's requests cannot be received: " + std::string(std::strerror(session_.why())));
+    return {};
+  }
+
+ private:
+  Tree tree_;
+  Session session_;
+  const FuseOptions& options_;
+};
+
 }  // namespace
 
 Result<std::string> fuse_version() {
@@ -430,28 +468,20 @@ Result<std::string> fuse_version() {
   return std::string(fuse().pkgversion());
 }
 
-Status serve_image(ConvertedImage& files, const FuseOptions& options) {
+Status serve_image(const Listing& listing, const MakeImage& make, const FuseOptions& options) {
   if (!fuse_library()) return fuse_library().error();
   TRY(check_device());
-  Tree tree(files, options);
-  Session session(tree);
-  TRY(session.mount(options.directory));
-  session.start(std::max(2, options.threads));
-  widen_read_ahead(options.directory);
-  options.ready();
-  bool changed = false;
-  for (int tick = 1; !session.is_over() && !interrupted(); ++tick) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(kTickMs));
-    if (tick % kTicksToWatch != 0) continue;
-    if (!changed && tree.check_source()) {
-      changed = true;
-      session.forget_pages();
-    }
-    options.progress(tree.bytes_read());
-  }
-  if (session.why() != 0)
-    return io_error("the kernel's requests cannot be received: " + std::string(std::strerror(session.why())));
-  return {};
+  std::unique_ptr<ConvertedImage> files;
+  std::unique_ptr<Mounted> mounted;
+  const auto mount = [&](const ConvertedImage::Listing& shown) {
+    mounted.reset();
+    mounted = std::make_unique<Mounted>(shown, options);
+    return mounted->mount();
+  };
+  if (listing) TRY(mount(*listing));
+  files = TRY(make());
+  if (const auto really = files->listing(); !listing || *listing != really) TRY(mount(really));
+  return mounted->serve(*files);
 }
 
 }  // namespace reshard::tools

@@ -9,6 +9,6 @@ Result<std::string> fuse_version() {
       "3 (Debian: libfuse3-dev)");
 }
 
-Status serve_image(ConvertedImage&, const FuseOptions&) { return fuse_version().error(); }
+Status serve_image(const Listing&, const MakeImage&, const FuseOptions&) { return fuse_version().error(); }
 
 }  // namespace reshard::tools

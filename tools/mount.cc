@@ -11,7 +11,10 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
 #include "tools/commands.h"
@@ -93,24 +96,53 @@ class Background {
   int ready_ = -1, null_ = -1, said_ = -1;
 };
 
+// For slabs: what is given back is soon asked for again, and stays. Fresh pages cost as much as copying into them.
+void keep_freed_memory() {
+  constexpr int kLargestSlab = 4 << 20, kKept = 16 << 20;  // bytes
+  ::mallopt(M_MMAP_THRESHOLD, kLargestSlab);
+  ::mallopt(M_TRIM_THRESHOLD, kKept);
+}
+
 Result<int> mount_image(const MountOptions& options) {
   TRY(check_mount_point(options.destination, options.source));
   Background background;
   if (options.background)
     if (const auto exit_code = TRY(background.split(options.log))) return *exit_code;
-  PreparedConversion prepared = TRY(prepare(options, false));
+  // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
+  ::mallopt(M_ARENA_MAX, 1);
+  PreparedConversion prepared;
+  const auto plan = [&](bool metadata_only) -> Status {
+    prepared.conversion.reset();  // before what it refers to
+    prepared = PreparedConversion();
+    release_freed_memory();
+    prepared = TRY(prepare(options, metadata_only));
+    return {};
+  };
+  // Names and sizes, from the metadata: who looks at them need not wait for where each byte of the source lies. In the
+  // background nobody looks before the exit code says that all is well.
+  Listing listing;
+  if (!options.background) {
+    TRY(plan(true));
+    listing = TRY(ConvertedImage::list(*prepared.conversion));
+  }
   const bool quiet = options.resources.quiet;
-  if (!quiet) print_view_plan(prepared, options);
-  const auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
+  const MakeImage make = [&]() -> Result<std::unique_ptr<ConvertedImage>> {
+    TRY(plan(false));
+    if (!quiet) print_view_plan(prepared, options);
+    auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
+    keep_freed_memory();
+    return files;
+  };
   const bool redraws = !quiet && !options.background && stderr_is_terminal();
   Index shown = -1;
 
   FuseOptions how;
   how.directory = options.destination;
-  how.threads = worker_count(prepared.conversion->options().run);
-  how.ready = [&] {
+  RunOptions run;
+  run.threads = options.resources.threads;
+  how.threads = worker_count(run);
+  how.ready = [&](const std::vector<Image::FileEntry>& entries) {
     if (!quiet) {
-      const auto& entries = files->image().files();
       Index bytes = 0;
       for (const auto& file : entries) bytes += file.size;
       print_row("mounted", printable(options.destination) + "   " + count_of(std::ssize(entries), "file") + ", " +
@@ -127,9 +159,7 @@ Result<int> mount_image(const MountOptions& options) {
     std::fprintf(stderr, "\rread      %s\x1b[K", human_bytes(bytes).c_str());
   };
   how.failed = [&](const std::string& line) { std::fprintf(stderr, "reshard: error: %s\n", line.c_str()); };
-  // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
-  ::mallopt(M_ARENA_MAX, 1);
-  TRY(serve_image(*files, how));
+  TRY(serve_image(listing, make, how));
   if (redraws && shown >= 0) std::fprintf(stderr, "\r\x1b[K");
   if (!quiet && !options.background) print_row("done", printable(options.destination) + " is unmounted");
   return 0;

@@ -23,6 +23,10 @@ Index room_to_digest(const Plan& plan, const Catalog& source) {
          kDigestThreads * (kParts * std::max(kMinSlab, largest_group(items, source)) + decoding_memory(source));
 }
 
+Error copies_nothing(const Conversion& c) {
+  return unsupported(std::string(c.format().title) + ": copies nothing, so there is nothing to read");
+}
+
 }  // namespace
 
 ConvertedImage::ConvertedImage(Conversion& c, bool check)
@@ -37,17 +41,30 @@ ConvertedImage::ConvertedImage(Conversion& c, bool check)
       }()),
       origin_(c.draft_, c.source_, c.adapter(), check) {}
 
+Result<ConvertedImage::Listing> ConvertedImage::list(Conversion& c) {
+  if (!c.target_) return copies_nothing(c);
+  ConvertedImage image(c, false);
+  TRY(image.add_files_inside());
+  Listing out{TRY(Image::files_of(*c.target_)), image.newest_ns()};
+  for (const FileBeside& file : TRY(image.files_beside())) out.files.push_back(file.entry);
+  return out;
+}
+
 Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool check) {
-  if (!c.target_) return unsupported(std::string(c.format().title) + ": copies nothing, so there is nothing to read");
+  if (!c.target_) return copies_nothing(c);
   const RunOptions& run = c.options_.run;
   TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
   if (!out->origin_.computes()) out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view()));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view());
-  if (c.target_->is_file() && !c.target_->encodes()) TRY(out->add_files_inside());
+  TRY(out->add_files_inside());
   out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,
                                   out->digest_room_));
-  TRY(out->add_files_beside());
+  Image& image = *out->image_;
+  if (out->manifest_inside_)
+    image.add_text(*out->manifest_inside_, [shown = out.get()] { return shown->manifest_text(); });
+  for (FileBeside& file : TRY(out->files_beside()))
+    image.add_text({image.add_file(file.entry.path, file.entry.size), 0, file.entry.size}, std::move(file.make));
   return out;
 }
 
@@ -56,9 +73,14 @@ Status ConvertedImage::unchanged() const {
   return others_.check_all();
 }
 
+ConvertedImage::Listing ConvertedImage::listing() const { return {image_->files(), newest_ns()}; }
+
+Index ConvertedImage::newest_ns() const { return std::max(data_.newest_ns(), others_.newest_ns()); }
+
 // Into an output that is a file, with digests of zeros in the manifest.
 Status ConvertedImage::add_files_inside() {
   Target& target = *conversion_.target_;
+  if (!target.is_file() || target.encodes()) return {};
   for (const SideFile& file : TRY(conversion_.side_files())) TRY(target.add_side_file(file.name, TRY(file.read())));
   const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
   TRY(target.add_side_file(std::string(kManifestFile), text));
@@ -66,20 +88,14 @@ Status ConvertedImage::add_files_inside() {
   return {};
 }
 
-Status ConvertedImage::add_files_beside() {
-  const auto with_digests = [this] { return manifest_text(); };
-  if (manifest_inside_) {
-    image_->add_text(*manifest_inside_, with_digests);
-    return {};
-  }
-  const auto add = [&](const std::string& name, Index size, std::function<Result<std::string>()> make) {
-    image_->add_text({image_->add_file(name, size), 0, size}, std::move(make));
-  };
+// None, of an output that is a file.
+Result<std::vector<ConvertedImage::FileBeside>> ConvertedImage::files_beside() const {
+  std::vector<FileBeside> out;
+  if (manifest_inside_) return out;
   for (const SideFile& file : TRY(conversion_.side_files()))
-    add(file.name, TRY(file.size()), [file] { return file.read(); });
-  const std::string text = manifest(conversion_, std::vector<TensorProof>(conversion_.plan_.tensors.size()));
-  add(std::string(kManifestFile), std::ssize(text), with_digests);
-  return {};
+    out.push_back({{file.name, TRY(file.size())}, [file] { return file.read(); }});
+  out.push_back({{std::string(kManifestFile), manifest_length(conversion_)}, [this] { return manifest_text(); }});
+  return out;
 }
 
 // Where the target writes this text.

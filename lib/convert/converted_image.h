@@ -5,10 +5,11 @@
 // asked for: a pass over the source.
 #pragma once
 
-#include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/convert/conversion.h"
@@ -21,6 +22,15 @@ namespace reshard {
 
 class ConvertedImage {
  public:
+  // What an image shows to who only looks: names and sizes, and the newest time of what it is made of.
+  struct Listing {
+    std::vector<Image::FileEntry> files;
+    Index newest_ns = 0;
+    friend bool operator==(const Listing&, const Listing&) = default;
+  };
+  // That of the image of a conversion, which may have been prepared from the metadata alone.
+  static Result<Listing> list(Conversion& conversion);
+
   // Refers to the conversion, which is not run. With `check`, what has a checksum in the source is read whole and held
   // against it before anything of it is given out. Unsupported for formats that show tensors where they lie, and for
   // those that compress.
@@ -29,12 +39,17 @@ class ConvertedImage {
   Image& image() { return *image_; }
   // An I/O error that names a file, once one of those that the output is made of is not what it was. Thread-safe.
   Status unchanged() const;
-  Index newest_ns() const { return std::max(data_.newest_ns(), others_.newest_ns()); }  // of those files' times
+  Listing listing() const;
 
  private:
+  struct FileBeside {
+    Image::FileEntry entry;
+    std::function<Result<std::string>()> make;
+  };
   ConvertedImage(Conversion& conversion, bool check);
-  Status add_files_beside();
   Status add_files_inside();
+  Result<std::vector<FileBeside>> files_beside() const;
+  Index newest_ns() const;
   Result<Extent> find_sealed(std::string_view text) const;
   Result<std::string> manifest_text() const;
 

@@ -1,5 +1,6 @@
 #include "lib/convert/manifest.h"
 
+#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -33,31 +34,29 @@ std::string line_of(const std::string& name, Json entry) {
   return text.substr(kBeforeTensor.size(), text.size() - kBeforeTensor.size() - kAfterTensor.size());
 }
 
-}  // namespace
+// The line of one of the plan's tensors.
+std::string line_of(const Conversion& c, std::size_t i, const TensorProof& proof, const MergeDigests* sources) {
+  const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
+  const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
+  Json shape = Json::array();
+  for (const Index extent : to.shape) shape.push_back(extent);
+  Json entry = Json::object();
+  entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proof.target.hex());
+  if (from.dtype != to.dtype)
+    entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proof.source.hex());
+  if (sources) {
+    Json read = Json::array();
+    for (const Digest& digest : sources->of(c.plan().tensors[i].from)) read.push_back(digest.hex());
+    entry.set("merged_digests", std::move(read));
+  }
+  return line_of(to.name, std::move(entry));
+}
 
-std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources) {
+// The manifest as text, in parts: of a large model it is tens of megabytes.
+void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources,
+                    const std::function<void(std::string_view)>& emit) {
   const ConversionOptions& o = c.options();
   const Translation& names = c.names();
-  std::string tensors;  // a hundred thousand and more: as text at once
-  for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {
-    const Tensor& from = c.source_view().tensors()[c.plan().tensors[i].from];
-    const Tensor& to = c.target_view().tensors()[c.plan().tensors[i].to];
-    Json shape = Json::array();
-    for (const Index extent : to.shape) shape.push_back(extent);
-    Json entry = Json::object();
-    entry.set("dtype", info(to.dtype).torch_name).set("shape", std::move(shape)).set("digest", proofs[i].target.hex());
-    if (from.dtype != to.dtype)
-      entry.set("source_dtype", info(from.dtype).torch_name).set("source_digest", proofs[i].source.hex());
-    if (sources) {
-      Json read = Json::array();
-      for (const Digest& digest : sources->of(c.plan().tensors[i].from)) read.push_back(digest.hex());
-      entry.set("merged_digests", std::move(read));
-    }
-    // An adapter is no part of the model that is read from here again.
-    if (to.name.starts_with(kAdapterPrefix)) continue;
-    if (!tensors.empty()) tensors += ",\n";
-    tensors += line_of(to.name, std::move(entry));
-  }
   Json left_out = Json::array();
   for (const LeftOut& l : c.notes().left_out) {
     Json entry = Json::object();
@@ -93,13 +92,36 @@ std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs
       .set("repairs", c.notes().repairs);
   if (c.merge()) manifest.set("merge", merge_of(*c.merge()));
   if (!c.target().is_file()) manifest.set("files", std::move(files));
-  if (tensors.empty()) return to_text(manifest.set("tensors", Json::object()), 1) + "\n";
-  std::string text = to_text(manifest, 1);
-  text.resize(text.size() - 2);  // the end of the last member's line, and "}"
-  text += ",\n \"tensors\": {\n";
-  text += tensors;
-  text += "\n }\n}\n";
+  bool is_first = true;
+  for (std::size_t i = 0; i < c.plan().tensors.size(); ++i) {
+    // An adapter is no part of the model that is read from here again.
+    if (c.target_view().tensors()[c.plan().tensors[i].to].name.starts_with(kAdapterPrefix)) continue;
+    if (is_first) {
+      std::string text = to_text(manifest, 1);
+      text.resize(text.size() - 2);  // the end of the last member's line, and "}"
+      emit(text + ",\n \"tensors\": {\n");
+    } else {
+      emit(",\n");
+    }
+    is_first = false;
+    emit(line_of(c, i, proofs[i], sources));
+  }
+  emit(is_first ? to_text(manifest.set("tensors", Json::object()), 1) + "\n" : "\n }\n}\n");
+}
+
+}  // namespace
+
+std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources) {
+  std::string text;
+  write_manifest(c, proofs, sources, [&](std::string_view part) { text += part; });
   return text;
+}
+
+Index manifest_length(const Conversion& c) {
+  Index length = 0;
+  write_manifest(c, std::vector<TensorProof>(c.plan().tensors.size()), nullptr,
+                 [&](std::string_view part) { length += std::ssize(part); });
+  return length;
 }
 
 }  // namespace reshard

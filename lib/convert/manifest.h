@@ -12,4 +12,7 @@ namespace reshard {
 std::string manifest(const Conversion& conversion, const std::vector<TensorProof>& proofs,
                      const MergeDigests* sources = nullptr);
 
+// How long it is, whatever the digests; of a conversion that merges nothing.
+Index manifest_length(const Conversion& conversion);
+
 }  // namespace reshard

@@ -59,12 +59,18 @@ class Image::Lease {
   const Buffers* buffers_ = nullptr;
 };
 
-Result<std::unique_ptr<Image>> Image::create(const Of& of, const RunOptions& run, Index reserved) {
-  if (of.target.encodes())
+Result<std::vector<Image::FileEntry>> Image::files_of(const Target& target) {
+  if (target.encodes())
     return unsupported("what is compressed cannot be read before it is written: leave the compression out");
+  std::vector<FileEntry> files;
+  for (std::uint32_t f = 0; f < target.catalog().files.size(); ++f)
+    files.push_back({target.catalog().files[f].path, target.sealed_size(f)});
+  return files;
+}
+
+Result<std::unique_ptr<Image>> Image::create(const Of& of, const RunOptions& run, Index reserved) {
   std::unique_ptr<Image> image(new Image(of, run));
-  for (std::uint32_t f = 0; f < of.target.catalog().files.size(); ++f)
-    image->files_.push_back({of.target.catalog().files[f].path, of.target.sealed_size(f)});
+  image->files_ = TRY(files_of(of.target));
   TRY(image->find_stretches());
   TRY(image->make_buffers(reserved));  // of what is left beside them
   for (std::vector<Stretch>& there : image->stretches_)
@@ -179,8 +185,10 @@ Result<std::vector<Image::Part>> Image::read(std::uint32_t file, Index offset, I
       offset += n;
     };
     if (stretch && stretch->offset <= offset) {
-      const Index k = (offset - stretch->offset) / stretch->slab;
-      add(TRY(slab_at(file, *stretch, k)), stretch->offset + k * stretch->slab);
+      const Index k = (offset - stretch->offset) / stretch->slab, begin = stretch->offset + k * stretch->slab;
+      const Index before = offset;
+      add(TRY(slab_at(file, *stretch, k)), begin);
+      cache_->give({file, begin}, offset - before);
     } else {
       const Index until = stretch ? std::min(end, stretch->offset) : end;
       add(TRY(around({file, offset, until - offset}).context(at(files_[file].path, offset))), offset);
@@ -195,19 +203,6 @@ Status Image::read(std::uint32_t file, Index offset, MutableBytes out) {
     out = out.subspan(part.bytes.size());
   }
   return {};
-}
-
-void Image::read_ahead(std::uint32_t file, Index offset, Index length) {
-  const Index end = offset + length;
-  while (offset < end) {
-    const Stretch* const stretch = stretch_after(file, offset);
-    if (!stretch || stretch->offset >= end) return;
-    const Index k = std::max<Index>(0, offset - stretch->offset) / stretch->slab;
-    const Index begin = stretch->offset + k * stretch->slab;
-    // Who asks for it is told what is wrong with it.
-    if (!cache_->has({file, begin})) (void)slab_at(file, *stretch, k);
-    offset = std::min(begin + stretch->slab, stretch->end());
-  }
 }
 
 Result<Slab> Image::slab_at(std::uint32_t file, const Stretch& stretch, Index k) {

@@ -38,14 +38,17 @@ class Image {
     const WatchedFiles& watched;  // the files of the source's catalog, by their numbers there
   };
   // `run.memory` bounds the process with the cache, `reserved` bytes of which are left to others. A usage error where
-  // that is too little. Unsupported for a target that encodes: its lengths are not known before it is written.
+  // that is too little. Unsupported as files_of() is.
   static Result<std::unique_ptr<Image>> create(const Of& of, const RunOptions& run, Index reserved = 0);
 
-  // The target's files, then those that were added.
   struct FileEntry {
     std::string path;  // relative to the output
     Index size = 0;
+    friend bool operator==(const FileEntry&, const FileEntry&) = default;
   };
+  // The target's. Unsupported for one that encodes: its lengths are not known before it is written.
+  static Result<std::vector<FileEntry>> files_of(const Target& target);
+  // The target's files, then those that were added.
   const std::vector<FileEntry>& files() const { return files_; }
 
   // Before the first read. A file of its own; and bytes that make() gives, `place.length` of them, when they are first
@@ -64,8 +67,6 @@ class Image {
   Result<std::vector<Part>> read(std::uint32_t file, Index offset, Index length);
   // Fills all of `out`, which lies inside the file.
   Status read(std::uint32_t file, Index offset, MutableBytes out);
-  // Makes those slabs of [offset, offset + length) that are not there yet.
-  void read_ahead(std::uint32_t file, Index offset, Index length);
 
  private:
   // An extent of tensor data, and the fragments that lie in it.

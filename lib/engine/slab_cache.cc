@@ -26,7 +26,7 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
     }
     made_.wait(lock);
   }
-  std::list<Entry> entry = {{key, nullptr}};
+  std::list<Entry> entry = {{key, nullptr, 0}};
   const auto mine = entry.begin();
   places_.emplace(key, mine);
   entries_.splice(entries_.begin(), entry);
@@ -45,19 +45,27 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   return made;
 }
 
-bool SlabCache::has(const Key& key) const {
+void SlabCache::give(const Key& key, Index bytes) {
   const std::lock_guard lock(mutex_);
-  return places_.contains(key);
+  const auto place = places_.find(key);
+  if (place == places_.end() || !place->second->slab) return;
+  Entry& entry = *place->second;
+  entry.given += bytes;
+  if (entry.given >= std::ssize(entry.slab->bytes())) drop(place->second);
 }
 
 void SlabCache::make_room() {
   for (auto entry = entries_.end(); held_ > room_ && entry != entries_.begin();) {
     --entry;
-    if (!entry->slab) continue;
-    held_ -= std::ssize(std::as_const(*entry->slab).bytes());
-    places_.erase(entry->key);
-    entry = entries_.erase(entry);
+    if (entry->slab) entry = drop(entry);
   }
+}
+
+// Returns the one after it.
+std::list<SlabCache::Entry>::iterator SlabCache::drop(std::list<Entry>::iterator entry) {
+  held_ -= std::ssize(entry->slab->bytes());
+  places_.erase(entry->key);
+  return entries_.erase(entry);
 }
 
 }  // namespace reshard

@@ -1,4 +1,5 @@
-// Bytes that are made when they are asked for, and kept as long as there is room: those that were used last.
+// Bytes that are made when they are asked for, and kept until all of them were given away, or there is no room: those
+// that were used last stay.
 #pragma once
 
 #include <condition_variable>
@@ -41,13 +42,15 @@ class SlabCache {
 
   // What make() gives. Who asks for what another thread is making waits for that. Errors are not kept.
   Result<Slab> get(const Key& key, const Make& make);
-  // Whether it is there, or being made.
-  bool has(const Key& key) const;
+  // So many bytes of what get() gave were given to somebody who keeps them. What was given whole is not kept any more:
+  // its memory is in the processor's caches, and better used again.
+  void give(const Key& key, Index bytes);
 
  private:
   struct Entry {
     Key key;
-    Slab slab;  // null: it is being made
+    Slab slab;        // null: it is being made
+    Index given = 0;  // bytes
   };
   struct KeyHash {
     std::size_t operator()(const Key& k) const {
@@ -56,6 +59,7 @@ class SlabCache {
     }
   };
   void make_room();
+  std::list<Entry>::iterator drop(std::list<Entry>::iterator entry);
 
   Index room_;
   mutable std::mutex mutex_;

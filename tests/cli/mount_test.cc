@@ -69,6 +69,13 @@ class Mount : public testing::Test {
     process_ = std::regex_search(r.out, found, std::regex("process ([0-9]+)")) ? std::stoi(found[1]) : 0;
     return r;
   }
+  // Without --background: nothing need be mounted yet.
+  void mount_in_foreground(const std::string& source, const std::string& as) {
+    const std::string command = std::string(RESHARD_BINARY) + " mount " + source + " " + seen_ + " --as " + as + " > " +
+                                (dir_ / "said") + " 2>&1 & echo $!";
+    process_ = std::stoi(run_command({"/bin/sh", "-c", command}).out);
+  }
+
   // Whatever became of the test, nothing stays mounted.
   void end() {
     if (process_ == 0) return;
@@ -85,7 +92,7 @@ class Mount : public testing::Test {
 };
 
 TEST_F(Mount, ShowsTheTreeThatConvertWrites) {
-  for (const char* as : {"hf", "bin", "dcp", "colossalai", "ranks"}) {
+  for (const char* as : {"hf", "bin", "dcp", "colossalai", "ranks", "megatron"}) {
     const std::string written = dir_ / as, source = sample("fsdp2_tp2_optim") + "/checkpoint";
     const CommandResult converted = reshard_cli({"convert", source, written, "--to", as, "-q"});
     ASSERT_EQ(converted.exit_code, 0) << converted.err;
@@ -183,6 +190,52 @@ TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
   EXPECT_TRUE(becomes_true([&] { return ::pread(fd, &byte, 1, 0) == -1 && errno == EIO; }));
   ::close(fd);
   EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: has changed since it was opened"));
+}
+
+// Sizes are listed from the metadata: where items say otherwise their word counts.
+TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
+  copy_sample("tp8", dir_.path());
+  const std::string checkpoint = dir_ / "checkpoint";
+  std::string bytes = read_file(checkpoint + "/.metadata");
+  constexpr std::string_view kStored = "\bbfloat16", kClaimed = "\afloat16";  // with their lengths
+  const std::size_t at = bytes.find(kStored), frame = bytes.find('\x95') + 1;
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_NE(bytes[frame], 0);
+  bytes.replace(at, kStored.size(), kClaimed);
+  --bytes[frame];  // the length of the frame that it lies in
+  write_file(checkpoint + "/.metadata", bytes);
+  const std::string written = dir_ / "written";
+  const CommandResult converted = reshard_cli({"convert", checkpoint, written, "--to", "hf"});
+  ASSERT_EQ(converted.exit_code, 0) << converted.err;
+  EXPECT_THAT(converted.out, HasSubstr("is stored as bfloat16, the metadata says float16"));
+  mount_in_foreground(checkpoint, "hf");
+  ASSERT_TRUE(becomes_true([&] { return read_file(dir_ / "said").find("mounted") != std::string::npos; }));
+  EXPECT_TRUE(all_files(seen_) == all_files(written));
+}
+
+TEST_F(Mount, WhoOpensAFileWaitsUntilItCanBeRead) {
+  const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint", written = dir_ / "written";
+  ASSERT_EQ(reshard_cli({"convert", source, written, "--to", "hf", "-q"}).exit_code, 0);
+  mount_in_foreground(source, "hf");
+  ASSERT_TRUE(becomes_true([&] {
+    struct statfs s {};
+    constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
+    return ::statfs(seen_.c_str(), &s) == 0 && s.f_type == kFuseMagic;
+  }));
+  EXPECT_TRUE(all_files(seen_) == all_files(written));
+}
+
+TEST_F(Mount, WhatIsWrongBehindTheMetadataEndsIt) {
+  copy_sample("tp8", dir_.path());
+  std::string bytes = read_file(dir_ / "checkpoint/__3_0.distcp");
+  bytes.replace(0, 4, "none");  // the first item's magic number
+  write_file(dir_ / "checkpoint/__3_0.distcp", bytes);
+  mount_in_foreground(dir_ / "checkpoint", "hf");
+  EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
+  EXPECT_THAT(read_file(dir_ / "said"), HasSubstr("__3_0.distcp@0x0: expected a torch.save archive"));
+  EXPECT_TRUE(std::filesystem::is_empty(seen_));
+  const CommandResult r = mount(dir_ / "checkpoint", "hf");
+  EXPECT_EQ(r.exit_code, 3) << r.err;
 }
 
 TEST_F(Mount, DamageIsAnErrorThatSaysWhere) {
