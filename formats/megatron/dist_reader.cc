@@ -475,7 +475,8 @@ Status ShardedReader::add_blobs() {
     const std::string_view key = without_chain(blob.name);
     if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
       TRY(read_groups(blob, parse_chain(blob.name)));
-    if (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key))
+    const bool is_of_buffers = key.starts_with("optimizer.distributed.");  // lengths, and the groups, which were read
+    if (is_of_buffers || (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key)))
       blob.name = "extra_state." + blob.name;
     blob.path = {blob.name};
     inner_blobs_.emplace(blob.name, i);

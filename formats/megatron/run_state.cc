@@ -92,14 +92,20 @@ std::vector<const RunState::Values*> RunState::own_groups(Of of) const {
 }
 
 Status RunState::write_group(PickleWriter& w, const Values& group, const Own& own) const {
+  const auto step = group.find(kStep);  // as it is, where it is that of the parameters: Megatron's may be 1.0
+  const bool keeps_step = own.with_step && step != group.end() &&
+                          step->second.as_float().value_or(static_cast<double>(step->second.as_int().value_or(-1))) ==
+                              static_cast<double>(objects_.step());
   w.empty_dict();
   w.mark();
   for (const auto& [word, value] : group) {
-    if (word == kStep || word == kOfExperts) continue;
+    if ((word == kStep && !keeps_step) || word == kOfExperts) continue;
     w.text(word);
     TRY(pickle::write_value(w, value));
   }
-  write_own(w, own);
+  Own others = own;
+  others.with_step = own.with_step && !keeps_step;
+  write_own(w, others);
   w.set_items();
   return {};
 }

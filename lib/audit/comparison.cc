@@ -8,6 +8,7 @@
 #include <set>
 #include <tuple>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/engine/tensor_source.h"
@@ -18,7 +19,7 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kGroups = ".param_groups.";
+constexpr std::string_view kGroups = ".param_groups.", kExtraState = "extra_state.", kRandomState = "rng_state";
 
 std::vector<std::size_t> all_tensors(const Catalog& catalog) {
   std::vector<std::size_t> out(catalog.tensors().size());
@@ -112,8 +113,14 @@ Status Comparison::make_views() {
     }
     return canonical_view(catalog, {model.family, model.config_or_null(), hf_rows, true}, nullptr);
   };
-  a_view_ = TRY(view_of(a_.catalog(), a_model_));
-  b_view_ = TRY(view_of(b_.catalog(), b_model_));
+  auto a = view_of(a_.catalog(), a_model_), b = view_of(b_.catalog(), b_model_);
+  if (!(a && b) && a_model_.family && a_model_.convention == b_model_.convention) {  // no config: names as they are
+    a_model_.family = b_model_.family = nullptr;
+    a = view_of(a_.catalog(), a_model_);
+    b = view_of(b_.catalog(), b_model_);
+  }
+  a_view_ = TRY(std::move(a));
+  b_view_ = TRY(std::move(b));
   return {};
 }
 
@@ -183,8 +190,9 @@ Status Comparison::match() {
   for (std::size_t i = 0; i < b_view_.tensors().size(); ++i)
     if (const Tensor& t = b_view_.tensors()[i]; wanted(t) && !a_view_.find(t.name) && !is_derived(t))
       only_b_.push_back(i);
-  leave_out_own(a_view_, b_view_);
-  leave_out_own(b_view_, a_view_);
+  const Objects of_a = objects_of(a_.catalog()), of_b = objects_of(b_.catalog());
+  leave_out_own(a_view_, b_view_, of_b);
+  leave_out_own(b_view_, a_view_, of_a);
   return {};
 }
 
@@ -194,26 +202,58 @@ bool Comparison::is_derived(const Tensor& t) const {
 }
 
 bool Comparison::is_own(const Blob& blob) const {
-  return (has_own_ && blob.name.starts_with("extra_state.")) ||
+  return (has_own_ && blob.name.starts_with(kExtraState)) ||
          (has_own_groups_ && split_state_key(blob.key()).prefix.ends_with(kGroups));
 }
 
-// Hyperparameters can be compared where both have them in the same groups under the same words.
+// Hyperparameters can be compared where both have them in the same groups, and of two formats under the same words.
 bool Comparison::has_groups_of_its_own() const {
+  struct Names {
+    std::set<std::string> keys;
+    std::set<std::string> groups;  // by prefix and number; none where each parameter has its own
+  };
   const auto names = [&](const Catalog& catalog) {
-    std::set<std::string> out;
-    for (const Blob& blob : catalog.blobs)
-      if (split_state_key(blob.key()).prefix.ends_with(kGroups))
-        for (std::string& key : keys_of(catalog, blob)) out.insert(std::move(key));
+    Names out;
+    for (const Blob& blob : catalog.blobs) {
+      const StateKey state = split_state_key(blob.key());
+      if (!state.prefix.ends_with(kGroups)) continue;
+      for (std::string& key : keys_of(catalog, blob)) out.keys.insert(std::move(key));
+      if (as_number(state.parameter)) out.groups.insert(state.prefix + state.parameter);
+    }
     return out;
   };
-  return options_.of_two_formats && names(a_.catalog()) != names(b_.catalog());
+  const Names a = names(a_.catalog()), b = names(b_.catalog());
+  return a.groups != b.groups || (options_.of_two_formats && a.keys != b.keys);
 }
 
-void Comparison::leave_out_own(const Catalog& mine, const Catalog& others) {
+Comparison::Objects Comparison::objects_of(const Catalog& catalog) const {
+  Objects out;
+  for (const Blob& blob : catalog.blobs) {
+    for (std::string& key : keys_of(catalog, blob)) out.keys.insert(std::move(key));
+    const StateKey state = split_state_key(blob.key());
+    if (!is_own(blob)) out.kinds.insert(state.kind);
+  }
+  return out;
+}
+
+bool Comparison::is_in(const Objects& others, const Catalog& mine, const Blob& blob) const {
+  const auto keys = keys_of(mine, blob);
+  return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return others.keys.contains(key); });
+}
+
+// What one of two may have alone: what its format has for itself, states of random numbers, which are each rank's, and
+// the number of steps, which the other may count for each parameter.
+bool Comparison::may_be_alone(const Blob& blob) const {
+  const StateKey state = split_state_key(blob.key());
+  return is_own(blob) || blob.name.starts_with(kExtraState) || blob.name.starts_with(kRandomState) ||
+         (state.prefix.ends_with(kGroups) && state.suffix == kStepSuffix);
+}
+
+void Comparison::leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects) {
   Index tensors = 0, objects = 0;
   for (const Tensor& t : mine.tensors()) tensors += is_derived(t) && !others.find(t.name);
-  for (const Blob& blob : mine.blobs) objects += is_own(blob);
+  for (const Blob& blob : mine.blobs)
+    objects += is_own(blob) || (may_be_alone(blob) && !is_in(other_objects, mine, blob));
   if (tensors > 0) not_compared_.push_back("derived: " + count_of(tensors, "tensor") + ", only in " + mine.root);
   if (objects > 0) not_compared_.push_back("the format's own: " + count_of(objects, "object") + " of " + mine.root);
 }
@@ -242,8 +282,9 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   Index bytes_a = 0;
   for (const Pair& p : pairs_) {
     const Tensor &a = a_view_.tensors()[p.a], &b = b_view_.tensors()[p.b];
-    from_a.push_back({p.a, can_convert(a.dtype, b.dtype) ? b.dtype : a.dtype});
-    from_b.push_back({p.b, b.dtype});
+    const bool stays = !can_convert(a.dtype, b.dtype), b_is_wider = byte_size(b.dtype) > byte_size(a.dtype);
+    from_a.push_back({p.a, stays || b_is_wider ? a.dtype : b.dtype});
+    from_b.push_back({p.b, !stays && b_is_wider ? a.dtype : b.dtype});
     bytes_a += a.bytes();
   }
   FileSource source_a(a_view_, a_.files()), source_b(b_view_, b_.files());
@@ -254,7 +295,7 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
   std::vector<Digests> out;
   for (std::size_t i = 0; i < pairs_.size(); ++i)
-    out.push_back({proofs_a[i].source, proofs_a[i].target, proofs_b[i].target});
+    out.push_back({proofs_a[i].source, proofs_b[i].source, proofs_a[i].target, proofs_b[i].target});
   return out;
 }
 
@@ -279,23 +320,14 @@ std::vector<std::string> Comparison::structural_differences() const {
 
 std::vector<std::string> Comparison::objects_of_one() const {
   std::vector<std::string> out;
-  const auto look = [&](const Catalog& mine, const Catalog& others) {
-    std::set<std::string> names;
-    std::set<StateKind> kinds;  // that the other has anything of
-    for (const Blob& blob : others.blobs) {
-      for (std::string& key : keys_of(others, blob)) names.insert(std::move(key));
-      if (!is_own(blob)) kinds.insert(split_state_key(blob.key()).kind);
-    }
-    for (const Blob& blob : mine.blobs) {
-      if (!kinds.contains(split_state_key(blob.key()).kind)) continue;
-      if (is_own(blob)) continue;
-      const auto keys = keys_of(mine, blob);
-      if (!std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return names.contains(key); }))
+  const auto look = [&](const Catalog& mine, const Objects& others) {
+    for (const Blob& blob : mine.blobs)
+      if (others.kinds.contains(split_state_key(blob.key()).kind) && !may_be_alone(blob) && !is_in(others, mine, blob))
         out.push_back("object '" + printable(blob.name) + "' is only in " + mine.root);
-    }
   };
-  look(a_.catalog(), b_.catalog());
-  look(b_.catalog(), a_.catalog());
+  const Objects of_a = objects_of(a_.catalog()), of_b = objects_of(b_.catalog());
+  look(a_.catalog(), of_b);
+  look(b_.catalog(), of_a);
   return out;
 }
 
@@ -305,7 +337,8 @@ Result<std::vector<std::string>> Comparison::differing_objects() {
   for (const Blob& blob : b_.catalog().blobs)
     for (std::string& key : keys_of(b_.catalog(), blob)) in_b.emplace(std::move(key), &blob);
   for (const Blob& blob : a_.catalog().blobs) {
-    if (is_own(blob)) continue;
+    const StateKey state = split_state_key(blob.key());
+    if (is_own(blob) || (state.prefix.ends_with(kGroups) && state.suffix == ".params")) continue;  // in whatever order
     bool differs = false;
     for (const std::string& key : keys_of(a_.catalog(), blob)) {
       const auto other = in_b.find(key);

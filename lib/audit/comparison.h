@@ -4,10 +4,12 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "lib/checkpoint/format.h"
+#include "lib/checkpoint/state_key.h"
 #include "lib/engine/run.h"
 #include "lib/model/model.h"
 
@@ -45,9 +47,9 @@ class Comparison {
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
-  // Digests of all pairs, of a's elements converted to b's dtype and of b's: equal where the tensors are.
+  // Digests of all pairs, as stored and in one dtype, the narrower of the two: equal there where the tensors are.
   struct Digests {
-    Digest a_as_stored, a, b;
+    Digest a_as_stored, b_as_stored, a, b;
   };
   Result<std::vector<Digests>> digests();
   Index checksums_checked() const { return checksums_; }
@@ -75,7 +77,14 @@ class Comparison {
   bool is_derived(const Tensor& t) const;
   bool is_own(const Blob& blob) const;
   bool has_groups_of_its_own() const;
-  void leave_out_own(const Catalog& mine, const Catalog& others);
+  struct Objects {  // of one of the two
+    std::set<std::string> keys;
+    std::set<StateKind> kinds;  // of what is not its own
+  };
+  Objects objects_of(const Catalog& catalog) const;
+  bool is_in(const Objects& others, const Catalog& mine, const Blob& blob) const;
+  bool may_be_alone(const Blob& blob) const;
+  void leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects);
   std::vector<std::string> objects_of_one() const;
   // The canonical keys of an object: several where it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;

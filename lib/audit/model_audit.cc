@@ -99,6 +99,7 @@ struct Subject {
   const Catalog& catalog;
   const Family& family;
   const ModelConfig& config;
+  Convention names = Convention::kHf;
   std::vector<Parameter> expected;  // what must be there, then what the config allows
   std::size_t required = 0;         // how many of them must be there
   std::unordered_map<std::string, const Parameter*> by_name;
@@ -127,6 +128,7 @@ struct Mismatches {
   std::vector<Mismatch> parts;
   std::vector<Mismatch> concatenated;
   std::vector<Mismatch> others;
+  Index padded_rows = 0;  // of a vocabulary that is padded as Megatron does, and whose writer does not say so
 };
 
 // Parameters that no tensor is, likewise.
@@ -252,10 +254,12 @@ bool has_other_vocabulary(const Mismatch& m) {
 }
 
 // Whether its only fault is padding: the writer tells that there are as many words as the config has, and no more rows
-// are words.
-bool is_told_padding(const Subject& subject, const Mismatch& m) {
-  return has_other_vocabulary(m) && m.tensor->shape[0] > m.parameter->shape[0] &&
-         subject.catalog.vocabulary == m.parameter->shape[0];
+// are words; or the names are Megatron's, which pads so and loads it so.
+bool is_padding(const Subject& subject, const Mismatch& m) {
+  const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
+  return has_other_vocabulary(m) && rows > words &&
+         (subject.catalog.vocabulary == words ||
+          (subject.names == Convention::kMegatron && !explain_padding(rows, words).empty()));
 }
 
 Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
@@ -265,7 +269,10 @@ Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
     if (!found || found->shape == p.shape || found->elements() == 0) continue;  // audit_names tells of empty ones
     if (p.is_scale && is_shape_of_scales(found->shape, p.shape)) continue;
     const Mismatch m = classify(p, *found);
-    if (is_told_padding(subject, m)) continue;
+    if (is_padding(subject, m)) {
+      if (subject.catalog.vocabulary == 0) out.padded_rows = m.tensor->shape[0];
+      continue;
+    }
     (has_other_vocabulary(m)                     ? out.vocabulary
      : m.difference == Difference::kPart         ? out.parts
      : m.difference == Difference::kConcatenated ? out.concatenated
@@ -665,8 +672,10 @@ void audit_optimizer(const Catalog& catalog, FindingList& findings) {
 
 }  // namespace
 
-Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, const ModelConfig& config) {
-  Subject subject{catalog, family, config, TRY(parameters(family, config)), 0, {}};
+Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
+  const Family& family = *model.family;
+  const ModelConfig& config = *model.config;
+  Subject subject{catalog, family, config, model.convention, TRY(parameters(family, config)), 0, {}};
   subject.required = subject.expected.size();
   for (Parameter& p : TRY(optional_parameters(family, config))) subject.expected.push_back(std::move(p));
   for (const Parameter& p : subject.expected) subject.by_name.emplace(p.name, &p);
@@ -681,6 +690,7 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, con
     audit.expected_elements += volume(p.shape);
   }
   const Mismatches mismatches = compare_shapes(subject, stored);
+  audit.padded_rows = mismatches.padded_rows;
   report_vocabulary(subject, stored, mismatches, findings);
   report_parts(subject, stored, mismatches.parts, findings);
   report_other_shapes(subject, mismatches.others, findings);

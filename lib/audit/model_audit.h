@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lib/audit/finding.h"
-#include "lib/model/family.h"
+#include "lib/model/model.h"
 
 namespace reshard {
 
@@ -15,11 +15,12 @@ struct ModelAudit {
   Index expected_elements = 0;
   Index looked_at = 0;        // model tensors of the checkpoint that the family knows
   bool head_is_tied = false;  // and not stored
+  Index padded_rows = 0;  // of the vocabulary, under names of a trainer that pads it; 0: none, or the writer says so
   std::string uniform_dtype;  // "float32" where all parameters have this one and the config names another, wider
                               // than it: ordinary for training state, so no finding
 };
 
-// Fails only where the config lacks what the table needs.
-Result<ModelAudit> audit_model(const Catalog& catalog, const Family& family, const ModelConfig& config);
+// `model` is described. Fails only where the config lacks what the table needs.
+Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model);
 
 }  // namespace reshard

@@ -228,7 +228,7 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
     return skip(what);
   }
   const ModelConfig& config = *model.config;
-  auto audit = audit_model(catalog, *model.family, config);
+  auto audit = audit_model(catalog, model);
   if (!audit && wanted) return std::move(audit).error();
   if (!audit) return skip(audit.error().message());
   const Index n = audit->expected_tensors;
@@ -242,6 +242,8 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
   std::string text = config.path + ": " + std::string(model.family->title) + ", " + count_of(n, "tensor") + ", " +
                      count_of(audit->expected_elements, "parameter");
   if (audit->head_is_tied) text += "; the head is tied to the embedding and not stored";
+  if (audit->padded_rows > 0)
+    text += "; the vocabulary padded to " + with_commas(audit->padded_rows) + " rows, as Megatron does";
   if (!audit->uniform_dtype.empty()) text += "; kept in " + audit->uniform_dtype + ", for use in " + config.dtype;
   fact(report, "config", text);
   if (audit->findings.empty() && !catalog.shape_doubt.empty())
@@ -585,8 +587,8 @@ void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& d
   for (std::size_t i = 0; i < digests.size(); ++i) {
     const Tensor &a = c.a().tensors()[c.pairs()[i].a], &b = c.b().tensors()[c.pairs()[i].b];
     const bool same = digests[i].a == digests[i].b;
-    report.tensors.push_back(
-        {a.name, a.dtype, a.shape, digests[i].a_as_stored, VerifiedTensor::Other{b.dtype, digests[i].b, same}});
+    report.tensors.push_back({a.name, a.dtype, a.shape, digests[i].a_as_stored,
+                              VerifiedTensor::Other{b.dtype, digests[i].b_as_stored, same}});
     if (!same) differing.push_back(a.name);
     equal += same;
     converted += same && a.dtype != b.dtype;
@@ -596,7 +598,7 @@ void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& d
         std::move(differing);
   fact(report, "equal",
        with_commas(equal) + " of " + count_of(std::ssize(digests), "tensor") + ", digest for digest" +
-           (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the other's dtype" : ""));
+           (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the narrower dtype" : ""));
 }
 
 Status check_against(const Opener& open, const Opened& opened, const Structure& structure, const VerifyOptions& options,
