@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/confine.h"
@@ -109,6 +110,7 @@ int run_program(int argc, char** argv, bool owns_process) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error like a full disk, not a sudden end
   std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
   open_standard_descriptors();
+  if (owns_process) raise_descriptor_limit();
   const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
   const auto code = without_exceptions(std::cref(work));  // by reference: a copy would need memory
   if (!code) std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());

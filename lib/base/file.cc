@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -406,43 +407,75 @@ Result<Index> free_space(const std::string& path) {
   return static_cast<Index>(st.f_bavail) * static_cast<Index>(st.f_frsize);
 }
 
-Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
-  State& s = *state_;
-  const std::lock_guard lock(s.mutex);
-  if (const auto it = s.slots.find(path); it != s.slots.end()) {
-    it->second.last_use = ++s.clock;
-    return it->second.file;
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+OpenFiles& OpenFiles::of_process() {
+  static OpenFiles* const all = [] {  // lives on: pools may end when the program does
+    constexpr rlim_t kMost = 16384;   // more are no gain, and take memory
+    rlimit limit{};
+    const bool is_known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    return new OpenFiles(is_known ? static_cast<Index>(std::min(limit.rlim_cur / 2, kMost)) : 256);
+  }();
+  return *all;
+}
+
+void OpenFiles::make_room() {
+  while (!uses_.empty() && std::ssize(uses_) + pinned_ >= most_) {
+    uses_.back().pool->files.erase(uses_.back().path);
+    uses_.pop_back();
   }
-  auto file = std::make_shared<const File>(TRY(File::open(path, s.access)));
-  if (s.reads != File::Reads::kInOrder) file->expect(s.reads);
-  s.make_room();
-  s.slots[path] = {file, ++s.clock, false};
-  return file;
+}
+
+FilePool::State::~State() {
+  const std::lock_guard lock(all.mutex_);
+  for (const auto& [path, use] : files.files) all.uses_.erase(use);
+  all.pinned_ -= std::ssize(files.pinned);
+}
+
+Result<std::shared_ptr<const File>> FilePool::open(const std::string& path) {
+  OpenFiles& all = state_->all;
+  OpenFiles::Pool& mine = state_->files;
+  const auto known = [&]() -> std::shared_ptr<const File> {
+    if (const auto it = mine.pinned.find(path); it != mine.pinned.end()) return it->second;
+    const auto it = mine.files.find(path);
+    if (it == mine.files.end()) return nullptr;
+    all.uses_.splice(all.uses_.begin(), all.uses_, it->second);
+    return it->second->file;
+  };
+  {
+    const std::lock_guard lock(all.mutex_);
+    if (auto file = known()) return file;
+    all.make_room();
+  }
+  auto opened = std::make_shared<const File>(TRY(File::open(path, state_->access)));  // others need not wait for it
+  const std::lock_guard lock(all.mutex_);
+  if (auto file = known()) return file;
+  if (mine.reads != File::Reads::kInOrder) opened->expect(mine.reads);
+  all.make_room();
+  all.uses_.push_front({&mine, path, opened});
+  mine.files[path] = all.uses_.begin();
+  return opened;
 }
 
 void FilePool::expect(File::Reads reads) {
-  State& s = *state_;
-  const std::lock_guard lock(s.mutex);
-  if (s.reads == reads) return;
-  s.reads = reads;
-  for (const auto& [path, slot] : s.slots) slot.file->expect(reads);
-}
-
-void FilePool::State::make_room() {
-  while (static_cast<Index>(slots.size()) >= capacity) {
-    auto oldest = slots.end();
-    for (auto it = slots.begin(); it != slots.end(); ++it)
-      if (!it->second.pinned && (oldest == slots.end() || it->second.last_use < oldest->second.last_use)) oldest = it;
-    if (oldest == slots.end()) return;
-    slots.erase(oldest);
-  }
+  const std::lock_guard lock(state_->all.mutex_);
+  OpenFiles::Pool& mine = state_->files;
+  if (mine.reads == reads) return;
+  mine.reads = reads;
+  for (const auto& [path, use] : mine.files) use->file->expect(reads);
+  for (const auto& [name, file] : mine.pinned) file->expect(reads);
 }
 
 void FilePool::pin(const std::string& name, File file) {
-  State& s = *state_;
-  const std::lock_guard lock(s.mutex);
-  s.make_room();
-  s.slots[name] = {std::make_shared<const File>(std::move(file)), ++s.clock, true};
+  const std::lock_guard lock(state_->all.mutex_);
+  state_->all.make_room();
+  const auto pinned = std::make_shared<const File>(std::move(file));
+  if (state_->files.pinned.insert_or_assign(name, pinned).second) ++state_->all.pinned_;
 }
 
 }  // namespace reshard

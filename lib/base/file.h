@@ -2,6 +2,8 @@
 // the operating system's reason.
 #pragma once
 
+#include <limits>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -119,11 +121,44 @@ Status remove_directory(const std::string& path);  // an empty one
 Status remove_tree(const std::string& path);
 Result<Index> free_space(const std::string& path);  // bytes an unprivileged user may still write there
 
+// Takes all the descriptors that the system lets this process have (RLIMIT_NOFILE's hard limit), for FilePool to keep
+// files open with. For programs: a library leaves limits alone.
+void raise_descriptor_limit();
+
+// What pools may keep open together: the files used last, whichever pool they are of.
+class OpenFiles {
+ public:
+  explicit OpenFiles(Index most) : most_(most) {}
+  // Of this process: half of the descriptors that it may have when it is first asked for.
+  static OpenFiles& of_process();
+
+ private:
+  friend class FilePool;
+  struct Use;
+  using Uses = std::list<Use>;
+  struct Pool {
+    std::unordered_map<std::string, Uses::iterator> files;                // by path
+    std::unordered_map<std::string, std::shared_ptr<const File>> pinned;  // by name
+    File::Reads reads = File::Reads::kInOrder;
+  };
+  struct Use {
+    Pool* pool;
+    std::string path;
+    std::shared_ptr<const File> file;
+  };
+  void make_room();  // for one more, as far as pinned files allow
+
+  const Index most_;
+  std::mutex mutex_;
+  Index pinned_ = 0;
+  Uses uses_;  // of files that are not pinned, the last one first
+};
+
 // Opens files on demand and keeps the most recently used ones open. Thread-safe. Copies are the same pool.
 class FilePool {
  public:
-  explicit FilePool(Index capacity = 256, File::Access access = File::Access::kRead)
-      : state_(std::make_shared<State>(capacity, access)) {}
+  explicit FilePool(File::Access access = File::Access::kRead, OpenFiles& all = OpenFiles::of_process())
+      : state_(std::make_shared<State>(access, all)) {}
   // The file stays open while the caller holds it, even when the pool has let go of it.
   Result<std::shared_ptr<const File>> open(const std::string& path);
   // Of all its files, those that it opens from now on among them.
@@ -132,21 +167,15 @@ class FilePool {
   void pin(const std::string& name, File file);
 
  private:
-  struct Slot {
-    std::shared_ptr<const File> file;
-    std::uint64_t last_use = 0;
-    bool pinned = false;
-  };
   struct State {
-    State(Index capacity_of_pool, File::Access access_to_files) : capacity(capacity_of_pool), access(access_to_files) {}
-    void make_room();  // for one more, as far as pinned files allow
+    State(File::Access access_to_files, OpenFiles& all_files) : access(access_to_files), all(all_files) {}
+    ~State();
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
 
-    Index capacity;
-    File::Access access;
-    File::Reads reads = File::Reads::kInOrder;
-    std::mutex mutex;
-    std::uint64_t clock = 0;
-    std::unordered_map<std::string, Slot> slots;
+    const File::Access access;
+    OpenFiles& all;
+    OpenFiles::Pool files;  // under its mutex
   };
   std::shared_ptr<State> state_;
 };

@@ -142,10 +142,10 @@ class Output {
   bool removed_leftover_ = false;
   bool made_work_ = false;
   int lock_ = -1;  // descriptor of the work directory, locked while this run lives
-  FilePool files_{256, File::Access::kReadWrite};
+  FilePool files_{File::Access::kReadWrite};
   // The same files past the page cache: large outputs are written at the disk's speed and need no long flush at the
   // end.
-  FilePool direct_files_{256, File::Access::kWriteDirect};
+  FilePool direct_files_{File::Access::kWriteDirect};
   std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;
   std::vector<std::atomic<bool>> written_;   // files this rank has written to

@@ -532,7 +532,8 @@ TEST(Paths, ADanglingLinkExists) {
 TEST(FilePool, KeepsNoMoreOpenThanItsCapacity) {
   const TempDir dir;
   for (int i = 0; i < 10; ++i) put(dir / std::to_string(i), std::to_string(i));
-  FilePool pool(3);
+  OpenFiles all(3);
+  FilePool pool(File::Access::kRead, all);
   for (int round = 0; round < 2; ++round)
     for (int i = 0; i < 10; ++i) {
       EXPECT_EQ(read_text(**pool.open(dir / std::to_string(i)), 0, 1), std::to_string(i));
@@ -543,7 +544,8 @@ TEST(FilePool, KeepsNoMoreOpenThanItsCapacity) {
 TEST(FilePool, LetsGoOfTheLeastRecentlyUsed) {
   const TempDir dir;
   for (const char* name : {"a", "b", "c"}) put(dir / name, name);
-  FilePool pool(2);
+  OpenFiles all(2);
+  FilePool pool(File::Access::kRead, all);
   const File* a = pool.open(dir / "a")->get();
   ASSERT_TRUE(pool.open(dir / "b"));
   ASSERT_TRUE(pool.open(dir / "a"));
@@ -554,7 +556,8 @@ TEST(FilePool, LetsGoOfTheLeastRecentlyUsed) {
 TEST(FilePool, AHeldFileSurvivesEviction) {
   const TempDir dir;
   for (int i = 0; i < 5; ++i) put(dir / std::to_string(i), std::to_string(i));
-  FilePool pool(1);
+  OpenFiles all(1);
+  FilePool pool(File::Access::kRead, all);
   std::vector<std::shared_ptr<const File>> held;
   for (int i = 0; i < 5; ++i) held.push_back(*pool.open(dir / std::to_string(i)));
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(read_text(*held[i], 0, 1), std::to_string(i));
@@ -566,7 +569,8 @@ TEST(FilePool, AHeldFileSurvivesEviction) {
 TEST(FilePool, NeverLetsGoOfAPinnedFile) {
   const TempDir dir;
   for (int i = 0; i < 5; ++i) put(dir / std::to_string(i), std::to_string(i));
-  FilePool pool(2);
+  OpenFiles all(2);
+  FilePool pool(File::Access::kRead, all);
   ASSERT_TRUE(pool.open(dir / "0"));
   ASSERT_TRUE(pool.open(dir / "1"));
   put(dir / "hidden", "pinned");
@@ -578,9 +582,32 @@ TEST(FilePool, NeverLetsGoOfAPinnedFile) {
   EXPECT_EQ(read_text(**pool.open("(spool)"), 0, 6), "pinned");
 }
 
+TEST(FilePool, PoolsTogetherLetGoOfTheLeastRecentlyUsed) {
+  const TempDir dir;
+  for (int i = 0; i < 8; ++i) put(dir / std::to_string(i), std::to_string(i));
+  OpenFiles all(4);
+  FilePool first(File::Access::kRead, all);
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(first.open(dir / std::to_string(i)));
+  {
+    FilePool second(File::Access::kRead, all);
+    ASSERT_TRUE(first.open(dir / "0"));
+    const std::weak_ptr<const File> kept = *first.open(dir / "0"), gone = *first.open(dir / "1");
+    ASSERT_TRUE(first.open(dir / "0"));
+    for (int i = 4; i < 7; ++i) {
+      ASSERT_TRUE(second.open(dir / std::to_string(i)));
+      EXPECT_EQ(open_files_in(dir.path()), 4);
+    }
+    EXPECT_FALSE(kept.expired());
+    EXPECT_TRUE(gone.expired()) << "2, 3 and 1 made room, in this order";
+    EXPECT_EQ(read_text(**first.open(dir / "1"), 0, 1), "1");
+  }
+  EXPECT_EQ(open_files_in(dir.path()), 1) << "what the second pool had is closed";
+}
+
 TEST(FilePool, AnErrorIsNotKept) {
   const TempDir dir;
-  FilePool pool(2);
+  OpenFiles all(2);
+  FilePool pool(File::Access::kRead, all);
   EXPECT_FALSE(pool.open(dir / "late"));
   put(dir / "late", "x");
   EXPECT_TRUE(pool.open(dir / "late"));
@@ -589,7 +616,8 @@ TEST(FilePool, AnErrorIsNotKept) {
 TEST(FilePool, ServesSeveralThreads) {
   const TempDir dir;
   for (int i = 0; i < 8; ++i) put(dir / std::to_string(i), std::to_string(i));
-  FilePool pool(3);
+  OpenFiles all(3);
+  FilePool pool(File::Access::kRead, all);
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
