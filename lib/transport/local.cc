@@ -17,29 +17,31 @@ namespace {
 // What is under way between the ranks. A message is known by its sender, its receiver and its number between the two.
 struct Hub {
   using Key = std::tuple<int, int, Index>;
+  explicit Hub(int ranks) : changed(static_cast<std::size_t>(ranks)) {}
   std::mutex mutex;
-  std::condition_variable changed;
+  std::vector<std::condition_variable> changed;  // something that this rank waits for; of thousands, most for another
   std::map<Key, Bytes> waiting;
   std::atomic<bool> stopped{false};
 
+  std::condition_variable& changed_for(int rank) { return changed[static_cast<std::size_t>(rank)]; }
   void stop() {
     const std::lock_guard lock(mutex);
     stopped = true;
-    changed.notify_all();
+    for (std::condition_variable& of_rank : changed) of_rank.notify_all();
   }
 };
 
 class LocalTransfer : public Transfer {
  public:
-  LocalTransfer(Hub& hub, std::vector<Hub::Key> out, std::vector<std::pair<Hub::Key, MutableBytes>> in)
-      : hub_(hub), out_(std::move(out)), in_(std::move(in)) {}
+  LocalTransfer(Hub& hub, int rank, std::vector<Hub::Key> out, std::vector<std::pair<Hub::Key, MutableBytes>> in)
+      : hub_(hub), rank_(rank), out_(std::move(out)), in_(std::move(in)) {}
 
   Status wait() override {
     for (const auto& wanted : in_) {
       const Hub::Key& key = wanted.first;
       const MutableBytes to = wanted.second;
       std::unique_lock lock(hub_.mutex);
-      hub_.changed.wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
+      hub_.changed_for(rank_).wait(lock, [&] { return hub_.stopped || hub_.waiting.contains(key); });
       // What waits still may be memory that a sender who gave up has returned.
       if (hub_.stopped) return job_is_over();
       const auto message = hub_.waiting.find(key);
@@ -49,11 +51,11 @@ class LocalTransfer : public Transfer {
                               " were expected");
       std::memcpy(to.data(), message->second.data(), to.size());
       hub_.waiting.erase(message);
-      hub_.changed.notify_all();
+      hub_.changed_for(std::get<0>(key)).notify_all();
     }
     for (const Hub::Key& key : out_) {
       std::unique_lock lock(hub_.mutex);
-      hub_.changed.wait(lock, [&] { return hub_.stopped || !hub_.waiting.contains(key); });
+      hub_.changed_for(rank_).wait(lock, [&] { return hub_.stopped || !hub_.waiting.contains(key); });
       if (hub_.waiting.contains(key)) return job_is_over();
     }
     return {};
@@ -61,6 +63,7 @@ class LocalTransfer : public Transfer {
 
  private:
   Hub& hub_;
+  int rank_;
   std::vector<Hub::Key> out_;
   std::vector<std::pair<Hub::Key, MutableBytes>> in_;
 };
@@ -83,13 +86,13 @@ class LocalTransport : public Transport {
       if (message.bytes.empty()) continue;
       sent.emplace_back(rank_, message.peer, sent_.at(static_cast<std::size_t>(message.peer))++);
       hub_.waiting.emplace(sent.back(), message.bytes);
+      hub_.changed_for(message.peer).notify_all();
     }
     for (const Incoming& message : in)
       if (!message.bytes.empty())
         wanted.emplace_back(Hub::Key{message.peer, rank_, got_.at(static_cast<std::size_t>(message.peer))++},
                             message.bytes);
-    hub_.changed.notify_all();
-    return std::unique_ptr<Transfer>(std::make_unique<LocalTransfer>(hub_, std::move(sent), std::move(wanted)));
+    return std::unique_ptr<Transfer>(std::make_unique<LocalTransfer>(hub_, rank_, std::move(sent), std::move(wanted)));
   }
 
  private:
@@ -101,7 +104,7 @@ class LocalTransport : public Transport {
 }  // namespace
 
 Status run_local_ranks(int n, const std::function<Status(Transport& ranks)>& work, int* failed_rank) {
-  Hub hub;
+  Hub hub(n);
   std::vector<Status> results(static_cast<std::size_t>(n));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank)

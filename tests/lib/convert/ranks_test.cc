@@ -19,6 +19,7 @@
 #include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_ranks.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -162,6 +163,23 @@ TEST_F(ManySlabs, ArriveWholeInLittleMemory) {
         EXPECT_TRUE(all_files(out) == expected) << strategy_name(strategy) << " on " << n << " ranks";
       }
   EXPECT_TRUE(load_checkpoint(dir_ / "out0") == tensors_);
+}
+
+// Each rank has a part of every file to write, and most have nothing of most tensors to read.
+TEST_F(ManySlabs, AreWrittenByAThousandRanks) {
+  const int n = in_soak() ? 1024 : 96;
+  Request job{.to = "dcp", .mesh = "tp=8,dp_shard=" + std::to_string(n / 8), .memory = Index{1} << 40, .threads = 1};
+  ASSERT_TRUE(convert_one(dir_ / "rows", dir_ / "alone", job, nullptr));
+  const auto expected = all_files(dir_ / "alone");
+  EXPECT_GT(std::ssize(expected), n);
+  EXPECT_TRUE(load_checkpoint(dir_ / "alone") == tensors_);
+  for (const Strategy strategy : {Strategy::kDirect, Strategy::kExchange}) {
+    job.strategy = strategy;
+    const std::string out = dir_ / std::string(strategy_name(strategy));
+    const Status status = convert_on(n, dir_ / "rows", out, job);
+    ASSERT_TRUE(status) << status.error().message();
+    EXPECT_TRUE(all_files(out) == expected) << strategy_name(strategy);
+  }
 }
 
 // Elements in memory that the host does not see, of a GPU or of what stands for one.
