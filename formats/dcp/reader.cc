@@ -246,6 +246,7 @@ Status DcpReader::locate_tensor(Tensor& tensor, const std::string& spool) {
       dtype = stored;
       list->set(i, *found);
     }
+    list->pack();
   }
   if (dtype && *dtype != tensor.dtype) {
     const std::lock_guard lock(mutex_);

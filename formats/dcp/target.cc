@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -63,9 +64,10 @@ class DcpTarget : public Target, private MetadataContents {
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
 
  private:
-  // Bytes before and after an item's payload.
+  // Bytes before and after an item's payload. Items have few kinds of them.
   struct Around {
-    std::uint32_t header = 0, trailer = 0;
+    Index header = 0, trailer = 0;
+    friend bool operator==(const Around&, const Around&) = default;
   };
   // Items of an entry that are one slice of a tensor: some of its fragments or of its replicas.
   struct Part {
@@ -103,6 +105,7 @@ class DcpTarget : public Target, private MetadataContents {
   Status add_tensor(std::size_t number);
   Result<const Cut*> cut_of(const TargetTensor& wanted);
   Result<Stored*> stored_of(std::size_t number, const Slice* slice);
+  Result<std::uint16_t> kind_of(const Around& around);
   std::uint32_t append_file(const std::string& name, Index size);
 
   LayoutRequest request_;
@@ -110,8 +113,9 @@ class DcpTarget : public Target, private MetadataContents {
   std::vector<Extent> blobs_;
   std::vector<Stored> stored_;
   std::map<std::string, std::size_t> stored_of_;  // by name, where there are slices
-  std::vector<Around> around_;
-  std::deque<Cut> cuts_;  // of the last tensors
+  std::vector<Around> kinds_;
+  std::vector<std::uint16_t> around_;  // of each item, among kinds_
+  std::deque<Cut> cuts_;               // of the last tensors
   ItemShapes item_shapes_;
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
@@ -179,8 +183,8 @@ const FragmentList& DcpTarget::list_of(const Part& part) const {
 // The i-th of a part.
 WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
   const FragmentList& list = list_of(part);
-  const Extent& payload = list.extent(part.first + i);
-  const Around& around = around_[part.around + i];
+  const Extent payload = list.extent(part.first + i);
+  const Around& around = kinds_[around_[part.around + i]];
   const Box box = list.box(part.first + i);
   return {part.slice ? joined(part.slice->at, box) : box, payload.file, payload.offset - around.header,
           payload.length + around.header + around.trailer};
@@ -224,6 +228,15 @@ Result<DcpTarget::Stored*> DcpTarget::stored_of(std::size_t number, const Slice*
     }
   }
   return &stored_.emplace_back(made);
+}
+
+Result<std::uint16_t> DcpTarget::kind_of(const Around& around) {
+  const auto known = std::find(kinds_.rbegin(), kinds_.rend(), around);
+  if (known != kinds_.rend()) return static_cast<std::uint16_t>(kinds_.rend() - known - 1);
+  if (kinds_.size() > std::numeric_limits<std::uint16_t>::max())
+    return internal_error("DCP items with more than 65,536 kinds of headers");
+  kinds_.push_back(around);
+  return static_cast<std::uint16_t>(kinds_.size() - 1);
 }
 
 Result<const Cut*> DcpTarget::cut_of(const TargetTensor& wanted) {
@@ -278,8 +291,7 @@ Status DcpTarget::add_tensor(std::size_t number) {
       const Box box = boxes.box(i);
       const auto shape = item_shapes_.of(wanted.dtype, slice ? joined(slice->at, box).shape : box.shape, file.size);
       placed.set_extent(i, {boxes.extent(i).file, file.size + shape.header_bytes, shape.payload_bytes});
-      around_.push_back(
-          {static_cast<std::uint32_t>(shape.header_bytes), static_cast<std::uint32_t>(shape.trailer_bytes)});
+      around_.push_back(TRY(kind_of({shape.header_bytes, shape.trailer_bytes})));
       file.size += shape.total();
     }
     part.first = static_cast<std::uint32_t>(k == 0 ? 0 : tensor.replicas.size());

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <memory>
 
 #include "formats/ranks/ranks.h"
 #include "formats/tensor_files/local_files.h"
@@ -43,9 +44,10 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
     return internal_error("files of ranks hold tensors only: got object '" + printable(request.blobs.front().name) +
                           "'");
   std::string layout = TRY(descriptor(request));
-  LocalFiles files(request);
-  for (Index rank = 0; rank < request.mesh.ranks(); ++rank)
-    TRY(files.add_file(file_name(rank, request.container), held_by(request, rank)));
+  const auto kept = std::make_shared<const LayoutRequest>(std::move(request));
+  LocalFiles files(*kept);
+  for (Index rank = 0; rank < kept->mesh.ranks(); ++rank)
+    TRY(files.add_file(file_name(rank, kept->container), [kept, rank] { return held_by(*kept, rank); }));
   files.target().add_text(std::string(kLayoutFile), std::move(layout));
   return std::move(files).finish();
 }

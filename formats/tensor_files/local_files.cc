@@ -1,5 +1,7 @@
 #include "formats/tensor_files/local_files.h"
 
+#include <cstdint>
+
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -29,8 +31,21 @@ void JoinedTensor::add(const Fragment& local, const LocalBox& place) {
   f.box = box.empty() ? whole(tensor.shape) : box;
   if (box.empty()) f.strides = row_major_strides(f.box.shape);
   for (int d = 0; d < box.rank() && !box.empty(); ++d) f.start += place.at[d] * f.strides[d] * byte_size(tensor.dtype);
-  const bool is_new = stored.insert(box).second;
-  (is_new ? tensor.fragments : tensor.replicas).add(f);
+  (is_new(f.box) ? tensor.fragments : tensor.replicas).add(f);
+}
+
+// Whether no fragment has this box. It is that of the next one then.
+bool JoinedTensor::is_new(const Box& box) {
+  const auto hash_of = [](const Box& b) {
+    std::uint64_t hash = 0;
+    for (const Dims* const dims : {&b.origin, &b.shape})
+      for (const Index n : *dims) hash = (hash ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
+    return hash ^ hash >> 32;
+  };
+  const FragmentList& known = tensor.fragments;
+  if (by_box_.find(hash_of(box), [&](std::size_t i) { return known.box(i) == box; })) return false;
+  by_box_.add([&](std::size_t i) { return hash_of(i < known.size() ? known.box(i) : box); });
+  return true;
 }
 
 LocalFiles::LocalFiles(const LayoutRequest& request)
@@ -49,6 +64,13 @@ std::vector<FileTensor> stored_as(const std::vector<LocalTensor>& tensors) {
 
 Status LocalFiles::add_file(std::string name, const std::vector<LocalTensor>& tensors) {
   place(tensors, TRY(target_->add_file(std::move(name), request_.container, stored_as(tensors))));
+  return {};
+}
+
+Status LocalFiles::add_file(std::string name, std::function<std::vector<LocalTensor>()> tell) {
+  const std::vector<LocalTensor> tensors = tell();
+  const auto tell_stored = [tell = std::move(tell)] { return stored_as(tell()); };
+  place(tensors, TRY(target_->add_file(std::move(name), request_.container, stored_as(tensors), tell_stored)));
   return {};
 }
 

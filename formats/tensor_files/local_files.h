@@ -1,12 +1,13 @@
 // Builds a target of files that each hold one rank's local tensors, which are parts of the request's tensors.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "formats/tensor_files/target.h"
+#include "lib/base/number_table.h"
 #include "lib/layout/layout.h"
 
 namespace reshard {
@@ -38,7 +39,11 @@ struct JoinedTensor {
   void add(const Fragment& local, const LocalBox& place);
 
   Tensor tensor;
-  std::set<Box> stored;
+
+ private:
+  bool is_new(const Box& box);
+
+  NumberTable by_box_;  // of the fragments
 };
 
 class LocalFiles {
@@ -48,6 +53,9 @@ class LocalFiles {
 
   // Appends a file of these local tensors.
   Status add_file(std::string name, const std::vector<LocalTensor>& tensors);
+  // Likewise of those that `tell` tells, each time the same ones: they are not kept, as those of many ranks should not
+  // be.
+  Status add_file(std::string name, std::function<std::vector<LocalTensor>()> tell);
   // Likewise, of torch.save and of more than a dict of them (TensorFilesTarget::add_archive).
   Status add_archive(std::string name, const std::vector<LocalTensor>& tensors, torch_archive::Content content);
 

@@ -69,44 +69,75 @@ std::string_view container_extension(Container container) {
   return container == Container::kSafetensors ? ".safetensors" : ".bin";
 }
 
-zip::Builder::Around TensorFilesTarget::Archive::around(const PayloadCrc& crc) const {
+// With the checksums that `crc` (null: none of them yet) tells, where `place` (null: the whole file) has any of their
+// bytes: a tensor's stands right before it, and with those of all others in the directory at the archive's end.
+Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out_archive(const TensorsFile& file,
+                                                                   std::vector<FileTensor> tensors,
+                                                                   const PayloadCrc& crc, const Extent* place) {
+  TRY(check_archive(tensors));
   std::vector<torch_archive::NamedTensor> named;
   named.reserve(tensors.size());
-  for (const FileTensor& t : tensors) named.push_back({t.name, t.dtype, t.shape, crc ? crc(t.extent) : 0});
-  return content ? torch_archive::around_tensors(named, *content) : torch_archive::around_tensors(named);
+  for (const FileTensor& t : tensors) named.push_back({t.name, t.dtype, t.shape, 0});
+  const auto around = [&] {
+    return file.content ? torch_archive::around_tensors(named, *file.content) : torch_archive::around_tensors(named);
+  };
+  zip::Builder::Around parts = around();
+  Laid out;
+  out.size = std::ssize(parts.before);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].extent = {file.file, out.size, tensors[i].extent.length};
+    out.size += tensors[i].extent.length + std::ssize(parts.after[i]);
+  }
+  if (crc) {
+    const Index end = place ? end_of(*place) : 0;
+    const bool all = !place || tensors.empty() || end > end_of(tensors.back().extent);
+    Index before = 0;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Extent& e = tensors[i].extent;
+      if (all || (place->offset < e.offset && before < end)) named[i].crc = crc(e);
+      before = end_of(e);
+    }
+    parts = around();
+  }
+  out.around.emplace_back(0, std::move(parts.before));
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    out.around.emplace_back(end_of(tensors[i].extent), std::move(parts.after[i]));
+  out.tensors = std::move(tensors);
+  return out;
 }
 
-Status TensorFilesTarget::Archive::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  const std::uint32_t file = tensors.front().extent.file;
-  const zip::Builder::Around parts = around(crc);
-  TRY(emit(file, 0, as_bytes(parts.before)));
-  for (std::size_t i = 0; i < tensors.size(); ++i) TRY(emit(file, end_of(tensors[i].extent), as_bytes(parts.after[i])));
-  return {};
+Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out(const TensorsFile& file, std::vector<FileTensor> tensors,
+                                                           const PayloadCrc& crc, const Extent* place) {
+  if (file.container == Container::kTorchSave) return lay_out_archive(file, std::move(tensors), crc, place);
+  Laid out;
+  out.tensors = std::move(tensors);
+  std::string header;
+  out.size = TRY(lay_out_safetensors(out.tensors, file.file, header));
+  out.around.emplace_back(0, std::move(header));
+  return out;
 }
 
-bool TensorFilesTarget::wants_crcs() const { return !archives_.empty(); }
+bool TensorFilesTarget::wants_crcs() const {
+  return std::any_of(files_.begin(), files_.end(),
+                     [](const TensorsFile& f) { return f.container == Container::kTorchSave; });
+}
 
 Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const Archive& archive : archives_) TRY(archive.seal(crc, emit));
+  for (const TensorsFile& f : files_) {
+    const Laid laid = TRY(lay_out(f, f.tell(), crc, nullptr));
+    for (const auto& [offset, bytes] : laid.around) TRY(emit(f.file, offset, as_bytes(bytes)));
+  }
   for (const TextFile& f : texts_) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
 }
 
 Status TensorFilesTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  const Index end = place.offset + place.length;
-  for (const Archive& archive : archives_) {
-    const std::vector<FileTensor>& tensors = archive.tensors;
-    if (tensors.front().extent.file != place.file) continue;
-    // A tensor's checksum stands right before it, and with those of all others in the directory at the archive's end.
-    const bool at_end = end > end_of(tensors.back().extent);
-    const auto crc_there = [&, before = Index{0}](const Extent& e) mutable {
-      const bool there = place.offset < e.offset && before < end;
-      before = end_of(e);
-      return at_end || there ? crc(e) : 0u;
-    };
-    return archive.seal(crc_there, [&](std::uint32_t file, Index offset, Bytes bytes) -> Status {
-      return offset < end && place.offset < offset + std::ssize(bytes) ? emit(file, offset, bytes) : Status();
-    });
+  for (const TensorsFile& f : files_) {
+    if (f.file != place.file) continue;
+    const Laid laid = TRY(lay_out(f, f.tell(), crc, &place));
+    for (const auto& [offset, bytes] : laid.around)
+      if (offset < end_of(place) && place.offset < offset + std::ssize(bytes))
+        TRY(emit(f.file, offset, as_bytes(bytes)));
   }
   for (const TextFile& f : texts_)
     if (f.file == place.file) TRY(emit(f.file, f.offset, as_bytes(f.text)));
@@ -118,49 +149,52 @@ std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
   return static_cast<std::uint32_t>(catalog_.files.size() - 1);
 }
 
-Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, Archive archive) {
-  TRY(check_archive(archive.tensors));
-  const zip::Builder::Around parts = archive.around(nullptr);
-  const std::uint32_t file = append(std::move(name), std::ssize(parts.before));
-  Index& size = catalog_.files[file].size;
-  std::vector<Extent> extents;
-  for (std::size_t i = 0; i < archive.tensors.size(); ++i) {
-    Extent& extent = archive.tensors[i].extent;
-    extent = {file, size, extent.length};
-    size += extent.length + std::ssize(parts.after[i]);
-    extents.push_back(extent);
-  }
-  if (archive.tensors.empty())
-    texts_.push_back({file, parts.before, 0});
+Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, TensorsFile file,
+                                                      std::vector<FileTensor> tensors) {
+  file.file = static_cast<std::uint32_t>(catalog_.files.size());
+  Laid laid = TRY(lay_out(file, std::move(tensors), nullptr, nullptr));
+  append(std::move(name), laid.size);
+  if (laid.tensors.empty())
+    texts_.push_back({file.file, std::move(laid.around.front().second), 0});
   else
-    archives_.push_back(std::move(archive));
+    files_.push_back(std::move(file));
+  std::vector<Extent> extents;
+  extents.reserve(laid.tensors.size());
+  for (const FileTensor& t : laid.tensors) extents.push_back(t.extent);
   return extents;
 }
 
 Result<std::vector<Extent>> TensorFilesTarget::add_archive(std::string name, std::vector<FileTensor> tensors,
                                                            torch_archive::Content content) {
-  return append(std::move(name), {std::move(tensors), std::move(content)});
+  return append(std::move(name), {0, Container::kTorchSave, [tensors] { return tensors; }, std::move(content)},
+                tensors);
 }
 
 Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
                                                         std::vector<FileTensor> tensors) {
-  if (container == Container::kTorchSave) return append(std::move(name), {std::move(tensors), std::nullopt});
-  const auto file = static_cast<std::uint32_t>(catalog_.files.size());
-  std::string header;
-  const Index size = TRY(lay_out_safetensors(tensors, file, header));
-  append(std::move(name), size);
-  texts_.push_back({file, std::move(header), 0});
-  std::vector<Extent> extents;
-  for (const FileTensor& t : tensors) extents.push_back(t.extent);
-  return extents;
+  return append(std::move(name), {0, container, [tensors] { return tensors; }, std::nullopt}, tensors);
+}
+
+Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
+                                                        std::vector<FileTensor> now, TellTensors tell) {
+  return append(std::move(name), {0, container, std::move(tell), std::nullopt}, std::move(now));
 }
 
 Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
                                     std::string_view prefix) {
   std::vector<FileTensor> stored;
   stored.reserve(tensors.size());
-  for (const TargetTensor& t : tensors) stored.push_back({t.name.substr(prefix.size()), t.dtype, t.shape, {}});
-  const auto extents = TRY(add_file(std::move(name), container, std::move(stored)));
+  const auto add = [skipped = prefix.size()](std::vector<FileTensor>& to, const auto& t) {
+    to.push_back({t.name.substr(skipped), t.dtype, t.shape, {}});
+  };
+  for (const TargetTensor& t : tensors) add(stored, t);
+  const auto tell = [this, add, first = catalog_.tensors().size(), n = tensors.size()] {
+    std::vector<FileTensor> out;
+    out.reserve(n);
+    for (std::size_t i = first; i < first + n; ++i) add(out, catalog_.tensors()[i]);
+    return out;
+  };
+  const auto extents = TRY(add_file(std::move(name), container, std::move(stored), tell));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor tensor;
     tensor.name = tensors[i].name;

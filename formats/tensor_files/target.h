@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,8 +40,15 @@ struct FileTensor {
   Extent extent;  // filled in by add_file()
 };
 
+// Tells the tensors of a file, the same ones each time. A job of many ranks has millions, and what surrounds them is
+// made of them when it is wanted and no sooner.
+using TellTensors = std::function<std::vector<FileTensor>()>;
+
 class TensorFilesTarget : public Target {
  public:
+  TensorFilesTarget() = default;
+  TensorFilesTarget(const TensorFilesTarget&) = delete;
+  TensorFilesTarget& operator=(const TensorFilesTarget&) = delete;
   bool wants_crcs() const override;
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   Status seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const override;
@@ -49,6 +57,9 @@ class TensorFilesTarget : public Target {
   // tensors are left to the caller. Where each tensor's bytes lie. Unsupported for an element type or a name that the
   // container cannot express, and for 2^63 bytes or more.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
+  // The same of tensors that `tell` tells, which are not kept: `now` is what it tells.
+  Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> now,
+                                       TellTensors tell);
   // Appends a file of torch.save that is more than a dict of its tensors, one at least.
   Result<std::vector<Extent>> add_archive(std::string name, std::vector<FileTensor> tensors,
                                           torch_archive::Content content);
@@ -70,17 +81,28 @@ class TensorFilesTarget : public Target {
     std::string text;
     Index offset = 0;
   };
-  struct Archive {
-    std::vector<FileTensor> tensors;
-    std::optional<torch_archive::Content> content;             // nothing: a dict of them
-    zip::Builder::Around around(const PayloadCrc& crc) const;  // with checksums once `crc` can tell them
-    Status seal(const PayloadCrc& crc, const EmitBytes& emit) const;
+  // A file of tensors, one at least.
+  struct TensorsFile {
+    std::uint32_t file = 0;
+    Container container = Container::kSafetensors;
+    TellTensors tell;
+    std::optional<torch_archive::Content> content;  // of torch.save; nothing: a dict of them
   };
-  Result<std::vector<Extent>> append(std::string name, Archive archive);
+  // What lies in it.
+  struct Laid {
+    std::vector<FileTensor> tensors;                    // with their extents
+    std::vector<std::pair<Index, std::string>> around;  // offsets, and bytes there
+    Index size = 0;                                     // of the file
+  };
+  static Result<Laid> lay_out(const TensorsFile& file, std::vector<FileTensor> tensors, const PayloadCrc& crc,
+                              const Extent* place);
+  static Result<Laid> lay_out_archive(const TensorsFile& file, std::vector<FileTensor> tensors, const PayloadCrc& crc,
+                                      const Extent* place);
+  Result<std::vector<Extent>> append(std::string name, TensorsFile file, std::vector<FileTensor> tensors);
   std::uint32_t append(std::string name, Index size);
 
-  std::vector<Archive> archives_;  // files of torch.save: made anew when the checksums are known
-  std::vector<TextFile> texts_;    // headers of safetensors, constants
+  std::vector<TensorsFile> files_;
+  std::vector<TextFile> texts_;  // and constants
 };
 
 // The extensions of the two containers: ".safetensors", ".bin".

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 #include <numeric>
 
 #include "formats/tensor_files/local_files.h"
@@ -112,6 +113,20 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
   return out;
 }
 
+// What a rank holds of these tensors.
+std::vector<LocalTensor> held_by(const LayoutRequest& request, const std::vector<std::size_t>& tensors, Index rank) {
+  std::vector<LocalTensor> out;
+  for (const std::size_t i : tensors) {
+    const TargetTensor& t = request.tensors[i];
+    const auto boxes = owned_boxes(request.mesh, t.placement, t.shape, rank);
+    if (boxes.empty()) continue;  // another stage's
+    LocalTensor local{item_of(t.name).second, t.dtype, local_shape(boxes), {}};
+    for (const LocalBox& box : boxes) local.parts.push_back({i, box});
+    out.push_back(std::move(local));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
@@ -133,21 +148,15 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
     metadata.items[item].tensors.push_back({{name}, name, {std::move(holding)}});
     tensors[item].push_back(i);
   }
-  LocalFiles files(request);
-  for (auto& [name, item] : metadata.items)
+  const auto kept = std::make_shared<const LayoutRequest>(std::move(request));
+  LocalFiles files(*kept);
+  for (auto& [name, item] : metadata.items) {
+    const auto numbers = std::make_shared<const std::vector<std::size_t>>(std::move(tensors[name]));
     for (Index rank = 0; rank < metadata.world_size; ++rank) {
-      std::vector<LocalTensor> held;
-      for (const std::size_t i : tensors[name]) {
-        const TargetTensor& t = request.tensors[i];
-        const auto boxes = owned_boxes(request.mesh, t.placement, t.shape, rank);
-        if (boxes.empty()) continue;  // another stage's
-        LocalTensor local{item_of(t.name).second, t.dtype, local_shape(boxes), {}};
-        for (const LocalBox& box : boxes) local.parts.push_back({i, box});
-        held.push_back(std::move(local));
-      }
       item.files.push_back(safetensors_file(name, rank));
-      TRY(files.add_file(item.files.back(), held));
+      TRY(files.add_file(item.files.back(), [kept, numbers, rank] { return held_by(*kept, *numbers, rank); }));
     }
+  }
   files.target().add_text(std::string(kMetadataFile), write_metadata(metadata));
   return std::move(files).finish();
 }

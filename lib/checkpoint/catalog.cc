@@ -1,8 +1,8 @@
 #include "lib/checkpoint/catalog.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
+#include <iterator>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
@@ -13,6 +13,8 @@ namespace {
 constexpr std::uint64_t kNoCrc = ~std::uint64_t{0};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+std::uint64_t hash_of(std::string_view name) { return std::hash<std::string_view>()(name); }
 
 }  // namespace
 
@@ -34,8 +36,7 @@ std::string dotted_name(const KeyPath& path) {
 // ---- FragmentList
 
 const std::shared_ptr<FragmentList::Columns>& FragmentList::none() {
-  static const auto empty =
-      std::make_shared<Columns>(Columns{std::make_shared<std::vector<Index>>(), std::vector<Extent>(), nullptr});
+  static const auto empty = std::make_shared<Columns>(Columns{std::make_shared<std::vector<Index>>()});
   return empty;
 }
 
@@ -58,6 +59,49 @@ std::vector<Index>& FragmentList::own_corners() {
   return *corners;
 }
 
+std::vector<Extent>& FragmentList::own_extents() {
+  Columns& c = own();
+  if (c.runs.empty()) return c.extents;
+  c.extents.reserve(c.packed);
+  for (std::size_t i = 0; i < c.packed; ++i) c.extents.push_back(packed_extent(i));
+  c.runs = std::vector<Run>();
+  return c.extents;
+}
+
+Extent FragmentList::packed_extent(std::size_t i) const {
+  const std::vector<Run>& runs = columns_->runs;
+  const Run& run = *std::prev(
+      std::upper_bound(runs.begin(), runs.end(), i, [](std::size_t n, const Run& r) { return n < r.begin; }));
+  Extent extent = run.first;
+  extent.file += run.step * static_cast<std::uint32_t>(i - run.begin);
+  return extent;
+}
+
+void FragmentList::pack() {
+  if (columns_.use_count() > 1) return;
+  Columns& c = *columns_;
+  if (c.corners.use_count() == 1) c.corners->shrink_to_fit();
+  if (!c.runs.empty()) return;
+  std::vector<Run> runs;
+  const std::size_t most = c.extents.size() * sizeof(Extent) / (2 * sizeof(Run));
+  for (std::size_t i = 0; i < c.extents.size(); ++i) {
+    const Extent& e = c.extents[i];
+    if (!runs.empty()) {
+      Run& last = runs.back();
+      const auto n = static_cast<std::uint32_t>(i) - last.begin;
+      if (n == 1 && e.file > last.first.file) last.step = e.file - last.first.file;
+      if (last.step > 0 && e == Extent{last.first.file + n * last.step, last.first.offset, last.first.length}) continue;
+      if (n == 1) last.step = 0;
+    }
+    if (runs.size() == most) return c.extents.shrink_to_fit();
+    runs.push_back({e, static_cast<std::uint32_t>(i), 0});
+  }
+  runs.shrink_to_fit();
+  c.packed = c.extents.size();
+  c.runs = std::move(runs);
+  c.extents = std::vector<Extent>();  // and its memory
+}
+
 FragmentList::Rare& FragmentList::own_rare() {
   std::shared_ptr<Rare>& rare = own().rare;
   if (!rare)
@@ -74,7 +118,7 @@ const FragmentList::Rare& FragmentList::rare() const {
 
 void FragmentList::reserve(std::size_t n) {
   own_corners().reserve(n * width());
-  own().extents.reserve(n);
+  own_extents().reserve(n);
 }
 
 void FragmentList::add(const Fragment& f) {
@@ -86,7 +130,7 @@ void FragmentList::add(const Box& box, const Extent& extent) {
   std::vector<Index>& corners = own_corners();
   corners.insert(corners.end(), box.origin.begin(), box.origin.end());
   corners.insert(corners.end(), box.shape.begin(), box.shape.end());
-  own().extents.push_back(extent);
+  own_extents().push_back(extent);
   if (!columns_->rare) return;
   Rare& r = own_rare();
   if (!r.crcs.empty()) r.crcs.push_back(kNoCrc);
@@ -108,7 +152,7 @@ void FragmentList::set(std::size_t i, const Fragment& f) {
     corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
     std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
   }
-  own().extents[i] = f.extent;
+  if (!(extent(i) == f.extent)) own_extents()[i] = f.extent;
   const bool has_details = f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape);
   if (!has_details && !f.crc && !f.encoding && !columns_->rare) return;
   Rare& r = own_rare();
@@ -138,7 +182,7 @@ Fragment FragmentList::get(std::size_t i) const {
   const Rare& r = rare();
   Fragment f;
   f.box = box(i);
-  f.extent = columns_->extents[i];
+  f.extent = extent(i);
   if (!r.crcs.empty() && r.crcs[i] != kNoCrc) f.crc = static_cast<std::uint32_t>(r.crcs[i]);
   if (const auto it = r.details.find(i); it != r.details.end()) {
     f.strides = it->second.strides;
@@ -152,8 +196,8 @@ Fragment FragmentList::get(std::size_t i) const {
 }
 
 void BoxPool::share(FragmentList& list) {
-  constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
-  if (list.empty()) return;
+  constexpr std::size_t kKept = 16;                           // more kinds of parameters than a layer has
+  if (list.empty() || list.columns_.use_count() > 1) return;  // copies share all they have
   const FragmentList::Corners& mine = list.columns_->corners;
   for (const FragmentList::Corners& known : recent_) {
     if (known == mine) return;
@@ -171,40 +215,29 @@ void BoxPool::share(FragmentList& list) {
 
 // ---- Catalog
 
+// Room for the names of so many, and places for those that are there.
+void Catalog::find_places(std::size_t tensors) {
+  by_name_.make(tensors, [this](std::size_t i) { return hash_of(tensors_[i].name); });
+}
+
 void Catalog::reserve(std::size_t tensors) {
   tensors_.reserve(tensors);
-  if (2 * tensors > slots_.size()) make_slots(tensors);
+  if (tensors > by_name_.room()) find_places(tensors);
 }
 
 Status Catalog::add(Tensor tensor) {
-  if (2 * (tensors_.size() + 1) > slots_.size()) make_slots(std::max<std::size_t>(8, 2 * tensors_.size()));
-  std::uint32_t& slot = slots_[slot_of(tensor.name)];
-  if (slot != 0) return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
-  boxes_.share(tensor.fragments);
-  boxes_.share(tensor.replicas);
+  if (find(tensor.name)) return corrupt(root + ": " + tensor_text(tensor.name) + " is there twice");
+  for (FragmentList* const list : {&tensor.fragments, &tensor.replicas}) {
+    boxes_.share(*list);
+    list->pack();
+  }
   tensors_.push_back(std::move(tensor));
-  slot = static_cast<std::uint32_t>(tensors_.size());
+  by_name_.add([this](std::size_t i) { return hash_of(tensors_[i].name); });
   return {};
 }
 
-std::size_t Catalog::slot_of(std::string_view name) const {
-  std::size_t at = std::hash<std::string_view>()(name) & (slots_.size() - 1);
-  while (slots_[at] != 0 && tensors_[slots_[at] - 1].name != name) at = (at + 1) & (slots_.size() - 1);
-  return at;
-}
-
-// For so many tensors at least, with those that are there.
-void Catalog::make_slots(std::size_t tensors) {
-  slots_.assign(std::bit_ceil(2 * std::max(tensors, tensors_.size())), 0);
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    slots_[slot_of(tensors_[i].name)] = static_cast<std::uint32_t>(i + 1);
-}
-
 std::optional<std::size_t> Catalog::find(std::string_view name) const {
-  if (slots_.empty()) return std::nullopt;
-  const std::uint32_t number = slots_[slot_of(name)];
-  if (number == 0) return std::nullopt;
-  return number - 1;
+  return by_name_.find(hash_of(name), [&](std::size_t i) { return tensors_[i].name == name; });
 }
 
 std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
@@ -217,7 +250,7 @@ void Catalog::sort_by_name() {
   const auto before = [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); };
   if (!std::is_sorted(tensors_.begin(), tensors_.end(), before)) {
     std::sort(tensors_.begin(), tensors_.end(), before);
-    make_slots(tensors_.size());
+    find_places(tensors_.size());
   }
   std::sort(blobs.begin(), blobs.end(), [](const Blob& a, const Blob& b) { return natural_less(a.name, b.name); });
 }

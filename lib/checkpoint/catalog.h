@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "lib/base/number_table.h"
 #include "lib/base/result.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/box.h"
@@ -60,16 +61,19 @@ class FragmentList {
   FragmentList& operator=(FragmentList&& from) noexcept;
   ~FragmentList() = default;
 
-  std::size_t size() const { return columns_->extents.size(); }
-  bool empty() const { return columns_->extents.empty(); }
+  std::size_t size() const { return columns_->runs.empty() ? columns_->extents.size() : columns_->packed; }
+  bool empty() const { return size() == 0; }
   void reserve(std::size_t n);
   void add(const Fragment& fragment);              // of this list's rank
   void add(const Box& box, const Extent& extent);  // its elements in row-major order, from the extent's first byte on
   void set(std::size_t i, const Fragment& fragment);
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
-  const Extent& extent(std::size_t i) const { return columns_->extents[i]; }
-  void set_extent(std::size_t i, const Extent& extent) { own().extents[i] = extent; }
+  Extent extent(std::size_t i) const { return columns_->runs.empty() ? columns_->extents[i] : packed_extent(i); }
+  void set_extent(std::size_t i, const Extent& extent) { own_extents()[i] = extent; }
+  // Takes no more memory than it needs, and less where extents are alike: those of ranks that write equal parts. Does
+  // nothing where copies share the list.
+  void pack();
   bool has_encoded() const { return !rare().encodings.empty(); }  // false: no fragment has an encoding
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
   bool has_boxes_of(const FragmentList& other) const {
@@ -94,17 +98,27 @@ class FragmentList {
     std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // those that occur: few; the first is none
     std::vector<std::uint16_t> encoding_of;                       // of each fragment; empty when none is encoded
   };
+  // Extents of one offset and one length, in files whose numbers are `step` apart.
+  struct Run {
+    Extent first;
+    std::uint32_t begin = 0;  // the number of the first
+    std::uint32_t step = 0;
+  };
   struct Columns {
     Corners corners;  // origin and shape of each
-    std::vector<Extent> extents;
-    std::shared_ptr<Rare> rare;  // null: none of it
+    std::vector<Extent> extents = {};
+    std::shared_ptr<Rare> rare = nullptr;  // null: none of it
+    std::vector<Run> runs = {};            // in place of extents, once packed
+    std::size_t packed = 0;                // how many extents they stand for
   };
   static const std::shared_ptr<Columns>& none();
   // For changing them.
   Columns& own();
   std::vector<Index>& own_corners();
+  std::vector<Extent>& own_extents();
   Rare& own_rare();
   const Rare& rare() const;
+  Extent packed_extent(std::size_t i) const;
   std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
 
   int rank_;
@@ -208,13 +222,10 @@ class Catalog {
   Index tensor_bytes() const;
 
  private:
-  std::size_t slot_of(std::string_view name) const;
-  void make_slots(std::size_t tensors);
+  void find_places(std::size_t tensors);
 
   std::vector<Tensor> tensors_;
-  // Numbers of tensors, plus one, at the hashes of their names or in the next free place; 0: free. Half of them at
-  // least are, and their number is a power of 2.
-  std::vector<std::uint32_t> slots_;
+  NumberTable by_name_;
   BoxPool boxes_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "lib/base/resident.h"
 #include "lib/convert/adam.h"
+#include "lib/engine/crc_ledger.h"
 #include "lib/model/parts.h"
 
 namespace reshard {
@@ -79,7 +80,7 @@ Index boxes_of(const TargetTensor& tensor, const Mesh& mesh) {
 // A job whose boxes alone are more than the memory is refused before they are made.
 Status check_boxes_fit(const std::vector<TargetTensor>& tensors, const Format& format, const RunOptions& run,
                        const Mesh& mesh) {
-  constexpr Index kBoxBytes = 32;           // of a target's, at least
+  constexpr Index kBoxBytes = 2;            // of a target's, at least (FragmentList::pack)
   constexpr Index kMany = Index{16} << 20;  // fewer bytes than these are told of when everything is known
   if (format.holds_whole_tensors()) return {};
   Index boxes = 0;
@@ -99,21 +100,24 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   std::unique_ptr<Conversion> c(new Conversion(source, format, std::move(options)));
   const ConversionOptions& o = c->options_;
   c->draft_ = TRY(make_draft(source, format, o));
-  const Draft& d = c->draft_;
+  Draft& d = c->draft_;
   if (format.write_view) {
     c->target_view_ = TRY(name_view(d.view, d.names, o));
     return c;
   }
   std::vector<TargetBlob> blobs = TRY(name_blobs(source, d.view, d.names, !o.metadata_only));
-  LayoutRequest request{d.output.tensors, std::move(blobs),           o.mesh,        o.layout,    o.max_file_bytes,
-                        o.container,      head_counts(d.names.model), o.compression, std::nullopt};
-  request.step = d.step;
   TRY(check_boxes_fit(d.output.tensors, format, o.run, o.mesh));
+  c->note_alike();
+  LayoutRequest request{
+      std::move(d.output.tensors), std::move(blobs), o.mesh,      o.layout, o.max_file_bytes, o.container,
+      head_counts(d.names.model),  o.compression,    std::nullopt};
+  request.step = d.step;
   if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where
+  c->options_.run.kept_bytes = c->kept_bytes();
   c->options_.run.worker_bytes =
       c->target_->worker_bytes() + d.requantized.worker_bytes + (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
@@ -133,24 +137,41 @@ Result<MemoryPlan> Conversion::memory() const {
   return copy_memory(plan_, draft_.view.catalog, target_view(), options_.run);
 }
 
+// What is kept of the output while it is written: the checksums that go into it, and of what the journal is to say of
+// tensors at once.
+Index Conversion::kept_bytes() const {
+  constexpr Index kOfTensor = 256;  // in the journal's open group, which is closed when it has enough of the source
+  Index out = 0, bytes = 0, most = 0;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
+    bytes += source_view().tensors()[plan_.tensors[i].from].bytes();
+    for (; bytes > 2 * options_.group_bytes && first < i; ++first)
+      bytes -= source_view().tensors()[plan_.tensors[first].from].bytes();
+    most = std::max(most, static_cast<Index>(i + 1 - first));
+  }
+  out += most * kOfTensor;
+  if (!target_->wants_crcs()) return out;
+  for (const Tensor& t : target_view().tensors())
+    out += static_cast<Index>(t.fragments.size() + t.replicas.size()) * CrcLedger::kExtentBytes;
+  return out;
+}
+
+void Conversion::note_alike() {
+  for (const TargetTensor& t : draft_.output.tensors) {
+    auto it = std::find_if(alike_.begin(), alike_.end(),
+                           [&](const Alike& a) { return a.shape == t.shape && a.placement == t.placement; });
+    if (it == alike_.end()) it = alike_.insert(it, {t.shape, t.placement});
+    it->element_bytes += byte_size(t.dtype);
+  }
+}
+
 std::vector<Index> Conversion::bytes_of_ranks() const {
   if (format_.shares_experts && options_.mesh.size("ep") > 1) return {};  // the format knows who has which
   std::vector<Index> out(static_cast<std::size_t>(options_.mesh.ranks()));
-  std::vector<std::pair<const TargetTensor*, std::vector<Index>>> known;  // elements, of tensors that lie alike
-  for (const TargetTensor& t : draft_.output.tensors) {
-    auto it = std::find_if(known.begin(), known.end(), [&](const auto& k) {
-      return k.first->shape == t.shape && k.first->placement == t.placement;
-    });
-    if (it == known.end()) {
-      it = known.insert(it, {&t, {}});
-      for (Index rank = 0; rank < std::ssize(out); ++rank) {
-        Index elements = 0;
-        for (const LocalBox& b : owned_boxes(options_.mesh, t.placement, t.shape, rank)) elements += volume(b.box);
-        it->second.push_back(elements);
-      }
-    }
-    for (std::size_t rank = 0; rank < out.size(); ++rank) out[rank] += it->second[rank] * byte_size(t.dtype);
-  }
+  for (const Alike& a : alike_)
+    for (std::size_t rank = 0; rank < out.size(); ++rank)
+      for (const LocalBox& b : owned_boxes(options_.mesh, a.placement, a.shape, static_cast<Index>(rank)))
+        out[rank] += volume(b.box) * a.element_bytes;
   return out;
 }
 

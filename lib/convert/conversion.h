@@ -131,6 +131,8 @@ class Conversion {
       : source_(source), format_(format), options_(std::move(options)) {}
 
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
+  void note_alike();
+  Index kept_bytes() const;
   Status check_merged(const Origin& origin) const;
   Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded);
   Result<std::string> facts(std::uint64_t print) const;
@@ -140,7 +142,14 @@ class Conversion {
   Reader& source_;
   const Format& format_;
   ConversionOptions options_;
-  Draft draft_;
+  Draft draft_;  // its output's tensors are the target's
+  // Tensors of the output that lie alike.
+  struct Alike {
+    Dims shape;
+    Placement placement;
+    Index element_bytes = 0;  // of all of them together
+  };
+  std::vector<Alike> alike_;
   std::unique_ptr<Target> target_;  // null for a format that shows tensors where they lie; then there is no plan
   Catalog target_view_;             // empty where that is the target's catalog as it is
   Plan plan_;

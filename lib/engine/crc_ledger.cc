@@ -1,17 +1,59 @@
 #include "lib/engine/crc_ledger.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "lib/device/crc32.h"
 
 namespace reshard {
+struct CrcLedger::Recent {
+  std::vector<CrcPiece> whole;
+  CrcLedger pieces;
+};
+
+CrcLedger::CrcLedger() = default;
+CrcLedger::~CrcLedger() = default;
+
+std::size_t CrcLedger::Done::place(const Key& key) const {
+  const auto& [file, offset] = key;
+  const std::uint64_t mixed = (static_cast<std::uint64_t>(offset) ^ std::uint64_t{file} << 40) * 0x9e3779b97f4a7c15;
+  const std::uint64_t hash = (mixed ^ mixed >> 32) * 0xff51afd7ed558ccd >> 32;
+  auto at = static_cast<std::size_t>(hash * slots_.size() >> 32);
+  while (slots_[at].offset >= 0 && (slots_[at].file != file || slots_[at].offset != offset))
+    at = at + 1 < slots_.size() ? at + 1 : 0;
+  return at;
+}
+
+const std::uint32_t* CrcLedger::Done::find(const Key& key) const {
+  if (slots_.empty()) return nullptr;
+  const Slot& slot = slots_[place(key)];
+  return slot.offset >= 0 ? &slot.crc : nullptr;
+}
+
+void CrcLedger::Done::grow(std::size_t slots) {
+  const std::vector<Slot> before = std::exchange(slots_, std::vector<Slot>(slots));
+  for (const Slot& slot : before)
+    if (slot.offset >= 0) slots_[place({slot.file, slot.offset})] = slot;
+}
+
+void CrcLedger::Done::add(const Key& key, std::uint32_t crc) {
+  if (5 * (size_ + 1) > 4 * slots_.size())
+    grow(std::max({expected_ + expected_ / 4 + 2, 2 * slots_.size(), std::size_t{16}}));
+  Slot& slot = slots_[place(key)];
+  slot = {key.second, key.first, crc};
+  ++size_;
+}
+
+void CrcLedger::keep_recent() { recent_ = std::make_unique<Recent>(); }
 
 std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, Index length, std::uint32_t crc) {
   const std::lock_guard lock(mutex_);
   const Key key{extent.file, extent.offset};
-  if (done_.contains(key)) return std::nullopt;
+  if (done_.find(key)) return std::nullopt;
   if (begin == 0 && length == extent.length) {
     open_.erase(key);
-    done_[key] = {length, crc};
-    if (recent_) recent_->add(extent, begin, length, crc);
+    done_.add(key, crc);
+    if (recent_) recent_->whole.push_back({extent, begin, length, crc});
     return crc;
   }
   Entry& entry = open_[key];
@@ -22,7 +64,9 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (next != pieces.end() && next->first < end) return std::nullopt;
   if (next != pieces.begin() && std::prev(next)->second.end > begin) return std::nullopt;
 
-  if (recent_) recent_->add(extent, begin, length, crc);
+  if (recent_)
+    if (const auto all = recent_->pieces.add(extent, begin, length, crc))
+      recent_->whole.push_back({extent, 0, extent.length, *all});
   auto mine = pieces.emplace_hint(next, begin, Piece{end, crc});
   if (next != pieces.end() && next->first == end) {
     mine->second.crc = crc32_combine(mine->second.crc, next->second.crc, next->second.end - end);
@@ -41,15 +85,15 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   if (mine->first != 0 || mine->second.end != extent.length) return std::nullopt;
   const std::uint32_t whole = mine->second.crc;
   open_.erase(key);
-  done_[key] = {extent.length, whole};
+  done_.add(key, whole);
   return whole;
 }
 
 std::optional<std::uint32_t> CrcLedger::whole(const Extent& extent) const {
   const std::lock_guard lock(mutex_);
-  const auto it = done_.find({extent.file, extent.offset});
-  if (it == done_.end()) return std::nullopt;
-  return it->second.crc;
+  const std::uint32_t* const done = done_.find({extent.file, extent.offset});
+  if (!done) return std::nullopt;
+  return *done;
 }
 
 std::vector<Extent> CrcLedger::incomplete() const {
@@ -70,22 +114,24 @@ std::vector<CrcPiece> CrcLedger::unfinished() const {
 std::vector<CrcPiece> CrcLedger::everything() const {
   std::vector<CrcPiece> out = unfinished();
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, done] : done_) out.push_back({{key.file, key.offset, done.length}, 0, done.length, done.crc});
+  done_.each([&](const Key& key, std::uint32_t crc) { out.push_back({{key.first, key.second, 0}, 0, 0, crc}); });
   return out;
 }
 
 std::vector<CrcPiece> CrcLedger::take_recent() {
   const std::lock_guard lock(mutex_);
   if (!recent_) return {};
-  std::vector<CrcPiece> out = recent_->everything();
-  recent_->clear();
+  std::vector<CrcPiece> out = recent_->pieces.unfinished();
+  recent_->pieces.clear();
+  out.insert(out.end(), recent_->whole.begin(), recent_->whole.end());
+  recent_->whole.clear();
   return out;
 }
 
 void CrcLedger::clear() {
   const std::lock_guard lock(mutex_);
   open_.clear();
-  done_.clear();
+  done_ = Done();
 }
 
 }  // namespace reshard

@@ -10,7 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lib/base/cursor.h"
@@ -28,6 +28,14 @@ struct CrcPiece {
 
 class CrcLedger {
  public:
+  CrcLedger();
+  ~CrcLedger();
+
+  static constexpr Index kExtentBytes = 20;  // of memory that a complete extent takes, where they were expected
+
+  // How many extents there may be: memory for that many is taken when the first is complete.
+  void expect(std::size_t extents) { done_.expect(extents); }
+
   // Adds the CRC of bytes [begin, begin + length) of the extent. Returns the CRC of the whole extent when this piece
   // completed it. A piece that overlaps what is known already is left out unless it is all new. Thread-safe.
   std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
@@ -38,14 +46,14 @@ class CrcLedger {
   // Extents that were begun and not completed: their pieces left gaps.
   std::vector<Extent> incomplete() const;
 
-  // What is known of those, and of all, for another ledger to add.
+  // What is known of those, and of all, for another ledger to add. Of an extent that is whole the lengths are 0.
   std::vector<CrcPiece> unfinished() const;
   std::vector<CrcPiece> everything() const;
   // Forgets all of it.
   void clear();
 
   // From now on what is added is also kept for take_recent(), which gives it once.
-  void keep_recent() { recent_ = std::make_unique<CrcLedger>(); }
+  void keep_recent();
   std::vector<CrcPiece> take_recent();
 
  private:
@@ -57,25 +65,38 @@ class CrcLedger {
     Extent extent;
     std::map<Index, Piece> pieces;  // by begin; disjoint, neighbours joined
   };
-  struct Done {
-    Index length;
-    std::uint32_t crc;
-  };
-  struct Key {
-    std::uint32_t file;
-    Index offset;
-    friend bool operator==(const Key&, const Key&) = default;
-  };
-  struct KeyHash {
-    std::size_t operator()(const Key& k) const {
-      return static_cast<std::size_t>((static_cast<std::uint64_t>(k.offset) ^ (std::uint64_t{k.file} << 40)) *
-                                      0x9E3779B97F4A7C15u);
+  using Key = std::pair<std::uint32_t, Index>;  // file and offset
+  // The CRCs of extents that are complete, by file and offset: a job has millions.
+  class Done {
+   public:
+    void expect(std::size_t extents) { expected_ = extents; }
+    const std::uint32_t* find(const Key& key) const;  // null: not there
+    void add(const Key& key, std::uint32_t crc);
+    // Calls visit(key, crc) for each.
+    template <class Visit>
+    void each(const Visit& visit) const {
+      for (const Slot& slot : slots_)
+        if (slot.offset >= 0) visit(Key(slot.file, slot.offset), slot.crc);
     }
+
+   private:
+    struct Slot {
+      Index offset = -1;  // free
+      std::uint32_t file = 0, crc = 0;
+    };
+    std::size_t place(const Key& key) const;  // its own, or the free one for it
+    void grow(std::size_t slots);
+
+    std::vector<Slot> slots_;  // a fifth of them is free, at least
+    std::size_t size_ = 0, expected_ = 0;
   };
+
   mutable std::mutex mutex_;
-  std::unordered_map<Key, Entry, KeyHash> open_;
-  std::unordered_map<Key, Done, KeyHash> done_;
-  std::unique_ptr<CrcLedger> recent_;
+  std::map<Key, Entry> open_;
+  Done done_;
+  // What was added since it was last taken: extents that came whole, and pieces of others.
+  struct Recent;
+  std::unique_ptr<Recent> recent_;
 };
 
 }  // namespace reshard

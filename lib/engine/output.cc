@@ -89,7 +89,7 @@ std::string without_slash(std::string path) {
 
 // Forces files to disk; many of them several at a time, as a file system's journal writes once what many wait for.
 Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
-  constexpr Index kFilesOfAThread = 16, kThreads = 16;
+  constexpr Index kFilesOfAThread = 8, kThreads = 64;
   const Index n = std::ssize(paths);
   return parallel_for(
       n, static_cast<int>(std::min(kThreads, ceil_div(n, kFilesOfAThread))),
@@ -124,7 +124,12 @@ Output::Output(OutputPath destination, Target& target, Transport* ranks, std::op
       continuation_(std::move(continuation)),
       ranks_(ranks),
       written_(target.catalog().files.size()),
-      unsynced_(target.catalog().files.size()) {}
+      unsynced_(target.catalog().files.size()) {
+  if (!target.wants_crcs()) return;
+  std::size_t extents = 0;
+  for (const Tensor& t : target.catalog().tensors()) extents += t.fragments.size() + t.replicas.size();
+  crcs_.expect(extents);
+}
 
 Output::~Output() {
   try {
@@ -531,11 +536,32 @@ Status Output::seal() {
     if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
     return whole.value_or(0);
   };
-  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+  const auto write = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
     const auto file = TRY(files_.open(file_path(f)));
     return file->write_at(offset, bytes);
   };
+  // Where one item ends another begins: short bytes that follow each other are written at once.
+  constexpr Index kLong = Index{64} << 10;
+  std::uint32_t in_file = 0;
+  Index begin = 0;
+  std::string held;
+  const auto write_held = [&]() -> Status {
+    const std::string bytes = std::exchange(held, std::string());
+    return bytes.empty() ? Status() : write(in_file, begin, as_bytes(bytes));
+  };
+  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    const bool follows = f == in_file && offset == begin + std::ssize(held) && std::ssize(held) < kLong;
+    if (!follows || std::ssize(bytes) >= kLong) TRY(write_held());
+    if (std::ssize(bytes) >= kLong) return write(f, offset, bytes);
+    if (held.empty()) {
+      in_file = f;
+      begin = offset;
+    }
+    held += as_string(bytes);
+    return {};
+  };
   TRY(target_.seal(crc, emit));
+  TRY(write_held());
   if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
   std::vector<std::string> all;
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {

@@ -65,10 +65,11 @@ Status may_go_on(const RunOptions& options) {
 int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
 
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
-                               Index messages) {
+                               Index shared) {
   MemoryPlan plan;
   plan.now = std::max<Index>(0, resident_bytes() - device_of(options).host_bytes());
-  const Index fixed = plan.now + kProcess + messages + worker_count(options) * (options.worker_bytes + decoding);
+  const Index fixed =
+      plan.now + kProcess + options.kept_bytes + shared + worker_count(options) * (options.worker_bytes + decoding);
   const Index per_slab_byte = worker_count(options) * (2 + extra);
   const Index smallest = std::max(kMinSlab, largest_group);
   const Index needed = fixed + per_slab_byte * smallest;
@@ -85,7 +86,8 @@ Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Ca
                                const RunOptions& options) {
   const CopyItems copy = copy_items(plan, source, target);
   const Index group = largest_group(copy.items, source);
-  return plan_memory(options, group, copy.extra, decoding_memory(source), Staging::plan(options, group).total());
+  return plan_memory(options, group, copy.extra, decoding_memory(source),
+                     Staging::plan(options, group).total() + kept_bytes(copy.items, source));
 }
 
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,

@@ -26,6 +26,7 @@ struct RunOptions {
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
   Index worker_bytes = 0;                        // that each thread takes beside its buffers: for encoding the output
+  Index kept_bytes = 0;                          // that are kept of what was done until the end, beside those of a walk
   // The ranks of the job, each of which makes the same calls and takes its part of the work; null: this process alone.
   // `memory` and `threads` are each rank's; what is returned is about the whole job, on every rank.
   Transport* ranks = nullptr;
@@ -52,9 +53,9 @@ struct MemoryPlan {
 };
 // A usage error that says how much is needed when `memory` does not suffice. `largest_group` is the largest single slab
 // the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs, `decoding` what
-// each thread takes to decode chunks (bytes), `messages` what all threads share for those to other ranks (bytes).
+// each thread takes to decode chunks (bytes), `shared` what is there once for all of them (bytes).
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding = 0,
-                               Index messages = 0);
+                               Index shared = 0);
 
 // The same for copy_tensors() with these arguments.
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,

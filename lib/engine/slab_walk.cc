@@ -11,6 +11,8 @@
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/fragment_index.h"
+#include "lib/engine/crc_ledger.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/transport/collectives.h"
 
@@ -61,6 +63,20 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
     largest = std::max(largest, Slabs(shape, byte_size(t.dtype), 1, item.row_group).max_bytes());
   }
   return largest;
+}
+
+Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
+  // Of an item: its slabs, its proof, and the index of its fragments.
+  constexpr Index kItem = sizeof(Slabs) + sizeof(Dims) + 4 * sizeof(Index) + sizeof(TensorProof) +
+                          sizeof(FragmentIndex) + 4 * sizeof(Index);
+  constexpr Index kPlace = sizeof(std::uint32_t) + sizeof(Index);  // of a fragment, in its index
+  Index out = 0;
+  for (const WalkItem& item : items) {
+    const FragmentList& fragments = source.tensors()[item.tensor].fragments;
+    const bool has_crcs = !fragments.empty() && fragments.get(0).crc;
+    out += kItem + static_cast<Index>(fragments.size()) * (kPlace + (has_crcs ? CrcLedger::kExtentBytes : 0));
+  }
+  return out;
 }
 
 SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,
@@ -260,7 +276,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const auto& tensors = source.catalog().tensors();
   const Index group = largest_group(items, source.catalog());
   Staging staging{TRY(minimum(options.ranks, Staging::plan(options, group).bytes))};
-  const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()), staging.total()));
+  const MemoryPlan memory = TRY(plan_memory(options, group, extra, decoding_memory(source.catalog()),
+                                            staging.total() + kept_bytes(items, source.catalog())));
   // All ranks cut alike.
   const Index limit = exchanges(options) ? std::min(memory.slab_bytes, staging.bytes) : memory.slab_bytes;
   const Index usual = TRY(minimum(options.ranks, device_of(options).slab_bytes()));

@@ -87,6 +87,32 @@ TEST(CrcLedger, LeavesOutWhatOverlaps) {
   EXPECT_TRUE(other.incomplete().empty());
 }
 
+// Files of equal parts, as ranks write them, and another ledger that is told.
+TEST(CrcLedger, KnowsEachOfMany) {
+  constexpr std::uint32_t kFiles = 100;
+  constexpr Index kExtents = 300;
+  for (const std::size_t expected : {std::size_t{0}, std::size_t{kFiles * kExtents}}) {
+    CrcLedger ledger, other;
+    ledger.expect(expected);
+    ledger.keep_recent();
+    const auto crc_of = [](std::uint32_t file, Index k) { return file * 1000 + static_cast<std::uint32_t>(k); };
+    for (Index k = 0; k < kExtents; ++k)
+      for (std::uint32_t file = 0; file < kFiles; ++file)
+        ASSERT_EQ(ledger.add({file, 64 * k, 8}, 0, 8, crc_of(file, k)), crc_of(file, k));
+    EXPECT_EQ(ledger.add({5, 64, 8}, 0, 8, 1), std::nullopt) << "there already";
+    EXPECT_EQ(ledger.take_recent().size(), std::size_t{kFiles * kExtents});
+    EXPECT_TRUE(ledger.take_recent().empty());
+    for (const CrcPiece& piece : ledger.everything())
+      EXPECT_TRUE(other.add(piece.extent, piece.begin, piece.length, piece.crc));
+    for (const CrcLedger* const each : {&ledger, &other}) {
+      for (Index k = 0; k < kExtents; ++k)
+        for (std::uint32_t file = 0; file < kFiles; ++file) ASSERT_EQ(each->whole({file, 64 * k, 8}), crc_of(file, k));
+      EXPECT_EQ(each->whole({kFiles, 0, 8}), std::nullopt);
+      EXPECT_EQ(each->whole({0, 32, 8}), std::nullopt);
+    }
+  }
+}
+
 TEST(CrcLedger, TakesPiecesFromSeveralThreads) {
   std::mt19937 rng(5);
   const auto bytes = random_bytes(rng, 20'000);
