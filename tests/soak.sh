@@ -8,7 +8,8 @@
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
 #   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
-#   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz.
+#   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz;
+#   which lines of formats/ all tests together run (tests/coverage.sh).
 #
 #   tests/soak.sh [SECONDS]    for each fuzz target (default 300)
 set -u -o pipefail
@@ -71,4 +72,7 @@ for target in build/fuzz/tests/fuzz/*_fuzz; do
   "$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -artifact_prefix="$found-" \
     "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1 || { tail -n 20 "$found.log"; status=1; }
 done
+
+echo "== lines of formats/ that are run"
+tests/coverage.sh || status=1
 exit $status

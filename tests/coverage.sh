@@ -1,0 +1,54 @@
+#!/bin/bash
+# Which lines of formats/ are run by reshard_tests, the programs that it starts, and the inputs that the fuzz targets
+# keep. Prints the part of each file, the least first, and fails where it is less than 95 % in all, whether tests fail or
+# not; the lines that nothing ran are listed in build/logs/coverage.txt. What is killed, and what ends in a forked
+# process, is not counted.
+#
+#   tests/coverage.sh [FILTER]    FILTER: of the tests that are run (as --gtest_filter), and no least part then
+#   tests/coverage.sh --again     what the last run counted
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+
+aim=95
+jobs=${RESHARD_JOBS:-$(nproc)}
+build=build/coverage
+logs=build/logs
+mkdir -p "$logs"
+
+for tool in g++ gcov python3; do
+  command -v $tool > /dev/null || { echo "coverage: $tool is needed (Debian: g++, python3)" >&2; exit 77; }
+done
+
+run_all() {
+  local targets=() source target
+  for source in tests/fuzz/*_fuzz.cc; do
+    targets+=("$(basename "$source" .cc)")
+  done
+  cmake --preset coverage > "$logs/configure-coverage.log" 2>&1 || { tail -n 20 "$logs/configure-coverage.log"; exit 1; }
+  cmake --build --preset coverage -j "$jobs" --target reshard_tests "${targets[@]}" | tail -n 30 || exit 1
+
+  # Where the program may still write when it has given up files: beside its temporary files.
+  rm -rf "$build/counts"
+  mkdir -p "$build/counts"
+  export TMPDIR=$PWD/$build/counts GCOV_PREFIX=$PWD/$build/counts GCOV_PREFIX_STRIP=0
+  "$build/tests/reshard_tests" --gtest_brief=1 --gtest_filter="$1" > "$logs/coverage-tests.log" 2>&1 ||
+    grep -a '  FAILED  ' "$logs/coverage-tests.log"
+  for target in "${targets[@]}"; do
+    "$build/tests/fuzz/$target" "tests/fuzz/corpus/${target%_fuzz}" > "$logs/coverage-$target.log" 2>&1 ||
+      echo "$target: failed, $logs/coverage-$target.log"
+  done
+  unset TMPDIR GCOV_PREFIX GCOV_PREFIX_STRIP
+}
+
+if [ "${1:-}" = --again ]; then
+  shift
+else
+  run_all "${1:-*}"
+fi
+
+# gcov wants the counts beside what the compiler noted.
+find "$build/counts" -name '*.gcda' -printf '%P\n' | while read -r counts; do
+  cp "$build/counts/$counts" "/$counts"
+  echo "/$counts"
+done | xargs gcov --json-format --stdout 2> "$logs/coverage-gcov.log" |
+  python3 tests/coverage.py "$PWD" "$logs/coverage.txt" "$([ $# -gt 0 ] && echo 0 || echo $aim)"
