@@ -9,6 +9,7 @@
 //     mp_rank_00_model_states.pt                    names, shapes and counters; of weights a placeholder, as ZeRO 3 has
 //     zero_pp_rank_0_mp_rank_00_model_states.pt     them: the engine takes the masters. The same, for ZeRO 3
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -58,7 +59,13 @@ void write_count(PickleWriter& w, std::string_view name, Index n) {
 Status write_group(PickleWriter& w, const AdamObjects& adam, const AdamObjects::Values& group, bool decays, Index g) {
   w.empty_dict();
   w.mark();
-  for (const std::string_view word : {"lr", "betas", "eps", "weight_decay"}) {
+  constexpr std::array<std::string_view, 4> kWords = {"lr", "betas", "eps", "weight_decay"};
+  for (const auto& [word, value] : group) {  // what else the source's optimizer has there: amsgrad, bias_correction
+    if (word == "step" || word == "params" || std::find(kWords.begin(), kWords.end(), word) != kWords.end()) continue;
+    w.text(word);
+    TRY(pickle::write_value(w, value));
+  }
+  for (const std::string_view word : kWords) {
     w.text(word);
     const auto own = group.find(word);
     const auto value = own != group.end() ? std::optional(own->second) : adam.value(word);
