@@ -24,13 +24,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const Index layer : {Index{0}, Index{1}, Index{61}, Index{1} << 41}) (void)config->is_sparse_layer(layer);
   for (const std::string_view name : {"lm_head.weight", "", "model.layers.0.mlp.gate.weight"})
     (void)config->is_left_unquantized(name);
-  (void)config->has_fp8_blocks();
   const Family* family = family_of_model_type(config->model_type);
   if (!family) return 0;
   // Thousands of tensors are listed as a few are, and slowly.
   const auto all_experts = checked_mul(config->num_hidden_layers() + 1, config->find("num_experts").value_or(1));
   if (all_experts && *all_experts > 2000 && *all_experts < 5'000'000) return 0;
-  for (const auto& all : {parameters(*family, *config), prediction_parameters(*family, *config)}) {
+  for (const auto& all : {parameters(*family, *config), optional_parameters(*family, *config)}) {
     if (!all) continue;
     require(count_elements(*all) >= 0);
     for (const Parameter& p : *all) require(checked_volume(p.shape).has_value());
