@@ -86,7 +86,7 @@ void leave_unfinished(const std::string& source, const std::string& path) {
   writes = 0;
   SysCalls calls = real;
   calls.pwrite = [](int fd, const void* bytes, std::size_t n, off_t offset) {
-    return ++writes > 30 ? (errno = ENOSPC, ssize_t{-1}) : real.pwrite(fd, bytes, n, offset);
+    return ++writes > 10 ? (errno = ENOSPC, ssize_t{-1}) : real.pwrite(fd, bytes, n, offset);
   };
   const ScopedSysCalls scoped(calls);
   auto open = open_checkpoint(source);
