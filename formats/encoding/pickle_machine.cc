@@ -652,15 +652,18 @@ class Machine {
     memo_used_ = memo_.size();
     return true;
   }
-  // An index in the memo, where GET follows.
-  std::optional<std::uint32_t> get_index() {
+  // An index in the memo, where GET follows. No optional, here and in integer(): one goes through memory.
+  bool get_index(std::uint32_t& index) {
     const std::size_t at = pos_;
     const unsigned char op = next();
     const std::size_t width = op == 'h' ? 1 : 4;
     if ((op == 'h' || op == 'j') && width <= size_ - pos_)
-      if (const std::uint64_t i = take(width); i < memo_.size()) return static_cast<std::uint32_t>(i);
+      if (const std::uint64_t i = take(width); i < memo_.size()) {
+        index = static_cast<std::uint32_t>(i);
+        return true;
+      }
     pos_ = at;
-    return std::nullopt;
+    return false;
   }
   // Remembers a value in the next free place, where that is asked for.
   bool remember(Handle h) {
@@ -737,7 +740,7 @@ class Machine {
   // Whether an object of the class follows; at its EMPTY_TUPLE then.
   bool record_follows(const RecordRow& record) {
     const std::size_t at = pos_;
-    if (const auto i = get_index(); i && memo_[*i] == record.global && record.global != kUnset) {
+    if (std::uint32_t i = 0; get_index(i) && memo_[i] == record.global && record.global != kUnset) {
       const std::size_t begin = pos_;
       if (skip(')') && skip(0x81)) {
         pos_ = begin;
@@ -779,7 +782,7 @@ class Machine {
 
   // A string that GET or its own opcode pushes; kUnset of anything else.
   Handle string_handle() {
-    if (const auto i = get_index()) return text_at(memo_[*i]) ? memo_[*i] : kUnset;
+    if (std::uint32_t i = 0; get_index(i)) return text_at(memo_[i]) ? memo_[i] : kUnset;
     const std::size_t at = pos_;
     const unsigned char op = next();
     const std::size_t opcode = pos_ - 1;
@@ -799,8 +802,8 @@ class Machine {
   // The number of the field whose name follows; `likely`: how many there were before it.
   std::optional<std::size_t> field_name(RecordRow& record, std::size_t likely) {
     const std::size_t at = pos_;
-    if (const auto i = get_index()) {
-      const Handle h = memo_[*i];
+    if (std::uint32_t i = 0; get_index(i)) {
+      const Handle h = memo_[i];
       for (std::size_t k = likely; k < record.what.fields.size(); ++k)
         if (record.names[k] == h && h != kUnset) return k;
       pos_ = at;
@@ -817,41 +820,52 @@ class Machine {
     return std::nullopt;
   }
 
-  std::optional<Index> integer() {
+  bool integer(Index& value) {
     const std::size_t at = pos_;
-    if (size_ - pos_ < 2) return std::nullopt;
+    if (size_ - pos_ < 2) return false;
     if (raw_[at] == 'K') {
       pos_ += 2;
-      return raw_[at + 1];
+      value = raw_[at + 1];
+      return true;
     }
-    if (raw_[at] == 'h') return std::nullopt;
+    if (raw_[at] == 'h') return false;
     const unsigned char op = next();
     const std::size_t left = size_ - pos_;
-    if (op == 'K' && left >= 1) return static_cast<Index>(take(1));
-    if (op == 'M' && left >= 2) return static_cast<Index>(take(2));
-    if (op == 'J' && left >= 4) return static_cast<std::int32_t>(take(4));
+    if (op == 'K' && left >= 1) {
+      value = static_cast<Index>(take(1));
+      return true;
+    }
+    if (op == 'M' && left >= 2) {
+      value = static_cast<Index>(take(2));
+      return true;
+    }
+    if (op == 'J' && left >= 4) {
+      value = static_cast<std::int32_t>(take(4));
+      return true;
+    }
     if (op == 0x8a && left >= 1) {
       const std::size_t n = take(1);
       if (n <= left - 1) {
         pos_ += n;
-        return decode_long(raw_ + pos_ - n, n);
+        const auto number = decode_long(raw_ + pos_ - n, n);
+        value = number.value_or(0);
+        return number.has_value();
       }
     }
     pos_ = at;
-    return std::nullopt;
+    return false;
   }
 
   bool field_value(RecordField& field, std::uint32_t& size_at, std::uint32_t first_memo) {
     using FieldKind = RecordField::Kind;
-    if (const auto n = integer()) {
-      field.number = *n;
+    if (integer(field.number)) {
       field.kind = FieldKind::kInt;
       return true;
     }
     const std::size_t at = pos_;
     field.is_shared = false;
-    if (const auto i = get_index()) {
-      const Handle h = memo_[*i];
+    if (std::uint32_t i = 0; get_index(i)) {
+      const Handle h = memo_[i];
       if (h == torch_size_ && h != kUnset) return new_size(field, size_at, first_memo);
       if (const auto text = text_at(h)) {
         field.text = *text;
@@ -860,7 +874,7 @@ class Machine {
         field.kind = FieldKind::kText;
         return true;
       }
-      if (const auto size = h == kUnset ? record_size(*i) : size_at_node(h)) {
+      if (const auto size = h == kUnset ? record_size(i) : size_at_node(h)) {
         field.size = *size;
         field.kind = FieldKind::kSize;
         return true;
@@ -885,11 +899,12 @@ class Machine {
 
   // The integers that torch.Size is called with, after the class.
   bool new_size(RecordField& field, std::uint32_t& size_at, std::uint32_t first_memo) {
-    Dims dims;
+    Dims& dims = field.size;
+    dims = Dims();
     const bool is_marked = skip('(');
-    while (const auto n = integer()) {
-      if (dims.rank() == kMaxRank || *n < 0) return false;
-      dims.push_back(*n);
+    for (Index n = 0; integer(n);) {
+      if (dims.rank() == kMaxRank || n < 0) return false;
+      dims.push_back(n);
     }
     if (is_marked ? !skip('t') || dims.rank() == 0
                   : dims.rank() > 3 || !skip(dims.rank() == 0 ? ')' : static_cast<unsigned char>(0x84 + dims.rank())))
@@ -902,7 +917,6 @@ class Machine {
       if (!remember(kUnset)) return false;
       if (memo_.size() > at) size_at = 1 + at - first_memo;
     }
-    field.size = dims;
     field.kind = RecordField::Kind::kSize;
     return true;
   }

@@ -115,7 +115,16 @@ class Cells {
   bool is_mapped_ = false;
 };
 
+// Of n bytes, up to 8. The widths there are, as loads: a processor waits for bytes that were copied one by one.
 inline std::uint64_t little_endian(const unsigned char* p, std::size_t n) {
+  const auto load = [&](auto v) {
+    std::memcpy(&v, p, sizeof v);
+    return std::uint64_t{v};
+  };
+  if (n == 1) return *p;
+  if (n == 4) return load(std::uint32_t{0});
+  if (n == 8) return load(std::uint64_t{0});
+  if (n == 2) return load(std::uint16_t{0});
   std::uint64_t v = 0;
   std::memcpy(&v, p, n);
   return v;
