@@ -164,14 +164,14 @@ Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, TensorsF
   return extents;
 }
 
-Result<std::vector<Extent>> TensorFilesTarget::add_archive(std::string name, std::vector<FileTensor> tensors,
+Result<std::vector<Extent>> TensorFilesTarget::add_archive(std::string name, const std::vector<FileTensor>& tensors,
                                                            torch_archive::Content content) {
   return append(std::move(name), {0, Container::kTorchSave, [tensors] { return tensors; }, std::move(content)},
                 tensors);
 }
 
 Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Container container,
-                                                        std::vector<FileTensor> tensors) {
+                                                        const std::vector<FileTensor>& tensors) {
   return append(std::move(name), {0, container, [tensors] { return tensors; }, std::nullopt}, tensors);
 }
 

@@ -56,12 +56,12 @@ class TensorFilesTarget : public Target {
   // Appends a file of these tensors, in this order, but that safetensors begin with those of whole pages; the catalog's
   // tensors are left to the caller. Where each tensor's bytes lie. Unsupported for an element type or a name that the
   // container cannot express, and for 2^63 bytes or more.
-  Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> tensors);
+  Result<std::vector<Extent>> add_file(std::string name, Container container, const std::vector<FileTensor>& tensors);
   // The same of tensors that `tell` tells, which are not kept: `now` is what it tells.
   Result<std::vector<Extent>> add_file(std::string name, Container container, std::vector<FileTensor> now,
                                        TellTensors tell);
   // Appends a file of torch.save that is more than a dict of its tensors, one at least.
-  Result<std::vector<Extent>> add_archive(std::string name, std::vector<FileTensor> tensors,
+  Result<std::vector<Extent>> add_archive(std::string name, const std::vector<FileTensor>& tensors,
                                           torch_archive::Content content);
   // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all
   // of their names begin with.
