@@ -156,7 +156,8 @@ Files data_of(Files files) {
 // What a command prints, but for times, rates and what else is not the same each time. An object that cannot be looked
 // into is shown without its value.
 std::string without_times(const std::string& text) {
-  static const std::regex kTimes(R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory) +[0-9.]+ .?B| = [^,\n]+)");
+  static const std::regex kTimes(
+      R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory|memory) +[0-9.]+ .?B| = [^,\n]+)");
   return std::regex_replace(text, kTimes, "");
 }
 
