@@ -62,13 +62,6 @@ Result<RunOptions> ResourceOptions::run_options() const {
 
 namespace {
 
-// Their tables are read when one is asked for, and not for a help text.
-std::vector<std::string> family_names() {
-  std::vector<std::string> names;
-  for (const BuiltinFamily& f : builtin_families()) names.emplace_back(f.name);
-  return names;
-}
-
 std::vector<std::string> with_others(std::vector<std::string> others, const std::vector<std::string>& names) {
   others.insert(others.end(), names.begin(), names.end());
   return others;
@@ -91,12 +84,9 @@ Result<ModelChoice> ModelOptions::choice() const {
   }
   if (family == "auto") return ModelChoice{};
   if (family == "none") return ModelChoice{false, nullptr};
-  std::vector<std::string> names = {"auto", "none"};
-  for (const Family* f : families()) {
-    if (f->name == family) return ModelChoice{false, f};
-    names.emplace_back(f->name);
-  }
-  return usage_error("'" + printable(family) + "' is not a family; there are " + join(names, ", "));
+  if (const Family* const found = find_family(family)) return ModelChoice{false, found};
+  return usage_error("'" + printable(family) + "' is not a family; there are " +
+                     join(with_others({"auto", "none"}, family_names()), ", "));
 }
 
 void SourceOptions::add(CommandLine& line) {

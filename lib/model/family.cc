@@ -11,8 +11,9 @@
 namespace reshard {
 namespace {
 
-std::vector<const Family*>& table() {
-  static std::vector<const Family*> families = read_builtin_families();
+// Those of files, the last given first.
+std::vector<const Family*>& families_of_files() {
+  static std::vector<const Family*> families;
   return families;
 }
 constexpr std::string_view kHole = "{}";
@@ -135,6 +136,13 @@ Index count_carried(const Family& family, const NamePatterns& names) {
   for (const auto& [pattern, alike] : names)
     if (!parse_name(family, alike.example) && family.carries(alike.example)) out += alike.count;
   return out;
+}
+
+// How many are its parameters', or carried beside them.
+Index count_known(const Family& family, const NamePatterns& names) {
+  const auto counts = count_names(family, names);
+  const Index known = std::accumulate(counts.begin(), counts.end(), Index{0});
+  return known > 0 && !family.carried.empty() ? known + count_carried(family, names) : known;
 }
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
@@ -367,14 +375,26 @@ bool Family::carries(std::string_view parameter) const {
          (!in_memory.empty() && any_glob_matches(carried, name_in_files(*this, parameter)));
 }
 
-std::span<const Family* const> families() { return table(); }
+const Family* Families::Iterator::operator*() const {
+  const auto& given = families_of_files();
+  return at_ < given.size() ? given[at_] : builtin_family(at_ - given.size());
+}
 
-void add_family(const Family& family) { table().insert(table().begin(), &family); }
+Families::Iterator Families::end() const { return Iterator(families_of_files().size() + builtin_families().size()); }
+
+void add_family(const Family& family) { families_of_files().insert(families_of_files().begin(), &family); }
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> out;
+  for (const Family* family : families_of_files()) out.push_back(family->name);
+  for (const BuiltinFamily& family : builtin_families()) out.emplace_back(family.name);
+  return out;
+}
 
 const Family* find_family(std::string_view name) {
-  for (const Family* family : families())
-    if (family->name == name) return family;
-  return nullptr;
+  const std::vector<std::string> names = family_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  return found == names.end() ? nullptr : *Families::Iterator(static_cast<std::size_t>(found - names.begin()));
 }
 
 bool knows_quantization(const Family& family, const ModelConfig& config) {
@@ -521,10 +541,19 @@ std::string pattern_of(std::string_view name) {
   }
 }
 
-Index count_known(const Family& family, const NamePatterns& names) {
-  const auto counts = count_names(family, names);
-  const Index known = std::accumulate(counts.begin(), counts.end(), Index{0});
-  return known > 0 && !family.carried.empty() ? known + count_carried(family, names) : known;
+Index count_all(const NamePatterns& names) {
+  return std::accumulate(names.begin(), names.end(), Index{0},
+                         [](Index sum, const auto& name) { return sum + name.second.count; });
+}
+
+Known best_known(const NamePatterns& names) {
+  const Index all = count_all(names);
+  Known best;
+  for (const Family* family : families()) {
+    if (best.names == all) break;
+    if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
+  }
+  return best;
 }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
@@ -535,15 +564,9 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
   const NamePatterns names = model_names(catalog);
   if (const Family* family = config ? family_of_model_type(config->model_type) : nullptr)
     if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
-  std::optional<Detected> best;
-  Index most = 0;
-  for (const Family* family : families()) {
-    const Index known = count_known(*family, names);
-    if (known <= most) continue;
-    most = known;
-    best = Detected{family, *most_frequent(count_names(*family, names))};
-  }
-  return best;
+  const Known best = best_known(names);
+  if (!best.family) return std::nullopt;
+  return Detected{best.family, *most_frequent(count_names(*best.family, names))};
 }
 
 std::string rename_key(const Family& family, std::string_view key, Convention convention) {

@@ -143,11 +143,28 @@ struct Family {
   bool carries(std::string_view parameter) const;  // by its name in files or in memory
 };
 
-// Every family there is. Where names fit several, the first of them. The program's own are read at the first call.
-std::span<const Family* const> families();
+// Every family there is. Where names fit several, the first of them. The program's own are each read when a loop comes
+// to it: one that ends early is short.
+class Families {
+ public:
+  class Iterator {
+   public:
+    explicit Iterator(std::size_t at) : at_(at) {}
+    const Family* operator*() const;
+    Iterator& operator++() { return ++at_, *this; }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    std::size_t at_;
+  };
+  Iterator begin() const { return Iterator(0); }
+  Iterator end() const;
+};
+inline Families families() { return {}; }
 // Puts one before the others. Not thread-safe: for the start of the program, as family_file.h does it.
 void add_family(const Family& family);
-const Family* find_family(std::string_view name);                 // as in --family; null where there is none
+std::vector<std::string> family_names();                          // as in --family; reads no family
+const Family* find_family(std::string_view name);                 // null where there is none
 const Family* family_of_model_type(std::string_view model_type);  // null where there is none
 // Whether the family says what a model quantized as the config has it holds, or the config's is not quantized.
 bool knows_quantization(const Family& family, const ModelConfig& config);
@@ -212,8 +229,15 @@ struct AlikeNames {
 using NamePatterns = std::map<std::string, AlikeNames, std::less<>>;  // by "layers.{}.mlp.experts.{}.w1"
 std::string pattern_of(std::string_view name);
 void add_name(NamePatterns& names, std::string name);
-// How many are its parameters', or carried beside them.
-Index count_known(const Family& family, const NamePatterns& names);
+Index count_all(const NamePatterns& names);
+
+// The first family of those that know the most of the names as their parameters', or as carried beside them.
+struct Known {
+  const Family* family = nullptr;
+  Index names = 0;
+  bool is_all = false;
+};
+Known best_known(const NamePatterns& names);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
 // The config's model_type decides where it has one that is known.

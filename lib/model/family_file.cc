@@ -1,11 +1,13 @@
 #include "lib/model/family_file.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <set>
 
 #include "lib/base/file.h"
@@ -370,30 +372,46 @@ const Family* keep_forever(Family family) {
   return &kept.emplace_back(std::move(family));
 }
 
+class BuiltinReader {
+ public:
+  const Family* at(std::size_t i) {
+    if (const Family* const family = families_[i].load(std::memory_order_acquire)) return family;
+    const std::lock_guard lock(mutex_);
+    return read(i);
+  }
+
+ private:
+  const Family* read(std::size_t i) {
+    if (const Family* const family = families_[i].load(std::memory_order_relaxed)) return family;
+    auto family = read_family(all_[i].text, all_[i].name, [this](std::string_view name) { return read(name); });
+    if (!family) {  // not found by any test before it was compiled in
+      std::fprintf(stderr, "%s\n", family.error().message().c_str());
+      std::abort();
+    }
+    const Family* const kept = keep_forever(*std::move(family));
+    families_[i].store(kept, std::memory_order_release);
+    return kept;
+  }
+
+  const Family* read(std::string_view name) {
+    const auto found = std::find_if(all_.begin(), all_.end(), [&](const BuiltinFamily& b) { return b.name == name; });
+    return found == all_.end() ? nullptr : read(static_cast<std::size_t>(found - all_.begin()));
+  }
+
+  const std::span<const BuiltinFamily> all_ = builtin_families();
+  std::vector<std::atomic<const Family*>> families_{all_.size()};
+  std::mutex mutex_;
+};
+
 }  // namespace
 
 Result<Family> parse_family(std::string_view text, std::string_view path) {
   return read_family(text, path, find_family);
 }
 
-std::vector<const Family*> read_builtin_families() {
-  std::map<std::string, const Family*> known;
-  const FamilyOf family_of = [&](std::string_view name) -> const Family* {
-    const Family*& family = known[std::string(name)];
-    for (const BuiltinFamily& builtin : builtin_families()) {
-      if (family || builtin.name != name) continue;
-      auto read = read_family(builtin.text, name, family_of);
-      if (!read) {  // not found by any test before it was compiled in
-        std::fprintf(stderr, "%s\n", read.error().message().c_str());
-        std::abort();
-      }
-      family = keep_forever(*std::move(read));
-    }
-    return family;
-  };
-  std::vector<const Family*> out;
-  for (const BuiltinFamily& builtin : builtin_families()) out.push_back(family_of(builtin.name));
-  return out;
+const Family* builtin_family(std::size_t i) {
+  static BuiltinReader reader;
+  return reader.at(i);
 }
 
 Result<const Family*> load_family(const std::string& path) {

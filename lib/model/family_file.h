@@ -32,12 +32,12 @@ Result<Family> parse_family(std::string_view text, std::string_view path);
 // as the process lives. Not thread-safe: to be called before any work begins.
 Result<const Family*> load_family(const std::string& path);
 
-// The families of the program, in the order in which names are held against them.
-std::vector<const Family*> read_builtin_families();
-
+// The families of the program as text, in the order in which names are held against them.
 struct BuiltinFamily {
   std::string_view name, text;
 };
 std::span<const BuiltinFamily> builtin_families();
+// That of builtin_families()[i], read at the first call. Lives as long as the process; thread-safe.
+const Family* builtin_family(std::size_t i);
 
 }  // namespace reshard

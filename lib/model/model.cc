@@ -3,15 +3,6 @@
 #include "lib/base/text.h"
 
 namespace reshard {
-namespace {
-
-std::string family_names() {
-  std::vector<std::string> names;
-  for (const Family* family : families()) names.emplace_back(family->name);
-  return join(names, ", ");
-}
-
-}  // namespace
 
 const Family* describing_family(const ModelConfig& config) {
   const Family* family = family_of_model_type(config.model_type);
@@ -49,7 +40,7 @@ Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& ch
   if (!choice.detect) return choice.family;
   if (const Family* family = family_of_model_type(config.model_type)) return family;
   return unsupported(config.path + ": model_type '" + printable(config.model_type) + "' belongs to no known family (" +
-                     family_names() + ")");
+                     join(family_names(), ", ") + ")");
 }
 
 }  // namespace reshard

@@ -83,8 +83,7 @@ std::string optimizer_key(const Told& told) {
 // "" and what more than half of the names begin with, part by part: "app.", "app.model.".
 std::vector<std::string> common_prefixes(const NamePatterns& names) {
   std::vector<std::string> out = {""};
-  Index all = 0;
-  for (const auto& [pattern, alike] : names) all += alike.count;
+  const Index all = count_all(names);
   while (out.size() <= kMaxWrapperParts) {
     std::map<std::string_view, Index> next;
     for (const auto& [pattern, alike] : names) {
@@ -101,29 +100,19 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
   return out;
 }
 
-// The family that knows the most of the names without the prefix, and how many those are.
-struct Known {
-  const Family* family = nullptr;
-  Index names = 0;
-  bool is_all = false;  // every name has the prefix, and is known
-};
+// The same of names without the prefix. Two that happen to be like a family's tell of no wrapper.
 Known known_without(const NamePatterns& names, std::string_view prefix) {
   NamePatterns without;
-  Index all = 0;
   bool have_prefix = names.size() <= kMaxPatterns;
   for (const auto& [pattern, alike] : names) {
     if (without.size() == kMaxPatterns) break;
     have_prefix = have_prefix && pattern.starts_with(prefix);
     if (!pattern.starts_with(prefix) || pattern.size() == prefix.size()) continue;
-    all += alike.count;
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
-  Known best;
-  for (const Family* family : families())
-    if (const Index known = count_known(*family, without); known > best.names)
-      best = {family, known, have_prefix && known == all};
-  // Two names that happen to be like a family's tell of no wrapper.
-  return prefix.empty() || best.names > all / 2 ? best : Known{};
+  Known best = best_known(without);
+  best.is_all = best.is_all && have_prefix;
+  return prefix.empty() || best.names > count_all(without) / 2 ? best : Known{};
 }
 
 struct Wrapper {
@@ -137,7 +126,9 @@ template <class KnownOf>
 Wrapper best_wrapper(const NamePatterns& names, const KnownOf& known) {
   Wrapper out;
   Index most = 0;
+  const Index all = count_all(names);
   for (const std::string& prefix : common_prefixes(names)) {
+    if (most == all) break;
     const auto [count, evidence] = known(prefix);
     if (count <= most) continue;
     most = count;

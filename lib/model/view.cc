@@ -163,8 +163,7 @@ Result<Catalog> plain_view(Catalog catalog) {
 Result<const Family*> recorded_family(const Json& manifest) {
   const Json* const name = manifest.find("family");
   if (!name || name->is_null()) return nullptr;
-  for (const Family* family : families())
-    if (family->name == TRY(name->as_string())) return family;
+  if (const Family* const family = find_family(TRY(name->as_string()))) return family;
   return unsupported("family '" + printable(TRY(name->as_string())) +
                      "' is none that this version knows; where it is one of yours, --family-file says what it is");
 }

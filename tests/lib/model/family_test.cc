@@ -171,7 +171,9 @@ TEST(Family, WhatSeesForALanguageModelIsCarried) {
   }
   EXPECT_FALSE(gemma.carries("audio_tower.post_layernorm.weight"));
   const NamePatterns names = {{memory, {memory, 1}}, {"vision_tower.x", {"vision_tower.x", 2}}, {"y", {"y", 4}}};
-  EXPECT_EQ(count_known(gemma, names), 3);
+  EXPECT_EQ(best_known(names).family, &gemma);
+  EXPECT_EQ(best_known(names).names, 3);
+  EXPECT_FALSE(best_known(names).is_all);
 }
 
 TEST(Family, OnlyNumbersThatFitAreLayers) {
