@@ -13,6 +13,7 @@
 #include "tools/job.h"
 #include "tools/job_options.h"
 #include "tools/plan_page.h"
+#include "tools/plan_report.h"
 
 namespace reshard::tools {
 namespace {

@@ -48,7 +48,6 @@ struct SourceOptions {
   Result<std::optional<LayoutDescriptor>> load() const;
 };
 
-// What convert and plan take.
 // What is merged, and how (lib/convert/merge.h).
 struct MergeChoice {
   struct Source {
@@ -60,6 +59,7 @@ struct MergeChoice {
   std::string others_from;  // a source's name; empty: they must be equal
 };
 
+// What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
   std::string quantize, vocab_padding, donor, adapter, lora_alpha, codec = "none", strategy = "auto", resume = "auto";
@@ -83,44 +83,13 @@ struct ConvertOptions {
   Status read_names(ConversionOptions& o) const;
 };
 
-// An open source and what is to be made of it.
-struct PreparedConversion {
-  OpenCheckpoint source;
-  std::optional<OpenCheckpoint> donor, adapter;
-  std::vector<OpenCheckpoint> merged;  // with the source
-  const Format* target = nullptr;
-  std::unique_ptr<Conversion> conversion;
-};
-Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
-
-// How the job is to be run on `ranks` ranks: as --strategy says, or as it is estimated.
-struct ChosenStrategy {
-  Strategy strategy = Strategy::kDirect;
-  StrategyChoice estimate;
-};
-ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
-                               Index machines);
-// How evenly the ranks of a mesh would load, for people.
-std::string mesh_text(const std::vector<Index>& bytes_of_ranks);
-void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines);
-
 // How --codec says tensors are to be compressed: "none", "zstd:3".
 Result<Compression> parse_codec(const std::string& codec, bool shuffle);
 
 // The whole of a conversion, from the checks to what is said in the end; the value is the exit code (convert.cc).
 Result<int> convert(const ConvertOptions& options);
 
-// The plan as people and programs read it.
-void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);
-Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
-
-// What a view is of, for people.
-void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options);
-
 // $TMPDIR, or /tmp.
 std::string temporary_directory();
-
-// Bytes free where `destination` is to be made.
-Result<Index> free_space_for(const std::string& destination);
 
 }  // namespace reshard::tools

@@ -19,7 +19,7 @@
 #include "lib/convert/converted_image.h"
 #include "tools/commands.h"
 #include "tools/fuse.h"
-#include "tools/job_options.h"
+#include "tools/plan_report.h"
 
 namespace reshard::tools {
 namespace {

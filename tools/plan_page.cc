@@ -7,6 +7,7 @@
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
+#include "tools/plan_report.h"
 
 namespace reshard::tools {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lib/base/json.h"
-#include "tools/job_options.h"
+#include "tools/preparation.h"
 
 namespace reshard::tools {
 

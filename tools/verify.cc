@@ -12,6 +12,7 @@
 #include "tools/findings_report.h"
 #include "tools/html_report.h"
 #include "tools/job_options.h"
+#include "tools/preparation.h"
 
 namespace reshard::tools {
 namespace {

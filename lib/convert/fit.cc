@@ -1,116 +1,17 @@
 #include "lib/convert/fit.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <map>
 
 #include "lib/audit/replicas.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
-#include "lib/device/convert.h"
-#include "lib/engine/tensor_source.h"
+#include "lib/convert/rows.h"
 #include "lib/model/packing.h"
 #include "lib/model/view.h"
 
 namespace reshard {
 namespace {
-
-constexpr Index kLook = Index{4} << 20;  // bytes looked at at once
-constexpr std::string_view kMadeUp = "(padding rows)";
-
-std::string shown(const Tensor& tensor) { return tensor_text(tensor.name); }
-
-// Appends a file to a catalog, under a name of its own in the pool.
-std::uint32_t append_file(Catalog& catalog, FilePool& files, std::string name, Index size, File file) {
-  const auto number = static_cast<std::uint32_t>(catalog.files.size());
-  catalog.files.push_back({std::move(name), size});
-  files.pin(catalog.file_path(number), std::move(file));
-  return number;
-}
-
-// The parts of the fragments that lie in rows [begin, end), moved by `shift` rows.
-FragmentList take_rows(const FragmentList& in, int rank, Index begin, Index end, Index shift, Index element_bytes) {
-  FragmentList out(rank);
-  for (std::size_t i = 0; i < in.size(); ++i) {
-    Fragment f = in.get(i);
-    const Index first = std::max(begin, f.box.begin(0)), last = std::min(end, f.box.end(0));
-    if (first >= last || f.box.empty()) continue;
-    f.start += (first - f.box.begin(0)) * f.strides[0] * element_bytes;
-    f.box.origin[0] = first + shift;
-    f.box.shape[0] = last - first;
-    out.add(f);
-  }
-  return out;
-}
-
-void append(FragmentList& to, const FragmentList& from) {
-  for (std::size_t i = 0; i < from.size(); ++i) to.add(from.get(i));
-}
-
-void cut_rows(Tensor& tensor, Index rows) {
-  const Index eb = byte_size(tensor.dtype);
-  const int rank = tensor.shape.rank();
-  tensor.fragments = take_rows(tensor.fragments, rank, 0, rows, 0, eb);
-  tensor.replicas = take_rows(tensor.replicas, rank, 0, rows, 0, eb);
-  tensor.shape[0] = rows;
-}
-
-// Reads rows of one tensor, some at a time: visit(first row, elements) until it says false.
-template <class Visit>
-Status read_rows(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end, Visit visit) {
-  const Tensor& t = view.tensors()[tensor];
-  FileSource source(view, files);
-  const Index row_bytes = t.bytes() / std::max<Index>(1, t.shape[0]);
-  const Index step = std::max<Index>(1, kLook / std::max<Index>(1, row_bytes));
-  std::vector<std::byte> out(static_cast<std::size_t>(std::min(step, end - begin) * row_bytes));
-  std::vector<std::byte> scratch(out.size() + static_cast<std::size_t>(kLook));
-  for (Index row = begin; row < end; row += step) {
-    Box box = whole(t.shape);
-    box.origin[0] = row;
-    box.shape[0] = std::min(step, end - row);
-    const MutableBytes part(out.data(), static_cast<std::size_t>(volume(box) * byte_size(t.dtype)));
-    TRY(source.read(tensor, box, part, scratch));
-    if (!visit(row, Bytes(part))) return {};
-  }
-  return {};
-}
-
-// Whether rows are zeros, of either sign.
-Result<bool> are_zero(const Catalog& view, FilePool& files, std::size_t tensor, Index begin, Index end) {
-  const DType dtype = view.tensors()[tensor].dtype;
-  const auto width = static_cast<std::size_t>(byte_size(dtype));
-  bool zero = true;
-  TRY(read_rows(view, files, tensor, begin, end, [&](Index, Bytes bytes) {
-    for (std::size_t i = 0; i < bytes.size() && zero; ++i) {
-      const bool has_sign = is_floating(dtype) && i % width == width - 1;
-      zero = (bytes[i] & std::byte(has_sign ? 0x7f : 0xff)) == std::byte(0);
-    }
-    return zero;
-  }));
-  return zero;
-}
-
-// Rows of two tensors of equal row shape and dtype that differ, of the first `rows`.
-Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_tensor, const Catalog& b,
-                             FilePool& b_files, std::size_t b_tensor, Index rows) {
-  const Tensor& t = a.tensors()[a_tensor];
-  const auto row_bytes = static_cast<std::size_t>(t.bytes() / std::max<Index>(1, t.shape[0]));
-  Index different = 0;
-  Status failed;
-  TRY(read_rows(a, a_files, a_tensor, 0, rows, [&](Index row, Bytes mine) {
-    const Index count = static_cast<Index>(mine.size() / std::max<std::size_t>(1, row_bytes));
-    failed = read_rows(b, b_files, b_tensor, row, row + count, [&](Index at, Bytes theirs) {
-      const std::byte* from = mine.data() + static_cast<std::size_t>(at - row) * row_bytes;
-      for (std::size_t i = 0; i < theirs.size(); i += row_bytes)
-        different += std::memcmp(from + i, theirs.data() + i, row_bytes) != 0;
-      return true;
-    });
-    return failed.has_value();
-  }));
-  TRY(std::move(failed));
-  return different;
-}
 
 // Brings one view to its config.
 class Fitter {
@@ -257,22 +158,6 @@ class Fitter {
     return {};
   }
 
-  // Of `times` equal blocks in a row the first is kept, and the others become replicas.
-  static void merge_blocks(Tensor& t, Index block, Index times) {
-    const Index eb = byte_size(t.dtype), blocks = t.shape[0] / (block * times);
-    const int rank = t.shape.rank();
-    FragmentList kept(rank), replicas(rank);
-    for (Index b = 0; b < blocks; ++b)
-      for (Index k = 0; k < times; ++k) {
-        const Index begin = (b * times + k) * block;
-        append(k == 0 ? kept : replicas, take_rows(t.fragments, rank, begin, begin + block, b * block - begin, eb));
-      }
-    t.fragments = kept;
-    t.replicas = replicas;
-    t.shape[0] /= times;
-    t.row_group = std::max(t.row_group, block);
-  }
-
   // ---- the vocabulary
 
   Status fit_vocabulary() {
@@ -292,8 +177,9 @@ class Fitter {
       rows = t.shape[0];
       const bool zero = !is_told && (options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows)));
       if (!zero && !is_told && !options_.repairs.vocabulary)
-        return corrupt(shown(t) + ": " + options_.config->path + " says a vocabulary of " + with_commas(size) +
-                       ", got " + with_commas(rows) + " rows, and those beyond it are not zeros: padding of a " +
+        return corrupt(tensor_text(t.name) + ": " + options_.config->path + " says a vocabulary of " +
+                       with_commas(size) + ", got " + with_commas(rows) +
+                       " rows, and those beyond it are not zeros: padding of a " +
                        "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
       (zero ? cut : is_told ? cut_told : cut_other).push_back(t.name);
       cut_rows(view_.tensor(i), size);
@@ -317,9 +203,9 @@ class Fitter {
   Status complete(std::size_t i, Index size) {
     const Tensor& t = view_.tensors()[i];
     const Index rows = t.shape[0];
-    const std::string lost = shown(t) + ": " + options_.config->path + " says " + with_commas(size) + " rows, got " +
-                             with_commas(rows) + ": rows " + with_commas(rows) + " to " + with_commas(size - 1) +
-                             " are not in this checkpoint";
+    const std::string lost = tensor_text(t.name) + ": " + options_.config->path + " says " + with_commas(size) +
+                             " rows, got " + with_commas(rows) + ": rows " + with_commas(rows) + " to " +
+                             with_commas(size - 1) + " are not in this checkpoint";
     if (!options_.repairs.vocabulary || !options_.donor)
       return corrupt(lost + "; --repair vocab --donor CKPT takes them from another one, such as the base model's");
     const Catalog& donor = TRY(donor_view());
@@ -396,38 +282,6 @@ class Fitter {
   std::map<std::uint32_t, std::uint32_t> donor_files_;  // the donor's number of a file, and the view's
 };
 
-// The mean of the rows, in the tensor's dtype.
-Result<std::vector<std::byte>> mean_row(const Catalog& view, FilePool& files, std::size_t tensor) {
-  const Tensor& t = view.tensors()[tensor];
-  if (!can_convert(t.dtype, DType::kFloat64))
-    return unsupported(shown(t) + ": the mean of " + std::string(info(t.dtype).torch_name) + " rows is not defined");
-  const Index eb = byte_size(t.dtype), width = t.elements() / std::max<Index>(1, t.shape[0]);
-  std::vector<double> sum(static_cast<std::size_t>(width)), row(sum.size());
-  TRY(read_rows(view, files, tensor, 0, t.shape[0], [&](Index, Bytes bytes) {
-    for (std::size_t at = 0; at < bytes.size(); at += static_cast<std::size_t>(width * eb)) {
-      convert(t.dtype, DType::kFloat64, bytes.data() + at, reinterpret_cast<std::byte*>(row.data()), width);
-      for (std::size_t i = 0; i < row.size(); ++i) sum[i] += row[i];
-    }
-    return true;
-  }));
-  for (double& v : sum) v /= static_cast<double>(t.shape[0]);
-  std::vector<std::byte> out(static_cast<std::size_t>(width * eb));
-  convert(DType::kFloat64, t.dtype, reinterpret_cast<const std::byte*>(sum.data()), out.data(), width);
-  return out;
-}
-
-// A row-major row that stands for many.
-Fragment repeated_row(const Tensor& t, Index begin, Index end, std::uint32_t file, Index bytes) {
-  Fragment f;
-  f.box = whole(t.shape);
-  f.box.origin[0] = begin;
-  f.box.shape[0] = end - begin;
-  f.strides = row_major_strides(t.shape);
-  f.strides[0] = 0;
-  f.extent = {file, 0, bytes};
-  return f;
-}
-
 }  // namespace
 
 Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& options) {
@@ -435,65 +289,6 @@ Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& o
   Fitted done = TRY(Fitter(fitted, files, options).fit());
   view = std::move(fitted);
   return done;
-}
-
-constexpr std::array<std::pair<VocabularyFill, std::string_view>, 3> kPaddings = {
-    {{VocabularyFill::kZero, "zero"}, {VocabularyFill::kRepeatLast, "repeat-last"}, {VocabularyFill::kMean, "mean"}}};
-
-std::optional<VocabularyFill> vocabulary_fill(std::string_view name) {
-  for (const auto& [padding, text] : kPaddings)
-    if (text == name) return padding;
-  return std::nullopt;
-}
-
-std::string_view vocabulary_fill_name(VocabularyFill padding) {
-  for (const auto& [value, text] : kPaddings)
-    if (value == padding) return text;
-  return "";
-}
-
-Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
-                const FitOptions& options) {
-  Tensor& t = view.tensor(tensor);
-  const Index have = t.shape[0], eb = byte_size(t.dtype);
-  if (rows == have) return {};
-  const StateKey key = split_state_key(t.key());
-  if (key.kind != StateKind::kModel && key.suffix != kMasterSuffix) padding = VocabularyFill::kZero;
-  FragmentList more(t.shape.rank());
-  if (padding == VocabularyFill::kRepeatLast && have > 0) {
-    const FragmentList last = take_rows(t.fragments, t.shape.rank(), have - 1, have, 1, eb);
-    for (std::size_t i = 0; i < last.size(); ++i) {
-      Fragment f = last.get(i);
-      f.box.shape[0] = rows - have;
-      f.strides[0] = 0;
-      f.crc.reset();  // its bytes are read, and checked, where the row itself is
-      more.add(f);
-    }
-  } else {
-    const Index row_bytes = t.bytes() / std::max<Index>(1, have);
-    std::vector<std::byte> row(static_cast<std::size_t>(row_bytes));
-    if (padding == VocabularyFill::kMean && !options.metadata_only) row = TRY(mean_row(view, files, tensor));
-    File file = TRY(File::create_anonymous(options.spool));
-    TRY(file.write_at(0, row));
-    const std::string name = std::string(kMadeUp) + " " + t.name;
-    more.add(repeated_row(t, have, rows, append_file(view, files, name, row_bytes, std::move(file)), row_bytes));
-  }
-  append(t.fragments, more);
-  t.shape[0] = rows;
-  return {};
-}
-
-void repeat_blocks(Tensor& tensor, Index block, Index times) {
-  const Index eb = byte_size(tensor.dtype), blocks = tensor.shape[0] / block;
-  const int rank = tensor.shape.rank();
-  FragmentList out(rank);
-  for (Index b = 0; b < blocks; ++b)
-    for (Index k = 0; k < times; ++k)
-      append(out, take_rows(tensor.fragments, rank, b * block, (b + 1) * block, (b * (times - 1) + k) * block, eb));
-  tensor.fragments = out;
-  tensor.replicas = FragmentList(rank);
-  tensor.shape[0] *= times;
-  tensor.row_group = std::max(tensor.row_group, block);
 }
 
 }  // namespace reshard

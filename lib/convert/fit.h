@@ -6,9 +6,7 @@
 // file. No data moves before the conversion runs; what is looked at here is what a decision needs.
 #pragma once
 
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "lib/base/json.h"
@@ -44,19 +42,5 @@ struct Fitted {
 // --repair would do it, and leave the view as it was. Tensors that do not fit in other ways are not touched. `files` is
 // the view's pool.
 Result<Fitted> fit_to_config(Catalog& view, FilePool& files, const FitOptions& options);
-
-// What the rows beyond the true vocabulary become.
-enum class VocabularyFill { kZero, kRepeatLast, kMean };
-std::optional<VocabularyFill> vocabulary_fill(std::string_view name);  // "zero", "repeat-last", "mean"
-std::string_view vocabulary_fill_name(VocabularyFill padding);
-
-// Gives `tensor` (an index into `view`) `rows` rows, at least as many as it has. Moments of an optimizer, and other
-// state that is no master of a weight, get zeros whatever the padding. `files` is the view's pool.
-Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
-                const FitOptions& options);
-
-// Repeats each block of `block` rows `times` times, in place: what ranks hold of key-value heads that are fewer than
-// they are.
-void repeat_blocks(Tensor& tensor, Index block, Index times);
 
 }  // namespace reshard

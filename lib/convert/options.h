@@ -8,6 +8,7 @@
 
 #include "lib/checkpoint/format.h"
 #include "lib/convert/fit.h"
+#include "lib/convert/rows.h"
 #include "lib/layout/descriptor.h"
 #include "lib/model/model.h"
 

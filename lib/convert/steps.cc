@@ -9,6 +9,7 @@
 #include "lib/checkpoint/cover_checker.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/adapter.h"
+#include "lib/convert/rows.h"
 #include "lib/device/convert.h"
 #include "lib/layout/stages.h"
 #include "lib/model/config.h"
@@ -392,7 +393,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
                          "; --vocab-padding zero, repeat-last or mean says what the others are to be");
     added = wanted - t.shape[0];
     padded.push_back(name);
-    TRY(pad_rows(view.catalog, i, wanted, *padding, files, options));
+    TRY(pad_rows(view.catalog, i, wanted, *padding, files, options.spool, !options.metadata_only));
   }
   if (padded.empty()) return {};
   notes.warnings.push_back(with_commas(added) + " rows (" + std::string(vocabulary_fill_name(*padding)) +

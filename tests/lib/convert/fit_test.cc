@@ -7,6 +7,7 @@
 #include <random>
 
 #include "lib/base/json.h"
+#include "lib/convert/rows.h"
 #include "lib/engine/tensor_source.h"
 #include "tests/support/temp_dir.h"
 
@@ -213,7 +214,7 @@ TEST_F(Fit, VocabulariesArePaddedByEachPolicy) {
     store.add("optimizer.state.model.embed_tokens.weight.exp_avg", {3, 2}, all);
     store.write();
     for (const std::size_t i : {0U, 1U})
-      ASSERT_TRUE(pad_rows(store.catalog(), i, 5, fill, store.files(), options(config_)));
+      ASSERT_TRUE(pad_rows(store.catalog(), i, 5, fill, store.files(), dir_.path(), true));
     EXPECT_EQ(store.read(kEmbedding), joined(all, joined(row, row))) << vocabulary_fill_name(fill);
     EXPECT_EQ(store.read("optimizer.state.model.embed_tokens.weight.exp_avg"), joined(all, Values(4, 0.0f)));
   }

@@ -1,0 +1,176 @@
+#include "tools/plan_report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+
+#include "lib/base/text.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+
+Result<Index> free_space_for(const std::string& destination) {
+  return free_space(destination.empty() ? "." : parent_path(destination));
+}
+
+namespace {
+
+std::string family_text(const Translation& names) {
+  if (!names.model.family) return "names and rows as they are";
+  const std::string text =
+      std::string(names.model.family->title) + ", " + std::string(convention_title(names.model.convention));
+  return names.to ? text + " -> " + std::string(convention_title(*names.to)) : text;
+}
+
+std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
+  const Catalog& source = prepared.source.reader->catalog();
+  std::vector<std::string> out = source.warnings;
+  if (prepared.conversion->identity()) std::erase(out, source.shape_doubt);
+  const auto& more = prepared.conversion->notes().warnings;
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+// What the source's reader notes is of training state: nobody need know where that is left out.
+std::vector<std::string> notes_of(const PreparedConversion& prepared, const Format& target) {
+  return target.holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
+}
+
+std::string left_out_text(const LeftOut& l) {
+  std::vector<std::string> parts;
+  if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
+  if (l.objects > 0) parts.push_back(with_commas(l.objects) + (l.objects == 1 ? " object" : " objects"));
+  parts.push_back(human_bytes(l.bytes));
+  return l.what + " (" + join(parts, ", ") + ")";
+}
+
+}  // namespace
+
+void print_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const Conversion& c = *prepared.conversion;
+  const auto format = find_format(options.to);
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
+                        ((*format)->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
+                        (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
+                        "   " + family_text(c.names()));
+  if (const auto& config = c.names().model.config)
+    print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
+                      printable(config->path));
+  const auto free = free_space_for(options.destination);
+  const auto files = static_cast<Index>(c.target().catalog().files.size());
+  print_row("",
+            with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " + human_bytes(c.plan().bytes_read) +
+                " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
+                (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
+                (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
+  if (const Merge* merge = c.merge()) {
+    print_row("merge", merge->expression.text());
+    for (const MergeSource& source : merge->options.sources)
+      print_row("", source.name + " = " + printable(source.path));
+  }
+  for (const auto& [key, value] : prepared.source.reader->catalog().attributes)
+    if (key == "weights") print_row(key, printable(value));
+  if (c.converted_tensors() > 0)
+    print_row("", with_commas(c.converted_tensors()) + " tensors become " +
+                      (c.options().dtype ? options.dtype : "what the model computes in"));
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : c.notes().left_out) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+  for (const std::string& note : notes_of(prepared, **format)) print_row("note", note);
+}
+
+void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const auto format = find_format(options.to);
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) + "   " +
+                        family_text(prepared.conversion->names()));
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+}
+
+ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
+                               Index machines) {
+  ChosenStrategy chosen;
+  chosen.estimate = choose_strategy(conversion.plan(), conversion.source_view(), ranks, machines == 1);
+  chosen.strategy = conversion.computes() ? Strategy::kDirect : chosen.estimate.strategy;
+  for (const Strategy s : {Strategy::kDirect, Strategy::kExchange})
+    if (options.strategy == strategy_name(s)) chosen.strategy = s;
+  return chosen;
+}
+
+// How much more than the mean the fullest rank has: 0.05 for 5 %. Those that have nothing do not count.
+double imbalance(const std::vector<Index>& bytes) {
+  Index sum = 0, most = 0, holders = 0;
+  for (const Index n : bytes) {
+    sum += n;
+    most = std::max(most, n);
+    if (n > 0) ++holders;
+  }
+  return sum == 0 ? 0 : static_cast<double>(most) * static_cast<double>(holders) / static_cast<double>(sum) - 1;
+}
+
+std::string mesh_text(const std::vector<Index>& bytes_of_ranks) {
+  char over[32];
+  std::snprintf(over, sizeof over, "%.1f", 100 * imbalance(bytes_of_ranks));
+  return count_of(std::ssize(bytes_of_ranks), "rank") +
+         " that load it: " + human_bytes(*std::max_element(bytes_of_ranks.begin(), bytes_of_ranks.end())) +
+         " for the fullest, " + over + " % over the mean   " +
+         human_bytes(std::accumulate(bytes_of_ranks.begin(), bytes_of_ranks.end(), Index{0})) + " in all";
+}
+
+void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
+  const bool as_estimated = chosen.strategy == chosen.estimate.strategy;
+  print_row("ranks", count_of(ranks, "rank") + " on " + count_of(machines, "machine") + "   " +
+                         std::string(strategy_name(chosen.strategy)) + (as_estimated ? "" : ", as --strategy says"));
+  if (as_estimated) print_row("", chosen.estimate.reason);
+  print_row("", "estimated, beside reading and writing: direct " + to_string(chosen.estimate.direct));
+  print_row("", "exchange " + to_string(chosen.estimate.exchange));
+}
+
+Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const Conversion& c = *prepared.conversion;
+  Json left_out = Json::array();
+  for (const LeftOut& l : c.notes().left_out)
+    left_out.push_back(
+        Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
+  Json files = Json::array();
+  for (const CatalogFile& f : c.target().catalog().files)
+    files.push_back(Json::object().set("path", f.path).set("bytes", f.size));
+  Json json = Json::object();
+  json.set("source", options.source)
+      .set("source_format", prepared.source.format->name)
+      .set("target_format", options.to)
+      .set("mesh", c.options().mesh.to_string())
+      .set("layout", c.options().layout ? Json(c.options().layout->name) : Json())
+      .set("family", c.names().model.family ? Json(c.names().model.family->name) : Json())
+      .set("tensors", c.plan().tensors.size())
+      .set("moves", c.plan().moves)
+      .set("bytes_read", c.plan().bytes_read)
+      .set("bytes_written", c.disk_needed())
+      .set("converted_tensors", c.converted_tensors());
+  if (const auto memory = c.memory()) json.set("peak_memory", memory->peak).set("slab_bytes", memory->slab_bytes);
+  if (const auto free = free_space_for(options.destination)) json.set("disk_free", *free);
+  if (const std::vector<Index> bytes = c.bytes_of_ranks(); bytes.size() > 1)
+    json.set("mesh_ranks", bytes.size())
+        .set("mesh_bytes", std::accumulate(bytes.begin(), bytes.end(), Index{0}))
+        .set("mesh_imbalance", imbalance(bytes));
+  if (options.ranks > 1) {
+    const auto chosen = choose_strategy(c, options, options.ranks, ceil_div(options.ranks, options.ranks_per_machine));
+    json.set("ranks", options.ranks)
+        .set("strategy", strategy_name(chosen.strategy))
+        .set("strategy_reason", chosen.estimate.reason)
+        .set("direct_seconds", chosen.estimate.direct.seconds)
+        .set("exchange_seconds", chosen.estimate.exchange.seconds);
+  }
+  Json warnings = Json::array();
+  for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
+  Json notes = Json::array();
+  for (const std::string& note : notes_of(prepared, **find_format(options.to))) notes.push_back(note);
+  json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));
+  json.set("notes", std::move(notes));
+  return json;
+}
+
+}  // namespace reshard::tools

@@ -1,0 +1,94 @@
+#include "tools/preparation.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "lib/base/text.h"
+
+namespace reshard::tools {
+namespace {
+
+// The error, and what --allow cover would make of the rest.
+Error with_way_out(const Error& error, const std::string& path, OpenOptions options) {
+  options.files_too = options.validated = false;
+  const auto open = open_checkpoint(path, options);
+  if (!open) return error;
+  const Catalog& catalog = open->reader->catalog();
+  const auto faulty = static_cast<Index>(tensor_faults(catalog, true).size());
+  const auto all = static_cast<Index>(catalog.tensors().size());
+  if (faulty == 0 || faulty == all) return error;
+  return {error.code(), error.message() + "; --allow cover would leave out " + count_of(faulty, "tensor") +
+                            " with faults and write the other " + with_commas(all - faulty)};
+}
+
+// With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
+Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& options, bool allow_faults) {
+  OpenOptions how = options;
+  how.validated = !allow_faults;
+  auto open = open_checkpoint(path, how);
+  if (open) return open;
+  if (!allow_faults) return with_way_out(open.error(), path, options);
+  how.files_too = false;
+  return open_checkpoint(path, how);
+}
+
+// The sources of a merge, of which the first is open already.
+Result<MergeOptions> open_merged(const MergeChoice& choice, const OpenOptions& how, PreparedConversion& p) {
+  MergeOptions out;
+  out.expression = choice.expression;
+  out.in_double = choice.in_double;
+  out.others_are_equal = choice.others_from.empty();
+  std::optional<std::size_t> others_from;
+  for (const MergeChoice::Source& source : choice.sources) {
+    if (source.name == choice.others_from) others_from = out.sources.size();
+    Reader* reader = p.source.reader.get();
+    if (!out.sources.empty()) {
+      p.merged.push_back(TRY(open_checkpoint(source.path, how)));
+      reader = p.merged.back().reader.get();
+    }
+    out.sources.push_back({source.name, source.path, reader, find_config(reader->catalog())});
+  }
+  if (!out.others_are_equal && !others_from)
+    return usage_error("--others-from: no source is called '" + printable(choice.others_from) + "'");
+  out.others_from = others_from.value_or(0);
+  return out;
+}
+
+}  // namespace
+
+Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
+  ConversionOptions o = TRY(options.conversion_options());
+  o.metadata_only = metadata_only;
+  const Format* format = TRY(find_format(options.to));
+  PreparedConversion p;
+  p.target = format;
+  const auto layout = TRY(options.source_layout.load());
+  OpenOptions how;
+  how.files_too = !metadata_only;
+  how.keys = TRY(options.source_layout.keys());
+  how.layout = layout ? &*layout : nullptr;
+  how.weights = TRY(options.source_layout.which_weights());
+  how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
+  p.source = TRY(open_source(options.source, how, o.allow.cover));
+  o.has_model_names = p.source.format->hf_names;
+  o.config_given = !o.config_path.empty();
+  o.config_path = find_config(p.source.reader->catalog(), o.config_path);
+  if (!options.donor.empty()) {
+    p.donor = TRY(open_checkpoint(options.donor));
+    o.donor = p.donor->reader.get();
+  }
+  if (!options.adapter.empty()) {
+    p.adapter = TRY(open_checkpoint(options.adapter));
+    o.adapter.reader = p.adapter->reader.get();
+  }
+  if (options.merge) {
+    if (format->write_view) return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
+    if (o.part.empty()) o.part = "model";
+    o.merge = TRY(open_merged(*options.merge, how, p));
+    o.common_rows = true;
+  }
+  p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
+  return p;
+}
+
+}  // namespace reshard::tools
