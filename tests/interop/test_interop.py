@@ -562,7 +562,7 @@ TINY_MODELS |= {
     "olmo2": ("olmo2", _GROUPED),
     "olmo2_biased_tied": ("olmo2", {**_TINY, "attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("olmo3", _GROUPED),
-    "olmoe": ("olmoe", {**_GROUPED, "num_experts": 3}),
+    "olmoe": ("olmoe", {**_GROUPED, "num_experts": 3, "num_experts_per_tok": 2}),
     "phi3": ("phi3", {**_GROUPED, "pad_token_id": 0}),
     "phi3_tied": ("phi3", {**_TINY, "pad_token_id": 0, "tie_word_embeddings": True}),
     "granite": ("granite", _GROUPED),
@@ -607,7 +607,7 @@ TINY_MODELS |= {
     "deepseek_v32": ("deepseek_v32", _INDEXED),
     "glm_moe_dsa": ("glm_moe_dsa", {**_INDEXED, "num_hidden_layers": 3}),
     "glm4_moe_lite": ("glm4_moe_lite", _LATENT),
-    "minimax_m2": ("minimax_m2", {**_GROUPED, "head_dim": 12, "num_local_experts": 3}),
+    "minimax_m2": ("minimax_m2", {**_GROUPED, "head_dim": 12, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "phimoe": ("phimoe", {**_GROUPED, "num_local_experts": 3}),
     "phimoe_biased": ("phimoe", {**_GROUPED, "num_local_experts": 3, "attention_bias": True, "lm_head_bias": True}),
     "hunyuan_moe": ("hunyuan_v1_moe", {**_GROUPED, "head_dim": 12, "num_experts": 3}),
@@ -615,7 +615,7 @@ TINY_MODELS |= {
     "afmoe": ("afmoe", {**_EXPERTS, "head_dim": 12, "num_dense_layers": 1, "num_shared_experts": 2}),
     "exaone_moe": ("exaone_moe", {**_EXPERTS, "head_dim": 12, "first_k_dense_replace": 1, "num_shared_experts": 2,
                                   "n_group": 1, "topk_group": 1}),
-    "flex_olmo": ("flex_olmo", {**_GROUPED, "num_experts": 3, "pad_token_id": 0}),
+    "flex_olmo": ("flex_olmo", {**_GROUPED, "num_experts": 3, "num_experts_per_tok": 2, "pad_token_id": 0}),
     "granitemoe": ("granitemoe", {**_GROUPED, "num_local_experts": 3}),
     "gptj": ("gptj", {"vocab_size": 96, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 20, "rotary_dim": 4}),
     "opt": ("opt", {"vocab_size": 96, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -650,7 +650,7 @@ TINY_MODELS |= {
     "helium_biased_tied": ("helium", {**_GROUPED, "head_dim": 8, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True,
                                       "tie_word_embeddings": True}),
     "vaultgemma": ("vaultgemma", {**_GROUPED, "head_dim": 12}),
-    "minicpm3": ("minicpm3", {**_GROUPED, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6,
+    "minicpm3": ("minicpm3", {**_TINY, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6,
                               "qk_rope_head_dim": 4}),
     "granitemoeshared": ("granitemoeshared", {**_GROUPED, "num_local_experts": 3, "shared_intermediate_size": 20}),
     "dots1": ("dots1", {**_GLM, "first_k_dense_replace": 1}),
@@ -871,6 +871,18 @@ class Families(Case):
         self.assertEqual(state.keys(), wanted.keys())
         for name, value in wanted.items():
             self.assertTrue(same_bits(state[name], value), name)
+        self.check_loads(model, self.out("files"))
+
+    def check_loads(self, model, directory):
+        """That transformers makes of the directory a model that says what this one says."""
+        loaded, info = type(model).from_pretrained(directory, output_loading_info=True, dtype=torch.float32)
+        for keys in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            self.assertFalse(info[keys], keys)
+        ids = torch.arange(1, 9).reshape(1, -1)
+        with torch.no_grad():
+            logits = [m.eval()(input_ids=ids, use_cache=False).logits for m in (model, loaded)]
+        self.assertTrue(logits[0].isfinite().all())
+        self.assertTrue(torch.equal(*logits))
 
     def test_qwen3_vl_moe_saved_by_transformers_and_published(self):
         """Whose experts are one tensor of one name, [in, out] as published, [out, in] in memory and as transformers saves it."""
