@@ -223,8 +223,8 @@ void ConvertOptions::add_changes(CommandLine& line) {
           "--allow", allow,
           "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
           "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
-          "files)")
-      .one_of({"cover", "config", "external"});
+          "files), objects (copy objects that may run code when they are loaded)")
+      .one_of({"cover", "config", "external", "objects"});
   line.add_option("--repair", repair,
                   "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
                   "--donor), experts (split matrices that hold the rows of several experts)")

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
+#include "formats/inert_objects.h"
 #include "lib/base/text.h"
 
 namespace reshard::tools {
@@ -68,7 +70,10 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
   how.keys = TRY(options.source_layout.keys());
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
-  how.external_too = std::find(options.allow.begin(), options.allow.end(), "external") != options.allow.end();
+  const auto allows = [&](std::string_view what) {
+    return std::find(options.allow.begin(), options.allow.end(), what) != options.allow.end();
+  };
+  how.external_too = allows("external");
   p.source = TRY(open_source(options.source, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
   o.config_given = !o.config_path.empty();
@@ -88,6 +93,9 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
     o.common_rows = true;
   }
   p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
+  // Other formats have objects of values that are written anew.
+  if (format->lay_out && format->holds == Holds::kEverything && !metadata_only && !allows("objects"))
+    TRY(check_inert(*p.source.reader, p.conversion->source_view().blobs));
   return p;
 }
 

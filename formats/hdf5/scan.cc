@@ -1,12 +1,14 @@
 #include "formats/hdf5/scan.h"
 
 #include <hdf5.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -96,6 +98,9 @@ Result<Listing> Scanner::run() {
     return unsupported(path_ + ": " + std::to_string(user_block) +
                        " bytes of something else before the HDF5 data (a user block); h5unjam takes them off");
   const Handle root = TRY(checked(H5Gopen2(open.get(), "/", H5P_DEFAULT), ErrorCode::kCorrupt, path_));
+  H5O_info_t object{};
+  TRY(checked_call(H5Oget_info2(root.get(), &object, H5O_INFO_BASIC), ErrorCode::kCorrupt, path_));
+  groups_seen_.insert(object.addr);
   TRY(visit_group(root.get(), "", 0));
   if (links_skipped_ > 0)
     listing_.catalog.warnings.push_back(count_of(links_skipped_, "soft or external link") +
@@ -179,7 +184,7 @@ Result<Dims> Scanner::shape_of(Id dataset) {
 Status Scanner::add_tensor(Id dataset, const std::string& path, const std::string& place) {
   Tensor tensor;
   tensor.name = TRY(read_text_attribute(dataset, kNameAttribute, kMaxTextAttribute, place));
-  if (tensor.name.empty()) tensor.name = name_of_path(path);
+  if (tensor.name.empty() && H5Aexists(dataset, kNameAttribute) <= 0) tensor.name = name_of_path(path);
   const Handle type = TRY(checked(H5Dget_type(dataset), ErrorCode::kCorrupt, place));
   const auto named = TRY(read_text_attribute(dataset, kDTypeAttribute, kMaxTextAttribute, place));
   auto stored = read_type(type.get(), named);
@@ -408,13 +413,18 @@ Result<Listing> scan(const std::string& path, bool external_too) { return Scanne
 
 Status survives_scan(const std::string& path, bool external_too) {
   const LibraryLock lock;  // no other thread is inside the library while this process is copied
-  const pid_t child = ::fork();
+  const pid_t parent = ::getpid(), child = ::fork();
   if (child < 0) return io_error(path + ": cannot start a process to look at it");
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);  // it was killed before
     for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGALRM, SIGINT, SIGTERM})
       std::signal(signal, SIG_DFL);
     ::alarm(kScanSeconds);
-    const auto listing = scan(path, external_too);
+    try {
+      (void)scan(path, external_too);
+    } catch (const std::exception&) {  // the parent will say so
+    }
     ::_exit(0);
   }
   int status = 0;

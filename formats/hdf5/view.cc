@@ -163,6 +163,9 @@ Result<Handle> ViewWriter::add_joined(const Tensor& tensor, const std::string& p
 }
 
 Status ViewWriter::add(const Tensor& tensor, const std::string& path) {
+  if (tensor.name.size() > kMaxTextAttribute)
+    return unsupported("a name of " + with_commas(std::ssize(tensor.name)) + " bytes; HDF5 has room for " +
+                       with_commas(static_cast<Index>(kMaxTextAttribute)));
   const auto fragments = TRY(fragments_of(tensor));
   const Handle type = TRY(type_of(tensor.dtype, !fragments.empty() && fragments.front().big_endian));
   const bool in_one_run = fragments.size() == 1 && fragments[0].strides == row_major_strides(tensor.shape);
@@ -214,8 +217,8 @@ Result<ViewReport> write_view(const Catalog& catalog, const std::string& path, b
   ViewReport report;
   const std::string text = TRY(ViewWriter(catalog).write(report));
   if (report.tensors == 0 && !report.refused.empty())
-    return unsupported(path + ": no tensor can be shown where it lies; '" + printable(report.refused[0].first) +
-                       "' is " + report.refused[0].second);
+    return unsupported(path + ": no tensor can be shown where it lies; '" +
+                       printable(report.refused[0].first.substr(0, 100)) + "' is " + report.refused[0].second);
   TRY(replace_file(path, text, replace));
   return report;
 }

@@ -6,6 +6,7 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/key_paths.h"
 
 namespace reshard {
 namespace {
@@ -126,15 +127,8 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
 
 // A key is its path in the nested state_dict, joined by dots.
 void check_key_paths(const Catalog& catalog, FindingList& findings) {
-  std::vector<std::string> wrong;
-  bool has_paths = false;
-  const auto look_at = [&](const std::string& name, const KeyPath& path) {
-    has_paths = has_paths || !path.empty();
-    if (dotted_name(path) != name) wrong.push_back(name);
-  };
-  for (const Tensor& t : catalog.tensors()) look_at(t.name, t.path);
-  for (const Blob& b : catalog.blobs) look_at(b.name, b.path);
-  if (!has_paths || wrong.empty()) return;
+  std::vector<std::string> wrong = names_off_paths(catalog);
+  if (wrong.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "key-path");
   f.what = "the path in the nested state_dict is not the name's";
   f.tensors = std::move(wrong);

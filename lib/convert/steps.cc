@@ -7,6 +7,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
+#include "lib/checkpoint/key_paths.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/adapter.h"
 #include "lib/convert/rows.h"
@@ -166,6 +167,18 @@ void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>
                            "these names");
 }
 
+// What verify finds, of a target that holds the paths as well.
+void note_names_off_paths(const Catalog& source, Notes& notes) {
+  std::vector<std::string> off = names_off_paths(source);
+  if (off.empty()) return;
+  const std::string count = count_of(std::ssize(off), "name");
+  for (std::string& name : off) name = "'" + printable(name) + "'";
+  notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") + " not the path in the nested state_dict (" +
+                           some_of(off) +
+                           "): loaders that rebuild it would put the value elsewhere; the metadata are " +
+                           "damaged, or of a writer that reshard does not know");
+}
+
 }  // namespace
 
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
@@ -228,6 +241,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     left->bytes += blob.extent.length;
   }
   note_objects_of_ranks(source, out.blobs, notes);
+  if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
   for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");

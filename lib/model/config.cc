@@ -129,10 +129,12 @@ Status ModelConfig::read(const Json& json) {
     if (const Json* name = json.find(key); name && name->is_string()) dtype = std::string(TRY(name->as_string()));
   if (const Json* list = json.find("mlp_only_layers"); list && list->is_array())
     for (const Json& layer : TRY(list->as_array())) mlp_only_layers_.push_back(TRY(layer.as_index()));
+  std::sort(mlp_only_layers_.begin(), mlp_only_layers_.end());
   if (const Json* list = json.find("moe_layers"); list && list->is_array()) {
     moe_layers_.emplace();
     for (const Json& layer : TRY(list->as_array()))
       if (const auto n = layer.as_index()) moe_layers_->push_back(*n);
+    std::sort(moe_layers_->begin(), moe_layers_->end());
   }
   if (const Json* list = json.find("layer_types"); list && list->is_array()) {
     layer_types_.clear();
@@ -171,6 +173,7 @@ Status ModelConfig::read_quantization(const Json& json) {
   if (quantization == "compressed-tensors") TRY(read_compressed_tensors(json));
   if (const Json* modules = json.find("modules_to_not_convert"); modules && modules->is_array())
     for (const Json& module : TRY(modules->as_array())) unquantized_.emplace_back(TRY(module.as_string()));
+  std::sort(unquantized_.begin(), unquantized_.end());
   return {};
 }
 
@@ -229,15 +232,13 @@ bool is_shape_of_scales(const Dims& shape, const Dims& due) {
 }
 
 bool ModelConfig::is_left_unquantized(std::string_view parameter) const {
-  return std::any_of(unquantized_.begin(), unquantized_.end(), [&](const std::string& module) {
-    return parameter.starts_with(module) && parameter.substr(module.size()).starts_with('.');
-  });
+  for (std::size_t dot = parameter.find('.'); dot != std::string_view::npos; dot = parameter.find('.', dot + 1))
+    if (std::binary_search(unquantized_.begin(), unquantized_.end(), parameter.substr(0, dot))) return true;
+  return false;
 }
 
 bool ModelConfig::is_sparse_layer(Index layer) const {
-  const auto has = [&](const std::vector<Index>& list) {
-    return std::find(list.begin(), list.end(), layer) != list.end();
-  };
+  const auto has = [&](const std::vector<Index>& list) { return std::binary_search(list.begin(), list.end(), layer); };
   if (number("num_experts") < 1) return false;
   if (moe_layers_) return has(*moe_layers_);
   if (layer < number("first_k_dense_replace") || has(mlp_only_layers_)) return false;

@@ -1,12 +1,19 @@
 // Input and surroundings that no care of the user's keeps away: names made to break what prints them, sizes made to
 // overflow, a system that gives no threads. The program says what is wrong, or does without.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <zstd.h>
 
+#include <csignal>
 #include <filesystem>
+#include <fstream>
 
 #include "formats/dcp/metadata.h"
+#include "formats/encoding/torch_archive.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/run_command.h"
@@ -81,12 +88,17 @@ TEST(Hostile, NamesDoNotSteerTheTerminal) {
   EXPECT_THAT(reshard_cli({"inspect", dir / "model.safetensors"}).out, HasSubstr("caf\xc3\xa9"));
 }
 
+std::string zstd_frame(const std::string& bytes) {
+  std::string frame(ZSTD_compressBound(bytes.size()), '\0');
+  frame.resize(ZSTD_compress(frame.data(), frame.size(), bytes.data(), bytes.size(), 1));
+  return frame;
+}
+
 TEST(Hostile, SizesBehindCompressionDoNotOverflow) {
   const TempDir dir;
   const TargetTensor tensor{"w", DType::kUint8, {Index{1} << 62}, {"w"}, {}};
   dcp::WrittenEntry entry{&tensor, "w", {"w"}, {}};
-  std::string frame(ZSTD_compressBound(1000), '\0');
-  frame.resize(ZSTD_compress(frame.data(), frame.size(), std::string(1000, 'x').data(), 1000, 1));
+  const std::string frame = zstd_frame(std::string(1000, 'x'));
   entry.items.push_back({Box{{0}, {Index{1} << 62}}, 0, 0, static_cast<Index>(frame.size())});
   dir.write("ck/__0_0.distcp", frame);
   dir.write("ck/.metadata", dcp::write_metadata({entry}, {"__0_0.distcp"}));
@@ -95,11 +107,132 @@ TEST(Hostile, SizesBehindCompressionDoNotOverflow) {
   EXPECT_THAT(r.err, AllOf(HasSubstr("expected a torch.save archive"), Not(HasSubstr("at most -"))));
 }
 
+// A DCP checkpoint of the tensor "w" and the object "state.seed", stored as these bytes.
+void write_with_object(const std::string& path, const std::string& object, const KeyPath& key = {"state", "seed"}) {
+  const TargetTensor w{"w", DType::kUint8, {4}, {"w"}, {}};
+  const std::string item = dcp_item(DType::kUint8, {4}, 0, "abcd");
+  dcp::WrittenEntry tensor{&w, "w", {"w"}, {}}, blob{nullptr, "state.seed", key, {}};
+  tensor.items.push_back({Box{{0}, {4}}, 0, 0, std::ssize(item)});
+  blob.items.push_back({Box{}, 0, std::ssize(item), std::ssize(object)});
+  fs::create_directories(path);
+  write_file(path + "/__0_0.distcp", item + object);
+  write_file(path + "/.metadata", dcp::write_metadata({tensor, blob}, {"__0_0.distcp"}));
+}
+
+// An object that torch.load makes by calling this.
+std::string calling(std::string_view module, std::string_view name) {
+  pickle::PickleWriter w;
+  w.global(module, name);
+  w.text("true");
+  w.tuple_of_last(1);
+  w.reduce();
+  return torch_archive::object_item(std::move(w).finish());
+}
+
+// Loaders of DCP run what an object's pickle names: one that names more than data is not written on.
+TEST(Hostile, ObjectsThatRunCodeAreNotWrittenOn) {
+  const TempDir dir;
+  const std::string ck = dir / "ck", out = dir / "out";
+  const auto convert = [&](const std::string& source, const std::string& to,
+                           const std::vector<std::string>& more = {}) {
+    fs::remove_all(out);
+    return reshard_cli({"convert", source, out, "--to", to}, more);
+  };
+  const auto expect_refused = [&](const std::string& source, const std::string& to, const std::string& name) {
+    const CommandResult r = convert(source, to);
+    EXPECT_EQ(r.exit_code, 4) << name << r.out << r.err;
+    EXPECT_THAT(r.err,
+                HasSubstr("object 'state.seed': its pickle names '" + name + "', which whoever loads it would run"));
+    EXPECT_FALSE(fs::exists(out) || fs::exists(out + ".partial"));
+  };
+  // What a module imports is reached through it.
+  const std::pair<const char*, const char*> kCalls[] = {{"os", "system"},
+                                                        {"builtins", "eval"},
+                                                        {"builtins", "getattr"},
+                                                        {"torch.serialization", "os.system"},
+                                                        {"torch.storage", "_load_from_bytes"},
+                                                        {"megatron.core.utils", "subprocess.Popen"},
+                                                        {"torch", "load"},
+                                                        {"my.trainer", "State"}};
+  for (const auto& [module, name] : kCalls) {
+    const std::string object = calling(module, name), global = std::string(module) + "." + name;
+    for (const std::string& stored : {object, zstd_frame(object)}) {
+      write_with_object(ck, stored);
+      for (const char* to : {"dcp", "hdf5"}) expect_refused(ck, to, global);
+    }
+  }
+  const CommandResult without = convert(ck, "dcp", {"--exclude", "state.seed"});
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  // Where that is the user's wish it is the same bytes, and in an archive as little believed.
+  const std::string object = calling("os", "system");
+  write_with_object(ck, object);
+  const CommandResult all = convert(ck, "dcp", {"--allow", "objects"});
+  ASSERT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(read_file(out + "/__0_0.distcp"), HasSubstr(object));
+  ASSERT_EQ(convert(ck, "hdf5", {"--allow", "objects"}).exit_code, 0);
+  fs::rename(out, dir / "ck.h5");
+  expect_refused(dir / "ck.h5", "dcp", "os.system");
+  // Data that trainers keep.
+  for (const auto& [module, name] :
+       std::vector<std::pair<const char*, const char*>>{{"argparse", "Namespace"},
+                                                        {"megatron.core.enums", "ModelType"},
+                                                        {"torch", "bfloat16"},
+                                                        {"numpy", "dtype"}}) {
+    write_with_object(ck, calling(module, name));
+    const CommandResult r = convert(ck, "dcp");
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+  }
+}
+
+TEST(Hostile, APathThatIsNotTheNamesIsWarnedOf) {
+  const TempDir dir;
+  pickle::PickleWriter w;
+  w.integer(7);
+  const std::string object = torch_archive::object_item(std::move(w).finish());
+  write_with_object(dir / "ck", object, {"state", "other"});
+  const CommandResult r = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "dcp"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("1 name is not the path in the nested state_dict ('state.seed')"));
+  write_with_object(dir / "ck", object);
+  EXPECT_THAT(reshard_cli({"convert", dir / "ck", dir / "out2", "--to", "dcp"}).out, Not(HasSubstr("nested")));
+}
+
+// The process that lets libhdf5 look through a file first ends with the one that has started it.
+TEST(Hostile, AKilledProcessLeavesNoneOfHdf5Behind) {
+  if (!fs::exists("/proc/self/task/" + std::to_string(::getpid()) + "/children")) GTEST_SKIP() << "no list of children";
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans become children of this process
+  bool was_killed = false;
+  for (int round = 0; round < 50 && !was_killed; ++round) {  // the child may have ended, or not yet begun
+    const pid_t parent = ::fork();
+    if (parent == 0) {
+      const int nowhere = ::open("/dev/null", O_WRONLY);
+      ::dup2(nowhere, 1);
+      ::dup2(nowhere, 2);
+      ::execl(RESHARD_BINARY, RESHARD_BINARY, "inspect", (test_data("hdf5") + "/long_paths.h5").c_str(), nullptr);
+      ::_exit(127);
+    }
+    const std::string list = "/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children";
+    pid_t child = 0;
+    int status = 0;
+    bool is_over = false;
+    while (child == 0 && !is_over) {
+      std::ifstream(list) >> child;
+      is_over = ::waitpid(parent, &status, WNOHANG) != 0;
+    }
+    if (is_over) continue;
+    ::kill(child, SIGSTOP);
+    ::kill(parent, SIGKILL);
+    ::waitpid(parent, &status, 0);
+    ::kill(child, SIGCONT);
+    was_killed = ::waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  }
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+  EXPECT_TRUE(was_killed);
+}
+
 TEST(Hostile, ASmallObjectDoesNotDecodeToMuch) {
   const TempDir dir;
-  const std::string zeros(std::size_t{17} << 20, '\0');
-  std::string frame(ZSTD_compressBound(zeros.size()), '\0');
-  frame.resize(ZSTD_compress(frame.data(), frame.size(), zeros.data(), zeros.size(), 1));
+  const std::string frame = zstd_frame(std::string(std::size_t{17} << 20, '\0'));
   dcp::WrittenEntry entry{nullptr, "seed", {"seed"}, {}};
   entry.items.push_back({Box{}, 0, 0, static_cast<Index>(frame.size())});
   dir.write("ck/__0_0.distcp", frame);

@@ -9,9 +9,12 @@
 
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"
+#include "formats/hdf5/scan.h"
 #include "formats/registry.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/golden.h"
+#include "tests/support/run_command.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
@@ -48,6 +51,7 @@ TensorValues odd_tensors() {
   t["a.b"] = value(DType::kFloat32, {3}, seed++);
   t["..x/y."] = value(DType::kInt16, {4}, seed++);
   t["reshard.files.z"] = value(DType::kInt8, {4}, seed++);
+  t[""] = value(DType::kFloat32, {1}, seed++);
   t["scalar"] = value(DType::kFloat64, {}, seed++);
   t["empty"] = value(DType::kFloat32, {0, 7}, seed++);
   t["rows"] = value(DType::kBFloat16, {1500, 1000}, seed++);
@@ -224,6 +228,48 @@ TEST(Hdf5View, ShowsPiecesWhereTheyLie) {
   write_dcp(tensors, dir / "three", Mesh({{"dp_shard", 3}}));
   ASSERT_GOOD(to("hdf5-view", dir / "three", dir / "v3.h5"));
   EXPECT_LT(fs::file_size(dir / "v3.h5"), 20'000u);
+}
+
+// tests/data/hdf5/make.py made these. What is said of each is kept to the letter.
+TEST(Hdf5, DatasetsThatAreNoTensorsAreLeftOutAndSaidWhy) {
+  const auto listing = hdf5::scan(test_data("hdf5") + "/odd.h5", false);
+  ASSERT_TRUE(listing) << listing.error().message();
+  std::string text;
+  for (const auto& [path, why] : listing->not_tensors) text += path + ": " + why + "\n";
+  for (const std::string& warning : listing->catalog.warnings) text += warning + "\n";
+  expect_golden("hdf5_odd.txt", text);
+  const auto open = open_checkpoint(test_data("hdf5") + "/odd.h5");
+  ASSERT_TRUE(open) << open.error().message();
+  const auto values = load_values(*open->reader);
+  ASSERT_TRUE(values) << values.error().message();
+  std::vector<std::string> names;
+  for (const auto& [name, v] : *values) names.push_back(name);
+  EXPECT_THAT(names, testing::ElementsAre("good.big", "good.bool", "good.complex", "good.float"));
+  const std::int64_t big[] = {0, 1, 2, 3};
+  EXPECT_EQ(values->at("good.big").bytes, std::string(reinterpret_cast<const char*>(big), sizeof big));
+}
+
+TEST(Hdf5, DamagedFilesAreNamed) {
+  std::string text;
+  for (const char* name : {"attribute", "depth", "dtype", "link", "object", "path"}) {
+    const auto open = open_checkpoint(test_data("hdf5") + "/damaged_" + name + ".h5");
+    ASSERT_FALSE(open) << name;
+    EXPECT_EQ(open.error().code(), ErrorCode::kCorrupt) << name;
+    text += without(open.error().message(), test_data("hdf5") + "/") + "\n";
+  }
+  expect_golden("hdf5_damaged.txt", text);
+}
+
+TEST(Hdf5, ANameThatAnAttributeCannotHoldIsRefused) {
+  const TempDir dir;
+  write_dcp({{std::string(1'000'000, 'n'), value(DType::kFloat32, {10}, 1)}}, dir / "ck", Mesh());
+  const Status refused = to("hdf5", dir / "ck", dir / "a.h5");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(refused.error().message(), HasSubstr("nnn...': a name of 1,000,000 bytes; HDF5 has room for "));
+  EXPECT_LT(refused.error().message().size(), 1000u);
+  EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "v.h5", "--to", "hdf5-view"}).exit_code, 4);
+  EXPECT_FALSE(fs::exists(dir / "a.h5") || fs::exists(dir / "v.h5"));
 }
 
 TEST(Hdf5Names, ArePathsWhereTheyCanBe) {

@@ -85,6 +85,29 @@ TEST(Config, KnowsWhichLayersHaveExperts) {
   EXPECT_EQ(sparse, (std::vector<bool>{false, true, false, false, false, true}));
 }
 
+// Would take hours if each of the layers and parameters were looked for among all.
+TEST(Config, ListsOfAnyLengthAreLookedThroughAtOnce) {
+  constexpr Index kMany = 500'000;
+  std::string layers = "0", modules = "\"a\"";
+  for (Index i = 1; i < kMany; ++i) {
+    layers += "," + std::to_string(2 * (kMany - i));
+    modules += ",\"b." + std::to_string(kMany - i) + "\"";
+  }
+  const auto config =
+      parse(with("qwen3_moe", R"(, "num_key_value_heads": 4, "num_experts": 8, "mlp_only_layers": [)" + layers +
+                                  R"(], "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128],
+                                "modules_to_not_convert": [)" +
+                                  modules + "]}"));
+  ASSERT_TRUE(config) << config.error().message();
+  Index sparse = 0, plain = 0;
+  for (Index i = 0; i < kMany; ++i) {
+    sparse += config->is_sparse_layer(i) ? 1 : 0;
+    plain += config->is_left_unquantized("b." + std::to_string(2 * i) + ".w.weight") ? 1 : 0;
+  }
+  EXPECT_EQ(sparse, kMany / 2);
+  EXPECT_EQ(plain, kMany / 2 - 1);
+}
+
 TEST(Config, ReadsBlockQuantization) {
   const auto config = parse(with("llama", R"(, "quantization_config": {"quant_method": "fp8",
       "weight_block_size": [128, 64], "modules_to_not_convert": ["lm_head", "model.layers.1.mlp"]})"));
