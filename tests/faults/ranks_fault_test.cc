@@ -2,12 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <regex>
 
 #include "lib/base/file.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/mpirun.h"
+#include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -162,6 +166,47 @@ TEST_P(OneRankIsKilled, NothingIsPublished) {
   const RanksResult again = job.convert(3, "exchange", "");
   EXPECT_EQ(again.command.exit_code, 0) << again.command.err;
   EXPECT_TRUE(all_files(job.out) == expected);
+}
+
+// Each rank of jobs of several sizes, at its first calls of each kind and some later ones.
+TEST(MpiRanks, EndWhicheverOfThemDiesWherever) {
+  NEEDS_MPIRUN();
+  if (!in_soak()) GTEST_SKIP() << "takes minutes: RESHARD_SOAK=1";
+  Job job;
+  const auto expected = job.expected();
+  int deaths = 0;
+  double longest = 0;
+  const std::pair<const char*, std::vector<int>> kCalls[] = {
+      {"pread", {1, 7, 30, 60}}, {"fallocate", {1, 2}}, {"pwrite", {1, 2, 9}}, {"fdatasync", {1, 2}}, {"rename", {1}}};
+  for (const char* strategy : {"direct", "exchange"})
+    for (const int ranks : {2, 4, 8})
+      for (int rank = 0; rank < ranks; ++rank)
+        for (const auto& [call, places] : kCalls)
+          for (const int n : places) {
+            const std::string fault = std::to_string(rank) + " " + call + " " + std::to_string(n) + " kill";
+            SCOPED_TRACE(std::string(strategy) + " on " + std::to_string(ranks) + " ranks, " + fault);
+            const auto start = std::chrono::steady_clock::now();
+            const RanksResult run = job.convert(ranks, strategy, fault);
+            const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+            ASSERT_FALSE(run.command.timed_out);
+            if (run.command.exit_code == 0) {  // it makes fewer calls of this kind
+              ASSERT_TRUE(all_files(job.out) == expected);
+            } else {
+              ++deaths;
+              longest = std::max(longest, time.count());
+              ASSERT_FALSE(path_exists(job.out));
+              if (deaths % 8 == 0) {
+                const RanksResult again = job.convert(ranks, strategy, "");
+                ASSERT_EQ(again.command.exit_code, 0) << again.command.err;
+                ASSERT_TRUE(all_files(job.out) == expected);
+              }
+            }
+            std::filesystem::remove_all(job.out);
+            std::filesystem::remove_all(job.out + ".partial");
+          }
+  std::printf("%d deaths, the longest end took %.1f s\n", deaths, longest);
+  EXPECT_GE(deaths, 200);
+  EXPECT_LE(longest, 30);
 }
 
 TEST(MpiRanks, ASlowRankIsWaitedFor) {

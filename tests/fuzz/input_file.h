@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include "lib/base/file.h"
-#include "tests/support/temp_dir.h"
 
 namespace reshard {
 
@@ -16,8 +15,7 @@ inline void require(bool fact) {
 
 // The same file each time, with these bytes and no others.
 inline const File& input_file(const std::uint8_t* data, std::size_t size) {
-  static const TempDir directory;
-  static const File file = *File::create_anonymous(directory.path());
+  static const File file = *File::create_in_memory();
   require(file.set_length(static_cast<Index>(size)).has_value());
   require(file.write_at(0, {reinterpret_cast<const std::byte*>(data), size}).has_value());
   return file;

@@ -13,6 +13,7 @@
 #include "lib/engine/tensor_source.h"
 #include "lib/plan/plan.h"
 #include "tests/fuzz/input_file.h"
+#include "tests/support/temp_dir.h"
 
 using namespace reshard;
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <iterator>
 
 #include "formats/encoding/torch_archive.h"
 #include "formats/registry.h"
@@ -237,6 +238,17 @@ Tally run(const Experiment& e, BrokenCopy& copy, const std::vector<Damage>& dama
   return sum;
 }
 
+// Of one seed, in the soak of three.
+std::vector<Damage> of_seeds(std::vector<Damage> (*damage)(const std::string& path, std::uint32_t seed),
+                             const std::string& path) {
+  std::vector<Damage> all;
+  for (std::uint32_t s = 0; s < (in_soak() ? 3 : 1); ++s) {
+    std::vector<Damage> some = damage(path, kSeed + s);
+    all.insert(all.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
+  }
+  return all;
+}
+
 class Mutation : public testing::TestWithParam<Fixture> {
  protected:
   void finish(const std::string& name, const Tally& t) {
@@ -272,7 +284,7 @@ TEST_P(Mutation, NoDamageOfADcpCheckpointIsMissed) {
   ASSERT_TRUE(rewritten.is_clean()) << rewritten.headers << rewritten.data;
   EXPECT_EQ(rewritten.state, healthy.state);
   copy.repair(none);
-  finish(GetParam().name + " (DCP)", run(e, copy, damage_dcp(checkpoint, kSeed), true));
+  finish(GetParam().name + " (DCP)", run(e, copy, of_seeds(damage_dcp, checkpoint), true));
 }
 
 TEST_P(Mutation, NoDamageOfASafetensorsFileIsMissed) {
@@ -282,7 +294,7 @@ TEST_P(Mutation, NoDamageOfASafetensorsFileIsMissed) {
   const Answer healthy = audit(e.question);
   ASSERT_TRUE(healthy.is_clean()) << healthy.headers << healthy.data;
   e.healthy_state = healthy.state;
-  finish(GetParam().name + " (safetensors)", run(e, copy, damage_safetensors(file, kSeed), false));
+  finish(GetParam().name + " (safetensors)", run(e, copy, of_seeds(damage_safetensors, file), false));
 }
 
 INSTANTIATE_TEST_SUITE_P(Samples, Mutation, testing::ValuesIn(kFixtures), [](const auto& p) { return p.param.name; });

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -185,8 +186,7 @@ class ResumeTest : public testing::Test {
 
 TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {
   for (const Wish& wish : {Wish{}, Wish{.to = "hdf5", .mesh = ""}}) {
-    const Index all = expect(wish),
-                step = std::getenv("RESHARD_SOAK") ? 1 : std::max<Index>(1, all / (9 / every_nth(2)));
+    const Index all = expect(wish), step = in_soak() ? 1 : std::max<Index>(1, all / (9 / every_nth(2)));
     EXPECT_GT(checksums_, 24);
     Index continued = 0, runs = 0, saved = 0;
     for (Index at = 1; at <= all; at += step) {
@@ -203,6 +203,8 @@ TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {
       }
     }
     clear();
+    std::printf("%s: killed at %lld of %lld changes, %lld of the next runs went on from there\n", wish.to.c_str(),
+                static_cast<long long>(runs), static_cast<long long>(all), static_cast<long long>(continued));
     EXPECT_GT(continued, runs / 2);
     EXPECT_GT(saved, continued * whole_ / 4);
   }
@@ -213,14 +215,17 @@ TEST_F(ResumeTest, KilledOverAndOverItEndsAllTheSame) {
   wish.threads = 3;
   const Index all = expect(wish);
   std::mt19937 random(3);
-  for (int round = 0; round < (std::getenv("RESHARD_SOAK") ? 200 : 3); ++round) {
+  Index kills_in_all = 0;
+  for (int round = 0; round < (in_soak() ? 200 : 3); ++round) {
     clear();
     int kills = 0;
     while (!fs::exists(out_) && convert_killed(wish, 20 + static_cast<Index>(random()) % all) && kills < 30) ++kills;
     EXPECT_LT(kills, 30);
+    kills_in_all += kills;
     if (fs::exists(out_ + "/.reshard-partial")) continue;
     EXPECT_TRUE(files() == expected_);
   }
+  std::printf("%lld kills\n", static_cast<long long>(kills_in_all));
 }
 
 TEST_F(ResumeTest, AnyNumberOfRanksGoesOn) {
@@ -301,7 +306,7 @@ TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
   fs::copy(work_, kept, fs::copy_options::recursive);
   const std::string journal = read_file(kept + "/.reshard-partial");
   ASSERT_GT(journal.size(), 2000u);
-  const std::size_t step = std::getenv("RESHARD_SOAK") ? 7 : journal.size() / 6;
+  const std::size_t step = in_soak() ? 7 : journal.size() / 6;
   for (std::size_t at = 3; at < journal.size(); at += step)
     for (const bool cut : {false, true}) {
       clear();
