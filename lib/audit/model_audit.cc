@@ -595,81 +595,6 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
   return {};
 }
 
-// ---- optimizer state
-
-// Two optimizers keep different state each (Muon a momentum, AdamW two moments). A parameter lacks what the most others
-// have of those that share more with it than a step.
-void report_uneven_state(const std::map<std::string, std::set<std::string>>& have, FindingList& findings) {
-  std::map<std::string, std::set<std::string>> states;  // of each parameter
-  for (const auto& [state, names] : have)
-    for (const std::string& name : names) states[name].insert(state);
-  using Kind = std::set<std::string>;
-  std::map<Kind, Index> kinds;  // and how many parameters are of each
-  for (const auto& [name, own] : states) ++kinds[own];
-  const auto is_part_of = [&](const Kind& own, const Kind& kind) {
-    Kind common;
-    std::set_intersection(own.begin(), own.end(), kind.begin(), kind.end(), std::inserter(common, common.end()));
-    if (common == own) return true;
-    common.erase(".step");
-    return !common.empty();
-  };
-  std::vector<std::string> absent;
-  for (const auto& parameter : states) {
-    const Kind& own = parameter.second;
-    const auto usual = std::max_element(kinds.begin(), kinds.end(), [&](const auto& a, const auto& b) {
-      return std::tuple(is_part_of(own, a.first), a.second, a.first.size()) <
-             std::tuple(is_part_of(own, b.first), b.second, b.first.size());
-    });
-    for (const std::string& state : usual->first)
-      if (!own.contains(state)) absent.push_back(parameter.first + state);
-  }
-  if (absent.empty()) return;
-  Finding& f = findings.add(Severity::kWarning, "optimizer-missing");
-  f.what = "optimizer state is missing, which other parameters have";
-  f.tensors = std::move(absent);
-  f.advice = "The optimizer starts these moments at zero when it resumes.";
-}
-
-void audit_optimizer(const Catalog& catalog, FindingList& findings) {
-  std::map<std::string, std::set<std::string>> have;  // state -> parameters that have it
-  std::vector<std::string> orphans, wrong, said;      // `said`: of the first that is wrong
-  std::unordered_map<std::string_view, const Tensor*> model;
-  for (const Tensor& t : catalog.tensors())
-    if (split_state_key(t.key()).kind == StateKind::kModel) model.emplace(t.key(), &t);
-  for (const Tensor& t : catalog.tensors()) {
-    const StateKey key = split_state_key(t.key());
-    if (key.kind != StateKind::kOptimizer || key.parameter.empty()) continue;
-    const auto parameter = model.find(key.parameter);
-    if (parameter == model.end()) {
-      orphans.push_back(t.name);
-      continue;
-    }
-    have[key.suffix].insert(key.parameter);
-    const Dims& due = parameter->second->shape;
-    const bool is_factored = key.suffix.ends_with("_row") || key.suffix.ends_with("_col");  // Adafactor
-    if (t.shape.rank() == 0 || is_factored || t.shape == due) continue;
-    if (wrong.empty())
-      said = {to_string(t.shape) + " where the parameter has " + to_string(due),
-              "optimizer state of " + key.parameter + " has its parameter's shape, element by element"};
-    wrong.push_back(t.name);
-  }
-  if (!wrong.empty()) {
-    Finding& f = findings.add(Severity::kError, "optimizer-shape");
-    f.tensors = std::move(wrong);
-    f.what = said[0];
-    f.why.push_back(said[1]);
-    f.advice = "One of the two is a shard or padded; the audit of the parameter tells which.";
-  }
-  const auto models = std::count_if(catalog.parts.begin(), catalog.parts.end(),
-                                    [](const Part& part) { return part.kind == StateKind::kModel; });
-  if (!orphans.empty() && models < 2) {  // else they are of another model
-    Finding& f = findings.add(Severity::kWarning, "optimizer-orphan");
-    f.what = "belong to parameters that are not here";
-    f.tensors = std::move(orphans);
-  }
-  report_uneven_state(have, findings);
-}
-
 }  // namespace
 
 Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
@@ -698,7 +623,6 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   report_missing(subject, stored, find_missing(subject, stored, mismatches), findings);
   report_extra(subject, stored, findings);
   audit.uniform_dtype = report_dtypes(subject, stored, findings);
-  audit_optimizer(catalog, findings);
   audit.findings = findings.take();
   return audit;
 }

@@ -1,5 +1,5 @@
-// Holds a checkpoint's tensors against the model that a config.json describes: names, shapes, dtypes, and the optimizer
-// state beside them. Looks at metadata only.
+// Holds a checkpoint's tensors against the model that a config.json describes: names, shapes, dtypes. Looks at metadata
+// only.
 #pragma once
 
 #include <vector>

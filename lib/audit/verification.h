@@ -66,6 +66,15 @@ struct VerifyReport {
   std::vector<CheckRun> checks;                            // in the order of their making
   std::vector<VerifiedTensor> tensors;  // that were read; those both have where there was another checkpoint
   std::vector<ValueRow> values;         // where they were asked for
+
+  void checked(std::string id, std::string title, Index looked_at);
+  void skipped(std::string id, std::string title, std::string why);
+  void fact(std::string label, std::string text);
+  // The reference is good until the next finding.
+  Finding& add(Severity severity, std::string id, std::string what);
+  // A message of several lines: the first says what, the others why.
+  Finding& add_message(std::string id, const std::string& message);
+  void add(std::vector<Finding> more);
 };
 
 // An error where there is nothing to audit: the path does not open even as metadata, or what was asked makes no sense

@@ -222,6 +222,29 @@ TEST(Parts, FilesOfRanksAreNoModelsOfARun) {
   EXPECT_THAT(reshard_cli({"inspect", dir.path()}).out, Not(HasSubstr("model_1 under")));
 }
 
+TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
+  const TempDir dir;
+  const auto value = [](const Dims& shape) {
+    return TensorValue{DType::kFloat32, shape, std::string(static_cast<std::size_t>(4 * volume(shape)), '\x3f')};
+  };
+  TensorValues values;
+  for (const std::string name : {"tower.a.weight", "tower.b.weight"}) {
+    values["model." + name] = value({8, 4});
+    for (const std::string moment : {".exp_avg", ".exp_avg_sq"})
+      values["optimizer.state.model." + name + moment] = value({8, 4});
+  }
+  write_dcp(values, dir / "sound", *Mesh::parse("dp_shard=2"));
+  const CommandResult sound = reshard_cli({"verify", dir / "sound", "--fail-on", "warning"});
+  EXPECT_EQ(sound.exit_code, 0) << sound.out << sound.err;
+  values["optimizer.state.model.tower.b.weight.exp_avg"] = value({4, 4});
+  values.erase("optimizer.state.model.tower.a.weight.exp_avg_sq");
+  write_dcp(values, dir / "damaged", *Mesh::parse("dp_shard=2"));
+  const CommandResult damaged = reshard_cli({"verify", dir / "damaged"});
+  EXPECT_EQ(damaged.exit_code, 1);
+  EXPECT_THAT(damaged.out, AllOf(HasSubstr("[4, 4] where the parameter has [8, 4]"),
+                                 HasSubstr("optimizer state is missing, which other parameters have")));
+}
+
 // What torch.optim saves by itself: accelerate without FSDP, and Trainer.
 TEST(Parts, OfOptimizerStateUnderNumbersANoteTells) {
   const std::string state = test_data("runs") + "/accelerate_full/checkpoint/checkpoint-2/optimizer.bin";

@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "lib/audit/duplicates.h"
+#include "lib/audit/replicas.h"
+#include "lib/audit/verification_steps.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/device/convert.h"
+#include "lib/model/parts.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+// Nothing where there is none.
+Result<std::optional<Json>> read_manifest(const Opened& opened, const std::string& path, const std::string& manifest) {
+  if (!is_directory(path) && !opened.checkpoint.format->is_file) return std::optional<Json>();
+  const auto text = TRY(opened.reader().side_file(std::string(kManifestFile), kMaxManifestBytes));
+  return text ? std::optional(TRY(parse_json(*text, manifest))) : std::optional<Json>();
+}
+
+ValueContext value_context(const Catalog& view, const Model& model) {
+  ValueContext context;
+  context.vocab_size = model.config ? model.config->vocab_size() : 0;
+  for (const Tensor& t : view.tensors()) {
+    const StateKey key = split_state_key(t.key());
+    const auto parsed =
+        model.family && !key.parameter.empty() ? parse_name(*model.family, key.parameter) : std::nullopt;
+    if (parsed && parsed->rule->is_vocabulary()) context.vocabulary.push_back(t.name);
+  }
+  return context;
+}
+
+// The model's tensors that are kept twice, by those which are their float32 masters: one is the other rounded.
+std::map<std::size_t, std::size_t> weights_of_masters(const Catalog& view) {
+  std::map<std::string, std::size_t> model;
+  for (std::size_t i = 0; i < view.tensors().size(); ++i)
+    if (const Tensor& t = view.tensors()[i]; !t.model_dtype && split_state_key(t.key()).kind == StateKind::kModel)
+      model.emplace(t.key(), i);
+  std::map<std::size_t, std::size_t> out;
+  for (std::size_t i = 0; i < view.tensors().size(); ++i) {
+    const Tensor& t = view.tensors()[i];
+    const StateKey key = split_state_key(t.key());
+    const auto weight = key.suffix == kMasterSuffix ? model.find(key.parameter) : model.end();
+    if (weight == model.end()) continue;
+    const Tensor& w = view.tensors()[weight->second];
+    if (w.shape == t.shape && byte_size(w.dtype) < byte_size(t.dtype) && can_convert(t.dtype, w.dtype))
+      out.emplace(i, weight->second);
+  }
+  return out;
+}
+
+void check_masters(const Catalog& view, const std::map<std::size_t, std::size_t>& masters,
+                   const std::vector<TensorProof>& proofs, VerifyReport& report) {
+  if (masters.empty()) return;
+  report.checked("master-differs", "the weights are their masters, rounded", std::ssize(masters));
+  std::vector<std::string> differing;
+  for (const auto& [master, weight] : masters)
+    if (!(proofs[master].target == proofs[weight].source)) differing.push_back(view.tensors()[weight].name);
+  if (differing.empty()) return;
+  Finding& f =
+      report.add(Severity::kWarning, "master-differs",
+                 std::string(differing.size() == 1 ? "is not its float32 master" : "are not their float32 masters") +
+                     " rounded to the model's dtype");
+  f.tensors = std::move(differing);
+  f.advice =
+      "Training goes on from the masters, a loader of the model takes the other: --weights master converts them.";
+}
+
+Status read_tensors(const Catalog& view, const Opened& opened, const Model& model, const VerifyOptions& options,
+                    VerifyReport& report) {
+  RunOptions run = options.run;
+  run.progress = watch(options, view.tensor_bytes());
+  std::vector<TensorProof> proofs;
+  Index checksums = 0;
+  if (options.values) {
+    ValueContext context = value_context(view, model);
+    context.exponents = options.exponents;
+    ValueReport values = TRY(check_values(view, opened.reader().files(), context, run));
+    proofs = std::move(values.proofs);
+    checksums = values.checksums_checked;
+    for (const auto& [id, title] :
+         {std::pair("non-finite", "no NaN and no infinity"), std::pair("zero", "no weights and no rows are all zero"),
+          std::pair("constant", "no weights and no rows are all the same"),
+          std::pair("unused-tokens", "every word was trained"),
+          std::pair("padding-rows", "no rows are there for padding alone"),
+          std::pair("near-overflow", "no value is near its type's end"),
+          std::pair("large-values", "no weight is absurdly large")})
+      report.checked(id, title, std::ssize(values.tensors));
+    report.values = std::move(values.tensors);
+    report.add(std::move(values.findings));
+  } else {
+    FileSource source(view, opened.reader().files());
+    std::vector<DigestRequest> requests;
+    for (std::size_t i = 0; i < view.tensors().size(); ++i) requests.push_back({i, view.tensors()[i].dtype});
+    const auto masters = weights_of_masters(view);
+    for (const auto& [master, weight] : masters) requests[master].as = view.tensors()[weight].dtype;
+    proofs = TRY(digest_tensors(requests, source, run));
+    check_masters(view, masters, proofs, report);
+    checksums = source.checksums_checked();
+  }
+  for (std::size_t i = 0; i < proofs.size(); ++i) {
+    const Tensor& t = view.tensors()[i];
+    report.tensors.push_back({t.name, t.dtype, t.shape, proofs[i].source, std::nullopt});
+  }
+  for (const Blob& blob : opened.catalog().blobs) TRY(opened.reader().blob_bytes(blob));  // checks them
+  report.fact("bytes", checksums_text(checksums, "the format records"));
+  return {};
+}
+
+// What a format shows that was not written by itself: a weight that is its master or the other way round, a number of
+// steps that is all parameters'.
+Result<bool> is_shown_of_others(const VerifiedTensor& tensor, const Json& recorded) {
+  const StateKey key = split_state_key(tensor.name);
+  if (key.suffix == kStepSuffix) return recorded.contains(key.prefix + key.parameter + std::string(kMomentSuffix));
+  const bool is_master = key.suffix == kMasterSuffix;
+  const Json* other =
+      recorded.find(is_master ? key.parameter : "optimizer.state." + tensor.name + std::string(kMasterSuffix));
+  return other && TRY(other->get_string("digest")) == tensor.digest.hex();
+}
+
+Status compare_manifest(const Json& manifest, const std::string& path, VerifyReport& report) {
+  report.checked("manifest", "digests are as reshard_manifest.json says", std::ssize(report.tensors));
+  const Json* recorded = manifest.find("tensors");
+  if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
+  std::vector<std::string> differing, unknown, absent;
+  std::set<std::string_view> names;
+  for (const VerifiedTensor& t : report.tensors) {
+    names.insert(t.name);
+    const Json* entry = recorded->find(t.name);
+    if (!entry && TRY(is_shown_of_others(t, *recorded).context(path))) continue;
+    if (!entry)
+      unknown.push_back(t.name);
+    else if (TRY(entry->get_string("digest").context(path)) != t.digest.hex())
+      differing.push_back(t.name);
+  }
+  for (const auto& member : TRY(recorded->as_object()))
+    if (!names.contains(member.key)) absent.push_back(member.key);
+  if (differing.empty() && unknown.empty() && absent.empty())
+    report.fact("manifest", count_of(std::ssize(report.tensors), "digest") + " as reshard_manifest.json says");
+  const auto say = [&](std::vector<std::string> tensors, std::string id, std::string what) {
+    if (!tensors.empty()) report.add(Severity::kError, std::move(id), std::move(what)).tensors = std::move(tensors);
+  };
+  say(std::move(differing), "manifest-digest", "the digest differs from reshard_manifest.json");
+  say(std::move(unknown), "manifest-unknown", "not in reshard_manifest.json");
+  say(std::move(absent), "manifest-absent", "in reshard_manifest.json only");
+  return {};
+}
+
+// A head that is stored although the config ties it has to equal the embedding: loaders take one of the two.
+void check_tied_head(const Model& model, VerifyReport& report) {
+  if (!model.is_described() || !model.config->tie_word_embeddings()) return;
+  for (const VerifiedTensor& head : report.tensors) {
+    const auto parsed = parse_name(*model.family, head.name);
+    if (!parsed || parsed->rule->tied_to.empty()) continue;
+    for (const VerifiedTensor& t : report.tensors) {
+      if (canonical_key(*model.family, t.name) != parsed->rule->tied_to) continue;
+      if (t.dtype != head.dtype || t.digest == head.digest) continue;
+      Finding& f = report.add(Severity::kError, "tied-differ",
+                              "differs from the embedding that " + model.config->path + " ties it to");
+      f.tensors = {head.name};
+      f.advice = "A loader keeps the embedding and drops the head: set tie_word_embeddings to false to keep both.";
+    }
+  }
+}
+
+Status check_replicas(const Opened& opened, const VerifyOptions& options, VerifyReport& report) {
+  ReplicaReport replicas = TRY(compare_replicas(opened.catalog(), opened.reader().files(), options.run));
+  report.checked("replicas", "all copies of a piece are equal", replicas.copies);
+  report.fact("replicas", replicas.copies == 0
+                              ? std::string("the checkpoint stores every piece once; there is nothing to compare")
+                              : with_commas(replicas.copies) +
+                                    (replicas.copies == 1 ? " further copy" : " further copies") + " of " +
+                                    count_of(replicas.tensors, "tensor") + " (" + human_bytes(replicas.bytes) +
+                                    ") compared");
+  report.add(std::move(replicas.findings));
+  return {};
+}
+
+Result<Catalog> chosen_tensors(const Catalog& from, const std::vector<std::size_t>& wanted) {
+  if (wanted.size() == from.tensors().size()) return from;
+  Catalog out;
+  out.root = from.root;
+  out.files = from.files;
+  out.vocabulary = from.vocabulary;
+  for (const std::size_t i : wanted) TRY(out.add(from.tensors()[i]));
+  return out;
+}
+
+Status read_everything(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
+  const std::string path = path_join(options.path, kManifestFile);
+  std::optional<Json> manifest = TRY(read_manifest(opened, options.path, path));
+  if (!options.keys.part.empty()) manifest.reset();  // it is of all parts
+  std::vector<std::size_t> wanted;
+  for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
+    if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);
+  TRY(opened.reader().locate(wanted, options.run.threads, options.spool));
+  const Catalog view = manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
+                                : TRY(chosen_tensors(opened.catalog(), wanted));
+  TRY(read_tensors(view, opened, model, options, report));
+  if (manifest) TRY(compare_manifest(*manifest, path, report));
+  check_tied_head(model, report);
+  std::vector<Digest> digests;
+  for (const VerifiedTensor& t : report.tensors) digests.push_back(t.digest);
+  report.checked("weights", "no weights are stored under two names", std::ssize(digests));
+  report.add(TRY(audit_duplicates(view, digests, model, opened.reader().files(), options.run)));
+  return options.replicas ? check_replicas(opened, options, report) : Status();
+}
+
+constexpr const char* kBytesTitle = "checksums hold and digests are as recorded";
+
+}  // namespace
+
+std::function<void(Index)> watch(const VerifyOptions& options, Index bytes) {
+  return options.watch ? options.watch(bytes) : nullptr;
+}
+
+std::string checksums_text(Index count, const char* where) {
+  return count > 0 ? count_of(count, "CRC-32 sum") + " recorded, all hold"
+                   : std::string("read to the end; ") + where + " no checksums";
+}
+
+Status check_bytes(const Opened& opened, const Model& model, const Structure& structure, const VerifyOptions& options,
+                   VerifyReport& report) {
+  const auto skip = [&](std::string why) {
+    report.skipped("bytes", kBytesTitle, std::move(why));
+    return Status();
+  };
+  if (!options.asks_for_data() && !options.asks_for_nothing())
+    return skip("only metadata were asked about; --bytes reads all");
+  if (structure.metadata_only && options.asks_for_data())
+    report.add(Severity::kError, "file-missing", "no data file is here: there is nothing to read");
+  if (!structure.is_readable) return skip("the data cannot be read as the metadata say");
+  report.read_data = true;
+  report.checked("bytes", kBytesTitle, report.tensor_count);
+  Status read = read_everything(opened, model, options, report);
+  if (read || read.error().code() != ErrorCode::kCorrupt) return read;
+  report.add_message("bytes-damaged", read.error().message()).advice =
+      "The reading ended there. Take this file from another copy of the checkpoint.";
+  return {};
+}
+
+}  // namespace reshard
