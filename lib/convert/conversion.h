@@ -32,7 +32,7 @@ struct ConversionOptions : Wanted {
   AdapterOptions adapter;
   std::optional<MergeOptions> merge;  // of this source with others
   Container container = Container::kSafetensors;
-  Index max_file_bytes = 5'000'000'000;
+  Index max_file_bytes = kUsualFileBytes;
   Compression compression;  // for formats that can
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "lib/base/text.h"
@@ -14,7 +15,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kFp8Block = 128;  // rows and columns
+constexpr Index kFp8Block = 128;  // rows and columns; rows that are read at once
 constexpr std::string_view kBlockScales = "_scale_inv";
 constexpr float kLargest = 448;                // of float8_e4m3fn
 constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are remembered from matrix to scales
@@ -30,37 +31,43 @@ BlockScale scale_of(float largest) {
   return {scale, 1 / scale};
 }
 
+// A matrix that becomes float8.
+struct FloatMatrix {
+  std::size_t tensor = 0, scales = 0;     // in the view
+  Index block_rows = 0, block_width = 0;  // of which each block has a scale
+};
+
 class BlockQuantizer {
  public:
-  BlockQuantizer(TensorSource& stored, std::size_t matrix, std::shared_ptr<SlabCache> cache)
+  BlockQuantizer(TensorSource& stored, const FloatMatrix& matrix, std::shared_ptr<SlabCache> cache)
       : stored_(stored),
         matrix_(matrix),
-        tensor_(stored.catalog().tensors()[matrix]),
-        columns_(ceil_div(tensor_.shape[1], kFp8Block)),
+        tensor_(stored.catalog().tensors()[matrix.tensor]),
+        columns_(ceil_div(tensor_.shape[1], matrix.block_width)),
         cache_(std::move(cache)) {}
 
   // Elements, float8.
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
-    std::vector<std::byte> band;
     std::vector<float> row(static_cast<std::size_t>(box.shape[1]));
     std::byte* at = out.data();
     for (Index r = box.begin(0); r < box.end(0);) {
-      const Index block = r / kFp8Block, end = std::min(box.end(0), (block + 1) * kFp8Block);
-      band = TRY(read(block, scratch));
-      const Slab slab = TRY(cache_->get(key(block), [&] { return find(block, band); }));
+      const Index first = r / kFp8Block * kFp8Block, end = std::min(box.end(0), first + kFp8Block);
+      const std::vector<std::byte> band = TRY(read(first, scratch));
+      const Slab slab = TRY(largest_in(r / matrix_.block_rows, &band, scratch));
       for (; r < end; ++r, at += box.shape[1]) quantize(r, box, band, *slab, row, at);
     }
     return {};
   }
 
-  // Scales, float32, of a box of blocks.
+  // Scales, float32, of a box of blocks, or of the only one.
   Status fill_scales(const Box& box, MutableBytes out, MutableBytes scratch) const {
     std::byte* at = out.data();
-    for (Index block = box.begin(0); block < box.end(0) && !box.empty(); ++block) {
-      const Slab slab =
-          TRY(cache_->get(key(block), [&]() -> Result<Slab> { return find(block, TRY(read(block, scratch))); }));
-      for (Index c = box.begin(1); c < box.end(1); ++c, at += sizeof(float)) {
+    const bool is_one = box.shape.rank() == 0;
+    const Index rows = is_one ? 1 : box.end(0), end = is_one ? 1 : box.end(1);
+    for (Index block = is_one ? 0 : box.begin(0); block < rows && !box.empty(); ++block) {
+      const Slab slab = TRY(largest_in(block, nullptr, scratch));
+      for (Index c = is_one ? 0 : box.begin(1); c < end; ++c, at += sizeof(float)) {
         const float inverse = scale_of(largest(*slab, c)).inverse;
         std::memcpy(at, &inverse, sizeof inverse);
       }
@@ -69,20 +76,17 @@ class BlockQuantizer {
   }
 
  private:
-  SlabCache::Key key(Index block) const { return {static_cast<std::uint32_t>(matrix_), block}; }
-
   static float largest(const SlabBytes& slab, Index block) {
     float out = 0;
     std::memcpy(&out, slab.bytes().data() + block * static_cast<Index>(sizeof out), sizeof out);
     return out;
   }
 
-  // A row of blocks, as it is stored.
-  Result<std::vector<std::byte>> read(Index block, MutableBytes scratch) const {
-    const Index begin = block * kFp8Block, end = std::min(tensor_.shape[0], begin + kFp8Block);
-    const Box box{{begin, 0}, {end - begin, tensor_.shape[1]}};
+  // Rows from `first` on, as they are stored.
+  Result<std::vector<std::byte>> read(Index first, MutableBytes scratch) const {
+    const Box box{{first, 0}, {std::min(kFp8Block, tensor_.shape[0] - first), tensor_.shape[1]}};
     std::vector<std::byte> out(static_cast<std::size_t>(volume(box) * byte_size(tensor_.dtype)));
-    TRY(stored_.read(matrix_, box, out, scratch));
+    TRY(stored_.read(matrix_.tensor, box, out, scratch));
     return out;
   }
 
@@ -91,30 +95,44 @@ class BlockQuantizer {
     convert(tensor_.dtype, DType::kFloat32, band.data() + at, reinterpret_cast<std::byte*>(out), n);
   }
 
-  // The largest magnitude of each block of a row of them.
-  Result<Slab> find(Index block, const std::vector<std::byte>& band) const {
+  // The largest magnitude of each block of a row of them. `band`: all of these rows, where they were read already.
+  Result<Slab> largest_in(Index block, const std::vector<std::byte>* band, MutableBytes scratch) const {
+    const bool is_read = band != nullptr && matrix_.block_rows == kFp8Block;
+    return cache_->get({static_cast<std::uint32_t>(matrix_.tensor), block}, [&]() -> Result<Slab> {
+      std::vector<std::int32_t> most(static_cast<std::size_t>(columns_));  // magnitudes order as their bits do
+      const Index begin = block * matrix_.block_rows, end = std::min(tensor_.shape[0], begin + matrix_.block_rows);
+      if (is_read) find(*band, most);
+      for (Index first = begin; first < end && !is_read; first += kFp8Block) find(TRY(read(first, scratch)), most);
+      TRY(check_finite(block, most));
+      auto out = std::make_shared<SlabBytes>(columns_ * static_cast<Index>(sizeof(float)));
+      std::memcpy(out->bytes().data(), most.data(), out->bytes().size());
+      return Slab(std::move(out));
+    });
+  }
+
+  void find(const std::vector<std::byte>& band, std::vector<std::int32_t>& most) const {
     const Index width = tensor_.shape[1], rows = std::ssize(band) / (width * byte_size(tensor_.dtype));
-    std::vector<std::int32_t> most(static_cast<std::size_t>(columns_));  // magnitudes order as their bits do
     std::vector<float> row(static_cast<std::size_t>(width));
     for (Index r = 0; r < rows; ++r) {
       widen(band, r, 0, width, row.data());
       const float* at = row.data();
       for (Index b = 0; b < columns_; ++b) {
         std::int32_t largest = most[static_cast<std::size_t>(b)];
-        const float* const end = row.data() + std::min(width, (b + 1) * kFp8Block);
+        const float* const end = row.data() + std::min(width, (b + 1) * matrix_.block_width);
         for (; at != end; ++at) largest = std::max(largest, std::bit_cast<std::int32_t>(*at) & 0x7fffffff);
         most[static_cast<std::size_t>(b)] = largest;
       }
     }
+  }
+
+  Status check_finite(Index block, const std::vector<std::int32_t>& most) const {
     constexpr std::int32_t kInfinite = 0x7f800000;
     for (Index b = 0; b < columns_; ++b)
       if (most[static_cast<std::size_t>(b)] >= kInfinite)
         return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": the block at row " +
-                       with_commas(block * kFp8Block) + ", column " + with_commas(b * kFp8Block) +
+                       with_commas(block * matrix_.block_rows) + ", column " + with_commas(b * matrix_.block_width) +
                        " holds infinities or NaNs: it cannot be quantized; --keep-dtype leaves a tensor as it is");
-    auto out = std::make_shared<SlabBytes>(columns_ * static_cast<Index>(sizeof(float)));
-    std::memcpy(out->bytes().data(), most.data(), out->bytes().size());
-    return Slab(std::move(out));
+    return {};
   }
 
   // What of a row lies in the box.
@@ -124,9 +142,9 @@ class BlockQuantizer {
     widen(band, row, begin, end - begin, values.data());
     float* at = values.data();
     for (Index c = begin; c < end;) {
-      const Index block = c / kFp8Block;
+      const Index block = c / matrix_.block_width;
       const float scale = scale_of(largest(slab, block)).scale;
-      c = std::min(end, (block + 1) * kFp8Block);
+      c = std::min(end, (block + 1) * matrix_.block_width);
       float* const last = values.data() + (c - begin);
       for (; at != last; ++at) *at = std::clamp(*at * scale, -kLargest, kLargest);
     }
@@ -134,37 +152,14 @@ class BlockQuantizer {
   }
 
   TensorSource& stored_;
-  const std::size_t matrix_;
+  const FloatMatrix matrix_;
   const Tensor& tensor_;
   const Index columns_;  // of blocks
   const std::shared_ptr<SlabCache> cache_;
 };
 
-Status check(const SourceView& view, const Translation& names, const Selection& selection, const Typing& typing,
-             const Format& format) {
-  const std::string what = "--quantize fp8-block: ";
-  if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
-    return unsupported(what + "scales have names beside their matrices among Hugging Face names only; --to hf, or " +
-                       "--names hf");
-  const Model& model = names.model;
-  if (!model.is_described())
-    return usage_error(
-        view.catalog.root + ": " + what +
-        "a config.json has to say that the model is quantized, and none is there; give it with --config");
-  if (std::none_of(model.family->rules.begin(), model.family->rules.end(),
-                   [](const NameRule& rule) { return rule.quantized == Quantized::kFloat8; }))
-    return unsupported(what + "models of family " + model.family->name + " have no matrices in float8 blocks");
-  if (!model.config->quantization.empty())
-    return unsupported(model.config->path + ": " + what + "the model is quantized already (" +
-                       printable(model.config->quantization) + "); --dtype bfloat16 first");
-  if (selection.merge_adapter) return usage_error(what + "merge the adapter first, and quantize what comes out");
-  if (typing.dtype && byte_size(*typing.dtype) == 1)
-    return usage_error(what + "--dtype says what the other tensors become, and it is no float8");
-  return {};
-}
-
 // What loaders are told: which modules have matrices that are as they were.
-Json config_of(const SourceView& view, const std::set<std::string, std::less<>>& quantized) {
+Json config_of(const SourceView& view, const std::set<std::string, std::less<>>& quantized, bool in_blocks) {
   constexpr std::string_view kWeight = ".weight";
   Json left = Json::array();
   for (const Tensor& t : view.catalog.tensors())
@@ -179,19 +174,23 @@ Json config_of(const SourceView& view, const std::set<std::string, std::less<>>&
       .set("fmt", "e4m3")
       .set("modules_to_not_convert", std::move(left))
       .set("quant_method", "fp8")
-      .set("weight_block_size", std::move(sides));
+      .set("weight_block_size", in_blocks ? std::move(sides) : Json());
+}
+
+bool becomes_float8(const NameRule& rule, bool in_blocks) {
+  if (rule.quantized == Quantized::kFloat8) return true;
+  return !in_blocks && rule.place == NameRule::Place::kLayer && rule.is_matrix() && rule.tp_dim >= 0;
 }
 
 }  // namespace
 
-Result<Requantization> quantize_fp8_blocks(SourceView& view, const Translation& names, const Selection& selection,
-                                           const Typing& typing, const Format& format, Notes& notes) {
-  TRY(check(view, names, selection, typing, format));
+Result<Requantization> quantize_fp8(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+  const bool in_blocks = typing.quantize == Quantization::kFp8Block;
   Requantization out;
   std::set<std::string, std::less<>> quantized;
   for (const Tensor& t : view.catalog.tensors()) {
-    const auto parsed = parse_name(*names.model.family, t.name);
-    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kFloat8 || t.shape.rank() != 2 ||
+    const auto parsed = parse_name(*model.family, t.name);
+    if (!parsed || parsed->is_of_quantized() || !becomes_float8(*parsed->rule, in_blocks) || t.shape.rank() != 2 ||
         t.elements() == 0)
       continue;
     if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name))
@@ -202,15 +201,13 @@ Result<Requantization> quantize_fp8_blocks(SourceView& view, const Translation& 
     out.worker_bytes = std::max(out.worker_bytes, kFp8Block * t.shape[1] * (byte_size(t.dtype) + 1));
     quantized.insert(t.name);
   }
-  if (quantized.empty())
-    return usage_error(view.catalog.root + ": --quantize: no matrix of the selection is quantized");
-  out.config = config_of(view, quantized);
+  out.config = config_of(view, quantized, in_blocks);
   for (const std::string& name : quantized) {
     const Tensor& matrix = view.catalog.tensors()[*view.catalog.find(name)];
     Tensor scales;
     scales.name = name + std::string(kBlockScales);
-    scales.shape = {ceil_div(matrix.shape[0], kFp8Block), ceil_div(matrix.shape[1], kFp8Block)};
-    scales.fragments = FragmentList(2);
+    if (in_blocks) scales.shape = {ceil_div(matrix.shape[0], kFp8Block), ceil_div(matrix.shape[1], kFp8Block)};
+    scales.fragments = FragmentList(scales.shape.rank());
     scales.fragments.add(whole(scales.shape), matrix.fragments.extent(0));  // never read
     TRY(view.catalog.add(std::move(scales)));
   }
@@ -218,28 +215,29 @@ Result<Requantization> quantize_fp8_blocks(SourceView& view, const Translation& 
   out.stored = std::make_unique<Catalog>(view.catalog);
   const auto cache = std::make_shared<SlabCache>(kKeptScales);
   for (const std::string& name : quantized) {
-    const std::size_t m = *view.catalog.find(name), s = *view.catalog.find(name + std::string(kBlockScales));
-    Tensor& matrix = view.catalog.tensor(m);
+    FloatMatrix m{*view.catalog.find(name), *view.catalog.find(name + std::string(kBlockScales)), kFp8Block, kFp8Block};
+    Tensor& matrix = view.catalog.tensor(m.tensor);
+    if (!in_blocks) std::tie(m.block_rows, m.block_width) = std::pair(matrix.shape[0], matrix.shape[1]);
     matrix.dtype = DType::kFloat8E4M3;
     matrix.model_dtype.reset();
     matrix.row_group = std::max(matrix.row_group, kFp8Block);
-    view.computed.insert(m);
-    view.computed.insert(s);
-    out.tensors.push_back({m, [m, cache](TensorSource& stored, DType) -> ComputedSource::Fill {
+    view.computed.insert({m.tensor, m.scales});
+    out.tensors.push_back({m.tensor, [m, cache](TensorSource& stored, DType) -> ComputedSource::Fill {
                              const BlockQuantizer q(stored, m, cache);
                              return [q](const Box& box, MutableBytes to, MutableBytes scratch) {
                                return q.fill(box, to, scratch);
                              };
                            }});
-    out.tensors.push_back({s, [m, cache](TensorSource& stored, DType) -> ComputedSource::Fill {
+    out.tensors.push_back({m.scales, [m, cache](TensorSource& stored, DType) -> ComputedSource::Fill {
                              const BlockQuantizer q(stored, m, cache);
                              return [q](const Box& box, MutableBytes to, MutableBytes scratch) {
                                return q.fill_scales(box, to, scratch);
                              };
                            }});
   }
-  notes.warnings.push_back(count_of(std::ssize(quantized), "tensor") + " become float8 in blocks of 128 x 128, with " +
-                           "their scales in tensors beside them (weight_scale_inv)");
+  notes.warnings.push_back(count_of(std::ssize(quantized), "tensor") + " become float8" +
+                           (in_blocks ? " in blocks of 128 x 128" : "") +
+                           ", with their scales in tensors beside them (weight_scale_inv)");
   return out;
 }
 

@@ -94,6 +94,100 @@ class Unpacker {
   std::vector<std::byte> table_;  // the 16 values of each scale, in that dtype
 };
 
+// Of [E, in, out] into the form that Unpacker reads.
+class Packer {
+ public:
+  Packer(TensorSource& stored, std::size_t matrix, std::shared_ptr<SlabCache> cache)
+      : stored_(stored), matrix_(matrix), tensor_(stored.catalog().tensors()[matrix]), cache_(std::move(cache)) {}
+
+  // Blocks, [E, out, groups, 16].
+  Status fill_blocks(const Box& box, MutableBytes out, MutableBytes scratch) const {
+    return fill(box, kMxfp4Bytes, 0, out, scratch);
+  }
+  // Scales, [E, out, groups].
+  Status fill_scales(const Box& box, MutableBytes out, MutableBytes scratch) const {
+    return fill(box, 1, columns() * groups() * kMxfp4Bytes, out, scratch);
+  }
+
+ private:
+  static constexpr float kLargest = 6;
+
+  Index columns() const { return tensor_.shape[2]; }
+  Index groups() const { return tensor_.shape[1] / kMxfp4Group; }
+
+  // `width`: bytes a group, which begin at `base` among an expert's.
+  Status fill(const Box& box, Index width, Index base, MutableBytes out, MutableBytes scratch) const {
+    if (box.empty()) return {};
+    const bool has_bytes = box.shape.rank() == 4;
+    const Index first = has_bytes ? box.begin(3) : 0, count = has_bytes ? box.shape[3] : 1;
+    std::byte* at = out.data();
+    for (Index expert = box.begin(0); expert < box.end(0); ++expert) {
+      const Slab slab =
+          TRY(cache_->get({static_cast<std::uint32_t>(matrix_), expert}, [&] { return pack(expert, scratch); }));
+      const std::byte* const packed = slab->bytes().data() + base;
+      for (Index o = box.begin(1); o < box.end(1); ++o)
+        for (Index g = box.begin(2); g < box.end(2); ++g, at += count)
+          std::memcpy(at, packed + (o * groups() + g) * width + first, static_cast<std::size_t>(count));
+    }
+    return {};
+  }
+
+  Result<Slab> pack(Index expert, MutableBytes scratch) const {
+    const Index n = columns() * groups();
+    auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
+    auto* const blocks = reinterpret_cast<std::uint8_t*>(slab->bytes().data());
+    std::uint8_t* const scales = blocks + n * kMxfp4Bytes;
+    std::vector<std::byte> stored(static_cast<std::size_t>(kMxfp4Group * columns() * byte_size(tensor_.dtype)));
+    std::vector<float> values(static_cast<std::size_t>(kMxfp4Group * columns()));
+    for (Index g = 0; g < groups(); ++g) {
+      TRY(stored_.read(matrix_, {{expert, g * kMxfp4Group, 0}, {1, kMxfp4Group, columns()}}, stored, scratch));
+      convert(tensor_.dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(values.data()),
+              std::ssize(values));
+      for (Index o = 0; o < columns(); ++o) {
+        const float* const column = values.data() + o;
+        const int exponent = TRY(exponent_of(column, expert, g, o));
+        scales[o * groups() + g] = static_cast<std::uint8_t>(exponent + kBias);
+        const float scale = std::ldexp(1.0F, -exponent);
+        std::uint8_t* const block = blocks + (o * groups() + g) * kMxfp4Bytes;
+        for (Index i = 0; i < kMxfp4Group; i += 2)
+          block[i / 2] = static_cast<std::uint8_t>(nearest(column[i * columns()] * scale) |
+                                                   nearest(column[(i + 1) * columns()] * scale) << 4);
+      }
+    }
+    return Slab(std::move(slab));
+  }
+
+  // Of 32 values `columns()` apart.
+  Result<int> exponent_of(const float* column, Index expert, Index group, Index o) const {
+    float largest = 0;
+    for (Index i = 0; i < kMxfp4Group; ++i) largest = std::max(largest, std::abs(column[i * columns()]));
+    for (Index i = 0; i < kMxfp4Group; ++i)
+      if (!std::isfinite(column[i * columns()]))
+        return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": expert " + with_commas(expert) +
+                       " holds infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
+                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(o) +
+                       ": it cannot be quantized");
+    int exponent = 0;
+    const float mantissa = std::frexp(largest / kLargest, &exponent);  // 0.5 to 1, so that 2^exponent is above
+    if (mantissa == 0.5F) --exponent;
+    return largest == 0 ? -kBias : std::max(exponent, -kBias);
+  }
+
+  // Which of the 16.
+  static unsigned nearest(float value) {
+    static constexpr std::array<float, 7> kBetween = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
+    const float magnitude = std::abs(value);
+    unsigned out = 0;
+    for (const float bound : kBetween) out += magnitude >= bound;
+    return out | (std::signbit(value) ? 8U : 0U);
+  }
+
+  TensorSource& stored_;
+  const std::size_t matrix_;
+  const Tensor& tensor_;
+  const std::shared_ptr<SlabCache> cache_;
+};
+
 Result<PackedMatrix> match(const Catalog& catalog, std::size_t blocks) {
   const Tensor& b = catalog.tensors()[blocks];
   PackedMatrix out;
@@ -176,6 +270,71 @@ Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const 
                            }});
   }
   notes.left_out.push_back(std::move(applied));
+  return out;
+}
+
+Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
+  Requantization out;
+  std::vector<PackedMatrix> matrices;
+  for (const Tensor& t : view.catalog.tensors()) {
+    const auto parsed = parse_name(*model.family, t.name);
+    if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4 || t.shape.rank() != 3 ||
+        t.elements() == 0)
+      continue;
+    const std::string what = view.catalog.root + ": " + tensor_text(view.native(t.name));
+    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name))
+      return usage_error("--keep-dtype: " + tensor_text(t.name) +
+                         " would stay as it is beside matrices in MXFP4, and no config.json says such a thing");
+    if (byte_size(t.dtype) < 2 || !can_convert(t.dtype, DType::kFloat32))
+      return unsupported(what + " is " + std::string(info(t.dtype).torch_name) +
+                         ": --quantize takes floating-point matrices");
+    if (t.shape[1] % kMxfp4Group != 0)
+      return unsupported(what + " " + to_string(t.shape) + ": expected a multiple of 32 inputs, which share a scale");
+    out.worker_bytes =
+        std::max(out.worker_bytes, t.shape[2] * (t.shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +
+                                                 kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)})));
+    matrices.push_back({t.name, 0, 0, t.shape[2], t.shape[1] / kMxfp4Group});
+  }
+  for (const PackedMatrix& m : matrices) {
+    const Tensor& matrix = view.catalog.tensors()[*view.catalog.find(m.name)];
+    const Index experts = matrix.shape[0];
+    Tensor blocks, scales;
+    blocks.name = m.name + std::string(kMxfp4Blocks);
+    scales.name = m.name + std::string(kMxfp4Scales);
+    blocks.dtype = scales.dtype = DType::kUint8;
+    blocks.shape = {experts, m.out, m.groups, kMxfp4Bytes};
+    scales.shape = {experts, m.out, m.groups};
+    blocks.fragments = FragmentList(4);
+    scales.fragments = FragmentList(3);
+    blocks.fragments.add(whole(blocks.shape), matrix.fragments.extent(0));  // never read
+    scales.fragments.add(whole(scales.shape), matrix.fragments.extent(0));
+    TRY(view.catalog.add(std::move(blocks)));
+    TRY(view.catalog.add(std::move(scales)));
+  }
+  view.catalog.sort_by_name();
+  out.stored = std::make_unique<Catalog>(view.catalog);
+  Json left = Json::array();  // as the published models' configs have it
+  for (const char* module : {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"})
+    left.push_back(module);
+  out.config = Json::object().set("modules_to_not_convert", std::move(left)).set("quant_method", "mxfp4");
+  const auto cache = std::make_shared<SlabCache>(kKeptExperts);
+  for (const PackedMatrix& m : matrices) {
+    const std::size_t matrix = *view.catalog.find(m.name);
+    view.applied.insert(matrix);
+    for (const bool is_scales : {false, true}) {
+      const std::size_t made = *view.catalog.find(m.name + std::string(is_scales ? kMxfp4Scales : kMxfp4Blocks));
+      view.computed.insert(made);
+      out.tensors.push_back({made, [=](TensorSource& stored, DType) -> ComputedSource::Fill {
+                               const Packer p(stored, matrix, cache);
+                               return [=](const Box& box, MutableBytes to, MutableBytes scratch) {
+                                 return is_scales ? p.fill_scales(box, to, scratch) : p.fill_blocks(box, to, scratch);
+                               };
+                             }});
+    }
+  }
+  if (!matrices.empty())
+    notes.warnings.push_back(count_of(std::ssize(matrices), "tensor") +
+                             " become MXFP4: 4-bit floats, with a power of two for each 32 of them (_blocks, _scales)");
   return out;
 }
 

@@ -2,8 +2,11 @@
 // a conversion (steps.h) take.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/checkpoint/format.h"
@@ -29,10 +32,17 @@ struct Naming {
   bool common_rows = false;              // the plan is made in common names and rows, needed or not
 };
 
+// What matrices become beside their scales (fp8_blocks.h, mxfp4.h).
+enum class Quantization { kNone, kFp8Block, kFp8Tensor, kMxfp4 };
+inline constexpr std::array<std::pair<std::string_view, Quantization>, 3> kQuantizations = {
+    {{"fp8-block", Quantization::kFp8Block},
+     {"fp8-tensor", Quantization::kFp8Tensor},
+     {"mxfp4", Quantization::kMxfp4}}};  // as in --quantize
+
 struct Typing {
   std::optional<DType> dtype;           // floating-point model tensors become this
   std::vector<std::string> keep_dtype;  // globs over the source's names
-  bool quantize = false;                // matrices become float8 in blocks (fp8_blocks.h)
+  Quantization quantize = Quantization::kNone;
 };
 
 // The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.

@@ -1,5 +1,6 @@
 #include "lib/convert/requantization.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -40,11 +41,50 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
   return {};
 }
 
+// That the output has a place for scales, and the model matrices that may have them.
+Status check_quantizes(const SourceView& view, const Translation& names, const Selection& selection,
+                       const Typing& typing, const Format& format) {
+  std::string what = "--quantize: ";
+  for (const auto& [name, quantization] : kQuantizations)
+    if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
+  if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
+    return unsupported(what + "scales have names beside their matrices among Hugging Face names only; --to hf, or " +
+                       "--names hf");
+  const Model& model = names.model;
+  if (!model.is_described())
+    return usage_error(
+        view.catalog.root + ": " + what +
+        "a config.json has to say that the model is quantized, and none is there; give it with --config");
+  const auto& rules = model.family->rules;
+  if (typing.quantize == Quantization::kFp8Tensor &&
+      std::any_of(rules.begin(), rules.end(), [](const NameRule& rule) { return rule.stacks_experts(); }))
+    return unsupported(what + "models of family " + model.family->name + " have all experts in one tensor");
+  const Quantized due = typing.quantize == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
+  if (typing.quantize != Quantization::kFp8Tensor &&
+      std::none_of(rules.begin(), rules.end(), [&](const NameRule& rule) { return rule.quantized == due; }))
+    return unsupported(what + "models of family " + model.family->name + " have no matrices in " +
+                       (due == Quantized::kMxfp4 ? "MXFP4" : "float8 blocks"));
+  if (!model.config->quantization.empty())
+    return unsupported(model.config->path + ": " + what + "the model is quantized already (" +
+                       printable(model.config->quantization) + "); --dtype bfloat16 first");
+  if (selection.merge_adapter) return usage_error(what + "merge the adapter first, and quantize what comes out");
+  if (typing.dtype && byte_size(*typing.dtype) == 1)
+    return usage_error(what + "--dtype says what the other tensors become, and it is no float8");
+  return {};
+}
+
 }  // namespace
 
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
                                   const Typing& typing, const Format& format, Notes& notes) {
-  if (typing.quantize) return quantize_fp8_blocks(view, names, selection, typing, format, notes);
+  if (typing.quantize != Quantization::kNone) {
+    TRY(check_quantizes(view, names, selection, typing, format));
+    Requantization out = TRY(typing.quantize == Quantization::kMxfp4 ? pack_mxfp4(view, names.model, typing, notes)
+                                                                     : quantize_fp8(view, names.model, typing, notes));
+    if (out.tensors.empty())
+      return usage_error(view.catalog.root + ": --quantize: no matrix of the selection is quantized");
+    return out;
+  }
   Requantization out = TRY(apply_block_scales(view, names.float8, typing, notes));
   if (!out.stored) out = TRY(unpack_mxfp4(view, names.model, typing, notes));
   TRY(check_scales_are_applied(view, typing));

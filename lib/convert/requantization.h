@@ -1,5 +1,5 @@
 // Weights that are written quantized otherwise than they are stored: made, as they are read, into matrices of the dtype
-// that is asked for (--dtype), or into float8 blocks with a scale each (--quantize).
+// that is asked for (--dtype), or into smaller ones beside their scales (--quantize).
 #pragma once
 
 #include <functional>

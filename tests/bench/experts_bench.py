@@ -63,7 +63,9 @@ def quantized(bench):
             "to fp8 blocks": (plain, ["--quantize", "fp8-block"], "deepseek_v3"),
             "from fp8 blocks": (blocks, ["--dtype", "bfloat16"], "deepseek_v3"),
             "gpt_oss": (experts, [], "gpt_oss"),
-            "from mxfp4": (packed, ["--dtype", "bfloat16"], "gpt_oss")}
+            "from mxfp4": (packed, ["--dtype", "bfloat16"], "gpt_oss"),
+            "to mxfp4": (experts, ["--quantize", "mxfp4"], "gpt_oss"),
+            "to fp8, a scale each": (plain, ["--quantize", "fp8-tensor"], "deepseek_v3")}
 
 
 PARTS = {"experts": experts, "quantized": quantized}

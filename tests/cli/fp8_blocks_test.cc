@@ -1,4 +1,4 @@
-// Matrices made float8 in blocks (--quantize fp8-block).
+// Matrices made float8, in blocks (--quantize fp8-block) or each with one scale (fp8-tensor).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,8 +62,8 @@ class Fp8BlocksTest : public testing::Test {
         DType::kFloat32, {rows, columns}, std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4)};
   }
 
-  // By the definition, block by block.
-  TensorValues quantized() const {
+  // By the definition, block by block. Sides of 0: of all the matrix.
+  TensorValues quantized(Index side = kBlock) const {
     TensorValues out;
     for (const auto& [name, value] : values_) {
       if (value.dtype != DType::kFloat32) {
@@ -71,13 +71,14 @@ class Fp8BlocksTest : public testing::Test {
         continue;
       }
       const Index rows = value.shape[0], columns = value.shape[1];
+      const Index high = side > 0 ? side : rows, wide = side > 0 ? side : columns;
       std::vector<float> x(static_cast<std::size_t>(rows * columns)), scales;
       std::memcpy(x.data(), value.bytes.data(), value.bytes.size());
-      for (Index r = 0; r < rows; r += kBlock)
-        for (Index c = 0; c < columns; c += kBlock) {
+      for (Index r = 0; r < rows; r += high)
+        for (Index c = 0; c < columns; c += wide) {
           std::vector<float*> block;
-          for (Index i = r; i < std::min(rows, r + kBlock); ++i)
-            for (Index j = c; j < std::min(columns, c + kBlock); ++j)
+          for (Index i = r; i < std::min(rows, r + high); ++i)
+            for (Index j = c; j < std::min(columns, c + wide); ++j)
               block.push_back(&x[static_cast<std::size_t>(i * columns + j)]);
           float most = 0;
           for (const float* v : block) most = std::max(most, std::abs(*v));
@@ -90,17 +91,18 @@ class Fp8BlocksTest : public testing::Test {
               reinterpret_cast<std::byte*>(elements.data()), std::ssize(x));
       out[name] = {DType::kFloat8E4M3, value.shape, elements};
       out[name + "_scale_inv"] = {DType::kFloat32,
-                                  {ceil_div(rows, kBlock), ceil_div(columns, kBlock)},
+                                  side > 0 ? Dims{ceil_div(rows, side), ceil_div(columns, side)} : Dims(),
                                   std::string(reinterpret_cast<const char*>(scales.data()), scales.size() * 4)};
     }
     return out;
   }
 
-  CommandResult convert_it(std::vector<std::string> more, std::string_view config = kConfig) {
+  CommandResult convert_it(std::vector<std::string> more, std::string_view config = kConfig,
+                           const std::string& how = "fp8-block") {
     std::filesystem::remove_all(std::string(dir_ / "source"));
     write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
     if (!config.empty()) write_file(dir_ / "source/config.json", config);
-    std::vector<std::string> all = {"convert", dir_ / "source", dir_ / "out", "--quantize", "fp8-block", "-q"};
+    std::vector<std::string> all = {"convert", dir_ / "source", dir_ / "out", "--quantize", how, "-q"};
     all.insert(all.end(), more.begin(), more.end());
     return reshard_cli(all);
   }
@@ -126,6 +128,20 @@ TEST_F(Fp8BlocksTest, AreTheSameOnAMesh) {
   const CommandResult r = convert_it({"--to", "dcp", "--names", "hf", "--mesh", "dp_shard=3,tp=2"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
   EXPECT_TRUE(load_checkpoint(dir_ / "out") == quantized());
+}
+
+TEST_F(Fp8BlocksTest, MayBeTheWholeMatrix) {
+  for (const std::vector<std::string>& to :
+       {std::vector<std::string>{"--to", "hf"}, {"--to", "dcp", "--names", "hf", "--mesh", "dp_shard=3,tp=2"}}) {
+    std::filesystem::remove_all(std::string(dir_ / "out"));
+    const CommandResult r = convert_it(to, kConfig, "fp8-tensor");
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    const TensorValues out = load_checkpoint(dir_ / "out"), expected = quantized(0);
+    EXPECT_EQ(out.size(), expected.size());
+    for (const auto& [name, value] : expected) EXPECT_TRUE(out.at(name) == value) << name;
+    const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
 }
 
 TEST_F(Fp8BlocksTest, OfAFloatModelLeaveTheRestToDtypeAndSomeAsTheyAre) {

@@ -1,11 +1,13 @@
-// Experts in MXFP4 (gpt-oss), made bfloat16.
+// Experts in MXFP4 (gpt-oss), made bfloat16, and made of bfloat16 (--quantize mxfp4).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lib/device/convert.h"
@@ -79,12 +81,22 @@ class Mxfp4Test : public testing::Test {
     expected_[kExperts + module] = {DType::kBFloat16, {kCount, in, out}, elements};
   }
 
-  CommandResult convert_it(std::vector<std::string> more) {
-    write_dcp(values_, dir_ / "source", Mesh({{"dp_shard", 3}}));
-    write_file(dir_ / "source/config.json", kConfig);
+  CommandResult convert_it(std::vector<std::string> more) { return convert_it(values_, kConfig, std::move(more)); }
+
+  CommandResult convert_it(const TensorValues& values, std::string_view config, std::vector<std::string> more) {
+    std::filesystem::remove_all(std::string(dir_ / "source"));
+    write_dcp(values, dir_ / "source", Mesh({{"dp_shard", 3}}));
+    write_file(dir_ / "source/config.json", config);
     std::vector<std::string> all = {"convert", dir_ / "source", dir_ / "out", "-q"};
     all.insert(all.end(), more.begin(), more.end());
     return reshard_cli(all);
+  }
+
+  // The config of the model in bfloat16.
+  static std::string plain_config() {
+    std::string out(kConfig);
+    const std::size_t quantization = out.find(R"(, "quantization_config")");
+    return out.substr(0, quantization) + "}";
   }
 
   // The model with its experts unpacked.
@@ -145,6 +157,124 @@ TEST_F(Mxfp4Test, NamesWithoutScalesAreRefused) {
   const CommandResult r = convert_it({"--to", "bin", "--names", "transformers"});
   EXPECT_EQ(r.exit_code, 4);
   EXPECT_THAT(r.err, HasSubstr("4 tensors are quantized values or their scales"));
+}
+
+// Matrices of bfloat16 with any exponents and signs, zeros among them.
+class Mxfp4PackingTest : public Mxfp4Test {
+ protected:
+  Mxfp4PackingTest() : floats_(unpacked()) {
+    for (const std::string module : {"gate_up_proj", "down_proj"}) {
+      TensorValue& matrix = floats_.at(kExperts + module);
+      std::vector<float> values(static_cast<std::size_t>(volume(matrix.shape)));
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::uint32_t random = (static_cast<std::uint32_t>(i) + 77) * 2'654'435'761u;
+        values[i] = i / 64 % 5 == 3 ? 0
+                                    : std::ldexp(static_cast<float>(random >> 8) / 16'777'216.0F - 0.5F,
+                                                 static_cast<int>(random % 7) - 3 * static_cast<int>(i / 700));
+      }
+      convert(DType::kFloat32, DType::kBFloat16, reinterpret_cast<const std::byte*>(values.data()),
+              reinterpret_cast<std::byte*>(matrix.bytes.data()), std::ssize(values));
+    }
+  }
+
+  // By the definition: the least power of two that brings the largest to 6 at most, the nearest value, of two as near
+  // the larger.
+  static TensorValues packed(const TensorValues& floats) {
+    constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    TensorValues out;
+    for (const auto& [name, value] : floats) {
+      if (value.shape.rank() != 3) {
+        out[name] = value;
+        continue;
+      }
+      const Index experts = value.shape[0], in = value.shape[1], columns = value.shape[2];
+      std::vector<float> x(static_cast<std::size_t>(volume(value.shape)));
+      convert(DType::kBFloat16, DType::kFloat32, reinterpret_cast<const std::byte*>(value.bytes.data()),
+              reinterpret_cast<std::byte*>(x.data()), std::ssize(x));
+      std::string blocks, scales;
+      for (Index e = 0; e < experts; ++e)
+        for (Index o = 0; o < columns; ++o)
+          for (Index g = 0; g < in; g += 32) {
+            const auto at = [&](Index i) -> double {
+              return x[static_cast<std::size_t>((e * in + g + i) * columns + o)];
+            };
+            double most = 0;
+            for (Index i = 0; i < 32; ++i) most = std::max(most, std::abs(at(i)));
+            int exponent = -127;
+            while (std::ldexp(6, exponent) < most) ++exponent;
+            scales.push_back(static_cast<char>(exponent + 127));
+            for (Index i = 0; i < 32; ++i) {
+              const double wanted = std::ldexp(std::abs(at(i)), -exponent);
+              int nearest = 0;
+              for (int v = 1; v < 8; ++v)
+                if (std::abs(kMagnitudes[v] - wanted) <= std::abs(kMagnitudes[nearest] - wanted)) nearest = v;
+              const int code = nearest + (std::signbit(at(i)) ? 8 : 0);
+              if (i % 2 == 0)
+                blocks.push_back(static_cast<char>(code));
+              else
+                blocks.back() = static_cast<char>(static_cast<unsigned char>(blocks.back()) | code << 4);
+            }
+          }
+      out[name + "_blocks"] = {DType::kUint8, {experts, columns, in / 32, 16}, blocks};
+      out[name + "_scales"] = {DType::kUint8, {experts, columns, in / 32}, scales};
+    }
+    return out;
+  }
+
+  TensorValues floats_;
+};
+
+TEST_F(Mxfp4PackingTest, HasTheValuesAndScalesOfTheDefinition) {
+  const CommandResult r = convert_it(floats_, plain_config(), {"--to", "hf", "--quantize", "mxfp4"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const TensorValues out = load_checkpoint(dir_ / "out"), expected = packed(floats_);
+  EXPECT_EQ(out.size(), expected.size());
+  for (const auto& [name, value] : expected) EXPECT_TRUE(out.at(name) == value) << name;
+  EXPECT_THAT(read_file(dir_ / "out/config.json"), HasSubstr(R"("quant_method": "mxfp4")"));
+  const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+}
+
+TEST_F(Mxfp4PackingTest, IsTheSameOnAMesh) {
+  const CommandResult r = convert_it(
+      floats_, plain_config(), {"--to", "dcp", "--names", "hf", "--quantize", "mxfp4", "--mesh", "dp_shard=3,tp=2"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_TRUE(load_checkpoint(dir_ / "out") == packed(floats_));
+}
+
+TEST_F(Mxfp4PackingTest, GivesWhatWasUnpackedItsValuesAgain) {
+  ASSERT_EQ(convert_it(packed(floats_), kConfig, {"--to", "hf", "--dtype", "bfloat16"}).exit_code, 0);
+  const TensorValues values = load_checkpoint(dir_ / "out");
+  for (const auto& [name, value] : floats_) EXPECT_EQ(values.at(name).shape, value.shape) << name;
+  const auto there_and_back = [&] {
+    for (const auto& [to, option, what] :
+         {std::tuple("packed", "--quantize", "mxfp4"), {"back", "--dtype", "bfloat16"}}) {
+      const CommandResult r = reshard_cli({"convert", dir_ / (to == std::string("packed") ? "out" : "packed"),
+                                           dir_ / to, "--to", "hf", option, what, "-q"});
+      ASSERT_EQ(r.exit_code, 0) << r.err;
+    }
+  };
+  there_and_back();
+  EXPECT_TRUE(load_checkpoint(dir_ / "back") == values);
+}
+
+TEST_F(Mxfp4PackingTest, RefusesWhatCannotBePacked) {
+  const auto refused = [&](const TensorValues& values, int code, const std::string& why) {
+    const CommandResult r =
+        convert_it(values, plain_config(), {"--to", "hf", "--quantize", "mxfp4", "--allow", "config"});
+    EXPECT_EQ(r.exit_code, code) << r.err;
+    EXPECT_THAT(r.err, HasSubstr(why));
+    EXPECT_FALSE(std::filesystem::exists(dir_ / "out"));
+  };
+  TensorValues values = floats_;
+  values.at(kExperts + "down_proj").bytes.replace(2 * ((32 + 7) * 64 + 5), 2, "\x80\x7f");  // infinity
+  refused(values, 3, "down_proj': expert 1 holds infinities or NaNs in rows 0 to 31 of column 5");
+  values = floats_;
+  values.at(kExperts + "down_proj").shape = {kCount, 64, 32};
+  values.at(kExperts + "gate_up_proj").shape = {4, 48, 64};
+  refused(values, 4, "gate_up_proj' [4, 48, 64]: expected a multiple of 32 inputs");
+  const CommandResult r = convert_it(values_, kConfig, {"--to", "hf", "--quantize", "mxfp4"});
+  EXPECT_THAT(r.err, HasSubstr("quantized already (mxfp4)"));
 }
 
 }  // namespace

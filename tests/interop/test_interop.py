@@ -1272,6 +1272,29 @@ class BlockScales(Float8):
                     for d in (made, self.out("plain")))
         self.assertTrue(a.isfinite().all() and torch.equal(a, b))
 
+    def test_quantized_with_one_scale_for_each_matrix_and_loaded(self):
+        """Of a family that has no blocks, too."""
+        import transformers
+        from types import SimpleNamespace
+        from transformers.integrations.finegrained_fp8 import Fp8Quantize
+        how = Fp8Quantize(SimpleNamespace(quantization_config=SimpleNamespace(weight_block_size=None, scale_fmt="float")))
+        for family, members, count in (("llama", _GROUPED, 14), ("qwen3_moe", _EXPERTS, 26)):
+            saved, made, plain = (self.out(family + what) for what in ("", "-fp8", "-plain"))
+            Families.build(self, family, members).to(torch.bfloat16).save_pretrained(saved)
+            reshard("convert", saved, made, "--to", "hf", "--quantize", "fp8-tensor")
+            tensors, got = load_file(saved / "model.safetensors"), load_file(made / "model.safetensors")
+            self.assertEqual(len(got), len(tensors) + count)
+            for name, tensor in tensors.items():
+                wanted = how._quantize_one(name, tensor) if name + "_scale_inv" in got else {name: tensor}
+                for key, value in wanted.items():
+                    self.assertTrue(same_bits(got[key], value.reshape(got[key].shape)), key)
+            reshard("convert", made, plain, "--to", "hf", "--dtype", "bfloat16")
+            ids = torch.arange(12).reshape(1, -1)
+            with torch.no_grad():
+                a, b = (transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.bfloat16)(ids).logits
+                        for d in (made, plain))
+            self.assertTrue(a.isfinite().all() and torch.equal(a, b))
+
     def test_quantized_float32_in_blocks_that_do_not_fill_the_matrix(self):
         self.quantize(torch.float32, head_dim=40, moe_intermediate_size=136)
 
@@ -1322,6 +1345,34 @@ class Mxfp4(Case):
             b = transformers.AutoModelForCausalLM.from_pretrained(self.out("plain"), dtype=torch.bfloat16)
             self.assertTrue(torch.equal(a(ids).logits, b(ids).logits))
             self.assertTrue(a(ids).logits.isfinite().all())
+
+
+    def test_packed_and_loaded(self):
+        """What reshard packs transformers unpacks into what reshard unpacks, and these values are the nearest there are."""
+        import transformers
+        torch.manual_seed(7)
+        saved, made, plain = self.out("saved"), self.out("made"), self.out("plain")
+        members = {**_GROUPED, "hidden_size": 128, "intermediate_size": 64, "num_local_experts": 4, "head_dim": 12}
+        Families.build(self, "gpt_oss", members).to(torch.bfloat16).save_pretrained(saved)
+        reshard("convert", saved, made, "--to", "hf", "--quantize", "mxfp4")
+        self.assertIn("0 errors, 0 warnings, 0 notes", reshard("verify", made))
+        reshard("convert", made, plain, "--to", "hf", "--dtype", "bfloat16")
+        before, packed, after = (load_file(d / "model.safetensors") for d in (saved, made, plain))
+        for name in (k for k in before if k + "_blocks" in packed):
+            scale = torch.exp2(packed[name + "_scales"].double() - 127).repeat_interleave(32, -1).transpose(1, 2)
+            largest = before[name].double().abs().transpose(1, 2).unflatten(-1, (-1, 32)).amax(-1)
+            power = torch.exp2(packed[name + "_scales"].double() - 127)
+            self.assertTrue(((largest <= 6 * power) & (largest > 3 * power)).all())
+            values = torch.tensor([s * v for s in (1, -1) for v in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], dtype=torch.double)
+            error = (before[name].double() - after[name].double()).abs()
+            for value in values:
+                self.assertTrue((error <= (before[name].double() - value * scale).abs()).all())
+        ids = torch.arange(12).reshape(1, -1)
+        how = transformers.Mxfp4Config(dequantize=True)
+        with torch.no_grad():
+            a = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, quantization_config=how)
+            b = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.bfloat16)
+            self.assertTrue(torch.equal(a(ids).logits, b(ids).logits))
 
 
 class Conventions(Case):
