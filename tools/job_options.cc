@@ -153,19 +153,31 @@ std::vector<std::string> names_of(const std::vector<const Format*>& formats) {
   return names;
 }
 
-// The formats whose files follow the ranks: "dcp, ranks".
-std::string mesh_formats() {
-  std::vector<std::string> names;
-  for (const Format* f : formats())
-    if (f->takes_mesh()) names.emplace_back(f->name);
-  return join(names, ", ");
+// The formats of which that is so: "dcp, ranks".
+std::string formats_where(bool (*is)(const Format&)) {
+  std::vector<const Format*> out = target_formats();
+  std::erase_if(out, [&](const Format* f) { return !is(*f); });
+  return join(names_of(out), ", ");
+}
+bool takes_mesh(const Format& f) { return f.takes_mesh(); }
+bool takes_container(const Format& f) { return f.takes_container; }
+bool takes_compression(const Format& f) { return f.takes_compression; }
+bool is_cut_by_size(const Format& f) { return f.max_file_bytes > 0; }
+bool is_file(const Format& f) { return f.is_file; }
+bool keeps_names(const Format& f) { return !f.hf_names && f.own_names.empty(); }
+
+// That an option means something for the target.
+Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
+  if (!given || is(format)) return {};
+  return usage_error(std::string(option) + " is for --to " + formats_where(is) + ", and not for " +
+                     std::string(format.name));
 }
 
 }  // namespace
 
 void ConvertOptions::add(CommandLine& line, bool destination_required) {
   line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
-  line.add_option("DST", destination, "The directory to make; for --to hdf5 and hdf5-view the file")
+  line.add_option("DST", destination, "The directory to make; for --to " + formats_where(is_file) + " the file")
       .written()
       .required(destination_required);
   add_format(line);
@@ -181,15 +193,15 @@ void ConvertOptions::add_format(CommandLine& line, const std::string& option, co
 void ConvertOptions::add_changes(CommandLine& line) {
   line.add_option("--names", names,
                   "Output names: " + join(convention_options(), ", ") +
-                      ", colossalai (as hf), keep (default: keep for --to dcp and hdf5, hf otherwise); torchtitan's "
-                      "are those until "
-                      "April 2026")
+                      ", colossalai (as hf), keep (default: keep for --to " + formats_where(keeps_names) +
+                      ", what its loaders expect otherwise); torchtitan's are those until April 2026")
       .suggests(with_others({"keep"}, convention_options()));
-  line.add_option("--mesh", mesh,
-                  "Target mesh for --to " + mesh_formats() + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
+  line.add_option(
+      "--mesh", mesh,
+      "Target mesh for --to " + formats_where(takes_mesh) + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--layout", layout,
-                  "Target layout for --to " + mesh_formats() + ": a file (reshard layout prints them) or one of " +
-                      builtin_layout_names());
+                  "Target layout for --to " + formats_where(takes_mesh) +
+                      ": a file (reshard layout prints them) or one of " + builtin_layout_names());
   line.add_option(
           "--dtype", dtype,
           "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
@@ -198,15 +210,16 @@ void ConvertOptions::add_changes(CommandLine& line) {
   line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)").names_tensors();
   line.add_option(
           "--quantize", quantize,
-          "Matrices that models of the family have quantized become float8 in blocks of 128 x 128, beside their "
-          "scales (weight_scale_inv), as DeepSeek's: fp8-block")
-      .one_of({"fp8-block"});
+          "Matrices become smaller, beside their scales: fp8-block, float8 in blocks of 128 x 128 as DeepSeek's, "
+          "fp8-tensor, float8 with one scale each, mxfp4, 4-bit floats as gpt-oss's experts")
+      .one_of({"fp8-block", "fp8-tensor", "mxfp4"});
   line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)").names_tensors();
   line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)").names_tensors();
-  line.add_option("--max-shard-size", max_shard_size,
-                  "Largest file, where files are cut by size (default: 5GB, 1024MiB for colossalai)");
+  line.add_option(
+      "--max-shard-size", max_shard_size,
+      "Largest file of --to " + formats_where(is_cut_by_size) + " (default: 5GB, or what its own saver takes)");
   line.add_option("--shard-format", shard_format,
-                  "Container of --to colossalai and ranks: safetensors (default) or bin (torch.save)")
+                  "Container of --to " + formats_where(takes_container) + ": safetensors (default) or bin (torch.save)")
       .one_of({"safetensors", "bin"});
   line.add_option(
           "--strategy", strategy,
@@ -214,7 +227,9 @@ void ConvertOptions::add_changes(CommandLine& line) {
           "to the rank that writes it; auto: what is estimated to be faster")
       .one_of({"auto", "direct", "exchange"})
       .shows_default();
-  line.add_option("--codec", codec, "Compression of --to hdf5: none, or zstd:LEVEL with a level of 1 to 19")
+  line.add_option(
+          "--codec", codec,
+          "Compression of --to " + formats_where(takes_compression) + ": none, or zstd:LEVEL with a level of 1 to 19")
       .shows_default();
   line.add_flag("--shuffle,!--no-shuffle", shuffle,
                 "Whether the bytes of elements are grouped before they are compressed")
@@ -278,13 +293,15 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.part = source_layout.part;
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + mesh_formats() +
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + formats_where(takes_mesh) +
                        "; the files of --to " + to + " are not cut by rank");
   if (format->sharding == Sharding::kOwnLocal && o.model.is_none() && !mesh.empty())
     return usage_error("--to " + to +
                        " cuts tensors between the heads of a model; --family none says that there is none");
   o.compression = TRY(parse_codec(codec, shuffle));
-  if (o.compression.zstd_level > 0 && !format->takes_compression) return usage_error("--codec is for --to hdf5");
+  TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, *format));
+  TRY(check_is_for("--shard-format", !shard_format.empty(), takes_container, *format));
+  TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, *format));
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
     if (!o.layout->mesh)
@@ -301,11 +318,13 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
           "' is no target dtype; there are keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2");
   }
   o.keep_dtype = keep_dtype;
-  o.quantize = !quantize.empty();
-  if (o.quantize && merge) return usage_error("--quantize: merge first, and quantize what comes out");
+  for (const auto& [name, quantization] : kQuantizations)
+    if (quantize == name) o.quantize = quantization;
+  if (!quantize.empty() && merge) return usage_error("--quantize: merge first, and quantize what comes out");
   o.include = include;
   o.exclude = exclude;
-  o.max_file_bytes = max_shard_size.empty() ? format->max_file_bytes : TRY(parse_bytes(max_shard_size));
+  if (is_cut_by_size(*format))
+    o.max_file_bytes = max_shard_size.empty() ? format->max_file_bytes : TRY(parse_bytes(max_shard_size));
   if (o.max_file_bytes < 1) return usage_error("--max-shard-size: expected a positive size");
   o.container = shard_format == "bin" ? Container::kTorchSave : Container::kSafetensors;
   o.keep_unknown = keep_unknown;

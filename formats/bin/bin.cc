@@ -41,6 +41,7 @@ const Format kBinFormat = {
     .holds = Holds::kModel,
     .hf_names = true,
     .side_files = kModelSideFiles,
+    .max_file_bytes = kUsualFileBytes,
 };
 
 }  // namespace reshard

@@ -37,6 +37,7 @@ const Format kHfFormat = {
     .holds = Holds::kModel,
     .hf_names = true,
     .side_files = kModelSideFiles,
+    .max_file_bytes = kUsualFileBytes,
 };
 
 }  // namespace reshard

@@ -32,6 +32,7 @@ const Format kVllmFormat = {
     .hf_names = true,
     .side_files = kModelSideFiles,
     .stage_rule = StageRule::kVllm,
+    .max_file_bytes = kUsualFileBytes,
 };
 
 const Format kVllm013Format = {
@@ -45,6 +46,7 @@ const Format kVllm013Format = {
     .hf_names = true,
     .side_files = kModelSideFiles,
     .stage_rule = StageRule::kVllm,
+    .max_file_bytes = kUsualFileBytes,
 };
 
 }  // namespace reshard

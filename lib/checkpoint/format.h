@@ -83,12 +83,14 @@ struct Compression {
   bool shuffle = true;  // the elements' bytes grouped first
 };
 
+inline constexpr Index kUsualFileBytes = 5'000'000'000;  // as transformers cuts files
+
 struct LayoutRequest {
   std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
   std::vector<TargetBlob> blobs;
   Mesh mesh;
   std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
-  Index max_file_bytes = 5'000'000'000;    // for formats that cut files by size
+  Index max_file_bytes = kUsualFileBytes;    // for formats that cut files by size
   Container container = Container::kSafetensors;
   std::optional<HeadCounts> heads;  // where a config says so
   Compression compression;          // for formats that can
@@ -206,7 +208,7 @@ struct Format {
   std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
   std::string (*library)() = nullptr;                 // that reads and writes it, and its version
   StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
-  Index max_file_bytes = 5'000'000'000;               // unless the user says otherwise
+  Index max_file_bytes = 0;                           // unless the user says otherwise; 0: files are not cut by size
   bool shares_experts = false;                        // ep of the mesh deals whole experts out, and cuts nothing
 
   bool takes_mesh() const { return sharding != Sharding::kNone; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <tuple>
 
 #include "formats/registry.h"
 #include "tests/formats/toy/toy.h"
@@ -93,6 +94,28 @@ INSTANTIATE_TEST_SUITE_P(Formats, Pairs, testing::ValuesIn(plain_ways()), [](con
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+TEST(Targets, RefuseOptionsThatMeanNothingForThem) {
+  const TempDir dir;
+  Index refused = 0;
+  for (const Format* f : formats()) {
+    if (!f->lay_out) continue;
+    for (const auto& [option, value, means] : {std::tuple("--shard-format", "bin", f->takes_container),
+                                               {"--max-shard-size", "1MB", f->max_file_bytes > 0},
+                                               {"--codec", "zstd:1", f->takes_compression},
+                                               {"--mesh", "dp_shard=1", f->takes_mesh()}}) {
+      const std::string to(f->name);
+      const CommandResult r = reshard_cli(
+          {"plan", sample("tp8") + "/checkpoint", "--to", to, "--memory", "1GiB", std::string(option), value});
+      EXPECT_EQ(r.exit_code, means ? 0 : 2) << to << " " << option << ": " << r.err;
+      if (!means) {
+        EXPECT_THAT(r.err, testing::HasSubstr(std::string(option) + " is for --to "));
+      }
+      refused += !means;
+    }
+  }
+  EXPECT_GT(refused, 10);
+}
 
 }  // namespace
 }  // namespace reshard
