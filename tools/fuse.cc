@@ -391,12 +391,14 @@ class Session {
   bool receive(fuse_buf& buffer) {
     const std::lock_guard lock(queue_mutex_);
     while (!stopping_ && !over_) {
-      std::array<pollfd, 2> ends = {{{fuse().session_fd(session_), POLLIN, 0}, {wake_, POLLIN, 0}}};
-      if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
-      if (stopping_) return false;
       const int n = fuse().session_receive_buf(session_, &buffer);
       if (n > 0) return true;
-      if (n == -EINTR || n == -EAGAIN) continue;
+      if (n == -EINTR) continue;
+      if (n == -EAGAIN) {  // there is none yet
+        std::array<pollfd, 2> ends = {{{fuse().session_fd(session_), POLLIN, 0}, {wake_, POLLIN, 0}}};
+        if (::poll(ends.data(), ends.size(), -1) < 0 && errno != EINTR) break;
+        continue;
+      }
       why_ = n < 0 ? -n : 0;
       break;
     }

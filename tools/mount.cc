@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -110,24 +111,20 @@ Result<int> mount_image(const MountOptions& options) {
     if (const auto exit_code = TRY(background.split(options.log))) return *exit_code;
   // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
   ::mallopt(M_ARENA_MAX, 1);
-  PreparedConversion prepared;
-  const auto plan = [&](bool metadata_only) -> Status {
-    prepared.conversion.reset();  // before what it refers to
-    prepared = PreparedConversion();
-    release_freed_memory();
-    prepared = TRY(prepare(options, metadata_only));
-    return {};
-  };
+  PreparedConversion prepared = TRY(open_sources(options, true));
+  const std::vector<Tensor>& stored = prepared.source.reader->catalog().tensors();
+  const bool is_located = std::all_of(stored.begin(), stored.end(), [](const Tensor& t) { return t.located; });
   // Names and sizes, from the metadata: who looks at them need not wait for where each byte of the source lies. In the
-  // background nobody looks before the exit code says that all is well.
+  // background nobody looks before the exit code says that all is well, and where there is nothing to find out it is
+  // planned but once.
   Listing listing;
-  if (!options.background) {
-    TRY(plan(true));
+  if (!options.background && !is_located) {
+    TRY(prepare_again(prepared, PlanOf::kSizes));
     listing = TRY(ConvertedImage::list(*prepared.conversion));
   }
   const bool quiet = options.resources.quiet;
   const MakeImage make = [&]() -> Result<std::unique_ptr<ConvertedImage>> {
-    TRY(plan(false));
+    TRY(prepare_again(prepared, PlanOf::kData));
     if (!quiet) print_view_plan(prepared, options);
     auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
     keep_freed_memory();

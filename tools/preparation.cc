@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "formats/inert_objects.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 
 namespace reshard::tools {
@@ -58,15 +59,14 @@ Result<MergeOptions> open_merged(const MergeChoice& choice, const OpenOptions& h
 
 }  // namespace
 
-Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
-  ConversionOptions o = TRY(options.conversion_options());
-  o.metadata_only = metadata_only;
-  const Format* format = TRY(find_format(options.to));
+Result<PreparedConversion> open_sources(const ConvertOptions& options, bool files_too) {
   PreparedConversion p;
-  p.target = format;
+  p.options = TRY(options.conversion_options());
+  p.target = TRY(find_format(options.to));
+  ConversionOptions& o = p.options;
   const auto layout = TRY(options.source_layout.load());
   OpenOptions how;
-  how.files_too = !metadata_only;
+  how.files_too = files_too;
   how.keys = TRY(options.source_layout.keys());
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
@@ -74,6 +74,7 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
     return std::find(options.allow.begin(), options.allow.end(), what) != options.allow.end();
   };
   how.external_too = allows("external");
+  p.allows_objects = allows("objects");
   p.source = TRY(open_source(options.source, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
   o.config_given = !o.config_path.empty();
@@ -87,15 +88,32 @@ Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_
     o.adapter.reader = p.adapter->reader.get();
   }
   if (options.merge) {
-    if (format->write_view) return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
+    if (p.target->write_view)
+      return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
     if (o.part.empty()) o.part = "model";
     o.merge = TRY(open_merged(*options.merge, how, p));
     o.common_rows = true;
   }
-  p.conversion = TRY(Conversion::prepare(*p.source.reader, *format, std::move(o)));
+  return p;
+}
+
+Status prepare_again(PreparedConversion& p, PlanOf of) {
+  if (p.conversion) {
+    p.conversion.reset();
+    release_freed_memory();
+  }
+  p.options.sizes_only = of == PlanOf::kSizes;
+  p.options.metadata_only = of != PlanOf::kData;
+  p.conversion = TRY(Conversion::prepare(*p.source.reader, *p.target, p.options));
   // Other formats have objects of values that are written anew.
-  if (format->lay_out && format->holds == Holds::kEverything && !metadata_only && !allows("objects"))
+  if (p.target->lay_out && p.target->holds == Holds::kEverything && of == PlanOf::kData && !p.allows_objects)
     TRY(check_inert(*p.source.reader, p.conversion->source_view().blobs));
+  return {};
+}
+
+Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only) {
+  PreparedConversion p = TRY(open_sources(options, !metadata_only));
+  TRY(prepare_again(p, metadata_only ? PlanOf::kMetadata : PlanOf::kData));
   return p;
 }
 

@@ -17,8 +17,14 @@ struct PreparedConversion {
   std::optional<OpenCheckpoint> donor, adapter;
   std::vector<OpenCheckpoint> merged;  // with the source
   const Format* target = nullptr;
+  ConversionOptions options;    // they refer to what is open
+  bool allows_objects = false;  // that are not inert
   std::unique_ptr<Conversion> conversion;
 };
 Result<PreparedConversion> prepare(const ConvertOptions& options, bool metadata_only);
+// Its two parts: what is open, without a conversion; and one of that, in place of the one that there was.
+Result<PreparedConversion> open_sources(const ConvertOptions& options, bool files_too);
+enum class PlanOf { kSizes, kMetadata, kData };  // ConversionOptions::sizes_only, metadata_only, neither
+Status prepare_again(PreparedConversion& p, PlanOf of);
 
 }  // namespace reshard::tools

@@ -20,6 +20,29 @@ Status locate_adapter(Reader& source, const ConversionOptions& o) {
   return reader.locate(matrices, o.run.threads, o.spool);
 }
 
+// The same tensors, each in one piece: less to look through for who only asks what there is.
+Result<Catalog> in_one_piece(const Catalog& source) {
+  Catalog out;
+  out.root = source.root;
+  out.files = source.files;
+  out.vocabulary = source.vocabulary;
+  out.blobs = source.blobs;
+  out.reserve(source.tensors().size());
+  for (const Tensor& stored : source.tensors()) {
+    Tensor t = stored;
+    t.fragments = t.replicas = FragmentList(t.shape.rank());
+    if (t.elements() > 0) {
+      Fragment all;
+      all.box = whole(t.shape);
+      all.strides = row_major_strides(t.shape);
+      all.extent.length = t.bytes();
+      t.fragments.add(all);
+    }
+    TRY(out.add(std::move(t)));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
@@ -29,7 +52,13 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
   const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
   if (!o.metadata_only) TRY(source.locate(selected.tensors, o.run.threads, o.spool));  // where the source's bytes lie
-  d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
+  if (o.sizes_only) {
+    Translation names = d.names;
+    names.hf_rows = false;  // nor in which order its rows are
+    d.view = TRY(view_source(TRY(in_one_piece(source.catalog())), selected, names, o.keep_unknown, false, d.notes));
+  } else {
+    d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
+  }
   const Model& model = d.names.model;
   FitOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
   fit.run.progress = nullptr;

@@ -36,6 +36,7 @@ struct ConversionOptions : Wanted {
   Compression compression;  // for formats that can
   Allowed allow;
   bool metadata_only = false;  // plan without looking into the data files
+  bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
   Resume resume = Resume::kAuto;
   Index group_bytes = Continuation().group_bytes;
   std::function<void(const std::string& note)> tell{};  // of what an earlier run left

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "lib/base/text.h"
@@ -73,6 +74,10 @@ class ExpressionParser {
       return Number(value);
     }
     if (!a && !b) --on_stack_;
+    if (kind == Kind::kDivide && b && static_cast<float>(*b) == 0)
+      return usage_error("'" + printable(text_) + "': divides by zero");
+    if (std::abs(a.value_or(b.value_or(0))) > std::numeric_limits<float>::max())
+      return usage_error("'" + printable(text_) + "': a number of it is more than float32 holds");
     push({kind, 0,
           a   ? Step::Number::kLeft
           : b ? Step::Number::kRight

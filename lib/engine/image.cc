@@ -228,7 +228,7 @@ std::optional<Error> Image::damaged(const SlabCache::Key& key) {
 // Bytes [begin, end) of a stretch.
 Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end) {
   TRY(may_go_on(run_));
-  const auto slab = std::make_shared<SlabBytes>(end - begin);
+  const auto slab = std::make_shared<SlabBytes>(end - begin, stretch.offset + begin);
   std::vector<std::pair<const Use*, Piece>> pieces;
   Index filled = 0;
   for (std::size_t i = stretch.first; i < stretch.first + stretch.count; ++i) {
@@ -276,7 +276,7 @@ Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, Mutabl
 
 // What lies between stretches.
 Result<Slab> Image::around(const Extent& place) {
-  const auto slab = std::make_shared<SlabBytes>(place.length);
+  const auto slab = std::make_shared<SlabBytes>(place.length, place.offset);
   const MutableBytes out = slab->bytes();
   std::memset(out.data(), 0, out.size());
   if (place.file < of_.target.catalog().files.size()) {

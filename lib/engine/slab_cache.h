@@ -19,14 +19,21 @@ namespace reshard {
 // Owned bytes. They hold anything at first.
 class SlabBytes {
  public:
-  explicit SlabBytes(Index size)
-      : data_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size))),
-        size_(static_cast<std::size_t>(size)) {}
-  Bytes bytes() const { return {data_.get(), size_}; }
-  MutableBytes bytes() { return {data_.get(), size_}; }
+  // In memory they lie in pages as bytes from `place` of a file on do: then no page of the one is copied out of two of
+  // the other.
+  explicit SlabBytes(Index size, Index place = 0)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size + kPage))),
+        size_(static_cast<std::size_t>(size)) {
+    const auto at = reinterpret_cast<std::uintptr_t>(memory_.get());
+    data_ = memory_.get() + (static_cast<std::uintptr_t>(place) - at) % kPage;
+  }
+  Bytes bytes() const { return {data_, size_}; }
+  MutableBytes bytes() { return {data_, size_}; }
 
  private:
-  std::unique_ptr<std::byte[]> data_;  // NOLINT(modernize-avoid-c-arrays)
+  static constexpr Index kPage = 4096;
+  std::unique_ptr<std::byte[]> memory_;  // NOLINT(modernize-avoid-c-arrays)
+  std::byte* data_ = nullptr;
   std::size_t size_;
 };
 using Slab = std::shared_ptr<const SlabBytes>;

@@ -213,16 +213,31 @@ TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
   EXPECT_TRUE(all_files(seen_) == all_files(written));
 }
 
+// What is listed before is what is there then: it is mounted once.
 TEST_F(Mount, WhoOpensAFileWaitsUntilItCanBeRead) {
-  const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint", written = dir_ / "written";
-  ASSERT_EQ(reshard_cli({"convert", source, written, "--to", "hf", "-q"}).exit_code, 0);
-  mount_in_foreground(source, "hf");
-  ASSERT_TRUE(becomes_true([&] {
-    struct statfs s {};
-    constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
-    return ::statfs(seen_.c_str(), &s) == 0 && s.f_type == kFuseMagic;
-  }));
-  EXPECT_TRUE(all_files(seen_) == all_files(written));
+  const std::string source = sample("fsdp2_tp2_optim") + "/checkpoint";
+  for (const char* as : {"hf", "dcp", "hdf5"}) {
+    const std::string written = dir_ / as / "all";
+    std::filesystem::create_directories(dir_ / as);
+    ASSERT_EQ(reshard_cli({"convert", source, written, "--to", as, "-q"}).exit_code, 0);
+    mount_in_foreground(source, as);
+    struct stat first {};
+    ASSERT_TRUE(becomes_true([&] {
+      struct statfs s {};
+      constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
+      return ::statfs(seen_.c_str(), &s) == 0 && s.f_type == kFuseMagic && ::stat(seen_.c_str(), &first) == 0;
+    }));
+    const auto seen = all_files(seen_);
+    if (std::filesystem::is_directory(written)) {
+      EXPECT_TRUE(seen == all_files(written)) << as;
+    } else {
+      EXPECT_TRUE(seen.size() == 1 && seen.begin()->second == read_file(written)) << as;
+    }
+    struct stat then {};
+    ASSERT_EQ(::stat(seen_.c_str(), &then), 0);
+    EXPECT_EQ(then.st_dev, first.st_dev) << as;
+    end();
+  }
 }
 
 TEST_F(Mount, WhatIsWrongBehindTheMetadataEndsIt) {

@@ -97,6 +97,9 @@ TEST(Expression, SaysWhereItIsWrong) {
   EXPECT_THAT(error("a + nan*b"), HasSubstr("got 'nan*b'"));
   EXPECT_THAT(error("a + 1e999*b"), HasSubstr("expected a number"));
   EXPECT_THAT(error("a + b*(1/0)"), HasSubstr("not finite"));
+  EXPECT_THAT(error("a + b/0"), HasSubstr("divides by zero"));
+  EXPECT_THAT(error("a + b/1e-50"), HasSubstr("divides by zero"));  // in float32
+  EXPECT_THAT(error("a + 1e39*b"), HasSubstr("more than float32 holds"));
   EXPECT_THAT(error("a + 2"), HasSubstr("source 'b' does not stand in"));
   EXPECT_THAT(error("1 + 2"), HasSubstr("is a number: no source stands in it"));
   EXPECT_THAT(error(""), HasSubstr("got the end"));
