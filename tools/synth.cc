@@ -224,6 +224,7 @@ Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Conve
 Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& subject, const SynthOptions& options) {
   LayoutRequest request;
   request.config = subject.config_file;
+  request.heads = HeadCounts{subject.config.num_attention_heads(), subject.config.num_key_value_heads()};
   if (!options.mesh.empty()) request.mesh = TRY(Mesh::parse(options.mesh));
   const Convention convention = TRY(convention_of(options));
   if (!subject.family->has_convention(convention))

@@ -235,5 +235,14 @@ TEST(NativeTargets, VllmNeedsTheConfigsHeads) {
       convert(dir / "hf", dir / "v", {"--to", "vllm", "--mesh", "tp=2", "--config", sample("tp8") + "/config.json"}));
 }
 
+TEST(NativeTargets, ShardsOfVllmThatAreMadeUpAreThoseOfTheModel) {
+  const TempDir dir;
+  expect_success(reshard_cli({"synth", dir / "hf", "--model", "llama3-tiny", "--to", "hf", "-q"}));
+  expect_success(reshard_cli({"convert", dir / "hf", dir / "shards", "--to", "vllm", "--mesh", "tp=2", "-q"}));
+  expect_success(
+      reshard_cli({"synth", dir / "made-up", "--model", "llama3-tiny", "--to", "vllm", "--mesh", "tp=2", "-q"}));
+  expect_success(reshard_cli({"verify", dir / "made-up", "--against", dir / "shards", "-q"}));
+}
+
 }  // namespace
 }  // namespace reshard
