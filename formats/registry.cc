@@ -49,12 +49,12 @@ Result<const Format*> recognised_format(const Place& place) {
 namespace {
 
 Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenOptions& options) {
-  const std::string& path = place.path();
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
-    if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(path, options))};
+    if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(place, options))};
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
-    return usage_error(path + ": --weights master is for training states that have their parameters twice, and " +
+    return usage_error(place.path() +
+                       ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
   if (open) note_optimizers(place, open->reader->catalog());
   if (open) TRY(find_parts(open->reader->catalog(), options.keys));

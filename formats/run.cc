@@ -211,14 +211,14 @@ Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenO
   Catalog& catalog = joined->catalog();
   for (const auto* alike : {&parts.models, &parts.optimizers})
     for (const PartName& part : *alike) {
-      const Place there = TRY(place.inside(part.name));
+      const Place& there = *TRY(place.inside(part.name));
       const Format* format = TRY(recognised_format(there));
       if (!format) return corrupt(there.path() + ": is empty, or not what was saved there: the save did not finish");
       if (!out.format) out.format = format;
       const std::string number = "_" + std::to_string(part.number);
       const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
       if (!model.empty()) catalog.parts.push_back({StateKind::kModel, model + ".", model, part.name});
-      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(there.path(), options)),
+      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(there, options)),
                       model.empty() ? "" : model + ".", parts.optimizers.size() > 1 ? "optimizer" + number : ""));
     }
   catalog.lacks_optimizer = parts.optimizers.empty();

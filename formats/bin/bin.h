@@ -22,7 +22,7 @@ inline constexpr std::string_view kSingleFile = "pytorch_model.bin";
 bool is_index_name(std::string_view name);     // ends in ".bin.index.json"
 bool is_numbered_name(std::string_view name);  // "pytorch_model-00001-of-00004.bin"
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 }  // namespace bin
 }  // namespace reshard

@@ -13,10 +13,10 @@ namespace {
 
 class BinReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
-  Status open_directory(const std::string& path);
+  Status open_directory(const Place& directory);
   Status read_file(const std::string& name, const OpenOptions& options);
 
   std::vector<std::string> names_;  // of the files to read
@@ -44,10 +44,11 @@ std::string prefix_of(const TensorFile& file) {
   return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
 }
 
-Status BinReader::open_directory(const std::string& path) {
+Status BinReader::open_directory(const Place& directory) {
+  const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
   bool has_single = false;
-  for (const DirectoryEntry& e : TRY(list_directory(path))) {
+  for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
     if (is_index_name(e.name)) indexes.push_back(e.name);
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
@@ -96,19 +97,16 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   return {};
 }
 
-Status BinReader::open(const std::string& path, const OpenOptions& options) {
-  if (is_directory(path)) {
-    catalog_.root = path;
-    TRY(open_directory(path));
-  } else if (is_index_name(path)) {
-    catalog_.root = parent_path(path);
-    TRY(open_directory(catalog_.root));
-  } else {
-    catalog_.root = parent_path(path);
-    names_ = {base_name(path)};
-  }
+Status BinReader::open(const Place& place, const OpenOptions& options) {
+  catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
+  if (place.is_directory())
+    TRY(open_directory(place));
+  else if (is_index_name(place.path()))
+    TRY(open_directory(*TRY(place.parent())));
+  else
+    names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));
-  TRY(refuse_placeholders(catalog_, path));
+  TRY(refuse_placeholders(catalog_, place));
   if (index_) TRY(index_->check(catalog_));
   if (!unreadable_.empty())
     catalog_.warnings.push_back(
@@ -124,9 +122,9 @@ Status BinReader::open(const std::string& path, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<BinReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -72,13 +72,14 @@ Result<Tree> tree_of(const Place& place) {
       return tree;
     }
     tree.index = place.name();
-    const Place root = TRY(Place::look(tree.root));
-    tree.has_model = looks_like_model(root);
-    tree.has_optimizer = looks_like_optimizer(root);
+    tree.place = TRY(place.parent());
+    tree.has_model = looks_like_model(*tree.place);
+    tree.has_optimizer = looks_like_optimizer(*tree.place);
     return tree;
   }
   tree.root = place.path();
-  if (place.has_directory(kModeling) && has_model(TRY(place.inside(kModeling)))) {
+  tree.place = &place;
+  if (place.has_directory(kModeling) && has_model(*TRY(place.inside(kModeling)))) {
     tree.is_application = tree.has_model = true;
     tree.model = kModeling;
     tree.optimizer = kOptimizer;
@@ -97,7 +98,7 @@ Result<bool> recognises(const Place& place) {
     if (is_optimizer_file(place)) return true;
     const auto index = parse_index_name(place.name());
     if (!place.is_file() || !index || index->part != Part::kModel) return false;
-    return looks_like_model(TRY(Place::look(parent_path(place.path()))));
+    return looks_like_model(*TRY(place.parent()));
   }
   if (is_rank_directory(place)) return true;
   const Tree tree = TRY(tree_of(place));

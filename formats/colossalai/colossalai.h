@@ -40,6 +40,7 @@ std::string single_file(const Place& directory, Part part);
 // What is to be opened, as paths below the root.
 struct Tree {
   std::string root;
+  const Place* place = nullptr;  // what stands at the root; null with an optimizer_file. Lives as what was opened
   std::string model, optimizer;  // their directories; "" is the root itself
   bool has_model = false;
   bool has_optimizer = false;
@@ -54,7 +55,7 @@ bool is_optimizer_file(const Place& place);
 
 Result<Tree> tree_of(const Place& place);
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 // A model as the Booster saves one with shard=True, for its CheckpointIO to load:
 //

@@ -99,7 +99,7 @@ using LocalParts = std::map<Index, std::pair<Dims, std::vector<StoredPart>>>;
 
 class RankReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   Status read_rank(const std::string& meta_file);
@@ -321,8 +321,8 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   return catalog_.add(std::move(tensor));
 }
 
-Status RankReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = path;
+Status RankReader::open(const Place& place, const OpenOptions& options) {
+  catalog_.root = place.path();
   options_ = options;
   const OpenFile global = TRY(open_file(std::string(kGlobalMeta), options_));
   const auto root = global.content->root();
@@ -346,9 +346,9 @@ Status RankReader::open(const std::string& path, const OpenOptions& options) {
 
 bool is_rank_directory(const Place& place) { return place.has_file(kGlobalMeta); }
 
-Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_rank_directory(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<RankReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

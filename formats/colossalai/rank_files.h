@@ -21,6 +21,6 @@
 namespace reshard::colossalai {
 
 bool is_rank_directory(const Place& place);
-Result<std::unique_ptr<Reader>> open_rank_directory(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open_rank_directory(const Place& place, const OpenOptions& options);
 
 }  // namespace reshard::colossalai

@@ -53,7 +53,7 @@ bool is_moment(std::string_view key) { return key == "exp_avg" || key == "exp_av
 
 class ColossalaiReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   struct Copy {
@@ -98,12 +98,15 @@ class ColossalaiReader : public TensorFileReader {
   ParameterNames names_of(const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups) const;
   Status add_states(std::map<Index, std::string>& name_of);
   void note_fused(const std::map<Index, std::string>& name_of);
-  void read_neighbour();
+  void read_neighbour(const Place& opened);
   void read_config(const std::string& directory);
   Status open_scheduler();
   Status open_running_states();
   std::string at_root(const std::string& directory) const {
     return directory.empty() ? tree_.root : path_join(tree_.root, directory);
+  }
+  Result<const Place*> place_at(const std::string& directory) const {
+    return directory.empty() ? Result<const Place*>(tree_.place) : tree_.place->inside(directory);
   }
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 
@@ -149,8 +152,8 @@ Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::strin
 }
 
 Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
-  const std::string directory = at_root(tree_.model);
-  const Place place = TRY(Place::look(directory));
+  const Place& place = *TRY(place_at(tree_.model));
+  const std::string& directory = place.path();
   const PartFiles there = files_of(place, Part::kModel);
   const bool has_temporary = place.has_directory(kTemporaryIndexes);
   if (there.indexes.size() > 1 && tree_.index.empty())
@@ -162,7 +165,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
     if (has_temporary)
       warn(std::string(kTemporaryIndexes) + "/ is left of another save that was interrupted; the index is used");
   } else if (has_temporary) {
-    const StageIndexes stages = TRY(StageIndexes::read(directory, there.shards));
+    const StageIndexes stages = TRY(StageIndexes::read(place, there.shards));
     files = stages.files();
     index_order_ = stages.order();
     has_index_ = true;
@@ -363,25 +366,28 @@ void ColossalaiReader::read_config(const std::string& directory) {
 // ---- The optimizer
 
 // Of a model that lies where one belongs, the parameters, for an optimizer that was opened alone.
-void ColossalaiReader::read_neighbour() {
+void ColossalaiReader::read_neighbour(const Place& opened) {
   const bool is_file = !tree_.optimizer_file.empty();
   if (!is_file && base_name(tree_.root) != kOptimizer) return;
-  const std::string directory = is_file ? tree_.root : parent_path(tree_.root);
+  const auto around = (is_file ? opened : *tree_.place).parent();
+  const auto modeling = around ? (*around)->inside(kModeling) : Result<const Place*>(around.error());
+  if (!modeling) return;
   ColossalaiReader model;
   model.options_ = {.files_too = false, .validated = false};
-  const auto read = [&](const std::string& root, const std::string& file) -> Status {
-    model.tree_.root = model.catalog_.root = root;
+  const auto read = [&](const Place& root, const std::string& file) -> Status {
+    model.tree_.place = &root;
+    model.tree_.root = model.catalog_.root = root.path();
     if (file.empty()) return model.open_model();
     TRY(model.read_model_file({file, {}}));
     model.list_parameters();
     return {};
   };
-  neighbour_ = path_join(directory, kModeling);
-  Status done = is_directory(neighbour_) ? read(neighbour_, "") : Status(io_error("none"));
+  neighbour_ = (*modeling)->path();
+  Status done = (*modeling)->is_directory() ? read(**modeling, "") : Status(io_error("none"));
   for (const std::string_view file : {"model.bin", "model.safetensors", "pytorch_model.bin"}) {
-    if (done || !is_file || !has_file(path_join(directory, file))) continue;
-    neighbour_ = path_join(directory, file);
-    done = read(directory, std::string(file));
+    if (done || !is_file || !(*around)->has_file(file)) continue;
+    neighbour_ = path_join((*around)->path(), file);
+    done = read(**around, std::string(file));
   }
   if (!done) return neighbour_.clear();
   parameters_ = std::move(model.parameters_);
@@ -458,7 +464,8 @@ Status ColossalaiReader::open_optimizer() {
     TRY(read_optimizer_file(tree_.optimizer_file));
     return add_optimizer();
   }
-  const std::string directory = at_root(tree_.optimizer);
+  const Place& place = *TRY(place_at(tree_.optimizer));
+  const std::string& directory = place.path();
   const auto unread = [&](const std::string& why) {
     warn("The optimizer's state is not read: " + why);
     return Status();
@@ -467,14 +474,13 @@ Status ColossalaiReader::open_optimizer() {
       ". ColossalAI's save of a tensor-parallel optimizer fails where the vocabulary is not a multiple of its padding "
       "(\"The parameter isn't evenly distributed among tensor parallel group\"), and up to 0.4.7 the model that it "
       "wrote before then lacks rows: compare the embedding with the config's vocab_size.";
-  if (!is_directory(directory)) {
+  if (!place.is_directory()) {
     const std::string why = "there is no " + std::string(kOptimizer) +
                             "/: this is a final model, or its save failed there" + std::string(kHint);
     if (is_step_name(base_name(tree_.root))) return unread(why);
     catalog_.notes.push_back("The optimizer's state is not read: " + why);
     return {};
   }
-  const Place place = TRY(Place::look(directory));
   const PartFiles there = files_of(place, Part::kOptimizer);
   std::vector<std::string> names, unnamed;
   std::string groups(kGroupFile);
@@ -669,12 +675,12 @@ Status ColossalaiReader::open_running_states() {
   return {};
 }
 
-Status ColossalaiReader::open(const std::string& path, const OpenOptions& options) {
-  tree_ = TRY(tree_of(TRY(Place::look(path))));
+Status ColossalaiReader::open(const Place& place, const OpenOptions& options) {
+  tree_ = TRY(tree_of(place));
   options_ = options;
   catalog_.root = tree_.root;
   if (tree_.has_model) TRY(open_model());
-  if (tree_.has_optimizer && !tree_.has_model) read_neighbour();
+  if (tree_.has_optimizer && !tree_.has_model) read_neighbour(place);
   if (tree_.has_optimizer || tree_.is_application) TRY(open_optimizer());
   if (tree_.is_application) {
     TRY(open_scheduler());
@@ -696,10 +702,10 @@ Status ColossalaiReader::open(const std::string& path, const OpenOptions& option
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
-  if (is_rank_directory(TRY(Place::look(path)))) return open_rank_directory(path, options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+  if (is_rank_directory(place)) return open_rank_directory(place, options);
   auto reader = std::make_unique<ColossalaiReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -154,22 +154,22 @@ std::vector<std::string> StageIndexes::missing(const std::vector<std::string>& s
   return out;
 }
 
-Result<StageIndexes> StageIndexes::read(const std::string& directory, const std::vector<std::string>& shards) {
-  const std::string temporary = path_join(directory, kTemporaryIndexes);
+Result<StageIndexes> StageIndexes::read(const Place& directory, const std::vector<std::string>& shards) {
+  const Place& temporary = *TRY(directory.inside(kTemporaryIndexes));
   StageIndexes out;
   double total = 0;
   bool has_totals = true;
-  for (const DirectoryEntry& e : TRY(list_directory(temporary))) {
+  for (const DirectoryEntry& e : temporary.entries()) {
     const auto name = parse_index_name(e.name);
     if (e.is_directory || !name || name->part != Part::kModel || name->stage == 0) continue;
-    WeightIndex index = TRY(WeightIndex::read(path_join(temporary, e.name)));
+    WeightIndex index = TRY(WeightIndex::read(path_join(temporary.path(), e.name)));
     const auto size = index.total_size().as_double();
     has_totals = has_totals && size.has_value();
     total += size ? *size : 0;
     out.indexes_.push_back({std::move(index), name->stage, name->expert});
   }
   if (has_totals) out.total_size_ = total;
-  const std::string interrupted = directory + ": the save was interrupted before its index was written: ";
+  const std::string interrupted = directory.path() + ": the save was interrupted before its index was written: ";
   if (out.indexes_.empty())
     return corrupt(interrupted + std::string(kTemporaryIndexes) + "/ is empty: no stage finished");
   const std::vector<std::string> lacking = out.missing(shards);

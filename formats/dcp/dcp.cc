@@ -12,7 +12,7 @@ bool is_rank_metadata(std::string_view name) { return take(name, "__") && take_n
 Result<bool> is_file_of_directory(const Place& place) {
   const std::string name = place.name();
   if (place.is_directory() || !(name.ends_with(kDataEnding) || name.ends_with(kMetadataFile))) return false;
-  return TRY(Place::look(parent_path(place.path()))).has_file(kMetadataFile);
+  return TRY(place.parent())->has_file(kMetadataFile);
 }
 
 namespace {

@@ -30,7 +30,7 @@ bool is_rank_metadata(std::string_view name);  // "__3.metadata": of a rank that
 // Whether the path is .metadata, or a data file beside it: the user means their directory.
 Result<bool> is_file_of_directory(const Place& place);
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 // One file `__r_0.distcp` for each rank of the mesh, holding the boxes that rank owns and no lower one holds as well;
 // objects in rank 0's.

@@ -29,7 +29,7 @@ const std::string kOwnState = "extra_state";  // what names of a rank's own obje
 
 class DcpReader : public Reader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& directory, const OpenOptions& options);
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
   Result<std::string> blob_bytes(const Blob& blob) override;
   std::string describe(const Blob& blob) override;
@@ -56,9 +56,9 @@ class DcpReader : public Reader {
   std::uint32_t spool_file_ = 0;
 };
 
-Status DcpReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = path;
-  const auto entries = TRY(list_directory(path));
+Status DcpReader::open(const Place& directory, const OpenOptions& options) {
+  catalog_.root = directory.path();
+  const std::vector<DirectoryEntry>& entries = directory.entries();
   TRY(read_metadata(entries));
   look_at_files(entries);
   name_objects_of_ranks();
@@ -353,10 +353,10 @@ std::string DcpReader::describe(const Blob& blob) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<DcpReader>();
-  const bool is_file = TRY(is_file_of_directory(TRY(Place::look(path))));
-  TRY(reader->open(is_file ? parent_path(path) : path, options));
+  const bool is_file = TRY(is_file_of_directory(place));
+  TRY(reader->open(is_file ? *TRY(place.parent()) : place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -70,7 +70,7 @@ Result<std::optional<std::string>> tag_of(const Place& place, std::string_view f
 }
 
 Result<bool> is_ours(const Place& place, const std::string& tag) {
-  const Place directory = TRY(place.inside(tag));
+  const Place& directory = *TRY(place.inside(tag));
   return directory.is_directory() ? is_tag_directory(directory) : tag.starts_with("global_step");
 }
 
@@ -82,23 +82,24 @@ Result<bool> is_checkpoint(const Place& place) {
   return is_tag_directory(place);
 }
 
-Result<FileSet> find_files(const std::string& path) {
+Result<FileSet> find_files(const Place& place) {
   FileSet set;
+  const std::string& path = place.path();
   set.root = path;
-  const Place place = TRY(Place::look(path));
+  const Place* there = &place;
   for (const std::string_view file : {kLatestFile, kLatestUniversalFile}) {
     const auto tag = TRY(tag_of(place, file));
     if (!tag || !TRY(is_ours(place, *tag))) continue;
     set.latest = file;
     set.directory = *tag + "/";
+    there = TRY(place.inside(*tag));
     break;
   }
-  const std::string directory = set.directory.empty() ? path : path_join(path, set.directory);
-  if (!set.directory.empty() && !is_directory(directory))
-    return io_error(path_join(path, set.latest) + ": names '" + printable(base_name(directory)) +
+  if (!set.directory.empty() && !there->is_directory())
+    return io_error(path_join(path, set.latest) + ": names '" + printable(there->name()) +
                     "', which is not there; open the directory of another step by its path");
   std::string cut_layer;  // one that tensor-parallel ranks have parts of
-  for (const DirectoryEntry& e : TRY(list_directory(directory))) {
+  for (const DirectoryEntry& e : there->entries()) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
     const std::string file = set.directory + e.name;
@@ -134,7 +135,7 @@ Result<FileSet> find_files(const std::string& path) {
                        "ds_to_universal.py makes a universal checkpoint of them, which is read");
   if (!cut_layer.empty()) set.layers.clear();  // each parameter is whole in a file of its own
   if (set.models.empty())
-    return io_error(directory +
+    return io_error(there->path() +
                     ": expected the file mp_rank_00_model_states.pt, got optimizer "
                     "states alone: the model's names are in it");
   return set;

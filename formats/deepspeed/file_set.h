@@ -41,10 +41,10 @@ struct FileSet {
   bool has_rank_models() const { return !models.empty() && models.begin()->first.second >= 0; }  // as ZeRO 3 has them
 };
 
-// What `path` is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
+// What the place is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
 // holds no model states; unsupported where a layer is in files of tensor-parallel ranks and the checkpoint is not
 // universal.
-Result<FileSet> find_files(const std::string& path);
+Result<FileSet> find_files(const Place& place);
 
 // Whether the place is such a directory, or holds the file `latest` of one.
 Result<bool> is_checkpoint(const Place& place);

@@ -296,14 +296,14 @@ void DeepspeedReader::describe_run(Weights wanted) {
                                                       "optimizer's float32 masters");
 }
 
-Status DeepspeedReader::open(const std::string& path, const OpenOptions& options) {
-  set_ = TRY(find_files(path));
+Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
+  set_ = TRY(find_files(place));
   catalog_.root = set_.root;
   if (!set_.latest.empty()) catalog_.metadata_files.push_back(set_.latest);
   for (const std::string_view script : kScripts)
-    if (path_exists(path_join(catalog_.root, script))) catalog_.metadata_files.emplace_back(script);
+    if (place.has_file(script)) catalog_.metadata_files.emplace_back(script);
   for (const std::string_view model : kModelFiles)
-    if (path_exists(path_join(catalog_.root, model)))
+    if (place.has_file(model))
       catalog_.notes.push_back(
           "A model in Hugging Face's files lies beside DeepSpeed's state, which is what is read; " +
           std::string(model) + " can be opened by its own path.");
@@ -322,9 +322,9 @@ Status DeepspeedReader::open(const std::string& path, const OpenOptions& options
   return finish(options);
 }
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<DeepspeedReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

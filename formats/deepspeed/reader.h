@@ -32,7 +32,7 @@ struct Weight {
 
 class DeepspeedReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   template <class T, class Read>

@@ -65,9 +65,9 @@ std::optional<FileName> parse_file_name(std::string_view name) {
 namespace {
 
 // What verl wrote down beside the files, if anything.
-Result<std::optional<Index>> ranks_of_settings(const std::string& directory) {
-  const std::string path = path_join(directory, kSettingsFile);
-  if (!path_exists(path)) return std::optional<Index>();
+Result<std::optional<Index>> ranks_of_settings(const Place& directory) {
+  if (!directory.has_file(kSettingsFile)) return std::optional<Index>();
+  const std::string path = path_join(directory.path(), kSettingsFile);
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxSettingsBytes)), path));
   if (!json.contains("world_size")) return std::optional<Index>();
   return std::optional<Index>(TRY(json.get_index("world_size").context(path)));
@@ -94,12 +94,13 @@ std::string missing_text(const FileSet& set, Index ranks) {
          ")";
 }
 
-Result<FileSet> find_files(const std::string& path) {
-  const bool is_all = is_directory(path);
-  const std::string directory = is_all ? path : parent_path(path);
-  const auto wanted = is_all ? std::nullopt : parse_file_name(base_name(path));
+Result<FileSet> find_files(const Place& place) {
+  const std::string& path = place.path();
+  const Place& there = place.is_directory() ? place : *TRY(place.parent());
+  const std::string& directory = there.path();
+  const auto wanted = place.is_directory() ? std::nullopt : parse_file_name(place.name());
   std::map<std::string, FileSet> sets;
-  for (const DirectoryEntry& e : TRY(list_directory(directory))) {
+  for (const DirectoryEntry& e : there.entries()) {
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
     if (!name || (wanted && wanted->save != name->save)) continue;
     FileSet& set = sets[name->save];
@@ -126,7 +127,7 @@ Result<FileSet> find_files(const std::string& path) {
     return io_error(directory + ": missing " + missing + " of " + count_of(set.ranks, "rank") +
                     ": each tensor is the parts of all ranks");
   if (set.is_verl)
-    if (const auto told = TRY(ranks_of_settings(directory)); told && *told != set.ranks)
+    if (const auto told = TRY(ranks_of_settings(there)); told && *told != set.ranks)
       return corrupt(directory + ": expected files of " + count_of(*told, "rank") + ", as " +
                      std::string(kSettingsFile) + " has it, got those of " + count_of(set.ranks, "rank"));
   return std::move(set);

@@ -60,14 +60,14 @@ struct FileSet {
   const std::map<Index, std::string>& of(Role role) const { return files[static_cast<std::size_t>(role)]; }
 };
 
-// Those in a directory, or with the file at `path`. An I/O error that names what is missing where a rank has no file;
-// unsupported where the files are of two saves, unless `path` says which.
-Result<FileSet> find_files(const std::string& path);
+// Those in a directory, or with the file that the place is. An I/O error that names what is missing where a rank has no
+// file; unsupported where the files are of two saves, unless the place says which.
+Result<FileSet> find_files(const Place& place);
 
 // "2 files ('model_world_size_4_rank_1.pt', ...)": what is not there of `ranks` ranks; empty where all is.
 std::string missing_text(const FileSet& set, Index ranks);
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 }  // namespace fsdp
 }  // namespace reshard

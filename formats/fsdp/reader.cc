@@ -57,7 +57,7 @@ class PiecesByName {
 
 class FsdpReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
@@ -441,8 +441,8 @@ Status FsdpReader::finish_values() {
   return {};
 }
 
-Status FsdpReader::open(const std::string& path, const OpenOptions& options) {
-  set_ = TRY(find_files(path));
+Status FsdpReader::open(const Place& place, const OpenOptions& options) {
+  set_ = TRY(find_files(place));
   catalog_.root = set_.directory;
   shard_of_.assign(static_cast<std::size_t>(set_.ranks), {0, set_.ranks == 1 ? 1 : 0});
   std::vector<std::string> parts;
@@ -475,9 +475,9 @@ Result<std::optional<std::string>> FsdpReader::side_file(const std::string& name
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<FsdpReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

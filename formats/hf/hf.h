@@ -25,9 +25,9 @@ namespace hf {
 bool is_file_name(std::string_view path);   // ends in ".safetensors"
 bool is_index_name(std::string_view path);  // ends in ".safetensors.index.json"
 
-// `path` is a file, an index or a directory. With options.files_too = false the headers have to be there, the data
+// Of a file, an index or a directory. With options.files_too = false the headers have to be there, the data
 // behind them need not.
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 }  // namespace hf
 }  // namespace reshard

@@ -32,12 +32,12 @@ struct Sources {
 constexpr std::string_view kAdapter = "adapter_model.safetensors";
 bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
-Result<Sources> indexed_sources(const std::string& root, const std::string& index_name) {
+Result<Sources> indexed_sources(const Place& directory, const std::string& index_name) {
   Sources sources;
-  sources.root = root;
-  sources.index = TRY(IndexedFiles::open(root, index_name));
+  sources.root = directory.path();
+  sources.index = TRY(IndexedFiles::open(sources.root, index_name));
   sources.files = sources.index->files();
-  for (const DirectoryEntry& entry : TRY(list_directory(root)))
+  for (const DirectoryEntry& entry : directory.entries())
     if (!entry.is_directory && is_file_name(entry.name) && !sources.index->contains(entry.name))
       (is_beside(entry.name) ? sources.beside : sources.stale_files).push_back(entry.name);
   return sources;
@@ -89,9 +89,10 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
   return {};
 }
 
-Result<Sources> directory_sources(const std::string& root) {
+Result<Sources> directory_sources(const Place& directory) {
+  const std::string& root = directory.path();
   std::vector<std::string> indexes, files, beside;
-  for (const DirectoryEntry& entry : TRY(list_directory(root))) {
+  for (const DirectoryEntry& entry : directory.entries()) {
     if (entry.is_directory) continue;
     if (is_index_name(entry.name) && !is_beside(entry.name)) indexes.push_back(entry.name);
     if (is_file_name(entry.name)) (is_beside(entry.name) ? beside : files).push_back(entry.name);
@@ -99,8 +100,8 @@ Result<Sources> directory_sources(const std::string& root) {
   if (files.empty()) files.swap(beside);  // an adapter by itself
   constexpr std::string_view kUsual = "model.safetensors.index.json";
   if (std::find(indexes.begin(), indexes.end(), kUsual) != indexes.end())
-    return indexed_sources(root, std::string(kUsual));
-  if (indexes.size() == 1) return indexed_sources(root, indexes.front());
+    return indexed_sources(directory, std::string(kUsual));
+  if (indexes.size() == 1) return indexed_sources(directory, indexes.front());
   if (indexes.size() > 1)
     return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
@@ -109,17 +110,17 @@ Result<Sources> directory_sources(const std::string& root) {
   return Sources{root, std::move(files), {}, std::move(beside), std::nullopt};
 }
 
-Result<Sources> find_sources(const std::string& path) {
-  if (is_directory(path)) return directory_sources(path);
-  if (is_index_name(path)) return indexed_sources(parent_path(path), base_name(path));
-  return Sources{parent_path(path), {base_name(path)}, {}, {}, std::nullopt};
+Result<Sources> find_sources(const Place& place) {
+  if (place.is_directory()) return directory_sources(place);
+  if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name());
+  return Sources{parent_path(place.path()), {place.name()}, {}, {}, std::nullopt};
 }
 
 // ---- What they hold
 
 class HfReader : public TensorFileReader {
  public:
-  static Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   // A box of a tensor, as one header gives it.
@@ -273,30 +274,27 @@ void HfReader::describe_format() {
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 
-Result<std::unique_ptr<Reader>> HfReader::open(const std::string& path, const OpenOptions& options) {
-  auto reader = std::make_unique<HfReader>();
-  reader->sources_ = TRY(find_sources(path));
-  const Sources& sources = reader->sources_;
-  Catalog& catalog = reader->catalog_;
-  catalog.root = sources.root;
-  catalog.stale_files = sources.stale_files;
-  if (sources.index) catalog.reserve(sources.index->tensors());
-  for (const std::string& name : sources.files) {
-    TRY(reader->read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
-  }
-  TRY(refuse_placeholders(catalog, path));
-  TRY(reader->check_shapes());
-  if (sources.index) TRY(sources.index->check(catalog));
-  reader->describe_format();
-  reader->sources_ = {};  // an index is as large as the catalog
-  TRY(reader->finish(options));
-  return std::unique_ptr<Reader>(std::move(reader));
+Status HfReader::open(const Place& place, const OpenOptions& options) {
+  sources_ = TRY(find_sources(place));
+  catalog_.root = sources_.root;
+  catalog_.stale_files = sources_.stale_files;
+  if (sources_.index) catalog_.reserve(sources_.index->tensors());
+  for (const std::string& name : sources_.files)
+    TRY(read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
+  TRY(refuse_placeholders(catalog_, place));
+  TRY(check_shapes());
+  if (sources_.index) TRY(sources_.index->check(catalog_));
+  describe_format();
+  sources_ = {};  // an index is as large as the catalog
+  return finish(options);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
-  return HfReader::open(path, options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+  auto reader = std::make_unique<HfReader>();
+  TRY(reader->open(place, options));
+  return std::unique_ptr<Reader>(std::move(reader));
 }
 
 }  // namespace reshard::hf

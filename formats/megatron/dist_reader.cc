@@ -40,7 +40,7 @@ bool is_optimizer_key(std::string_view key) { return is_optimizer_word(key.subst
 
 class ShardedReader : public TensorFileReader {
  public:
-  Status open(const std::string& directory, const OpenOptions& options);
+  Status open(const Place& directory, const OpenOptions& options);
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
   Result<std::string> blob_bytes(const Blob& blob) override;
   std::string describe(const Blob& blob) override;
@@ -511,12 +511,12 @@ Result<std::optional<std::string>> ShardedReader::side_file(const std::string& n
 
 // ---- All of it
 
-Status ShardedReader::open(const std::string& directory, const OpenOptions& options) {
-  catalog_.root = directory;
+Status ShardedReader::open(const Place& directory, const OpenOptions& options) {
+  catalog_.root = directory.path();
   TRY(read_metadata());
   inner_ = TRY(dcp::open(directory, options));
   inner_->use_files(files_);
-  TRY(read_common(path_join(directory, kCommonFile)));
+  TRY(read_common(path_join(catalog_.root, kCommonFile)));
   is_tied_ = !args_.flag("untie_embeddings_and_output_weights");
   takes_masters_ = options.weights == Weights::kMaster;
   const Catalog& from = stored();
@@ -592,7 +592,7 @@ std::string ShardedReader::optimizer_text() const {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open_sharded(const std::string& directory, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenOptions& options) {
   auto reader = std::make_unique<ShardedReader>();
   TRY(reader->open(directory, options));
   return std::unique_ptr<Reader>(std::move(reader));

@@ -51,14 +51,14 @@ struct Rank {
 
 class LegacyReader : public TensorFileReader {
  public:
-  Status open(const std::string& directory, const OpenOptions& options);
+  Status open(const Place& directory, const OpenOptions& options);
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
   using Entries = std::vector<const TensorFile::Entry*>;
 
-  Status find_ranks(const OpenOptions& options);
-  Status read_ranks(const OpenOptions& options);
+  Status find_ranks(const Place& directory, const OpenOptions& options);
+  Status read_ranks(const Place& directory, const OpenOptions& options);
   Status check_ranks() const;
   Status check_rank(const Rank& rank) const;
   Status number_layers();
@@ -112,9 +112,9 @@ std::optional<std::vector<Index>> numbers_of(std::string_view name) {
 }
 
 // Each directory is of a tp rank[, a stage][, an ep rank]; which a second number is, args tell.
-Status LegacyReader::find_ranks(const OpenOptions& options) {
+Status LegacyReader::find_ranks(const Place& directory, const OpenOptions& options) {
   std::vector<std::pair<std::string, std::vector<Index>>> found;
-  for (const DirectoryEntry& e : TRY(list_directory(catalog_.root))) {
+  for (const DirectoryEntry& e : directory.entries()) {
     if (!e.is_directory || !is_rank_directory(e.name)) continue;
     auto numbers = numbers_of(e.name);
     if (!numbers) return corrupt(path_join(catalog_.root, e.name) + ": expected mp_rank_TT[_PPP][_EEE]");
@@ -207,8 +207,8 @@ Status LegacyReader::check_rank(const Rank& rank) const {
   return {};
 }
 
-Status LegacyReader::read_ranks(const OpenOptions& options) {
-  TRY(find_ranks(options));
+Status LegacyReader::read_ranks(const Place& directory, const OpenOptions& options) {
+  TRY(find_ranks(directory, options));
   const auto root = ranks_.front().content->root();
   iteration_ = iteration_of(base_name(catalog_.root));
   if (!iteration_)
@@ -577,9 +577,9 @@ Status LegacyReader::add_values(const Rank& rank) {
 
 // ---- All of it
 
-Status LegacyReader::open(const std::string& directory, const OpenOptions& options) {
-  catalog_.root = directory;
-  TRY(read_ranks(options));
+Status LegacyReader::open(const Place& directory, const OpenOptions& options) {
+  catalog_.root = directory.path();
+  TRY(read_ranks(directory, options));
   is_gated_ = args_.flag("swiglu");
   is_tied_ = !args_.flag("untie_embeddings_and_output_weights");
   takes_masters_ = options.weights == Weights::kMaster;
@@ -635,7 +635,7 @@ Result<std::optional<std::string>> LegacyReader::side_file(const std::string& na
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open_rank_files(const std::string& directory, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_rank_files(const Place& directory, const OpenOptions& options) {
   auto reader = std::make_unique<LegacyReader>();
   TRY(reader->open(directory, options));
   return std::unique_ptr<Reader>(std::move(reader));

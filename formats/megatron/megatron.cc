@@ -33,7 +33,7 @@ Result<std::string> latest_of(const Place& place) {
 Result<bool> recognises_rank_files(const Place& place) {
   if (has_rank_files(place)) return true;
   const std::string latest = TRY(latest_of(place));
-  return !latest.empty() && has_rank_files(TRY(place.inside(latest)));
+  return !latest.empty() && has_rank_files(*TRY(place.inside(latest)));
 }
 
 Result<bool> recognises_none(const Place&) { return false; }
@@ -43,19 +43,19 @@ Result<bool> recognises(const Place& place) {
   return !TRY(latest_of(place)).empty();
 }
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
-  Place place = TRY(Place::look(path));
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+  const Place* directory = &place;
   const bool is_run = !TRY(is_iteration(place));
   if (is_run) {
     const std::string latest = TRY(latest_of(place));
-    place = TRY(place.inside(latest));
-    if (!TRY(is_iteration(place)))
-      return io_error(path_join(path, kLatestFile) + ": names " + latest + ", which is " +
-                      (place.is_there() ? "no checkpoint of Megatron" : "missing") +
+    directory = TRY(place.inside(latest));
+    if (!TRY(is_iteration(*directory)))
+      return io_error(path_join(place.path(), kLatestFile) + ": names " + latest + ", which is " +
+                      (directory->is_there() ? "no checkpoint of Megatron" : "missing") +
                       "; another iteration can be opened by its own path");
   }
-  auto reader =
-      TRY(TRY(has_sharded_files(place)) ? open_sharded(place.path(), options) : open_rank_files(place.path(), options));
+  auto reader = TRY(TRY(has_sharded_files(*directory)) ? open_sharded(*directory, options)
+                                                       : open_rank_files(*directory, options));
   if (is_run) reader->catalog().metadata_files.push_back(path_join("..", kLatestFile));
   return reader;
 }

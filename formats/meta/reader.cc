@@ -35,7 +35,7 @@ std::optional<int> cut_of(std::string_view name) {
 
 class MetaReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
@@ -45,9 +45,9 @@ class MetaReader : public TensorFileReader {
     StoredTensor stored;
   };
 
-  Status open_ranks(const OpenOptions& options);
-  Status open_safetensors(const std::string& only, const OpenOptions& options);
-  Status read_params();
+  Status open_ranks(const Place& directory, const OpenOptions& options);
+  Status open_safetensors(const Place& directory, const std::string& only, const OpenOptions& options);
+  Status read_params(const Place& directory);
   Status join(const std::string& name, const std::vector<Part>& parts);
   Result<int> cut_of_embedding(const StoredTensor& stored) const;
   Status check_count() const;
@@ -56,9 +56,9 @@ class MetaReader : public TensorFileReader {
   std::map<std::string, std::vector<Part>> parts_;  // by tensor, in the order of the ranks
 };
 
-Status MetaReader::read_params() {
+Status MetaReader::read_params(const Place& directory) {
+  if (!directory.has_file(kParamsFile)) return {};
   const std::string path = path_join(catalog_.root, kParamsFile);
-  if (!path_exists(path)) return {};
   catalog_.metadata_files.emplace_back(kParamsFile);
   params_ = TRY(parse_json(TRY(read_whole_file(path, kMaxParamsBytes)), path));
   return {};
@@ -142,9 +142,9 @@ Status MetaReader::check_count() const {
                   std::to_string(shape[1]));
 }
 
-Status MetaReader::open_ranks(const OpenOptions& options) {
+Status MetaReader::open_ranks(const Place& directory, const OpenOptions& options) {
   std::map<Index, std::string> files;
-  for (const DirectoryEntry& e : TRY(list_directory(catalog_.root)))
+  for (const DirectoryEntry& e : directory.entries())
     if (const auto rank = e.is_directory ? std::nullopt : rank_of_file(e.name))
       if (!files.emplace(*rank, e.name).second)
         return unsupported(catalog_.root + ": '" + printable(e.name) + "' and '" + printable(files[*rank]) +
@@ -168,17 +168,17 @@ Status MetaReader::open_ranks(const OpenOptions& options) {
 
 // ---- whole tensors
 
-Status MetaReader::open_safetensors(const std::string& only, const OpenOptions& options) {
+Status MetaReader::open_safetensors(const Place& directory, const std::string& only, const OpenOptions& options) {
   constexpr std::string_view kIndex = "consolidated.safetensors.index.json";
   std::vector<std::string> names;
   std::optional<IndexedFiles> index;
   if (!only.empty()) {
     names = {only};
-  } else if (path_exists(path_join(catalog_.root, kIndex))) {
+  } else if (directory.has_file(kIndex)) {
     index = TRY(IndexedFiles::open(catalog_.root, std::string(kIndex)));
     names = index->files();
   } else {
-    for (const DirectoryEntry& e : TRY(list_directory(catalog_.root)))
+    for (const DirectoryEntry& e : directory.entries())
       if (!e.is_directory && is_safetensors_name(e.name)) names.push_back(e.name);
     if (names.size() != 1)
       return io_error(catalog_.root + ": expected one consolidated.safetensors, or " + std::string(kIndex) +
@@ -195,15 +195,15 @@ Status MetaReader::open_safetensors(const std::string& only, const OpenOptions& 
 
 // ---- the whole
 
-Status MetaReader::open(const std::string& path, const OpenOptions& options) {
-  const std::string name = is_directory(path) ? std::string() : base_name(path);
-  catalog_.root = name.empty() ? path : parent_path(path);
-  bool has_ranks = rank_of_file(name).has_value();
-  if (name.empty())
-    for (const DirectoryEntry& e : TRY(list_directory(path)))
-      has_ranks = has_ranks || (!e.is_directory && rank_of_file(e.name));
-  TRY(read_params());
-  TRY(has_ranks ? open_ranks(options) : open_safetensors(is_safetensors_name(name) ? name : "", options));
+Status MetaReader::open(const Place& place, const OpenOptions& options) {
+  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  catalog_.root = directory.path();
+  const auto is_of_rank = [](std::string_view name) { return rank_of_file(name).has_value(); };
+  const std::string only = place.is_directory() ? std::string() : place.name();
+  const bool has_ranks = only.empty() ? directory.has_file_like(is_of_rank) : is_of_rank(only);
+  TRY(read_params(directory));
+  TRY(has_ranks ? open_ranks(directory, options)
+                : open_safetensors(directory, is_safetensors_name(only) ? only : "", options));
   catalog_.attributes.emplace_back(
       "format", has_ranks ? "Meta consolidated, files of " + count_of(std::ssize(catalog_.files), "rank")
                           : "Mistral consolidated, " + count_of(std::ssize(catalog_.files), "file"));
@@ -225,9 +225,9 @@ Result<std::optional<std::string>> MetaReader::side_file(const std::string& name
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<MetaReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

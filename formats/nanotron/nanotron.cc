@@ -50,14 +50,14 @@ Result<Box> parse_box(std::string_view text, const Dims& shape) {
 
 }  // namespace
 
-Result<std::string> step_directory(const Place& place) {
-  if (is_step(place)) return place.path();
+Result<const Place*> step_directory(const Place& place) {
+  if (is_step(place)) return &place;
   const auto latest = TRY(place.text_of(kLatestFile, 64));
   std::string_view text = latest ? *latest : std::string_view();
   const auto step = take_number(text);
-  if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return std::string();
-  const Place there = TRY(place.inside(std::to_string(*step)));
-  return is_step(there) ? there.path() : std::string();
+  if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return nullptr;
+  const Place* const there = TRY(place.inside(std::to_string(*step)));
+  return is_step(*there) ? there : nullptr;
 }
 
 std::optional<FileName> parse_file_name(std::string_view name) {
@@ -117,7 +117,7 @@ Result<Dims> parse_shape(std::string_view text) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) { return !TRY(step_directory(place)).empty(); }
+Result<bool> recognises(const Place& place) { return TRY(step_directory(place)) != nullptr; }
 
 }  // namespace
 }  // namespace nanotron

@@ -29,8 +29,8 @@ inline constexpr std::string_view kMetadataFile = "checkpoint_metadata.json";
 inline constexpr std::string_view kConfigFile = "model_config.json";
 inline constexpr std::string_view kLatestFile = "latest.txt";
 
-// The step's directory that `path` is, or that its latest.txt names; empty where it is neither.
-Result<std::string> step_directory(const Place& place);
+// The step's directory that a place is, or that its latest.txt names; null where it is neither.
+Result<const Place*> step_directory(const Place& place);
 
 // A file name taken apart.
 struct FileName {
@@ -47,7 +47,7 @@ Result<Dims> parse_shape(std::string_view text);  // "(128, 64)"
 
 // The names are the directories'. q and k of models from before rope_interleaved, or with it, have their rows in rotary
 // pairs; they are shown half by half, as nanotron has them since. A config.json is made of model_config.json.
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 }  // namespace nanotron
 }  // namespace reshard

@@ -25,7 +25,7 @@ std::string metadata_of(const TensorFile& file, std::string_view key) {
 
 class NanotronReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
@@ -161,8 +161,10 @@ Result<Tensor> NanotronReader::without_pairs(Tensor tensor) const {
   return unpack(tensor, all, tensor.name);
 }
 
-Status NanotronReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = TRY(step_directory(TRY(Place::look(path))));
+Status NanotronReader::open(const Place& place, const OpenOptions& options) {
+  const Place* const step = TRY(step_directory(place));
+  if (!step) return io_error(place.path() + ": expected a step of nanotron, or " + std::string(kLatestFile));
+  catalog_.root = step->path();
   const Json metadata = TRY(read_json(kMetadataFile));
   config_ = TRY(read_json(nanotron::kConfigFile));
   TRY(find_files());
@@ -172,8 +174,7 @@ Status NanotronReader::open(const std::string& path, const OpenOptions& options)
       "format", "nanotron" + (version && version->is_string() ? " " + printable(TRY(version->as_string())) : "") +
                     ", " + count_of(std::ssize(catalog_.files), "file"));
   if (has_pairs()) catalog_.attributes.emplace_back("rows", "q and k were in rotary pairs (rope_interleaved)");
-  if (is_directory(path_join(catalog_.root, "optimizer")))
-    catalog_.attributes.emplace_back("optimizer", "its state is not read");
+  if (step->has_directory("optimizer")) catalog_.attributes.emplace_back("optimizer", "its state is not read");
   return finish(options);
 }
 
@@ -199,9 +200,9 @@ Result<std::optional<std::string>> NanotronReader::side_file(const std::string& 
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<NanotronReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

@@ -38,7 +38,7 @@ RankFiles find_files(const Place& directory);
 // (lib/infer/rank_layout.h; a config.json beside the files or one level up is consulted). A layout without a mesh is
 // taken to be for tp ranks alone. Corrupt where ranks lack a tensor, or hold another part of it than the layout says;
 // padding rows of a vocabulary stay in the joined tensor. Objects that are no tensors are left out with a warning.
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 // One file for each rank of request.mesh, a stage's tensors on its ranks only, replicated tensors in the file of every
 // rank that holds them; and the descriptor, which names every tensor.

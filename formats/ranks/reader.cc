@@ -24,7 +24,7 @@ struct Part {
 
 class RanksReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   Status choose_files(RankFiles files);
@@ -323,14 +323,14 @@ void RanksReader::describe_format() {
                                 " that are no tensors in the files of the ranks are not read.");
 }
 
-Status RanksReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = path;
-  RankFiles files = find_files(TRY(Place::look(path)));
+Status RanksReader::open(const Place& place, const OpenOptions& options) {
+  catalog_.root = place.path();
+  RankFiles files = find_files(place);
   const bool has_layout = files.has_layout;
   TRY(choose_files(std::move(files)));
   const SafetensorsEnd end = options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked;
   for (Index rank = 0; rank < ranks(); ++rank) TRY(read_file(rank, end));
-  if (names_.empty()) return corrupt(path + ": the files of the ranks hold no tensors");
+  if (names_.empty()) return corrupt(catalog_.root + ": the files of the ranks hold no tensors");
   TRY(choose_layout(options, has_layout));
   for (std::size_t i = 0; i < names_.size(); ++i) TRY(join_parts(i));
   describe_format();
@@ -341,9 +341,9 @@ Status RanksReader::open(const std::string& path, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<RanksReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

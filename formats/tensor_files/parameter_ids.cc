@@ -88,24 +88,24 @@ constexpr std::array<std::string_view, 11> kLayer = {
 constexpr std::string_view kHead = "lm_head";
 
 // Where a Llama has a parameter; nothing for other names.
-using Place = std::tuple<int, Index, std::ptrdiff_t, bool>;
-std::optional<Place> place_in_llama(std::string_view name) {
+using OrderKey = std::tuple<int, Index, std::ptrdiff_t, bool>;
+std::optional<OrderKey> place_in_llama(std::string_view name) {
   const bool is_bias = name.ends_with(".bias");
   if (!is_bias && !name.ends_with(".weight")) return std::nullopt;
   const std::string_view module = name.substr(0, name.rfind('.'));
-  if (module == kEmbedding) return Place{0, 0, 0, is_bias};
-  if (module == kNorm) return Place{2, 0, 0, is_bias};
-  if (module == kHead) return Place{3, 0, 0, is_bias};
+  if (module == kEmbedding) return OrderKey{0, 0, 0, is_bias};
+  if (module == kNorm) return OrderKey{2, 0, 0, is_bias};
+  if (module == kHead) return OrderKey{3, 0, 0, is_bias};
   const Index layer = layer_number(name);
   const std::string prefix = "model.layers." + std::to_string(layer) + ".";
   if (!module.starts_with(prefix)) return std::nullopt;
   const auto* part = std::find(kLayer.begin(), kLayer.end(), module.substr(prefix.size()));
   if (part == kLayer.end()) return std::nullopt;
-  return Place{1, layer, part - kLayer.begin(), is_bias};
+  return OrderKey{1, layer, part - kLayer.begin(), is_bias};
 }
 
 std::optional<Order> as_in_llama(const std::vector<NamedShape>& parameters) {
-  std::vector<std::pair<Place, const NamedShape*>> placed;
+  std::vector<std::pair<OrderKey, const NamedShape*>> placed;
   for (const NamedShape& p : parameters) {
     const auto place = place_in_llama(p.name);
     if (!place) return std::nullopt;

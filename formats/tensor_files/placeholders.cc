@@ -9,17 +9,16 @@ namespace {
 constexpr std::string_view kStep = "global_step";
 
 // The last of the steps in a directory, if it has some.
-std::string last_step(const std::string& directory) {
+std::string last_step(const Place& directory) {
   std::string last;
-  if (const auto entries = list_directory(directory))
-    for (const DirectoryEntry& e : *entries)
-      if (e.is_directory && e.name.starts_with(kStep) && (last.empty() || natural_less(last, e.name))) last = e.name;
-  return last.empty() ? last : path_join(directory, last);
+  for (const DirectoryEntry& e : directory.entries())
+    if (e.is_directory && e.name.starts_with(kStep) && (last.empty() || natural_less(last, e.name))) last = e.name;
+  return last.empty() ? last : path_join(directory.path(), last);
 }
 
 }  // namespace
 
-Status refuse_placeholders(const Catalog& catalog, const std::string& path) {
+Status refuse_placeholders(const Catalog& catalog, const Place& place) {
   Index weights = 0, empty = 0;
   for (const Tensor& t : catalog.tensors()) {
     if (!t.name.ends_with(".weight")) continue;
@@ -27,10 +26,10 @@ Status refuse_placeholders(const Catalog& catalog, const std::string& path) {
     empty += t.shape == Dims{0} ? 1 : 0;
   }
   if (2 * empty <= weights) return {};
-  const std::string directory = is_directory(path) ? path : parent_path(path);
-  std::string where = base_name(directory).starts_with(kStep) ? directory : last_step(directory);
-  if (where.empty()) where = last_step(parent_path(directory));
-  return unsupported(path + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +
+  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
+  if (const auto above = directory.parent(); where.empty() && above) where = last_step(**above);
+  return unsupported(place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +
                      " are placeholders of size [0], as ZeRO 3 has them in a model that is saved without being " +
                      "gathered: the weights are in " +
                      (where.empty() ? "the global_stepN/ of its run, which is to be opened"

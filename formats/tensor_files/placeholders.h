@@ -2,14 +2,13 @@
 // size [0] in its place. save_pretrained() and torch.save() of such a model write those.
 #pragma once
 
-#include <string>
-
 #include "lib/checkpoint/catalog.h"
+#include "lib/checkpoint/place.h"
 
 namespace reshard {
 
 // Unsupported where the most of the weights are placeholders, with the directory of the run that has the numbers.
-// `path` is what was opened.
-Status refuse_placeholders(const Catalog& catalog, const std::string& path);
+// `place` is what was opened.
+Status refuse_placeholders(const Catalog& catalog, const Place& place);
 
 }  // namespace reshard

@@ -52,7 +52,7 @@ std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::strin
 
 class StepReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options);
+  Status open(const Place& place, const OpenOptions& options);
 
  private:
   // One rank's file of an item.
@@ -62,14 +62,14 @@ class StepReader : public TensorFileReader {
     std::set<std::string_view> used;
   };
 
-  Status check_finished() const;
+  static Status check_finished(const Place& directory);
   Status check_files() const;
   Result<Content> read_file(const std::string& item, const std::string& name, Index rank, const OpenOptions& options);
   Status read_item(const std::string& name, const Item& item, const OpenOptions& options);
   Status join(const std::string& item, const ItemTensor& tensor, std::vector<Content>& contents);
   Result<std::size_t> add_holding(const Holding& holding, const ItemTensor& tensor, std::vector<Content>& contents,
                                   JoinedTensor& joined);
-  Status read_others(const OpenOptions& options);
+  Status read_others(const Place& directory, const OpenOptions& options);
   Status add_own_tensors(const std::string& item, const std::vector<Content>& contents);
   void add_values(const std::string& item, const TensorFile& content, std::uint32_t file);
   Status finish_values();
@@ -82,18 +82,18 @@ class StepReader : public TensorFileReader {
 };
 
 // A finished save has its own name and metadata.
-Status StepReader::check_finished() const {
+Status StepReader::check_finished(const Place& directory) {
   constexpr std::string_view kUnfinished = "tmp_";
-  const auto entries = TRY(list_directory(catalog_.root));
-  const std::string name = base_name(catalog_.root);
+  const std::string& path = directory.path();
+  const std::string name = directory.name();
   if (name.starts_with(kUnfinished))
-    return corrupt(catalog_.root + ": a save that did not finish: torch_checkpointing renames it to '" +
+    return corrupt(path + ": a save that did not finish: torch_checkpointing renames it to '" +
                    printable(name.substr(kUnfinished.size())) + "' when every rank has written" +
-                   gaps_of(entries, catalog_.root) + ". Take an earlier step");
-  if (!path_exists(path_join(catalog_.root, kMetadataFile)))
-    return corrupt(catalog_.root + ": a save without " + std::string(kMetadataFile) +
+                   gaps_of(directory.entries(), path) + ". Take an earlier step");
+  if (!directory.has_file(kMetadataFile))
+    return corrupt(path + ": a save without " + std::string(kMetadataFile) +
                    ", which says how its tensors are cut: it did not finish, or was not copied whole" +
-                   gaps_of(entries, catalog_.root));
+                   gaps_of(directory.entries(), path));
   return {};
 }
 
@@ -239,9 +239,9 @@ Status StepReader::add_own_tensors(const std::string& item, const std::vector<Co
   return {};
 }
 
-Status StepReader::read_others(const OpenOptions& options) {
+Status StepReader::read_others(const Place& directory, const OpenOptions& options) {
   std::map<std::string, std::map<Index, std::string>> items;
-  for (const DirectoryEntry& e : TRY(list_directory(catalog_.root))) {
+  for (const DirectoryEntry& e : directory.entries()) {
     const auto file = e.is_directory ? std::nullopt : parse_rank_file(e.name);
     if (!file || files_of_items_.contains(e.name)) continue;
     if (file->extension == ".json")
@@ -285,15 +285,16 @@ void StepReader::describe_format() {
                                 names_text({left_out_.begin(), left_out_.end()}, "object"));
 }
 
-Status StepReader::open(const std::string& path, const OpenOptions& options) {
-  catalog_.root = is_directory(path) ? path : parent_path(path);
-  TRY(check_finished());
+Status StepReader::open(const Place& place, const OpenOptions& options) {
+  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  catalog_.root = directory.path();
+  TRY(check_finished(directory));
   const std::string file = path_join(catalog_.root, kMetadataFile);
   metadata_ = TRY(parse_metadata(TRY(read_whole_file(file, kMaxMetadataBytes)), file));
   catalog_.metadata_files.emplace_back(kMetadataFile);
   TRY(check_files());
   for (const auto& [name, item] : metadata_.items) TRY(read_item(name, item, options));
-  TRY(read_others(options));
+  TRY(read_others(directory, options));
   TRY(finish_values());
   describe_format();
   return finish(options);
@@ -301,9 +302,9 @@ Status StepReader::open(const std::string& path, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<StepReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

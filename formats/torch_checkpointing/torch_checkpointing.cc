@@ -32,7 +32,7 @@ bool is_pickle(const Place& place) { return place.head().starts_with('\x80'); }
 Result<bool> recognises(const Place& place) {
   const std::string name = place.name();
   if (!place.is_directory()) return name == kMetadataFile && is_pickle(place);
-  if (place.has_file(kMetadataFile)) return is_pickle(TRY(place.inside(kMetadataFile)));
+  if (place.has_file(kMetadataFile)) return is_pickle(*TRY(place.inside(kMetadataFile)));
   if (!name.starts_with("tmp_") && !name.starts_with("step-")) return false;
   const auto is_of_model = [](std::string_view file) {
     const auto parsed = parse_rank_file(file);

@@ -29,8 +29,8 @@ struct RankFile {
 };
 std::optional<RankFile> parse_rank_file(std::string_view name);
 
-// `path` is a step or its metadata.pkl. What did not finish is corrupt, and said to be that.
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options);
+// Of a step or its metadata.pkl. What did not finish is corrupt, and said to be that.
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
 
 // One safetensors file an item and rank, and metadata.pkl: what torch_checkpointing's own load takes. Unsupported for
 // tensors that are cut in sections, or three times along one dimension.

@@ -14,15 +14,16 @@ namespace {
 // Joins the parameters of the workers to the model that the config.json beside them describes.
 class VllmReader : public TensorFileReader {
  public:
-  Status open(const std::string& path, const OpenOptions& options) {
-    catalog_.root = path;
-    stages_ = path_exists(path_join(path, file_name({}, 1, 0))) ? 1 : 2;
+  Status open(const Place& place, const OpenOptions& options) {
+    catalog_.root = place.path();
+    stages_ = place.has_file(file_name({}, 1, 0)) ? 1 : 2;
+    const auto has = [&](const Worker& worker, Index part) { return place.has_file(file_name(worker, stages_, part)); };
     if (stages_ > 1)
       while (has({stages_, 0}, 0)) ++stages_;
     for (Index stage = 0; stage < stages_; ++stage) {
       Index rank = 0;
       for (; rank == 0 || (stage == 0 ? has({stage, rank}, 0) : rank < ranks_); ++rank)
-        TRY(read_worker({stage, rank}, options));
+        TRY(read_worker(place, {stage, rank}, options));
       ranks_ = rank;
     }
     const VllmLayout layout = TRY(find_layout());
@@ -40,17 +41,13 @@ class VllmReader : public TensorFileReader {
     StoredTensor stored;
   };
 
-  bool has(const Worker& worker, Index part) const {
-    return path_exists(path_join(catalog_.root, file_name(worker, stages_, part)));
-  }
-
   static std::string text_of(const Worker& worker, Index stages) {
     return "worker " + std::to_string(worker.rank) + (stages > 1 ? " of stage " + std::to_string(worker.stage) : "");
   }
 
-  Status read_worker(const Worker& worker, const OpenOptions& options) {
+  Status read_worker(const Place& place, const Worker& worker, const OpenOptions& options) {
     parts_.emplace_back();
-    for (Index part = 0; part == 0 || has(worker, part); ++part) {
+    for (Index part = 0; part == 0 || place.has_file(file_name(worker, stages_, part)); ++part) {
       const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
       catalog_.files[opened.file].writer = std::ssize(parts_) - 1;
       for (const TensorFile::Entry& entry : opened.content->tensors())
@@ -120,9 +117,9 @@ class VllmReader : public TensorFileReader {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const std::string& path, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   auto reader = std::make_unique<VllmReader>();
-  TRY(reader->open(path, options));
+  TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
 }
 

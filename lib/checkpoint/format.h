@@ -189,7 +189,7 @@ struct Format {
   // look further and cannot.
   Result<bool> (*recognises)(const Place& place);
   // Null where nothing is recognised.
-  Result<std::unique_ptr<Reader>> (*open)(const std::string& path, const OpenOptions& options);
+  Result<std::unique_ptr<Reader>> (*open)(const Place& place, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
   // Makes a file at `path`, or replaces the one there if told, that shows the tensors of a located catalog where they
   // lie, without copying; null: not that kind of format. What it cannot express is in the report.

@@ -20,6 +20,12 @@ Result<Place> Place::look(std::string path) {
   return out;
 }
 
+Result<const Place*> Place::kept(const std::string& path) const {
+  std::unique_ptr<const Place>& there = around_[path];
+  if (!there) there = std::make_unique<const Place>(TRY(look(path)));
+  return there.get();
+}
+
 const DirectoryEntry* Place::find(std::string_view name) const {
   const auto at = std::lower_bound(entries_.begin(), entries_.end(), name,
                                    [](const DirectoryEntry& e, std::string_view n) { return e.name < n; });
@@ -39,7 +45,9 @@ bool Place::has_directory(std::string_view name) const {
 Result<std::optional<std::string>> Place::text_of(std::string_view name, Index limit) const {
   const DirectoryEntry* const e = find(name);
   if (e == nullptr || e->is_directory || e->size > limit) return std::optional<std::string>();
-  return std::optional(TRY(read_whole_file(path_join(path_, name), limit)));
+  auto text = texts_.find(name);
+  if (text == texts_.end()) text = texts_.emplace(name, TRY(read_whole_file(path_join(path_, name), limit))).first;
+  return std::optional(text->second);
 }
 
 }  // namespace reshard

@@ -1,7 +1,9 @@
-// What stands at a path, looked at once: what formats recognise a checkpoint by.
+// What stands at a path, looked at once: what formats recognise a checkpoint by, and find its files with.
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,12 +13,16 @@
 
 namespace reshard {
 
+// What is asked of it is kept: of a directory inside, the one above and a file's text the second answer is the first,
+// whatever has changed since. Not for several threads at once.
 class Place {
  public:
   // A directory is listed, of a file the first bytes are read; there may be nothing. An error where that fails: then no
   // format can say that this is none of its checkpoints.
   static Result<Place> look(std::string path);
-  Result<Place> inside(std::string_view name) const { return look(path_join(path_, name)); }
+  // What is at a name in it, and the directory that it is in; they live as long as this one.
+  Result<const Place*> inside(std::string_view name) const { return kept(path_join(path_, name)); }
+  Result<const Place*> parent() const { return kept(parent_path(path_)); }
 
   const std::string& path() const { return path_; }
   std::string name() const { return base_name(path_); }
@@ -44,11 +50,14 @@ class Place {
  private:
   enum class Kind { kNothing, kFile, kDirectory };
   const DirectoryEntry* find(std::string_view name) const;
+  Result<const Place*> kept(const std::string& path) const;
 
   std::string path_;
   Kind kind_ = Kind::kNothing;
   std::vector<DirectoryEntry> entries_;
   std::string head_;
+  mutable std::map<std::string, std::unique_ptr<const Place>> around_;  // by path
+  mutable std::map<std::string, std::string, std::less<>> texts_;       // by name
 };
 
 }  // namespace reshard

@@ -340,7 +340,7 @@ TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
 // Reading what surrounds the tensors fails once, anywhere: the next try finds what it would have found.
 TEST_F(FaultTest, WhatCouldNotBeLocatedIsLocatedLater) {
   const std::string path = sample("fsdp4_tp2") + "/checkpoint";
-  auto healthy = dcp::open(path, {});
+  auto healthy = open_with(kDcpFormat, path);
   ASSERT_TRUE(healthy);
   std::vector<std::size_t> all((*healthy)->catalog().tensors().size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
@@ -348,7 +348,7 @@ TEST_F(FaultTest, WhatCouldNotBeLocatedIsLocatedLater) {
   ASSERT_TRUE(expected);
   int failures = 0;
   for (Index n = 1;; n += 13) {
-    auto reader = dcp::open(path, {});
+    auto reader = open_with(kDcpFormat, path);
     ASSERT_TRUE(reader);
     arm({n, false, EIO});
     const Status located = (*reader)->locate(all, 1, ".");
@@ -620,7 +620,7 @@ Seen seen(const Catalog& catalog) {
 
 // Opens a checkpoint and reads everything but the payloads of its tensors.
 Result<Seen> open_whole(const std::string& path, const std::string& spool) {
-  const auto reader = TRY(dcp::open(path, {}));
+  const auto reader = TRY(open_with(kDcpFormat, path));
   std::vector<std::size_t> all(reader->catalog().tensors().size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
   TRY(reader->locate(all, 1, spool));

@@ -71,7 +71,7 @@ class Conformance : public testing::TestWithParam<const Format*> {
   }
   // Everything that reading it comes to: an error, or the values.
   Result<TensorValues> read(const std::string& path) {
-    const auto reader = TRY(format().open(path, {}));
+    const auto reader = TRY(open_with(format(), path));
     return load_values(*reader);
   }
   // The files of a checkpoint: those below a directory, or the one.
@@ -84,7 +84,7 @@ class Conformance : public testing::TestWithParam<const Format*> {
   // For each of these files, which bytes are no tensor's.
   std::vector<Index> places_outside_tensors(const std::string& path, const std::string& file, Index size) {
     std::vector<bool> taken(static_cast<std::size_t>(size), false);
-    const auto reader = format().open(path, {});
+    const auto reader = open_with(format(), path);
     EXPECT_TRUE(reader && load_values(**reader));  // which locates them
     const Catalog& catalog = (*reader)->catalog();
     for (const Tensor& t : catalog.tensors())
@@ -111,7 +111,7 @@ TEST_P(Conformance, ReadsWhatItWrites) {
   EXPECT_EQ(is_directory(path), !format().is_file);
   EXPECT_EQ(*recognised_format(*Place::look(path)), &format() == &kToyFormat ? nullptr : &format())
       << "a row before it takes it";
-  const auto reader = format().open(path, {});
+  const auto reader = open_with(format(), path);
   ASSERT_TRUE(reader) << reader.error().message();
   const auto values = load_values(**reader);
   ASSERT_TRUE(values) << values.error().message();
@@ -131,7 +131,7 @@ TEST_P(Conformance, ReadsWhatItWrites) {
     EXPECT_EQ(*(*reader)->blob_bytes(blob), torch_archive::object_item(std::string_view("\x80\x02N.", 4)));
   }
   // Metadata alone tell the same.
-  const auto without = format().open(path, {.files_too = false});
+  const auto without = open_with(format(), path, {.files_too = false});
   ASSERT_TRUE(without) << without.error().message();
   EXPECT_EQ((*without)->catalog().tensors().size(), values_.size());
 }
@@ -186,7 +186,7 @@ TEST_P(Conformance, SurvivesFlippedBits) {
       std::string damaged = whole;
       damaged[static_cast<std::size_t>(places[random_() % places.size()])] ^= static_cast<char>(1 << random_() % 8);
       write_file(file, damaged);
-      const auto reader = format().open(path, {});
+      const auto reader = open_with(format(), path);
       refused += !reader;
       if (!reader) continue;
       EXPECT_TRUE(validate((*reader)->catalog()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,9 @@ void copy_sample(const std::string& name, const std::string& into);
 // "tests/data/<name>"
 std::string test_data(const std::string& name);
 
+// Opens what is at a path as a format's, whether it is recognised or not.
+Result<std::unique_ptr<Reader>> open_with(const Format& format, const std::string& path,
+                                          const OpenOptions& options = {});
 // Whether a format takes what is at a path for its own.
 bool recognises(const Format& format, const std::string& path);
 // Why a checkpoint cannot be opened, its path as "D"; empty where it can.

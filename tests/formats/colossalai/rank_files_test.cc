@@ -23,7 +23,7 @@ TEST(RankFiles, APartThatIsMissingIsSaid) {
     if (name != "global_meta.bin") dir.write(name, bytes);
   const auto without = [&](const std::string& global) {
     dir.write("global_meta.bin", read_file(RESHARD_TEST_DATA "/colossalai_ranks/" + global));
-    const auto reader = kColossalaiFormat.open(dir.path(), {});
+    const auto reader = open_with(kColossalaiFormat, dir.path(), {});
     return reader ? "accepted" : reader.error().message();
   };
   EXPECT_THAT(without("without_tp1.bin"), testing::HasSubstr("expected the parts of 2 tensor-parallel ranks, got 1"));

@@ -30,7 +30,7 @@ std::string small(const std::string& name) { return std::string(RESHARD_TEST_DAT
 
 // The catalog that the metadata of a directory make; the other files are not looked at.
 Result<std::unique_ptr<Reader>> open(const std::string& path, bool validated = true) {
-  return kDcpFormat.open(path, {.files_too = false, .validated = validated});
+  return open_with(kDcpFormat, path, {.files_too = false, .validated = validated});
 }
 
 // "[0:2, 0:3] in __0_0.distcp at 864, 1180 bytes"

@@ -38,7 +38,7 @@ SafetensorsMetadata shards(const std::string& info) {
 class SafetensorsReadTest : public testing::Test {
  protected:
   Result<std::unique_ptr<Reader>> open(const std::string& name = "", bool files_too = true) {
-    return kHfFormat.open(name.empty() ? dir_.path() : dir_ / name, {.files_too = files_too});
+    return open_with(kHfFormat, name.empty() ? dir_.path() : dir_ / name, {.files_too = files_too});
   }
 
   // Why it is refused, with D for the directory.
@@ -63,7 +63,8 @@ class SafetensorsReadTest : public testing::Test {
 };
 
 TEST_F(SafetensorsReadTest, OpensAFileOfARealProducer) {
-  const auto reader = kHfFormat.open(std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
+  const auto reader =
+      open_with(kHfFormat, std::string(RESHARD_TEST_DATA) + "/safetensors/tp8.safetensors", OpenOptions{});
   ASSERT_TRUE(reader) << reader.error().message();
   Catalog& catalog = (*reader)->catalog();
   EXPECT_EQ(catalog.root, std::string(RESHARD_TEST_DATA) + "/safetensors");

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "formats/hf/hf.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -50,7 +51,7 @@ void expect_opens_as(const Target& target) {
   TempDir dir;
   const auto files = files_of(target);
   for (std::size_t i = 0; i < files.size(); ++i) dir.write(target.catalog().files[i].path, files[i]);
-  const auto reader = kHfFormat.open(dir.path(), OpenOptions{});
+  const auto reader = open_with(kHfFormat, dir.path(), OpenOptions{});
   ASSERT_TRUE(reader) << reader.error().message();
   const Catalog& got = (*reader)->catalog();
   EXPECT_THAT(got.warnings, IsEmpty());

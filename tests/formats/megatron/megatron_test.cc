@@ -220,7 +220,7 @@ TEST_F(Megatron, RunsAndIterationsAreKnown) {
 // Names and shapes of what a DCP stores, and the names of its objects.
 std::map<std::string, std::string> stored_in(const std::string& directory) {
   std::map<std::string, std::string> out;
-  const auto reader = dcp::open(directory, {});
+  const auto reader = open_with(kDcpFormat, directory);
   EXPECT_TRUE(reader) << reader.error().message();
   for (const Tensor& t : (*reader)->catalog().tensors())
     if (!t.name.starts_with("optimizer")) out.emplace(t.name, to_string(t.shape));
@@ -290,7 +290,7 @@ TEST_F(Megatron, AnOptimizerLiesAsMegatronStoresIt) {
   ASSERT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(read_file(out + "/latest_checkpointed_iteration.txt"), "10");
   const auto shapes = [](const std::string& path) {
-    const auto reader = dcp::open(path, {});
+    const auto reader = open_with(kDcpFormat, path);
     EXPECT_TRUE(reader);
     std::map<std::string, std::string> found;
     for (const Tensor& t : (*reader)->catalog().tensors())

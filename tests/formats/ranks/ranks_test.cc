@@ -52,7 +52,7 @@ std::map<std::string, std::vector<int>> contents(const std::string& path) {
 }
 
 std::string error_of(const std::string& path, const OpenOptions& options = {}) {
-  const auto open = kRanksFormat.open(path, options);
+  const auto open = open_with(kRanksFormat, path, options);
   if (open) return "";
   std::string m = open.error().message();
   for (std::size_t at = m.find(path); at != std::string::npos; at = m.find(path)) m.replace(at, path.size(), "D");
@@ -215,7 +215,7 @@ TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {
         {"names": ["c_proj"], "splits": [{"axes": ["tp"], "dim": 0}]}, {"names": ["*"], "splits": []}]})",
       "mine.json");
   ASSERT_TRUE(layout) << layout.error().message();
-  const auto open = kRanksFormat.open(dir / "out", {.layout = &*layout});
+  const auto open = open_with(kRanksFormat, dir / "out", {.layout = &*layout});
   ASSERT_TRUE(open) << open.error().message();
   const Catalog& catalog = (*open)->catalog();
   EXPECT_EQ(catalog.tensors()[*catalog.find("c_attn")].shape, (Dims{2, 12}));
@@ -256,7 +256,7 @@ TEST(Ranks, AnyShapesUnderAnyLayoutAreRefusedOrHold) {
       }));
       dir.write("d/rank" + std::to_string(rank) + ".safetensors", bytes);
     }
-    const auto open = kRanksFormat.open(dir / "d", {.layout = &layout});
+    const auto open = open_with(kRanksFormat, dir / "d", {.layout = &layout});
     if (!open) continue;
     ++joined;
     EXPECT_TRUE(validate((*open)->catalog()));

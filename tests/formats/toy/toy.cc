@@ -11,12 +11,12 @@ constexpr Index kMaxIndexBytes = Index{1} << 30;
 
 class ToyReader : public Reader {
  public:
-  Status open(const std::string& path, const OpenOptions& options) {
-    catalog_.root = path;
+  Status open(const Place& place, const OpenOptions& options) {
+    catalog_.root = place.path();
     catalog_.metadata_files.emplace_back(kIndex);
-    const std::string index = path_join(path, kIndex);
+    const std::string index = path_join(catalog_.root, kIndex);
     const Json json = TRY(parse_json(TRY(read_whole_file(index, kMaxIndexBytes)), index));
-    const auto data = files_.open(path_join(path, kData));
+    const auto data = files_.open(path_join(catalog_.root, kData));
     catalog_.files = {{std::string(kData), data ? TRY((*data)->size()) : -1}};
     for (const Json::Member& m : TRY(json.as_object().context(index)))
       TRY(add(m.key, m.value).context(index + ": tensor '" + printable(m.key) + "'"));
@@ -97,9 +97,9 @@ const Format kToyFormat = {
     .name = "toy",
     .title = "toys",
     .recognises = [](const Place& place) -> Result<bool> { return place.has_file(kIndex); },
-    .open = [](const std::string& path, const OpenOptions& options) -> Result<std::unique_ptr<Reader>> {
+    .open = [](const Place& place, const OpenOptions& options) -> Result<std::unique_ptr<Reader>> {
       auto reader = std::make_unique<ToyReader>();
-      TRY(reader->open(path, options));
+      TRY(reader->open(place, options));
       return std::unique_ptr<Reader>(std::move(reader));
     },
     .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {

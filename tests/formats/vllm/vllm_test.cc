@@ -110,7 +110,7 @@ std::string written(const TempDir& dir, Model& model, Index tp, const std::strin
 }
 
 std::string refusal_of(const std::string& path) {
-  const auto reader = kVllmFormat.open(path, {});
+  const auto reader = open_with(kVllmFormat, path, {});
   return reader ? "accepted" : reader.error().message();
 }
 

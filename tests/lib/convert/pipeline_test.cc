@@ -18,6 +18,7 @@
 #include "lib/base/sys.h"
 #include "lib/engine/pattern_source.h"
 #include "lib/engine/run.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
@@ -112,7 +113,7 @@ struct Opened {
 
 Result<Opened> open_all(const Format& format, const std::string& path, const std::string& spool) {
   Opened out;
-  out.reader = TRY(format.open(path, {}));
+  out.reader = TRY(open_with(format, path));
   std::vector<std::size_t> all(out.reader->catalog().tensors().size());
   std::iota(all.begin(), all.end(), std::size_t{0});
   TRY(out.reader->locate(all, 1, spool));

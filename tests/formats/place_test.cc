@@ -1,0 +1,75 @@
+// That a checkpoint is recognised and opened from one look at each of its directories.
+#include "lib/checkpoint/place.h"
+
+#include <dirent.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <map>
+
+#include "formats/registry.h"
+#include "formats/vllm/vllm.h"
+#include "lib/base/sys.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::map<std::string, int> listed;  // how often each directory was, to its end
+
+dirent* counted_readdir(DIR* directory) {
+  dirent* const entry = ::readdir(directory);
+  const int error = errno;
+  if (entry == nullptr) ++listed[fs::read_symlink("/proc/self/fd/" + std::to_string(::dirfd(directory)))];
+  errno = error;
+  return entry;
+}
+
+TEST(PlaceTest, NoFormatListsADirectoryTwice) {
+  SysCalls calls = sys();
+  calls.readdir = counted_readdir;
+  const ScopedSysCalls scoped(calls);
+  std::map<std::string_view, int> opened;  // by format
+  for (const std::string& below : {sample(""), test_data("")})
+    for (const fs::directory_entry& there : fs::recursive_directory_iterator(below)) {
+      if (!there.is_directory() && there.path().extension() != ".json" &&
+          !there.path().filename().string().ends_with(".pt"))
+        continue;
+      listed.clear();
+      const auto open = open_if_known(there.path());
+      if (!open || !*open) continue;
+      ++opened[(*open)->format->name];
+      for (const auto& [directory, times] : listed)
+        EXPECT_EQ(times, 1) << directory << ", to open " << there.path() << " as " << (*open)->format->name;
+    }
+  for (const Format* format : formats())
+    if (format->open && !format->is_file && format != &kVllmFormat) {  // which no fixture is in
+      EXPECT_GT(opened[format->name], 0) << format->name;
+    }
+}
+
+TEST(PlaceTest, KeepsWhatItSaw) {
+  const TempDir dir;
+  fs::create_directories(dir / "run/step1");
+  write_file(dir / "run/latest", "step1");
+  write_file(dir / "run/step1/a", "");
+  const auto run = Place::look(dir / "run");
+  ASSERT_TRUE(run);
+  EXPECT_EQ(**run->text_of("latest", 10), "step1");
+  const auto step = run->inside("step1");
+  ASSERT_TRUE(step);
+  EXPECT_TRUE((*step)->has_file("a"));
+  EXPECT_TRUE((**(*step)->parent()).has_directory("step1"));
+  write_file(dir / "run/latest", "step2");
+  fs::remove_all(dir / "run/step1");
+  EXPECT_EQ(**run->text_of("latest", 10), "step1");
+  EXPECT_EQ(*run->inside("step1"), *step);
+  EXPECT_FALSE((**Place::look(dir / "run")->inside("step1")).is_there());
+}
+
+}  // namespace
+}  // namespace reshard
