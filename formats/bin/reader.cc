@@ -123,9 +123,7 @@ Status BinReader::open(const Place& place, const OpenOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<BinReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<BinReader>(place, options);
 }
 
 }  // namespace reshard::bin

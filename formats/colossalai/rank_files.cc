@@ -347,9 +347,7 @@ Status RankReader::open(const Place& place, const OpenOptions& options) {
 bool is_rank_directory(const Place& place) { return place.has_file(kGlobalMeta); }
 
 Result<std::unique_ptr<Reader>> open_rank_directory(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<RankReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<RankReader>(place, options);
 }
 
 }  // namespace reshard::colossalai

@@ -704,9 +704,7 @@ Status ColossalaiReader::open(const Place& place, const OpenOptions& options) {
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
   if (is_rank_directory(place)) return open_rank_directory(place, options);
-  auto reader = std::make_unique<ColossalaiReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<ColossalaiReader>(place, options);
 }
 
 }  // namespace reshard::colossalai

@@ -354,10 +354,8 @@ std::string DcpReader::describe(const Blob& blob) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<DcpReader>();
   const bool is_file = TRY(is_file_of_directory(place));
-  TRY(reader->open(is_file ? *TRY(place.parent()) : place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<DcpReader>(is_file ? *TRY(place.parent()) : place, options);
 }
 
 }  // namespace reshard::dcp

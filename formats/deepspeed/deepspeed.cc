@@ -1,6 +1,7 @@
 #include "formats/deepspeed/deepspeed.h"
 
 #include "formats/deepspeed/file_set.h"
+#include "formats/deepspeed/reader.h"
 
 namespace reshard {
 
@@ -8,7 +9,7 @@ const Format kDeepspeedFormat = {
     .name = "deepspeed",
     .title = "DeepSpeed",
     .recognises = deepspeed::is_checkpoint,
-    .open = deepspeed::open,
+    .open = open_as<deepspeed::DeepspeedReader>,
     .lay_out = nullptr,
     .has_masters = true,
 };

@@ -32,8 +32,6 @@ extern const Format kDeepspeedUniversalFormat;  // written alone: what kDeepspee
 
 namespace deepspeed {
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
-
 // A universal checkpoint: of AdamW's state, or of weights alone.
 Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request);
 bool takes_object(std::string_view key);  // Format::takes_object

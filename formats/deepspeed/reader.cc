@@ -322,10 +322,4 @@ Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
   return finish(options);
 }
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<DeepspeedReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
-}
-
 }  // namespace reshard::deepspeed

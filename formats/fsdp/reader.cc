@@ -476,9 +476,7 @@ Result<std::optional<std::string>> FsdpReader::side_file(const std::string& name
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<FsdpReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<FsdpReader>(place, options);
 }
 
 }  // namespace reshard::fsdp

@@ -98,9 +98,7 @@ std::string Hdf5Reader::describe(const Blob& blob) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<Hdf5Reader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<Hdf5Reader>(place, options);
 }
 
 }  // namespace reshard::hdf5

@@ -292,9 +292,7 @@ Status HfReader::open(const Place& place, const OpenOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<HfReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<HfReader>(place, options);
 }
 
 }  // namespace reshard::hf

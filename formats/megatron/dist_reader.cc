@@ -593,9 +593,7 @@ std::string ShardedReader::optimizer_text() const {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenOptions& options) {
-  auto reader = std::make_unique<ShardedReader>();
-  TRY(reader->open(directory, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<ShardedReader>(directory, options);
 }
 
 }  // namespace reshard::megatron

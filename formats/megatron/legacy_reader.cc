@@ -636,9 +636,7 @@ Result<std::optional<std::string>> LegacyReader::side_file(const std::string& na
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open_rank_files(const Place& directory, const OpenOptions& options) {
-  auto reader = std::make_unique<LegacyReader>();
-  TRY(reader->open(directory, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<LegacyReader>(directory, options);
 }
 
 }  // namespace reshard::megatron

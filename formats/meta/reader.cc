@@ -226,9 +226,7 @@ Result<std::optional<std::string>> MetaReader::side_file(const std::string& name
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<MetaReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<MetaReader>(place, options);
 }
 
 }  // namespace reshard::meta

@@ -201,9 +201,7 @@ Result<std::optional<std::string>> NanotronReader::side_file(const std::string& 
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<NanotronReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<NanotronReader>(place, options);
 }
 
 }  // namespace reshard::nanotron

@@ -342,9 +342,7 @@ Status RanksReader::open(const Place& place, const OpenOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<RanksReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<RanksReader>(place, options);
 }
 
 }  // namespace reshard::ranks

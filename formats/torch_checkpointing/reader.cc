@@ -303,9 +303,7 @@ Status StepReader::open(const Place& place, const OpenOptions& options) {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<StepReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<StepReader>(place, options);
 }
 
 }  // namespace reshard::torch_checkpointing

@@ -118,9 +118,7 @@ class VllmReader : public TensorFileReader {
 }  // namespace
 
 Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  auto reader = std::make_unique<VllmReader>();
-  TRY(reader->open(place, options));
-  return std::unique_ptr<Reader>(std::move(reader));
+  return open_as<VllmReader>(place, options);
 }
 
 }  // namespace reshard::vllm

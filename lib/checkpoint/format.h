@@ -155,6 +155,14 @@ struct OpenOptions {
   Weights weights = Weights::kModel;         // masters are for formats that have them (Format::has_masters)
 };
 
+// Format::open of readers that have a `Status open(const Place&, const OpenOptions&)`.
+template <class R>
+Result<std::unique_ptr<Reader>> open_as(const Place& place, const OpenOptions& options) {
+  auto reader = std::make_unique<R>();
+  TRY(reader->open(place, options));
+  return std::unique_ptr<Reader>(std::move(reader));
+}
+
 // What came of a view.
 struct ViewReport {
   Index tensors = 0;                                         // shown

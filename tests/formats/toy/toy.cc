@@ -97,11 +97,7 @@ const Format kToyFormat = {
     .name = "toy",
     .title = "toys",
     .recognises = [](const Place& place) -> Result<bool> { return place.has_file(kIndex); },
-    .open = [](const Place& place, const OpenOptions& options) -> Result<std::unique_ptr<Reader>> {
-      auto reader = std::make_unique<ToyReader>();
-      TRY(reader->open(place, options));
-      return std::unique_ptr<Reader>(std::move(reader));
-    },
+    .open = open_as<ToyReader>,
     .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
       auto target = std::make_unique<ToyTarget>();
       TRY(target->lay_out(request));
