@@ -8,6 +8,7 @@
 #include "formats/ranks/ranks.h"
 #include "lib/base/text.h"
 #include "lib/infer/rank_layout.h"
+#include "lib/model/config.h"
 
 namespace reshard::ranks {
 namespace {
@@ -168,9 +169,7 @@ Status RanksReader::infer_layout() {
     for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
     tensors.push_back(std::move(t));
   }
-  const std::string config_path = find_config(catalog_);
-  std::optional<ModelConfig> config;
-  if (!config_path.empty()) config = TRY(read_config(config_path));
+  const std::optional<ModelConfig> config = TRY(config_of(*this));
   layout_ = TRY(infer_rank_layout(catalog_.root, tensors, ranks(), config ? &*config : nullptr,
                                   [this](std::size_t t, Index a, Index b) { return have_same_bytes(t, a, b); }));
   return {};

@@ -6,6 +6,7 @@
 #include "formats/vllm/layout.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/text.h"
+#include "lib/model/config.h"
 #include "lib/model/family.h"
 
 namespace reshard::vllm {
@@ -59,13 +60,14 @@ class VllmReader : public TensorFileReader {
   }
 
   // That of the tensors which the first workers of the stages have.
-  Result<VllmLayout> find_layout() const {
-    const std::string path = find_config(catalog_);
-    if (path.empty())
+  Result<VllmLayout> find_layout() {
+    const auto found_config = TRY(config_of(*this));
+    if (!found_config)
       return unsupported(catalog_.root +
                          ": expected a config.json beside vLLM's sharded_state, which says how its parameters are "
-                         "stacked; got none");
-    const ModelConfig config = TRY(read_config(path));
+                         "stacked; got none of a model");
+    const ModelConfig& config = *found_config;
+    const std::string& path = config.path;
     const Family* family = family_of_model_type(config.model_type);
     if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
     std::map<std::string, Part, std::less<>> stored = parts_.front();

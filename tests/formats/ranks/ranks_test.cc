@@ -224,6 +224,21 @@ TEST(Ranks, AGivenLayoutJoinsFilesThatSayNothing) {
 }
 
 // Whatever shapes the files claim, under whatever layout: an error, or a catalog that holds what it says.
+// A trainer's own config.json is of no model: the files say as much with it as without.
+TEST(Ranks, AConfigOfNoModelIsPassedOver) {
+  const std::string from = sample("per_rank_tp2") + "/checkpoint";
+  const TempDir dir;
+  fs::create_directories(dir / "ranks");
+  for (const auto& [name, bytes] : all_files(from)) write_file(dir / ("ranks/" + name), bytes);
+  write_file(dir / "ranks/config.json", R"({"a": 1})");
+  const auto with = open_with(kRanksFormat, dir / "ranks");
+  ASSERT_TRUE(with) << with.error().message();
+  const auto values = load_values(**with);
+  ASSERT_TRUE(values) << values.error().message();
+  fs::remove(dir / "ranks/config.json");
+  EXPECT_TRUE(*values == load_checkpoint(dir / "ranks"));
+}
+
 TEST(Ranks, AnyShapesUnderAnyLayoutAreRefusedOrHold) {
   Rng rng(31);
   int joined = 0;
