@@ -58,9 +58,9 @@ class PiecesByName {
 class FsdpReader : public TensorFileReader {
  public:
   Status open(const Place& place, const OpenOptions& options);
-  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
+  std::vector<std::string> side_directories() const override;
   Status read_files(Role role);
   Status add_pieces(Role role, Index rank, const TensorFile::Entry& entry);
   void add_value(Role role, Index rank, const TensorFile::Object& object);
@@ -467,10 +467,9 @@ Status FsdpReader::open(const Place& place, const OpenOptions& options) {
   return finish(options);
 }
 
-Result<std::optional<std::string>> FsdpReader::side_file(const std::string& name, Index limit) {
-  auto beside = TRY(TensorFileReader::side_file(name, limit));
-  if (beside || !set_.is_verl) return beside;
-  return TensorFileReader::side_file(path_join(kModelDirectory, name), limit);
+std::vector<std::string> FsdpReader::side_directories() const {
+  if (!set_.is_verl) return {catalog_.root};
+  return {catalog_.root, path_join(catalog_.root, kModelDirectory)};
 }
 
 }  // namespace

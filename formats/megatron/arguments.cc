@@ -170,16 +170,6 @@ std::string unknown_part(const Arguments& args) {
   return {};
 }
 
-// Llama 3.1's stretched embedding (megatron/core/models/common/embeddings/rotary_pos_embedding.py).
-Json rope_scaling(double factor) {
-  return Json::object()
-      .set("factor", factor)
-      .set("high_freq_factor", 4.0)
-      .set("low_freq_factor", 1.0)
-      .set("original_max_position_embeddings", 8192)
-      .set("rope_type", "llama3");
-}
-
 }  // namespace
 
 MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
@@ -248,8 +238,8 @@ MadeConfig make_config(const Arguments& args, const Catalog& catalog) {
       .set("num_hidden_layers", *need("num_layers"))
       .set("num_key_value_heads", groups)
       .set("rms_norm_eps", epsilon ? *epsilon : args.real("layernorm_epsilon").value_or(1e-5));
-  if (args.flag("use_rope_scaling"))
-    config.set("rope_scaling", rope_scaling(args.real("rope_scaling_factor").value_or(8)));
+  if (args.flag("use_rope_scaling"))  // as megatron/core/models/common/embeddings/rotary_pos_embedding.py has it
+    config.set("rope_scaling", llama3_rope_scaling(args.real("rope_scaling_factor").value_or(8)));
   config.set("rope_theta", args.real("rotary_base").value_or(10'000))
       .set("tie_word_embeddings", !args.flag("untie_embeddings_and_output_weights"))
       .set("torch_dtype", info(words.model_dtype.value_or(words.dtype)).torch_name)

@@ -28,7 +28,6 @@
 #include "formats/tensor_files/local_files.h"
 #include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 
 namespace reshard::megatron {
 namespace {
@@ -44,9 +43,11 @@ class ShardedReader : public TensorFileReader {
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
   Result<std::string> blob_bytes(const Blob& blob) override;
   std::string describe(const Blob& blob) override;
-  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
+  std::vector<std::string> side_directories() const override;
+  Result<std::optional<Json>> made_config() override;
+
   // Receives a stored piece of a parameter, or of an optimizer's state of one.
   using Sink =
       std::function<Status(const std::string& name, const Dims& shape, const KeyPath& path, const Fragment& f)>;
@@ -499,15 +500,9 @@ std::string ShardedReader::describe(const Blob& blob) {
   return inner_->describe(stored().blobs[own->second]);
 }
 
-Result<std::optional<std::string>> ShardedReader::side_file(const std::string& name, Index limit) {
-  auto there = TRY(Reader::side_file(name, limit));
-  const std::string above = path_join(parent_path(catalog_.root), name);
-  if (!there && path_exists(above)) there = TRY(read_whole_file(above, limit));
-  if (there || name != kConfigFile) return there;
-  const MadeConfig made = make_config(args_, catalog_);
-  if (!made.config) return std::optional<std::string>();
-  return std::optional<std::string>(to_text(*made.config, 2) + "\n");
-}
+std::vector<std::string> ShardedReader::side_directories() const { return {catalog_.root, parent_path(catalog_.root)}; }
+
+Result<std::optional<Json>> ShardedReader::made_config() { return make_config(args_, catalog_).config; }
 
 // ---- All of it
 

@@ -12,7 +12,6 @@
 #include "formats/tensor_files/parameter_ids.h"
 #include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 
 namespace reshard::megatron {
 namespace {
@@ -52,11 +51,11 @@ struct Rank {
 class LegacyReader : public TensorFileReader {
  public:
   Status open(const Place& directory, const OpenOptions& options);
-  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
   using Entries = std::vector<const TensorFile::Entry*>;
 
+  Result<std::optional<Json>> made_config() override;
   Status find_ranks(const Place& directory, const OpenOptions& options);
   Status read_ranks(const Place& directory, const OpenOptions& options);
   Status check_ranks() const;
@@ -625,13 +624,7 @@ Status LegacyReader::open(const Place& directory, const OpenOptions& options) {
   return finish(options);
 }
 
-Result<std::optional<std::string>> LegacyReader::side_file(const std::string& name, Index limit) {
-  auto there = TRY(Reader::side_file(name, limit));
-  if (there || name != kConfigFile) return there;
-  const MadeConfig made = make_config(args_, catalog_);
-  if (!made.config) return std::optional<std::string>();
-  return std::optional<std::string>(to_text(*made.config, 2) + "\n");
-}
+Result<std::optional<Json>> LegacyReader::made_config() { return make_config(args_, catalog_).config; }
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include "formats/meta/meta.h"
 #include "lib/base/checked.h"
 #include "lib/base/text.h"
+#include "lib/model/config.h"
 
 namespace reshard::meta {
 namespace {
@@ -43,17 +44,6 @@ Result<Index> vocabulary(const Json& params, const Catalog& catalog) {
     if (const auto found = catalog.find(name))
       if (const Tensor& t = catalog.tensors()[*found]; t.shape.rank() == 2) return t.shape[0];
   return corrupt("vocab_size: expected it here, or a tensor 'output.weight'");
-}
-
-// Llama 3.1 and later stretch the embedding; of 3.2, only the two small models (huggingface/transformers,
-// models/llama/convert_llama_weights_to_hf.py).
-Json scaling(Index dim) {
-  return Json::object()
-      .set("factor", dim <= 3072 ? 32.0 : 8.0)
-      .set("high_freq_factor", 4.0)
-      .set("low_freq_factor", 1.0)
-      .set("original_max_position_embeddings", 8192)
-      .set("rope_type", "llama3");
 }
 
 }  // namespace
@@ -99,7 +89,9 @@ Result<Json> make_config(const Json& params, const Catalog& catalog, const std::
         .set("num_key_value_heads", TRY(size_of(params, "n_kv_heads")).value_or(heads))
         .set("rms_norm_eps", epsilon && epsilon->is_number() ? *epsilon : Json(1e-5))
         .set("rope_theta", theta && theta->is_number() ? *theta : Json(10'000.0));
-    if (is_scaled) config.set("rope_scaling", scaling(dim));
+    // 3.2's two small models are stretched further (huggingface/transformers,
+    // models/llama/convert_llama_weights_to_hf.py).
+    if (is_scaled) config.set("rope_scaling", llama3_rope_scaling(dim <= 3072 ? 32 : 8));
     if (is_mistral) {
       const auto window = TRY(size_of(params, "sliding_window"));
       config.set("sliding_window", window ? Json(*window) : Json());

@@ -7,7 +7,6 @@
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/local_files.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 
 namespace reshard::meta {
 namespace {
@@ -36,9 +35,10 @@ std::optional<int> cut_of(std::string_view name) {
 class MetaReader : public TensorFileReader {
  public:
   Status open(const Place& place, const OpenOptions& options);
-  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
+  Result<std::optional<Json>> made_config() override;
+
   // What one rank's file holds for a tensor.
   struct Part {
     std::uint32_t file = 0;
@@ -216,11 +216,9 @@ Status MetaReader::open(const Place& place, const OpenOptions& options) {
   return finish(options);
 }
 
-Result<std::optional<std::string>> MetaReader::side_file(const std::string& name, Index limit) {
-  auto there = TRY(Reader::side_file(name, limit));
-  if (there || name != kConfigFile || !params_ || !unknown_part(*params_).empty()) return there;
-  const Json config = TRY(make_config(*params_, catalog_, path_join(catalog_.root, kParamsFile)));
-  return std::optional<std::string>(to_text(config, 2) + "\n");
+Result<std::optional<Json>> MetaReader::made_config() {
+  if (!params_ || !unknown_part(*params_).empty()) return std::optional<Json>();
+  return std::optional(TRY(make_config(*params_, catalog_, path_join(catalog_.root, kParamsFile))));
 }
 
 }  // namespace

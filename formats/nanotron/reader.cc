@@ -7,7 +7,6 @@
 #include "formats/nanotron/nanotron.h"
 #include "formats/tensor_files/local_files.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 #include "lib/model/packing.h"
 
 namespace reshard::nanotron {
@@ -26,9 +25,10 @@ std::string metadata_of(const TensorFile& file, std::string_view key) {
 class NanotronReader : public TensorFileReader {
  public:
   Status open(const Place& place, const OpenOptions& options);
-  Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
 
  private:
+  Result<std::optional<Json>> made_config() override;
+
   // One of a parameter's files.
   struct Part {
     std::string path;  // relative to root
@@ -166,7 +166,7 @@ Status NanotronReader::open(const Place& place, const OpenOptions& options) {
   if (!step) return io_error(place.path() + ": expected a step of nanotron, or " + std::string(kLatestFile));
   catalog_.root = step->path();
   const Json metadata = TRY(read_json(kMetadataFile));
-  config_ = TRY(read_json(nanotron::kConfigFile));
+  config_ = TRY(read_json(kConfigFile));
   TRY(find_files());
   for (const auto& [parameter, parts] : parts_) TRY(read(parameter, parts, options));
   const Json* version = metadata.find("version");
@@ -179,11 +179,9 @@ Status NanotronReader::open(const Place& place, const OpenOptions& options) {
 }
 
 // As transformers has it: nanotron's LlamaConfig has the same members.
-Result<std::optional<std::string>> NanotronReader::side_file(const std::string& name, Index limit) {
-  auto there = TRY(Reader::side_file(name, limit));
+Result<std::optional<Json>> NanotronReader::made_config() {
   const Json* is_llama = config_.find("is_llama_config");
-  if (there || name != reshard::kConfigFile || !is_llama || !is_llama->is_bool() || !TRY(is_llama->as_bool()))
-    return there;
+  if (!is_llama || !is_llama->is_bool() || !TRY(is_llama->as_bool())) return std::optional<Json>();
   Json architectures = Json::array();
   architectures.push_back("LlamaForCausalLM");
   Json config = Json::object();
@@ -195,7 +193,7 @@ Result<std::optional<std::string>> NanotronReader::side_file(const std::string& 
         "use_cache", "vocab_size"})
     if (const Json* value = config_.find(member)) config.set(member, *value);
   if (!catalog_.tensors().empty()) config.set("torch_dtype", info(catalog_.tensors().front().dtype).torch_name);
-  return std::optional<std::string>(to_text(config, 2) + "\n");
+  return std::optional(std::move(config));
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
 #include "lib/checkpoint/format.h"
 
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 
 namespace reshard {
 
 Result<std::optional<std::string>> Reader::side_file(const std::string& name, Index limit) {
-  const std::string path = path_join(catalog_.root, name);
-  if (!path_exists(path)) return std::optional<std::string>();
-  return std::optional<std::string>(TRY(read_whole_file(path, limit)));
+  for (const std::string& directory : side_directories())
+    if (const std::string path = path_join(directory, name); path_exists(path))
+      return std::optional<std::string>(TRY(read_whole_file(path, limit)));
+  const auto made = name == kConfigFile ? TRY(made_config()) : std::nullopt;
+  return made ? std::optional<std::string>(to_text(*made, 2) + "\n") : std::nullopt;
 }
 
 Status Target::add_side_file(const std::string& name, std::string_view) {

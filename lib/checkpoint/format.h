@@ -39,14 +39,19 @@ class Reader {
   // The value of a blob as a torch.save archive without storages, which is how blobs go from format to format.
   virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
 
-  // A file that lies beside the tensors (config.json, reshard_manifest.json), of at most `limit` bytes; nothing when
-  // there is none.
+  // A file that lies beside the tensors (config.json, reshard_manifest.json), of at most `limit` bytes; or a
+  // config.json that the format makes. Nothing when there is neither.
   virtual Result<std::optional<std::string>> side_file(const std::string& name, Index limit);
 
   // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
   virtual std::string describe(const Blob& blob) = 0;
 
  protected:
+  // Where side files are looked for, in order.
+  virtual std::vector<std::string> side_directories() const { return {catalog_.root}; }
+  // The config.json that follows from what a format keeps of the model in words of its own.
+  virtual Result<std::optional<Json>> made_config() { return std::optional<Json>(); }
+
   Catalog catalog_;
   FilePool files_;
 };

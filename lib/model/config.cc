@@ -261,6 +261,15 @@ Result<ModelConfig> read_config(const std::string& path) {
   return ModelConfig::parse(json, path).context(path);
 }
 
+Json llama3_rope_scaling(double factor) {
+  return Json::object()
+      .set("factor", factor)
+      .set("high_freq_factor", 4.0)
+      .set("low_freq_factor", 1.0)
+      .set("original_max_position_embeddings", 8192)
+      .set("rope_type", "llama3");
+}
+
 bool is_model_config(const Json& json) {
   const Json* type = json.is_object() ? json.find("model_type") : nullptr;
   return type && type->is_string();

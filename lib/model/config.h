@@ -104,6 +104,9 @@ class ModelConfig {
 
 Result<ModelConfig> read_config(const std::string& path);
 
+// The rope_scaling of Llama 3.1 and later, whose context was 8192 before it was stretched by `factor`.
+Json llama3_rope_scaling(double factor);
+
 // A file that lies beside a checkpoint: in its directory, beside its files, or in the directory's parent. Empty when
 // there is none.
 std::string find_beside(const Catalog& catalog, std::string_view name);
