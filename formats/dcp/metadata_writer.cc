@@ -23,10 +23,10 @@ void write_object(pickle::PickleWriter& w, std::string_view module, std::string_
   w.shared_global(module, name);
   w.empty_tuple();
   w.new_object();
-  w.empty_dict();
-  w.mark();
-  fields();
-  w.set_items();
+  {
+    const pickle::Dict state(w);
+    fields();
+  }
   w.build();
 }
 

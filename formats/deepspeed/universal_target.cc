@@ -50,139 +50,101 @@ std::string number_file(float value) {
   return out + torch_archive::item_trailer(DType::kFloat32, {}, 0, crc);
 }
 
-void write_count(PickleWriter& w, std::string_view name, Index n) {
-  w.text(name);
-  w.integer(n);
-}
-
 // One of the optimizer's: what the source has of it, under torch's names.
 Status write_group(PickleWriter& w, const AdamObjects& adam, const AdamObjects::Values& group, bool decays, Index g) {
-  w.empty_dict();
-  w.mark();
+  pickle::Dict out(w);
   constexpr std::array<std::string_view, 4> kWords = {"lr", "betas", "eps", "weight_decay"};
   for (const auto& [word, value] : group) {  // what else the source's optimizer has there: amsgrad, bias_correction
     if (word == "step" || word == "params" || std::find(kWords.begin(), kWords.end(), word) != kWords.end()) continue;
-    w.text(word);
-    TRY(pickle::write_value(w, value));
+    TRY(out.value(word, value));
   }
   for (const std::string_view word : kWords) {
-    w.text(word);
     const auto own = group.find(word);
     const auto value = own != group.end() ? std::optional(own->second) : adam.value(word);
     if (word == "weight_decay" && !decays)
-      w.number(0.0);
+      out.number(word, 0.0);
     else if (value)
-      TRY(pickle::write_value(w, *value));
+      TRY(out.value(word, *value));
     else
-      w.none();
+      out.none(word);
   }
-  w.text("params");
-  w.empty_list();
-  w.mark();
+  const pickle::List params(out.key("params"));
   w.integer(g);
-  w.append_items();
-  w.set_items();
   return {};
 }
 
 // An engine takes its groups from here one by one, and stops where there are no more: there are two at least, for a run
 // that splits what decays from what does not.
-Status write_groups(PickleWriter& w, const Training& run) {
+Status write_groups(pickle::Dict& optimizer, const Training& run) {
   std::vector<const AdamObjects::Values*> groups;
   for (const auto& [name, group] : run.adam->groups())
     if (is_digits(name.substr(name.rfind('.') + 1))) groups.push_back(&group);
   const bool has_split = groups.size() > 1;
   static const AdamObjects::Values kNone;
   groups.resize(std::max<std::size_t>(groups.size(), 2), &kNone);
-  w.text("param_groups");
-  w.empty_list();
-  w.mark();
+  PickleWriter& w = optimizer.key("param_groups");
+  const pickle::List list(w);
   for (std::size_t g = 0; g < groups.size(); ++g)
     TRY(write_group(w, *run.adam, *groups[g], has_split || g == 0, static_cast<Index>(g)));
-  w.append_items();
   return {};
+}
+
+Status write_optimizer(PickleWriter& w, const Training& run) {
+  pickle::Dict out(w);
+  out.text("ds_version", kVersion);
+  out.number("clip_grad", 0.0);
+  if (!run.adam) return {};
+  TRY(write_groups(out, run));
+  pickle::Dict optimizer(out.key("optimizer_state_dict"));
+  {
+    pickle::Dict states(optimizer.key("state"));
+    pickle::Dict(states.key(0)).integer("step", run.adam->step());
+  }
+  return write_groups(optimizer, run);
 }
 
 Result<std::string> optimizer_file(const Training& run) {
   PickleWriter w;
-  w.empty_dict();
-  w.mark();
-  w.text("ds_version");
-  w.text(kVersion);
-  w.text("clip_grad");
-  w.number(0.0);
-  if (run.adam) {
-    TRY(write_groups(w, run));
-    w.text("optimizer_state_dict");
-    w.empty_dict();
-    w.mark();
-    w.text("state");
-    w.empty_dict();
-    w.mark();
-    w.integer(0);
-    w.empty_dict();
-    w.mark();
-    write_count(w, "step", run.adam->step());
-    w.set_items();
-    w.set_items();
-    TRY(write_groups(w, run));
-    w.set_items();
-  }
-  w.set_items();
+  TRY(write_optimizer(w, run));
   return torch_archive::object_item(std::move(w).finish());
 }
 
-// The parameters, with placeholders for their numbers.
-std::string model_file(const Training& run, const std::vector<TargetTensor>& parameters) {
-  PickleWriter w;
-  w.empty_dict();
-  w.mark();
-  w.text("module");
-  w.global("collections", "OrderedDict");
-  w.empty_tuple();
-  w.reduce();
-  std::set<DType> dtypes;
-  w.mark();
+void write_shapes(PickleWriter& w, const std::vector<TargetTensor>& parameters) {
+  const pickle::List groups(w);
+  pickle::Dict shapes = pickle::Dict::ordered(w);
   for (const TargetTensor& t : parameters) {
-    w.text(t.name);
-    torch_archive::append_placeholder(w, t.dtype);
-    dtypes.insert(t.dtype);
-  }
-  w.set_items();
-  w.text("param_shapes");
-  w.empty_list();
-  w.mark();
-  w.global("collections", "OrderedDict");
-  w.empty_tuple();
-  w.reduce();
-  w.mark();
-  for (const TargetTensor& t : parameters) {
-    w.text(t.name);
-    w.global("torch", "Size");
+    shapes.key(t.name).global("torch", "Size");
     w.integers(t.shape.span());
     w.tuple_of_last(1);
     w.reduce();
   }
-  w.set_items();
-  w.append_items();
-  w.text("buffer_names");
-  w.empty_list();
-  for (const std::string_view name : {"shared_params", "frozen_param_shapes", "frozen_param_fragments", "ds_config"}) {
-    w.text(name);
-    w.empty_dict();
+}
+
+// The parameters, with placeholders for their numbers.
+void write_model(PickleWriter& w, const Training& run, const std::vector<TargetTensor>& parameters) {
+  pickle::Dict out(w);
+  {
+    pickle::Dict module = pickle::Dict::ordered(out.key("module"));
+    for (const TargetTensor& t : parameters) torch_archive::append_placeholder(module.key(t.name), t.dtype);
   }
-  for (const std::string_view name : {"optimizer", "lr_scheduler", "data_sampler", "random_ltd"}) {
-    w.text(name);
-    w.none();
-  }
-  write_count(w, "skipped_steps", 0);
-  write_count(w, kGlobalSteps, run.steps());
-  write_count(w, kGlobalSamples, run.samples());
-  write_count(w, "dp_world_size", 1);
-  write_count(w, "mp_world_size", 1);
-  w.text("ds_version");
-  w.text(kVersion);
-  w.set_items();
+  write_shapes(out.key("param_shapes"), parameters);
+  out.key("buffer_names").empty_list();
+  for (const std::string_view name : {"shared_params", "frozen_param_shapes", "frozen_param_fragments", "ds_config"})
+    out.key(name).empty_dict();
+  for (const std::string_view name : {"optimizer", "lr_scheduler", "data_sampler", "random_ltd"}) out.none(name);
+  out.integer("skipped_steps", 0);
+  out.integer(kGlobalSteps, run.steps());
+  out.integer(kGlobalSamples, run.samples());
+  out.integer("dp_world_size", 1);
+  out.integer("mp_world_size", 1);
+  out.text("ds_version", kVersion);
+}
+
+std::string model_file(const Training& run, const std::vector<TargetTensor>& parameters) {
+  PickleWriter w;
+  write_model(w, run, parameters);
+  std::set<DType> dtypes;
+  for (const TargetTensor& t : parameters) dtypes.insert(t.dtype);
   return torch_archive::object_item(std::move(w).finish(), std::vector<DType>(dtypes.begin(), dtypes.end()));
 }
 

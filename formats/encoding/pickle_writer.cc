@@ -97,6 +97,12 @@ void PickleWriter::integers(std::span<const Index> v) {
   tuple_of_last(static_cast<int>(v.size()));
 }
 
+void PickleWriter::empty_ordered_dict() {
+  global("collections", "OrderedDict");
+  empty_tuple();
+  reduce();
+}
+
 std::uint32_t PickleWriter::put() {
   const std::uint32_t memo = next_memo_++;
   op(memo < 256 ? 'q' : 'r');

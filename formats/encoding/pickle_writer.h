@@ -7,6 +7,8 @@
 //   w.empty_dict();
 //   w.mark(); w.text("lr"); w.number(0.5); w.set_items();
 //   std::string bytes = std::move(w).finish();
+//
+// Dict and List write what is in nested ones in their scope: Dict(w).number("lr", 0.5).
 #pragma once
 
 #include <cstdint>
@@ -43,6 +45,7 @@ class PickleWriter {
   void append_items() { op('e'); }          // list mark value... -> list
   void empty_dict() { op('}'); }            // -> dict
   void set_items() { op('u'); }             // dict mark (key value)... -> dict
+  void empty_ordered_dict();                // -> collections.OrderedDict, a dict to set_items()
   void empty_tuple() { op(')'); }           // -> tuple
   void tuple_of_last(int n);                // n values, 1 to 3 -> tuple
   void tuple_from_mark() { op('t'); }       // mark value... -> tuple
@@ -79,6 +82,58 @@ class PickleWriter {
 // dict; torch's dtypes and devices, arrays of numpy, complex and bytearray are kept. Anything else, and a pickle of
 // more than `max_bytes`, is an unsupported error that names it: nothing but data leaves this program.
 Status write_value(PickleWriter& w, Value value, Index max_bytes = Index{256} << 20);
+
+// A dict of a few items, from here to the end of the scope. What is written meanwhile are its keys and values.
+class Dict {
+ public:
+  explicit Dict(PickleWriter& w) : w_(w) {
+    w.empty_dict();
+    w.mark();
+  }
+  // An OrderedDict.
+  static Dict ordered(PickleWriter& w) { return Dict(w, true); }
+  ~Dict() { w_.set_items(); }
+  Dict(const Dict&) = delete;
+  Dict& operator=(const Dict&) = delete;
+
+  // Its value is to be written next.
+  PickleWriter& key(std::string_view k) {
+    w_.text(k);
+    return w_;
+  }
+  PickleWriter& key(Index k) {
+    w_.integer(k);
+    return w_;
+  }
+  void none(std::string_view k) { key(k).none(); }
+  void flag(std::string_view k, bool v) { key(k).boolean(v); }
+  void integer(std::string_view k, Index v) { key(k).integer(v); }
+  void number(std::string_view k, double v) { key(k).number(v); }
+  void text(std::string_view k, std::string_view v) { key(k).text(v); }
+  Status value(std::string_view k, Value v) { return write_value(key(k), v); }
+
+ private:
+  Dict(PickleWriter& w, bool /*ordered*/) : w_(w) {
+    w.empty_ordered_dict();
+    w.mark();
+  }
+  PickleWriter& w_;
+};
+
+// Likewise a list of a few elements.
+class List {
+ public:
+  explicit List(PickleWriter& w) : w_(w) {
+    w.empty_list();
+    w.mark();
+  }
+  ~List() { w_.append_items(); }
+  List(const List&) = delete;
+  List& operator=(const List&) = delete;
+
+ private:
+  PickleWriter& w_;
+};
 
 // The elements of a large list or dict, put in by runs of a thousand as Python's own pickler does (Lib/pickle.py,
 // _BATCHSIZE), so that a reader's stack stays small. next() comes before each element, end() after the last.

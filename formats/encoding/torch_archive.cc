@@ -32,10 +32,8 @@ void append_tensor(pickle::PickleWriter& w, DType dtype, const Dims& shape, std:
   w.integer(0);  // storage_offset
   w.integers(shape.span());
   w.integers(row_major_strides(shape).span());
-  w.boolean(false);  // requires_grad
-  w.global("collections", "OrderedDict");
-  w.empty_tuple();
-  w.reduce();  // backward_hooks
+  w.boolean(false);        // requires_grad
+  w.empty_ordered_dict();  // backward_hooks
   if (!typed) w.global("torch", type.torch_name);
   w.tuple_from_mark();
   w.reduce();

@@ -72,24 +72,24 @@ std::string Arguments::text(std::string_view name) const {
   return s != nullptr ? *s : std::string();
 }
 
+void Arguments::write_members(pickle::PickleWriter& w) const {
+  pickle::Dict members(w);
+  for (const auto& [name, value] : values_)
+    if (const auto* flag = std::get_if<bool>(&value))
+      members.flag(name, *flag);
+    else if (const auto* n = std::get_if<Index>(&value))
+      members.integer(name, *n);
+    else if (const auto* x = std::get_if<double>(&value))
+      members.number(name, *x);
+    else
+      members.text(name, std::get<std::string>(value));
+}
+
 void Arguments::write(pickle::PickleWriter& w) const {
   w.global("argparse", "Namespace");
   w.empty_tuple();
   w.new_object();
-  w.empty_dict();
-  w.mark();
-  for (const auto& [name, value] : values_) {
-    w.text(name);
-    if (const auto* flag = std::get_if<bool>(&value))
-      w.boolean(*flag);
-    else if (const auto* n = std::get_if<Index>(&value))
-      w.integer(*n);
-    else if (const auto* x = std::get_if<double>(&value))
-      w.number(*x);
-    else
-      w.text(std::get<std::string>(value));
-  }
-  w.set_items();
+  write_members(w);
   w.build();
 }
 

@@ -34,6 +34,8 @@ class Arguments {
   void write(pickle::PickleWriter& w) const;  // an argparse.Namespace
 
  private:
+  void write_members(pickle::PickleWriter& w) const;
+
   std::map<std::string, Member, std::less<>> values_;
 };
 

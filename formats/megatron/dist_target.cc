@@ -80,64 +80,47 @@ std::vector<TargetBlob> extra_states(const std::map<std::string, Counts>& stored
 
 // The dict of an optimizer, whose states are tensors of their own.
 Status write_optimizer(pickle::PickleWriter& w, const RunState& run, Of of) {
-  w.empty_dict();
-  w.mark();
-  w.text("optimizer");
-  w.empty_dict();
-  w.mark();
-  TRY(run.write_groups(w, of));
-  w.set_items();
-  w.text("param_state_sharding_type");
-  w.text(kFullyReshardable);
-  w.set_items();
+  pickle::Dict out(w);
+  {
+    pickle::Dict optimizer(out.key("optimizer"));
+    TRY(run.write_groups(optimizer, of));
+  }
+  out.text("param_state_sharding_type", kFullyReshardable);
   return {};
 }
 
 Status write_optimizers(pickle::PickleWriter& w, const RunState& run, bool of_experts_apart) {
-  w.text("optimizer");
   if (!of_experts_apart) return write_optimizer(w, run, Of::kAll);
-  w.empty_dict();
-  w.mark();
-  for (const Of of : {Of::kDense, Of::kExperts}) {
-    w.integer(of == Of::kExperts);
-    TRY(write_optimizer(w, run, of));
+  pickle::Dict chain(w);
+  for (const Of of : {Of::kDense, Of::kExperts}) TRY(write_optimizer(chain.key(of == Of::kExperts ? 1 : 0), run, of));
+  return {};
+}
+
+Status write_common(pickle::PickleWriter& w, const WrittenModel& model) {
+  const RunState* run = model.run ? &*model.run : nullptr;
+  pickle::Dict common(w);
+  model.args.write(common.key("args"));
+  common.number("checkpoint_version", 3.0);
+  if (run) {
+    TRY(run->write_progress(common));
+    TRY(write_optimizers(common.key("optimizer"), *run, model.shares_experts()));
+  } else {
+    common.integer("iteration", 0);
   }
-  w.set_items();
+  pickle::Dict content(common.key("content_metadata"));
+  if (run) {
+    content.text("distrib_optim_sharding_type", kFullyReshardable);
+    content.flag("distrib_optim_fully_reshardable_mem_efficient", false);
+  }
+  content.flag("singleton_local_shards", false);
+  content.flag("chained_optim_avoid_prefix", true);
   return {};
 }
 
 // common.pt: what is no tensor.
 Result<std::string> common_file(const WrittenModel& model) {
-  const RunState* run = model.run ? &*model.run : nullptr;
   pickle::PickleWriter w;
-  w.empty_dict();
-  w.mark();
-  w.text("args");
-  model.args.write(w);
-  w.text("checkpoint_version");
-  w.number(3.0);
-  if (run) {
-    TRY(run->write_progress(w));
-    TRY(write_optimizers(w, *run, model.shares_experts()));
-  } else {
-    w.text("iteration");
-    w.integer(0);
-  }
-  w.text("content_metadata");
-  w.empty_dict();
-  w.mark();
-  if (run) {
-    w.text("distrib_optim_sharding_type");
-    w.text(kFullyReshardable);
-    w.text("distrib_optim_fully_reshardable_mem_efficient");
-    w.boolean(false);
-  }
-  w.text("singleton_local_shards");
-  w.boolean(false);
-  w.text("chained_optim_avoid_prefix");
-  w.boolean(true);
-  w.set_items();
-  w.set_items();
+  TRY(write_common(w, model));
   return torch_archive::object_item(std::move(w).finish());
 }
 

@@ -80,6 +80,9 @@ class RankFiles {
   LocalTensor local(std::size_t tensor, const Cut& cut, Index tp) const;
   Result<torch_archive::Content> content(const std::vector<LocalTensor>& tensors,
                                          const std::vector<RankParameter>& parameters, Index stage) const;
+  Status write_content(PickleWriter& w, const std::vector<LocalTensor>& tensors,
+                       const std::vector<RankParameter>& parameters, Index stage,
+                       std::vector<std::string>& storages) const;
   Status write_optimizer(PickleWriter& w, Of of, const std::vector<LocalTensor>& tensors,
                          const std::vector<RankParameter>& parameters, std::vector<std::string>& storages) const;
 
@@ -206,38 +209,29 @@ Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<Loca
   const auto step = static_cast<float>(model_.run->step());
   std::vector<std::vector<Index>> ids(groups.size());
   Index count = 0;
-  w.empty_dict();
-  w.mark();
-  w.text("optimizer");
-  w.empty_dict();
-  w.mark();
-  w.text("state");
-  w.empty_dict();
-  pickle::ElementRuns states(w, &PickleWriter::set_items);
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    for (const RankParameter* p : groups[g]) {
-      ids[g].push_back(count);
-      states.next();
-      w.integer(count++);
-      w.empty_dict();
-      w.mark();
-      if (has_own_steps) {
-        w.text("step");
-        torch_archive::append_tensor(w, DType::kFloat32, {}, std::to_string(tensors.size() + storages.size()));
-        storages.emplace_back(reinterpret_cast<const char*>(&step), sizeof step);
+  pickle::Dict out(w);
+  {
+    pickle::Dict optimizer(out.key("optimizer"));
+    optimizer.key("state").empty_dict();
+    pickle::ElementRuns states(w, &PickleWriter::set_items);
+    for (std::size_t g = 0; g < groups.size(); ++g)
+      for (const RankParameter* p : groups[g]) {
+        ids[g].push_back(count);
+        states.next();
+        w.integer(count++);
+        pickle::Dict state(w);
+        if (has_own_steps) {
+          torch_archive::append_tensor(state.key("step"), DType::kFloat32, {},
+                                       std::to_string(tensors.size() + storages.size()));
+          storages.emplace_back(reinterpret_cast<const char*>(&step), sizeof step);
+        }
+        for (const std::string_view suffix : {kMomentSuffix, kSecondMomentSuffix})
+          append_stored(state.key(suffix.substr(1)), tensors, p->states.find(suffix)->second);
       }
-      for (const std::string_view suffix : {kMomentSuffix, kSecondMomentSuffix}) {
-        w.text(suffix.substr(1));
-        append_stored(w, tensors, p->states.find(suffix)->second);
-      }
-      w.set_items();
-    }
-  states.end();
-  TRY(model_.run->write_groups(w, of, ids, !has_own_steps));
-  w.set_items();
-  w.text("fp32_from_fp16_params");
-  w.empty_list();
-  w.mark();
+    states.end();
+    TRY(model_.run->write_groups(optimizer, of, ids, !has_own_steps));
+  }
+  const pickle::List all_masters(out.key("fp32_from_fp16_params"));
   for (const auto& group : groups) {
     w.empty_list();
     pickle::ElementRuns masters(w, &PickleWriter::append_items);
@@ -247,25 +241,16 @@ Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<Loca
     }
     masters.end();
   }
-  w.append_items();
-  w.set_items();
   return {};
 }
 
-Result<torch_archive::Content> RankFiles::content(const std::vector<LocalTensor>& tensors,
-                                                  const std::vector<RankParameter>& parameters, Index stage) const {
-  torch_archive::Content out;
-  PickleWriter w;
-  w.empty_dict();
-  w.mark();
-  w.text("args");
-  model_.args.write(w);
-  w.text("checkpoint_version");
-  w.number(3.0);
-  w.text("model");
-  w.global("collections", "OrderedDict");
-  w.empty_tuple();
-  w.reduce();
+Status RankFiles::write_content(PickleWriter& w, const std::vector<LocalTensor>& tensors,
+                                const std::vector<RankParameter>& parameters, Index stage,
+                                std::vector<std::string>& storages) const {
+  pickle::Dict out(w);
+  model_.args.write(out.key("args"));
+  out.number("checkpoint_version", 3.0);
+  out.key("model").empty_ordered_dict();
   pickle::ElementRuns entries(w, &PickleWriter::set_items);
   for (const RankParameter& p : parameters) {
     entries.next();
@@ -278,19 +263,20 @@ Result<torch_archive::Content> RankFiles::content(const std::vector<LocalTensor>
     w.none();
   }
   entries.end();
-  if (model_.run) {
-    TRY(model_.run->write_progress(w));
-    w.text("optimizer");
-    if (model_.shares_experts()) {
-      w.empty_list();
-      w.mark();
-      for (const Of of : {Of::kDense, Of::kExperts}) TRY(write_optimizer(w, of, tensors, parameters, out.storages));
-      w.append_items();
-    } else {
-      TRY(write_optimizer(w, Of::kAll, tensors, parameters, out.storages));
-    }
-  }
-  w.set_items();
+  if (!model_.run) return {};
+  TRY(model_.run->write_progress(out));
+  out.key("optimizer");
+  if (!model_.shares_experts()) return write_optimizer(w, Of::kAll, tensors, parameters, storages);
+  const pickle::List optimizers(w);
+  for (const Of of : {Of::kDense, Of::kExperts}) TRY(write_optimizer(w, of, tensors, parameters, storages));
+  return {};
+}
+
+Result<torch_archive::Content> RankFiles::content(const std::vector<LocalTensor>& tensors,
+                                                  const std::vector<RankParameter>& parameters, Index stage) const {
+  torch_archive::Content out;
+  PickleWriter w;
+  TRY(write_content(w, tensors, parameters, stage, out.storages));
   out.pickle = std::move(w).finish();
   return out;
 }

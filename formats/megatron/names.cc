@@ -71,10 +71,10 @@ bool is_extra_state(std::string_view name) { return name.find("._extra_state") !
 
 std::string none_in_a_list() {
   pickle::PickleWriter w;
-  w.empty_list();
-  w.mark();
-  w.none();
-  w.append_items();
+  {
+    const pickle::List list(w);
+    w.none();
+  }
   return std::move(w).finish();
 }
 

@@ -26,24 +26,6 @@ bool decays(const AdamObjects::Values& group) {
   return false;
 }
 
-// Items of a dict.
-void put_flag(PickleWriter& w, std::string_view key, bool value) {
-  w.text(key);
-  w.boolean(value);
-}
-void put_real(PickleWriter& w, std::string_view key, double value) {
-  w.text(key);
-  w.number(value);
-}
-void put_integer(PickleWriter& w, std::string_view key, Index value) {
-  w.text(key);
-  w.integer(value);
-}
-void put_text(PickleWriter& w, std::string_view key, std::string_view value) {
-  w.text(key);
-  w.text(value);
-}
-
 // "opt_param_scheduler.max_lr": of files of ranks each number is an object.
 bool is_common(std::string_view word) {
   word = word.substr(0, word.find('.'));
@@ -96,25 +78,20 @@ Status RunState::write_group(PickleWriter& w, const Values& group, const Own& ow
   const bool keeps_step = own.with_step && step != group.end() &&
                           step->second.as_float().value_or(static_cast<double>(step->second.as_int().value_or(-1))) ==
                               static_cast<double>(objects_.step());
-  w.empty_dict();
-  w.mark();
-  for (const auto& [word, value] : group) {
-    if ((word == kStep && !keeps_step) || word == kOfExperts) continue;
-    w.text(word);
-    TRY(pickle::write_value(w, value));
-  }
+  pickle::Dict out(w);
+  for (const auto& [word, value] : group)
+    if ((word != kStep || keeps_step) && word != kOfExperts) TRY(out.value(word, value));
   Own others = own;
   others.with_step = own.with_step && !keeps_step;
-  write_own(w, others);
-  w.set_items();
+  write_own(out, others);
   return {};
 }
 
-void RunState::write_own(PickleWriter& w, const Own& own) const {
-  put_flag(w, kOfExperts, own.of_experts);
-  if (own.with_step) put_integer(w, kStep, objects_.step());
+void RunState::write_own(pickle::Dict& group, const Own& own) const {
+  group.flag(kOfExperts, own.of_experts);
+  if (own.with_step) group.integer(kStep, objects_.step());
   if (!own.params) return;
-  w.text("params");
+  PickleWriter& w = group.key("params");
   w.empty_list();
   pickle::ElementRuns elements(w, &PickleWriter::append_items);
   for (const Index id : *own.params) {
@@ -127,48 +104,40 @@ void RunState::write_own(PickleWriter& w, const Own& own) const {
 // One such as Megatron makes: matrices decay (`wd_mult` 1), norms and biases do not.
 Status RunState::write_new_group(PickleWriter& w, double wd_mult, const Own& own) const {
   const double lr = objects_.number("lr").value_or(0);
-  w.empty_dict();
-  w.mark();
-  put_flag(w, "default_config", true);
-  put_real(w, "wd_mult", wd_mult);
-  put_real(w, "lr_mult", 1.0);
-  put_flag(w, "is_decoupled_lr", false);
-  put_real(w, "max_lr", objects_.number("initial_lr").value_or(lr));
-  put_real(w, "min_lr", 0.0);
-  put_real(w, "lr", lr);
-  w.text("betas");
+  pickle::Dict group(w);
+  group.flag("default_config", true);
+  group.number("wd_mult", wd_mult);
+  group.number("lr_mult", 1.0);
+  group.flag("is_decoupled_lr", false);
+  group.number("max_lr", objects_.number("initial_lr").value_or(lr));
+  group.number("min_lr", 0.0);
+  group.number("lr", lr);
   if (const auto betas = objects_.value("betas"))
-    TRY(pickle::write_value(w, *betas));
+    TRY(group.value("betas", *betas));
   else
-    w.none();
-  put_real(w, "eps", objects_.number("eps").value_or(0));
-  put_real(w, "weight_decay", objects_.number("weight_decay").value_or(0) * wd_mult);
-  for (const std::string_view word : {"bias_correction", "decoupled_weight_decay"}) put_flag(w, word, true);
-  for (const std::string_view word : {"amsgrad", "maximize", "capturable", "differentiable"}) put_flag(w, word, false);
-  for (const std::string_view word : {"foreach", "fused"}) {
-    w.text(word);
-    w.none();
-  }
-  write_own(w, own);
-  w.set_items();
+    group.none("betas");
+  group.number("eps", objects_.number("eps").value_or(0));
+  group.number("weight_decay", objects_.number("weight_decay").value_or(0) * wd_mult);
+  for (const std::string_view word : {"bias_correction", "decoupled_weight_decay"}) group.flag(word, true);
+  for (const std::string_view word : {"amsgrad", "maximize", "capturable", "differentiable"}) group.flag(word, false);
+  for (const std::string_view word : {"foreach", "fused"}) group.none(word);
+  write_own(group, own);
   return {};
 }
 
-Status RunState::write_groups(PickleWriter& w, Of of) const {
+Status RunState::write_groups(pickle::Dict& optimizer, Of of) const {
   const bool of_experts = of == Of::kExperts;
-  w.text("param_groups");
-  w.empty_list();
-  w.mark();
+  PickleWriter& w = optimizer.key("param_groups");
+  const pickle::List groups(w);
   if (has_own_groups())
     for (const Values* group : own_groups(of)) TRY(write_group(w, *group, {of_experts}));
   else
     for (const double wd_mult : {1.0, 0.0})
       if (wd_mult > 0 || !of_experts) TRY(write_new_group(w, wd_mult, {of_experts}));
-  w.append_items();
   return {};
 }
 
-Status RunState::write_groups(PickleWriter& w, Of of, const std::vector<std::vector<Index>>& params,
+Status RunState::write_groups(pickle::Dict& optimizer, Of of, const std::vector<std::vector<Index>>& params,
                               bool with_step) const {
   std::vector<const Values*> own = has_own_groups() ? own_groups(of) : std::vector<const Values*>();
   std::stable_partition(own.begin(), own.end(), [](const Values* group) { return decays(*group); });
@@ -177,58 +146,46 @@ Status RunState::write_groups(PickleWriter& w, Of of, const std::vector<std::vec
     return unsupported("the optimizer has " + count_of(std::ssize(own), "group") +
                        ", and which parameters are in which is known where matrices are in one and norms and biases "
                        "in the other; --exclude 'optim*' leaves the optimizer out");
-  w.text("param_groups");
-  w.empty_list();
-  w.mark();
+  PickleWriter& w = optimizer.key("param_groups");
+  const pickle::List groups(w);
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Own with{of == Of::kExperts, params[i], with_step};
     TRY(has_own_groups() ? write_group(w, *own[i], with) : write_new_group(w, i == 0 ? 1.0 : 0.0, with));
   }
-  w.append_items();
   return {};
 }
 
 Status RunState::write_schedule(PickleWriter& w) const {
   if (const auto own = objects_.others().find(kSchedule); own != objects_.others().end())
     return pickle::write_value(w, own->second);
-  w.empty_dict();
-  w.mark();
+  pickle::Dict schedule(w);
   bool is_known = false;
   for (const auto& [name, value] : objects_.others()) {
     std::string_view word = name;
     if (!take(word, kSchedule) || !take(word, ".")) continue;
-    w.text(word);
-    TRY(pickle::write_value(w, value));
+    TRY(schedule.value(word, value));
     is_known = true;
   }
-  if (is_known) {
-    w.set_items();
-    return {};
-  }
-  put_real(w, "max_lr", objects_.number("initial_lr").value_or(objects_.number("lr").value_or(0)));
-  put_real(w, "min_lr", 0.0);
-  put_integer(w, "lr_warmup_steps", 0);
-  put_integer(w, "num_steps", 0);
-  put_text(w, "lr_decay_style", "constant");
-  put_integer(w, "lr_decay_steps", 1);
+  if (is_known) return {};
+  schedule.number("max_lr", objects_.number("initial_lr").value_or(objects_.number("lr").value_or(0)));
+  schedule.number("min_lr", 0.0);
+  schedule.integer("lr_warmup_steps", 0);
+  schedule.integer("num_steps", 0);
+  schedule.text("lr_decay_style", "constant");
+  schedule.integer("lr_decay_steps", 1);
   for (const std::string_view word : {"start_wd", "end_wd"})
-    put_real(w, word, objects_.number("weight_decay").value_or(0));
-  put_text(w, "wd_incr_style", "constant");
-  put_integer(w, "wd_incr_steps", 1);
-  w.set_items();
+    schedule.number(word, objects_.number("weight_decay").value_or(0));
+  schedule.text("wd_incr_style", "constant");
+  schedule.integer("wd_incr_steps", 1);
   return {};
 }
 
-Status RunState::write_progress(PickleWriter& w) const {
-  w.text(kIteration);
-  w.integer(iteration());
+Status RunState::write_progress(pickle::Dict& state) const {
+  state.integer(kIteration, iteration());
   if (const auto flops = objects_.others().find("num_floating_point_operations_so_far");
-      flops != objects_.others().end()) {
-    w.text(flops->first);
-    TRY(pickle::write_value(w, flops->second));
-  }
-  w.text(kSchedule);
-  return write_schedule(w);
+      flops != objects_.others().end())
+    TRY(state.value(flops->first, flops->second));
+  return write_schedule(state.key(kSchedule));
 }
 
 }  // namespace reshard::megatron

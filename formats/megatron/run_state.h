@@ -29,12 +29,12 @@ class RunState {
   Index step() const { return objects_.step(); }
   void add_to(Arguments& args) const;
   // Items of the dict of a run: "iteration", "opt_param_scheduler", ...
-  Status write_progress(pickle::PickleWriter& w) const;
+  Status write_progress(pickle::Dict& state) const;
   // "param_groups", an item of an optimizer's dict.
-  Status write_groups(pickle::PickleWriter& w, Of of) const;
+  Status write_groups(pickle::Dict& optimizer, Of of) const;
   // Likewise, of two groups, or of experts one: what decays, which is matrices, and what does not. Each with the
   // numbers of its parameters, and with the step where told. Unsupported where the source's own are others.
-  Status write_groups(pickle::PickleWriter& w, Of of, const std::vector<std::vector<Index>>& params,
+  Status write_groups(pickle::Dict& optimizer, Of of, const std::vector<std::vector<Index>>& params,
                       bool with_step) const;
 
  private:
@@ -49,7 +49,7 @@ class RunState {
   bool has_own_groups() const;
   std::vector<const Values*> own_groups(Of of) const;
   Status write_group(pickle::PickleWriter& w, const Values& group, const Own& own) const;
-  void write_own(pickle::PickleWriter& w, const Own& own) const;
+  void write_own(pickle::Dict& group, const Own& own) const;
   Status write_new_group(pickle::PickleWriter& w, double wd_mult, const Own& own) const;
   Status write_schedule(pickle::PickleWriter& w) const;
 
