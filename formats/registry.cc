@@ -42,7 +42,9 @@ Result<const Format*> find_format(std::string_view name) {
 
 Result<const Format*> recognised_format(const Place& place) {
   for (const Format* f : formats())
-    if (TRY(f->recognises(place))) return f;
+    if (f->recognises) {
+      if (TRY(f->recognises(place))) return f;
+    }
   return nullptr;
 }
 

@@ -1,11 +1,13 @@
 #include "formats/colossalai/colossalai.h"
 
+#include <algorithm>
 #include <array>
 
 #include "formats/colossalai/rank_files.h"
 #include "formats/encoding/torch_file.h"
 #include "formats/tensor_files/reader.h"
 #include "formats/tensor_files/target.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace colossalai {
@@ -54,11 +56,9 @@ bool is_optimizer_file(const Place& place) {
   const auto has = [&](std::string_view text) { return place.head().find(text) != std::string::npos; };
   using namespace std::string_view_literals;
   if (TorchFile::recognises(place.head())) return has("}q\0(X\x0c\0\0\0param_groups"sv);
-  constexpr std::string_view kState = "\"state.";
-  const std::string& head = place.head();
-  const std::size_t state = head.find(kState);
-  const std::size_t digit = state + kState.size();
-  const bool has_state = state != std::string::npos && digit < head.size() && head[digit] >= '0' && head[digit] <= '9';
+  std::string_view state = place.head();
+  state.remove_prefix(std::min(state.find("\"state."), state.size()));
+  const bool has_state = take(state, "\"state.") && take_number(state);
   return place.path().ends_with(".safetensors") && (has("\"non_tensor_keys\"") || has_state);
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "lib/base/text.h"
+
 namespace reshard::colossalai {
 namespace {
 
@@ -11,12 +13,8 @@ constexpr std::size_t kDigits = 5;
 // Takes "-00012" off the end.
 std::optional<Index> take_last_number(std::string_view& name) {
   if (name.size() < kDigits + 1 || name[name.size() - kDigits - 1] != '-') return std::nullopt;
-  Index value = 0;
-  for (const char c : name.substr(name.size() - kDigits)) {
-    if (c < '0' || c > '9') return std::nullopt;
-    value = 10 * value + (c - '0');
-  }
-  name.remove_suffix(kDigits + 1);
+  const auto value = parse_number(name.substr(name.size() - kDigits));
+  if (value) name.remove_suffix(kDigits + 1);
   return value;
 }
 
@@ -82,17 +80,7 @@ std::optional<IndexName> parse_index_name(std::string_view name) {
 }
 
 bool is_step_name(std::string_view name) {
-  const auto take_digits = [&] {
-    const std::size_t digits = std::min(name.find_first_not_of("0123456789"), name.size());
-    name.remove_prefix(digits);
-    return digits > 0;
-  };
-  for (const std::string_view word : {"epoch-", "_step-"}) {
-    if (!name.starts_with(word)) return false;
-    name.remove_prefix(word.size());
-    if (!take_digits()) return false;
-  }
-  return name.empty();
+  return take(name, "epoch-") && take_number(name) && take(name, "_step-") && is_digits(name);
 }
 
 }  // namespace reshard::colossalai

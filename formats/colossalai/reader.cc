@@ -25,6 +25,7 @@ namespace {
 constexpr Index kMaxRunningStates = Index{16} << 20;
 constexpr std::size_t kMaxGroupOptions = 64;  // each becomes a value for each parameter
 constexpr Index kMaxGroupValues = 2'000'000;
+constexpr Index kMaxId = 999'999'999;
 constexpr double kMebibyte = 1048576.0;
 
 std::string below(std::string_view directory, const std::string& name) {
@@ -39,13 +40,10 @@ double bytes_of(const StoredTensor& tensor) {
 
 // "state.12.exp_avg" or "12.exp_avg" taken apart.
 std::optional<std::pair<Index, std::string>> parse_state_name(std::string_view name) {
-  if (name.starts_with("state.")) name.remove_prefix(std::string_view("state.").size());
-  Index id = 0;
-  std::size_t digits = 0;
-  for (; digits < name.size() && digits < 9 && name[digits] >= '0' && name[digits] <= '9'; ++digits)
-    id = 10 * id + (name[digits] - '0');
-  if (digits == 0 || digits + 1 >= name.size() || name[digits] != '.') return std::nullopt;
-  return std::pair(id, std::string(name.substr(digits + 1)));
+  take(name, "state.");
+  const auto id = take_number(name);
+  if (!id || *id > kMaxId || !take(name, ".") || name.empty()) return std::nullopt;
+  return std::pair(*id, std::string(name));
 }
 
 // Moments have the shape of their parameter.

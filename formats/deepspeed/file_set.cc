@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/tensor_files/reader.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -143,17 +144,6 @@ Result<FileSet> find_files(const Place& place) {
 
 // ---- What is missing
 
-namespace {
-
-std::string file_names(const std::vector<std::string>& names, Index count) {
-  std::vector<std::string> quoted;
-  for (const std::string& name : names) quoted.push_back("'" + printable(name) + "'");
-  return count_of(count, "file") + " (" + join(quoted, ", ") +
-         (count > std::ssize(names) ? " and " + with_commas(count - std::ssize(names)) + " more" : "") + ")";
-}
-
-}  // namespace
-
 Status check_models(const FileSet& set, Index parts) {
   constexpr Index kShown = 3;
   std::vector<std::string> missing;
@@ -170,7 +160,7 @@ Status check_models(const FileSet& set, Index parts) {
       missing.push_back(set.directory + "mp_rank_" + (part < 10 ? "0" : "") + number + "_model_states.pt");
   }
   if (count == 0) return {};
-  return io_error(set.root + ": missing " + file_names(missing, count) + ": each has a part of the model");
+  return io_error(set.root + ": missing " + files_text(missing, count) + ": each has a part of the model");
 }
 
 Status check_ranks(const FileSet& set, Index part, Index ranks) {
@@ -192,7 +182,7 @@ Status check_ranks(const FileSet& set, Index part, Index ranks) {
                           "_mp_rank_" + (part < 10 ? "0" : "") + std::to_string(part) + "_" + std::string(kind) +
                           "_states.pt");
     if (there == ranks) return {};
-    return io_error(set.root + ": missing " + file_names(missing, ranks - there) + " of " + count_of(ranks, "rank") +
+    return io_error(set.root + ": missing " + files_text(missing, ranks - there) + " of " + count_of(ranks, "rank") +
                     ": each parameter is the runs of all ranks. Copy them from the machines " + "that wrote them");
   };
   if (set.has_rank_models()) TRY(check(set.models, "model"));
@@ -218,7 +208,7 @@ Status check_experts(const FileSet& set, const std::vector<Index>& experts) {
     ++there;
   }
   if (missing.empty()) return {};
-  return io_error(set.root + ": missing " + file_names(missing, want - there) + " of " + count_of(want, "expert"));
+  return io_error(set.root + ": missing " + files_text(missing, want - there) + " of " + count_of(want, "expert"));
 }
 
 }  // namespace reshard::deepspeed

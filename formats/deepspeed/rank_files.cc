@@ -234,7 +234,6 @@ Result<std::vector<ParameterGroup>> read_parameter_groups(Value list, std::set<s
             if (const auto id = v[k].as_int()) to.ids.push_back(*id);
         continue;
       }
-      if (name == "moe") to.is_moe = v.as_bool().value_or(false);
       pickle::PickleWriter w;
       if (pickle::write_value(w, v, bytes_left)) {
         bytes_left -= w.size();

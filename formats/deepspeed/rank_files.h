@@ -67,7 +67,6 @@ struct Slice {
 struct ParameterGroup {
   std::vector<std::pair<std::string, std::string>> options;  // "lr", as pickles
   std::vector<Index> ids;                                    // which of the flat groups are its
-  bool is_moe = false;
 };
 
 struct OptimizerStates {

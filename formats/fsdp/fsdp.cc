@@ -85,13 +85,9 @@ std::string missing_text(const FileSet& set, Index ranks) {
     const FileName like = *parse_file_name(of_role.begin()->second);
     std::size_t shown = 0;
     for (Index rank = 0; rank < ranks && shown < kShown; ++rank)
-      if (!of_role.contains(rank) && ++shown > 0)
-        names.push_back("'" + like.before + std::to_string(rank) + like.after + "'");
+      if (!of_role.contains(rank) && ++shown > 0) names.push_back(like.before + std::to_string(rank) + like.after);
   }
-  if (count == 0) return {};
-  const auto more = count - static_cast<Index>(names.size());
-  return count_of(count, "file") + " (" + join(names, ", ") + (more > 0 ? " and " + with_commas(more) + " more" : "") +
-         ")";
+  return count == 0 ? std::string() : files_text(names, count);
 }
 
 Result<FileSet> find_files(const Place& place) {

@@ -72,8 +72,6 @@ Handle::~Handle() {
   H5Idec_ref(id_);
 }
 
-std::string library_message() { return innermost_error().text; }
-
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
   if (id >= 0) return Handle(id);
   return library_error(code, what);

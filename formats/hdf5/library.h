@@ -45,9 +45,6 @@ class Handle {
   Id id_;
 };
 
-// What the library says of its last failed call, in its own words: the innermost of its messages.
-std::string library_message();
-
 // The handle, or an error of this kind: "what: libhdf5 says '...'".
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what);
 // The same for calls that return a negative number when they fail.

@@ -76,7 +76,8 @@ std::optional<std::vector<Index>> layers_of_stage(const Model& model, Index stag
 // Where a group of ranks has its parameters, if they lie in this order; nothing where the file says otherwise. Groups
 // count the tp ranks, of experts the ep ranks, then the stages.
 std::vector<Placed> place_group(const Model& model, const Catalog& stored, const BufferGroup& group,
-                                bool has_experts_apart, const std::map<Index, std::size_t>& buckets, const Spec& spec) {
+                                bool has_experts_apart, const std::map<Index, std::size_t>& buckets,
+                                const Modules& modules) {
   const bool is_of_experts = group.optimizer > 0;
   const Index ranks = is_of_experts ? model.degrees.etp : model.degrees.tp, ep = is_of_experts ? model.degrees.ep : 1;
   const Index tp = group.group % ranks, expert_rank = group.group / ranks % ep, stage = group.group / ranks / ep;
@@ -99,7 +100,7 @@ std::vector<Placed> place_group(const Model& model, const Catalog& stored, const
   }
   const bool has_copy = model.is_tied && model.degrees.pp > 1 && is_last && !is_of_experts;
   if (has_copy) names.emplace_back(kHead);
-  names = in_model_order(std::move(names), spec);
+  names = in_model_order(std::move(names), modules);
   std::reverse(names.begin(), names.end());
 
   std::vector<Placed> out;
@@ -166,14 +167,14 @@ Buffers find_buffers(const Model& model, const Catalog& stored) {
       model.degrees.tp * stages + (has_experts_apart ? model.degrees.etp * model.degrees.ep * stages : 0))
     return refuse("there are " + count_of(std::ssize(groups), "buffer") + " of a model on " + mesh_text(model.degrees));
   bool is_found = false;
-  for (const Spec& spec : kSpecs) {
-    if (spec.grouped_experts != model.args.flag("moe_grouped_gemm")) continue;
+  for (const Modules& modules : kAllModules) {
+    if (modules.grouped_experts != model.args.flag("moe_grouped_gemm")) continue;
     std::map<std::size_t, std::vector<Placed>> all;
     bool fits = true;
     for (const auto& [group, words] : groups) {
       for (const auto& [word, buckets] : words) {
         const auto places =
-            fits ? place_group(model, stored, group, has_experts_apart, buckets, spec) : std::vector<Placed>();
+            fits ? place_group(model, stored, group, has_experts_apart, buckets, modules) : std::vector<Placed>();
         fits = !places.empty();
         for (const Placed& p : places) all[buckets.at(p.bucket)].push_back(p);
       }

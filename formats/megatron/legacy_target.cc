@@ -50,7 +50,8 @@ std::string rank_directory(Index tp, Index stage, Index ep, const WrittenModel& 
 }
 
 // "decoder.layers.0.mlp.linear_fc1._extra_state": what modules keep beside their parameters is nothing, and has a key.
-std::vector<std::string> extra_states(const std::vector<RankParameter>& parameters, Modules modules, bool has_head) {
+std::vector<std::string> extra_states(const std::vector<RankParameter>& parameters, const Modules& modules,
+                                      bool has_head) {
   std::vector<std::string> out;
   for (const RankParameter& p : parameters) {
     const std::string module = p.name.substr(0, p.name.rfind('.'));
@@ -58,7 +59,7 @@ std::vector<std::string> extra_states(const std::vector<RankParameter>& paramete
     if (!own.starts_with("linear_") || p.ndim < 2) continue;
     std::string state = module + "._extra_state";
     if (out.empty() || out.back() != state) out.push_back(std::move(state));  // experts of one module have one
-    if (own == "linear_qkv" && modules == Modules::kTransformerEngine)
+    if (own == "linear_qkv" && modules.norms_inside)
       out.push_back(module.substr(0, module.size() - own.size()) + "core_attention._extra_state");
   }
   if (has_head) out.emplace_back("output_layer._extra_state");
@@ -68,7 +69,7 @@ std::vector<std::string> extra_states(const std::vector<RankParameter>& paramete
 class RankFiles {
  public:
   // Refers to both.
-  RankFiles(LayoutRequest& request, WrittenModel& model, Modules modules)
+  RankFiles(LayoutRequest& request, WrittenModel& model, const Modules& modules)
       : request_(request), model_(model), modules_(modules) {}
   Result<std::unique_ptr<Target>> lay_out();
 
@@ -154,11 +155,9 @@ Status RankFiles::find_parameters() {
     copy.stage = model_.pp - 1;
     found.emplace(head, std::move(copy));
   }
-  const bool has_te = modules_ == Modules::kTransformerEngine;
   std::vector<std::string> names;
   for (const auto& [name, p] : found) names.push_back(name);
-  for (const std::string& name : in_model_order(names, {has_te, has_te}))
-    parameters_.push_back(std::move(found.at(name)));
+  for (const std::string& name : in_model_order(names, modules_)) parameters_.push_back(std::move(found.at(name)));
   return {};
 }
 
@@ -205,7 +204,7 @@ Status RankFiles::write_optimizer(PickleWriter& w, Of of, const std::vector<Loca
   for (const RankParameter& p : parameters)
     if (of == Of::kAll || p.whole->core.is_expert() == (of == Of::kExperts))
       groups[p.ndim >= 2 ? 0 : groups.size() - 1].push_back(&p);
-  const bool has_own_steps = modules_ == Modules::kOwn;  // torch's Adam counts for each parameter, others for a group
+  const bool has_own_steps = !modules_.norms_inside;  // torch's Adam counts for each parameter, others for a group
   const auto step = static_cast<float>(model_.run->step());
   std::vector<std::vector<Index>> ids(groups.size());
   Index count = 0;
@@ -294,10 +293,10 @@ Result<std::unique_ptr<Target>> RankFiles::lay_out() {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, Modules modules) {
+Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, const Modules& modules) {
   WrittenModel model = TRY(WrittenModel::read(request));
   TRY(check_stages(StageRule::kEven, model.layers, model.pp));
-  const bool is_own = modules == Modules::kOwn;
+  const bool is_own = !modules.norms_inside;
   model.args.set("ckpt_format", "torch");
   model.args.set("transformer_impl", is_own ? "local" : "transformer_engine");
   if (model.run) model.args.set("use_distributed_optimizer", false);

@@ -36,8 +36,6 @@ Result<bool> recognises_rank_files(const Place& place) {
   return !latest.empty() && has_rank_files(*TRY(place.inside(latest)));
 }
 
-Result<bool> recognises_none(const Place&) { return false; }
-
 Result<bool> recognises(const Place& place) {
   if (TRY(is_iteration(place))) return true;
   return !TRY(latest_of(place)).empty();
@@ -86,6 +84,27 @@ Result<bool> has_sharded_files(const Place& place) {
   return backend && backend->is_string() && *backend->as_string() == kSharded;
 }
 
+namespace {
+
+constexpr Format kRankFiles = {
+    .name = "megatron-legacy",
+    .title = "Megatron-LM's files of ranks",
+    .recognises = recognises_rank_files,
+    .open = open,
+    .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
+      return lay_out_rank_files(std::move(request), kTransformerEngine);
+    },
+    .holds = Holds::kAdam,
+    .takes_object = RunState::takes_object,
+    .sharding = Sharding::kOwnLocal,
+    .has_masters = true,
+    .own_names = "megatron",
+    .vocab_divisible_by = 128,
+    .stage_rule = StageRule::kEven,
+    .shares_experts = true,
+};
+
+}  // namespace
 }  // namespace megatron
 
 const Format kMegatronFormat = {
@@ -103,40 +122,18 @@ const Format kMegatronFormat = {
     .shares_experts = true,
 };
 
-const Format kMegatronLegacyFormat = {
-    .name = "megatron-legacy",
-    .title = "Megatron-LM's files of ranks",
-    .recognises = megatron::recognises_rank_files,
-    .open = megatron::open,
-    .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
-      return megatron::lay_out_rank_files(std::move(request), megatron::Modules::kTransformerEngine);
-    },
-    .holds = Holds::kAdam,
-    .takes_object = megatron::RunState::takes_object,
-    .sharding = Sharding::kOwnLocal,
-    .has_masters = true,
-    .own_names = "megatron",
-    .vocab_divisible_by = 128,
-    .stage_rule = StageRule::kEven,
-    .shares_experts = true,
-};
+constinit const Format kMegatronLegacyFormat = megatron::kRankFiles;
 
-const Format kMegatronLegacyLocalFormat = {
-    .name = "megatron-legacy-local",
-    .title = "Megatron-LM's files of ranks, without Transformer Engine",
-    .recognises = megatron::recognises_none,
-    .open = nullptr,
-    .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
-      return megatron::lay_out_rank_files(std::move(request), megatron::Modules::kOwn);
-    },
-    .holds = Holds::kAdam,
-    .takes_object = megatron::RunState::takes_object,
-    .sharding = Sharding::kOwnLocal,
-    .has_masters = true,
-    .own_names = "megatron",
-    .vocab_divisible_by = 128,
-    .stage_rule = StageRule::kEven,
-    .shares_experts = true,
-};
+constinit const Format kMegatronLegacyLocalFormat = [] {
+  Format row = megatron::kRankFiles;
+  row.name = "megatron-legacy-local";
+  row.title = "Megatron-LM's files of ranks, without Transformer Engine";
+  row.recognises = nullptr;
+  row.open = nullptr;
+  row.lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
+    return megatron::lay_out_rank_files(std::move(request), megatron::kOwnModules);
+  };
+  return row;
+}();
 
 }  // namespace reshard

@@ -54,7 +54,7 @@ Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenO
 // torch_dist, of a model under its names (lib/model/family.h, Convention::kMegatron).
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request);
 // Likewise files of ranks: each rank of tp, pp and ep of the mesh has one, and the experts' tp is the others'.
-Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, Modules modules);
+Result<std::unique_ptr<Target>> lay_out_rank_files(LayoutRequest request, const Modules& modules);
 
 }  // namespace megatron
 }  // namespace reshard

@@ -109,7 +109,7 @@ CoreName parse_core_name(std::string_view name) {
   return out;
 }
 
-std::string name_in(Modules modules, std::string_view name, bool has_experts) {
+std::string name_in(const Modules& modules, std::string_view name, bool has_experts) {
   static constexpr std::array<std::array<std::string_view, 2>, 2> kNorms = {
       {{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},
        {"pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"}}};
@@ -119,17 +119,17 @@ std::string name_in(Modules modules, std::string_view name, bool has_experts) {
     const std::size_t at = core.before_expert.find(kGrouped);
     const bool is_local = core.before_expert.substr(at).starts_with(kLocal);
     const std::string front = core.before_expert.substr(0, at);
-    if (is_local && modules == Modules::kTransformerEngine) {
+    if (is_local && modules.grouped_experts) {
       core.before_expert = front + std::string(kGrouped) + core.after_expert.substr(1);
       core.after_expert.clear();
-    } else if (!is_local && modules == Modules::kOwn) {
+    } else if (!is_local && !modules.grouped_experts) {
       core.after_expert = "." + core.before_expert.substr(at + kGrouped.size());
       core.before_expert = front + std::string(kLocal);
     }
   }
   for (const auto& [apart, inside] : kNorms) {
     const bool is_before_experts = has_experts && apart == kNorms[1][0];
-    const std::string_view wanted = modules == Modules::kOwn || is_before_experts ? apart : inside;
+    const std::string_view wanted = !modules.norms_inside || is_before_experts ? apart : inside;
     std::string_view rest = core.before_expert;
     if (core.layer && (take(rest, apart) || take(rest, inside))) {
       core.before_expert = std::string(wanted) + std::string(rest);
@@ -249,7 +249,7 @@ constexpr int kExperts = 9, kOther = 10;
 
 }  // namespace
 
-std::vector<std::string> in_model_order(std::vector<std::string> names, const Spec& spec) {
+std::vector<std::string> in_model_order(std::vector<std::string> names, const Modules& modules) {
   // Outside the layers or which layer, its module, of experts which and which matrix, and what of it.
   using Place = std::tuple<int, Index, int, Index, Index, int>;
   const auto place = [&](std::string_view name) -> Place {
@@ -265,13 +265,13 @@ std::vector<std::string> in_model_order(std::vector<std::string> names, const Sp
       return {1,
               *core.layer,
               kExperts,
-              spec.grouped_experts ? matrix : *core.expert,
-              spec.grouped_experts ? *core.expert : matrix,
+              modules.grouped_experts ? matrix : *core.expert,
+              modules.grouped_experts ? *core.expert : matrix,
               kind};
     }
     const auto* module = std::find_if(kModules.begin(), kModules.end(),
                                       [&](const Module& m) { return name.find(m.part) != std::string_view::npos; });
-    const int number = module == kModules.end() ? kOther : spec.norms_inside ? module->inside : module->local;
+    const int number = module == kModules.end() ? kOther : modules.norms_inside ? module->inside : module->local;
     return {1, *core.layer, number, 0, 0, kind};
   };
   std::stable_sort(names.begin(), names.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });

@@ -30,9 +30,16 @@ std::string none_in_a_list();  // the pickle of what that is, as a rule
 // The modules that a model is of. Megatron core's own have the norms apart, and the experts one after the other;
 // Transformer Engine's have the norms inside the linear layers that follow them, but for the one before experts, and
 // each matrix of all experts in one (--moe-grouped-gemm).
-enum class Modules { kTransformerEngine, kOwn };
+struct Modules {
+  bool norms_inside = false;
+  bool grouped_experts = false;
+};
+inline constexpr Modules kOwnModules = {false, false}, kTransformerEngine = {true, true};
+inline constexpr std::array<Modules, 4> kAllModules = {{kOwnModules, kTransformerEngine, {true, false}, {false, true}}};
 // What these modules call a parameter.
-std::string name_in(Modules modules, std::string_view name, bool has_experts);
+std::string name_in(const Modules& modules, std::string_view name, bool has_experts);
+// The order in which they define theirs.
+std::vector<std::string> in_model_order(std::vector<std::string> names, const Modules& modules);
 
 // A name taken apart at its numbers: "decoder.layers." 7 "mlp.experts.local_experts." 3 ".linear_fc1.weight".
 struct CoreName {
@@ -61,16 +68,6 @@ Result<Dims> local_shape(const Cut& cut, const Dims& shape, Index ranks);
 std::vector<LocalBox> parts_of_rank(const Cut& cut, const Dims& local, Index rank, Index ranks);
 // What of a stored piece of a rank's part lies in `part`, as a piece of the whole; nothing where nothing does.
 std::optional<Fragment> in_whole(const Fragment& local, const LocalBox& part, Index element_bytes);
-
-// The order in which a model defines its parameters. Megatron core's own modules have the norms apart and the experts
-// one after the other; Transformer Engine's have the norms inside the linear layers, and may have each matrix of all
-// experts together.
-struct Spec {
-  bool norms_inside = false;
-  bool grouped_experts = false;
-};
-inline constexpr std::array<Spec, 4> kSpecs = {{{false, false}, {true, true}, {true, false}, {false, true}}};
-std::vector<std::string> in_model_order(std::vector<std::string> names, const Spec& spec);
 
 // "optimizer.state.<parameter>.exp_avg"
 std::string state_name(std::string_view parameter, std::string_view word);

@@ -54,6 +54,14 @@ std::string names_text(const std::vector<std::string>& names, std::string_view n
   return count_of(std::ssize(names), noun) + ": " + some_of(quoted);
 }
 
+std::string files_text(const std::vector<std::string>& first, Index count) {
+  std::vector<std::string> quoted;
+  for (const std::string& name : first) quoted.push_back("'" + printable(name) + "'");
+  const Index more = count - std::ssize(first);
+  return count_of(count, "file") + " (" + join(quoted, ", ") + (more > 0 ? " and " + with_commas(more) + " more" : "") +
+         ")";
+}
+
 Result<TensorFileReader::OpenFile> TensorFileReader::open_file(const std::string& name, const OpenOptions& options,
                                                                TensorFile::Parts parts) {
   const auto file = TRY(files_.open(path_join(catalog_.root, name)));

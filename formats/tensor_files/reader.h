@@ -18,6 +18,9 @@ namespace reshard {
 // "1,024 tensors: 'a', 'b', 'c' and 1,021 more"
 std::string names_text(const std::vector<std::string>& names, std::string_view noun);
 
+// Of `count` files the first: "5 files ('a', 'b' and 3 more)".
+std::string files_text(const std::vector<std::string>& first, Index count);
+
 class TensorFileReader : public Reader {
  public:
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }

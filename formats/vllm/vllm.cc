@@ -16,16 +16,12 @@ namespace {
 Result<bool> recognises(const Place& place) {
   return place.has_file(file_name({}, 1, 0)) || place.has_file(file_name({}, 2, 0));
 }
-Result<bool> recognises_none(const Place&) { return false; }
 
-}  // namespace
-}  // namespace vllm
-
-const Format kVllmFormat = {
+constexpr Format kRow = {
     .name = "vllm",
     .title = "vLLM sharded_state",
-    .recognises = vllm::recognises,
-    .open = vllm::open,
+    .recognises = recognises,
+    .open = open,
     .lay_out = vllm::lay_out,
     .holds = Holds::kModel,
     .sharding = Sharding::kOwnLocal,
@@ -35,18 +31,19 @@ const Format kVllmFormat = {
     .max_file_bytes = kUsualFileBytes,
 };
 
-const Format kVllm013Format = {
-    .name = "vllm-0.13",
-    .title = "vLLM sharded_state until 0.13",
-    .recognises = vllm::recognises_none,
-    .open = nullptr,
-    .lay_out = vllm::lay_out_without_scales,
-    .holds = Holds::kModel,
-    .sharding = Sharding::kOwnLocal,
-    .hf_names = true,
-    .side_files = kModelSideFiles,
-    .stage_rule = StageRule::kVllm,
-    .max_file_bytes = kUsualFileBytes,
-};
+}  // namespace
+}  // namespace vllm
+
+constinit const Format kVllmFormat = vllm::kRow;
+
+constinit const Format kVllm013Format = [] {
+  Format row = vllm::kRow;
+  row.name = "vllm-0.13";
+  row.title = "vLLM sharded_state until 0.13";
+  row.recognises = nullptr;
+  row.open = nullptr;
+  row.lay_out = vllm::lay_out_without_scales;
+  return row;
+}();
 
 }  // namespace reshard

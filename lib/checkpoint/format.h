@@ -199,7 +199,7 @@ struct Format {
   std::string_view name;   // as in --to
   std::string_view title;  // for people
   // Whether the directory or file looks like this format: by names, and first bytes at most. An error where it has to
-  // look further and cannot.
+  // look further and cannot. Null: nothing does.
   Result<bool> (*recognises)(const Place& place);
   // Null where nothing is recognised.
   Result<std::unique_ptr<Reader>> (*open)(const Place& place, const OpenOptions& options);

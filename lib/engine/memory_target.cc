@@ -88,7 +88,7 @@ std::size_t MemoryTarget::tensor_at(Index offset) const {
 
 const Format kMemoryFormat = {.name = "memory",
                               .title = "the memory of ranks",
-                              .recognises = [](const Place&) -> Result<bool> { return false; },
+                              .recognises = nullptr,
                               .open = nullptr,
                               .lay_out = nullptr,
                               .holds = Holds::kTensors,

@@ -119,7 +119,7 @@ Status interrupted() { return Error(ErrorCode::kIo, "interrupted"); }
 // A format to which a checkpoint is shown where it lies: nothing of it is ever written.
 const Format kView = {.name = "view",
                       .title = "a view",
-                      .recognises = [](const Place&) -> Result<bool> { return false; },
+                      .recognises = nullptr,
                       .open = nullptr,
                       .lay_out = nullptr,
                       .write_view = [](const Catalog&, const std::string&, bool) -> Result<ViewReport> {
