@@ -202,13 +202,33 @@ std::vector<std::string> literals_of(const std::string& text) {
 
 // A file or directory of a format by its name, whole or in part.
 const std::vector<std::string>& marks_of_formats() {
-  static const std::vector<std::string> kMarks = {".safetensors",    ".distcp",         ".metadata", ".bin",
-                                                  ".index.json",     "pytorch_model",   "modeling",  "running_states",
-                                                  "tmp_index_files", "reshard_layout.", "__R_K"};
+  static const std::vector<std::string> kMarks = {
+      ".safetensors",    ".distcp",         ".metadata",     ".bin",
+      ".index.json",     "pytorch_model",   "modeling",      "running_states",
+      "tmp_index_files", "reshard_layout.", "__R_K",         ".pth",
+      "consolidated",    "mp_rank_",        "_model_states", "zero_pp_rank",
+      "global_step",     "distrib_optim",   "common.pt",     ".h5"};
   return kMarks;
 }
 
-// Words that are also a format's name and mean something else where they stand.
+// Whether a literal shows a whole command, in which a format stands as any would.
+bool shows_a_command(const std::string& literal) {
+  for (const char* const command : {"convert", "plan", "merge", "synth"})
+    if (literal.find("reshard " + std::string(command) + " ") != std::string::npos) return true;
+  return false;
+}
+
+// Whether an option is said to take this word, and no longer one: "--to hf".
+bool has_option(const std::string& literal, const std::string& option, std::string_view word) {
+  const std::string text = option + " " + std::string(word);
+  for (std::size_t at = literal.find(text); at != std::string::npos; at = literal.find(text, at + 1)) {
+    const char next = at + text.size() < literal.size() ? literal[at + text.size()] : ' ';
+    if (!std::isalnum(static_cast<unsigned char>(next)) && next != '-' && next != '_') return true;
+  }
+  return false;
+}
+
+// Words and marks that mean something else where they stand.
 bool means_something_else(const std::string& path, const std::string& word) {
   static const std::map<std::string, std::vector<std::string>> kMeanings = {
       {"hf", {"lib/model/", "tools/synth.cc"}},                // a naming convention
@@ -218,6 +238,8 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"megatron", {"lib/model/"}},                            // likewise
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
+      {".h5", {"tools/convert.cc"}},                           // of a file that the user names, in an example
+      {"--to hf", {"lib/convert/requantization.cc"}},          // the names that a refusal asks for
   };
   const auto meanings = kMeanings.find(word);
   return meanings != kMeanings.end() && std::any_of(meanings->second.begin(), meanings->second.end(),
@@ -232,13 +254,19 @@ TEST(Architecture, OnlyFormatsKnowFormats) {
       for (const Format* f : formats())
         EXPECT_FALSE(literal == f->name && !means_something_else(file.path, literal))
             << file.path << ": \"" << literal << "\" is a format's name: ask the row of the table";
+      for (const Format* f : formats())
+        EXPECT_FALSE(has_option(literal, "--to", f->name) && !shows_a_command(literal) &&
+                     !means_something_else(file.path, "--to " + std::string(f->name)))
+            << file.path << ": \"" << literal << "\" speaks of --to " << f->name << ": ask the rows of the table";
       for (const std::string& mark : marks_of_formats())
-        EXPECT_TRUE(literal.find(mark) == std::string::npos)
+        EXPECT_TRUE(literal.find(mark) == std::string::npos || means_something_else(file.path, mark))
             << file.path << ": \"" << literal << "\" has '" << mark << "', which is for a format to know";
     }
   EXPECT_GT(seen, 3000U);
   EXPECT_EQ(literals_of("a(\"x\\\"y\"); // \"no\"\n'\"' R\"t(raw\")t\" 1'000 \"z\""),
             (std::vector<std::string>{"x\\\"y", "raw\")t\"", "z"}));
+  EXPECT_TRUE(has_option("for --to hf, as", "--to", "hf"));
+  EXPECT_FALSE(has_option("for --to hf-too", "--to", "hf"));
 }
 
 // Adding a format is one directory and one row.

@@ -296,7 +296,8 @@ void add_synth(CommandLine& line) {
   line.add_option(
       "--names", options->names,
       "Tensor names: " + join(convention_options(), ", ") +
-          " (default: the format's where it has its own, hf with --to hf, else torchtitan, until April 2026)");
+          " (default: the format's where it has its own, hf where its loaders expect those, else torchtitan, until "
+          "April 2026)");
   line.add_option("--dtype", options->dtype,
                   "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
   line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);

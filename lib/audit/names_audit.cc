@@ -49,8 +49,8 @@ void report_placeholders(const Catalog& catalog, const Model& model, FindingList
   f.lost = std::string(is_one ? "Its values are" : "Their values are") + " in no file of this checkpoint.";
   f.tensors = std::move(empty);
   f.advice =
-      "The ranks' own files have them: convert those (global_step*/ of DeepSpeed). Or save again with the parameters "
-      "gathered (stage3_gather_16bit_weights_on_model_save).";
+      "The ranks' own files have them: convert those, the training state of the same step. Or save again with the "
+      "parameters gathered (DeepSpeed's stage3_gather_16bit_weights_on_model_save).";
 }
 
 void report_same_keys(const Catalog& catalog, FindingList& findings) {
