@@ -16,7 +16,7 @@ class BinReader : public TensorFileReader {
   Status open(const Place& place, const OpenOptions& options);
 
  private:
-  Status open_directory(const Place& directory);
+  Status open_directory(const Place& directory, std::string index);
   Status read_file(const std::string& name, const OpenOptions& options);
 
   std::vector<std::string> names_;  // of the files to read
@@ -44,7 +44,8 @@ std::string prefix_of(const TensorFile& file) {
   return std::all_of(file.tensors().begin(), file.tensors().end(), is_under) ? *first : std::string();
 }
 
-Status BinReader::open_directory(const Place& directory) {
+// `index` is the one the caller chose; empty: none.
+Status BinReader::open_directory(const Place& directory, std::string index) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
   bool has_single = false;
@@ -54,10 +55,10 @@ Status BinReader::open_directory(const Place& directory) {
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
     has_single = has_single || e.name == kSingleFile;
   }
-  if (indexes.size() > 1)
+  if (indexes.size() > 1 && index.empty())
     return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
-  if (indexes.empty()) {
+  if (indexes.empty() && index.empty()) {
     if (!has_single)
       return corrupt(path + ": expected an index beside " + names_text(numbered, "file") +
                      "; without it nothing tells whether all of them are there. Open a single file to see what it "
@@ -66,7 +67,8 @@ Status BinReader::open_directory(const Place& directory) {
     catalog_.stale_files = numbered;
     return {};
   }
-  index_ = TRY(IndexedFiles::open(path, indexes.front()));
+  if (index.empty()) index = indexes.front();
+  index_ = TRY(IndexedFiles::open(path, index));
   names_ = index_->files();
   if (has_single) numbered.emplace_back(kSingleFile);
   for (const std::string& name : numbered)
@@ -100,9 +102,9 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
 Status BinReader::open(const Place& place, const OpenOptions& options) {
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
-    TRY(open_directory(place));
+    TRY(open_directory(place, ""));
   else if (is_index_name(place.path()))
-    TRY(open_directory(*TRY(place.parent())));
+    TRY(open_directory(*TRY(place.parent()), place.name()));
   else
     names_ = {place.name()};
   for (const std::string& name : names_) TRY(read_file(name, options));
