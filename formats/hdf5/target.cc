@@ -68,6 +68,7 @@ struct Item {
   Index address = 0;  // in the file, where the data are stored as they are
   Handle dataset;     // open, where they are chunked
   std::optional<Chunking> chunking;
+  Index first_chunk = 0;  // its number; data that are not chunked are one
 };
 
 // A chunk that came in parts.
@@ -94,7 +95,9 @@ class Hdf5Target : public Target {
   }
   Status add_side_file(const std::string& name, std::string_view contents) override;
   bool encodes() const override { return level() > 0; }
-  Status encode(Index offset, Bytes bytes, const EmitBytes& emit) override;
+  Status encode(Index offset, Bytes bytes, const EmitChunk& emit) override;
+  Index chunk_count() const override { return chunks_; }
+  Result<Index> place(const EncodedChunk& chunk) override;
   Index worker_bytes() const override { return encodes() ? 2 * kChunkBytes + encoder_bytes() : 0; }
   Index sealed_size(std::uint32_t) const override { return image_->end; }
 
@@ -107,10 +110,9 @@ class Hdf5Target : public Target {
   Status describe(const Handle& dataset, const std::string& name, const std::string& path, const KeyPath& key);
   Result<Index> address_of(const Handle& dataset, const std::string& name);
   Status add_blob(const TargetBlob& blob, Index number);
-  Status encode_chunked(Item& item, Index begin, Bytes bytes, const EmitBytes& emit);
-  Status add_part(Item& item, Index chunk, Index at, Index expected, Bytes bytes, const EmitBytes& emit);
-  Status store_chunk(Item& item, Index chunk, Bytes whole, const EmitBytes& emit);
-  Result<Index> place_chunk(Item& item, Index chunk, unsigned mask, Bytes stored);
+  Status encode_chunked(const Item& item, Index begin, Bytes bytes, const EmitChunk& emit);
+  Status add_part(const Item& item, Index chunk, Index at, Index expected, Bytes bytes, const EmitChunk& emit);
+  Status store_chunk(const Item& item, Index chunk, Bytes whole, const EmitChunk& emit);
   std::unique_ptr<ChunkEncoder> take_encoder();
   void close() const;
 
@@ -121,7 +123,9 @@ class Hdf5Target : public Target {
   std::unique_ptr<DatasetMaker> datasets_ = std::make_unique<DatasetMaker>();
   std::unique_ptr<std::vector<Item>> items_ = std::make_unique<std::vector<Item>>();  // ascending in `begin`
   std::vector<Index> blob_places_;
+  Index chunks_ = 0;
 
+  std::vector<std::byte> unread_;                        // as long as a chunk; under the library's lock
   std::mutex mutex_;                                     // guards what follows
   std::map<std::pair<Index, Index>, Partial> partials_;  // by the tensor's place in the image, and chunk
   std::vector<std::unique_ptr<ChunkEncoder>> idle_;
@@ -212,6 +216,9 @@ Status Hdf5Target::add_tensor(const TargetTensor& wanted, const std::string& pat
     if (!next) return unsupported(tensor_text(wanted.name) + ": 2^63 bytes or more in all");
     catalog_.files[0].size = *next;
     if (!item.chunking) item.dataset = Handle();
+    item.first_chunk = chunks_;
+    if (item.chunking) chunks_ += tensor.bytes() / item.chunking->column_bytes * item.chunking->per_column;
+    if (!item.chunking && *elements > 0) ++chunks_;
     items_->push_back(std::move(item));
   }
   return catalog_.add(std::move(tensor));
@@ -249,19 +256,20 @@ Status Hdf5Target::add_side_file(const std::string& name, std::string_view conte
 
 // ---- encoding
 
-Status Hdf5Target::encode(Index offset, Bytes bytes, const EmitBytes& emit) {
+Status Hdf5Target::encode(Index offset, Bytes bytes, const EmitChunk& emit) {
   auto item = std::upper_bound(items_->begin(), items_->end(), offset,
                                [](Index place, const Item& i) { return place < i.begin; });
   if (item == items_->begin()) return internal_error("bytes to encode at " + std::to_string(offset));
   --item;
-  const Index begin = offset - item->begin;
-  if (!fits_inside(begin, std::ssize(bytes), catalog_.tensors()[item->tensor].bytes()))
+  const Index begin = offset - item->begin, all = catalog_.tensors()[item->tensor].bytes();
+  if (!fits_inside(begin, std::ssize(bytes), all))
     return internal_error("bytes to encode at " + std::to_string(offset) + " reach past their tensor");
-  if (!item->chunking) return emit(0, item->address + begin, bytes);
-  return encode_chunked(*item, begin, bytes, emit);
+  if (item->chunking) return encode_chunked(*item, begin, bytes, emit);
+  if (std::ssize(bytes) != all) return internal_error("a part of a value at " + std::to_string(offset));
+  return emit({item->first_chunk, all}, bytes);
 }
 
-Status Hdf5Target::encode_chunked(Item& item, Index begin, Bytes bytes, const EmitBytes& emit) {
+Status Hdf5Target::encode_chunked(const Item& item, Index begin, Bytes bytes, const EmitChunk& emit) {
   const Chunking& c = *item.chunking;
   while (!bytes.empty()) {
     const Index column = begin / c.column_bytes, within = begin % c.column_bytes;
@@ -278,7 +286,8 @@ Status Hdf5Target::encode_chunked(Item& item, Index begin, Bytes bytes, const Em
 
 // Keeps bytes of a chunk until all `expected` of them are there. A chunk at the tensor's end is stored in full, with
 // zeros.
-Status Hdf5Target::add_part(Item& item, Index chunk, Index at, Index expected, Bytes bytes, const EmitBytes& emit) {
+Status Hdf5Target::add_part(const Item& item, Index chunk, Index at, Index expected, Bytes bytes,
+                            const EmitChunk& emit) {
   Partial done;
   {
     const std::lock_guard lock(mutex_);
@@ -308,30 +317,37 @@ std::unique_ptr<ChunkEncoder> Hdf5Target::take_encoder() {
   return encoder;
 }
 
-Status Hdf5Target::store_chunk(Item& item, Index chunk, Bytes whole, const EmitBytes& emit) {
+Status Hdf5Target::store_chunk(const Item& item, Index chunk, Bytes whole, const EmitChunk& emit) {
   const Index unit = request_.compression.shuffle ? byte_size(catalog_.tensors()[item.tensor].dtype) : 1;
   auto encoder = take_encoder();
   const Bytes frame = TRY(encoder->encode(whole, unit));
   const Bytes stored = frame.empty() ? whole : frame;
   const unsigned mask = frame.empty() ? kNothingApplied : request_.compression.shuffle ? 0u : 0b01u;
-  const Index place = TRY(place_chunk(item, chunk, mask, stored));
-  TRY(emit(0, place, stored));
+  TRY(emit({item.first_chunk + chunk, std::ssize(stored), mask}, stored));
   const std::lock_guard lock(mutex_);
   idle_.push_back(std::move(encoder));
   return {};
 }
 
-// Tells the library of the chunk; where it wants it.
-Result<Index> Hdf5Target::place_chunk(Item& item, Index chunk, unsigned mask, Bytes stored) {
-  const Dims origin = chunk_origin(*item.chunking, catalog_.tensors()[item.tensor].shape, chunk);
+// Tells the library of the chunk; where it wants it. It does not look at what it is told of.
+Result<Index> Hdf5Target::place(const EncodedChunk& chunk) {
+  const auto item = std::prev(std::upper_bound(items_->begin(), items_->end(), chunk.number,
+                                               [](Index number, const Item& i) { return number < i.first_chunk; }));
+  if (!item->chunking) return item->address;
+  const Tensor& tensor = catalog_.tensors()[item->tensor];
+  const Dims origin = chunk_origin(*item->chunking, tensor.shape, chunk.number - item->first_chunk);
   std::array<hsize_t, kMaxRank> at{};
   for (int d = 0; d < origin.rank(); ++d) at[static_cast<std::size_t>(d)] = static_cast<hsize_t>(origin[d]);
   const LibraryLock lock;
+  unread_.resize(static_cast<std::size_t>(kChunkBytes));
+  const auto size = static_cast<std::size_t>(chunk.bytes);
+  if (size > unread_.size()) return internal_error("chunk of " + tensor_text(tensor.name) + ": too long");
   image_->passes_payloads = true;
   image_->payload_at.reset();
-  const herr_t written = H5Dwrite_chunk(item.dataset.get(), H5P_DEFAULT, mask, at.data(), stored.size(), stored.data());
+  const herr_t written =
+      H5Dwrite_chunk(item->dataset.get(), H5P_DEFAULT, chunk.filters, at.data(), size, unread_.data());
   image_->passes_payloads = false;
-  TRY(checked_call(written, ErrorCode::kInternal, "chunk of '" + catalog_.tensors()[item.tensor].name + "'"));
+  TRY(checked_call(written, ErrorCode::kInternal, "chunk of '" + tensor.name + "'"));
   if (!image_->payload_at) return internal_error("the HDF5 library wrote no chunk");
   return *image_->payload_at;
 }

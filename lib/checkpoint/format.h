@@ -109,6 +109,14 @@ using PayloadCrc = std::function<std::uint32_t(const Extent& extent)>;
 // Receives bytes that are not tensor data: a place in one of the target's files.
 using EmitBytes = std::function<Status(std::uint32_t file, Index offset, Bytes bytes)>;
 
+// A part of what is stored in another form, encoded by itself.
+struct EncodedChunk {
+  Index number = 0;           // among all chunks of the output, in the order in which they lie
+  Index bytes = 0;            // as it is stored
+  std::uint32_t filters = 0;  // the target's own note of what was done to it
+};
+using EmitChunk = std::function<Status(const EncodedChunk& chunk, Bytes stored)>;
+
 // An output that exists on paper: every file, size, offset and length fixed.
 class Target {
  public:
@@ -134,8 +142,12 @@ class Target {
   // Whether tensor data are stored in another form. The extents of the catalog then are places in an image of the plain
   // data, which is written to encode() and not to the file.
   virtual bool encodes() const { return false; }
-  // Stores the bytes of the image from `offset` on, each byte once, in any order. Thread-safe.
-  virtual Status encode(Index offset, Bytes bytes, const EmitBytes& emit);
+  // Encodes the bytes of the image from `offset` on, each byte once, in any order, and hands on the chunks that they
+  // complete. All bytes of a tensor come to one rank. Thread-safe.
+  virtual Status encode(Index offset, Bytes bytes, const EmitChunk& emit);
+  virtual Index chunk_count() const { return 0; }
+  // Where in the file a chunk lies: asked on one rank, for each in the order of their numbers.
+  virtual Result<Index> place(const EncodedChunk& chunk);
   virtual Index worker_bytes() const { return 0; }  // that encode() takes for each thread
 
   // The length of a file, once sealed; what its catalog says where nothing is encoded or added.

@@ -141,10 +141,6 @@ Output::~Output() {
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
                                                std::optional<Continuation> continuation) {
-  if (rank_count(ranks) > 1 && target.encodes())
-    return unsupported(destination.path +
-                       ": several ranks cannot write one compressed file; start one process with more --threads, or "
-                       "leave the compression out");
   std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
   if (rank_of(ranks) == 0) TRY(out->prepare(space));
   TRY(barrier(ranks));
@@ -153,6 +149,7 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
                     ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
                     "same path, on a file system that they share");
   if (out->continuation_) out->make_journal();
+  if (target.encodes()) out->make_chunks();
   return out;
 }
 
@@ -456,9 +453,15 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
   return {};
 }
 
+void Output::make_chunks() {
+  const std::string spool = std::string(kMarker) + "-chunks." + std::to_string(rank_of(ranks_));
+  chunks_ = std::make_unique<EncodedChunks>(target_, ranks_, path_join(work_, spool),
+                                            [this](Index place, Bytes stored) { return put(0, place, stored, {}); });
+}
+
 Status Output::encode(Index offset, Bytes bytes) {
   return target_.encode(offset, bytes,
-                        [&](std::uint32_t file, Index place, Bytes stored) { return put(file, place, stored, {}); });
+                        [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
 }
 
 // Writes the pages that `bytes` fill past the page cache, and the rest of it through it.

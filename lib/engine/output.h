@@ -23,6 +23,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/encoded_chunks.h"
 #include "lib/engine/journal.h"
 #include "lib/transport/transport.h"
 
@@ -76,6 +77,12 @@ class Output {
   Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
                Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums = nullptr);
 
+  // Whether each tensor has to be written by one rank.
+  bool keeps_tensors_whole() const { return target_.encodes(); }
+
+  // By every rank, after its last write(): what is encoded has its place then.
+  Status finish_data() { return chunks_ ? chunks_->finish() : Status(); }
+
   // This rank's; null: none. What is finished of the output is told to it.
   Journal* journal() const { return journal_.get(); }
   // What earlier runs have finished; on rank 0, null elsewhere and where there is nothing.
@@ -128,6 +135,7 @@ class Output {
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
+  void make_chunks();
 
   OutputPath to_;
   std::string destination_;  // its path
@@ -151,6 +159,7 @@ class Output {
   std::vector<std::atomic<bool>> written_;   // files this rank has written to
   std::vector<std::atomic<bool>> unsynced_;  // likewise, since they were last forced to disk
   bool directories_synced_ = false;
+  std::unique_ptr<EncodedChunks> chunks_;    // of a target that encodes
 };
 
 }  // namespace reshard

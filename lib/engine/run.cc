@@ -101,7 +101,7 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
     index.push_back(indexes.of(to.fragments));
     copies.push_back(indexes.of(to.replicas));
   }
-  return walk(
+  auto proofs = walk(
       copy.items, source, copy.extra, options,
       [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
         const auto& [i, box, number] = seen.slab;
@@ -113,7 +113,9 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
         if (!output.journal()) return {};
         return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
       },
-      false, &output);
+      output.keeps_tensors_whole(), &output);
+  if (proofs) TRY(output.finish_data());
+  return proofs;
 }
 
 Result<std::vector<TensorProof>> digest_tensors(const std::vector<DigestRequest>& requests, TensorSource& source,

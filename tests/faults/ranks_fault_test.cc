@@ -66,6 +66,19 @@ TEST(MpiRanks, WriteWhatOneProcessWrites) {
     }
 }
 
+TEST(MpiRanks, WriteTheCompressedFileThatOneProcessWrites) {
+  NEEDS_MPIRUN();
+  Job job;
+  const auto archive = [&](const std::string& name) {
+    return std::vector<std::string>{"convert", job.source, job.dir / name, "--to", "hdf5", "--codec", "zstd:1"};
+  };
+  ASSERT_EQ(reshard_cli(archive("alone.h5")).exit_code, 0);
+  const RanksResult run = reshard_ranks(3, archive("out.h5"), job.dir / "logs");
+  ASSERT_EQ(run.command.exit_code, 0) << run.command.err;
+  EXPECT_TRUE(read_file(job.dir / "out.h5") == read_file(job.dir / "alone.h5"));
+  EXPECT_FALSE(path_exists(job.dir / "out.h5.partial"));
+}
+
 TEST(MpiRanks, AreRefusedByAProgramWithoutMpi) {
   if (has_mpirun()) GTEST_SKIP() << "this reshard was built with MPI";
   const std::string source = sample("single") + "/checkpoint";

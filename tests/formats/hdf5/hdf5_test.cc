@@ -102,6 +102,18 @@ TEST(Hdf5, KeepsEveryTypeShapeAndName) {
   EXPECT_LT(fs::file_size((dir / "a1.h5")), fs::file_size(dir / "a0.h5") * 3 / 4);
 }
 
+TEST(Hdf5, ACompressedFileIsTheSameOnAnyThreads) {
+  const TempDir dir;
+  write_dcp(odd_tensors(), dir / "ck", Mesh({{"dp_shard", 3}}));
+  std::string expected;
+  for (const int threads : {1, 2, 3, 8}) {
+    const std::string path = dir / (std::to_string(threads) + ".h5");
+    ASSERT_GOOD(to("hdf5", dir / "ck", path, {1, true}, false, threads));
+    if (threads == 1) expected = read_file(path);
+    EXPECT_TRUE(read_file(path) == expected) << threads;
+  }
+}
+
 TEST(Hdf5, KeepsObjectsAndPlacesInTheState) {
   const TempDir dir;
   ASSERT_GOOD(to("hdf5", sample("fsdp4_tp2") + "/checkpoint", dir / "a.h5", {1, true}));
