@@ -96,8 +96,11 @@ class DcpTarget : public Target, private MetadataContents {
   const FragmentList& list_of(const Part& part) const;
   WrittenItem item_of(const Part& part, std::uint32_t i) const;
   WrittenItem item(const ItemPlace& place) const;
+  // Of an entry, once all is laid out.
+  const Tensor& first_of(const Stored& stored) const { return catalog_.tensors()[stored.tensor]; }
   const std::string& name_of(const Stored& stored) const;
-  Dims shape_of(const Stored& stored) const;
+  // That a tensor of this shape is stored with.
+  static Dims stored_shape(const Slice* slice, const Dims& shape);
   const std::vector<ItemPlace>& places() const;
   void find_places() const;
   Status seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const;
@@ -108,7 +111,7 @@ class DcpTarget : public Target, private MetadataContents {
   Result<std::uint16_t> kind_of(const Around& around);
   std::uint32_t append_file(const std::string& name, Index size);
 
-  LayoutRequest request_;
+  LayoutRequest request_;  // its tensors are in the catalog once all is laid out
   Storing storing_;
   std::vector<Extent> blobs_;
   std::vector<Stored> stored_;
@@ -140,9 +143,12 @@ Status DcpTarget::lay_out() {
   for (std::size_t i = 0; i < request_.tensors.size(); ++i) TRY(add_tensor(i));
   around_.shrink_to_fit();
   cuts_.clear();
-  for (TargetTensor& t : request_.tensors) t.placement = Placement();  // is in the catalog now
+  for (std::size_t i = 0; i < request_.tensors.size(); ++i)
+    catalog_.tensor(i).path = std::move(request_.tensors[i].path);
+  request_.tensors = std::vector<TargetTensor>();  // and its memory
   for (const Stored& stored : stored_)
-    if (!checked_volume(shape_of(stored))) return unsupported(tensor_text(name_of(stored)) + ": 2^63 elements or more");
+    if (!checked_volume(stored_shape(stored.slice, first_of(stored).shape)))
+      return unsupported(tensor_text(name_of(stored)) + ": 2^63 elements or more");
   Index size = 0;
   TRY(write_metadata(*this, [&](std::string_view bytes) -> Status {
     size += std::ssize(bytes);
@@ -158,21 +164,21 @@ std::string_view DcpTarget::file(std::uint32_t number) const {
 }
 
 const std::string& DcpTarget::name_of(const Stored& stored) const {
-  return stored.slice ? stored.slice->stored : request_.tensors[stored.tensor].name;
+  return stored.slice ? stored.slice->stored : first_of(stored).name;
 }
 
-Dims DcpTarget::shape_of(const Stored& stored) const {
-  Dims shape = stored.slice ? stored.slice->counts : Dims();
-  for (const Index n : request_.tensors[stored.tensor].shape) shape.push_back(n);
-  return shape;
+Dims DcpTarget::stored_shape(const Slice* slice, const Dims& shape) {
+  Dims out = slice ? slice->counts : Dims();
+  for (const Index n : shape) out.push_back(n);
+  return out;
 }
 
 DcpTarget::Entry DcpTarget::entry(std::size_t e) const {
   if (e < blobs_.size()) return {request_.blobs[e].name, request_.blobs[e].path, std::nullopt, {}};
   const Stored& stored = stored_[e - blobs_.size()];
-  const TargetTensor& first = request_.tensors[stored.tensor];
+  const Tensor& first = first_of(stored);
   const std::string& name = name_of(stored);
-  return {name, first.name == name ? first.path : KeyPath{name}, first.dtype, shape_of(stored)};
+  return {name, first.name == name ? first.path : KeyPath{name}, first.dtype, stored_shape(stored.slice, first.shape)};
 }
 
 const FragmentList& DcpTarget::list_of(const Part& part) const {
@@ -220,7 +226,7 @@ Result<DcpTarget::Stored*> DcpTarget::stored_of(std::size_t number, const Slice*
     if (!is_new) {
       Stored& stored = stored_[there->second];
       const TargetTensor& first = request_.tensors[stored.tensor];
-      const Dims shape = shape_of(made), known = shape_of(stored);
+      const Dims shape = stored_shape(slice, wanted.shape), known = stored_shape(stored.slice, first.shape);
       if (known == shape && first.dtype == wanted.dtype) return &stored;
       return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
                          to_string(wanted.shape) + ", and what it would be stored with as '" + slice->stored + "' is " +
@@ -275,7 +281,6 @@ Status DcpTarget::add_tensor(std::size_t number) {
   bytes_ = *total;
   const FragmentList& boxes = TRY(cut_of(wanted))->boxes;
   Tensor tensor;
-  tensor.name = wanted.name;
   tensor.dtype = wanted.dtype;
   tensor.shape = wanted.shape;
   tensor.replicas = FragmentList(wanted.shape.rank());
@@ -299,6 +304,7 @@ Status DcpTarget::add_tensor(std::size_t number) {
     for (std::size_t i = 0; k > 0 && i < placed.size(); ++i) tensor.replicas.add(placed.box(i), placed.extent(i));
     if (k == 0) tensor.fragments = std::move(placed);
   }
+  tensor.name = std::move(request_.tensors[number].name);
   return catalog_.add(std::move(tensor));
 }
 
@@ -333,7 +339,7 @@ Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const
   const WrittenItem written = item(place);
   if (place.entry < blobs_.size())
     return emit(written.file, written.offset, as_bytes(request_.blobs[place.entry].bytes));
-  const DType dtype = request_.tensors[stored_[place.entry - blobs_.size()].tensor].dtype;
+  const DType dtype = first_of(stored_[place.entry - blobs_.size()]).dtype;
   const auto shape = torch_archive::item_shape(dtype, written.box.shape, written.offset);
   const Extent payload{written.file, written.offset + shape.header_bytes, shape.payload_bytes};
   const std::uint32_t sum = crc(payload);

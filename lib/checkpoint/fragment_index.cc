@@ -28,4 +28,27 @@ std::size_t FragmentIndex::first_candidate(const Box& box) const {
   return static_cast<std::size_t>(it - furthest_row_.begin());
 }
 
+std::pair<std::size_t, bool> RecentBoxes::place_of(const FragmentList& list) {
+  for (std::size_t i = 0; i < recent_.size(); ++i)
+    if (recent_[i]->size() == list.size() && recent_[i]->has_boxes_of(list)) return {i, false};
+  if (recent_.size() < kKept) {
+    recent_.push_back(&list);
+    return {recent_.size() - 1, true};
+  }
+  const std::size_t place = std::exchange(oldest_, (oldest_ + 1) % kKept);
+  recent_[place] = &list;
+  return {place, true};
+}
+
+std::shared_ptr<const FragmentIndex> SharedIndexes::of(const FragmentList& list) {
+  const auto [place, is_new] = recent_.place_of(list);
+  if (is_new) indexes_[place] = std::make_shared<const FragmentIndex>(list);
+  return indexes_[place];
+}
+
+Index SharedIndexes::bytes(const FragmentList& list) {
+  constexpr Index kBeside = sizeof(FragmentIndex) + 8 * sizeof(Index);  // blocks of memory
+  return kBeside + static_cast<Index>(list.size() * (sizeof(std::uint32_t) + sizeof(Index)));
+}
+
 }  // namespace reshard

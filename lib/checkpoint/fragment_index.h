@@ -1,7 +1,11 @@
 // Finds the fragments that meet a box without looking at all of them.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "lib/checkpoint/catalog.h"
@@ -30,6 +34,29 @@ class FragmentIndex {
   const FragmentList* fragments_;
   std::vector<std::uint32_t> order_;  // by first row
   std::vector<Index> furthest_row_;   // the furthest row that order_[0..k] reach: it only grows
+};
+
+// The last few lists that differ in their boxes: tensors of a model's layers have few kinds. Refers to them.
+class RecentBoxes {
+ public:
+  static constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
+  // The place, below kKept, of lists with these boxes; and whether it is theirs from now on, and was another's or free.
+  std::pair<std::size_t, bool> place_of(const FragmentList& list);
+
+ private:
+  std::vector<const FragmentList*> recent_;
+  std::size_t oldest_ = 0;  // among them, once there are as many as are kept
+};
+
+// Indexes of many lists, of which those with equal boxes share one. Refers to the lists.
+class SharedIndexes {
+ public:
+  std::shared_ptr<const FragmentIndex> of(const FragmentList& list);
+  static Index bytes(const FragmentList& list);  // of memory that an index of its own takes
+
+ private:
+  RecentBoxes recent_;
+  std::array<std::shared_ptr<const FragmentIndex>, RecentBoxes::kKept> indexes_;
 };
 
 }  // namespace reshard

@@ -5,7 +5,10 @@
 #include "lib/base/resident.h"
 #include "lib/convert/adam.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/encoded_chunks.h"
+#include "lib/engine/journal.h"
 #include "lib/model/parts.h"
+#include "lib/transport/collectives.h"
 
 namespace reshard {
 
@@ -166,22 +169,36 @@ Result<MemoryPlan> Conversion::memory() const {
   return copy_memory(plan_, draft_.view.catalog, target_view(), options_.run);
 }
 
-// What is kept of the output while it is written: the checksums that go into it, and of what the journal is to say of
-// tensors at once.
+// What is kept of the output while it is written: the checksums that go into it, and the journal's two groups that are
+// not closed yet.
 Index Conversion::kept_bytes() const {
-  constexpr Index kOfTensor = 256;  // in the journal's open group, which is closed when it has enough of the source
-  Index out = 0, bytes = 0, most = 0;
+  struct Entries {
+    Index bytes = 0;  // of the source
+    Index kept = 0;   // tensors, and sums of what is written
+    Index read = 0;   // sums of what is read
+  };
+  const auto entries_of = [&](const PlannedTensor& p) {
+    const Tensor &from = source_view().tensors()[p.from], &to = target_view().tensors()[p.to];
+    const bool has_crcs = !from.fragments.empty() && from.fragments.get(0).crc;
+    return Entries{from.bytes(), 1 + (target_->wants_crcs() ? std::ssize(to.fragments) + std::ssize(to.replicas) : 0),
+                   has_crcs ? std::ssize(from.fragments) : 0};
+  };
+  Entries open, most;
   std::size_t first = 0;
+  Index out = 0;
   for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-    bytes += source_view().tensors()[plan_.tensors[i].from].bytes();
-    for (; bytes > 2 * options_.group_bytes && first < i; ++first)
-      bytes -= source_view().tensors()[plan_.tensors[first].from].bytes();
-    most = std::max(most, static_cast<Index>(i + 1 - first));
+    const Entries mine = entries_of(plan_.tensors[i]);
+    open = {open.bytes + mine.bytes, open.kept + mine.kept, open.read + mine.read};
+    for (; (open.bytes > 2 * options_.group_bytes || open.kept > 2 * Journal::kEntries) && first < i; ++first) {
+      const Entries gone = entries_of(plan_.tensors[first]);
+      open = {open.bytes - gone.bytes, open.kept - gone.kept, open.read - gone.read};
+    }
+    most.kept = std::max(most.kept, open.kept);
+    most.read = std::max(most.read, open.read);
+    if (target_->wants_crcs()) out += (mine.kept - 1) * CrcLedger::kExtentBytes;
   }
-  out += most * kOfTensor;
-  if (!target_->wants_crcs()) return out;
-  for (const Tensor& t : target_view().tensors())
-    out += static_cast<Index>(t.fragments.size() + t.replicas.size()) * CrcLedger::kExtentBytes;
+  out += (std::min(most.kept, 2 * Journal::kEntries) + most.read) * Journal::kEntryBytes;
+  if (target_->encodes()) out += EncodedChunks::memory(*target_, rank_count(options_.run.ranks));
   return out;
 }
 

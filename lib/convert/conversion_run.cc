@@ -106,7 +106,8 @@ Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, co
   if (recorded) outcome.digests = TRY(recorded->check(proofs, draft_.names.model, options_.run));
   if (rank_of(options_.run.ranks) == 0) {
     for (const SideFile& file : TRY(side_files())) TRY(output.add_file(file.name, TRY(file.read())));
-    TRY(output.add_file(std::string(kManifestFile), manifest(*this, proofs, origin.digests())));
+    TRY(output.add_text(std::string(kManifestFile),
+                        [&](const Output::EmitText& emit) { write_manifest(*this, proofs, origin.digests(), emit); }));
   }
   TRY(output.commit());
   return outcome;
@@ -125,7 +126,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   };
   const ConversionOptions& o = options_;
   add("the version of reshard", RESHARD_VERSION);
-  add("how work is cut", "2");
+  add("how work is cut", "3");
   add("--to", std::string(format_.name));
   add("--mesh", o.mesh.to_string());
   add("--layout", o.layout ? o.layout->name : "");

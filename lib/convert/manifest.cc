@@ -52,7 +52,8 @@ std::string line_of(const Conversion& c, std::size_t i, const TensorProof& proof
   return line_of(to.name, std::move(entry));
 }
 
-// The manifest as text, in parts: of a large model it is tens of megabytes.
+}  // namespace
+
 void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources,
                     const std::function<void(std::string_view)>& emit) {
   const ConversionOptions& o = c.options();
@@ -108,8 +109,6 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
   }
   emit(is_first ? to_text(manifest.set("tensors", Json::object()), 1) + "\n" : "\n }\n}\n");
 }
-
-}  // namespace
 
 std::string manifest(const Conversion& c, const std::vector<TensorProof>& proofs, const MergeDigests* sources) {
   std::string text;

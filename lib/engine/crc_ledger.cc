@@ -44,6 +44,35 @@ void CrcLedger::Done::add(const Key& key, std::uint32_t crc) {
   ++size_;
 }
 
+bool CrcLedger::overlaps(const Entry& entry, Index begin, Index end) {
+  const auto next = entry.pieces.lower_bound(begin);
+  return (next != entry.pieces.end() && next->first < end) ||
+         (next != entry.pieces.begin() && std::prev(next)->second.end > begin);
+}
+
+bool CrcLedger::is_new(const Extent& extent, Index begin, Index length) const {
+  const std::lock_guard lock(mutex_);
+  const Key key{extent.file, extent.offset};
+  if (done_.find(key)) return false;
+  const auto entry = open_.find(key);
+  return entry == open_.end() || !overlaps(entry->second, begin, begin + length);
+}
+
+std::vector<std::pair<Index, Index>> CrcLedger::gaps(const Extent& extent) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<Index, Index>> out;
+  const Key key{extent.file, extent.offset};
+  if (done_.find(key)) return out;
+  Index at = 0;
+  if (const auto entry = open_.find(key); entry != open_.end())
+    for (const auto& [begin, piece] : entry->second.pieces) {
+      if (begin > at) out.emplace_back(at, begin);
+      at = piece.end;
+    }
+  if (at < extent.length) out.emplace_back(at, extent.length);
+  return out;
+}
+
 void CrcLedger::keep_recent() { recent_ = std::make_unique<Recent>(); }
 
 std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, Index length, std::uint32_t crc) {
@@ -60,9 +89,8 @@ std::optional<std::uint32_t> CrcLedger::add(const Extent& extent, Index begin, I
   entry.extent = extent;
   auto& pieces = entry.pieces;
   const Index end = begin + length;
-  auto next = pieces.lower_bound(begin);
-  if (next != pieces.end() && next->first < end) return std::nullopt;
-  if (next != pieces.begin() && std::prev(next)->second.end > begin) return std::nullopt;
+  if (overlaps(entry, begin, end)) return std::nullopt;
+  const auto next = pieces.lower_bound(begin);
 
   if (recent_)
     if (const auto all = recent_->pieces.add(extent, begin, length, crc))

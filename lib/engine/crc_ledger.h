@@ -40,6 +40,11 @@ class CrcLedger {
   // completed it. A piece that overlaps what is known already is left out unless it is all new. Thread-safe.
   std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
 
+  // What of the extent is not known yet: [begin, end), ascending.
+  std::vector<std::pair<Index, Index>> gaps(const Extent& extent) const;
+  // Whether add() would take in a piece of it.
+  bool is_new(const Extent& extent, Index begin, Index length) const;
+
   // The CRC of a completed extent.
   std::optional<std::uint32_t> whole(const Extent& extent) const;
 
@@ -90,6 +95,8 @@ class CrcLedger {
     std::vector<Slot> slots_;  // a fifth of them is free, at least
     std::size_t size_ = 0, expected_ = 0;
   };
+
+  static bool overlaps(const Entry& entry, Index begin, Index end);
 
   mutable std::mutex mutex_;
   std::map<Key, Entry> open_;

@@ -97,7 +97,7 @@ Status Image::make_buffers(Index reserved) {
   const Index room = run_.memory - fixed;
   const Index wished = room / 2 / (of_threads + kLeastSlabs) / kSlabStep * kSlabStep;
   const Index slab = std::clamp(wished, kMinSlab, std::max(kMinSlab, device.slab_bytes()));
-  memory_ = std::make_unique<ThreadBuffers>(TRY(ThreadBuffers::make(device, threads, slab, converts ? 1 : 0)));
+  memory_ = std::make_unique<ThreadBuffers>(TRY(ThreadBuffers::make(device, threads, slab, converts ? 1 : 0, slab)));
   for (const Buffers& b : memory_->buffers()) idle_.push_back(&b);
   slab_bytes_ = slab;
   const Index held = room - of_threads * slab;

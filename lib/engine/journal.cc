@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::string_view kFirst = "reshard 1\n";
 constexpr std::size_t kFrame = 8;                            // bytes before a payload
+constexpr std::size_t kItem = 40, kSum = 40;                 // of a payload: an item's, at most a run's; a sum's
 constexpr std::size_t kSumsPerEntry = std::size_t{1} << 20;  // where a journal is written at once
 
 template <class T>
@@ -44,38 +45,46 @@ std::uint32_t entry_crc(std::uint32_t length, Bytes payload) {
   return crc32(crc32(0, std::as_bytes(std::span(&length, 1))), payload);
 }
 
-std::string entry_of(const std::string& payload) {
-  std::string out;
+// Puts an entry at the end of `out`, whose payload write(out) puts there.
+template <class Write>
+void put_entry(std::string& out, Write write) {
+  const std::size_t begin = out.size();
+  out.append(kFrame, '\0');
+  write(out);
+  const Bytes payload = as_bytes(std::string_view(out).substr(begin + kFrame));
   const auto length = static_cast<std::uint32_t>(payload.size());
-  put(out, length);
-  put(out, entry_crc(length, as_bytes(payload)));
-  return out + payload;
+  const std::uint32_t frame[2] = {length, entry_crc(length, payload)};
+  std::memcpy(out.data() + begin, frame, kFrame);
 }
 
-std::string first_entry(SlabCut cut, const std::string& facts) {
-  std::string out(kFirst);
-  put_number(out, cut.usual);
-  put_number(out, cut.limit);
-  return entry_of(out + facts);
+void put_first(std::string& out, SlabCut cut, const std::string& facts) {
+  put_entry(out, [&](std::string& to) {
+    to += kFirst;
+    put_number(to, cut.usual);
+    put_number(to, cut.limit);
+    to += facts;
+  });
 }
 
-std::string group_entry(const FinishedSlabs& group) {
-  std::string out;
-  put_number(out, group.bytes);
-  put(out, static_cast<std::uint32_t>(group.slabs.size()));
-  for (const auto& [first, count] : group.slabs) {
-    put_number(out, first);
-    put_number(out, count);
-  }
-  put(out, static_cast<std::uint32_t>(group.digests.size()));
-  for (const auto& [item, digests] : group.digests) {
-    put_number(out, item);
-    put_digest(out, digests.source);
-    put_digest(out, digests.target);
-  }
-  put_sums(out, group.read);
-  put_sums(out, group.written);
-  return entry_of(out);
+void put_group(std::string& out, const FinishedSlabs& group) {
+  out.reserve(out.size() + kFrame + kItem * (group.digests.size() + group.slabs.size() + 1) +
+              kSum * (group.read.size() + group.written.size()));
+  put_entry(out, [&](std::string& to) {
+    put_number(to, group.bytes);
+    put(to, static_cast<std::uint32_t>(group.slabs.size()));
+    for (const auto& [first, count] : group.slabs) {
+      put_number(to, first);
+      put_number(to, count);
+    }
+    put(to, static_cast<std::uint32_t>(group.digests.size()));
+    for (const auto& [item, digests] : group.digests) {
+      put_number(to, item);
+      put_digest(to, digests.source);
+      put_digest(to, digests.target);
+    }
+    put_sums(to, group.read);
+    put_sums(to, group.written);
+  });
 }
 
 // Not negative.
@@ -206,12 +215,14 @@ Result<std::optional<JournalText>> read_journal(const File& file) {
 
 Result<Index> write_journal(const File& file, const JournalText& text) {
   Index length = 0;
-  const auto append = [&](const std::string& entry) -> Status {
+  const auto append = [&](const auto& put) -> Status {
+    std::string entry;
+    put(entry);
     TRY(file.write_at(length, as_bytes(entry)));
     length += std::ssize(entry);
     return {};
   };
-  TRY(append(first_entry(text.cut, text.facts)));
+  TRY(append([&](std::string& out) { put_first(out, text.cut, text.facts); }));
   // Sums of much before the slabs that they are of.
   const FinishedSlabs& all = text.finished;
   for (const bool is_read : {true, false}) {
@@ -221,14 +232,14 @@ Result<Index> write_journal(const File& file, const JournalText& text) {
       (is_read ? part.read : part.written)
           .assign(sums.begin() + static_cast<std::ptrdiff_t>(i),
                   sums.begin() + static_cast<std::ptrdiff_t>(std::min(sums.size(), i + kSumsPerEntry)));
-      TRY(append(group_entry(part)));
+      TRY(append([&](std::string& out) { put_group(out, part); }));
     }
   }
   FinishedSlabs slabs;
   slabs.bytes = all.bytes;
   slabs.slabs = all.slabs;
   slabs.digests = all.digests;
-  TRY(append(group_entry(slabs)));
+  TRY(append([&](std::string& out) { put_group(out, slabs); }));
   TRY(file.sync_data());
   return length;
 }
@@ -261,14 +272,18 @@ void Journal::begin(SlabCut cut, std::function<std::vector<CrcPiece>()> take_rea
 Status Journal::add(Index slab, Index item, Index bytes, const FinishedSlabs::Digests& digests,
                     const std::vector<CrcPiece>& written) {
   std::unique_lock lock(mutex_);
-  closed_.wait(lock, [&] { return !closing_ || group_.bytes < group_bytes_; });
+  closed_.wait(lock, [&] { return !closing_ || !is_due(); });
   if (stopped_) return {};
   group_.bytes += bytes;
   group_.add_run(slab, 1);
   group_.digests[item].source += digests.source;
   group_.digests[item].target += digests.target;
   group_.written.insert(group_.written.end(), written.begin(), written.end());
-  return closing_ || group_.bytes < group_bytes_ ? Status() : close(lock);
+  return closing_ || !is_due() ? Status() : close(lock);
+}
+
+bool Journal::is_due() const {
+  return group_.bytes >= group_bytes_ || static_cast<Index>(group_.digests.size() + group_.written.size()) >= kEntries;
 }
 
 Status Journal::close_group() {
@@ -308,7 +323,9 @@ Status Journal::write(FinishedSlabs group) {
   if (take_read_) group.read = take_read_();
   TRY(sync_data_());
   if (!file_) file_.emplace(TRY(open_()));
-  const std::string text = (length_ == 0 ? first_entry(cut_, facts_) : "") + group_entry(group);
+  std::string text;
+  if (length_ == 0) put_first(text, cut_, facts_);
+  put_group(text, group);
   TRY(file_->write_at(length_, as_bytes(text)));
   TRY(file_->sync_data());
   length_ += std::ssize(text);

@@ -73,10 +73,13 @@ Result<std::vector<std::string>> changed_facts(const std::string& before, const 
 class Journal {
  public:
   // `open` gives the file when the first entry is to be written, to grow from `length` on; `sync_data` forces to disk
-  // what was written to the output. A group is closed when it has `group_bytes` of the source, and while that goes on
-  // another fills, no more: twice as much is lost at most.
+  // what was written to the output. A group is closed when it has `group_bytes` of the source, or kEntries of tensors
+  // and sums of what was written, and while that goes on another fills, no more: twice as much is lost at most.
   Journal(std::function<Result<File>()> open, Index length, std::string facts, Index group_bytes,
           std::function<Status()> sync_data);
+
+  static constexpr Index kEntries = Index{1} << 15;
+  static constexpr Index kEntryBytes = 256;  // of memory that one of them takes, or a sum of what was read
 
   // How slabs are cut; and what gives the checksums of the source that were seen since it was last called.
   void begin(SlabCut cut, std::function<std::vector<CrcPiece>()> take_read);
@@ -94,6 +97,7 @@ class Journal {
   Index bytes() const;
 
  private:
+  bool is_due() const;
   Status close(std::unique_lock<std::mutex>& lock);
   Status write(FinishedSlabs group);
 

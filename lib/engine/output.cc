@@ -504,6 +504,31 @@ Status Output::add_file(const std::string& name, std::string_view contents) {
   return file.close();
 }
 
+Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell) {
+  constexpr std::size_t kStretch = std::size_t{1} << 20;
+  std::string held;
+  if (target_.is_file()) {
+    tell([&](std::string_view part) { held += part; });
+    return target_.add_side_file(name, held);
+  }
+  File file = TRY(File::create(path_join(work_, name)));
+  Status status;
+  Index at = 0;
+  const auto write_held = [&] {
+    if (status) status = file.write_at(at, as_bytes(held));
+    at += std::ssize(held);
+    held.clear();
+  };
+  tell([&](std::string_view part) {
+    held += part;
+    if (held.size() >= kStretch) write_held();
+  });
+  write_held();
+  TRY(std::move(status));
+  TRY(file.sync_data());
+  return file.close();
+}
+
 Status Output::commit() {
   // A group that was begun may not be closed once a sync of ours has failed.
   if (journal_) journal_->stop();

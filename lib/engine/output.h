@@ -90,6 +90,9 @@ class Output {
 
   // Adds a file of its own to the directory, or to the file that the output is. For rank 0.
   Status add_file(const std::string& name, std::string_view contents);
+  // The same of a text that is told in parts; held whole only where the output is a file.
+  using EmitText = std::function<void(std::string_view part)>;
+  Status add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell);
 
   // Writes what surrounds the data, forces everything to disk, and moves the directory to its name. Only what create()
   // saw there is replaced: where something else has come meanwhile, that is an error which says where the output is.
@@ -132,10 +135,10 @@ class Output {
   Result<bool> take_place(const std::string& made);
   Error keep_finished(const Error& error);
   Status remove_old();
+  void make_chunks();
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
   std::string file_path(std::uint32_t file) const;
-  void make_chunks();
 
   OutputPath to_;
   std::string destination_;  // its path
@@ -156,10 +159,10 @@ class Output {
   FilePool direct_files_{File::Access::kWriteDirect};
   std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;
+  std::unique_ptr<EncodedChunks> chunks_;    // of a target that encodes
   std::vector<std::atomic<bool>> written_;   // files this rank has written to
   std::vector<std::atomic<bool>> unsynced_;  // likewise, since they were last forced to disk
   bool directories_synced_ = false;
-  std::unique_ptr<EncodedChunks> chunks_;    // of a target that encodes
 };
 
 }  // namespace reshard

@@ -1,7 +1,6 @@
 #include "lib/engine/run.h"
 
 #include <algorithm>
-#include <deque>
 #include <memory>
 #include <utility>
 
@@ -16,7 +15,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxSlab = Index{8} << 20;
+constexpr Index kMaxSlab = Index{32} << 20;
 constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
 
 Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
@@ -38,22 +37,6 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
   return out;
 }
 
-// Indexes of many lists, of which those with equal boxes, as tensors of a model's layers have them, share one.
-class SharedIndexes {
- public:
-  // Lasts as long as the first list of these boxes.
-  std::shared_ptr<const FragmentIndex> of(const FragmentList& list) {
-    constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
-    for (const auto& [known, index] : recent_)
-      if (known->has_boxes_of(list) && known->size() == list.size()) return index;
-    if (recent_.size() == kKept) recent_.pop_front();
-    return recent_.emplace_back(&list, std::make_shared<const FragmentIndex>(list)).second;
-  }
-
- private:
-  std::deque<std::pair<const FragmentList*, std::shared_ptr<const FragmentIndex>>> recent_;
-};
-
 }  // namespace
 
 Status may_go_on(const RunOptions& options) {
@@ -67,18 +50,22 @@ int worker_count(const RunOptions& options) { return options.threads > 0 ? optio
 Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
                                Index shared) {
   MemoryPlan plan;
+  release_freed_memory();
   plan.now = std::max<Index>(0, resident_bytes() - device_of(options).host_bytes());
   const Index fixed =
       plan.now + kProcess + options.kept_bytes + shared + worker_count(options) * (options.worker_bytes + decoding);
-  const Index per_slab_byte = worker_count(options) * (2 + extra);
-  const Index smallest = std::max(kMinSlab, largest_group);
-  const Index needed = fixed + per_slab_byte * smallest;
+  const Index threads = worker_count(options), smallest = std::max(kMinSlab, largest_group);
+  const Index needed = fixed + threads * (2 + extra) * smallest;
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
                        human_bytes(needed) + " on " + std::to_string(worker_count(options)) + " threads");
-  const Index room = (options.memory - fixed) / per_slab_byte;
-  plan.slab_bytes = std::max(smallest, std::min(room, kMaxSlab));
-  plan.peak = fixed + per_slab_byte * plan.slab_bytes;
+  // A slab and, up to what is usually read at once, as much scratch memory.
+  const Index room = (options.memory - fixed) / threads;
+  const Index most_scratch = std::max(smallest, device_of(options).slab_bytes());
+  const Index slab = std::max(room / (2 + extra), (room - most_scratch) / (1 + extra));
+  plan.slab_bytes = std::max(smallest, std::min(slab, kMaxSlab));
+  plan.scratch_bytes = std::min(plan.slab_bytes, most_scratch);
+  plan.peak = fixed + threads * (plan.scratch_bytes + (1 + extra) * plan.slab_bytes);
   return plan;
 }
 

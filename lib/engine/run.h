@@ -47,9 +47,10 @@ int worker_count(const RunOptions& options);
 
 // The memory a run takes: what the process holds now, and buffers. `buffers` is what each thread needs at least.
 struct MemoryPlan {
-  Index now = 0;         // resident bytes of the process, without what a GPU's driver took for itself
-  Index slab_bytes = 0;  // chosen
-  Index peak = 0;        // expected resident bytes while running
+  Index now = 0;            // resident bytes of the process, without what a GPU's driver took for itself
+  Index slab_bytes = 0;     // chosen
+  Index scratch_bytes = 0;  // of each thread, for what is read and written at once
+  Index peak = 0;           // expected resident bytes while running
 };
 // A usage error that says how much is needed when `memory` does not suffice. `largest_group` is the largest single slab
 // the tensors force (bytes), `extra` the room needed beside slab and scratch memory, in slabs, `decoding` what

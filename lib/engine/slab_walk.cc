@@ -19,6 +19,7 @@
 namespace reshard {
 namespace {
 
+constexpr std::size_t kKindsOfLayer = 16;        // more kinds of parameters than one has
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
 // Room for the units that files are read in around the pieces of a slab.
 constexpr Index kStoredRoom = 17 * File::kDirectUnit;
@@ -66,15 +67,14 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
 }
 
 Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
-  // Of an item: its slabs, its proof, and the index of its fragments.
-  constexpr Index kItem = sizeof(Slabs) + sizeof(Dims) + 4 * sizeof(Index) + sizeof(TensorProof) +
-                          sizeof(FragmentIndex) + 4 * sizeof(Index);
-  constexpr Index kPlace = sizeof(std::uint32_t) + sizeof(Index);  // of a fragment, in its index
+  constexpr Index kItem = SlabList::item_bytes() + sizeof(TensorProof);
   Index out = 0;
+  RecentBoxes indexed;
   for (const WalkItem& item : items) {
     const FragmentList& fragments = source.tensors()[item.tensor].fragments;
     const bool has_crcs = !fragments.empty() && fragments.get(0).crc;
-    out += kItem + static_cast<Index>(fragments.size()) * (kPlace + (has_crcs ? CrcLedger::kExtentBytes : 0));
+    out += kItem + (has_crcs ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
+    if (indexed.place_of(fragments).second) out += SharedIndexes::bytes(fragments);
   }
   return out;
 }
@@ -84,13 +84,12 @@ SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, I
   items_.reserve(items.size());
   for (const WalkItem& item : items) {
     const Tensor& t = catalog.tensors()[item.tensor];
-    const Box box = box_of(item, t);
-    const Index eb = byte_size(t.dtype);
-    const Slabs slabs(box.shape, eb, wanted_slab(item, usual, limit), item.row_group, item.orders);
-    items_.push_back({slabs, box.origin, total_, bytes_, volume(box) * eb, slabs.max_bytes()});
+    const Slabs slabs(box_of(item, t).shape, byte_size(t.dtype), wanted_slab(item, usual, limit), item.row_group,
+                      item.orders);
+    items_.push_back({kind_of(slabs), item.box, total_, bytes_});
     total_ += slabs.count();
     largest_ = std::max(largest_, slabs.max_bytes());
-    bytes_ += volume(box) * eb;
+    bytes_ += slabs.bytes();
   }
   if (finished.empty()) return;
   const Index all = std::exchange(total_, 0);
@@ -109,6 +108,14 @@ SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, I
   bytes_ = bytes;
 }
 
+std::size_t SlabList::kind_of(const Slabs& slabs) {
+  const std::size_t oldest = kinds_.size() - std::min(kinds_.size(), kKindsOfLayer);
+  for (std::size_t k = kinds_.size(); k > oldest; --k)
+    if (kinds_[k - 1] == slabs) return k - 1;
+  kinds_.push_back(slabs);
+  return kinds_.size() - 1;
+}
+
 const SlabList::ItemSlabs& SlabList::item_of(Index number) const {
   return *std::prev(
       std::upper_bound(items_.begin(), items_.end(), number, [](Index n, const ItemSlabs& w) { return n < w.first; }));
@@ -117,7 +124,8 @@ const SlabList::ItemSlabs& SlabList::item_of(Index number) const {
 // Of the whole walk. A little more than there are where an item's last slabs are smaller.
 Index SlabList::bytes_before(Index number) const {
   const ItemSlabs& item = item_of(number);
-  return item.before + std::min(item.bytes, (number - item.first) * item.slab_bytes);
+  const Slabs& slabs = slabs_of(item);
+  return item.before + std::min(slabs.bytes(), (number - item.first) * slabs.max_bytes());
 }
 
 WalkSlab SlabList::get(Index k) const {
@@ -127,8 +135,8 @@ WalkSlab SlabList::get(Index k) const {
     k += run->number - run->first;
   }
   const ItemSlabs& item = item_of(k);
-  Box box = item.slabs.slab(k - item.first);
-  for (int d = 0; d < box.rank(); ++d) box.origin[d] += item.origin[d];
+  Box box = slabs_of(item).slab(k - item.first);
+  for (int d = 0; item.box && d < box.rank(); ++d) box.origin[d] += item.box->origin[d];
   return {static_cast<std::size_t>(&item - items_.data()), box, k};
 }
 
@@ -160,16 +168,17 @@ std::vector<Index> SlabList::shares(int n, bool whole_tensors) const {
   for (int r = 1; r < n; ++r) {
     // Bytes before rank r's first slab; in two steps, as the product may be too large.
     const Index goal = bytes_ / n * r + bytes_ % n * r / n;
-    while (w < items_.size() && before + items_[w].bytes <= goal) before += items_[w++].bytes;
+    while (w < items_.size() && before + slabs_of(items_[w]).bytes() <= goal) before += slabs_of(items_[w++]).bytes();
     if (w == items_.size()) {
       out.push_back(total_);
       continue;
     }
     const ItemSlabs& item = items_[w];
     // The nearest border between slabs, or between tensors.
-    const Index unit = whole_tensors ? item.bytes : item.slab_bytes;
+    const Slabs& slabs = slabs_of(item);
+    const Index unit = whole_tensors ? slabs.bytes() : slabs.max_bytes();
     const Index units = (goal - before + unit / 2) / unit;
-    const Index slab = whole_tensors ? units * item.slabs.count() : std::min(units, item.slabs.count());
+    const Index slab = whole_tensors ? units * slabs.count() : std::min(units, slabs.count());
     out.push_back(std::max(out.back(), item.first + slab));
   }
   out.push_back(total_);
@@ -181,7 +190,7 @@ Result<DeviceBuffer> ThreadBuffers::add(Device& device, Index bytes) {
   return memory_.back()->buffer();
 }
 
-Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index slab, Index extra) {
+Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index slab, Index extra, Index scratch) {
   ThreadBuffers out;
   for (int t = 0; t < threads; ++t) {
     Buffers b;
@@ -191,7 +200,7 @@ Result<ThreadBuffers> ThreadBuffers::make(Device& device, int threads, Index sla
       b.stored = out.memory_.back()->buffer().device;
     }
     b.extra = TRY(out.add(device, extra * slab));
-    b.scratch = TRY(out.add(cpu_device(), slab + 2 * File::kDirectUnit)).host;
+    b.scratch = TRY(out.add(cpu_device(), scratch + 2 * File::kDirectUnit)).host;
     out.streams_.push_back(TRY(device.stream()));
     b.stream = out.streams_.back().get();
     out.buffers_.push_back(b);
@@ -300,7 +309,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   const Index room = std::max<Index>(1, memory.slab_bytes * worker_count(options) / slab);
   const int threads = static_cast<int>(
       std::clamp<Index>(exchanges(options) ? list.total() : count, 1, std::min<Index>(room, worker_count(options))));
-  const ThreadBuffers memory_of_threads = TRY(ThreadBuffers::make(device_of(options), threads, slab, extra));
+  const ThreadBuffers memory_of_threads =
+      TRY(ThreadBuffers::make(device_of(options), threads, slab, extra, std::max(kMinSlab, memory.scratch_bytes)));
   const std::vector<Buffers>& buffers = memory_of_threads.buffers();
 
   Proofs proofs(items.size());

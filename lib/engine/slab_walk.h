@@ -49,14 +49,15 @@ class SlabList {
   // for a tensor where tensors stay whole (where nothing is finished).
   std::vector<Index> shares(int n, bool whole_tensors) const;
 
+  // Of memory that an item takes in a list.
+  static constexpr Index item_bytes() { return sizeof(ItemSlabs); }
+
  private:
   struct ItemSlabs {
-    Slabs slabs;
-    Dims origin;           // of the box that is walked over
-    Index first = 0;       // number of its first slab in the whole walk
-    Index before = 0;      // bytes of the items before it
-    Index bytes = 0;       // of that box
-    Index slab_bytes = 0;  // of its first slab
+    std::size_t kind = 0;            // of how it is cut, among kinds_: a model's layers have few
+    std::shared_ptr<const Box> box;  // that is walked over; null: all
+    Index first = 0;                 // number of its first slab in the whole walk
+    Index before = 0;                // bytes of the items before it
   };
   // Slabs that are left, as they follow each other in the whole walk.
   struct Left {
@@ -64,9 +65,12 @@ class SlabList {
     Index first = 0;   // of the first in the list
     Index before = 0;  // bytes of those before it in the list
   };
+  std::size_t kind_of(const Slabs& slabs);
+  const Slabs& slabs_of(const ItemSlabs& item) const { return kinds_[item.kind]; }
   const ItemSlabs& item_of(Index number) const;
   Index bytes_before(Index number) const;
   std::vector<Index> shares_of_left(int n) const;
+  std::vector<Slabs> kinds_;
   std::vector<ItemSlabs> items_;
   std::vector<Left> left_;  // empty: all
   Index total_ = 0;
@@ -85,8 +89,8 @@ struct Buffers {
 // The memory and the streams of all threads.
 class ThreadBuffers {
  public:
-  // Slabs of `slab` bytes, and `extra` times as much for what they become.
-  static Result<ThreadBuffers> make(Device& device, int threads, Index slab, Index extra);
+  // Slabs of `slab` bytes, `extra` times as much for what they become, and `scratch` bytes.
+  static Result<ThreadBuffers> make(Device& device, int threads, Index slab, Index extra, Index scratch);
   const std::vector<Buffers>& buffers() const { return buffers_; }  // of each thread
 
  private:

@@ -52,7 +52,7 @@ FileSource::FileSource(const Catalog& catalog, FilePool& files)
 const FragmentIndex& FileSource::index(std::size_t tensor) {
   const std::lock_guard lock(index_mutex_);
   auto& slot = indexes_[tensor];
-  if (!slot) slot = std::make_unique<FragmentIndex>(catalog_.tensors()[tensor].fragments);
+  if (!slot) slot = shared_indexes_.of(catalog_.tensors()[tensor].fragments);
   return *slot;
 }
 
@@ -70,7 +70,8 @@ Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint3
 
 // Counts bytes of a group towards the CRC of its extent, and checks that once it is whole.
 Status FileSource::add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes) {
-  if (!fragment.crc) return {};
+  // Where runs are short, what lies between them is read again and again.
+  if (!fragment.crc || !crcs_.is_new(group.extent, group.begin, group.length())) return {};
   const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
   if (!whole) return {};
   TRY(check_crc(tensor, fragment, *whole));
@@ -257,8 +258,8 @@ void FileSource::keep_seen(const std::vector<CrcPiece>& seen, const std::vector<
 
 Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
   // Extents to look at once more: with their CRC where the ranks have read all of it together, without where some bytes
-  // were never needed, or were read twice. Those are read once from end to end. What earlier runs have seen is held
-  // against the source once more.
+  // were never needed, or only together with others that were read before: those bytes are read now. What earlier runs
+  // have seen is held against the source once more.
   ByPlace rest = TRY(bring_together(ranks));
   if (rank_of(ranks) > 0) return {};
   rest.insert(seen_before_.begin(), seen_before_.end());
@@ -286,16 +287,15 @@ Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
 
 Result<std::uint32_t> FileSource::crc_of(const Extent& extent, MutableBytes scratch) {
   const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
-  std::uint32_t crc = 0;
-  for (Index done = 0; done < extent.length;) {
-    const Index n = std::min(extent.length - done, static_cast<Index>(scratch.size()));
-    const MutableBytes part = scratch.first(static_cast<std::size_t>(n));
-    TRY(file->read_at(extent.offset + done, part));
-    crc = crc32(crc, part);
-    done += n;
-  }
-  crcs_.add(extent, 0, extent.length, crc);
-  return crc;
+  std::optional<std::uint32_t> whole = crcs_.whole(extent);
+  for (const auto& [begin, end] : crcs_.gaps(extent))
+    for (Index at = begin; at < end;) {
+      const MutableBytes part = scratch.first(std::min(scratch.size(), static_cast<std::size_t>(end - at)));
+      TRY(file->read_at(extent.offset + at, part));
+      whole = crcs_.add(extent, at, std::ssize(part), crc32(0, part));
+      at += std::ssize(part);
+    }
+  return whole.value_or(0);  // of no bytes
 }
 
 }  // namespace reshard

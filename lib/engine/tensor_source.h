@@ -125,9 +125,10 @@ class FileSource : public TensorSource {
   FilePool& files_;
   DirectReader direct_;
   CrcLedger crcs_;
-  ByPlace seen_before_;                                  // CRCs that earlier runs have seen whole
-  std::vector<std::size_t> continued_;                   // tensors of which earlier runs have seen some
-  std::vector<std::unique_ptr<FragmentIndex>> indexes_;  // made on first use
+  ByPlace seen_before_;                 // CRCs that earlier runs have seen whole
+  std::vector<std::size_t> continued_;  // tensors of which earlier runs have seen some
+  SharedIndexes shared_indexes_;
+  std::vector<std::shared_ptr<const FragmentIndex>> indexes_;  // made on first use
   std::mutex index_mutex_;
   std::atomic<Index> checked_{0};
   std::vector<std::unique_ptr<Decoding>> idle_;  // as many as threads have decoded at once

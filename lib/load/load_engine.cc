@@ -176,7 +176,7 @@ class Together : public Rounds {
     const Index room = std::clamp((job_.run.memory - workers) / 4, larger * slab, std::max(larger * slab, kMaxRound));
     const Index limit = TRY(minimum(job_.run.ranks, room));
     schedule_.emplace(job_.plan, job_.target_view, job_.target, std::move(slabs), static_cast<int>(job_.rank), limit);
-    readers_ = TRY(ThreadBuffers::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_));
+    readers_ = TRY(ThreadBuffers::make(on_device_ ? device_ : cpu_device(), memory.threads, slab, extra_, slab));
     for (int t = 0; t < memory.threads; ++t) placers_.push_back(TRY(device_.stream()));
     return limit;
   }
@@ -264,8 +264,8 @@ Result<LoadDigests> load_direct(const LoadJob& job) {
   const LoadMemory memory = TRY(plan_load_memory(job, items, 2 + extra, 0));
   const SlabList slabs(items, job.source.catalog(), device_of(job.run).slab_bytes(), memory.slab_bytes);
   const auto threads = static_cast<int>(std::clamp<Index>(slabs.total(), 1, memory.threads));
-  const ThreadBuffers buffers =
-      TRY(ThreadBuffers::make(device_of(job.run), threads, std::max(kMinSlab, slabs.largest()), extra));
+  const Index slab = std::max(kMinSlab, slabs.largest());
+  const ThreadBuffers buffers = TRY(ThreadBuffers::make(device_of(job.run), threads, slab, extra, slab));
   LoadDigests out;
   out.placed.resize(job.plan.tensors.size());
   Account placed(job, out.placed);

@@ -140,22 +140,24 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target) {
   return plan;
 }
 
-bool Orders::are_transposed() const { return written.rank() > 0 && *(written.end() - 1) != *(read.end() - 1); }
+bool Orders::are_transposed() const { return written.rank() > 0 && written.innermost() != read.innermost(); }
 
 namespace {
 
 // Dimensions that nothing strides along stay where they are.
-Dims order_of(const FragmentList& list) {
-  Dims out;
-  if (list.empty()) return out;
+DimOrder order_of(const FragmentList& list) {
+  if (list.empty()) return {};
   const Fragment f = list.get(0);
   std::vector<int> by_stride;
   for (int d = 0; d < f.box.rank(); ++d)
     if (f.box.shape[d] > 1 && f.strides[d] > 0) by_stride.push_back(d);
   const std::vector<int> places = by_stride;
+  std::vector<int> order(static_cast<std::size_t>(f.box.rank()));
   std::stable_sort(by_stride.begin(), by_stride.end(), [&](int a, int b) { return f.strides[a] > f.strides[b]; });
-  for (int d = 0; d < f.box.rank(); ++d) out.push_back(d);
-  for (std::size_t i = 0; i < places.size(); ++i) out[places[i]] = by_stride[i];
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t i = 0; i < places.size(); ++i) order[static_cast<std::size_t>(places[i])] = by_stride[i];
+  DimOrder out;
+  for (const int d : order) out.push_back(d);
   return out;
 }
 
@@ -169,22 +171,30 @@ Orders orders_of(const FragmentList& written, const FragmentList& read) {
 
 namespace {
 
+// How many of `bytes` bytes are whole pages.
+Index whole_pages(Index bytes) { return File::kDirectUnit / std::gcd(bytes, File::kDirectUnit); }
+
+// The extent in steps of `most`, or as many fewer as make them alike: multiples of `wanted` where that is not more,
+// else of `unit`, once at least.
+Index evenly(Index extent, Index most, Index wanted, Index unit = 1) {
+  if (wanted <= most) unit = wanted;
+  most = std::max(unit, most / unit * unit);
+  return std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), unit) * unit);
+}
+
 // As long in the order as `elements` go: about as many each, and whole pages where that can be.
-Dims longest(const Dims& shape, const Dims& order, Index elements, Index element_bytes, Index row_group) {
+Dims longest(const Dims& shape, const DimOrder& order, Index elements, Index element_bytes, Index row_group) {
   Dims step = shape;
   Index inner = volume(shape);
-  for (const Index d : order) {
-    const int dim = static_cast<int>(d);
+  for (int k = 0; k < order.rank(); ++k) {
+    const int dim = order[k];
     const Index extent = std::max<Index>(1, shape[dim]);
     inner = std::max<Index>(1, inner / extent);
     step[dim] = 1;
     if (row_group == 1 && inner > elements) continue;
     // What slabs are whole multiples of: row groups, and pages.
-    const Index room = std::max<Index>(1, elements / inner), group = dim == 0 ? row_group : 1;
-    const Index paged = std::lcm(group, File::kDirectUnit / std::gcd(inner * element_bytes, File::kDirectUnit));
-    const Index unit = paged <= room ? paged : group;
-    const Index most = std::max(unit, room / unit * unit);
-    step[dim] = std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), unit) * unit);
+    const Index group = dim == 0 ? row_group : 1;
+    step[dim] = evenly(extent, elements / inner, std::lcm(group, whole_pages(inner * element_bytes)), group);
     break;
   }
   return step;
@@ -195,7 +205,7 @@ constexpr Index kMaxWaste = 8;
 // Runs of one length along the innermost dimensions of both sides, and what is left of `elements` in the others.
 Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element_bytes) {
   const int rank = shape.rank();
-  const int a = static_cast<int>(orders.written[rank - 1]), b = static_cast<int>(orders.read[rank - 1]);
+  const int a = orders.written.innermost(), b = orders.read.innermost();
   const Index page = std::max<Index>(1, File::kDirectUnit / element_bytes);
   const auto extent = [&](int d) { return std::max<Index>(1, shape[d]); };
   const auto at_most = [&](Index n, int d) {
@@ -208,11 +218,11 @@ Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element
   if (elements / side < ceil_div(extent(b), kMaxWaste))
     for (side = 1; 4 * side * side <= elements;) side *= 2;
   step[a] = std::min(side, extent(a));
-  step[b] = at_most(elements / step[a], b);
+  step[b] = evenly(extent(b), elements / step[a], whole_pages(step[a] * element_bytes));
   step[a] = at_most(elements / step[b], a);
   Index left = std::max<Index>(1, elements / (step[a] * step[b]));
   for (int k = rank - 1; k >= 0; --k) {
-    const int d = static_cast<int>(orders.written[k]);
+    const int d = orders.written[k];
     if (d == a || d == b) continue;
     step[d] = std::clamp<Index>(left, 1, extent(d));
     left /= step[d];
@@ -236,7 +246,7 @@ Slabs::Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_grou
 Box Slabs::slab(Index k) const {
   Box box = whole(shape_);
   for (int i = shape_.rank() - 1; i >= 0; --i) {
-    const int d = static_cast<int>(order_[i]);
+    const int d = order_[i];
     const Index pieces = ceil_div(shape_[d], step_[d]);
     box.origin[d] = k % pieces * step_[d];
     box.shape[d] = std::min(step_[d], shape_[d] - box.origin[d]);

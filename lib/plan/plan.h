@@ -2,7 +2,10 @@
 // proof that every element of the target has exactly one source.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -31,10 +34,27 @@ Result<Plan> make_plan(const Catalog& source, const Catalog& target);
 // sides. Ranks that made the plan for themselves compare it: one that sees other files than the rest has another.
 std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target);
 
-// A tensor's dimensions from the widest stride to the least, as what is written of it lies and as what is read of it
-// does. Empty: row-major.
+// A tensor's dimensions from the widest stride to the least.
+class DimOrder {
+ public:
+  DimOrder() = default;
+  DimOrder(std::initializer_list<int> dims) {
+    for (const int d : dims) push_back(d);
+  }
+  int rank() const { return rank_; }
+  int operator[](int k) const { return dims_[static_cast<std::size_t>(k)]; }
+  int innermost() const { return (*this)[rank_ - 1]; }
+  void push_back(int d) { dims_[static_cast<std::size_t>(rank_++)] = static_cast<std::int8_t>(d); }
+  friend bool operator==(const DimOrder&, const DimOrder&) = default;
+
+ private:
+  std::array<std::int8_t, kMaxRank> dims_{};
+  std::int8_t rank_ = 0;
+};
+
+// As what is written of a tensor lies, and as what is read of it does. Empty: row-major.
 struct Orders {
-  Dims written, read;
+  DimOrder written, read;
   // Whether one side has in runs what the other strides over.
   bool are_transposed() const;
 };
@@ -51,11 +71,13 @@ class Slabs {
   Index count() const { return count_; }
   Box slab(Index k) const;  // 0 <= k < count()
   Index max_bytes() const;  // of the largest slab
+  Index bytes() const { return volume(shape_) * element_bytes_; }
+  friend bool operator==(const Slabs&, const Slabs&) = default;
 
  private:
   Dims shape_;
   Index element_bytes_;
-  Dims order_;
+  DimOrder order_;
   Dims step_;  // of a slab, but for the last ones
   Index count_ = 1;
 };

@@ -66,5 +66,23 @@ TEST(FragmentIndex, SeesTheLongOneBehindTheShortOnes) {
   EXPECT_EQ(found(list, {{90, 0}, {1, 2}}).size(), 1u);
 }
 
+TEST(FragmentIndex, IsSharedByListsOfEqualBoxes) {
+  const std::vector<Box> halves = {{{0, 0}, {4, 8}}, {{4, 0}, {4, 8}}}, columns = {{{0, 0}, {8, 4}}, {{0, 4}, {8, 4}}};
+  const FragmentList a = list_of(2, halves), b = list_of(2, halves), c = list_of(2, columns);
+  SharedIndexes indexes;
+  const auto of_a = indexes.of(a), of_c = indexes.of(c);
+  EXPECT_EQ(indexes.of(b), of_a);
+  EXPECT_NE(of_c, of_a);
+  // Of many kinds the last few are known, and what was given out stays.
+  std::vector<FragmentList> others;
+  for (Index i = 1; i <= 16; ++i) others.push_back(list_of(1, {{{0}, {i}}}));
+  for (const FragmentList& list : others) indexes.of(list);
+  EXPECT_NE(indexes.of(b), of_a);
+  std::size_t met = 0;
+  of_c->overlapping({{0, 0}, {8, 4}}, [&](std::size_t i, const Box&) { met += i == 0; });
+  EXPECT_EQ(met, 1u);
+  EXPECT_EQ(indexes.of(others.back()), indexes.of(list_of(1, {{{0}, {16}}})));
+}
+
 }  // namespace
 }  // namespace reshard

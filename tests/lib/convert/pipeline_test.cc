@@ -238,7 +238,8 @@ Status with_least_memory(int threads, Index extra, Job job) {
   for (Index growth = Index{1} << 20;; growth *= 2) {
     RunOptions options = ample(threads);
     const MemoryPlan plan = TRY(plan_memory(options, 0, extra));
-    options.memory = plan.peak - threads * (2 + extra) * (plan.slab_bytes - kSmallest) + growth;
+    options.memory =
+        plan.peak + growth - threads * (plan.scratch_bytes + (1 + extra) * plan.slab_bytes - (2 + extra) * kSmallest);
     Status s = job(options);
     if (s || s.error().code() != ErrorCode::kUsage || growth > Index{1} << 30) return s;
   }

@@ -50,6 +50,36 @@ TEST(CrcLedger, JoinsPiecesInAnyOrder) {
   }
 }
 
+TEST(CrcLedger, TellsTheGapsAndWhatIsNewOfThem) {
+  std::mt19937 rng(5);
+  for (int n = 0; n < 300; ++n) {
+    const auto bytes = random_bytes(rng, 1 + rng() % 500);
+    const Extent extent{2, 64, static_cast<Index>(bytes.size())};
+    CrcLedger ledger;
+    std::vector<bool> known(bytes.size());
+    const auto add = [&](Index begin, Index length) {
+      const auto part = Bytes(bytes).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(length));
+      return ledger.add(extent, begin, length, crc32(0, part));
+    };
+    for (unsigned k = rng() % 8; k > 0; --k) {
+      const Index begin = rng() % extent.length, end = begin + 1 + rng() % (extent.length - begin);
+      const bool overlaps = std::find(known.begin() + begin, known.begin() + end, true) != known.begin() + end;
+      EXPECT_EQ(ledger.is_new(extent, begin, end - begin), !overlaps);
+      add(begin, end - begin);
+      if (!overlaps) std::fill(known.begin() + begin, known.begin() + end, true);
+    }
+    std::optional<std::uint32_t> whole = ledger.whole(extent);
+    for (const auto& [begin, end] : ledger.gaps(extent)) {
+      EXPECT_TRUE(ledger.is_new(extent, begin, end - begin));
+      EXPECT_TRUE(begin == 0 || known[static_cast<std::size_t>(begin - 1)]);
+      for (Index i = begin; i < end; ++i) EXPECT_FALSE(known[static_cast<std::size_t>(i)]);
+      whole = add(begin, end - begin);
+    }
+    EXPECT_EQ(whole, crc32(0, bytes));
+    EXPECT_TRUE(ledger.gaps(extent).empty());
+  }
+}
+
 TEST(CrcLedger, KnowsWhatIsMissing) {
   CrcLedger ledger;
   const Extent begun{1, 0, 100}, done{1, 100, 10}, untouched{1, 110, 10};

@@ -122,6 +122,25 @@ TEST(Journal, TellsWhatIsFinishedOnce) {
   EXPECT_EQ(all.slabs, (std::map<Index, Index>{{10, 15}, {30, 1}}));
 }
 
+TEST(Journal, KeepsNoMoreOfSmallTensorsThanItMay) {
+  const TempDir dir;
+  ASSERT_TRUE(File::create(dir / "journal"));
+  Journal journal([&] { return File::open(dir / "journal", File::Access::kReadWrite); }, 0, "{}", Index{1} << 30,
+                  [] { return Status(); });
+  journal.begin({1000, 2000}, nullptr);
+  Index added = 0;
+  for (Index slab = 0; slab < 2 * Journal::kEntries; ++slab) {
+    std::vector<CrcPiece> sums;
+    if (slab % 2 == 0) sums.push_back({{0, 16 * slab, 16}, 0, 16, 1});
+    ASSERT_TRUE(journal.add(slab, slab, 16, {}, sums));
+    added += 16;
+    const Index open = (added - journal.bytes()) / 16;  // tensors, half of them with a sum
+    ASSERT_LT(open + open / 2, Journal::kEntries);
+  }
+  EXPECT_GT(journal.bytes(), 16 * Journal::kEntries);
+  EXPECT_EQ(finished(dir / "journal").bytes, journal.bytes());
+}
+
 TEST(Journal, SaysNoMoreWhereTheDiskFailed) {
   const TempDir dir;
   bool fails = false;
