@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <new>
 #include <numeric>
@@ -16,17 +14,16 @@
 
 #include "lib/base/names.h"
 #include "lib/base/parallel.h"
-#include "lib/base/sys.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/engine/pieces.h"
+#include "lib/engine/work_directory.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
 namespace {
 
-constexpr std::string_view kMarker = ".reshard-partial";
 constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
 
 // The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
@@ -96,24 +93,6 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
       [&](int, Index i) -> Status { return TRY(files.open(paths[static_cast<std::size_t>(i)]))->sync_data(); });
 }
 
-// Removes a work directory that holds nothing but the marker. That goes last, when the rest is gone for good: a run
-// that is killed meanwhile, or loses its power, leaves something that the next one knows.
-Status remove_marked(const std::string& path) {
-  TRY(sync_directory(path));
-  const std::string marker = path_join(path, kMarker);
-  if (path_exists(marker)) TRY(remove_file(marker));
-  return remove_directory(path);
-}
-
-Status remove_work(const std::string& path) {
-  for (const Node& node : TRY(walk(path))) {
-    if (node.name == kMarker || node.name.find('/') != std::string::npos) continue;
-    const std::string inner = path_join(path, node.name);
-    TRY(node.is_directory() ? remove_tree(inner) : remove_file(inner));
-  }
-  return remove_marked(path);
-}
-
 }  // namespace
 
 Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
@@ -156,7 +135,7 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
 Status Output::prepare(Space space) {
   if (path_exists(destination_)) {
     if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
-    old_ = TRY(replaceable());
+    old_ = TRY(replaceable(to_, destination_, target_));
   }
   TRY(take_leftover());
   if (continued_) return {};
@@ -177,63 +156,6 @@ Status Output::prepare(Space space) {
   return {};
 }
 
-Result<Output::Old> Output::old_at(const std::string& path) {
-  Old old{TRY(look_at(path)), {}};
-  if (!old.self.is_directory()) return old;
-  old.inside = TRY(walk(path));
-  std::erase_if(old.inside, [](const Node& node) { return node.name.starts_with(kMarker); });
-  return old;
-}
-
-// The destination as it is, if it may be replaced. Not a link to a checkpoint: taking its place would leave the
-// checkpoint itself where it is.
-Result<Output::Old> Output::replaceable() const {
-  constexpr std::string_view kRefusal = "; it will not be replaced";
-  Old old = TRY(old_at(destination_));
-  TRY(check_holds_no_input(destination_));
-  if (target_.is_file()) {
-    if (old.self.is_regular() && target_.is_own_file(destination_)) return old;
-    return usage_error(destination_ + ": the destination is not a file of this format" + std::string(kRefusal));
-  }
-  if (!old.self.is_directory())
-    return usage_error(destination_ + ": the destination is not a directory" + std::string(kRefusal));
-  if (old.inside.empty()) return old;
-  const std::vector<std::string> foreign = TRY(foreign_files(old));
-  if (foreign.empty()) return old;
-  return usage_error(destination_ + ": the destination holds what is not of the checkpoint there: " +
-                     some_of(foreign, 5) + std::string(kRefusal));
-}
-
-// What is in the directory and not of the checkpoint, but without what is in foreign directories.
-Result<std::vector<std::string>> Output::foreign_files(const Old& old) const {
-  const auto files = to_.files_of_checkpoint(destination_);
-  if (!files && files.error().code() == ErrorCode::kIo) return files.error();
-  if (!files)
-    return usage_error(destination_ + ": the destination is neither empty nor a checkpoint; it will not be replaced (" +
-                       files.error().message() + ")");
-  const std::set<std::string> own(files->begin(), files->end());
-  std::vector<std::string> foreign;
-  std::string foreign_directory = "/";
-  for (const Node& node : old.inside) {
-    if (node.name.starts_with(foreign_directory)) continue;
-    const std::string below = node.name + "/";
-    const auto first = own.lower_bound(below);
-    const bool is_own = node.is_directory() ? first != own.end() && first->starts_with(below)
-                                            : (node.is_regular() || node.is_link()) && own.contains(node.name);
-    if (is_own) continue;
-    foreign.push_back(printable(node.is_directory() ? below : node.name));
-    if (node.is_directory()) foreign_directory = below;
-  }
-  return foreign;
-}
-
-Status Output::check_holds_no_input(const std::string& path) const {
-  for (const std::string& input : to_.inputs)
-    if (lies_in(input, path))
-      return usage_error(path + ": holds " + printable(input) + ", which this job reads; it will not be replaced");
-  return {};
-}
-
 // What a killed run has left in the work directory is continued, or removed.
 Status Output::take_leftover() {
   const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
@@ -249,13 +171,15 @@ Status Output::take_leftover() {
   const bool ours = path_exists(path_join(work_, kMarker)) || TRY(walk(work_)).empty();
   if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
   if (!free) return usage_error(work_ + ": another reshard is writing there now");
-  TRY(check_holds_no_input(work_));
+  TRY(check_holds_no_input(to_, work_));
   std::string why;
   if (resume != Resume::kNever) {
-    why = TRY(why_not_continued());
-    if (why.empty()) {
-      TRY(remove_what_is_not_data());
-      TRY(join_journals());
+    Leftover left = TRY(read_leftover(work_, target_, continuation_->facts));
+    continued_ = std::move(left.finished);
+    why = std::move(left.why_not);
+    if (continued_) {
+      TRY(remove_what_is_not_data(work_, target_));
+      journal_length_ = TRY(join_journals(work_, *continued_));
       if (continuation_->tell)
         continuation_->tell("continues " + work_ +
                             ", left by a killed run: " + human_bytes(continued_->finished.bytes) + " are done");
@@ -271,72 +195,6 @@ Status Output::take_leftover() {
     continuation_->tell("removed " + work_ + ", left by a killed run" +
                         (why.empty() ? "" : ", and began anew: " + why));
   return {};
-}
-
-std::vector<std::string> Output::journals_of_ranks() const {
-  std::vector<std::string> out;
-  const std::string prefix = std::string(kMarker) + ".";
-  const auto entries = list_directory(work_);
-  for (std::size_t i = 0; entries && i < entries->size(); ++i)
-    if (const DirectoryEntry& e = (*entries)[i]; !e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
-  return out;
-}
-
-// Reads what is finished of the work directory's files; empty where this run can go on with it.
-Result<std::string> Output::why_not_continued() {
-  const std::string marker = path_join(work_, kMarker);
-  const auto file = path_exists(marker) ? File::open(marker) : Result<File>(io_error("none"));
-  std::optional<JournalText> text;
-  if (file) text = TRY(read_journal(*file));
-  // Rank 0 may have been killed before any of its slabs was finished for good.
-  for (const std::string& name : journals_of_ranks()) {
-    const auto other = File::open(path_join(work_, name));
-    if (!other) continue;
-    std::optional<JournalText> more = TRY(read_journal(*other));
-    if (!more) continue;
-    if (!text)
-      text = std::move(more);
-    else if (text->cut == more->cut && text->facts == more->facts)
-      (void)text->finished.add(more->finished);
-  }
-  if (!text || text->finished.slabs.empty()) return std::string("nothing of it was finished for good");
-  const auto changed = changed_facts(text->facts, continuation_->facts);
-  if (!changed) return std::string("its journal is damaged");
-  if (!changed->empty()) return "not the same as then: " + some_of(*changed, 5);
-  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
-    const auto node = look_at(file_path(f));
-    if (!node || !node->is_regular() || node->size < target_.catalog().files[f].size)
-      return file_path(f) + " is missing or too short";
-  }
-  continued_ = std::move(text);
-  return std::string();
-}
-
-// What was written when everything was finished: it is written again.
-Status Output::remove_what_is_not_data() {
-  std::set<std::string> data;
-  for (const CatalogFile& f : target_.catalog().files) data.insert(f.path);
-  for (const Node& node : TRY(walk(work_)))
-    if (!node.is_directory() && !data.contains(node.name) && !node.name.starts_with(kMarker))
-      TRY(remove_file(path_join(work_, node.name)));
-  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f)
-    if (const Index size = target_.catalog().files[f].size; TRY(look_at(file_path(f))).size > size)
-      TRY(TRY(File::open(file_path(f), File::Access::kReadWrite)).set_length(size));
-  return {};
-}
-
-// One journal in the place of those of all ranks of the run that is continued.
-Status Output::join_journals() {
-  const std::string marker = path_join(work_, kMarker), next = marker + ".next";
-  if (path_exists(next)) TRY(remove_file(next));
-  {
-    const File file = TRY(File::create(next));
-    journal_length_ = TRY(write_journal(file, *continued_));
-  }
-  if (sys().rename(next.c_str(), marker.c_str(), 0) != 0)
-    return io_error(marker + ": cannot replace: " + std::strerror(errno));
-  for (const std::string& name : journals_of_ranks()) TRY(remove_file(path_join(work_, name)));
-  return sync_directory(work_);
 }
 
 // Of the ranks of this job; what is left is only the marker.
@@ -380,7 +238,8 @@ Error Output::give_up(const Error& error) {
     made_work_ = made_work_ || continued_.has_value();
     return error;
   }
-  const bool is_begun = continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && !journals_of_ranks().empty());
+  const bool is_begun =
+      continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && !journals_of_ranks(work_).empty());
   if (!is_begun) return error;
   (void)journal_->close_group();
   made_work_ = false;
@@ -612,7 +471,7 @@ Result<bool> Output::take_place(const std::string& made) {
     return path_exists(destination_) ? keep_finished(moved.error()) : moved.error();
   }
   const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
-  const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(old_at(path)) == *old_; };
+  const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(look_at_old(path)) == *old_; };
   if (!TRY(is_old(destination_))) return keep_finished(changed);
   // A directory is about to become the work directory, and must be known as such if this run is killed.
   const std::string marker = path_join(destination_, kMarker);
@@ -656,7 +515,7 @@ Status Output::remove_old() {
     const std::string path = path_join(work_, node->name);
     TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
   }
-  for (const std::string& name : journals_of_ranks()) TRY(remove_file(path_join(work_, name)));
+  for (const std::string& name : journals_of_ranks(work_)) TRY(remove_file(path_join(work_, name)));
   return remove_marked(work_);
 }
 

@@ -25,18 +25,10 @@
 #include "lib/engine/crc_ledger.h"
 #include "lib/engine/encoded_chunks.h"
 #include "lib/engine/journal.h"
+#include "lib/engine/old_output.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {
-
-// Where an output goes, and what may make room for it.
-struct OutputPath {
-  std::string path;
-  // The files of the checkpoint that a directory is, relative to it; an error where it is none. Given, an existing
-  // destination is replaced if it is empty, or holds these files and nothing else. Null: there must be none.
-  std::function<Result<std::vector<std::string>>(const std::string& directory)> files_of_checkpoint = nullptr;
-  std::vector<std::string> inputs = {};  // files and directories that the job reads: what holds one is not replaced
-};
 
 // How an output is continued that an earlier run has begun.
 enum class Resume {
@@ -107,31 +99,16 @@ class Output {
   static Index held_by_leftover(const std::string& destination);
 
  private:
-  // A destination that is to be replaced, as it was when that was decided.
-  struct Old {
-    Node self;
-    std::vector<Node> inside;  // of a directory
-    friend bool operator==(const Old&, const Old&) = default;
-  };
-
   Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation);
   Status prepare(Space space);
   void make_journal();
   Status take_leftover();
-  Result<std::string> why_not_continued();
-  Status remove_what_is_not_data();
-  Status join_journals();
-  std::vector<std::string> journals_of_ranks() const;
   Status remove_journals(const std::string& directory) const;
   Status sync_written();
   Status flush();
   Status seal();
   Status publish();
   Status publish_file();
-  static Result<Old> old_at(const std::string& path);
-  Result<Old> replaceable() const;
-  Result<std::vector<std::string>> foreign_files(const Old& old) const;
-  Status check_holds_no_input(const std::string& path) const;
   Result<bool> take_place(const std::string& made);
   Error keep_finished(const Error& error);
   Status remove_old();
@@ -144,7 +121,7 @@ class Output {
   std::string destination_;  // its path
   std::string work_;
   Target& target_;
-  std::optional<Old> old_;  // what is replaced
+  std::optional<OldOutput> old_;  // what is replaced
   std::optional<Continuation> continuation_;
   std::optional<JournalText> continued_;
   Index journal_length_ = 0;  // that rank 0's begins with
