@@ -95,7 +95,7 @@ struct LayoutRequest {
   std::vector<TargetBlob> blobs;
   Mesh mesh;
   std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
-  Index max_file_bytes = kUsualFileBytes;    // for formats that cut files by size
+  Index max_file_bytes = kUsualFileBytes;  // for formats that cut files by size
   Container container = Container::kSafetensors;
   std::optional<HeadCounts> heads;  // where a config says so
   Compression compression;          // for formats that can

@@ -514,7 +514,8 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
         return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
                            std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
       dtype = as;
-      if (as != tensor.dtype || (view.computed.contains(part) && typing.quantize == Quantization::kNone)) ++out.converted;
+      if (as != tensor.dtype || (view.computed.contains(part) && typing.quantize == Quantization::kNone))
+        ++out.converted;
       shapes.push_back(tensor.shape);
       if (shapes.size() > 1 && tensor.shape.rank() == 0)
         out.equal.push_back({group.parts[0], part,
