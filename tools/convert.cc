@@ -75,7 +75,7 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
         return usage_error(options.destination + ": is a file of the source; it will not be replaced");
   }
   const bool quiet = options.resources.quiet || options.as_json;
-  if (!quiet) print_view_plan(prepared, options);
+  if (!quiet) print_view_plan(prepared);
   if (options.dry_run) return 0;
   const ViewReport report = TRY(prepared.conversion->write_view(options.destination, options.force));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -158,7 +158,7 @@ Result<int> convert(const ConvertOptions& options) {
                       with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
                       config.path);
   }
-  if ((*find_format(options.to))->open && !conversion.computes())
+  if (prepared.target->open && !conversion.computes())
     print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
   return 0;
 }

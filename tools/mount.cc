@@ -125,7 +125,7 @@ Result<int> mount_image(const MountOptions& options) {
   const bool quiet = options.resources.quiet;
   const MakeImage make = [&]() -> Result<std::unique_ptr<ConvertedImage>> {
     TRY(prepare_again(prepared, PlanOf::kData));
-    if (!quiet) print_view_plan(prepared, options);
+    if (!quiet) print_view_plan(prepared);
     auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
     keep_freed_memory();
     return files;

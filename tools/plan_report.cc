@@ -32,8 +32,8 @@ std::vector<std::string> warnings_of(const PreparedConversion& prepared) {
 }
 
 // What the source's reader notes is of training state: nobody need know where that is left out.
-std::vector<std::string> notes_of(const PreparedConversion& prepared, const Format& target) {
-  return target.holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
+std::vector<std::string> notes_of(const PreparedConversion& prepared) {
+  return prepared.target->holds == Holds::kModel ? std::vector<std::string>() : prepared.source.reader->catalog().notes;
 }
 
 std::string left_out_text(const LeftOut& l) {
@@ -44,13 +44,19 @@ std::string left_out_text(const LeftOut& l) {
   return l.what + " (" + join(parts, ", ") + ")";
 }
 
+void print_what_is_odd(const PreparedConversion& prepared) {
+  std::vector<std::string> left_out;
+  for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
+  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
+  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+}
+
 }  // namespace
 
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
   const Conversion& c = *prepared.conversion;
-  const auto format = find_format(options.to);
-  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) +
-                        ((*format)->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) +
+                        (prepared.target->takes_mesh() ? " on " + c.options().mesh.to_string() : "") +
                         (c.options().layout ? " as layout " + printable(c.options().layout->name) + " has it" : "") +
                         "   " + family_text(c.names()));
   if (const auto& config = c.names().model.config)
@@ -73,21 +79,14 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   if (c.converted_tensors() > 0)
     print_row("", with_commas(c.converted_tensors()) + " tensors become " +
                       (c.options().dtype ? options.dtype : "what the model computes in"));
-  std::vector<std::string> left_out;
-  for (const LeftOut& l : c.notes().left_out) left_out.push_back(left_out_text(l));
-  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
-  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
-  for (const std::string& note : notes_of(prepared, **format)) print_row("note", note);
+  print_what_is_odd(prepared);
+  for (const std::string& note : notes_of(prepared)) print_row("note", note);
 }
 
-void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options) {
-  const auto format = find_format(options.to);
-  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string((*format)->title) + "   " +
+void print_view_plan(const PreparedConversion& prepared) {
+  print_row("plan", std::string(prepared.source.format->title) + " -> " + std::string(prepared.target->title) + "   " +
                         family_text(prepared.conversion->names()));
-  std::vector<std::string> left_out;
-  for (const LeftOut& l : prepared.conversion->notes().left_out) left_out.push_back(left_out_text(l));
-  if (!left_out.empty()) print_row("", "left out: " + join(left_out, ", "));
-  for (const std::string& warning : warnings_of(prepared)) print_row("warning", warning);
+  print_what_is_odd(prepared);
 }
 
 ChosenStrategy choose_strategy(const Conversion& conversion, const ConvertOptions& options, Index ranks,
@@ -167,7 +166,7 @@ Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options
   Json warnings = Json::array();
   for (const std::string& warning : warnings_of(prepared)) warnings.push_back(warning);
   Json notes = Json::array();
-  for (const std::string& note : notes_of(prepared, **find_format(options.to))) notes.push_back(note);
+  for (const std::string& note : notes_of(prepared)) notes.push_back(note);
   json.set("left_out", std::move(left_out)).set("files", std::move(files)).set("warnings", std::move(warnings));
   json.set("notes", std::move(notes));
   return json;

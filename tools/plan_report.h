@@ -14,7 +14,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
 Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
 
 // What a view is of, for people.
-void print_view_plan(const PreparedConversion& prepared, const ConvertOptions& options);
+void print_view_plan(const PreparedConversion& prepared);
 
 // How the job is to be run on `ranks` ranks: as --strategy says, or as it is estimated.
 struct ChosenStrategy {

@@ -38,8 +38,6 @@ class Comparison {
   const Catalog& b() const { return b_view_; }
   const std::vector<Pair>& pairs() const { return pairs_; }  // of equal name and shape
   const std::vector<Pair>& reshaped() const { return reshaped_; }
-  const std::vector<std::size_t>& only_a() const { return only_a_; }
-  const std::vector<std::size_t>& only_b() const { return only_b_; }
   // Kinds of state that one side has none of, derived tensors, and what a format has for itself, in words: they are not
   // compared, and not a difference.
   const std::vector<std::string>& not_compared() const { return not_compared_; }

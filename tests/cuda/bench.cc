@@ -18,10 +18,10 @@
 #include "lib/device/copy.h"
 #include "lib/device/cuda/cuda_device.h"
 #include "lib/device/device.h"
-#include "lib/transport/local.h"
 #include "lib/transport/nccl.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/exchange_checks.h"
+#include "tests/support/local_ranks.h"
 
 namespace reshard {
 namespace {

@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include "lib/transport/local.h"
 #include "lib/transport/nccl.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/split_device.h"
 
 namespace reshard {

@@ -17,7 +17,7 @@ enum class RankDevice { kSplit, kGpu };
 // Why ranks cannot work on a GPU here; nothing where they can.
 std::string why_no_gpu_ranks();
 
-// Calls work(ranks, data, device) on `n` threads, as run_local_ranks() (local.h).
+// Calls work(ranks, data, device) on `n` threads, as run_local_ranks() (local_ranks.h).
 Status run_device_ranks(int n, RankDevice kind,
                         const std::function<Status(Transport& ranks, Transport& data, Device& device)>& work);
 

@@ -18,12 +18,12 @@
 #include "formats/dcp/dcp.h"
 #include "formats/load.h"
 #include "lib/device/device.h"
-#include "lib/transport/local.h"
 #include "lib/transport/nccl.h"
 #include "tests/cuda/stand_in/runtime.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/exchange_checks.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/temp_dir.h"
 

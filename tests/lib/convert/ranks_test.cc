@@ -16,9 +16,9 @@
 #include "lib/convert/conversion.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/transport/collectives.h"
-#include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_ranks.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 

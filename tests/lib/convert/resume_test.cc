@@ -16,8 +16,8 @@
 #include "formats/registry.h"
 #include "lib/base/sys.h"
 #include "lib/convert/conversion.h"
-#include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 

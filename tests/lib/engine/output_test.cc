@@ -16,8 +16,8 @@
 #include "lib/engine/pattern_source.h"
 #include "lib/plan/plan.h"
 #include "lib/transport/collectives.h"
-#include "lib/transport/local.h"
 #include "tests/support/layouts.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {

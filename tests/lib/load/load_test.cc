@@ -15,10 +15,10 @@
 #include "lib/engine/exchange_schedule.h"
 #include "lib/load/dlpack.h"
 #include "lib/transport/collectives.h"
-#include "lib/transport/local.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_ranks.h"
 #include "tests/support/layouts.h"
+#include "tests/support/local_ranks.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 

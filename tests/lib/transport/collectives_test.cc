@@ -5,7 +5,7 @@
 #include <atomic>
 #include <numeric>
 
-#include "lib/transport/local.h"
+#include "tests/support/local_ranks.h"
 
 namespace reshard {
 namespace {

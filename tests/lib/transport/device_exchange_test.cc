@@ -1,8 +1,8 @@
 // The exchange that GPUs are checked with, between CPU devices over the local transport.
 #include <gtest/gtest.h>
 
-#include "lib/transport/local.h"
 #include "tests/support/exchange_checks.h"
+#include "tests/support/local_ranks.h"
 
 namespace reshard {
 namespace {

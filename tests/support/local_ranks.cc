@@ -1,4 +1,4 @@
-#include "lib/transport/local.h"
+#include "tests/support/local_ranks.h"
 
 #include <atomic>
 #include <condition_variable>
