@@ -1,5 +1,6 @@
-// The steps of a conversion, in their order: each takes values and gives one, and nothing else changes. conversion.cc
-// calls them; a load (lib/load) is the same steps with the memory of ranks for a target.
+// The steps of a conversion after its translation (translation.h), in their order. A step gives a value, or changes the
+// one that it takes first, and adds to the notes; nothing else changes. conversion.cc calls them; a load (lib/load) is
+// the same steps with the memory of ranks for a target.
 #pragma once
 
 #include <string>
@@ -9,54 +10,10 @@
 
 #include "lib/base/json.h"
 #include "lib/convert/options.h"
+#include "lib/convert/translation.h"
 #include "lib/model/view.h"
 
 namespace reshard {
-
-// State of the source that the output does not get.
-struct LeftOut {
-  std::string what;  // "optimizer", "tied head"
-  Index tensors = 0;
-  Index objects = 0;
-  Index bytes = 0;
-  std::vector<std::string> names = {};  // where the user should know each
-};
-
-// What there is to say of the steps, to the user and in the manifest. Steps add to it, none reads it.
-struct Notes {
-  std::vector<std::string> warnings;  // whole sentences
-  std::vector<LeftOut> left_out;
-  Json repairs = Json::array();
-};
-
-// ---- which model it is, and whose words the output is in
-
-// A config.json, from beside the source or from within it; an empty text: none.
-struct ConfigFile {
-  std::string path, text;
-  bool is_copied = true;  // false: a link that leads out of the checkpoint, and the user did not name it
-};
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes);
-
-struct Translation {
-  Model model;                         // of the source; with a config only where it has a family
-  std::optional<Float8Scales> float8;  // as the source's config.json says, whatever its family
-  std::optional<Convention> to;        // nothing: names and rows as in the source
-  bool plain_names = false;            // of no family: the source's, without what wraps the model in it
-  bool hf_rows = false;                // the two have rows in different orders, and the plan is made in Hugging Face's
-  bool renames() const { return model.family && to; }
-  // What the output calls a tensor of the canonical view; `key` is its plain key in the source.
-  std::string target_name(const std::string& canonical, const std::string& key) const;
-};
-Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
-                              const Naming& naming, const Format& format);
-
-// What is written under the name of a format of models, or of --names, is a model under names that loaders know.
-// Unsupported where the source's names are no known family's, unless the user chose none, the source is a model
-// already, or its config of no known family confirms it (unknown_family.h): then it is a note that they are the
-// source's own. A config that is of another model is not copied.
-Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
-                   ConfigFile& file, Notes& notes);
 
 // ---- which tensors take part
 

@@ -1,0 +1,132 @@
+#include "lib/convert/translation.h"
+
+#include <utility>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/convert/adapter.h"
+#include "lib/model/parts.h"
+#include "lib/model/unknown_family.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, whatever the model
+
+}  // namespace
+
+Result<ModelConfig> ConfigFile::model() const {
+  return ModelConfig::parse(TRY(parse_json(text, path)), path).context(path);
+}
+
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path,
+                                    Notes& notes) {
+  const std::string& path = wanted.config_path;
+  if (path.empty()) {
+    auto kept = TRY(source.side_file(std::string(kConfigFile), kMaxConfigBytes));
+    return kept ? ConfigFile{path_join(source_path, kConfigFile), std::move(*kept)} : ConfigFile();
+  }
+  ConfigFile out;
+  out.text = TRY(read_whole_file(path, kMaxConfigBytes));
+  out.path = path;
+  if (wanted.config_given) return out;
+  if (!is_model_config(TRY(parse_json(out.text, path)))) {
+    notes.warnings.push_back(path + " names no model_type: it is no model's, and is not used");
+    return ConfigFile();
+  }
+  if (const auto real = leads_out(path, parent_path(path))) {
+    out.is_copied = false;
+    notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) +
+                             ": it is used, but not copied unless --config names it");
+  }
+  return out;
+}
+
+Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
+                              const Naming& naming, const Format& format) {
+  std::optional<ModelConfig> config;
+  if (!file.text.empty() && !choice.is_none()) config = TRY(file.model());
+  const std::optional<Float8Scales> float8 = config ? config->float8 : std::nullopt;
+  Translation out{TRY(recognise(source, choice, std::move(config))), float8, {}, false};
+  if (!out.model.family) out.model.config.reset();
+  out.plain_names = !out.model.family && format.hf_names && !naming.keep_names;
+  if (!out.model.family || naming.keep_names) return out;
+  out.to = naming.convention;
+  const std::optional<Convention> own = find_convention(format.own_names);
+  if (out.to && own && out.to != own)
+    return unsupported("--names: a checkpoint of " + std::string(format.title) + " has " +
+                       std::string(convention_title(*own)) + " and no others");
+  if (!out.to) out.to = own;
+  if (!out.to && format.hf_names) out.to = Convention::kHf;
+  if (!out.to && naming.common_rows) out.to = out.model.convention;
+  if (!out.to) return out;
+  if (!out.model.family->has_convention(*out.to))
+    return unsupported("family " + std::string(out.model.family->name) + " has no " +
+                       std::string(convention_title(*out.to)) + "; --names keep leaves them as they are");
+  out.hf_rows = naming.common_rows || !same_row_order(*out.model.family, out.model.convention, *out.to);
+  return out;
+}
+
+Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+                   ConfigFile& file, Notes& notes) {
+  const bool claims =
+      wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
+  if (names.model.family || !claims) return {};
+  std::vector<std::string> model, adapters;
+  for (const Tensor& t : source.tensors()) {
+    const StateKind kind = split_state_key(t.key()).kind;
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back("'" + printable(t.name) + "'");
+    if (kind == StateKind::kModel) model.push_back("'" + printable(t.name) + "'");
+  }
+  std::string why = model.empty() ? "no tensor of it is a model's"
+                                  : "no model family that is known names its tensors so (" + some_of(model) + ")";
+  if (!adapters.empty())
+    why = "it holds adapters beside the weights they change (" + some_of(adapters) + "), which are no model until " +
+          "they are merged";
+  std::optional<ModelConfig> config;
+  if (!file.text.empty())
+    if (auto parsed = file.model()) config = *std::move(parsed);
+  const Family* said = config ? describing_family(*config) : nullptr;
+  if (said) why += ", and " + file.path + " is of family " + said->name;
+  const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
+  const bool has_model_names = wanted.has_model_names || facts.is_its_model;
+  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty()))
+    return unsupported(source.root + ": " + why + choice_of_part(source) +
+                       ": what would be written is no model that loaders know. " +
+                       "--family none writes it under the source's own names, --strip-prefix and --rename change " +
+                       "them, --family-file describes a family");
+  notes.warnings.push_back(
+      "names, shapes and rows are the source's own: " +
+      (facts.confirmed.empty()
+           ? "nothing was held against a model"
+           : "no known family describes the " + printable(config->model_type) + " of " + file.path +
+                 (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
+                 ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
+  for (const Tensor* t : facts.vocabulary)
+    if (t->shape[0] < config->vocab_size())
+      notes.warnings.push_back(tensor_text(t->name) + " has " + with_commas(t->shape[0]) + " rows where " + file.path +
+                               " says vocab_size " + with_commas(config->vocab_size()));
+  for (const Tensor& t : source.tensors())
+    if (t.name.ends_with(kStackedExperts)) {
+      notes.warnings.push_back(tensor_text(t.name) +
+                               ": all experts in one tensor, as transformers has them in memory; " +
+                               "files of most models have a tensor for each, which other loaders expect");
+      break;
+    }
+  if (said || !has_model_names) {
+    if (!file.text.empty() && !wanted.config_given) notes.warnings.push_back(file.path + " is not copied");
+    file.is_copied = file.is_copied && wanted.config_given;
+  }
+  return {};
+}
+
+std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
+  if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return key;
+  return rename_key(*model.family, canonical, *to);
+}
+
+}  // namespace reshard
