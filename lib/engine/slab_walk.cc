@@ -67,13 +67,13 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
 }
 
 Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
-  constexpr Index kItem = SlabList::item_bytes() + sizeof(TensorProof);
+  constexpr Index kWalked = SlabList::item_bytes() + sizeof(TensorProof);
   Index out = 0;
   RecentBoxes indexed;
   for (const WalkItem& item : items) {
     const FragmentList& fragments = source.tensors()[item.tensor].fragments;
     const bool has_crcs = !fragments.empty() && fragments.get(0).crc;
-    out += kItem + (has_crcs ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
+    out += kWalked + (has_crcs ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
     if (indexed.place_of(fragments).second) out += SharedIndexes::bytes(fragments);
   }
   return out;
