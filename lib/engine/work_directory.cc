@@ -1,7 +1,6 @@
 #include "lib/engine/work_directory.h"
 
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -42,10 +41,10 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
   const auto changed = changed_facts(text->facts, facts);
   if (!changed) return Leftover{std::nullopt, "its journal is damaged"};
   if (!changed->empty()) return Leftover{std::nullopt, "not the same as then: " + some_of(*changed, 5)};
-  for (std::uint32_t f = 0; f < target.catalog().files.size(); ++f) {
-    const std::string path = path_join(work, target.catalog().files[f].path);
+  for (const CatalogFile& f : target.catalog().files) {
+    const std::string path = path_join(work, f.path);
     const auto node = look_at(path);
-    if (!node || !node->is_regular() || node->size < target.catalog().files[f].size)
+    if (!node || !node->is_regular() || node->size < f.size)
       return Leftover{std::nullopt, path + " is missing or too short"};
   }
   return Leftover{std::move(text), {}};

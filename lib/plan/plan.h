@@ -44,12 +44,12 @@ class DimOrder {
   int rank() const { return rank_; }
   int operator[](int k) const { return dims_[static_cast<std::size_t>(k)]; }
   int innermost() const { return (*this)[rank_ - 1]; }
-  void push_back(int d) { dims_[static_cast<std::size_t>(rank_++)] = static_cast<std::int8_t>(d); }
+  void push_back(int d) { dims_[rank_++] = static_cast<std::int8_t>(d); }
   friend bool operator==(const DimOrder&, const DimOrder&) = default;
 
  private:
   std::array<std::int8_t, kMaxRank> dims_{};
-  std::int8_t rank_ = 0;
+  std::uint8_t rank_ = 0;
 };
 
 // As what is written of a tensor lies, and as what is read of it does. Empty: row-major.

@@ -103,7 +103,7 @@ TEST_P(Ranks, WriteWhatOneProcessWrites) {
     };
     const auto expected = read(alone);
     for (const Strategy strategy : {Strategy::kDirect, Strategy::kExchange})
-      for (const int n : {1, 2, 3, 4, 7}) {
+      for (const int n : every_nth(2) == 1 ? std::vector<int>{1, 2, 3, 4, 7} : std::vector<int>{3, 7}) {
         if (n != 3 && (job.dtype || job.to == "hdf5")) continue;
         const std::string out = dir / ("out" + std::to_string(made++));
         Request with = job;
