@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -102,21 +103,22 @@ class Packer {
 
   // Blocks, [E, out, groups, 16].
   Status fill_blocks(const Box& box, MutableBytes out, MutableBytes scratch) const {
-    return fill(box, kMxfp4Bytes, 0, out, scratch);
+    return fill(box, kMxfp4Bytes, out, scratch);
   }
   // Scales, [E, out, groups].
   Status fill_scales(const Box& box, MutableBytes out, MutableBytes scratch) const {
-    return fill(box, 1, columns() * groups() * kMxfp4Bytes, out, scratch);
+    return fill(box, 1, out, scratch);
   }
 
  private:
   static constexpr float kLargest = 6;
+  static constexpr unsigned kMantissa = 23;  // bits of float32
 
   Index columns() const { return tensor_.shape[2]; }
   Index groups() const { return tensor_.shape[1] / kMxfp4Group; }
 
-  // `width`: bytes a group, which begin at `base` among an expert's.
-  Status fill(const Box& box, Index width, Index base, MutableBytes out, MutableBytes scratch) const {
+  // `width`: bytes a group, of values or of scales.
+  Status fill(const Box& box, Index width, MutableBytes out, MutableBytes scratch) const {
     if (box.empty()) return {};
     const bool has_bytes = box.shape.rank() == 4;
     const Index first = has_bytes ? box.begin(3) : 0, count = has_bytes ? box.shape[3] : 1;
@@ -124,7 +126,7 @@ class Packer {
     for (Index expert = box.begin(0); expert < box.end(0); ++expert) {
       const Slab slab =
           TRY(cache_->get({static_cast<std::uint32_t>(matrix_), expert}, [&] { return pack(expert, scratch); }));
-      const std::byte* const packed = slab->bytes().data() + base;
+      const std::byte* const packed = slab->bytes().data() + (has_bytes ? 0 : columns() * groups() * kMxfp4Bytes);
       for (Index o = box.begin(1); o < box.end(1); ++o)
         for (Index g = box.begin(2); g < box.end(2); ++g, at += count)
           std::memcpy(at, packed + (o * groups() + g) * width + first, static_cast<std::size_t>(count));
@@ -132,54 +134,72 @@ class Packer {
     return {};
   }
 
+  // The blocks of an expert, then its scales.
   Result<Slab> pack(Index expert, MutableBytes scratch) const {
     const Index n = columns() * groups();
+    const auto width = static_cast<std::size_t>(columns());
     auto slab = std::make_shared<SlabBytes>(n * (kMxfp4Bytes + 1));
     auto* const blocks = reinterpret_cast<std::uint8_t*>(slab->bytes().data());
     std::uint8_t* const scales = blocks + n * kMxfp4Bytes;
-    std::vector<std::byte> stored(static_cast<std::size_t>(kMxfp4Group * columns() * byte_size(tensor_.dtype)));
-    std::vector<float> values(static_cast<std::size_t>(kMxfp4Group * columns()));
+    std::vector<std::byte> stored(kMxfp4Group * width * static_cast<std::size_t>(byte_size(tensor_.dtype)));
+    std::vector<float> values(kMxfp4Group * width), inverse(width);
+    std::vector<std::uint8_t> pairs(kMxfp4Bytes * width);  // by rows
     for (Index g = 0; g < groups(); ++g) {
       TRY(stored_.read(matrix_, {{expert, g * kMxfp4Group, 0}, {1, kMxfp4Group, columns()}}, stored, scratch));
       convert(tensor_.dtype, DType::kFloat32, stored.data(), reinterpret_cast<std::byte*>(values.data()),
               std::ssize(values));
-      for (Index o = 0; o < columns(); ++o) {
-        const float* const column = values.data() + o;
-        const int exponent = TRY(exponent_of(column, expert, g, o));
-        scales[o * groups() + g] = static_cast<std::uint8_t>(exponent + kBias);
-        const float scale = std::ldexp(1.0F, -exponent);
-        std::uint8_t* const block = blocks + (o * groups() + g) * kMxfp4Bytes;
-        for (Index i = 0; i < kMxfp4Group; i += 2)
-          block[i / 2] = static_cast<std::uint8_t>(nearest(column[i * columns()] * scale) |
-                                                   nearest(column[(i + 1) * columns()] * scale) << 4);
+      const std::vector<std::uint32_t> largest = TRY(largest_of(values, expert, g));
+      for (std::size_t o = 0; o < width; ++o) {
+        const std::uint32_t scale = scale_of(largest[o]);
+        scales[static_cast<Index>(o) * groups() + g] = static_cast<std::uint8_t>(scale);
+        inverse[o] = std::bit_cast<float>((2 * kBias - scale) << kMantissa);
+      }
+      for (std::size_t k = 0; k < kMxfp4Bytes; ++k)
+        pack_pairs(values.data() + 2 * k * width, inverse.data(), pairs.data() + k * width, width);
+      for (std::size_t o = 0; o < width; ++o) {
+        std::uint8_t* const block = blocks + (static_cast<Index>(o) * groups() + g) * kMxfp4Bytes;
+        for (std::size_t k = 0; k < kMxfp4Bytes; ++k) block[k] = pairs[k * width + o];
       }
     }
     return Slab(std::move(slab));
   }
 
-  // Of 32 values `columns()` apart.
-  Result<int> exponent_of(const float* column, Index expert, Index group, Index o) const {
-    float largest = 0;
-    for (Index i = 0; i < kMxfp4Group; ++i) largest = std::max(largest, std::abs(column[i * columns()]));
-    for (Index i = 0; i < kMxfp4Group; ++i)
-      if (!std::isfinite(column[i * columns()]))
+  // The bits of the largest magnitude in each column of a group: they order as the magnitudes do.
+  Result<std::vector<std::uint32_t>> largest_of(const std::vector<float>& values, Index expert, Index group) const {
+    constexpr std::uint32_t kInfinite = 0x7f800000;
+    const auto width = static_cast<std::size_t>(columns());
+    std::vector<std::uint32_t> out(width);
+    for (std::size_t i = 0; i < kMxfp4Group; ++i)
+      for (std::size_t o = 0; o < width; ++o)
+        out[o] = std::max(out[o], std::bit_cast<std::uint32_t>(values[i * width + o]) & 0x7fffffffU);
+    for (std::size_t o = 0; o < width; ++o)
+      if (out[o] >= kInfinite)
         return corrupt(stored_.catalog().root + ": " + tensor_text(tensor_.name) + ": expert " + with_commas(expert) +
                        " holds infinities or NaNs in rows " + with_commas(group * kMxfp4Group) + " to " +
-                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(o) +
+                       with_commas((group + 1) * kMxfp4Group - 1) + " of column " + with_commas(static_cast<Index>(o)) +
                        ": it cannot be quantized");
-    int exponent = 0;
-    const float mantissa = std::frexp(largest / kLargest, &exponent);  // 0.5 to 1, so that 2^exponent is above
-    if (mantissa == 0.5F) --exponent;
-    return largest == 0 ? -kBias : std::max(exponent, -kBias);
+    return out;
   }
 
-  // Which of the 16.
-  static unsigned nearest(float value) {
-    static constexpr std::array<float, 7> kBetween = {0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
-    const float magnitude = std::abs(value);
-    unsigned out = 0;
-    for (const float bound : kBetween) out += magnitude >= bound;
-    return out | (std::signbit(value) ? 8U : 0U);
+  // The exponent, with its bias, of the least power of two that brings this to 6 at most.
+  static std::uint32_t scale_of(std::uint32_t largest) {
+    constexpr std::uint32_t kHalfOfLeast = 0x00400000, kBelowNext = 0x007fffff;
+    const auto bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(largest) / kLargest);
+    return bits <= kHalfOfLeast ? 0 : (bits + kBelowNext) >> kMantissa;
+  }
+
+  // Two rows of values times the columns' scales: which of the 16 each is nearest to, the first in the lower half.
+  static void pack_pairs(const float* rows, const float* scales, std::uint8_t* out, std::size_t width) {
+    for (std::size_t o = 0; o < width; ++o)
+      out[o] = static_cast<std::uint8_t>(nearest(rows[o] * scales[o]) | nearest(rows[width + o] * scales[o]) << 4);
+  }
+
+  static std::uint32_t nearest(float value) {
+    const float m = std::abs(value);
+    const std::uint32_t magnitude = std::uint32_t{m >= 0.25F} + std::uint32_t{m >= 0.75F} + std::uint32_t{m >= 1.25F} +
+                                    std::uint32_t{m >= 1.75F} + std::uint32_t{m >= 2.5F} + std::uint32_t{m >= 3.5F} +
+                                    std::uint32_t{m >= 5.0F};
+    return magnitude | std::bit_cast<std::uint32_t>(value) >> 31 << 3;
   }
 
   TensorSource& stored_;
