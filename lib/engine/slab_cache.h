@@ -19,13 +19,16 @@ namespace reshard {
 // Owned bytes. They hold anything at first.
 class SlabBytes {
  public:
+  explicit SlabBytes(Index size)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size))),
+        data_(memory_.get()),
+        size_(static_cast<std::size_t>(size)) {}
   // In memory they lie in pages as bytes from `place` of a file on do: then no page of the one is copied out of two of
   // the other.
-  explicit SlabBytes(Index size, Index place = 0)
-      : memory_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size + kPage))),
-        size_(static_cast<std::size_t>(size)) {
-    const auto at = reinterpret_cast<std::uintptr_t>(memory_.get());
-    data_ = memory_.get() + (static_cast<std::uintptr_t>(place) - at) % kPage;
+  SlabBytes(Index size, Index place) : SlabBytes(size + kPage) {
+    const auto at = reinterpret_cast<std::uintptr_t>(data_);
+    data_ += (static_cast<std::uintptr_t>(place) - at) % kPage;
+    size_ = static_cast<std::size_t>(size);
   }
   Bytes bytes() const { return {data_, size_}; }
   MutableBytes bytes() { return {data_, size_}; }
