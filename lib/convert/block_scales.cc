@@ -72,7 +72,7 @@ Result<Requantization> apply_block_scales(SourceView& view, const std::optional<
     const Tensor& t = catalog.tensors()[i];
     if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
     if (split_state_key(t.key()).kind != StateKind::kModel) continue;
-    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
+    if (typing.keeps(view.native(t.name), t.name)) {
       kept = t.name;
       continue;
     }

@@ -61,13 +61,12 @@ class BlockQuantizer {
   }
 
   // Scales, float32, of a box of blocks, or of the only one.
-  Status fill_scales(const Box& box, MutableBytes out, MutableBytes scratch) const {
+  Status fill_scales(const Box& scales, MutableBytes out, MutableBytes scratch) const {
     std::byte* at = out.data();
-    const bool is_one = box.shape.rank() == 0;
-    const Index rows = is_one ? 1 : box.end(0), end = is_one ? 1 : box.end(1);
-    for (Index block = is_one ? 0 : box.begin(0); block < rows && !box.empty(); ++block) {
+    const Box box = scales.rank() == 0 ? Box{{0, 0}, {1, 1}} : scales;
+    for (Index block = box.begin(0); block < box.end(0) && !box.empty(); ++block) {
       const Slab slab = TRY(largest_in(block, nullptr, scratch));
-      for (Index c = is_one ? 0 : box.begin(1); c < end; ++c, at += sizeof(float)) {
+      for (Index c = box.begin(1); c < box.end(1); ++c, at += sizeof(float)) {
         const float inverse = scale_of(largest(*slab, c)).inverse;
         std::memcpy(at, &inverse, sizeof inverse);
       }
@@ -193,23 +192,17 @@ Result<Requantization> quantize_fp8(SourceView& view, const Model& model, const 
     if (!parsed || parsed->is_of_quantized() || !becomes_float8(*parsed->rule, in_blocks) || t.shape.rank() != 2 ||
         t.elements() == 0)
       continue;
-    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name))
-      continue;
-    if (byte_size(t.dtype) < 2 || !can_convert(t.dtype, DType::kFloat32))
-      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
-                         std::string(info(t.dtype).torch_name) + ": --quantize takes floating-point matrices");
+    if (typing.keeps(view.native(t.name), t.name)) continue;
+    TRY(check_floats(view, t));
     out.worker_bytes = std::max(out.worker_bytes, kFp8Block * t.shape[1] * (byte_size(t.dtype) + 1));
     quantized.insert(t.name);
   }
   out.config = config_of(view, quantized, in_blocks);
   for (const std::string& name : quantized) {
     const Tensor& matrix = view.catalog.tensors()[*view.catalog.find(name)];
-    Tensor scales;
-    scales.name = name + std::string(kBlockScales);
-    if (in_blocks) scales.shape = {ceil_div(matrix.shape[0], kFp8Block), ceil_div(matrix.shape[1], kFp8Block)};
-    scales.fragments = FragmentList(scales.shape.rank());
-    scales.fragments.add(whole(scales.shape), matrix.fragments.extent(0));  // never read
-    TRY(view.catalog.add(std::move(scales)));
+    Dims shape;
+    if (in_blocks) shape = {ceil_div(matrix.shape[0], kFp8Block), ceil_div(matrix.shape[1], kFp8Block)};
+    TRY(view.catalog.add(computed_tensor(name + std::string(kBlockScales), DType::kFloat32, shape, matrix.fragments)));
   }
   view.catalog.sort_by_name();
   out.stored = std::make_unique<Catalog>(view.catalog);

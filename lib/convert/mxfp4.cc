@@ -238,7 +238,7 @@ Result<std::vector<PackedMatrix>> find_packed(const SourceView& view, const Fami
     const Tensor& t = catalog.tensors()[i];
     const auto parsed = parse_name(family, t.name);
     if (!parsed || !parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4) continue;
-    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name)) {
+    if (typing.keeps(view.native(t.name), t.name)) {
       kept = t.name;
     } else if (parsed->suffix == kMxfp4Blocks) {
       out.push_back(TRY(match(catalog, i)));
@@ -262,12 +262,8 @@ Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const 
   LeftOut applied{"scales, applied to their 4-bit values", 0, 0, 0};
   for (const PackedMatrix& m : packed) {
     const Tensor& blocks = view.catalog.tensors()[m.blocks];
-    Tensor made;
-    made.name = m.name;
-    made.dtype = *typing.dtype;
-    made.shape = {blocks.shape[0], m.groups * kMxfp4Group, m.out};
-    made.fragments = FragmentList(3);
-    if (!blocks.fragments.empty()) made.fragments.add(whole(made.shape), blocks.fragments.extent(0));  // never read
+    Tensor made =
+        computed_tensor(m.name, *typing.dtype, {blocks.shape[0], m.groups * kMxfp4Group, m.out}, blocks.fragments);
     ++applied.tensors;
     applied.bytes += view.catalog.tensors()[m.scales].bytes();
     out.worker_bytes = std::max(out.worker_bytes, m.out * m.groups * (kMxfp4Bytes + 1));
@@ -295,41 +291,32 @@ Result<Requantization> unpack_mxfp4(SourceView& view, const Model& model, const 
 
 Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Typing& typing, Notes& notes) {
   Requantization out;
-  std::vector<PackedMatrix> matrices;
+  std::vector<std::string> names;
   for (const Tensor& t : view.catalog.tensors()) {
     const auto parsed = parse_name(*model.family, t.name);
     if (!parsed || parsed->is_of_quantized() || parsed->rule->quantized != Quantized::kMxfp4 || t.shape.rank() != 3 ||
         t.elements() == 0)
       continue;
-    const std::string what = view.catalog.root + ": " + tensor_text(view.native(t.name));
-    if (any_glob_matches(typing.keep_dtype, view.native(t.name)) || any_glob_matches(typing.keep_dtype, t.name))
+    if (typing.keeps(view.native(t.name), t.name))
       return usage_error("--keep-dtype: " + tensor_text(t.name) +
                          " would stay as it is beside matrices in MXFP4, and no config.json says such a thing");
-    if (byte_size(t.dtype) < 2 || !can_convert(t.dtype, DType::kFloat32))
-      return unsupported(what + " is " + std::string(info(t.dtype).torch_name) +
-                         ": --quantize takes floating-point matrices");
+    TRY(check_floats(view, t));
     if (t.shape[1] % kMxfp4Group != 0)
-      return unsupported(what + " " + to_string(t.shape) + ": expected a multiple of 32 inputs, which share a scale");
+      return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " " + to_string(t.shape) +
+                         ": expected a multiple of 32 inputs, which share a scale");
     out.worker_bytes =
         std::max(out.worker_bytes, t.shape[2] * (t.shape[1] / kMxfp4Group * (kMxfp4Bytes + 1) +
-                                                 kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)})));
-    matrices.push_back({t.name, 0, 0, t.shape[2], t.shape[1] / kMxfp4Group});
+                                                 kMxfp4Group * (byte_size(t.dtype) + Index{sizeof(float)}) +
+                                                 kMxfp4Bytes + 2 * Index{sizeof(float)}));
+    names.push_back(t.name);
   }
-  for (const PackedMatrix& m : matrices) {
-    const Tensor& matrix = view.catalog.tensors()[*view.catalog.find(m.name)];
-    const Index experts = matrix.shape[0];
-    Tensor blocks, scales;
-    blocks.name = m.name + std::string(kMxfp4Blocks);
-    scales.name = m.name + std::string(kMxfp4Scales);
-    blocks.dtype = scales.dtype = DType::kUint8;
-    blocks.shape = {experts, m.out, m.groups, kMxfp4Bytes};
-    scales.shape = {experts, m.out, m.groups};
-    blocks.fragments = FragmentList(4);
-    scales.fragments = FragmentList(3);
-    blocks.fragments.add(whole(blocks.shape), matrix.fragments.extent(0));  // never read
-    scales.fragments.add(whole(scales.shape), matrix.fragments.extent(0));
-    TRY(view.catalog.add(std::move(blocks)));
-    TRY(view.catalog.add(std::move(scales)));
+  for (const std::string& name : names) {
+    const Tensor matrix = view.catalog.tensors()[*view.catalog.find(name)];
+    const Index experts = matrix.shape[0], columns = matrix.shape[2], groups = matrix.shape[1] / kMxfp4Group;
+    TRY(view.catalog.add(computed_tensor(name + std::string(kMxfp4Blocks), DType::kUint8,
+                                         {experts, columns, groups, kMxfp4Bytes}, matrix.fragments)));
+    TRY(view.catalog.add(computed_tensor(name + std::string(kMxfp4Scales), DType::kUint8, {experts, columns, groups},
+                                         matrix.fragments)));
   }
   view.catalog.sort_by_name();
   out.stored = std::make_unique<Catalog>(view.catalog);
@@ -338,11 +325,11 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Ty
     left.push_back(module);
   out.config = Json::object().set("modules_to_not_convert", std::move(left)).set("quant_method", "mxfp4");
   const auto cache = std::make_shared<SlabCache>(kKeptExperts);
-  for (const PackedMatrix& m : matrices) {
-    const std::size_t matrix = *view.catalog.find(m.name);
+  for (const std::string& name : names) {
+    const std::size_t matrix = *view.catalog.find(name);
     view.applied.insert(matrix);
     for (const bool is_scales : {false, true}) {
-      const std::size_t made = *view.catalog.find(m.name + std::string(is_scales ? kMxfp4Scales : kMxfp4Blocks));
+      const std::size_t made = *view.catalog.find(name + std::string(is_scales ? kMxfp4Scales : kMxfp4Blocks));
       view.computed.insert(made);
       out.tensors.push_back({made, [=](TensorSource& stored, DType) -> ComputedSource::Fill {
                                const Packer p(stored, matrix, cache);
@@ -352,9 +339,8 @@ Result<Requantization> pack_mxfp4(SourceView& view, const Model& model, const Ty
                              }});
     }
   }
-  if (!matrices.empty())
-    notes.warnings.push_back(count_of(std::ssize(matrices), "tensor") +
-                             " become MXFP4: 4-bit floats, with a power of two for each 32 of them (_blocks, _scales)");
+  notes.warnings.push_back(count_of(std::ssize(names), "tensor") +
+                           " become MXFP4: 4-bit floats, with a power of two for each 32 of them (_blocks, _scales)");
   return out;
 }
 

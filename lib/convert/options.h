@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/text.h"
 #include "lib/checkpoint/format.h"
 #include "lib/convert/fit.h"
 #include "lib/convert/rows.h"
@@ -43,6 +44,11 @@ struct Typing {
   std::optional<DType> dtype;           // floating-point model tensors become this
   std::vector<std::string> keep_dtype;  // globs over the source's names
   Quantization quantize = Quantization::kNone;
+
+  // Whether a tensor is to be left alone, by its name in the source or its canonical one.
+  bool keeps(std::string_view native, std::string_view canonical) const {
+    return any_glob_matches(keep_dtype, native) || any_glob_matches(keep_dtype, canonical);
+  }
 };
 
 // The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.

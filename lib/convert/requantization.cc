@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "lib/base/text.h"
 #include "lib/convert/block_scales.h"
@@ -30,7 +31,7 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
     const Tensor& t = tensors[i];
     if (byte_size(t.dtype) != 1 || !can_convert(t.dtype, *typing.dtype) || view.computed.contains(i)) continue;
     const std::string& native = view.native(t.name);
-    if (any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, t.name)) continue;
+    if (typing.keeps(native, t.name)) continue;
     if (const auto found = scales.find(module_of(t.name)); found != scales.end())
       return unsupported(
           view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) + " beside " +
@@ -74,6 +75,22 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
 }
 
 }  // namespace
+
+Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of) {
+  Tensor out;
+  out.name = std::move(name);
+  out.dtype = dtype;
+  out.shape = shape;
+  out.fragments = FragmentList(shape.rank());
+  if (!of.empty()) out.fragments.add(whole(shape), of.extent(0));
+  return out;
+}
+
+Status check_floats(const SourceView& view, const Tensor& t) {
+  if (byte_size(t.dtype) >= 2 && can_convert(t.dtype, DType::kFloat32)) return {};
+  return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
+                     std::string(info(t.dtype).torch_name) + ": --quantize takes floating-point matrices");
+}
 
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
                                   const Typing& typing, const Format& format, Notes& notes) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lib/base/json.h"
@@ -25,6 +26,11 @@ struct Requantization {
   Json config;                          // quantization_config of what is written; null: none
   Index worker_bytes = 0;               // that each worker takes for it
 };
+
+// For those who make one: a tensor that is computed of one with the fragments `of`, which are never read.
+Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of);
+// And that it is made of floating-point numbers; `t` is of the view.
+Status check_floats(const SourceView& view, const Tensor& t);
 
 // What `typing` asks for, of a view whose model is known: the view's tensors get the dtypes and shapes that they are
 // written in, those that the output lacks are SourceView::applied. Errors name a matrix without scales, scales of

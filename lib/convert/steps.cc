@@ -240,7 +240,7 @@ Result<DType> target_dtype(const Tensor& tensor, const std::string& native, cons
                            const Typing& typing) {
   const DType own = tensor.model_dtype.value_or(tensor.dtype), as = typing.dtype.value_or(own);
   if (as == own || split_state_key(tensor.key()).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
-      any_glob_matches(typing.keep_dtype, native) || any_glob_matches(typing.keep_dtype, tensor.name))
+      typing.keeps(native, tensor.name))
     return own;
   const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
   if (parsed && (parsed->is_of_quantized() || !parsed->rule->dtype.empty())) return own;
