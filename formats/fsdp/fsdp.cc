@@ -92,7 +92,7 @@ std::string missing_text(const FileSet& set, Index ranks) {
 
 Result<FileSet> find_files(const Place& place) {
   const std::string& path = place.path();
-  const Place& there = place.is_directory() ? place : *TRY(place.parent());
+  const Place& there = *TRY(place.directory());
   const std::string& directory = there.path();
   const auto wanted = place.is_directory() ? std::nullopt : parse_file_name(place.name());
   std::map<std::string, FileSet> sets;

@@ -124,16 +124,10 @@ const Format kMegatronFormat = {
 
 constinit const Format kMegatronLegacyFormat = megatron::kRankFiles;
 
-constinit const Format kMegatronLegacyLocalFormat = [] {
-  Format row = megatron::kRankFiles;
-  row.name = "megatron-legacy-local";
-  row.title = "Megatron-LM's files of ranks, without Transformer Engine";
-  row.recognises = nullptr;
-  row.open = nullptr;
-  row.lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
-    return megatron::lay_out_rank_files(std::move(request), megatron::kOwnModules);
-  };
-  return row;
-}();
+constinit const Format kMegatronLegacyLocalFormat = written_as(
+    megatron::kRankFiles, "megatron-legacy-local", "Megatron-LM's files of ranks, without Transformer Engine",
+    [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
+      return megatron::lay_out_rank_files(std::move(request), megatron::kOwnModules);
+    });
 
 }  // namespace reshard

@@ -196,7 +196,7 @@ Status MetaReader::open_safetensors(const Place& directory, const std::string& o
 // ---- the whole
 
 Status MetaReader::open(const Place& place, const OpenOptions& options) {
-  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  const Place& directory = *TRY(place.directory());
   catalog_.root = directory.path();
   const auto is_of_rank = [](std::string_view name) { return rank_of_file(name).has_value(); };
   const std::string only = place.is_directory() ? std::string() : place.name();

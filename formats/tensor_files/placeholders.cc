@@ -26,7 +26,7 @@ Status refuse_placeholders(const Catalog& catalog, const Place& place) {
     empty += t.shape == Dims{0} ? 1 : 0;
   }
   if (2 * empty <= weights) return {};
-  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  const Place& directory = *TRY(place.directory());
   std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
   if (const auto above = directory.parent(); where.empty() && above) where = last_step(**above);
   return unsupported(place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +

@@ -286,7 +286,7 @@ void StepReader::describe_format() {
 }
 
 Status StepReader::open(const Place& place, const OpenOptions& options) {
-  const Place& directory = place.is_directory() ? place : *TRY(place.parent());
+  const Place& directory = *TRY(place.directory());
   catalog_.root = directory.path();
   TRY(check_finished(directory));
   const std::string file = path_join(catalog_.root, kMetadataFile);

@@ -36,14 +36,7 @@ constexpr Format kRow = {
 
 constinit const Format kVllmFormat = vllm::kRow;
 
-constinit const Format kVllm013Format = [] {
-  Format row = vllm::kRow;
-  row.name = "vllm-0.13";
-  row.title = "vLLM sharded_state until 0.13";
-  row.recognises = nullptr;
-  row.open = nullptr;
-  row.lay_out = vllm::lay_out_without_scales;
-  return row;
-}();
+constinit const Format kVllm013Format =
+    written_as(vllm::kRow, "vllm-0.13", "vLLM sharded_state until 0.13", vllm::lay_out_without_scales);
 
 }  // namespace reshard

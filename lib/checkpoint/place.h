@@ -23,6 +23,8 @@ class Place {
   // What is at a name in it, and the directory that it is in; they live as long as this one.
   Result<const Place*> inside(std::string_view name) const { return kept(path_join(path_, name)); }
   Result<const Place*> parent() const { return kept(parent_path(path_)); }
+  // The directory that it is, or that it is in.
+  Result<const Place*> directory() const { return is_directory() ? this : parent(); }
 
   const std::string& path() const { return path_; }
   std::string name() const { return base_name(path_); }
