@@ -9,10 +9,8 @@ image past the page cache, and removed. It holds a checkpoint of --model. Rows a
 ways, alone and copying, `verify` and `convert --to hf`. Cold: files are dropped from the page cache before each run.
 """
 import os
-import shutil
 import subprocess
 import tempfile
-import time
 
 import interleaved
 
@@ -30,16 +28,7 @@ def timed(command, out, files, work, is_cold):
     """As interleaved.timed(), of files that are in the page cache or not."""
     subprocess.run(["sync", "-f", work], check=True)
     forget(files) if is_cold else interleaved.read_once(files)
-    start = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    seconds = time.perf_counter() - start
-    if status != 0:
-        raise SystemExit(f"failed: {command}")
-    if os.path.isdir(out):
-        shutil.rmtree(out)
-    elif os.path.exists(out):
-        os.remove(out)
+    seconds, usage, _ = interleaved.run_once(command, out)
     return seconds, usage.ru_utime + usage.ru_stime
 
 
