@@ -34,13 +34,7 @@ Result<Catalog> in_one_piece(const Catalog& source) {
   for (const Tensor& stored : source.tensors()) {
     Tensor t = stored;
     t.fragments = t.replicas = FragmentList(t.shape.rank());
-    if (t.elements() > 0) {
-      Fragment all;
-      all.box = whole(t.shape);
-      all.strides = row_major_strides(t.shape);
-      all.extent.length = t.bytes();
-      t.fragments.add(all);
-    }
+    if (t.elements() > 0) t.fragments.add(whole(t.shape), {0, 0, t.bytes()});
     TRY(out.add(std::move(t)));
   }
   return out;

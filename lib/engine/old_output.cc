@@ -44,8 +44,7 @@ Result<OldOutput> look_at_old(const std::string& path) {
   return old;
 }
 
-// Not a link to a checkpoint: taking its place would leave the
-// checkpoint itself where it is.
+// Not a link to a checkpoint: taking its place would leave the checkpoint itself where it is.
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target) {
   constexpr std::string_view kRefusal = "; it will not be replaced";
   OldOutput old = TRY(look_at_old(destination));

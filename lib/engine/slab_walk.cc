@@ -19,7 +19,6 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kKindsOfLayer = 16;        // more kinds of parameters than one has
 constexpr Index kPieceBytes = Index{256} << 10;  // what one column of a slab should hold at least
 // Room for the units that files are read in around the pieces of a slab.
 constexpr Index kStoredRoom = 17 * File::kDirectUnit;
@@ -109,7 +108,7 @@ SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, I
 }
 
 std::size_t SlabList::kind_of(const Slabs& slabs) {
-  const std::size_t oldest = kinds_.size() - std::min(kinds_.size(), kKindsOfLayer);
+  const std::size_t oldest = kinds_.size() - std::min(kinds_.size(), RecentBoxes::kKept);
   for (std::size_t k = kinds_.size(); k > oldest; --k)
     if (kinds_[k - 1] == slabs) return k - 1;
   kinds_.push_back(slabs);

@@ -100,7 +100,7 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
   return out;
 }
 
-// The same of names without the prefix. Two that happen to be like a family's tell of no wrapper.
+// best_known() of the names under the prefix, without it. Two that happen to be like a family's tell of no wrapper.
 Known known_without(const NamePatterns& names, std::string_view prefix) {
   NamePatterns without;
   bool have_prefix = names.size() <= kMaxPatterns;
