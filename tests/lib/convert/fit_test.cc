@@ -3,12 +3,11 @@
 
 #include <gmock/gmock.h>
 
-#include <cstring>
 #include <random>
 
 #include "lib/base/json.h"
 #include "lib/convert/rows.h"
-#include "lib/engine/tensor_source.h"
+#include "tests/support/made_checkpoint.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -26,55 +25,6 @@ ModelConfig config_of(const std::string& text) {
   EXPECT_TRUE(config) << config.error().message();
   return *std::move(config);
 }
-
-// Tensors of one file, float32, whole or cut at a row.
-class Store : public Reader {
- public:
-  explicit Store(const TempDir& dir, const std::string& name) {
-    catalog_.root = dir.path();
-    catalog_.files.push_back({name, 0});
-  }
-  void add(const std::string& name, const Dims& shape, const Values& values, Index cut = 0) {
-    Tensor t;
-    t.name = name;
-    t.shape = shape;
-    t.fragments = FragmentList(shape.rank());
-    const Index row = volume(shape) / std::max<Index>(1, shape[0]) * 4;
-    for (const auto& [begin, end] : {std::pair(Index{0}, cut), {cut, shape[0]}}) {
-      if (begin == end) continue;
-      Box box = whole(shape);
-      box.origin[0] = begin;
-      box.shape[0] = end - begin;
-      t.fragments.add(box, {0, static_cast<Index>(bytes_.size()) + begin * row, (end - begin) * row});
-    }
-    ASSERT_TRUE(catalog_.add(std::move(t)));
-    bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * 4);
-  }
-  void write() {
-    File file = *File::create(catalog_.file_path(0));
-    ASSERT_TRUE(file.write_at(0, as_bytes(bytes_)));
-    catalog_.files[0].size = static_cast<Index>(bytes_.size());
-  }
-  Values read(const std::string& name) {
-    const std::size_t i = *catalog_.find(name);
-    const Tensor& t = catalog_.tensors()[i];
-    EXPECT_TRUE(check_cover(t)) << name;
-    FileSource source(catalog_, files_);
-    Values out(static_cast<std::size_t>(volume(t.shape)));
-    std::vector<std::byte> scratch(1 << 20);
-    const Status done =
-        source.read(i, whole(t.shape), {reinterpret_cast<std::byte*>(out.data()), out.size() * 4}, scratch);
-    EXPECT_TRUE(done) << (done ? "" : done.error().message());
-    EXPECT_TRUE(source.finish(scratch, nullptr));
-    return out;
-  }
-  Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
-  Result<std::string> blob_bytes(const Blob&) override { return std::string(); }
-  std::string describe(const Blob&) override { return ""; }
-
- private:
-  std::string bytes_;
-};
 
 Values random_values(Index n, std::uint32_t seed) {
   std::mt19937 random(seed);
@@ -106,7 +56,7 @@ class Fit : public testing::Test {
     return o;
   }
   TempDir dir_;
-  Store store_{dir_, "data"};
+  MadeCheckpoint store_{dir_.path(), "data"};
   const ModelConfig config_ = config_of(kLlama);
 };
 
@@ -147,7 +97,7 @@ TEST_F(Fit, LostRowsComeFromADonor) {
   store_.add(kEmbedding, {6, 4}, rows(base, 0, 6, 4));
   store_.add(kHead, {6, 4}, trained);
   store_.write();
-  Store donor(dir_, "donor");
+  MadeCheckpoint donor(dir_.path(), "donor");
   donor.add(kEmbedding, {10, 4}, base, 8);
   donor.add(kHead, {10, 4}, base);
   donor.write();
@@ -172,7 +122,7 @@ TEST_F(Fit, CopiesOfHeadsAreMergedWhenTheyAgree) {
   ASSERT_TRUE(fit_to_config(store_.catalog(), store_.files(), options(config_)));
   EXPECT_EQ(store_.read(k), joined(head0, head1));
 
-  Store bad(dir_, "bad");
+  MadeCheckpoint bad(dir_.path(), "bad");
   Values other = head1;
   other[3] += 1;
   bad.add(v, {8, 4}, joined(joined(head0, head0), joined(head1, other)));
@@ -209,7 +159,7 @@ TEST_F(Fit, VocabulariesArePaddedByEachPolicy) {
   for (const auto& [fill, row] : {std::pair(VocabularyFill::kZero, Values{0, 0}),
                                   {VocabularyFill::kRepeatLast, {5, 9}},
                                   {VocabularyFill::kMean, {3, 5}}}) {
-    Store store(dir_, "pad-" + std::string(vocabulary_fill_name(fill)));
+    MadeCheckpoint store(dir_.path(), "pad-" + std::string(vocabulary_fill_name(fill)));
     store.add(kEmbedding, {3, 2}, all, 2);
     store.add("optimizer.state.model.embed_tokens.weight.exp_avg", {3, 2}, all);
     store.write();

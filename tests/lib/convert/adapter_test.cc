@@ -1,0 +1,143 @@
+// Adapters that are found, held against their config and their model, and added to the weights.
+#include "lib/convert/adapter.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/support/conversion_steps.h"
+#include "tests/support/made_checkpoint.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string kModule = "model.layers.0.self_attn.q_proj", kWeight = kModule + ".weight";
+const std::string kA = "base_model.model." + kModule + ".lora_A.weight",
+                  kB = "base_model.model." + kModule + ".lora_B.weight";
+
+// A model with one weight [3, 2], and an adapter of rank 1 by itself.
+class AnAdapter : public testing::Test {
+ protected:
+  AnAdapter() {
+    model_.add(kWeight, {3, 2}, {1, 2, 3, 4, 5, 6});
+    model_.write();
+    names_ = translated(model_.catalog(), kModels);
+    view_ = {model_.catalog(), {}};
+  }
+  void add(const std::string& name, const Dims& shape, const std::vector<float>& values) {
+    adapter_.add(name, shape, values);
+    adapter_.catalog().tensor(adapter_.catalog().tensors().size() - 1).plain_key = "peft_adapter." + name;
+  }
+  void add_pair() {
+    add(kA, {1, 2}, {1, 10});
+    add(kB, {3, 1}, {1, 2, 3});
+  }
+  void write_config(const std::string& text) { dir_.write("adapter_config.json", text); }
+  Result<std::optional<Adapter>> read(AdapterUse use, std::optional<double> alpha = std::nullopt) {
+    adapter_.write();
+    return read_adapter(model_, {&adapter_, alpha}, use, view_, names_);
+  }
+  std::string error(AdapterUse use = AdapterUse::kMerged, std::optional<double> alpha = std::nullopt) {
+    return error_of(read(use, alpha));
+  }
+
+  TempDir dir_;
+  MadeCheckpoint model_{dir_.path(), "model"}, adapter_{dir_.path(), "adapter"};
+  Translation names_;
+  SourceView view_;
+};
+
+TEST_F(AnAdapter, IsAddedToItsWeight) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add_pair();
+  const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+  ASSERT_EQ(adapter.merged.size(), 1U);
+  EXPECT_EQ(adapter.merged[0].rank, 1);
+  EXPECT_EQ(adapter.merged[0].scaling, 2);
+  FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+  ComputedSource merged(view_.catalog, stored);
+  merge_adapter(adapter, stored, operands, merged);
+  // weight + 2 x b a
+  EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{3, 22, 7, 44, 11, 66}));
+}
+
+TEST_F(AnAdapter, IsScaledByTheRootOfItsRankWhereItsConfigSaysSo) {
+  write_config(R"({"r": 4, "lora_alpha": 8, "use_rslora": true})");
+  add(kA, {4, 2}, counted(8));
+  add(kB, {3, 4}, counted(12));
+  EXPECT_EQ(must(read(AdapterUse::kMerged))->merged[0].scaling, 4);
+}
+
+TEST_F(AnAdapter, IsWrittenWithItsConfig) {
+  const std::string config = R"({"r": 1, "lora_alpha": 2, "use_dora": true})";
+  write_config(config);
+  add_pair();
+  const Adapter adapter = must(read(AdapterUse::kWritten)).value();
+  EXPECT_EQ(adapter.config, config);
+  EXPECT_TRUE(adapter.merged.empty());
+  EXPECT_THAT(error(AdapterUse::kMerged), HasSubstr("use_dora: an adapter of this kind cannot be merged"));
+}
+
+TEST_F(AnAdapter, WithoutAConfigGetsOneOfTheAlphaThatIsGiven) {
+  add_pair();
+  EXPECT_THAT(error(AdapterUse::kWritten), AllOf(HasSubstr("has rank 1"), HasSubstr("give it with --lora-alpha")));
+  const Json config = must(parse_json(must(read(AdapterUse::kWritten, 16.0))->config, "made"));
+  EXPECT_EQ(must(config.get_index("r")), 1);
+  EXPECT_EQ(must(config.find("lora_alpha")->as_double()), 16);
+  EXPECT_EQ(to_text(*config.find("target_modules"), 0), R"(["q_proj"])");
+}
+
+TEST_F(AnAdapter, IsNothingWhereNoneIsThereOrWanted) {
+  EXPECT_EQ(must(read(AdapterUse::kWritten)), std::nullopt);
+  EXPECT_THAT(error(AdapterUse::kMerged), HasSubstr("--merge-adapter: no adapter is there"));
+  add(kA, {1, 2}, {1, 10});
+  EXPECT_FALSE(must(read(AdapterUse::kNone)).has_value()) << "nor is it looked at";
+}
+
+TEST_F(AnAdapter, HasBothMatricesOfAPair) {
+  add(kA, {1, 2}, {1, 10});
+  EXPECT_THAT(error(), HasSubstr("'" + kA + "': its lora_B is not there"));
+  add(kB, {3, 2}, counted(6));
+  EXPECT_THAT(error(), HasSubstr("expected as many rows of the one as columns of the other"));
+}
+
+TEST_F(AnAdapter, IsOfLinearLayers) {
+  add("base_model.model." + kModule + ".lora_embedding_A", {1, 2}, {1, 10});
+  EXPECT_THAT(error(), HasSubstr("only matrices lora_A and lora_B of linear layers are known"));
+}
+
+TEST_F(AnAdapter, IsTheOnlyOneOfItsLayer) {
+  add_pair();
+  add("base_model.model." + kModule + ".lora_A.other.weight", {1, 2}, {1, 10});
+  EXPECT_THAT(error(), HasSubstr("several adapters of one layer"));
+}
+
+TEST_F(AnAdapter, HasTheRankAndTheAlphaOfItsConfig) {
+  add_pair();
+  write_config(R"({"r": 2, "lora_alpha": 2})");
+  EXPECT_THAT(error(), HasSubstr("r 2: the matrices of '" + kModule + "' have rank 1"));
+  write_config(R"({"r": 1})");
+  EXPECT_THAT(error(), HasSubstr("lora_alpha: expected a number"));
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  EXPECT_THAT(error(AdapterUse::kMerged, 4.0), HasSubstr("lora_alpha is another than --lora-alpha"));
+  EXPECT_EQ(error(AdapterUse::kMerged, 2.0), "");
+}
+
+TEST_F(AnAdapter, ChangesAWeightOfTheModel) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", {1, 2}, {1, 10});
+  add("base_model.model.model.layers.7.self_attn.q_proj.lora_B.weight", {3, 1}, {1, 2, 3});
+  EXPECT_THAT(error(), AllOf(HasSubstr("an adapter of another model"), HasSubstr("which is not there")));
+  EXPECT_EQ(error(AdapterUse::kWritten), "") << "it is not looked for";
+}
+
+TEST_F(AnAdapter, ChangesAWeightOfItsShape) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add(kA, {1, 3}, {1, 10, 100});
+  add(kB, {3, 1}, {1, 2, 3});
+  EXPECT_THAT(error(), AllOf(HasSubstr("an adapter of another model"), HasSubstr("[3, 1] x"), HasSubstr("[3, 2]")));
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,173 @@
+// Which model a source is, in whose words, and in whose words the output is.
+#include "lib/convert/translation.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "tests/support/conversion_steps.h"
+#include "tests/support/made_checkpoint.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class ConfigOfAConversion : public testing::Test {
+ protected:
+  ConfigOfAConversion() { fs::create_directory(dir_ / "ckpt"); }
+  Result<ConfigFile> read(const std::string& path, bool given) {
+    MadeCheckpoint source(dir_ / "ckpt", "data");
+    Wanted wanted;
+    wanted.config_path = path;
+    wanted.config_given = given;
+    notes_ = {};
+    return read_config_file(source, wanted, "as/given", notes_);
+  }
+  TempDir dir_;
+  Notes notes_;
+};
+
+TEST_F(ConfigOfAConversion, IsTheFileThatWasFoundOrNamed) {
+  const std::string path = dir_.write("config.json", kTinyLlama);
+  for (const bool given : {false, true}) {
+    const ConfigFile file = must(read(path, given));
+    EXPECT_EQ(file.path, path);
+    EXPECT_EQ(file.text, kTinyLlama);
+    EXPECT_TRUE(file.is_copied);
+    EXPECT_EQ(must(file.model()).vocab_size(), 10);
+    EXPECT_THAT(notes_.warnings, IsEmpty());
+  }
+  EXPECT_THAT(error_of(read(dir_ / "none.json", true)), HasSubstr("none.json"));
+}
+
+TEST_F(ConfigOfAConversion, IsElseWhatTheSourceKeeps) {
+  EXPECT_EQ(must(read("", false)).text, "");
+  dir_.write("ckpt/config.json", kTinyLlama);
+  const ConfigFile file = must(read("", false));
+  EXPECT_EQ(file.path, "as/given/config.json");
+  EXPECT_EQ(file.text, kTinyLlama);
+  EXPECT_TRUE(file.is_copied);
+}
+
+TEST_F(ConfigOfAConversion, OfNoModelIsNoneUnlessItWasNamed) {
+  const std::string path = dir_.write("config.json", R"({"learning_rate": 1})");
+  EXPECT_EQ(must(read(path, false)).text, "");
+  EXPECT_THAT(notes_.warnings, ElementsAre(path + " names no model_type: it is no model's, and is not used"));
+  EXPECT_EQ(must(read(path, true)).text, R"({"learning_rate": 1})");
+  EXPECT_THAT(notes_.warnings, IsEmpty());
+  const std::string damaged = dir_.write("damaged.json", "{");
+  EXPECT_THAT(error_of(read(damaged, false)), HasSubstr(damaged));
+}
+
+TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
+  const std::string real = dir_.write("elsewhere/secret.json", kTinyLlama);
+  const std::string path = dir_ / "ckpt/config.json";
+  fs::create_symlink(real, path);
+  const ConfigFile found = must(read(path, false));
+  EXPECT_EQ(found.text, kTinyLlama);
+  EXPECT_FALSE(found.is_copied);
+  EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("leads out of the checkpoint, to " + real)));
+  EXPECT_TRUE(must(read(path, true)).is_copied);
+}
+
+// ---- whether what is written is a model that loaders know
+
+// Two layers, a vocabulary of 20 words 4 numbers wide, and two modules at the top: as models have them in transformers.
+Catalog unknown_model() {
+  TempDir dir;
+  MadeCheckpoint made(dir.path(), "data");
+  made.add("body.words.weight", {20, 4}, counted(80));
+  for (const char* layer : {"0", "1"})
+    made.add("body.blocks." + std::string(layer) + ".mix.weight", {4, 4}, counted(16));
+  made.add("tail.weight", {4}, counted(4));
+  return made.catalog();
+}
+
+constexpr const char* kUnknown = R"({"model_type": "newer", "vocab_size": 20, "n_layer": 2, "hidden_size": 4})";
+
+struct Checked {
+  std::string error;
+  Notes notes;
+  ConfigFile file;
+};
+Checked check(const Catalog& source, const Wanted& wanted, const Format& format, const std::string& config = "") {
+  Checked out;
+  out.file = {"c.json", config};
+  const Translation names = must(translate(source, wanted.model, out.file, wanted, format));
+  out.error = error_of(check_names(source, names, wanted, format, out.file, out.notes));
+  return out;
+}
+
+TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
+  const Catalog source = unknown_model();
+  const std::string why = "no model family that is known names its tensors so ('body.words.weight'";
+  EXPECT_THAT(check(source, {}, kModels).error, AllOf(HasSubstr(why), HasSubstr("--family none writes it")));
+  EXPECT_EQ(check(source, {}, kAll).error, "") << "which claims nothing";
+  Wanted wanted;
+  wanted.convention = Convention::kHf;
+  EXPECT_THAT(check(source, wanted, kAll).error, HasSubstr(why));
+  wanted = {};
+  wanted.keep_names = true;
+  EXPECT_EQ(check(source, wanted, kModels).error, "");
+  EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error, HasSubstr(why + ", "));
+  EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error, HasSubstr("and c.json is of family llama"));
+}
+
+TEST(NamesOfAnOutput, AreTheSourcesOwnWhereTheUserSaysSo) {
+  Wanted wanted;
+  wanted.model = {false, nullptr};
+  Checked checked = check(unknown_model(), wanted, kModels, kTinyLlama);
+  EXPECT_EQ(checked.error, "");
+  EXPECT_THAT(checked.notes.warnings, ElementsAre("names, shapes and rows are the source's own: nothing was held "
+                                                  "against a model",
+                                                  "c.json is not copied"));
+  EXPECT_FALSE(checked.file.is_copied) << "it is of another model";
+  wanted.config_given = true;
+  checked = check(unknown_model(), wanted, kModels, kTinyLlama);
+  EXPECT_EQ(checked.notes.warnings.size(), 1U);
+  EXPECT_TRUE(checked.file.is_copied);
+}
+
+TEST(NamesOfAnOutput, AreTheSourcesOwnWhereItsConfigConfirmsThem) {
+  Catalog source = unknown_model();
+  const Checked confirmed = check(source, {}, kModels, kUnknown);
+  EXPECT_EQ(confirmed.error, "");
+  EXPECT_THAT(confirmed.notes.warnings,
+              ElementsAre(AllOf(HasSubstr("no known family describes the newer of c.json"),
+                                HasSubstr("body.words.weight [20, 4] is vocab_size x hidden_size"),
+                                HasSubstr("body.blocks has n_layer = 2 layers"))));
+  EXPECT_TRUE(confirmed.file.is_copied);
+  const std::string three_layers = R"({"model_type": "newer", "vocab_size": 20, "n_layer": 3, "hidden_size": 4})";
+  EXPECT_NE(check(source, {}, kModels, three_layers).error, "");
+  Wanted wanted;
+  wanted.has_model_names = true;
+  EXPECT_EQ(check(source, wanted, kModels, three_layers).error, "") << "the source's format is one of models";
+}
+
+TEST(NamesOfAnOutput, AreNoModelsWithAdaptersBesideTheWeights) {
+  Catalog source = unknown_model();
+  Tensor adapter = source.tensors()[1];
+  adapter.name = "base_model.model.body.blocks.0.mix.lora_A.weight";
+  adapter.plain_key = "peft_adapter." + adapter.name;
+  ASSERT_TRUE(source.add(std::move(adapter)));
+  EXPECT_THAT(
+      check(source, {}, kModels, kUnknown).error,
+      HasSubstr("it holds adapters beside the weights they change ('base_model.model.body.blocks.0.mix.lora_A"));
+}
+
+TEST(NamesOfAnOutput, OfAKnownFamilyAreChecked) {
+  TempDir dir;
+  MadeCheckpoint made(dir.path(), "data");
+  made.add("model.embed_tokens.weight", {10, 4}, counted(40));
+  const Checked checked = check(made.catalog(), {}, kModels, kTinyLlama);
+  EXPECT_EQ(checked.error, "");
+  EXPECT_THAT(checked.notes.warnings, IsEmpty());
+}
+
+}  // namespace
+}  // namespace reshard

@@ -1,0 +1,61 @@
+// What tests of the steps of a conversion begin with: two formats that there are not, and what the first steps give.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/convert/steps.h"
+
+namespace reshard {
+
+template <class T>
+T must(Result<T> r) {
+  if (!r) {
+    ADD_FAILURE() << r.error().message();
+    std::abort();
+  }
+  return *std::move(r);
+}
+
+// What went wrong; empty: nothing did.
+template <class T>
+std::string error_of(const Result<T>& r) {
+  return r ? "" : r.error().message();
+}
+
+// A model of one layer whose head is tied to the embedding.
+inline constexpr const char* kTinyLlama =
+    R"({"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": true})";
+
+// Holds models alone, under the names of loaders, and everything, under any.
+inline const Format kModels = {.name = "models",
+                               .title = "Models",
+                               .recognises = nullptr,
+                               .open = nullptr,
+                               .lay_out = nullptr,
+                               .holds = Holds::kModel,
+                               .hf_names = true};
+inline const Format kAll = {.name = "all", .title = "All", .recognises = nullptr, .open = nullptr, .lay_out = nullptr};
+
+inline Translation translated(const Catalog& catalog, const Format& format, const Naming& naming = {},
+                              const std::string& config = kTinyLlama) {
+  return must(translate(catalog, {}, {"c.json", config}, naming, format));
+}
+
+inline SourceView viewed(const Catalog& catalog, const Format& format, const Translation& names) {
+  Notes notes;
+  const Selected selected = must(select(catalog, {}, format, false, true, notes));
+  return must(view_source(catalog, selected, names, false, true, notes));
+}
+
+inline std::vector<std::string> names_of(const Catalog& catalog) {
+  std::vector<std::string> out;
+  for (const Tensor& t : catalog.tensors()) out.push_back(t.name);
+  return out;
+}
+
+}  // namespace reshard
