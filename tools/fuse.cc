@@ -336,13 +336,14 @@ class Session {
 
   Status mount(const std::string& directory) {
     wake_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_ < 0) return io_error("no event to end the mount by: " + std::string(std::strerror(errno)));
     std::array<std::string, 3> words = {"reshard", "-o", "ro,fsname=reshard,subtype=reshard,default_permissions"};
     std::array<char*, 3> argv = {words[0].data(), words[1].data(), words[2].data()};
     fuse_args args = FUSE_ARGS_INIT(static_cast<int>(argv.size()), argv.data());
     const fuse_lowlevel_ops ops = operations();
     session_ = fuse().session_new(&args, &ops, sizeof ops, &tree_);
     fuse().opt_free_args(&args);
-    if (wake_ < 0 || !session_) return unsupported("libfuse makes no session");
+    if (!session_) return io_error("libfuse makes no session: " + std::string(std::strerror(errno)));
     if (fuse().session_mount(session_, directory.c_str()) != 0)
       return unsupported(printable(directory) +
                          ": cannot be mounted on (libfuse has said why): who is not root needs fusermount3 (Debian: "

@@ -27,9 +27,10 @@ herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
   if (n != 0 || !error->desc) return 0;
   auto& innermost = *static_cast<Innermost*>(out);
   innermost.text = error->desc;
-  // Of its two ways to say that it got none, one is of texts.
-  innermost.is_memory =
-      innermost.text.starts_with("memory allocation failed") || innermost.text == "string duplication failed";
+  // Its three ways to say that it got none: of blocks, of texts and of blocks that grow.
+  innermost.is_memory = innermost.text.starts_with("memory allocation failed") ||
+                        innermost.text == "string duplication failed" ||
+                        innermost.text.ends_with("null after H5MM_realloc()");
   return 0;
 }
 

@@ -42,8 +42,10 @@ std::pair<std::size_t, bool> RecentBoxes::place_of(const FragmentList& list) {
 
 std::shared_ptr<const FragmentIndex> SharedIndexes::of(const FragmentList& list) {
   const auto [place, is_new] = recent_.place_of(list);
-  if (is_new) indexes_[place] = std::make_shared<const FragmentIndex>(list);
-  return indexes_[place];
+  auto& index = indexes_[place];
+  if (is_new) index.reset();  // the next try makes it where there is no memory for it now
+  if (!index) index = std::make_shared<const FragmentIndex>(list);
+  return index;
 }
 
 Index SharedIndexes::bytes(const FragmentList& list) {

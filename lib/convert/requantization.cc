@@ -48,6 +48,9 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
   std::string what = "--quantize: ";
   for (const auto& [name, quantization] : kQuantizations)
     if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
+  if (!names.model.family)
+    return unsupported(view.catalog.root + ": " + what + "which matrices are quantized is known of families " +
+                       "(docs/families.md), and none describes this model");
   if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
     return unsupported(what + "scales have names beside their matrices among Hugging Face names only; --to hf, or " +
                        "--names hf");

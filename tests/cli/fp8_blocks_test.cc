@@ -177,6 +177,10 @@ TEST_F(Fp8BlocksTest, AreRefusedWhereScalesHaveNoPlace) {
   config = kConfig;
   config.replace(config.find("qwen3"), 5, "llama");
   EXPECT_THAT(convert_it({"--to", "hf"}, config).err, HasSubstr("family llama have no matrices in float8 blocks"));
+  config.insert(1, R"("quantization_config": {"quant_method": "gptq", "bits": 4},)");
+  for (const std::string name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+    values_.erase(kLayer + "self_attn." + name + ".weight");
+  EXPECT_THAT(convert_it({"--to", "hf"}, config).err, HasSubstr("none describes this model"));
 }
 
 }  // namespace
