@@ -1,5 +1,5 @@
-// config.json from anywhere: what is taken has the numbers that every model has, and the parameters of its family are
-// listed or refused.
+// config.json from anywhere: what is taken of a known family has the numbers that every model has, and its parameters
+// are listed or refused.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -19,13 +19,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     require(!config.error().message().empty());
     return 0;
   }
-  require(config->vocab_size() > 0 && config->hidden_size() > 0 && config->num_hidden_layers() > 0 &&
-          config->num_attention_heads() > 0 && config->num_key_value_heads() > 0 && config->head_dim() > 0);
   for (const Index layer : {Index{0}, Index{1}, Index{61}, Index{1} << 41}) (void)config->is_sparse_layer(layer);
   for (const std::string_view name : {"lm_head.weight", "", "model.layers.0.mlp.gate.weight"})
     (void)config->is_left_unquantized(name);
   const Family* family = family_of_model_type(config->model_type);
   if (!family) return 0;
+  require(config->vocab_size() > 0 && config->hidden_size() > 0 && config->num_hidden_layers() > 0 &&
+          config->num_attention_heads() > 0 && config->num_key_value_heads() > 0 && config->head_dim() > 0);
   // Thousands of tensors are listed as a few are, and slowly.
   const auto all_experts = checked_mul(config->num_hidden_layers() + 1, config->find("num_experts").value_or(1));
   if (all_experts && *all_experts > 2000 && *all_experts < 5'000'000) return 0;
