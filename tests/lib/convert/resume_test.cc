@@ -216,7 +216,7 @@ TEST_F(ResumeTest, KilledOverAndOverItEndsAllTheSame) {
   const Index all = expect(wish);
   std::mt19937 random(3);
   Index kills_in_all = 0;
-  for (int round = 0; round < (in_soak() ? 200 : 3); ++round) {
+  for (int round = 0; round < (in_soak() ? 500 : 3); ++round) {
     clear();
     int kills = 0;
     while (!fs::exists(out_) && convert_killed(wish, 20 + static_cast<Index>(random()) % all) && kills < 30) ++kills;
