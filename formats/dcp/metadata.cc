@@ -152,7 +152,12 @@ Status MetadataReader::add(const pickle::Document& document, const std::string& 
   const Value storage = TRY(field(state, "storage_data", "Metadata"));
   if (storage.kind() != Kind::kDict) return storage.mismatch("storage_data", "a dict");
   TRY(add_storage(storage));
-  if (const auto paths = state.find("planner_data"); paths && paths->kind() == Kind::kDict) TRY(add_paths(*paths));
+  const auto paths = state.find("planner_data");
+  if (!paths)
+    catalog_.warnings.emplace_back(
+        "Metadata has no planner_data, which torch always writes: where names lie in the nested state_dict is not "
+        "known");
+  if (paths && paths->kind() == Kind::kDict) TRY(add_paths(*paths));
   read_facts(document, state);
   return {};
 }

@@ -797,6 +797,13 @@ TEST_F(DcpMetadataTest, SaysWhenThereIsNone) {
   EXPECT_EQ(code_, ErrorCode::kCorrupt);
 }
 
+TEST_F(DcpMetadataTest, WarnsOfPathsThatAreMissing) {
+  const std::string warning =
+      "Metadata has no planner_data, which torch always writes: where names lie in the nested state_dict is not known";
+  EXPECT_THAT(catalog_of({.fields = {{"pl\nner_data", none()}}}).warnings, ElementsAre(warning));
+  EXPECT_THAT(catalog_of({.fields = {{"planner_data", none()}}}).warnings, IsEmpty());
+}
+
 TEST_F(DcpMetadataTest, UsesMetadataThatWereNotRenamed) {
   write(Parts(), ".metadata.tmp");
   EXPECT_THAT(catalog().warnings,
