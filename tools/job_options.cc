@@ -340,7 +340,7 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
     o.adapter.alpha = TRY(json->as_double());
   }
   o.vocab_divisible_by = vocab_divisible_by;
-  if (!vocab_padding.empty()) o.vocab_padding = vocabulary_fill(vocab_padding);
+  if (!vocab_padding.empty()) o.vocab_padding = padding_fill(vocab_padding);
   o.allow.cover = std::find(allow.begin(), allow.end(), "cover") != allow.end();
   o.allow.config = std::find(allow.begin(), allow.end(), "config") != allow.end();
   o.spool = destination.empty() ? "." : parent_path(destination);

@@ -48,17 +48,6 @@ struct SourceOptions {
   Result<std::optional<LayoutDescriptor>> load() const;
 };
 
-// What is merged, and how (lib/convert/merge.h).
-struct MergeChoice {
-  struct Source {
-    std::string name, path;
-  };
-  std::vector<Source> sources;
-  std::string expression;
-  bool in_double = false;
-  std::string others_from;  // a source's name; empty: they must be equal
-};
-
 // What convert and plan take.
 struct ConvertOptions {
   std::string source, destination, to, names, mesh, layout, dtype = "keep", max_shard_size, shard_format;
@@ -70,7 +59,7 @@ struct ConvertOptions {
   SourceOptions source_layout;
   ModelOptions model;
   ResourceOptions resources;
-  std::optional<MergeChoice> merge;  // of `source`, the first, with others
+  std::optional<MergeOptions> merge;  // of `source`, the first, with others; none is open
 
   void add(CommandLine& line, bool destination_required);
   // `views`: formats that refer to the source's files, too.

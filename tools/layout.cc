@@ -90,7 +90,7 @@ std::string vocabulary_text(const Vocabulary& v) {
   if (v.size) parts.push_back(with_commas(*v.size) + " true rows");
   if (v.padded_size) parts.push_back(with_commas(*v.padded_size) + " rows");
   if (v.divisible_by) parts.push_back("a multiple of " + with_commas(*v.divisible_by) + " x tp");
-  if (v.padding != Padding::kUnknown) parts.push_back("padding " + std::string(padding_name(v.padding)));
+  if (v.padding != PaddingContent::kUnknown) parts.push_back("padding " + std::string(padding_content_name(v.padding)));
   return parts.empty() ? "rows as they are" : join(parts, ", ");
 }
 

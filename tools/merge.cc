@@ -27,7 +27,7 @@ bool is_name(std::string_view text) {
 }
 
 // "base=DIR", or a path, which then is called s1, s2, ... by its place.
-MergeChoice::Source source_of(const std::string& place, std::size_t number) {
+MergeSource source_of(const std::string& place, std::size_t number) {
   const std::size_t equals = place.find('=');
   if (equals != std::string::npos && is_name(place.substr(0, equals)) && !path_exists(place))
     return {place.substr(0, equals), place.substr(equals + 1)};
@@ -64,20 +64,20 @@ Result<int> merge(MergeLine line) {
   line.places.pop_back();
   if (const std::string& given = line.source_layout.weights; given != "model" && given != "master")
     line.weights = std::exchange(line.source_layout.weights, "model");
-  MergeChoice choice;
+  MergeOptions merge;
   std::vector<std::string> names;
   for (const std::string& place : line.places) {
-    choice.sources.push_back(source_of(place, names.size() + 1));
-    const MergeChoice::Source& source = choice.sources.back();
+    merge.sources.push_back(source_of(place, names.size() + 1));
+    const MergeSource& source = merge.sources.back();
     if (std::find(names.begin(), names.end(), source.name) != names.end())
       return usage_error("two sources are called '" + source.name + "'");
     names.push_back(source.name);
   }
-  choice.expression = TRY(expression_of(line, names));
-  choice.in_double = line.accumulate == "float64";
-  choice.others_from = line.others_from;
-  line.source = choice.sources.front().path;
-  line.merge = std::move(choice);
+  merge.expression = TRY(expression_of(line, names));
+  merge.in_double = line.accumulate == "float64";
+  merge.others_from = line.others_from;
+  line.source = merge.sources.front().path;
+  line.merge = std::move(merge);
   return convert(line);
 }
 

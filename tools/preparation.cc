@@ -35,28 +35,6 @@ Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& o
   return open_checkpoint(path, how);
 }
 
-// The sources of a merge, of which the first is open already.
-Result<MergeOptions> open_merged(const MergeChoice& choice, const OpenOptions& how, PreparedConversion& p) {
-  MergeOptions out;
-  out.expression = choice.expression;
-  out.in_double = choice.in_double;
-  out.others_are_equal = choice.others_from.empty();
-  std::optional<std::size_t> others_from;
-  for (const MergeChoice::Source& source : choice.sources) {
-    if (source.name == choice.others_from) others_from = out.sources.size();
-    Reader* reader = p.source.reader.get();
-    if (!out.sources.empty()) {
-      p.merged.push_back(TRY(open_checkpoint(source.path, how)));
-      reader = p.merged.back().reader.get();
-    }
-    out.sources.push_back({source.name, source.path, reader, find_config(reader->catalog())});
-  }
-  if (!out.others_are_equal && !others_from)
-    return usage_error("--others-from: no source is called '" + printable(choice.others_from) + "'");
-  out.others_from = others_from.value_or(0);
-  return out;
-}
-
 }  // namespace
 
 Result<PreparedConversion> open_sources(const ConvertOptions& options, bool files_too) {
@@ -91,7 +69,8 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
     if (p.target->write_view)
       return usage_error("--to " + options.to + " shows tensors where they lie; it merges none");
     if (o.part.empty()) o.part = "model";
-    o.merge = TRY(open_merged(*options.merge, how, p));
+    o.merge = options.merge;
+    p.merged = TRY(open_others(*o.merge, *p.source.reader, open_checkpoint, how));
     o.common_rows = true;
   }
   return p;

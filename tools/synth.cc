@@ -3,10 +3,13 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/engine/computed_source.h"
 #include "lib/engine/pattern_source.h"
 #include "lib/model/config.h"
 #include "lib/model/model.h"
@@ -163,15 +166,32 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
     const bool is_own = p.dtype != subject.config.dtype;
     TRY(add(p.name, is_own ? dtype_from_torch(p.dtype).value_or(subject.dtype) : subject.dtype, p.shape));
     if (!options.optimizer) continue;
-    for (const std::string_view moment : {".exp_avg", ".exp_avg_sq"})
+    for (const std::string_view moment : {kMomentSuffix, kSecondMomentSuffix})
       TRY(add("optimizer.state." + p.name + std::string(moment), DType::kFloat32, p.shape));
-    TRY(add("optimizer.state." + p.name + ".step", DType::kFloat32, {}));
+    TRY(add("optimizer.state." + p.name + std::string(kStepSuffix), DType::kFloat32, {}));
   }
   for (std::size_t i = 0; i < used.size(); ++i)
     if (!used[i]) return usage_error("--shape: the model has no " + tensor_text(reshaped[i].first));
   catalog.sort_by_name();
   return catalog;
 }
+
+// The tensors' elements: a pattern (pattern_source.h), but for the number of Adam's steps, which is one for all.
+class SynthSource : public ComputedSource {
+ public:
+  explicit SynthSource(PatternSource& pattern) : ComputedSource(pattern.catalog(), pattern) {
+    const auto& tensors = catalog().tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (tensors[i].shape.rank() == 0 && split_state_key(tensors[i].name).suffix == kStepSuffix) set(i, fill_steps);
+  }
+
+ private:
+  static Status fill_steps(const Box&, MutableBytes out, MutableBytes) {
+    constexpr float kSteps = 1000;
+    std::memcpy(out.data(), &kSteps, sizeof kSteps);
+    return {};
+  }
+};
 
 // A target's metadata without its data files.
 class MetadataOnly : public Target {
@@ -243,7 +263,8 @@ Result<int> synth(const SynthOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const Subject subject = TRY(find_subject(options));
   RunOptions run = TRY(options.resources.run_options());
-  PatternSource source(TRY(model_catalog(subject, options)));
+  PatternSource pattern(TRY(model_catalog(subject, options)));
+  SynthSource source(pattern);
   const auto target = TRY(lay_out(source.catalog(), subject, options));
   const bool quiet = options.resources.quiet;
   Index fragments = 0;

@@ -2,17 +2,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 
+#include "formats/registry.h"
 #include "lib/audit/verification.h"
-#include "lib/base/file.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/side_files.h"
 #include "lib/convert/lineage.h"
 #include "tools/commands.h"
 #include "tools/findings_report.h"
 #include "tools/html_report.h"
 #include "tools/job_options.h"
-#include "tools/preparation.h"
 
 namespace reshard::tools {
 namespace {
@@ -128,49 +127,17 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   return json.set("tensors", tensors_json(verified));
 }
 
-// The sources of a merge where they are now.
-Status follow_moved(const std::vector<std::string>& moved, RecordedMerge& merge) {
-  for (const std::string& text : moved) {
+// --lineage, --source
+Result<Lineage> check_lineage(const Options& options) {
+  RecordedMerge merge = TRY(recorded_merge(options.path));
+  for (const std::string& text : options.moved) {
     const std::size_t equals = text.find('=');
-    const auto source = std::find_if(merge.sources.begin(), merge.sources.end(),
-                                     [&](const RecordedMerge::Source& s) { return s.name == text.substr(0, equals); });
-    if (equals != std::string::npos && source != merge.sources.end()) {
-      source->path = text.substr(equals + 1);
-      continue;
-    }
-    std::vector<std::string> names;
-    for (const RecordedMerge::Source& s : merge.sources) names.push_back(s.name + " (" + printable(s.path) + ")");
-    return usage_error("--source '" + printable(text) + "': expected NAME=DIR, of these: " + join(names, ", "));
+    if (equals == std::string::npos)
+      return usage_error("--source '" + printable(text) + "': expected NAME=DIR, where a source of the merge is now");
+    TRY(merge.move(text.substr(0, equals), text.substr(equals + 1)));
   }
-  for (const RecordedMerge::Source& source : merge.sources)
-    if (!path_exists(source.path))
-      return io_error("source " + source.name + ", " + source.path + ": not found; if it is elsewhere now: --source " +
-                      source.name + "=DIR");
-  return {};
-}
-
-// Makes the merge that the manifest records once more, without writing it. Returns how many tensors it has.
-Result<Index> check_lineage(const Options& options, std::vector<Finding>& findings) {
-  const std::string path = path_join(options.path, kManifestFile);
-  const Json recorded = TRY(parse_json(TRY(read_whole_file(path, kMaxManifestBytes)), path));
-  RecordedMerge merge = TRY(recorded_merge(recorded, path));
-  if (merge.sources.empty()) return corrupt(path + ": a merge of no sources");
-  TRY(follow_moved(options.moved, merge).context(path));
-  ConvertOptions again;
-  again.source = merge.sources.front().path;
-  again.to = merge.to;
-  again.dtype = merge.dtype;
-  again.include = merge.include;
-  again.exclude = merge.exclude;
-  again.keep_dtype = merge.keep_dtype;
-  again.model = options.model;
-  again.resources = options.resources;
-  again.merge = MergeChoice{{}, merge.expression, merge.accumulate == "float64", merge.others_from};
-  for (const RecordedMerge::Source& source : merge.sources) again.merge->sources.push_back({source.name, source.path});
-  const PreparedConversion prepared = TRY(prepare(again, false).context(path));
-  const Json now = TRY(parse_json(TRY(prepared.conversion->manifest_text(prepared.conversion->options().run)), path));
-  for (Finding& finding : compare_lineage(merge, recorded, now)) findings.push_back(std::move(finding));
-  return std::ssize(prepared.conversion->plan().tensors);
+  return reshard::check_lineage(merge, open_checkpoint, *TRY(find_format(merge.to)), TRY(options.model.choice()),
+                                options.model.config, TRY(options.resources.run_options()));
 }
 
 Result<int> run(const Options& options) {
@@ -182,11 +149,12 @@ Result<int> run(const Options& options) {
   audit.findings = verified.findings;
   audit.checks = verified.checks;
   if (options.lineage) {
-    const Index tensors = TRY(check_lineage(options, audit.findings));
-    if (audit.findings.size() == verified.findings.size())
-      verified.facts.emplace_back("lineage",
-                                  "the recorded sources, merged once more, give these " + count_of(tensors, "tensor"));
-    audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", tensors, ""});
+    Lineage lineage = TRY(check_lineage(options));
+    if (lineage.findings.empty())
+      verified.facts.emplace_back(
+          "lineage", "the recorded sources, merged once more, give these " + count_of(lineage.tensors, "tensor"));
+    audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", lineage.tensors, ""});
+    std::move(lineage.findings.begin(), lineage.findings.end(), std::back_inserter(audit.findings));
   }
   audit.looked_at = count_of(verified.tensor_count, "tensor") + " looked at";
   audit.how = verified.read_data ? "all data read" : "headers only";

@@ -4,11 +4,11 @@
 #include <map>
 
 #include "lib/base/text.h"
+#include "lib/layout/padded_vocabulary.h"
 
 namespace reshard {
 namespace {
 
-constexpr Index kMultiples[] = {64, 128, 32, 16, 8, 256, 1};  // the likeliest first
 constexpr Index kMaxDegree = 1024;
 constexpr std::size_t kShownCuts = 6;
 
@@ -43,7 +43,7 @@ void add_others(const std::vector<VocabularyCut>& cuts, std::vector<std::string>
 // The largest customary multiple that needs no padding at this degree; 0 where there is none.
 Index harmless_multiple(Index size, Index tp) {
   Index best = 0;
-  for (const Index m : kMultiples)
+  for (const auto& [m, framework] : kUsualMultiples)
     if (size % (m * tp) == 0) best = std::max(best, m);
   return best;
 }
@@ -130,18 +130,16 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
 
 }  // namespace
 
-Index padded_vocabulary(Index size, Index multiple, Index tp) { return ceil_div(size, multiple * tp) * multiple * tp; }
-
 std::vector<VocabularyCut> explain_shard(Index rows, Index size, Index heads) {
   std::vector<VocabularyCut> padded, exact;
-  for (const Index m : kMultiples)
+  for (const auto& [m, framework] : kUsualMultiples)
     for (Index t = 2; t <= kMaxDegree; ++t) {
-      const Index p = padded_vocabulary(size, m, t);
+      const auto p = padded_vocabulary(size, m, t);
       if (p != rows * t) continue;
       if (p != size)
-        padded.push_back({m, t, p});
+        padded.push_back({m, t, *p});
       else if (m == 1)
-        exact.push_back({1, t, p});
+        exact.push_back({1, t, *p});
     }
   std::vector<VocabularyCut> cuts = exact.empty() ? std::move(padded) : std::move(exact);
   prefer_powers_of_two(cuts);
@@ -153,7 +151,7 @@ std::vector<VocabularyCut> explain_shard(Index rows, Index size, Index heads) {
 
 std::vector<VocabularyCut> explain_padding(Index rows, Index size) {
   std::vector<VocabularyCut> cuts;
-  for (const Index m : kMultiples)
+  for (const auto& [m, framework] : kUsualMultiples)
     for (Index t = 1; m > 1 && t <= kMaxDegree; t *= 2)
       if (padded_vocabulary(size, m, t) == rows) cuts.push_back({m, t, rows});
   return cuts;

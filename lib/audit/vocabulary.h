@@ -1,10 +1,8 @@
 // The arithmetic of padded vocabularies: how many rows frameworks give an embedding, and what a wrong number of rows
 // tells of how it was cut.
 //
-// Tensor parallelism wants the rows of the vocabulary to divide by its degree t, and kernels want them to divide by
-// some m (make_vocab_size_divisible_by): V rows become P = ceil(V / (m t)) m t, and each rank holds P / t of them.
-// (Megatron-LM, megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding, m = 128;
-// ColossalAI, colossalai/shardformer/layer/embedding.py and linear.py, m = 64)
+// Tensor parallelism of degree t pads V rows to P, the next multiple of m t (padded_vocabulary.h), and each rank holds
+// P / t of them.
 #pragma once
 
 #include <vector>
@@ -13,9 +11,6 @@
 #include "lib/base/checked.h"
 
 namespace reshard {
-
-// P for a vocabulary of `size` rows. All arguments are positive; at most 2^40, 2^20 and 2^20.
-Index padded_vocabulary(Index size, Index multiple, Index tp);
 
 // A way in which `rows` are what tensor parallelism leaves of a vocabulary.
 struct VocabularyCut {

@@ -1,9 +1,14 @@
 #include "lib/convert/lineage.h"
 
 #include <map>
+#include <utility>
 
+#include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/convert/conversion.h"
+#include "lib/model/config.h"
 
 namespace reshard {
 namespace {
@@ -16,29 +21,33 @@ Result<std::vector<std::string>> texts(const Json* list) {
   return out;
 }
 
-Result<RecordedMerge> read(const Json& manifest, const Json& merge) {
-  RecordedMerge out;
-  out.expression = TRY(merge.get_string("expression"));
-  out.accumulate = TRY(merge.get_string("accumulate"));
-  if (merge.contains("others_from")) out.others_from = TRY(merge.get_string("others_from"));
-  const Json* const sources = merge.find("sources");
+Status read(const Json& json, RecordedMerge& out) {
+  out.merge.expression = TRY(json.get_string("expression"));
+  out.merge.in_double = TRY(json.get_string("accumulate")) == "float64";
+  if (json.contains("others_from")) out.merge.others_from = TRY(json.get_string("others_from"));
+  const Json* const sources = json.find("sources");
   if (sources == nullptr) return corrupt("expected a list 'sources'");
   const std::span<const Json> items = TRY(sources->as_array());
   for (const Json& item : items) {
-    RecordedMerge::Source source;
+    MergeSource source;
     source.name = TRY(item.get_string("name"));
     source.path = TRY(item.get_string("path"));
-    out.sources.push_back(std::move(source));
+    out.merge.sources.push_back(std::move(source));
   }
-  const Json* const options = manifest.find("options");
+  if (out.merge.sources.empty()) return corrupt("a merge of no sources");
+  const Json* const options = out.manifest.find("options");
   const Json* const filters = options ? options->find("filters") : nullptr;
   if (filters == nullptr) return corrupt("expected the options that it was made with");
   out.to = TRY(options->get_string("to"));
-  out.dtype = TRY(options->get_string("dtype"));
-  out.include = TRY(texts(filters->find("include")));
-  out.exclude = TRY(texts(filters->find("exclude")));
-  out.keep_dtype = TRY(texts(filters->find("keep_dtype")));
-  return out;
+  if (const std::string_view dtype = TRY(options->get_string("dtype")); dtype != "keep") {
+    out.typing.dtype = dtype_from_torch(dtype);
+    if (!out.typing.dtype) return corrupt("dtype: expected keep or one of torch's, got '" + printable(dtype) + "'");
+  }
+  out.selection.part = "model";
+  out.selection.include = TRY(texts(filters->find("include")));
+  out.selection.exclude = TRY(texts(filters->find("exclude")));
+  out.typing.keep_dtype = TRY(texts(filters->find("keep_dtype")));
+  return {};
 }
 
 std::string digest_of(const Json* tensor) {
@@ -55,14 +64,57 @@ std::vector<std::string> merged_digests(const Json* tensor) {
 
 }  // namespace
 
-Result<RecordedMerge> recorded_merge(const Json& manifest, const std::string& path) {
-  const Json* const merge = manifest.find("merge");
+Result<RecordedMerge> recorded_merge(const std::string& directory) {
+  RecordedMerge out;
+  out.path = path_join(directory, kManifestFile);
+  out.manifest = TRY(parse_json(TRY(read_whole_file(out.path, kMaxManifestBytes)), out.path));
+  const Json* const merge = out.manifest.find("merge");
   if (merge == nullptr)
-    return usage_error(path + ": records no merge: --lineage is for what reshard merge has written");
-  return read(manifest, *merge).context(path);
+    return usage_error(out.path + ": records no merge: --lineage is for what reshard merge has written");
+  TRY(read(*merge, out).context(out.path));
+  return out;
 }
 
-std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& recorded, const Json& again) {
+Status RecordedMerge::move(std::string_view name, const std::string& directory) {
+  std::vector<std::string> names;
+  for (MergeSource& source : merge.sources) {
+    if (source.name == name) {
+      source.path = directory;
+      return {};
+    }
+    names.push_back(source.name + " (" + printable(source.path) + ")");
+  }
+  return usage_error(path + ": --source '" + printable(name) + "': expected NAME=DIR, of these: " + join(names, ", "));
+}
+
+Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
+                              const ModelChoice& choice, const std::string& config_path, const RunOptions& run) {
+  MergeOptions merge = recorded.merge;
+  for (const MergeSource& source : merge.sources)
+    if (!path_exists(source.path))
+      return io_error(recorded.path + ": source " + source.name + ", " + source.path +
+                      ": not found; if it is elsewhere now: --source " + source.name + "=DIR");
+  const OpenCheckpoint first = TRY(open(merge.sources.front().path, {}).context(recorded.path));
+  const auto others = TRY(open_others(merge, *first.reader, open, {}).context(recorded.path));
+  ConversionOptions o;
+  static_cast<Selection&>(o) = recorded.selection;
+  static_cast<Typing&>(o) = recorded.typing;
+  o.common_rows = true;
+  o.model = choice;
+  o.has_model_names = first.format->hf_names;
+  o.source_path = merge.sources.front().path;
+  o.config_given = !config_path.empty();
+  o.config_path = find_config(first.reader->catalog(), config_path);
+  o.merge = std::move(merge);
+  o.run = run;
+  const auto conversion = TRY(Conversion::prepare(*first.reader, format, std::move(o)).context(recorded.path));
+  const Json again = TRY(parse_json(TRY(conversion->manifest_text(run)), recorded.path));
+  return Lineage{std::ssize(conversion->plan().tensors), compare_lineage(recorded, again)};
+}
+
+std::vector<Finding> compare_lineage(const RecordedMerge& of, const Json& again) {
+  const Json& recorded = of.manifest;
+  const std::vector<MergeSource>& sources = of.merge.sources;
   std::map<std::size_t, std::vector<std::string>> changed;  // tensors by source
   std::vector<std::string> others;
   for (const auto* side : {&recorded, &again}) {
@@ -77,7 +129,7 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& rec
       if (side == &again && a != nullptr) continue;  // seen from the other side
       const auto was = merged_digests(a), is = merged_digests(b);
       bool is_named = false;
-      for (std::size_t s = 0; s < merge.sources.size() && s < was.size() && s < is.size(); ++s) {
+      for (std::size_t s = 0; s < sources.size() && s < was.size() && s < is.size(); ++s) {
         if (was[s] == is[s]) continue;
         changed[s].push_back(member.key);
         is_named = true;
@@ -87,14 +139,13 @@ std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& rec
   }
   std::vector<Finding> out;
   for (auto& [s, tensors] : changed)
-    out.push_back(
-        {Severity::kError,
-         "lineage-source",
-         std::move(tensors),
-         "source " + merge.sources[s].name + ", " + printable(merge.sources[s].path) + ", is another than was merged",
-         {},
-         "",
-         "Merge again, or find the checkpoint that was there."});
+    out.push_back({Severity::kError,
+                   "lineage-source",
+                   std::move(tensors),
+                   "source " + sources[s].name + ", " + printable(sources[s].path) + ", is another than was merged",
+                   {},
+                   "",
+                   "Merge again, or find the checkpoint that was there."});
   if (!others.empty())
     out.push_back({Severity::kError,
                    "lineage",

@@ -20,7 +20,7 @@ Json merge_of(const Merge& merge) {
   }
   Json out = Json::object();
   out.set("expression", merge.expression.text()).set("accumulate", merge.options.in_double ? "float64" : "float32");
-  if (!merge.options.others_are_equal) out.set("others_from", merge.options.sources[merge.options.others_from].name);
+  if (merge.others_from) out.set("others_from", merge.options.others_from);
   return out.set("sources", std::move(sources));
 }
 

@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/convert/conversion.h"
 #include "lib/device/convert.h"
+#include "lib/model/config.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -108,6 +109,20 @@ class MergedTensor {
 
 }  // namespace
 
+Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
+                                                const OpenOptions& how) {
+  std::vector<OpenCheckpoint> out;
+  for (MergeSource& source : merge.sources) {
+    source.reader = &first;
+    if (&source != &merge.sources.front()) {
+      out.push_back(TRY(open(source.path, how)));
+      source.reader = out.back().reader.get();
+    }
+    source.config_path = find_config(source.reader->catalog());
+  }
+  return out;
+}
+
 Result<Merge> match_sources(const Draft& first, const Format& format, const ConversionOptions& options) {
   Merge out;
   out.options = *options.merge;
@@ -115,6 +130,11 @@ Result<Merge> match_sources(const Draft& first, const Format& format, const Conv
   std::vector<std::string> names;
   for (const MergeSource& source : sources) names.push_back(source.name);
   out.expression = TRY(Expression::parse(out.options.expression, names));
+  if (const std::string& from = out.options.others_from; !from.empty()) {
+    const auto found = std::find(names.begin(), names.end(), from);
+    if (found == names.end()) return usage_error("--others-from: no source is called '" + printable(from) + "'");
+    out.others_from = static_cast<std::size_t>(found - names.begin());
+  }
   TRY(check_whole(first, sources[0]));
   out.stored = first.view.catalog;
   for (std::size_t i = 0; i < out.stored.tensors().size(); ++i) out.numbers.push_back({i});
@@ -156,7 +176,7 @@ void write_as(const Merge& merge, const Catalog& target_view, Catalog& view) {
 }
 
 Status check_not_merged(const Merge& merge, const std::vector<TensorSource*>& sources, RunOptions run) {
-  if (!merge.options.others_are_equal) return {};
+  if (merge.others_from) return {};
   run.progress = nullptr;
   std::vector<Digest> expected;
   for (std::size_t s = 0; s < sources.size(); ++s) {
@@ -202,7 +222,7 @@ void set_merged(const Merge& merge, const std::vector<TensorSource*>& sources, M
       const MergedTensor one(merge, sources, digests, i, merged.catalog().tensors()[i].dtype);
       merged.set(i,
                  [one](const Box& box, MutableBytes out, MutableBytes scratch) { return one.fill(box, out, scratch); });
-    } else if (const std::size_t from = merge.options.others_from; from > 0) {
+    } else if (const std::size_t from = merge.others_from.value_or(0); from > 0) {
       merged.set(i, [&source = *sources[from], number = merge.numbers[i][from]](const Box& box, MutableBytes out,
                                                                                 MutableBytes scratch) {
         return source.read(number, box, out, scratch);

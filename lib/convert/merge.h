@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,23 +23,27 @@ struct ConversionOptions;
 struct Draft;
 
 struct MergeSource {
-  std::string name;  // in the expression
-  std::string path;  // as the user gave it
-  Reader* reader = nullptr;
+  std::string name;          // in the expression
+  std::string path;          // as the user gave it
+  Reader* reader = nullptr;  // null: not open yet
   std::string config_path = {};
 };
 
 struct MergeOptions {
   std::vector<MergeSource> sources;  // the conversion's own first
   std::string expression;
-  bool in_double = false;        // elements are reckoned in float64, else in float32
-  std::size_t others_from = 0;   // the source of tensors that are no floats...
-  bool others_are_equal = true;  // ...which must be equal in all of them
+  bool in_double = false;   // elements are reckoned in float64, else in float32
+  std::string others_from;  // the source of tensors that are no floats; empty: they must be equal in all of them
 };
+
+// Opens the sources after the first, and finds the configs of all. The sources refer to what is returned.
+Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
+                                                const OpenOptions& how);
 
 struct Merge {
   MergeOptions options;
   Expression expression;
+  std::optional<std::size_t> others_from;            // as in the options
   Catalog stored;                                    // the first source's view, in the dtypes that it is stored in
   std::vector<std::shared_ptr<const Draft>> others;  // of the other sources
   // Of each tensor of the first view, its number in the views of all sources.
@@ -47,7 +52,7 @@ struct Merge {
 
 // Matches the other sources with the first, whose draft is `first`. Unsupported, naming tensors, where a source lacks
 // one that another has, or has it in another shape, or is not weights as they are (an adapter to be merged, float8 with
-// scales).
+// scales). A usage error where the expression, or `others_from`, is of other sources.
 Result<Merge> match_sources(const Draft& first, const Format& format, const ConversionOptions& options);
 
 // Gives the merged tensors of `view`, the first source's, the dtypes that they are written in: they are rounded once.

@@ -53,7 +53,7 @@ struct Typing {
 
 // The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.
 struct VocabularyRows {
-  std::optional<VocabularyFill> vocab_padding;  // what the rows become; nothing: as the layout says
+  std::optional<PaddingFill> vocab_padding;  // what the rows become; nothing: as the layout says
   Index vocab_divisible_by = 0;
 };
 

@@ -78,8 +78,8 @@ Fragment repeated_row(const Tensor& t, Index begin, Index end, std::uint32_t fil
   return f;
 }
 
-constexpr std::array<std::pair<VocabularyFill, std::string_view>, 3> kPaddings = {
-    {{VocabularyFill::kZero, "zero"}, {VocabularyFill::kRepeatLast, "repeat-last"}, {VocabularyFill::kMean, "mean"}}};
+constexpr std::array<std::pair<PaddingFill, std::string_view>, 3> kPaddings = {
+    {{PaddingFill::kZero, "zero"}, {PaddingFill::kRepeatLast, "repeat-last"}, {PaddingFill::kMean, "mean"}}};
 
 }  // namespace
 
@@ -171,27 +171,27 @@ Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_
   return different;
 }
 
-std::optional<VocabularyFill> vocabulary_fill(std::string_view name) {
-  for (const auto& [padding, text] : kPaddings)
-    if (text == name) return padding;
+std::optional<PaddingFill> padding_fill(std::string_view name) {
+  for (const auto& [fill, text] : kPaddings)
+    if (text == name) return fill;
   return std::nullopt;
 }
 
-std::string_view vocabulary_fill_name(VocabularyFill padding) {
+std::string_view padding_fill_name(PaddingFill fill) {
   for (const auto& [value, text] : kPaddings)
-    if (value == padding) return text;
+    if (value == fill) return text;
   return "";
 }
 
-Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
+Status pad_rows(Catalog& view, std::size_t tensor, Index rows, PaddingFill fill, FilePool& files,
                 const std::string& spool, bool look) {
   Tensor& t = view.tensor(tensor);
   const Index have = t.shape[0], eb = byte_size(t.dtype);
   if (rows == have) return {};
   const StateKey key = split_state_key(t.key());
-  if (key.kind != StateKind::kModel && key.suffix != kMasterSuffix) padding = VocabularyFill::kZero;
+  if (key.kind != StateKind::kModel && key.suffix != kMasterSuffix) fill = PaddingFill::kZero;
   FragmentList more(t.shape.rank());
-  if (padding == VocabularyFill::kRepeatLast && have > 0) {
+  if (fill == PaddingFill::kRepeatLast && have > 0) {
     const FragmentList last = take_rows(t.fragments, t.shape.rank(), have - 1, have, 1, eb);
     for (std::size_t i = 0; i < last.size(); ++i) {
       Fragment f = last.get(i);
@@ -203,7 +203,7 @@ Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill pa
   } else {
     const Index row_bytes = t.bytes() / std::max<Index>(1, have);
     std::vector<std::byte> row(static_cast<std::size_t>(row_bytes));
-    if (padding == VocabularyFill::kMean && look) row = TRY(mean_row(view, files, tensor));
+    if (fill == PaddingFill::kMean && look) row = TRY(mean_row(view, files, tensor));
     File file = TRY(File::create_anonymous(spool));
     TRY(file.write_at(0, row));
     const std::string name = std::string(kMadeUp) + " " + t.name;

@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-// The parts of the fragments that lie in rows [begin, end), moved by `shift` rows.
+// The pieces of the fragments that lie in rows [begin, end), moved by `shift` rows.
 FragmentList take_rows(const FragmentList& in, int rank, Index begin, Index end, Index shift, Index element_bytes);
 void append(FragmentList& to, const FragmentList& from);
 
@@ -29,14 +29,14 @@ Result<Index> differing_rows(const Catalog& a, FilePool& a_files, std::size_t a_
                              FilePool& b_files, std::size_t b_tensor, Index rows);
 
 // What the rows beyond the true vocabulary become.
-enum class VocabularyFill { kZero, kRepeatLast, kMean };
-std::optional<VocabularyFill> vocabulary_fill(std::string_view name);  // "zero", "repeat-last", "mean"
-std::string_view vocabulary_fill_name(VocabularyFill padding);
+enum class PaddingFill { kZero, kRepeatLast, kMean };
+std::optional<PaddingFill> padding_fill(std::string_view name);  // "zero", "repeat-last", "mean"
+std::string_view padding_fill_name(PaddingFill fill);
 
 // Gives `tensor` (an index into `view`) `rows` rows, at least as many as it has. Moments of an optimizer, and other
-// state that is no master of a weight, get zeros whatever the padding. `files` is the view's pool; the row that all of
+// state that is no master of a weight, get zeros whatever the fill. `files` is the view's pool; the row that all of
 // them are lies in an unnamed file in the directory `spool`. Without `look` a mean is not computed, as for a plan.
-Status pad_rows(Catalog& view, std::size_t tensor, Index rows, VocabularyFill padding, FilePool& files,
+Status pad_rows(Catalog& view, std::size_t tensor, Index rows, PaddingFill fill, FilePool& files,
                 const std::string& spool, bool look);
 
 }  // namespace reshard

@@ -12,6 +12,7 @@
 #include "lib/convert/adapter.h"
 #include "lib/convert/rows.h"
 #include "lib/device/convert.h"
+#include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
 #include "lib/model/config.h"
 #include "lib/model/packing.h"
@@ -221,8 +222,7 @@ namespace {
 
 // `rows` as --vocab-divisible-by has them.
 Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mesh) {
-  const auto unit = checked_mul(divisible_by, mesh.size("tp"));
-  const auto padded = unit ? checked_round_up(rows, *unit) : std::nullopt;
+  const auto padded = padded_vocabulary(rows, divisible_by, mesh.size("tp"));
   if (!padded) return usage_error("--vocab-divisible-by: " + with_commas(rows) + " rows are too many to pad");
   return *padded;
 }
@@ -273,9 +273,9 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
           "are to be; --vocab-divisible-by or a layout does");
     return {};
   }
-  auto padding = rows.vocab_padding;
-  if (!padding && by_layout && vocabulary->padding == Padding::kZero) padding = VocabularyFill::kZero;
-  if (!padding && format.vocab_divisible_by > 0) padding = VocabularyFill::kRepeatLast;
+  auto fill = rows.vocab_padding;
+  if (!fill && by_layout && vocabulary->padding == PaddingContent::kZero) fill = PaddingFill::kZero;
+  if (!fill && format.vocab_divisible_by > 0) fill = PaddingFill::kRepeatLast;
   std::vector<std::string> padded;
   Index added = 0;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i) {
@@ -288,23 +288,23 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     const Index wanted =
         TRY(by_layout ? on.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0], divisible_by, on.mesh));
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
-    if (!padding)
+    if (!fill)
       return usage_error(tensor_text(name) + " has " + with_commas(t.shape[0]) + " rows, the target's vocabulary " +
                          with_commas(wanted) +
                          "; --vocab-padding zero, repeat-last or mean says what the others are to be");
     added = wanted - t.shape[0];
     padded.push_back(name);
-    TRY(pad_rows(view.catalog, i, wanted, *padding, files, options.spool, !options.metadata_only));
+    TRY(pad_rows(view.catalog, i, wanted, *fill, files, options.spool, !options.metadata_only));
   }
   if (padded.empty()) return {};
-  notes.warnings.push_back(with_commas(added) + " rows (" + std::string(vocabulary_fill_name(*padding)) +
+  notes.warnings.push_back(with_commas(added) + " rows (" + std::string(padding_fill_name(*fill)) +
                            ") are added to the vocabulary of " + printable(padded.front()) +
                            (padded.size() > 1 ? " and " + count_of(std::ssize(padded) - 1, "other") : "") + ".");
   Json tensors = Json::array();
   for (const std::string& name : padded) tensors.push_back(name);
   notes.repairs.push_back(Json::object()
                               .set("what", "vocabulary padded")
-                              .set("padding", vocabulary_fill_name(*padding))
+                              .set("padding", padding_fill_name(*fill))
                               .set("rows", added)
                               .set("tensors", std::move(tensors)));
   return {};

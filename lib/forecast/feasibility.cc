@@ -4,18 +4,17 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <ranges>
 #include <set>
 
-#include "lib/audit/vocabulary.h"
 #include "lib/base/text.h"
+#include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
 
 constexpr std::string_view kDp = "dp", kDpShard = "dp_shard", kEp = "ep";
-// make_vocab_size_divisible_by, where a run does not set it.
-constexpr std::array<VocabularyPadding, 2> kPaddings = {{{"Megatron-LM", 128, 0}, {"ColossalAI", 64, 0}}};
 // The order in which another degree is proposed: those that change nothing about the model's tensors first.
 constexpr std::array<std::string_view, 5> kProposed = {"dp_shard", "dp_replicate", "cp", "pp", "tp"};
 
@@ -295,8 +294,9 @@ class Audit {
     begin("vocabulary", "tensor parallelism divides the vocabulary", static_cast<Index>(f.tensors.size()));
     if (f.tensors.empty()) return;
     std::vector<std::string> padded;
-    for (VocabularyPadding p : kPaddings) {
-      p.rows = padded_vocabulary(rows, p.multiple, tp);
+    for (const auto& [multiple, framework] : kUsualMultiples | std::views::reverse) {
+      if (framework.empty()) continue;
+      const VocabularyPadding p{framework, multiple, padded_vocabulary(rows, multiple, tp).value_or(rows)};
       padded.push_back(std::string(p.framework) + " to " + with_commas(p.rows) + " (a multiple of " +
                        std::to_string(p.multiple) + " x " + std::to_string(tp) + ")");
       out_.paddings.push_back(p);

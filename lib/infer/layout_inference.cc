@@ -8,6 +8,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/layout/padded_vocabulary.h"
 
 namespace reshard {
 namespace {
@@ -15,8 +16,6 @@ namespace {
 // What trainers call the tensors whose rows are the vocabulary: the last part of the name but for ".weight".
 constexpr std::array<std::string_view, 7> kVocabularyNames = {
     "tok_embeddings", "embed_tokens", "word_embeddings", "wte", "lm_head", "output", "output_layer"};
-// make_vocab_size_divisible_by as ColossalAI and Megatron have it unless told otherwise.
-constexpr std::array<Index, 2> kUsualDivisors = {64, 128};
 
 std::string of_n(Index n, std::string_view noun, std::string_view plural) {
   return with_commas(n) + " " + std::string(n == 1 ? noun : plural);
@@ -177,16 +176,16 @@ class Writer {
     out_.vocabulary = std::move(v);
   }
 
-  bool is_multiple(Index rows) const { return rows % (kUsualDivisors[0] * out_.mesh->size("tp")) == 0; }
+  bool is_multiple(Index rows) const { return rows % (kUsualMultiples.front().multiple * out_.mesh->size("tp")) == 0; }
 
   // Whether the rows could come of padding: only a config or a tokenizer tells what is true.
   std::string padding_text(Index rows) const {
     const Index tp = out_.mesh->size("tp");
     std::vector<std::string> fits;
-    for (const Index divisor : kUsualDivisors)
-      if (rows % (divisor * tp) == 0)
-        fits.push_back(std::to_string(divisor) + (tp > 1 ? " x tp " + std::to_string(tp) : "") + " x " +
-                       with_commas(rows / (divisor * tp)));
+    for (const auto& [multiple, framework] : kUsualMultiples)
+      if (!framework.empty() && rows % (multiple * tp) == 0)
+        fits.push_back(std::to_string(multiple) + (tp > 1 ? " x tp " + std::to_string(tp) : "") + " x " +
+                       with_commas(rows / (multiple * tp)));
     const std::string unit = tp > 1 ? " times tp " + std::to_string(tp) : "";
     if (fits.empty()) return with_commas(rows) + " is no multiple of 64 or 128" + unit + ", so hardly padded";
     return with_commas(rows) + " = " + join(fits, " = ") +

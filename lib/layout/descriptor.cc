@@ -6,6 +6,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "lib/layout/padded_vocabulary.h"
 
 namespace reshard {
 namespace {
@@ -16,10 +17,10 @@ constexpr Index kMaxGroups = 64;             // of all splits of a tensor togeth
 constexpr Index kMaxRows = Index{1} << 40;
 constexpr Index kMaxDivisor = Index{1} << 20;
 
-constexpr std::array<std::pair<Padding, std::string_view>, 3> kPaddingNames = {{
-    {Padding::kUnknown, "unknown"},
-    {Padding::kZero, "zero"},
-    {Padding::kInitialised, "initialised"},
+constexpr std::array<std::pair<PaddingContent, std::string_view>, 3> kPaddingContentNames = {{
+    {PaddingContent::kUnknown, "unknown"},
+    {PaddingContent::kZero, "zero"},
+    {PaddingContent::kInitialised, "initialised"},
 }};
 constexpr std::array<std::string_view, 3> kConfidences = {"certain", "likely", "unknown"};
 
@@ -184,9 +185,9 @@ class DescriptorReader {
     v.padded_size = TRY(optional_number(json, "padded_size", kMaxRows));
     if (json.contains("padding")) {
       const std::string_view text = TRY(json.get_string("padding"));
-      const auto* found = std::find_if(kPaddingNames.begin(), kPaddingNames.end(),
+      const auto* found = std::find_if(kPaddingContentNames.begin(), kPaddingContentNames.end(),
                                        [&](const auto& known) { return known.second == text; });
-      if (found == kPaddingNames.end())
+      if (found == kPaddingContentNames.end())
         return corrupt("padding: expected zero, initialised or unknown, got '" + printable(text) + "'");
       v.padding = found->first;
     }
@@ -289,7 +290,7 @@ Json vocabulary_json(const Vocabulary& v) {
   if (v.size) out.set("size", *v.size);
   if (v.divisible_by) out.set("make_vocab_size_divisible_by", *v.divisible_by);
   if (v.padded_size) out.set("padded_size", *v.padded_size);
-  return out.set("padding", padding_name(v.padding));
+  return out.set("padding", padding_content_name(v.padding));
 }
 
 Json pipeline_json(const Pipeline& p) {
@@ -361,9 +362,9 @@ Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const
 
 }  // namespace
 
-std::string_view padding_name(Padding padding) {
-  for (const auto& [value, name] : kPaddingNames)
-    if (value == padding) return name;
+std::string_view padding_content_name(PaddingContent content) {
+  for (const auto& [value, name] : kPaddingContentNames)
+    if (value == content) return name;
   return "";
 }
 
@@ -431,8 +432,7 @@ Result<Index> LayoutDescriptor::padded_rows(Index rows) const {
   if (vocabulary->padded_size) return *vocabulary->padded_size;
   const Index size = vocabulary->size.value_or(rows);
   if (!vocabulary->divisible_by) return size;
-  const auto unit = checked_mul(*vocabulary->divisible_by, mesh->size("tp"));
-  const auto padded = unit ? checked_round_up(size, *unit) : std::nullopt;
+  const auto padded = padded_vocabulary(size, *vocabulary->divisible_by, mesh->size("tp"));
   if (!padded) return usage_error(shown(*this) + ": " + with_commas(size) + " vocabulary rows are too many to pad");
   return *padded;
 }

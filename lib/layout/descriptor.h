@@ -25,8 +25,8 @@ struct TensorRule {
   friend bool operator==(const TensorRule&, const TensorRule&) = default;
 };
 
-enum class Padding { kUnknown, kZero, kInitialised };  // what the rows that no token uses hold
-std::string_view padding_name(Padding padding);        // "zero"
+enum class PaddingContent { kUnknown, kZero, kInitialised };    // what the rows that no token uses hold
+std::string_view padding_content_name(PaddingContent content);  // "zero"
 
 // The rows of embedding and head (dimension 0). A number that is not known is absent.
 struct Vocabulary {
@@ -34,7 +34,7 @@ struct Vocabulary {
   std::optional<Index> size;          // true rows
   std::optional<Index> divisible_by;  // make_vocab_size_divisible_by: rows are padded to a multiple of this times tp
   std::optional<Index> padded_size;   // rows after that
-  Padding padding = Padding::kUnknown;
+  PaddingContent padding = PaddingContent::kUnknown;
 
   friend bool operator==(const Vocabulary&, const Vocabulary&) = default;
 };

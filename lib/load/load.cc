@@ -45,9 +45,11 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   static_cast<Wanted&>(conversion) = o;
   conversion.source_path = source.catalog().root;
   conversion.config_path = find_config(source.catalog(), o.config_path);
-  conversion.run.threads = o.threads;
-  conversion.run.interrupt = o.interrupt;
-  conversion.run.ranks = o.ranks;
+  conversion.run = o;
+  // What is read before the load are a few tensors: by each rank for itself, and by its processor.
+  conversion.run.progress = nullptr;
+  conversion.run.strategy = Strategy::kDirect;
+  conversion.run.device = nullptr;
   // What a conversion counts is the whole process, which here is an engine's and holds what it likes.
   conversion.run.memory = std::numeric_limits<Index>::max() / 2;
   Draft& d = load->draft_ = TRY(make_draft(source, kMemoryFormat, conversion));
@@ -117,14 +119,7 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   if (options_.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
   Origin origin(draft_, source_, source_);
   const Landings landings = TRY(Landings::make(plan_, target_view_, *target_, rank(), held_, destinations));
-  RunOptions run;
-  run.memory = options_.memory;
-  run.threads = options_.threads;
-  run.progress = options_.progress;
-  run.interrupt = options_.interrupt;
-  run.ranks = options_.ranks;
-  if (options_.data) run.data = [data = options_.data]() -> Result<Transport*> { return data; };
-  run.device = options_.device;
+  const RunOptions& run = options_;
   TRY(device_of(run).settle());  // what the caller still does to the destinations
   const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};
   const bool together = !is_direct() && options_.ranks;

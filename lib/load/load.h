@@ -13,8 +13,6 @@
 // many readers, and meshes without copies; the latter replicas, and slow storage.
 #pragma once
 
-#include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,27 +20,20 @@
 #include <vector>
 
 #include "lib/convert/conversion.h"
-#include "lib/device/device.h"
 #include "lib/device/digest.h"
+#include "lib/engine/run.h"
 #include "lib/load/landing.h"
-#include "lib/transport/transport.h"
 
 namespace reshard {
 
-// Where no `config_path` is given, a config.json beside the checkpoint, or one level up, counts.
-struct LoadOptions : Wanted {
+// Where no `config_path` is given, a config.json beside the checkpoint, or one level up, counts. Of RunOptions,
+// `memory` is of buffers alone, beside the destinations and the checkpoint's metadata; `ranks` are as many as the mesh
+// has; `device` is whose memory the destinations are; `progress` counts what this rank has read.
+struct LoadOptions : Wanted, RunOptions {
   Index rank = 0;  // of the mesh, this one; with `ranks` it is theirs that counts
-  Strategy strategy = Strategy::kDirect;
-  Transport* ranks = nullptr;  // the other ranks, as many as the mesh has; null: this one works for itself
-  Transport* data = nullptr;   // what moves elements between them (nccl.h); null: `ranks` does that too
-  Device* device = nullptr;    // whose memory the destinations are; null: the CPU's
-  Index memory = 256 << 20;    // bytes of buffers, beside the destinations and the checkpoint's metadata
-  int threads = 0;             // 0: two for each core this process may use
   // Whether stored items of which a part only is needed are read to their end, to check their recorded checksums. With
   // `ranks` nearly all are seen whole by them together, and checked anyway.
   bool check_whole_items = false;
-  std::function<void(Index bytes)> progress;     // bytes that this rank has read so far; called from any thread
-  const std::atomic<bool>* interrupt = nullptr;  // ends the load when set
 };
 
 // One tensor as this rank is to hold it.

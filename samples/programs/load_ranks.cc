@@ -64,9 +64,10 @@ Result<int> load_part(const Arguments& arguments, Transport* ranks) {
   const auto device = TRY(open_device(arguments.device, 0, local_rank(process_environment)));
   options.device = device.get();
   std::unique_ptr<NcclRanks> nccl;
-  if (ranks && arguments.exchange && TRY(why_no_nccl(*ranks, device->ordinal())).empty())
+  if (ranks && arguments.exchange && TRY(why_no_nccl(*ranks, device->ordinal())).empty()) {
     nccl = TRY(open_nccl(*ranks, {.device = device->ordinal()}));
-  options.data = nccl.get();
+    options.data = [&]() -> Result<Transport*> { return nccl.get(); };
+  }
 
   const OpenLoad open = TRY(open_load(arguments.checkpoint, options));
   const Load& load = *open.load;

@@ -244,5 +244,21 @@ TEST(NativeTargets, ShardsOfVllmThatAreMadeUpAreThoseOfTheModel) {
   expect_success(reshard_cli({"verify", dir / "made-up", "--against", dir / "shards", "-q"}));
 }
 
+TEST(NativeTargets, AnOptimizerThatIsMadeUpHasMadeOneNumberOfSteps) {
+  const TempDir dir;
+  expect_success(reshard_cli(
+      {"synth", dir / "dcp", "--model", "llama3-tiny", "--layers", "1", "--mesh", "dp_shard=2", "--optimizer", "-q"}));
+  int parameters = 0;
+  for (const auto& [name, value] : load_checkpoint(dir / "dcp")) {
+    if (!name.ends_with(".step")) continue;
+    float steps = 0;
+    ASSERT_EQ(value.bytes.size(), sizeof steps) << name;
+    std::memcpy(&steps, value.bytes.data(), sizeof steps);
+    EXPECT_EQ(steps, 1000) << name;
+    ++parameters;
+  }
+  EXPECT_EQ(parameters, 12);
+}
+
 }  // namespace
 }  // namespace reshard

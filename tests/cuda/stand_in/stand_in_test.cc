@@ -257,7 +257,7 @@ TEST_F(StandInNccl, LoadsTogetherIntoGpus) {
     options.mesh = TRY(Mesh::parse("tp=2"));
     options.strategy = Strategy::kExchange;
     options.ranks = &control;
-    options.data = &nccl;
+    options.data = [&]() -> Result<Transport*> { return &nccl; };
     options.device = &device;
     options.threads = 2;
     const OpenLoad opened = TRY(open_load(kSource, options));

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "lib/layout/padded_vocabulary.h"
+
 namespace reshard {
 namespace {
 

@@ -118,8 +118,8 @@ TEST(ConversionSteps, RowsOfAVocabularyArePaddedOnlyWithAWord) {
     return view;
   };
   EXPECT_THAT(padded({{}, 4}).error().message(), HasSubstr("the target's vocabulary 12; --vocab-padding"));
-  EXPECT_THAT(padded({VocabularyFill::kZero, 0}).error().message(), HasSubstr("nothing says how many"));
-  const SourceView view = must(padded({VocabularyFill::kRepeatLast, 4}));
+  EXPECT_THAT(padded({PaddingFill::kZero, 0}).error().message(), HasSubstr("nothing says how many"));
+  const SourceView view = must(padded({PaddingFill::kRepeatLast, 4}));
   EXPECT_EQ(view.catalog.tensors()[*view.catalog.find("output.weight")].shape, (Dims{12, 4}));
   EXPECT_THAT(notes.warnings, ElementsAre(HasSubstr("2 rows (repeat-last) are added to the vocabulary")));
   EXPECT_EQ(notes.repairs.size(), 1U);

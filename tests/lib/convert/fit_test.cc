@@ -156,16 +156,16 @@ TEST_F(Fit, ExpertsJoinedByAnUnshardedSaveAreSplit) {
 
 TEST_F(Fit, VocabulariesArePaddedByEachPolicy) {
   const Values all = {1, 2, 3, 4, 5, 9};
-  for (const auto& [fill, row] : {std::pair(VocabularyFill::kZero, Values{0, 0}),
-                                  {VocabularyFill::kRepeatLast, {5, 9}},
-                                  {VocabularyFill::kMean, {3, 5}}}) {
-    MadeCheckpoint store(dir_.path(), "pad-" + std::string(vocabulary_fill_name(fill)));
+  for (const auto& [fill, row] : {std::pair(PaddingFill::kZero, Values{0, 0}),
+                                  {PaddingFill::kRepeatLast, {5, 9}},
+                                  {PaddingFill::kMean, {3, 5}}}) {
+    MadeCheckpoint store(dir_.path(), "pad-" + std::string(padding_fill_name(fill)));
     store.add(kEmbedding, {3, 2}, all, 2);
     store.add("optimizer.state.model.embed_tokens.weight.exp_avg", {3, 2}, all);
     store.write();
     for (const std::size_t i : {0U, 1U})
       ASSERT_TRUE(pad_rows(store.catalog(), i, 5, fill, store.files(), dir_.path(), true));
-    EXPECT_EQ(store.read(kEmbedding), joined(all, joined(row, row))) << vocabulary_fill_name(fill);
+    EXPECT_EQ(store.read(kEmbedding), joined(all, joined(row, row))) << padding_fill_name(fill);
     EXPECT_EQ(store.read("optimizer.state.model.embed_tokens.weight.exp_avg"), joined(all, Values(4, 0.0f)));
   }
 }

@@ -31,16 +31,19 @@ class Merging : public testing::Test {
   void prepare() {
     a_.write();
     b_.write();
+    options_.merge.reset();
     draft_ = must(make_draft(a_, kModels, options_));
     options_.merge = MergeOptions{};
     options_.merge->sources = {{"a", "path/a", &a_}, {"b", "path/b", &b_}};
     options_.merge->expression = expression_;
+    options_.merge->others_from = others_from_;
   }
   Result<Merge> match() {
     prepare();
     return match_sources(draft_, kModels, options_);
   }
   Origin& merged() {
+    origin_.reset();
     draft_.merge = must(match());
     write_as(*draft_.merge, draft_.view.catalog, draft_.view.catalog);
     return *(origin_ = std::make_unique<Origin>(draft_, a_, a_));
@@ -49,7 +52,7 @@ class Merging : public testing::Test {
   TempDir dir_;
   MadeCheckpoint a_{dir_.path(), "a"}, b_{dir_.path(), "b"};
   ConversionOptions options_;
-  std::string expression_ = "a + 0.5*(b - a)";
+  std::string expression_ = "a + 0.5*(b - a)", others_from_;
   Draft draft_;
   std::unique_ptr<Origin> origin_;
 };
@@ -83,11 +86,12 @@ TEST_F(Merging, WhatHoldsNoFloatsAndDiffersIsOneSources) {
   Origin& origin = merged();
   EXPECT_THAT(error_of(check_not_merged(*draft_.merge, origin.merged(), options_.run)),
               AllOf(HasSubstr("path/b: tensor 'counts' is another than in path/a"), HasSubstr("--others-from NAME")));
-  draft_.merge->options.others_are_equal = false;
-  draft_.merge->options.others_from = 1;
-  EXPECT_TRUE(check_not_merged(*draft_.merge, origin.merged(), options_.run));
-  Origin from_b(draft_, a_, a_);
+  others_from_ = "b";
+  Origin& from_b = merged();
+  EXPECT_TRUE(check_not_merged(*draft_.merge, from_b.merged(), options_.run));
   EXPECT_EQ(bytes_of(from_b.tensors(), "counts"), "\2");
+  others_from_ = "c";
+  EXPECT_THAT(error_of(match()), HasSubstr("--others-from: no source is called 'c'"));
 }
 
 TEST_F(Merging, SourcesHaveTheSameTensors) {

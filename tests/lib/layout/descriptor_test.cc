@@ -61,7 +61,7 @@ TEST(LayoutDescriptor, ReadsEveryMember) {
   EXPECT_EQ(layout.mesh->to_string(), "dp_shard=2, pp=2, tp=4") << "in the order given";
   EXPECT_EQ(layout.tensors,
             (std::vector<TensorRule>{{{"a.{0..3}.*", "b"}, {{{"tp"}, 1, 3}, {{"dp_shard", "cp"}, 0, 1}}}}));
-  EXPECT_EQ(layout.vocabulary, (Vocabulary{{"b"}, 1000, 64, 1024, Padding::kZero}));
+  EXPECT_EQ(layout.vocabulary, (Vocabulary{{"b"}, 1000, 64, 1024, PaddingContent::kZero}));
   EXPECT_EQ(layout.pipeline->stages, (std::vector<std::vector<std::string>>{{"a.*"}, {}}));
   EXPECT_EQ(layout.kv_heads->replication, 2);
   EXPECT_EQ(layout.evidence[0].because, "it looks like it");
@@ -199,7 +199,7 @@ TEST(LayoutDescriptor, WhatIsWrittenReadsBackEqual) {
       if (!rule.splits.empty() && below(rng, 3) == 0) rule.splits[0].groups = 1 + below(rng, 8);
       d.tensors.push_back(std::move(rule));
     }
-    if (below(rng, 2) != 0) d.vocabulary = Vocabulary{{"v"}, 1 + below(rng, 99), {}, 100, Padding::kInitialised};
+    if (below(rng, 2) != 0) d.vocabulary = Vocabulary{{"v"}, 1 + below(rng, 99), {}, 100, PaddingContent::kInitialised};
     if (below(rng, 3) == 0) d.pipeline = Pipeline{StageRule::kEven, {"f"}, {"l"}, {}};
     ASSERT_EQ(must_parse(to_text(d.to_json(), static_cast<int>(below(rng, 3)))), d) << to_text(d.to_json());
   }

@@ -189,7 +189,7 @@ TEST(Load, GivesWhatTheFileOfARankHolds) {
       LoadOptions options = options_for(c.mesh, rank);
       if (c.options[1] == "hf") options.convention = Convention::kHf;
       if (!c.layout.empty()) options.layout = must(load_layout(c.layout, c.mesh));
-      if (!c.layout.empty()) options.vocab_padding = VocabularyFill::kZero;
+      if (!c.layout.empty()) options.vocab_padding = PaddingFill::kZero;
       options.exclude = {"train_state*", "optimizer*"};
       const Loaded loaded = must(load_all(c.from, options));
       const TensorValues file = load_checkpoint(out + "/rank-0000" + std::to_string(rank) + ".safetensors");
@@ -318,7 +318,7 @@ std::vector<Loaded> load_on_devices(const std::string& path, const LoadOptions& 
                                          LoadOptions mine = options;
                                          mine.ranks = &ranks;
                                          mine.device = &device;
-                                         if (between_devices) mine.data = &data;
+                                         if (between_devices) mine.data = [&]() -> Result<Transport*> { return &data; };
                                          out[static_cast<std::size_t>(ranks.rank())] = TRY(load_all(path, mine));
                                          return {};
                                        });
