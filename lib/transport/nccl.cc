@@ -14,7 +14,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <future>
@@ -28,7 +27,6 @@
 #include "lib/base/find_function.h"
 #include "lib/device/cuda/context.h"
 #include "lib/transport/collectives.h"
-#include "lib/transport/matching.h"
 #include "lib/transport/waiting.h"
 
 namespace reshard {
@@ -317,8 +315,6 @@ class Communicator {
 
 std::byte* writable(Bytes bytes) { return const_cast<std::byte*>(bytes.data()); }
 
-// ---- a GPU for each rank
-
 class NcclTransfer : public Transfer {
  public:
   NcclTransfer(Communicator& comm, std::shared_ptr<Event> done) : comm_(comm), done_(std::move(done)) {}
@@ -365,91 +361,6 @@ class NcclTransport : public NcclRanks {
   std::unique_ptr<Communicator> comm_;
   int rank_, size_;
   const Transport* control_;
-};
-
-// ---- one GPU for all ranks
-
-// The ranks' common ground. A message is posted, its two ends together, when both are known.
-class OneGpu {
- public:
-  using Message = Matcher<std::shared_ptr<Event>>::Message;
-
-  explicit OneGpu(std::unique_ptr<Communicator> comm, int size) : comm_(std::move(comm)), size_(size) {}
-  int size() const { return size_; }
-  bool stopped() const { return comm_->aborted(); }
-
-  Result<std::vector<Message>> start(int rank, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
-    const std::lock_guard lock(mutex_);
-    auto ends = matcher_.add(rank, size_, out, in);
-    if (!ends) return std::move(ends).error();
-    std::vector<End> pairs;
-    for (const Message& message : ends->complete) {
-      pairs.push_back({true, 0, writable(message->from), message->from.size()});
-      pairs.push_back({false, 0, message->to.data(), message->to.size()});
-    }
-    if (pairs.empty()) return std::move(ends->mine);
-    auto done = TRY(comm_->post(pairs));
-    for (const Message& message : ends->complete) message->state = done;
-    changed_.notify_all();
-    return std::move(ends->mine);
-  }
-
-  Status wait(const Message& message) {
-    std::shared_ptr<Event> done;
-    {
-      std::unique_lock lock(mutex_);
-      const bool ready =
-          changed_.wait_until(lock, comm_->from_now(), [&] { return message->state != nullptr || stopped(); });
-      if (!ready) return Error(ErrorCode::kPeer, "nccl: a message: its other end never came");
-      if (!message->state) return job_is_over();
-      done = message->state;
-    }
-    return comm_->wait(*done);
-  }
-
-  void stop() {
-    comm_->abort();
-    const std::lock_guard lock(mutex_);
-    changed_.notify_all();
-  }
-
- private:
-  std::unique_ptr<Communicator> comm_;
-  int size_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  Matcher<std::shared_ptr<Event>> matcher_;
-};
-
-class OneGpuTransfer : public Transfer {
- public:
-  OneGpuTransfer(OneGpu& gpu, std::vector<OneGpu::Message> messages) : gpu_(gpu), messages_(std::move(messages)) {}
-  Status wait() override {
-    for (const OneGpu::Message& message : messages_) TRY(gpu_.wait(message));
-    return {};
-  }
-
- private:
-  OneGpu& gpu_;
-  std::vector<OneGpu::Message> messages_;
-};
-
-class OneGpuTransport : public Transport {
- public:
-  OneGpuTransport(OneGpu& gpu, int rank) : gpu_(gpu), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int size() const override { return gpu_.size(); }
-  bool moves_device_memory() const override { return true; }
-  bool stopped() const override { return gpu_.stopped(); }
-
-  Result<std::unique_ptr<Transfer>> start(std::vector<Outgoing> out, std::vector<Incoming> in) override {
-    auto messages = TRY(gpu_.start(rank_, out, in));
-    return std::unique_ptr<Transfer>(std::make_unique<OneGpuTransfer>(gpu_, std::move(messages)));
-  }
-
- private:
-  OneGpu& gpu_;
-  int rank_;
 };
 
 }  // namespace
@@ -515,26 +426,6 @@ NcclMember nccl_member(int device) {
     }
   }
   return out;
-}
-
-Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
-                                 const std::function<Status(Transport& ranks)>& work) {
-  const NcclId id = TRY(make_nccl_id());
-  OneGpu gpu(TRY(Communicator::open(id, 0, 1, options, nullptr)), n);
-  std::vector<Status> results(static_cast<std::size_t>(n));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < n; ++rank)
-    threads.emplace_back([&, rank] {
-      OneGpuTransport transport(gpu, rank);
-      Status& result = results[static_cast<std::size_t>(rank)];
-      result = work(transport);
-      if (!result) gpu.stop();
-    });
-  for (std::thread& t : threads) t.join();
-  for (const bool by_itself : {true, false})
-    for (Status& result : results)
-      if (!result && (result.error().code() != ErrorCode::kPeer) == by_itself) return std::move(result);
-  return {};
 }
 
 }  // namespace reshard

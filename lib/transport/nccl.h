@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,11 +56,5 @@ struct NcclMember {
 };
 NcclMember nccl_member(int device);
 std::string why_no_nccl(const std::vector<NcclMember>& members);
-
-// `n` ranks on one GPU, each a thread that calls work(transport): a real exchange where there is one GPU only. NCCL has
-// no two ranks on one, so that all their messages are sent by its one rank to itself. Returns when all have returned;
-// when one fails the job is over for all, and the error is that of the lowest rank that failed by itself.
-Status run_nccl_ranks_on_one_gpu(int n, const NcclOptions& options,
-                                 const std::function<Status(Transport& ranks)>& work);
 
 }  // namespace reshard

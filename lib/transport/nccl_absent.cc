@@ -20,6 +20,4 @@ Result<std::unique_ptr<NcclRanks>> open_nccl(Transport&, const NcclOptions&) { r
 
 NcclMember nccl_member(int) { return {"", "", absent().message()}; }
 
-Status run_nccl_ranks_on_one_gpu(int, const NcclOptions&, const std::function<Status(Transport&)>&) { return absent(); }
-
 }  // namespace reshard

@@ -22,6 +22,7 @@
 #include "tests/support/device_checks.h"
 #include "tests/support/exchange_checks.h"
 #include "tests/support/local_ranks.h"
+#include "tests/support/one_gpu_ranks.h"
 
 namespace reshard {
 namespace {

@@ -57,7 +57,7 @@ if [ -z "$bench" ]; then
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d '. ' || true)
     arch=sm_${capability:-90}
   fi
-  sources=(tests/cuda/bench.cc tests/support/{device_checks,exchange_checks,local_ranks}.cc
+  sources=(tests/cuda/bench.cc tests/support/{device_checks,exchange_checks,local_ranks,one_gpu_ranks}.cc
     lib/device/{convert,copy,cpu_device,device,digest}.cc lib/device/cuda/{context,cuda_device,cufile,pinned}.cc
     lib/device/cuda/kernels.cu lib/transport/{collectives,nccl_members,$transport}.cc lib/layout/{box,dtype}.cc
     lib/base/{cursor,file,parallel,resident,sandbox,sys,text}.cc)

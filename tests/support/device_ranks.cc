@@ -7,6 +7,7 @@
 
 #include "lib/transport/nccl.h"
 #include "tests/support/local_ranks.h"
+#include "tests/support/one_gpu_ranks.h"
 #include "tests/support/split_device.h"
 
 namespace reshard {

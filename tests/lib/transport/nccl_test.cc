@@ -4,6 +4,7 @@
 
 #include "lib/device/device.h"
 #include "tests/support/exchange_checks.h"
+#include "tests/support/one_gpu_ranks.h"
 
 namespace reshard {
 namespace {

@@ -1,4 +1,4 @@
-#include "lib/transport/matching.h"
+#include "tests/support/matching.h"
 
 #include <gtest/gtest.h>
 
