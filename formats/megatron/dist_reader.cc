@@ -1,104 +1,20 @@
-// --ckpt-format torch_dist: PyTorch DCP whose tensors hold all layers, or all experts, of a parameter at once, and the
-// optimizer's in one of four ways:
-//
-//   decoder.layers.mlp.linear_fc1.weight [L, 2f, h]               every layer's, or "decoder.layers.7..." each
-//   decoder.layers.mlp.experts.experts.linear_fc2.weight          [L, E, h, f]
-//   decoder.layers.self_attention.linear_qkv.layer_norm_weight    the norm before it, whether or not it is part of it
-//
-//   optimizer.state.exp_avg.<name above>            plain, and fully_reshardable: as the parameter
-//   the same, [pieces along each axis ..., n]       fully_sharded_model_space: each piece flat
-//   optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg [n]
-//                                                   dp_reshardable: the flat buffer of a (tp rank, stage)
+#include "formats/megatron/dist_reader.h"
+
 #include <algorithm>
 #include <array>
-#include <deque>
-#include <functional>
-#include <map>
 #include <set>
 
 #include "formats/dcp/dcp.h"
-#include "formats/encoding/torch_archive.h"
-#include "formats/encoding/torch_file.h"
-#include "formats/megatron/arguments.h"
-#include "formats/megatron/dist_buffers.h"
-#include "formats/megatron/dist_stacks.h"
-#include "formats/megatron/megatron.h"
 #include "formats/megatron/names.h"
 #include "formats/tensor_files/flat_runs.h"
-#include "formats/tensor_files/local_files.h"
-#include "formats/tensor_files/reader.h"
 #include "lib/base/text.h"
 
 namespace reshard::megatron {
 namespace {
 
 constexpr std::string_view kCommonItem = "common_state/";
-constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
 
-bool is_optimizer_key(std::string_view key) { return is_optimizer_word(key.substr(0, key.find('.'))); }
-
-class ShardedReader : public TensorFileReader {
- public:
-  Status open(const Place& directory, const OpenOptions& options);
-  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
-  Result<std::string> blob_bytes(const Blob& blob) override;
-  std::string describe(const Blob& blob) override;
-
- private:
-  std::vector<std::string> side_directories() const override;
-  Result<std::optional<Json>> made_config() override;
-
-  // Receives a stored piece of a parameter, or of an optimizer's state of one.
-  using Sink =
-      std::function<Status(const std::string& name, const Dims& shape, const KeyPath& path, const Fragment& f)>;
-  // A tensor, and the stored ones it is made of.
-  struct Origin {
-    JoinedTensor joined;
-    std::vector<std::size_t> inner;
-  };
-  using Gathered = std::map<std::string, Origin>;
-  // What becomes of a stored tensor.
-  struct Recipe {
-    enum class Kind { kAsItIs, kStack, kBuffer } kind = Kind::kAsItIs;
-    std::string word;      // of optimizer state, "exp_avg"
-    Dims model_shape;      // of the parameter's stored tensor
-    bool is_flat = false;  // pieces of it, each flat
-    Stack stack;
-    std::vector<Placed> placed;  // in a buffer
-  };
-
-  Status read_metadata();
-  Status read_common(const std::string& path);
-  void find_recipes();
-  void place_buffers(const Gathered& model);
-  Status emit(std::size_t inner, const Sink& sink);
-  Status emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink);
-  Status gather(const std::vector<std::size_t>& inner, Gathered& out);
-  Status add_values();
-  Status add_groups(pickle::Value groups, Index optimizer);
-  Status read_groups(const Blob& blob, Index optimizer);
-  Result<std::optional<StoredTensor>> common_step(pickle::Value optimizer) const;
-  Status add_steps();
-  bool is_nothing(const Blob& blob);
-  Status add_blobs();
-  void tell();
-  std::string optimizer_text() const;
-  const Catalog& stored() const { return inner_->catalog(); }
-
-  std::unique_ptr<Reader> inner_;
-  Arguments args_;
-  Degrees degrees_;
-  bool is_tied_ = false, takes_masters_ = false, splits_pieces_ = false, has_common_item_ = false;
-  std::optional<TorchFile> common_;
-  std::optional<pickle::Value> values_;  // of common_
-  std::uint32_t common_file_ = 0;
-  std::deque<pickle::Document> groups_;                                   // of a dp_reshardable optimizer
-  std::vector<Recipe> recipes_;                                           // of each stored tensor
-  std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones
-  std::map<std::string, std::size_t> inner_blobs_;
-  std::map<Index, bool> nothing_;  // by the length of an item
-  std::string kind_;               // of the optimizer
-};
+}  // namespace
 
 // ---- Metadata
 
@@ -208,6 +124,8 @@ void ShardedReader::place_buffers(const Gathered& model) {
 
 // ---- Pieces
 
+namespace {
+
 // Layer or expert `index` of a piece.
 Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
   Fragment out = f;
@@ -216,6 +134,8 @@ Fragment slice_of(const Fragment& f, Index index, Index element_bytes) {
   out.strides = Dims(f.strides.span().subspan(1));
   return out;
 }
+
+}  // namespace
 
 // A piece in the shape of the parameter's stored tensor, by layer and expert.
 Status ShardedReader::emit_piece(const Tensor& tensor, const Recipe& recipe, const Fragment& piece, const Sink& sink) {
@@ -352,158 +272,6 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
   return {};
 }
 
-// ---- Values
-
-Status ShardedReader::add_groups(pickle::Value groups, Index optimizer) {
-  const std::string prefix = "optimizer" + (optimizer > 0 ? "_" + std::to_string(optimizer) : "");
-  if (groups.kind() != pickle::Kind::kList) return {};
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].kind() != pickle::Kind::kDict) continue;
-    for (std::size_t i = 0; i < groups[g].size(); ++i) {
-      const auto word = groups[g].key(i).as_string();
-      if (!word || *word == "params") continue;
-      const auto number = static_cast<Index>(g);
-      const KeyPath path = {prefix, std::string("param_groups"), number, std::string(*word)};
-      TRY(add_object(dotted_name(path), path, common_file_, groups[g].value(i)));
-    }
-  }
-  return {};
-}
-
-Status ShardedReader::add_values() {
-  if (!values_) return {};
-  const auto add = [&](const std::string& name, pickle::Value value) {
-    return add_object("extra_state." + name, {std::string("extra_state"), name}, common_file_, value);
-  };
-  const bool is_release = base_name(catalog_.root) == kRelease;  // at no iteration
-  for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
-    if (const auto value = values_->find(name); value && !(is_release && name == "iteration"))
-      TRY(add(std::string(name), *value));
-  for (const auto& [name, count] : sample_counts(*values_)) TRY(add(name, count));
-  if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
-  const auto add_optimizer = [&](pickle::Value optimizer, Index number) -> Status {
-    if (optimizer.kind() != pickle::Kind::kDict) return {};
-    const auto inner = optimizer.find("optimizer");
-    const pickle::Value own = inner && inner->kind() == pickle::Kind::kDict ? *inner : optimizer;
-    const auto groups = own.find("param_groups");
-    return groups ? add_groups(*groups, number) : Status();
-  };
-  const auto optimizer = values_->find("optimizer");
-  if (!optimizer) return {};
-  TRY(add_optimizer(*optimizer, 0));
-  if (optimizer->kind() == pickle::Kind::kDict)  // of several, by number
-    for (std::size_t i = 0; i < optimizer->size(); ++i)
-      if (const auto number = optimizer->key(i).as_int()) TRY(add_optimizer(optimizer->value(i), *number));
-  return {};
-}
-
-// The number of steps that a plain optimizer counts once for all of its parameters.
-Result<std::optional<StoredTensor>> ShardedReader::common_step(pickle::Value optimizer) const {
-  std::optional<pickle::Value> value = optimizer;
-  for (const std::string_view word : {"optimizer", "state", "common_step"})
-    value = value && value->kind() == pickle::Kind::kDict ? value->find(word) : std::nullopt;
-  if (!value || !makes_torch_tensor(*value)) return std::optional<StoredTensor>();
-  StoredTensor out = TRY(common_->resolve(*value));
-  out.extent.file = common_file_;
-  return std::optional(std::move(out));
-}
-
-// As every parameter's own. Of several optimizers the second has the experts'.
-Status ShardedReader::add_steps() {
-  const auto optimizer = values_ ? values_->find("optimizer") : std::nullopt;
-  if (!optimizer || optimizer->kind() != pickle::Kind::kDict) return {};
-  std::array<std::optional<StoredTensor>, 2> steps = {TRY(common_step(*optimizer)), {}};
-  for (std::size_t i = 0; i < optimizer->size(); ++i)
-    if (const auto number = optimizer->key(i).as_int(); number && *number >= 0 && *number < std::ssize(steps))
-      steps[static_cast<std::size_t>(*number)] = TRY(common_step(optimizer->value(i)));
-  std::vector<std::string> parameters;
-  for (const Tensor& t : catalog_.tensors())
-    if (const StateKey key = split_state_key(t.name); key.kind == StateKind::kOptimizer && key.suffix == ".exp_avg")
-      parameters.push_back(key.parameter);
-  for (const std::string& parameter : parameters) {
-    const bool is_expert = steps[1] && parse_core_name(parameter).is_expert();
-    const auto& step = steps[is_expert ? 1 : 0];
-    if (!step) continue;
-    JoinedTensor joined(state_name(parameter, "step"), step->dtype, step->shape(), state_path(parameter, "step"));
-    joined.add(*step, {step->box, Dims::filled(step->box.rank(), 0)});
-    TRY(catalog_.add(std::move(joined.tensor)).context(catalog_.root));
-    splits_pieces_ = true;
-  }
-  return {};
-}
-
-// The parameter groups of a dp_reshardable optimizer, which are an item of their own.
-Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
-  const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
-  auto document = torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length);
-  if (!document) return {};  // whoever wants the object is told
-  groups_.push_back(*std::move(document));
-  pickle::Value value = groups_.back().root();
-  if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
-  const auto groups = value.kind() == pickle::Kind::kDict ? value.find("param_groups") : std::nullopt;
-  return groups ? add_groups(*groups, optimizer) : Status();
-}
-
-// Whether what a module keeps beside its parameters is nothing: a list of one None. One item of each length is read.
-bool ShardedReader::is_nothing(const Blob& blob) {
-  const auto [known, is_new] = nothing_.emplace(blob.extent.length, false);
-  if (!is_new || blob.extent.length > kMaxNothingBytes) return known->second;
-  const auto file = files_.open(stored().file_path(blob.extent.file));
-  if (!file) return false;
-  const auto document = torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length);
-  if (!document) return false;
-  const pickle::Value value = document->root();
-  known->second = value.kind() == pickle::Kind::kList && value.size() == 1 && value[0].is_none();
-  return known->second;
-}
-
-// Random states, what modules keep for themselves, and what else is no tensor.
-Status ShardedReader::add_blobs() {
-  std::optional<std::size_t> nothing;
-  for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
-    Blob blob = stored().blobs[i];
-    if (is_extra_state(blob.name) && is_nothing(blob)) {  // one object, stored often
-      if (nothing) {
-        catalog_.blobs[*nothing].copies.push_back(blob.extent);
-        continue;
-      }
-      nothing = catalog_.blobs.size();
-      const std::string name = "extra_state._extra_state";
-      TRY(add_pickled(name, {name}, blob.extent.file, none_in_a_list()));
-      catalog_.blobs.back().extent = blob.extent;
-      continue;
-    }
-    const std::string_view key = without_chain(blob.name);
-    if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
-      TRY(read_groups(blob, parse_chain(blob.name)));
-    const bool is_of_buffers = key.starts_with("optimizer.distributed.");  // lengths, and the groups, which were read
-    if (is_of_buffers || (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key)))
-      blob.name = "extra_state." + blob.name;
-    blob.path = {blob.name};
-    inner_blobs_.emplace(blob.name, i);
-    catalog_.blobs.push_back(std::move(blob));
-  }
-  return {};
-}
-
-Result<std::string> ShardedReader::blob_bytes(const Blob& blob) {
-  const auto own = inner_blobs_.find(blob.name);
-  if (own == inner_blobs_.end()) return TensorFileReader::blob_bytes(blob);
-  inner_->use_files(files_);
-  return inner_->blob_bytes(stored().blobs[own->second]);
-}
-
-std::string ShardedReader::describe(const Blob& blob) {
-  const auto own = inner_blobs_.find(blob.name);
-  if (own == inner_blobs_.end()) return TensorFileReader::describe(blob);
-  inner_->use_files(files_);
-  return inner_->describe(stored().blobs[own->second]);
-}
-
-std::vector<std::string> ShardedReader::side_directories() const { return {catalog_.root, parent_path(catalog_.root)}; }
-
-Result<std::optional<Json>> ShardedReader::made_config() { return make_config(args_, catalog_).config; }
-
 // ---- All of it
 
 Status ShardedReader::open(const Place& directory, const OpenOptions& options) {
@@ -585,7 +353,9 @@ std::string ShardedReader::optimizer_text() const {
   return "plain: shaped as the parameters";
 }
 
-}  // namespace
+std::vector<std::string> ShardedReader::side_directories() const { return {catalog_.root, parent_path(catalog_.root)}; }
+
+Result<std::optional<Json>> ShardedReader::made_config() { return make_config(args_, catalog_).config; }
 
 Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenOptions& options) {
   return open_as<ShardedReader>(directory, options);

@@ -1,0 +1,164 @@
+// Of torch_dist what is no tensor: the values in common.pt or its item, the optimizer's groups, its steps, objects.
+#include <algorithm>
+#include <array>
+
+#include "formats/dcp/dcp.h"
+#include "formats/encoding/torch_archive.h"
+#include "formats/megatron/dist_reader.h"
+#include "formats/megatron/names.h"
+#include "lib/base/text.h"
+
+namespace reshard::megatron {
+namespace {
+
+constexpr Index kMaxNothingBytes = 4096;  // of the item of a list of one None
+
+}  // namespace
+
+Status ShardedReader::add_groups(pickle::Value groups, Index optimizer) {
+  const std::string prefix = "optimizer" + (optimizer > 0 ? "_" + std::to_string(optimizer) : "");
+  if (groups.kind() != pickle::Kind::kList) return {};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    if (groups[g].kind() != pickle::Kind::kDict) continue;
+    for (std::size_t i = 0; i < groups[g].size(); ++i) {
+      const auto word = groups[g].key(i).as_string();
+      if (!word || *word == "params") continue;
+      const auto number = static_cast<Index>(g);
+      const KeyPath path = {prefix, std::string("param_groups"), number, std::string(*word)};
+      TRY(add_object(dotted_name(path), path, common_file_, groups[g].value(i)));
+    }
+  }
+  return {};
+}
+
+Status ShardedReader::add_values() {
+  if (!values_) return {};
+  const auto add = [&](const std::string& name, pickle::Value value) {
+    return add_object("extra_state." + name, {std::string("extra_state"), name}, common_file_, value);
+  };
+  const bool is_release = base_name(catalog_.root) == kRelease;  // at no iteration
+  for (const std::string_view name : {"iteration", "checkpoint_version", "num_floating_point_operations_so_far"})
+    if (const auto value = values_->find(name); value && !(is_release && name == "iteration"))
+      TRY(add(std::string(name), *value));
+  for (const auto& [name, count] : sample_counts(*values_)) TRY(add(name, count));
+  if (const auto scheduler = values_->find("opt_param_scheduler")) TRY(add("opt_param_scheduler", *scheduler));
+  const auto add_optimizer = [&](pickle::Value optimizer, Index number) -> Status {
+    if (optimizer.kind() != pickle::Kind::kDict) return {};
+    const auto inner = optimizer.find("optimizer");
+    const pickle::Value own = inner && inner->kind() == pickle::Kind::kDict ? *inner : optimizer;
+    const auto groups = own.find("param_groups");
+    return groups ? add_groups(*groups, number) : Status();
+  };
+  const auto optimizer = values_->find("optimizer");
+  if (!optimizer) return {};
+  TRY(add_optimizer(*optimizer, 0));
+  if (optimizer->kind() == pickle::Kind::kDict)  // of several, by number
+    for (std::size_t i = 0; i < optimizer->size(); ++i)
+      if (const auto number = optimizer->key(i).as_int()) TRY(add_optimizer(optimizer->value(i), *number));
+  return {};
+}
+
+// The number of steps that a plain optimizer counts once for all of its parameters.
+Result<std::optional<StoredTensor>> ShardedReader::common_step(pickle::Value optimizer) const {
+  std::optional<pickle::Value> value = optimizer;
+  for (const std::string_view word : {"optimizer", "state", "common_step"})
+    value = value && value->kind() == pickle::Kind::kDict ? value->find(word) : std::nullopt;
+  if (!value || !makes_torch_tensor(*value)) return std::optional<StoredTensor>();
+  StoredTensor out = TRY(common_->resolve(*value));
+  out.extent.file = common_file_;
+  return std::optional(std::move(out));
+}
+
+// As every parameter's own. Of several optimizers the second has the experts'.
+Status ShardedReader::add_steps() {
+  const auto optimizer = values_ ? values_->find("optimizer") : std::nullopt;
+  if (!optimizer || optimizer->kind() != pickle::Kind::kDict) return {};
+  std::array<std::optional<StoredTensor>, 2> steps = {TRY(common_step(*optimizer)), {}};
+  for (std::size_t i = 0; i < optimizer->size(); ++i)
+    if (const auto number = optimizer->key(i).as_int(); number && *number >= 0 && *number < std::ssize(steps))
+      steps[static_cast<std::size_t>(*number)] = TRY(common_step(optimizer->value(i)));
+  std::vector<std::string> parameters;
+  for (const Tensor& t : catalog_.tensors())
+    if (const StateKey key = split_state_key(t.name); key.kind == StateKind::kOptimizer && key.suffix == ".exp_avg")
+      parameters.push_back(key.parameter);
+  for (const std::string& parameter : parameters) {
+    const bool is_expert = steps[1] && parse_core_name(parameter).is_expert();
+    const auto& step = steps[is_expert ? 1 : 0];
+    if (!step) continue;
+    JoinedTensor joined(state_name(parameter, "step"), step->dtype, step->shape(), state_path(parameter, "step"));
+    joined.add(*step, {step->box, Dims::filled(step->box.rank(), 0)});
+    TRY(catalog_.add(std::move(joined.tensor)).context(catalog_.root));
+    splits_pieces_ = true;
+  }
+  return {};
+}
+
+// The parameter groups of a dp_reshardable optimizer, which are an item of their own.
+Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
+  const auto file = TRY(files_.open(stored().file_path(blob.extent.file)));
+  auto document = torch_archive::read_object_item(*file, blob.extent.offset, blob.extent.length);
+  if (!document) return {};  // whoever wants the object is told
+  groups_.push_back(*std::move(document));
+  pickle::Value value = groups_.back().root();
+  if (value.kind() == pickle::Kind::kList && value.size() == 1) value = value[0];
+  const auto groups = value.kind() == pickle::Kind::kDict ? value.find("param_groups") : std::nullopt;
+  return groups ? add_groups(*groups, optimizer) : Status();
+}
+
+// Whether what a module keeps beside its parameters is nothing: a list of one None. One item of each length is read.
+bool ShardedReader::is_nothing(const Blob& blob) {
+  const auto [known, is_new] = nothing_.emplace(blob.extent.length, false);
+  if (!is_new || blob.extent.length > kMaxNothingBytes) return known->second;
+  const auto file = files_.open(stored().file_path(blob.extent.file));
+  if (!file) return false;
+  const auto document = torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length);
+  if (!document) return false;
+  const pickle::Value value = document->root();
+  known->second = value.kind() == pickle::Kind::kList && value.size() == 1 && value[0].is_none();
+  return known->second;
+}
+
+// Random states, what modules keep for themselves, and what else is no tensor.
+Status ShardedReader::add_blobs() {
+  std::optional<std::size_t> nothing;
+  for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
+    Blob blob = stored().blobs[i];
+    if (is_extra_state(blob.name) && is_nothing(blob)) {  // one object, stored often
+      if (nothing) {
+        catalog_.blobs[*nothing].copies.push_back(blob.extent);
+        continue;
+      }
+      nothing = catalog_.blobs.size();
+      const std::string name = "extra_state._extra_state";
+      TRY(add_pickled(name, {name}, blob.extent.file, none_in_a_list()));
+      catalog_.blobs.back().extent = blob.extent;
+      continue;
+    }
+    const std::string_view key = without_chain(blob.name);
+    if (key.starts_with("optimizer.distributed.dp_group_idx_0.optimizer/"))  // alike in all ranks
+      TRY(read_groups(blob, parse_chain(blob.name)));
+    const bool is_of_buffers = key.starts_with("optimizer.distributed.");  // lengths, and the groups, which were read
+    if (is_of_buffers || (!is_training_word(blob.name.substr(0, blob.name.find('/'))) && !is_optimizer_key(key)))
+      blob.name = "extra_state." + blob.name;
+    blob.path = {blob.name};
+    inner_blobs_.emplace(blob.name, i);
+    catalog_.blobs.push_back(std::move(blob));
+  }
+  return {};
+}
+
+Result<std::string> ShardedReader::blob_bytes(const Blob& blob) {
+  const auto own = inner_blobs_.find(blob.name);
+  if (own == inner_blobs_.end()) return TensorFileReader::blob_bytes(blob);
+  inner_->use_files(files_);
+  return inner_->blob_bytes(stored().blobs[own->second]);
+}
+
+std::string ShardedReader::describe(const Blob& blob) {
+  const auto own = inner_blobs_.find(blob.name);
+  if (own == inner_blobs_.end()) return TensorFileReader::describe(blob);
+  inner_->use_files(files_);
+  return inner_->describe(stored().blobs[own->second]);
+}
+
+}  // namespace reshard::megatron
