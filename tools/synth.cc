@@ -14,6 +14,7 @@
 #include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/packing.h"
+#include "lib/model/parameters.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 #include "tools/commands.h"

@@ -8,6 +8,7 @@
 #include "lib/base/text.h"
 #include "lib/model/config.h"
 #include "lib/model/family.h"
+#include "lib/model/parameters.h"
 
 namespace reshard::vllm {
 namespace {

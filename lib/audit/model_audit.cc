@@ -9,6 +9,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
+#include "lib/model/parameters.h"
 #include "lib/model/parts.h"
 
 namespace reshard {

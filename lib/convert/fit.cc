@@ -8,6 +8,7 @@
 #include "lib/checkpoint/state_key.h"
 #include "lib/convert/rows.h"
 #include "lib/model/packing.h"
+#include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
 namespace reshard {

@@ -8,6 +8,7 @@
 
 #include "lib/audit/finding.h"
 #include "lib/forecast/rank_memory.h"
+#include "lib/model/parameters.h"
 
 namespace reshard {
 

@@ -7,6 +7,7 @@
 
 #include "lib/layout/layout.h"
 #include "lib/model/family.h"
+#include "lib/model/parameters.h"
 
 namespace reshard {
 

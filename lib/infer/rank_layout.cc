@@ -9,6 +9,7 @@
 #include "lib/checkpoint/state_key.h"
 #include "lib/layout/stages.h"
 #include "lib/model/family.h"
+#include "lib/model/parameters.h"
 #include "lib/model/parts.h"
 
 namespace reshard {

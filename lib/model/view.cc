@@ -7,6 +7,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/packing.h"
+#include "lib/model/parameters.h"
 
 namespace reshard {
 namespace {

@@ -7,6 +7,7 @@
 #include "lib/base/json.h"
 #include "lib/model/config.h"
 #include "lib/model/family.h"
+#include "lib/model/parameters.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

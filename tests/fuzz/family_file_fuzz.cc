@@ -7,6 +7,7 @@
 #include "lib/base/text.h"
 #include "lib/model/family_file.h"
 #include "lib/model/formula.h"
+#include "lib/model/parameters.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

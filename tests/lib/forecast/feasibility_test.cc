@@ -8,6 +8,7 @@
 #include <random>
 
 #include "lib/layout/stages.h"
+#include "lib/model/parameters.h"
 #include "tests/support/layouts.h"
 
 namespace reshard {

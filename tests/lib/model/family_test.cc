@@ -6,6 +6,7 @@
 #include <set>
 
 #include "lib/base/file.h"
+#include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
 namespace reshard {

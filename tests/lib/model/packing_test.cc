@@ -7,6 +7,7 @@
 #include <random>
 
 #include "lib/model/family_file.h"
+#include "lib/model/parameters.h"
 #include "lib/model/view.h"
 
 namespace reshard {

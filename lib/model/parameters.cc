@@ -1,0 +1,189 @@
+#include "lib/model/parameters.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/model/formula.h"
+
+namespace reshard {
+namespace {
+
+bool holds(std::string_view condition, const ModelConfig& config) {
+  if (condition.empty()) return true;
+  const bool negated = condition.front() == '!';
+  const auto n = evaluate(condition.substr(negated ? 1 : 0),
+                          [&](std::string_view name) { return std::optional<Index>(config.number(name)); });
+  return n && (*n != 0) != negated;
+}
+
+bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
+  if (rule.place != NameRule::Place::kLayer) return true;
+  switch (rule.layers) {
+    case Layers::kAll:
+      return true;
+    case Layers::kPrediction:
+      return layer >= config.num_hidden_layers();
+    case Layers::kLinear:
+    case Layers::kAttention:
+      return config.is_linear_layer(layer) == (rule.layers == Layers::kLinear);
+    case Layers::kDense:
+    case Layers::kSparse:
+      break;
+  }
+  return config.is_sparse_layer(layer) == (rule.layers == Layers::kSparse);
+}
+
+// Adds those of a range of layers, or of none: of the model itself.
+class ParameterList {
+ public:
+  ParameterList(const Family& family, const ModelConfig& config) : family_(family), config_(config) {}
+
+  Status add_layers(Index begin, Index end) {
+    TRY(check_count(begin, end));
+    for (const NameRule& rule : family_.rules)
+      if (rule.place == NameRule::Place::kLayer) TRY(add(rule, begin, end));
+    return {};
+  }
+  Status add_all() {
+    TRY(check_count(0, config_.num_hidden_layers()));
+    for (const NameRule& rule : family_.rules)
+      TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
+    return {};
+  }
+  std::vector<Parameter> take() { return std::move(out_); }
+  std::vector<Parameter> take_chosen_scales() { return std::move(scales_); }
+
+ private:
+  Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }
+
+  // Before any of them is made: 425 bytes of config.json would otherwise take gigabytes.
+  Status check_count(Index begin, Index end) const {
+    Index room = kMaxParameters;
+    for (const NameRule& rule : family_.rules) {
+      if (rule.place != NameRule::Place::kLayer || rule.is_dropped() || !holds(rule.when, config_)) continue;
+      const Index each = std::max<Index>(0, experts_of(rule));
+      const auto count = checked_mul(end - begin, each);
+      if (!count || *count > room)
+        return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors: " +
+                       with_commas(end - begin) + " layers of " + with_commas(each) + " '" + printable(rule.hf) + "'");
+      room -= *count;
+    }
+    return {};
+  }
+
+  Status add(const NameRule& rule, Index begin, Index end) {
+    if (rule.is_dropped() || !holds(rule.when, config_)) return {};
+    const Index experts = experts_of(rule);
+    if (experts < 1) return {};
+    std::optional<Dims> shape;
+    for (Index layer = begin; layer < end; ++layer) {
+      if (!has_layer(rule, config_, layer)) continue;
+      if (!shape) shape = TRY(expected_shape(rule, config_));
+      const auto here = checked_mul(volume(*shape), experts);
+      if (!here || *here > kMaxElements - elements_)
+        return corrupt(config_.path + ": describes more than " + with_commas(kMaxElements) + " elements");
+      elements_ += *here;
+      for (Index expert = 0; expert < experts; ++expert) add(rule, *shape, layer, rule.is_per_expert() ? expert : -1);
+    }
+    return {};
+  }
+
+  void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
+    Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
+    p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
+    p.dtype = rule.dtype.empty() ? config_.dtype : rule.dtype;
+    if (rule.quantized == Quantized::kMxfp4 && config_.has_mxfp4() && !config_.is_left_unquantized(p.name)) {
+      add_mxfp4(std::move(p));
+      return;
+    }
+    const auto& float8 = config_.float8;
+    if (!float8 || !(float8->is_chosen ? rule.is_matrix() : rule.quantized == Quantized::kFloat8) ||
+        config_.is_left_unquantized(p.name)) {
+      out_.push_back(std::move(p));
+      return;
+    }
+    Parameter scale = p;
+    scale.name += float8->suffix;
+    scale.shape = float8->shape(shape);
+    scale.is_scale = true;
+    scale.dtype = float8->is_chosen ? "" : "float32";
+    if (!float8->is_chosen) p.dtype = "float8_e4m3fn";
+    out_.push_back(std::move(p));
+    (float8->is_chosen ? scales_ : out_).push_back(std::move(scale));
+  }
+
+  // Of [E, in, out].
+  void add_mxfp4(Parameter p) {
+    Parameter scales = p;
+    scales.name += kMxfp4Scales;
+    scales.shape = {p.shape[0], p.shape[2], ceil_div(p.shape[1], kMxfp4Group)};
+    scales.is_scale = true;
+    scales.dtype = p.dtype = "uint8";
+    p.name += kMxfp4Blocks;
+    p.values = p.shape;
+    p.shape = {scales.shape[0], scales.shape[1], scales.shape[2], kMxfp4Bytes};
+    out_.push_back(std::move(p));
+    out_.push_back(std::move(scales));
+  }
+
+  static constexpr Index kMaxParameters = 500'000;       // DeepSeek-V3 has 46,000; scales are not counted
+  static constexpr Index kMaxElements = Index{1} << 55;  // so that what is counted of them in bytes can be counted
+  const Family& family_;
+  const ModelConfig& config_;
+  Index elements_ = 0;
+  std::vector<Parameter> out_;
+  std::vector<Parameter> scales_;  // of matrices that may be float8 or not
+};
+
+Status check_quantization(const Family& family, const ModelConfig& config) {
+  if (knows_quantization(family, config)) return {};
+  return unsupported(config.path + ": a model of family " + family.name + " quantized with " +
+                     printable(config.quantization) + ", whose tensors are not known");
+}
+
+}  // namespace
+
+Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config) {
+  Dims shape;
+  for (const std::string& formula : split(rule.shape, ',')) {
+    const Index n = TRY(evaluate(formula, config.numbers()).context(config.path).context(rule.hf));
+    if (n < 1) return corrupt(config.path + ": " + explain(formula, config.numbers()) + ": expected a positive size");
+    shape.push_back(n);
+  }
+  if (!checked_volume(shape)) return corrupt(config.path + ": " + std::string(rule.hf) + ": the shape overflows");
+  return shape;
+}
+
+Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config) {
+  TRY(check_quantization(family, config));
+  ParameterList list(family, config);
+  TRY(list.add_all());
+  return list.take();
+}
+
+Result<std::vector<Parameter>> optional_parameters(const Family& family, const ModelConfig& config) {
+  TRY(check_quantization(family, config));
+  ParameterList model(family, config), prediction(family, config);
+  const Index begin = config.num_hidden_layers();
+  const auto end = checked_add(begin, std::max<Index>(0, config.num_prediction_layers()));
+  if (!end) return corrupt(config.path + ": num_nextn_predict_layers overflows");
+  TRY(prediction.add_layers(begin, *end));
+  std::vector<Parameter> out = prediction.take();
+  if (!config.float8 || !config.float8->is_chosen) return out;
+  TRY(model.add_all());
+  for (ParameterList* list : {&model, &prediction})
+    for (Parameter& scale : list->take_chosen_scales()) out.push_back(std::move(scale));
+  return out;
+}
+
+Index count_elements(const std::vector<Parameter>& parameters) {
+  Index sum = 0;
+  for (const Parameter& p : parameters)
+    if (!p.is_tied && !p.is_scale) sum += volume(p.value_shape());
+  return sum;
+}
+
+}  // namespace reshard
