@@ -55,8 +55,6 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   p.allows_objects = allows("objects");
   p.source = TRY(open_source(options.source, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
-  o.config_given = !o.config_path.empty();
-  o.config_path = find_config(p.source.reader->catalog(), o.config_path);
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));
     o.donor = p.donor->reader.get();

@@ -44,7 +44,7 @@ Result<Catalog> in_one_piece(const Catalog& source) {
 
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
-  d.config = TRY(read_config_file(source, o, o.source_path, d.notes));
+  d.config = TRY(read_config_file(source, o, d.notes));
   d.names = TRY(translate(source.catalog(), o.model, d.config, o, format));  // settles the model, and the names of both
   TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
   const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
@@ -80,7 +80,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
   TRY(place(d.output.tensors, d.view, model, o, format, d.notes));  // and how it lies
   if (o.merge) d.merge = TRY(match_sources(d, format, o));
-  d.side_files = find_side_files(source.catalog(), o.config_path, format, d.notes);
+  d.side_files = find_side_files(source.catalog(), d.config.path, format, d.notes);
   return d;
 }
 
@@ -138,7 +138,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
       std::move(d.output.tensors), std::move(blobs), o.mesh,      o.layout, o.max_file_bytes, o.container,
       head_counts(d.names.model),  o.compression,    std::nullopt};
   request.step = d.step;
-  if (!d.config.text.empty()) request.config = TRY(parse_json(d.config.text, d.config.path));
+  if (d.config.is_there()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);

@@ -176,7 +176,7 @@ Status Conversion::check_merged(const Origin& origin) const {
 }
 
 std::vector<std::string> Conversion::inputs() const {
-  std::vector<std::string> out = {options_.config_path};
+  std::vector<std::string> out = {draft_.config.path};
   const auto add = [&](const Reader& reader) {
     for (std::string& path : reader.catalog().file_paths()) out.push_back(std::move(path));
   };
@@ -196,7 +196,7 @@ Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : 
 
 Result<std::vector<SideFile>> Conversion::side_files() const {
   std::vector<SideFile> out;
-  if (!draft_.config.text.empty() && draft_.config.is_copied) {
+  if (draft_.config.is_there() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
     const bool is_other = options_.dtype && converted_tensors() > 0;
     if (is_other || draft_.requantized.stored) {

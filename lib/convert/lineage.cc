@@ -8,7 +8,6 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
-#include "lib/model/config.h"
 
 namespace reshard {
 namespace {
@@ -103,8 +102,7 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   o.model = choice;
   o.has_model_names = first.format->hf_names;
   o.source_path = merge.sources.front().path;
-  o.config_given = !config_path.empty();
-  o.config_path = find_config(first.reader->catalog(), config_path);
+  o.config_path = config_path;
   o.merge = std::move(merge);
   o.run = run;
   const auto conversion = TRY(Conversion::prepare(*first.reader, format, std::move(o)).context(recorded.path));

@@ -7,7 +7,6 @@
 #include "lib/base/text.h"
 #include "lib/convert/conversion.h"
 #include "lib/device/convert.h"
-#include "lib/model/config.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -118,7 +117,6 @@ Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& fir
       out.push_back(TRY(open(source.path, how)));
       source.reader = out.back().reader.get();
     }
-    source.config_path = find_config(source.reader->catalog());
   }
   return out;
 }
@@ -142,8 +140,7 @@ Result<Merge> match_sources(const Draft& first, const Format& format, const Conv
     ConversionOptions of_other = options;
     of_other.merge.reset();
     of_other.source_path = sources[s].path;
-    of_other.config_path = sources[s].config_path;
-    of_other.config_given = false;
+    of_other.config_path.clear();
     of_other.donor = nullptr;
     auto other = std::make_shared<Draft>(TRY(make_draft(*sources[s].reader, format, of_other)));
     TRY(check_whole(*other, sources[s]));

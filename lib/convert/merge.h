@@ -26,7 +26,6 @@ struct MergeSource {
   std::string name;          // in the expression
   std::string path;          // as the user gave it
   Reader* reader = nullptr;  // null: not open yet
-  std::string config_path = {};
 };
 
 struct MergeOptions {
@@ -36,7 +35,7 @@ struct MergeOptions {
   std::string others_from;  // the source of tensors that are no floats; empty: they must be equal in all of them
 };
 
-// Opens the sources after the first, and finds the configs of all. The sources refer to what is returned.
+// Opens the sources after the first. The sources refer to what is returned.
 Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& first, const Opener& open,
                                                 const OpenOptions& how);
 

@@ -19,28 +19,16 @@ constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transf
 
 }  // namespace
 
-Result<ModelConfig> ConfigFile::model() const {
-  return ModelConfig::parse(TRY(parse_json(text, path)), path).context(path);
-}
-
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path,
-                                    Notes& notes) {
-  const std::string& path = wanted.config_path;
-  if (path.empty()) {
-    auto kept = TRY(source.side_file(std::string(kConfigFile), kMaxConfigBytes));
-    return kept ? ConfigFile{path_join(source_path, kConfigFile), std::move(*kept)} : ConfigFile();
-  }
-  ConfigFile out;
-  out.text = TRY(read_whole_file(path, kMaxConfigBytes));
-  out.path = path;
-  if (wanted.config_given) return out;
-  if (!is_model_config(TRY(parse_json(out.text, path)))) {
-    notes.warnings.push_back(path + " names no model_type: it is no model's, and is not used");
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes& notes) {
+  ConfigFile out = TRY(find_config_file(source, wanted.config_path));
+  if (!out.is_there() || out.is_given) return out;
+  if (!TRY(out.is_of_model())) {
+    notes.warnings.push_back(out.path + " names no model_type: it is no model's, and is not used");
     return ConfigFile();
   }
-  if (const auto real = leads_out(path, parent_path(path))) {
+  if (const auto real = leads_out(out.path, parent_path(out.path))) {
     out.is_copied = false;
-    notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) +
+    notes.warnings.push_back(out.path + " leads out of the checkpoint, to " + printable(*real) +
                              ": it is used, but not copied unless --config names it");
   }
   return out;
@@ -49,7 +37,7 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const 
 Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
                               const Naming& naming, const Format& format) {
   std::optional<ModelConfig> config;
-  if (!file.text.empty() && !choice.is_none()) config = TRY(file.model());
+  if (file.is_there() && !choice.is_none()) config = TRY(file.model());
   const std::optional<Float8Scales> float8 = config ? config->float8 : std::nullopt;
   Translation out{TRY(recognise(source, choice, std::move(config))), float8, {}, false};
   if (!out.model.family) out.model.config.reset();
@@ -88,7 +76,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     why = "it holds adapters beside the weights they change (" + some_of(adapters) + "), which are no model until " +
           "they are merged";
   std::optional<ModelConfig> config;
-  if (!file.text.empty())
+  if (file.is_there())
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
   if (said) why += ", and " + file.path + " is of family " + said->name;
@@ -118,8 +106,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
       break;
     }
   if (said || !has_model_names) {
-    if (!file.text.empty() && !wanted.config_given) notes.warnings.push_back(file.path + " is not copied");
-    file.is_copied = file.is_copied && wanted.config_given;
+    if (file.is_there() && !file.is_given) notes.warnings.push_back(file.path + " is not copied");
+    file.is_copied = file.is_copied && file.is_given;
   }
   return {};
 }

@@ -7,18 +7,14 @@
 #include "lib/checkpoint/format.h"
 #include "lib/convert/notes.h"
 #include "lib/convert/options.h"
+#include "lib/model/config.h"
 #include "lib/model/model.h"
 
 namespace reshard {
 
-// A config.json, from beside the source or from within it; an empty text: none.
-struct ConfigFile {
-  std::string path, text;
-  bool is_copied = true;  // false: a link that leads out of the checkpoint, and the user did not name it
-
-  Result<ModelConfig> model() const;  // that a text describes
-};
-Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, const std::string& source_path, Notes& notes);
+// The source's (find_config_file); none where the one that was found is of no model. One that lies behind a link out of
+// the checkpoint is not copied unless the user gave it.
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes& notes);
 
 struct Translation {
   Model model;                         // of the source; with a config only where it has a family

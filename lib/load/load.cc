@@ -44,7 +44,6 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   ConversionOptions conversion;
   static_cast<Wanted&>(conversion) = o;
   conversion.source_path = source.catalog().root;
-  conversion.config_path = find_config(source.catalog(), o.config_path);
   conversion.run = o;
   // What is read before the load are a few tensors: by each rank for itself, and by its processor.
   conversion.run.progress = nullptr;

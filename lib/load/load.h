@@ -26,9 +26,8 @@
 
 namespace reshard {
 
-// Where no `config_path` is given, a config.json beside the checkpoint, or one level up, counts. Of RunOptions,
-// `memory` is of buffers alone, beside the destinations and the checkpoint's metadata; `ranks` are as many as the mesh
-// has; `device` is whose memory the destinations are; `progress` counts what this rank has read.
+// Of RunOptions, `memory` is of buffers alone, beside the destinations and the checkpoint's metadata; `ranks` are as
+// many as the mesh has; `device` is whose memory the destinations are; `progress` counts what this rank has read.
 struct LoadOptions : Wanted, RunOptions {
   Index rank = 0;  // of the mesh, this one; with `ranks` it is theirs that counts
   // Whether stored items of which a part only is needed are read to their end, to check their recorded checksums. With

@@ -18,6 +18,12 @@ constexpr std::size_t kShownValue = 40;     // bytes of one in a message
 constexpr std::size_t kMaxParts = 64;       // of a model; real ones have three
 constexpr int kMaxPartDepth = 3;
 
+// Whether it says of what type a model is.
+bool names_model_type(const Json& json) {
+  const Json* type = json.is_object() ? json.find("model_type") : nullptr;
+  return type && type->is_string();
+}
+
 // What models have in common, where their family says nothing else.
 const ConfigDefault kCommonDefaults[] = {
     {"num_key_value_heads", "num_attention_heads"},
@@ -100,7 +106,7 @@ void ModelConfig::read_parts(const Json& json, const std::string& prefix, int de
     ModelConfig nested;
     nested.path = path;
     nested.part = name;
-    if (is_model_config(member.value) && nested.read(member.value)) parts.push_back(std::move(nested));
+    if (names_model_type(member.value) && nested.read(member.value)) parts.push_back(std::move(nested));
     if (depth < kMaxPartDepth) read_parts(member.value, name + ".", depth + 1);
   }
 }
@@ -270,11 +276,6 @@ Json llama3_rope_scaling(double factor) {
       .set("rope_type", "llama3");
 }
 
-bool is_model_config(const Json& json) {
-  const Json* type = json.is_object() ? json.find("model_type") : nullptr;
-  return type && type->is_string();
-}
-
 std::string find_beside(const Catalog& catalog, std::string_view name) {
   std::vector<std::string> places = {catalog.root};
   for (std::uint32_t file = 0; file < catalog.files.size(); ++file)
@@ -287,20 +288,29 @@ std::string find_beside(const Catalog& catalog, std::string_view name) {
   return {};
 }
 
-std::string find_config(const Catalog& catalog, const std::string& given) {
-  return given.empty() ? find_beside(catalog, kConfigFile) : given;
+Result<bool> ConfigFile::is_of_model() const { return names_model_type(TRY(parse_json(text, path))); }
+
+Result<ModelConfig> ConfigFile::model() const {
+  return ModelConfig::parse(TRY(parse_json(text, path)), path).context(path);
+}
+
+Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
+  ConfigFile out;
+  out.is_given = !given.empty();
+  out.path = out.is_given ? given : find_beside(reader.catalog(), kConfigFile);
+  if (!out.path.empty()) {
+    out.text = TRY(read_whole_file(out.path, kMaxConfigBytes));
+  } else if (auto kept = TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes))) {
+    out.path = path_join(reader.catalog().root, kConfigFile);
+    out.text = *std::move(kept);
+  }
+  return out;
 }
 
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {
-  if (!given.empty()) return std::optional<ModelConfig>(TRY(read_config(given)));
-  std::string path = find_config(reader.catalog());
-  auto text = path.empty() ? TRY(reader.side_file(std::string(kConfigFile), kMaxConfigBytes))
-                           : std::optional(TRY(read_whole_file(path, kMaxConfigBytes)));
-  if (!text) return std::optional<ModelConfig>();
-  if (path.empty()) path = path_join(reader.catalog().root, kConfigFile);
-  const Json json = TRY(parse_json(*text, path));
-  if (!is_model_config(json)) return std::optional<ModelConfig>();
-  return std::optional<ModelConfig>(TRY(ModelConfig::parse(json, path).context(path)));
+  const ConfigFile file = TRY(find_config_file(reader, given));
+  if (!file.is_there() || (!file.is_given && !TRY(file.is_of_model()))) return std::optional<ModelConfig>();
+  return std::optional<ModelConfig>(TRY(file.model()));
 }
 
 }  // namespace reshard

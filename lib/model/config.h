@@ -111,14 +111,22 @@ Json llama3_rope_scaling(double factor);
 // there is none.
 std::string find_beside(const Catalog& catalog, std::string_view name);
 
-// The config.json to use for a checkpoint: `given` if not empty, else the one beside it.
-std::string find_config(const Catalog& catalog, const std::string& given = {});
+// The config.json of an open checkpoint; an empty text: there is none.
+struct ConfigFile {
+  std::string path, text;
+  bool is_given = false;  // by the user, and not found
+  bool is_copied = true;  // to an output; false: a link that leads out of the checkpoint, and the user did not name it
 
-// Whether it names a model's type: a config.json that does not, such as a trainer's own, is of no model.
-bool is_model_config(const Json& json);
+  bool is_there() const { return !text.empty(); }
+  // Whether it names a model's type: one that does not, such as a trainer's own, is of no model.
+  Result<bool> is_of_model() const;
+  Result<ModelConfig> model() const;  // that it describes
+};
+// The file `given`, if that is not empty; else the one beside the checkpoint (find_beside); else what the format itself
+// keeps or makes (Reader::side_file).
+Result<ConfigFile> find_config_file(Reader& reader, const std::string& given = {});
 
-// The config of an open checkpoint: of that file, or what the format itself keeps or makes (Reader::side_file) where
-// there is none. Nothing where neither is, or where the one that was found, not given, is no model's.
+// The model that it describes. Nothing where there is none, or where the one that was found, not given, is no model's.
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {});
 
 }  // namespace reshard

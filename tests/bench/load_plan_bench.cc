@@ -64,7 +64,6 @@ Status report(const std::string& path, const std::string& mesh, const std::vecto
     ConversionOptions of_load;  // the same once more, for its plan
     of_load.mesh = options.mesh;
     of_load.source_path = path;
-    of_load.config_path = find_config(reader.catalog());
     Draft draft = TRY(make_draft(reader, kMemoryFormat, of_load));
     LayoutRequest request;
     request.tensors = std::move(draft.output.tensors);

@@ -159,7 +159,6 @@ Result<WantedOptions> wanted_options(const std::string& path, const std::vector<
   TRY(tools::parse_options(line, [&](tools::CommandLine& l) { options.add(l, false); }));
   WantedOptions out;
   out.conversion = TRY(options.conversion_options());
-  out.conversion.config_given = !out.conversion.config_path.empty();
   out.conversion.spool = tools::temporary_directory();
   out.source_layout = TRY(options.source_layout.load());
   out.open.keys = TRY(options.source_layout.keys());
@@ -173,7 +172,6 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<s
   o.part = part_;
   std::shared_ptr<LazyCheckpoint> out = TRY(open(path_, words_));  // what is found in files is found in its own catalog
   o.has_model_names = out->format().hf_names;
-  o.config_path = find_config(out->catalog(), o.config_path);
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
   out->own_ = TRY(name_view(draft.view, draft.names, o));
   out->own_->root = out->reader().catalog().root;

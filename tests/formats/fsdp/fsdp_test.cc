@@ -155,7 +155,7 @@ TEST(Fsdp, ConfigAndTokenizerAreFoundInItsModelDirectory) {
   write_file(copy / "huggingface/tokenizer.json", "{}");
   const auto open = open_checkpoint(copy.path(), {});
   ASSERT_TRUE(open) << open.error().message();
-  EXPECT_EQ(find_config(open->reader->catalog()), copy / "huggingface/config.json");
+  EXPECT_EQ(find_config_file(*open->reader)->path, copy / "huggingface/config.json");
   EXPECT_TRUE((*open->reader->side_file("config.json", 1 << 20)).has_value());
   EXPECT_FALSE((*open->reader->side_file("generation_config.json", 1 << 20)).has_value());
 

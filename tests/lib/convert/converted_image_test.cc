@@ -51,8 +51,7 @@ Result<std::unique_ptr<Prepared>> prepare(const Case& c, Index memory = Index{51
   ConversionOptions o;
   o.source_path = c.source;
   o.has_model_names = out->source.format->hf_names;
-  o.config_path = find_config(out->source.reader->catalog(), c.config);
-  o.config_given = !c.config.empty();
+  o.config_path = c.config;
   if (!c.mesh.empty()) o.mesh = TRY(Mesh::parse(c.mesh));
   if (!c.names.empty()) o.convention = find_convention(c.names);
   if (!c.dtype.empty()) o.dtype = dtype_from_torch(c.dtype);

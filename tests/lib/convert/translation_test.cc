@@ -20,59 +20,66 @@ using testing::IsEmpty;
 class ConfigOfAConversion : public testing::Test {
  protected:
   ConfigOfAConversion() { fs::create_directory(dir_ / "ckpt"); }
-  Result<ConfigFile> read(const std::string& path, bool given) {
+  Result<ConfigFile> read(const std::string& given = "") {
     MadeCheckpoint source(dir_ / "ckpt", "data");
     Wanted wanted;
-    wanted.config_path = path;
-    wanted.config_given = given;
+    wanted.config_path = given;
     notes_ = {};
-    return read_config_file(source, wanted, "as/given", notes_);
+    return read_config_file(source, wanted, notes_);
   }
   TempDir dir_;
   Notes notes_;
 };
 
-TEST_F(ConfigOfAConversion, IsTheFileThatWasFoundOrNamed) {
-  const std::string path = dir_.write("config.json", kTinyLlama);
-  for (const bool given : {false, true}) {
-    const ConfigFile file = must(read(path, given));
+TEST_F(ConfigOfAConversion, IsTheFileThatWasNamedOrFound) {
+  EXPECT_FALSE(must(read()).is_there());
+  const std::string named = dir_.write("elsewhere/llama.json", kTinyLlama);
+  EXPECT_EQ(must(read(named)).path, named);
+  EXPECT_THAT(error_of(read(dir_ / "none.json")), HasSubstr("none.json"));
+  for (const char* found : {"config.json", "ckpt/config.json"}) {  // the nearer one counts
+    const std::string path = dir_.write(found, kTinyLlama);
+    const ConfigFile file = must(read());
     EXPECT_EQ(file.path, path);
     EXPECT_EQ(file.text, kTinyLlama);
     EXPECT_TRUE(file.is_copied);
     EXPECT_EQ(must(file.model()).vocab_size(), 10);
     EXPECT_THAT(notes_.warnings, IsEmpty());
   }
-  EXPECT_THAT(error_of(read(dir_ / "none.json", true)), HasSubstr("none.json"));
+  EXPECT_EQ(must(read(named)).path, named);
 }
 
-TEST_F(ConfigOfAConversion, IsElseWhatTheSourceKeeps) {
-  EXPECT_EQ(must(read("", false)).text, "");
-  dir_.write("ckpt/config.json", kTinyLlama);
-  const ConfigFile file = must(read("", false));
-  EXPECT_EQ(file.path, "as/given/config.json");
-  EXPECT_EQ(file.text, kTinyLlama);
+TEST_F(ConfigOfAConversion, IsElseWhatTheFormatMakes) {
+  class Maker : public MadeCheckpoint {
+   public:
+    using MadeCheckpoint::MadeCheckpoint;
+    Result<std::optional<Json>> made_config() override { return std::optional(parse_json(kTinyLlama, "made").value()); }
+  };
+  Maker source(dir_ / "ckpt", "data");
+  const ConfigFile file = must(read_config_file(source, {}, notes_));
+  EXPECT_EQ(file.path, dir_ / "ckpt/config.json");
+  EXPECT_EQ(must(file.model()).vocab_size(), 10);
   EXPECT_TRUE(file.is_copied);
 }
 
 TEST_F(ConfigOfAConversion, OfNoModelIsNoneUnlessItWasNamed) {
   const std::string path = dir_.write("config.json", R"({"learning_rate": 1})");
-  EXPECT_EQ(must(read(path, false)).text, "");
+  EXPECT_FALSE(must(read()).is_there());
   EXPECT_THAT(notes_.warnings, ElementsAre(path + " names no model_type: it is no model's, and is not used"));
-  EXPECT_EQ(must(read(path, true)).text, R"({"learning_rate": 1})");
+  EXPECT_EQ(must(read(path)).text, R"({"learning_rate": 1})");
   EXPECT_THAT(notes_.warnings, IsEmpty());
-  const std::string damaged = dir_.write("damaged.json", "{");
-  EXPECT_THAT(error_of(read(damaged, false)), HasSubstr(damaged));
+  dir_.write("config.json", "{");
+  EXPECT_THAT(error_of(read()), HasSubstr(path));
 }
 
 TEST_F(ConfigOfAConversion, BehindALinkIsUsedAndNotCopied) {
   const std::string real = dir_.write("elsewhere/secret.json", kTinyLlama);
   const std::string path = dir_ / "ckpt/config.json";
   fs::create_symlink(real, path);
-  const ConfigFile found = must(read(path, false));
+  const ConfigFile found = must(read());
   EXPECT_EQ(found.text, kTinyLlama);
   EXPECT_FALSE(found.is_copied);
   EXPECT_THAT(notes_.warnings, ElementsAre(HasSubstr("leads out of the checkpoint, to " + real)));
-  EXPECT_TRUE(must(read(path, true)).is_copied);
+  EXPECT_TRUE(must(read(path)).is_copied);
 }
 
 // ---- whether what is written is a model that loaders know
@@ -95,9 +102,10 @@ struct Checked {
   Notes notes;
   ConfigFile file;
 };
-Checked check(const Catalog& source, const Wanted& wanted, const Format& format, const std::string& config = "") {
+Checked check(const Catalog& source, const Wanted& wanted, const Format& format, const std::string& config = "",
+              bool is_given = false) {
   Checked out;
-  out.file = {"c.json", config};
+  out.file = {"c.json", config, is_given};
   const Translation names = must(translate(source, wanted.model, out.file, wanted, format));
   out.error = error_of(check_names(source, names, wanted, format, out.file, out.notes));
   return out;
@@ -127,8 +135,7 @@ TEST(NamesOfAnOutput, AreTheSourcesOwnWhereTheUserSaysSo) {
                                                   "against a model",
                                                   "c.json is not copied"));
   EXPECT_FALSE(checked.file.is_copied) << "it is of another model";
-  wanted.config_given = true;
-  checked = check(unknown_model(), wanted, kModels, kTinyLlama);
+  checked = check(unknown_model(), wanted, kModels, kTinyLlama, true);
   EXPECT_EQ(checked.notes.warnings.size(), 1U);
   EXPECT_TRUE(checked.file.is_copied);
 }
