@@ -5,6 +5,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "lib/audit/missing_audit.h"
 #include "lib/audit/vocabulary.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -14,8 +15,6 @@
 
 namespace reshard {
 namespace {
-
-constexpr std::size_t kShownLines = 6;
 
 // How a shape differs from the one that was due.
 enum class Difference {
@@ -65,12 +64,6 @@ std::string shapes_text(const Mismatch& m) {
   return to_string(m.tensor->shape) + " where " + to_string(m.parameter->shape) + " is due";
 }
 
-std::string leaf(std::string_view pattern) {
-  for (const std::string_view suffix : {".weight"})
-    if (pattern.ends_with(suffix)) pattern.remove_suffix(suffix.size());
-  return std::string(pattern.substr(pattern.rfind('.') + 1));
-}
-
 std::string formula_text(const NameRule& rule, int dim, const ModelConfig& config) {
   return explain(split(rule.shape, ',')[static_cast<std::size_t>(dim)], config.numbers());
 }
@@ -81,47 +74,15 @@ std::vector<std::string> lines_by_rule(const std::vector<Mismatch>& all) {
   for (const Mismatch& m : all) first.emplace(m.parameter->rule, &m);
   std::vector<std::string> lines;
   for (const auto& [rule, m] : first) {
-    if (lines.size() == kShownLines) {
-      lines.push_back("and " + count_of(static_cast<Index>(first.size() - kShownLines), "other kind") + " of tensor");
+    if (lines.size() == kShownKinds) {
+      lines.push_back("and " + count_of(static_cast<Index>(first.size() - kShownKinds), "other kind") + " of tensor");
       break;
     }
-    lines.push_back(leaf(rule->hf) + ": " + shapes_text(*m) +
+    lines.push_back(leaf_of_rule(rule->hf) + ": " + shapes_text(*m) +
                     (m->dim >= 0 ? " (dim " + std::to_string(m->dim) + ")" : ""));
   }
   return lines;
 }
-
-std::string ranges(const std::set<Index>& numbers) {
-  return join(runs_of({numbers.begin(), numbers.end()}, " to "), ", ");
-}
-
-// What the config describes, beside what there is.
-struct Subject {
-  const Catalog& catalog;
-  const Family& family;
-  const ModelConfig& config;
-  Convention names = Convention::kHf;
-  std::vector<Parameter> expected;  // what must be there, then what the config allows
-  std::size_t required = 0;         // how many of them must be there
-  std::unordered_map<std::string, const Parameter*> by_name;
-
-  bool requires_it(const Parameter& p) const { return static_cast<std::size_t>(&p - expected.data()) < required; }
-  DType dtype() const { return dtype_from_torch(config.dtype).value_or(DType::kBFloat16); }
-  Index bytes(const Parameter& p) const { return volume(p.shape) * byte_size(dtype()); }
-};
-
-// The checkpoint's model tensors by the parameters they are.
-struct Stored {
-  std::unordered_map<std::string, const Tensor*> found;  // by canonical name
-  std::set<std::string> packed;                          // canonical names that a fused projection holds
-  std::vector<std::pair<ParsedName, const Tensor*>> extra;
-  std::string other_head;  // "value_head", "score"
-
-  const Tensor* find(const Parameter& p) const {
-    const auto it = found.find(p.name);
-    return it == found.end() ? nullptr : it->second;
-  }
-};
 
 // Tensors of another shape than is due, by what there is to say of them.
 struct Mismatches {
@@ -132,16 +93,9 @@ struct Mismatches {
   Index padded_rows = 0;  // of a vocabulary that is padded as Megatron does, and whose writer does not say so
 };
 
-// Parameters that no tensor is, likewise.
-struct Missing {
-  const Parameter* head = nullptr;
-  std::set<Index> layer_numbers;  // of which nothing is there
-  std::vector<const Parameter*> layers, experts, others;
-};
-
 // ---- names
 
-void report_unknown(const Subject& subject, std::vector<std::string> unknown, FindingList& findings) {
+void report_unknown(const DescribedModel& subject, std::vector<std::string> unknown, FindingList& findings) {
   if (unknown.empty()) return;
   Finding& f = findings.add(Severity::kWarning, "name-unknown");
   f.what = count_of(std::ssize(unknown), "tensor") + " whose name family " + std::string(subject.family.name) +
@@ -158,11 +112,11 @@ struct Duplicate {
   const Tensor *a = nullptr, *b = nullptr;
 };
 
-std::string file_of(const Subject& subject, const Tensor& t) {
+std::string file_of(const DescribedModel& subject, const Tensor& t) {
   return t.fragments.empty() ? "no file" : subject.catalog.files[t.fragments.extent(0).file].path;
 }
 
-void report_duplicates(const Subject& subject, const std::vector<Duplicate>& duplicates, FindingList& findings) {
+void report_duplicates(const DescribedModel& subject, const std::vector<Duplicate>& duplicates, FindingList& findings) {
   if (duplicates.empty()) return;
   Finding& f = findings.add(Severity::kError, "name-duplicate");
   const bool is_one = duplicates.size() == 1;
@@ -185,7 +139,7 @@ void report_duplicates(const Subject& subject, const std::vector<Duplicate>& dup
 }
 
 // A packed tensor stands for its parts.
-void look_at_packed(const Subject& subject, const Tensor& tensor, const ParsedName& parsed, Stored& stored,
+void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, StoredModel& stored,
                     FindingList& findings) {
   std::vector<Dims> shapes;
   std::vector<std::string> due;
@@ -210,8 +164,8 @@ void look_at_packed(const Subject& subject, const Tensor& tensor, const ParsedNa
       (shapes.size() > due.size() ? " and " + count_of(std::ssize(shapes) - std::ssize(due), "other") : ""));
 }
 
-Stored match_names(const Subject& subject, ModelAudit& audit, FindingList& findings) {
-  Stored out;
+StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, FindingList& findings) {
+  StoredModel out;
   std::vector<std::string> unknown;
   std::vector<Duplicate> duplicates;
   for (const Tensor& tensor : subject.catalog.tensors()) {
@@ -256,14 +210,14 @@ bool has_other_vocabulary(const Mismatch& m) {
 
 // Whether its only fault is padding: the writer tells that there are as many words as the config has, and no more rows
 // are words; or the names are Megatron's, which pads so and loads it so.
-bool is_padding(const Subject& subject, const Mismatch& m) {
+bool is_padding(const DescribedModel& subject, const Mismatch& m) {
   const Index words = m.parameter->shape[0], rows = m.tensor->shape[0];
   return has_other_vocabulary(m) && rows > words &&
          (subject.catalog.vocabulary == words ||
           (subject.names == Convention::kMegatron && !explain_padding(rows, words).empty()));
 }
 
-Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
+Mismatches compare_shapes(const DescribedModel& subject, const StoredModel& stored) {
   Mismatches out;
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
@@ -283,7 +237,7 @@ Mismatches compare_shapes(const Subject& subject, const Stored& stored) {
   return out;
 }
 
-void report_vocabulary(const Subject& subject, const Stored& stored, const Mismatches& mismatches,
+void report_vocabulary(const DescribedModel& subject, const StoredModel& stored, const Mismatches& mismatches,
                        FindingList& findings) {
   if (mismatches.vocabulary.empty()) return;
   std::vector<VocabularyTensor> tensors;  // those that agree are told of too
@@ -312,8 +266,8 @@ std::vector<std::string> names_of(const std::vector<Mismatch>& list) {
   return out;
 }
 
-void report_rank_part(const Subject& subject, const Stored& stored, Index t, const std::vector<Mismatch>& list,
-                      bool consistent, FindingList& findings) {
+void report_rank_part(const DescribedModel& subject, const StoredModel& stored, Index t,
+                      const std::vector<Mismatch>& list, bool consistent, FindingList& findings) {
   Finding& f = findings.add(Severity::kError, "shape-part");
   f.tensors = names_of(list);
   f.what = (list.size() == 1 ? "is" : "are") + std::string(" one of ") + std::to_string(t) + " tensor-parallel parts";
@@ -332,7 +286,7 @@ void report_rank_part(const Subject& subject, const Stored& stored, Index t, con
              " files in rank order. If only rank 0 wrote, save again with the tensors gathered.";
 }
 
-void report_wrong_part(const Subject& subject, const std::vector<Mismatch>& list, FindingList& findings) {
+void report_wrong_part(const DescribedModel& subject, const std::vector<Mismatch>& list, FindingList& findings) {
   const Mismatch& m = list[0];
   const NameRule& rule = *m.parameter->rule;
   const bool is_norm = m.parameter->shape.rank() == 1 && rule.tp_dim < 0;
@@ -356,7 +310,7 @@ void report_wrong_part(const Subject& subject, const std::vector<Mismatch>& list
 }
 
 // Tensors that are one of t parts: of a rank's dump when tensor parallelism would cut them so, by mistake otherwise.
-void report_parts(const Subject& subject, const Stored& stored, const std::vector<Mismatch>& parts,
+void report_parts(const DescribedModel& subject, const StoredModel& stored, const std::vector<Mismatch>& parts,
                   FindingList& findings) {
   std::map<Index, std::vector<Mismatch>> as_due;
   std::map<std::pair<const NameRule*, int>, std::vector<Mismatch>> wrong;
@@ -366,7 +320,7 @@ void report_parts(const Subject& subject, const Stored& stored, const std::vecto
   for (const auto& [key, list] : wrong) report_wrong_part(subject, list, findings);
 }
 
-void explain_shape(const Subject& subject, const Mismatch& m, Finding& f) {
+void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f) {
   const NameRule& rule = *m.parameter->rule;
   if (m.parameter->is_scale) {
     f.why.push_back("a scale for each block of its matrix, as quantization_config of " + subject.config.path +
@@ -398,7 +352,7 @@ void explain_shape(const Subject& subject, const Mismatch& m, Finding& f) {
   f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
 }
 
-void report_other_shapes(const Subject& subject, const std::vector<Mismatch>& others, FindingList& findings) {
+void report_other_shapes(const DescribedModel& subject, const std::vector<Mismatch>& others, FindingList& findings) {
   std::map<std::pair<const NameRule*, Difference>, std::vector<Mismatch>> groups;
   for (const Mismatch& m : others) groups[{m.parameter->rule, m.difference}].push_back(m);
   for (const auto& [key, list] : groups) {
@@ -411,12 +365,12 @@ void report_other_shapes(const Subject& subject, const std::vector<Mismatch>& ot
 
 // How many experts each rank wrote as one below the other, the tensors of the others being absent; 0 where that is not
 // what was done.
-Index experts_kept(const Subject& subject, const std::vector<Mismatch>& concatenated) {
+Index experts_kept(const DescribedModel& subject, const std::vector<Mismatch>& concatenated) {
   const Index experts = subject.config.number("num_experts");
   return concatenated.empty() || experts % concatenated[0].times != 0 ? 0 : experts / concatenated[0].times;
 }
 
-void report_concatenated(const Subject& subject, const std::vector<Mismatch>& list, FindingList& findings) {
+void report_concatenated(const DescribedModel& subject, const std::vector<Mismatch>& list, FindingList& findings) {
   if (list.empty()) return;
   const Index ep = list[0].times, kept = experts_kept(subject, list);
   Finding& f = findings.add(Severity::kError, "shape-experts-concatenated");
@@ -431,142 +385,10 @@ void report_concatenated(const Subject& subject, const std::vector<Mismatch>& li
   f.advice = "No data are lost: split each into " + std::to_string(ep) + " blocks of rows.";
 }
 
-// ---- missing and extra
-
-bool is_head(const Parameter& p) { return p.rule->is_vocabulary() && p.rule->place == NameRule::Place::kLast; }
-
-Missing find_missing(const Subject& subject, const Stored& stored, const Mismatches& mismatches) {
-  const Index kept = experts_kept(subject, mismatches.concatenated);
-  Missing out;
-  std::map<Index, Index> due, gone;  // by layer
-  std::vector<const Parameter*> rest;
-  for (const Parameter& p : subject.expected) {
-    if (p.layer >= 0 && p.layer < subject.config.num_hidden_layers()) ++due[p.layer];
-    if (stored.find(p) || stored.packed.contains(p.name) || p.is_tied || !subject.requires_it(p)) continue;
-    if (kept > 0 && p.expert >= kept) continue;
-    if (!out.head && is_head(p)) {
-      out.head = &p;
-      continue;
-    }
-    if (p.layer >= 0) ++gone[p.layer];
-    rest.push_back(&p);
-  }
-  for (const auto& [layer, n] : gone)
-    if (n == due[layer]) out.layer_numbers.insert(layer);
-  for (const Parameter* p : rest)
-    (out.layer_numbers.contains(p->layer) ? out.layers
-     : p->rule->is_per_expert()           ? out.experts
-                                          : out.others)
-        .push_back(p);
-  return out;
-}
-
-void report_missing_tensors(const Subject& subject, const std::vector<const Parameter*>& list, std::string id,
-                            FindingList& findings) {
-  if (list.empty()) return;
-  Finding& f = findings.add(Severity::kError, std::move(id));
-  std::map<const NameRule*, Index> by_rule;
-  Index bytes = 0;
-  for (const Parameter* p : list) {
-    f.tensors.push_back(p->name);
-    bytes += subject.bytes(*p);
-    ++by_rule[p->rule];
-  }
-  f.what = std::string(list.size() == 1 ? "is" : "are") + " missing, and " + subject.config.path + " describes " +
-           (list.size() == 1 ? "it" : "them");
-  for (const auto& [rule, n] : by_rule) {
-    if (f.why.size() == kShownLines) {
-      f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownLines), "kind") + " more");
-      break;
-    }
-    f.why.push_back(leaf(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
-                    std::string(rule->when));
-  }
-  if (list[0]->rule->is_per_expert()) {
-    std::set<Index> experts;
-    for (const Parameter* p : list) experts.insert(p->expert);
-    f.why.push_back("experts " + ranges(experts) + " of " + with_commas(subject.config.number("num_experts")) +
-                    ": a rank of expert parallelism that did not write, if they are one run");
-  }
-  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
-}
-
-void report_missing_head(const Subject& subject, const Parameter& head, const std::string& other,
-                         FindingList& findings) {
-  Finding& f = findings.add(other.empty() ? Severity::kError : Severity::kNote, "missing-head");
-  f.tensors = {head.name};
-  if (!other.empty()) {
-    f.what = "is absent: " + std::string(other == "score" ? "a classifier" : "a reward model") + " (" + other +
-             " present), not an error";
-    return;
-  }
-  f.what = "is missing, and " + subject.config.path + " does not tie it to the embedding";
-  f.why.push_back("tie_word_embeddings is false: the head is a tensor of its own, " + to_string(head.shape));
-  f.lost = "The head (" + human_bytes(subject.bytes(head)) +
-           "), unless the run did tie it: loaders would start it at random.";
-  f.advice = "If the run tied its embeddings, set tie_word_embeddings to true in " + subject.config.path + ".";
-}
-
-bool is_one_run(const std::set<Index>& numbers) {
-  return *numbers.rbegin() - *numbers.begin() + 1 == static_cast<Index>(numbers.size());
-}
-
-void report_missing_layers(const Subject& subject, const Missing& missing, FindingList& findings) {
-  const std::set<Index>& layers = missing.layer_numbers;
-  if (layers.empty()) return;
-  Finding& f = findings.add(Severity::kError, "missing-layers");
-  Index bytes = 0;
-  for (const Parameter* p : missing.layers) {
-    f.tensors.push_back(p->name);
-    bytes += subject.bytes(*p);
-  }
-  f.what = (layers.size() == 1 ? "layer " : "layers ") + ranges(layers) + " of 0 to " +
-           with_commas(subject.config.num_hidden_layers() - 1) + " " + (layers.size() == 1 ? "is" : "are") + " missing";
-  f.why.push_back(subject.config.path + " says num_hidden_layers = " + with_commas(subject.config.num_hidden_layers()) +
-                  "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
-  if (is_one_run(layers) && layers.size() > 1)
-    f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
-  f.lost = with_commas(std::ssize(f.tensors)) + " tensors, " + human_bytes(bytes) + ", not in any file.";
-  f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
-}
-
-void report_missing(const Subject& subject, const Stored& stored, const Missing& missing, FindingList& findings) {
-  if (missing.head) report_missing_head(subject, *missing.head, stored.other_head, findings);
-  report_missing_layers(subject, missing, findings);
-  report_missing_tensors(subject, missing.experts, "missing-experts", findings);
-  report_missing_tensors(subject, missing.others, "missing-tensors", findings);
-}
-
-void report_extra(const Subject& subject, const Stored& stored, FindingList& findings) {
-  const ModelConfig& config = subject.config;
-  std::vector<std::string> beyond, unexpected;
-  Index deepest = 0;
-  for (const auto& [parsed, tensor] : stored.extra) {
-    const bool is_beyond = parsed.layer >= config.num_hidden_layers() + config.num_prediction_layers();
-    if (is_beyond) deepest = std::max(deepest, parsed.layer);
-    if (is_beyond || parsed.layer < config.num_hidden_layers())
-      (is_beyond ? beyond : unexpected).push_back(tensor->name);
-  }
-  if (!beyond.empty()) {
-    Finding& f = findings.add(Severity::kError, "extra-layers");
-    f.tensors = std::move(beyond);
-    f.what = "belong to layers that the model has not";
-    f.why.push_back(config.path + " says num_hidden_layers = " + with_commas(config.num_hidden_layers()) +
-                    "; the files go up to layer " + with_commas(deepest));
-    f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
-  }
-  if (unexpected.empty()) return;
-  Finding& f = findings.add(Severity::kWarning, "extra-tensors");
-  f.what =
-      unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
-  f.tensors = std::move(unexpected);
-  f.advice = "A loader drops what the config does not describe.";
-}
-
 // ---- dtypes
 
 // The one dtype of training state, if that is what it is (ModelAudit::uniform_dtype).
-std::string report_dtypes(const Subject& subject, const Stored& stored, FindingList& findings) {
+std::string report_dtypes(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
   Index compared = 0;
   for (const Parameter& p : subject.expected) {
@@ -601,14 +423,14 @@ std::string report_dtypes(const Subject& subject, const Stored& stored, FindingL
 Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   const Family& family = *model.family;
   const ModelConfig& config = *model.config;
-  Subject subject{catalog, family, config, model.convention, TRY(parameters(family, config)), 0, {}};
+  DescribedModel subject{catalog, family, config, model.convention, TRY(parameters(family, config)), 0, {}};
   subject.required = subject.expected.size();
   for (Parameter& p : TRY(optional_parameters(family, config))) subject.expected.push_back(std::move(p));
   for (const Parameter& p : subject.expected) subject.by_name.emplace(p.name, &p);
 
   ModelAudit audit;
   FindingList findings;
-  const Stored stored = match_names(subject, audit, findings);
+  const StoredModel stored = match_names(subject, audit, findings);
   for (const Parameter& p : subject.expected) {
     audit.head_is_tied = audit.head_is_tied || (p.is_tied && !stored.find(p) && !stored.packed.contains(p.name));
     if (p.is_tied || !subject.requires_it(p)) continue;
@@ -621,8 +443,7 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   report_parts(subject, stored, mismatches.parts, findings);
   report_other_shapes(subject, mismatches.others, findings);
   report_concatenated(subject, mismatches.concatenated, findings);
-  report_missing(subject, stored, find_missing(subject, stored, mismatches), findings);
-  report_extra(subject, stored, findings);
+  audit_missing(subject, stored, experts_kept(subject, mismatches.concatenated), findings);
   audit.uniform_dtype = report_dtypes(subject, stored, findings);
   audit.findings = findings.take();
   return audit;

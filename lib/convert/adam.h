@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "lib/checkpoint/format.h"
-#include "lib/convert/steps.h"
+#include "lib/convert/source_view.h"
 
 namespace reshard {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/convert/steps.h"
+#include "lib/convert/source_view.h"
 #include "lib/engine/computed_source.h"
 
 namespace reshard {

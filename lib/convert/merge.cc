@@ -38,18 +38,18 @@ std::vector<std::string> missing_in(const Catalog& there, const Catalog& here) {
   return out;
 }
 
-// Calls visit(part) for the parts of a box, each of few elements, in row-major order.
+// Calls visit(box) for boxes of few elements that this one is cut into, in row-major order.
 template <class Visit>
-Status for_parts(const Box& box, const Visit& visit) {
+Status for_small_boxes(const Box& box, const Visit& visit) {
   if (volume(box) <= kMostElements) return visit(box);
   int d = 0;
   while (box.shape[d] == 1) ++d;
   const Index rows = std::max<Index>(1, kMostElements / (volume(box) / box.shape[d]));
   for (Index begin = 0; begin < box.shape[d]; begin += rows) {
-    Box part = box;
-    part.origin[d] += begin;
-    part.shape[d] = std::min(rows, box.shape[d] - begin);
-    TRY(for_parts(part, visit));
+    Box small = box;
+    small.origin[d] += begin;
+    small.shape[d] = std::min(rows, box.shape[d] - begin);
+    TRY(for_small_boxes(small, visit));
   }
   return {};
 }
@@ -63,11 +63,11 @@ class MergedTensor {
 
   Status fill(const Box& box, MutableBytes out, MutableBytes scratch) const {
     std::byte* at = out.data();
-    return for_parts(box, [&](const Box& part) -> Status {
-      if (part.empty()) return {};
-      TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, part, at, scratch)
-                                   : reckon<float>(DType::kFloat32, part, at, scratch));
-      at += volume(part) * byte_size(dtype_);
+    return for_small_boxes(box, [&](const Box& small) -> Status {
+      if (small.empty()) return {};
+      TRY(merge_.options.in_double ? reckon<double>(DType::kFloat64, small, at, scratch)
+                                   : reckon<float>(DType::kFloat32, small, at, scratch));
+      at += volume(small) * byte_size(dtype_);
       return {};
     });
   }

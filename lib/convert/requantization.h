@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
-#include "lib/convert/steps.h"
+#include "lib/convert/source_view.h"
 #include "lib/engine/computed_source.h"
 
 namespace reshard {

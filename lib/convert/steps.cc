@@ -2,30 +2,24 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_set>
+#include <optional>
+#include <unordered_map>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
-#include "lib/checkpoint/key_paths.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/convert/adapter.h"
 #include "lib/convert/rows.h"
 #include "lib/device/convert.h"
 #include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
 #include "lib/model/config.h"
 #include "lib/model/packing.h"
-#include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/view.h"
 
 namespace reshard {
 namespace {
-
-bool selects(const Selection& s, std::string_view name) {
-  return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
-}
 
 // The rule of the parameter that a key is of.
 std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
@@ -33,162 +27,6 @@ std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
 }
 
 }  // namespace
-
-// ---- which tensors take part
-
-namespace {
-
-// "extra_state.rank_3.seed" beside "seed": who loads the output on any rank asks for the latter.
-void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>& blobs, Notes& notes) {
-  std::unordered_set<std::string_view> names;
-  for (const std::size_t i : blobs) names.insert(source.blobs[i].name);
-  std::vector<std::string> own;
-  for (const std::size_t i : blobs) {
-    std::string_view rest = source.blobs[i].name;
-    if (take(rest, "extra_state.rank_") && take_number(rest) && take(rest, ".") && names.contains(rest))
-      own.push_back("'" + printable(source.blobs[i].name) + "'");
-  }
-  if (own.empty()) return;
-  const std::string count = count_of(std::ssize(own), "object");
-  notes.warnings.push_back(count + (own.size() == 1 ? " is" : " are") + " one rank's own (" + some_of(own) +
-                           "): a job that resumes from the output gets the first rank's instead, unless it asks for " +
-                           "these names");
-}
-
-// What verify finds, of a target that holds the paths as well.
-void note_names_off_paths(const Catalog& source, Notes& notes) {
-  std::vector<std::string> off = names_off_paths(source);
-  if (off.empty()) return;
-  const std::string count = count_of(std::ssize(off), "name");
-  for (std::string& name : off) name = "'" + printable(name) + "'";
-  notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") + " not the path in the nested state_dict (" +
-                           some_of(off) +
-                           "): loaders that rebuild it would put the value elsewhere; the metadata are " +
-                           "damaged, or of a writer that reshard does not know");
-}
-
-}  // namespace
-
-Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, Notes& notes) {
-  const auto& tensors = source.tensors();
-  Selected out;
-  std::vector<bool> is_faulty(tensors.size());
-  if (without_faulty) {
-    LeftOut faulty{"not stored exactly once (--allow cover)", 0, 0, 0, {}};
-    for (const auto& [tensor, error] : tensor_faults(source, files_too)) {
-      is_faulty[tensor] = true;
-      ++faulty.tensors;
-      faulty.bytes += tensors[tensor].bytes();
-      faulty.names.push_back(tensors[tensor].name);
-    }
-    if (faulty.tensors > 0) {
-      out.complete = false;
-      notes.warnings.push_back(count_of(faulty.tensors, "tensor") +
-                               " not stored exactly once left out; reshard_manifest.json names them");
-      notes.left_out.push_back(std::move(faulty));
-    }
-  }
-  LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
-  LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (is_faulty[i]) continue;
-    const StateKind kind = split_state_key(tensors[i].key()).kind;
-    LeftOut* left = nullptr;
-    const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
-    if (is_adapters && selection.merge_adapter) left = &merged;
-    const bool stays = is_adapters && kind == StateKind::kOther && holds_adapter(format);
-    const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
-                         : format.holds == Holds::kAdam ? kind != StateKind::kOther
-                                                        : true;
-    if (!left && !is_held && !stays) left = kind == StateKind::kOptimizer ? &optimizer : &other;
-    if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
-    if (!left && !selects(selection, tensors[i].name)) {
-      left = &excluded;
-      out.complete = false;
-    }
-    if (!left) {
-      out.tensors.push_back(i);
-      continue;
-    }
-    ++left->tensors;
-    left->bytes += tensors[i].bytes();
-  }
-  for (std::size_t i = 0; i < source.blobs.size(); ++i) {
-    const Blob& blob = source.blobs[i];
-    LeftOut* left = nullptr;
-    if (format.holds != Holds::kEverything && !(format.takes_object && format.takes_object(blob.key())))
-      left = split_state_key(blob.key()).kind == StateKind::kOptimizer ? &optimizer : &other;
-    if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
-    if (!left && !selects(selection, blob.name)) left = &excluded;
-    if (!left) {
-      out.blobs.push_back(i);
-      continue;
-    }
-    ++left->objects;
-    left->bytes += blob.extent.length;
-  }
-  note_objects_of_ranks(source, out.blobs, notes);
-  if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
-  for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
-    if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
-  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
-  return out;
-}
-
-// ---- the source as the plan sees it
-
-bool SourceView::is_stored(const std::string& canonical) const { return natives.contains(canonical); }
-
-const std::string& SourceView::native(const std::string& canonical) const {
-  const auto found = natives.find(canonical);
-  return found == natives.end() ? canonical : found->second.name;
-}
-
-const std::string& SourceView::key(const std::string& canonical) const {
-  const auto found = natives.find(canonical);
-  return found == natives.end() ? canonical : found->second.key;
-}
-
-Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
-                               bool keep_unknown, bool is_located, Notes& notes) {
-  Catalog chosen;
-  chosen.root = source.root;
-  chosen.files = source.files;
-  chosen.vocabulary = source.vocabulary;
-  chosen.reserve(selected.tensors.size());
-  for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
-  for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
-  if (is_located) TRY(validate(chosen));
-  if (!names.renames() && !names.plain_names) return SourceView{std::move(chosen), {}};
-  SourceView view;
-  const Model& model = names.model;
-  if (names.plain_names) {
-    for (const Tensor& t : chosen.tensors()) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
-    view.catalog = TRY(plain_view(std::move(chosen)));
-    return view;
-  }
-  const auto is_tied = [&](const std::string& canonical) {
-    return std::any_of(model.family->rules.begin(), model.family->rules.end(),
-                       [&](const NameRule& rule) { return !rule.tied_to.empty() && rule.hf == canonical; });
-  };
-  for (const Tensor& t : chosen.tensors())
-    if (std::string canonical = canonical_key(*model.family, t.key());
-        canonical != t.name || canonical != t.key() || is_tied(canonical))
-      view.natives.emplace(std::move(canonical), SourceView::Native{t.name, t.key()});
-  std::vector<std::string> dropped;
-  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
-  view.catalog = TRY(canonical_view(chosen, how, &dropped));
-  if (!dropped.empty()) {
-    LeftOut out{"derived tensors (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0, 0};
-    for (const std::string& name : dropped) {
-      ++out.tensors;
-      out.bytes += chosen.tensors()[*chosen.find(name)].bytes();
-    }
-    notes.left_out.push_back(std::move(out));
-  }
-  return view;
-}
 
 Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
                                        bool allow, Notes& notes) {

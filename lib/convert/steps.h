@@ -1,51 +1,21 @@
-// The steps of a conversion after its translation (translation.h), in their order. A step gives a value, or changes the
-// one that it takes first, and adds to the notes; nothing else changes. conversion.cc calls them; a load (lib/load) is
-// the same steps with the memory of ranks for a target.
+// The steps of a conversion after its translation (translation.h) and view (source_view.h), in their order. A step
+// gives a value, or changes the one that it takes first, and adds to the notes; nothing else changes. conversion.cc
+// calls them; a load (lib/load) is the same steps with the memory of ranks for a target.
 #pragma once
 
+#include <optional>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "lib/base/json.h"
 #include "lib/convert/options.h"
+#include "lib/convert/source_view.h"
 #include "lib/convert/translation.h"
 #include "lib/model/view.h"
 
 namespace reshard {
 
-// ---- which tensors take part
-
-struct Selected {
-  std::vector<std::size_t> tensors, blobs;  // of the source's catalog
-  bool complete = true;                     // no filter and no fault took tensors out
-};
-// `without_faulty`: tensors that are not stored exactly once are left out, and with `files_too` those whose files are
-// damaged. A usage error where none is left.
-Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
-                        bool files_too, Notes& notes);
-
-// ---- the source as the plan sees it
-
-struct SourceView {
-  Catalog catalog;  // the canonical view (view.h); the source's where nothing is renamed, or its plain keys
-  // What the source calls the tensors, by canonical names, where that is another name; and those of tied heads that it
-  // stores.
-  struct Native {
-    std::string name, key;
-  };
-  std::unordered_map<std::string, Native> natives;
-  std::unordered_set<std::size_t> applied = {};        // of quantized ones, that become others
-  std::unordered_set<std::size_t> computed = {};       // what is made of others as it is read, in its dtype (the same)
-  std::unordered_set<std::size_t> values = {};         // tensors that the output has as one value (adam.h)
-  bool is_stored(const std::string& canonical) const;  // of a tied head
-  const std::string& native(const std::string& canonical) const;  // its name in the source
-  const std::string& key(const std::string& canonical) const;     // and its plain key there
-};
-// Of located tensors the extents are checked once more: now the payloads' own headers have spoken.
-Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
-                               bool keep_unknown, bool is_located, Notes& notes);
+// ---- rows of the view
 
 // Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
 // `allow` what does not fit is a note and not an error. Nothing where no config says what the model is.

@@ -1,0 +1,167 @@
+#include "lib/audit/missing_audit.h"
+
+#include <algorithm>
+#include <map>
+
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+// Parameters that no tensor is.
+struct Missing {
+  const Parameter* head = nullptr;
+  std::set<Index> layer_numbers;  // of which nothing is there
+  std::vector<const Parameter*> layers, experts, others;
+};
+
+bool is_head(const Parameter& p) { return p.rule->is_vocabulary() && p.rule->place == NameRule::Place::kLast; }
+
+Missing find_missing(const DescribedModel& subject, const StoredModel& stored, Index kept) {
+  Missing out;
+  std::map<Index, Index> due, gone;  // by layer
+  std::vector<const Parameter*> rest;
+  for (const Parameter& p : subject.expected) {
+    if (p.layer >= 0 && p.layer < subject.config.num_hidden_layers()) ++due[p.layer];
+    if (stored.find(p) || stored.packed.contains(p.name) || p.is_tied || !subject.requires_it(p)) continue;
+    if (kept > 0 && p.expert >= kept) continue;
+    if (!out.head && is_head(p)) {
+      out.head = &p;
+      continue;
+    }
+    if (p.layer >= 0) ++gone[p.layer];
+    rest.push_back(&p);
+  }
+  for (const auto& [layer, n] : gone)
+    if (n == due[layer]) out.layer_numbers.insert(layer);
+  for (const Parameter* p : rest)
+    (out.layer_numbers.contains(p->layer) ? out.layers
+     : p->rule->is_per_expert()           ? out.experts
+                                          : out.others)
+        .push_back(p);
+  return out;
+}
+
+void report_missing_tensors(const DescribedModel& subject, const std::vector<const Parameter*>& list, std::string id,
+                            FindingList& findings) {
+  if (list.empty()) return;
+  Finding& f = findings.add(Severity::kError, std::move(id));
+  std::map<const NameRule*, Index> by_rule;
+  Index bytes = 0;
+  for (const Parameter* p : list) {
+    f.tensors.push_back(p->name);
+    bytes += subject.bytes(*p);
+    ++by_rule[p->rule];
+  }
+  f.what = std::string(list.size() == 1 ? "is" : "are") + " missing, and " + subject.config.path + " describes " +
+           (list.size() == 1 ? "it" : "them");
+  for (const auto& [rule, n] : by_rule) {
+    if (f.why.size() == kShownKinds) {
+      f.why.push_back("and " + count_of(static_cast<Index>(by_rule.size() - kShownKinds), "kind") + " more");
+      break;
+    }
+    f.why.push_back(leaf_of_rule(rule->hf) + ": " + with_commas(n) + (rule->when.empty() ? "" : ", due because of ") +
+                    std::string(rule->when));
+  }
+  if (list[0]->rule->is_per_expert()) {
+    std::set<Index> experts;
+    for (const Parameter* p : list) experts.insert(p->expert);
+    f.why.push_back("experts " + ranges_text(experts) + " of " + with_commas(subject.config.number("num_experts")) +
+                    ": a rank of expert parallelism that did not write, if they are one run");
+  }
+  f.lost = count_of(std::ssize(list), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
+}
+
+void report_missing_head(const DescribedModel& subject, const Parameter& head, const std::string& other,
+                         FindingList& findings) {
+  Finding& f = findings.add(other.empty() ? Severity::kError : Severity::kNote, "missing-head");
+  f.tensors = {head.name};
+  if (!other.empty()) {
+    f.what = "is absent: " + std::string(other == "score" ? "a classifier" : "a reward model") + " (" + other +
+             " present), not an error";
+    return;
+  }
+  f.what = "is missing, and " + subject.config.path + " does not tie it to the embedding";
+  f.why.push_back("tie_word_embeddings is false: the head is a tensor of its own, " + to_string(head.shape));
+  f.lost = "The head (" + human_bytes(subject.bytes(head)) +
+           "), unless the run did tie it: loaders would start it at random.";
+  f.advice = "If the run tied its embeddings, set tie_word_embeddings to true in " + subject.config.path + ".";
+}
+
+bool is_one_run(const std::set<Index>& numbers) {
+  return *numbers.rbegin() - *numbers.begin() + 1 == static_cast<Index>(numbers.size());
+}
+
+void report_missing_layers(const DescribedModel& subject, const Missing& missing, FindingList& findings) {
+  const std::set<Index>& layers = missing.layer_numbers;
+  if (layers.empty()) return;
+  Finding& f = findings.add(Severity::kError, "missing-layers");
+  Index bytes = 0;
+  for (const Parameter* p : missing.layers) {
+    f.tensors.push_back(p->name);
+    bytes += subject.bytes(*p);
+  }
+  f.what = (layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers) + " of 0 to " +
+           with_commas(subject.config.num_hidden_layers() - 1) + " " + (layers.size() == 1 ? "is" : "are") + " missing";
+  f.why.push_back(subject.config.path + " says num_hidden_layers = " + with_commas(subject.config.num_hidden_layers()) +
+                  "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
+  if (is_one_run(layers) && layers.size() > 1)
+    f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
+  f.lost = with_commas(std::ssize(f.tensors)) + " tensors, " + human_bytes(bytes) + ", not in any file.";
+  f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
+}
+
+void report_missing(const DescribedModel& subject, const StoredModel& stored, const Missing& missing,
+                    FindingList& findings) {
+  if (missing.head) report_missing_head(subject, *missing.head, stored.other_head, findings);
+  report_missing_layers(subject, missing, findings);
+  report_missing_tensors(subject, missing.experts, "missing-experts", findings);
+  report_missing_tensors(subject, missing.others, "missing-tensors", findings);
+}
+
+void report_extra(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
+  const ModelConfig& config = subject.config;
+  std::vector<std::string> beyond, unexpected;
+  Index deepest = 0;
+  for (const auto& [parsed, tensor] : stored.extra) {
+    const bool is_beyond = parsed.layer >= config.num_hidden_layers() + config.num_prediction_layers();
+    if (is_beyond) deepest = std::max(deepest, parsed.layer);
+    if (is_beyond || parsed.layer < config.num_hidden_layers())
+      (is_beyond ? beyond : unexpected).push_back(tensor->name);
+  }
+  if (!beyond.empty()) {
+    Finding& f = findings.add(Severity::kError, "extra-layers");
+    f.tensors = std::move(beyond);
+    f.what = "belong to layers that the model has not";
+    f.why.push_back(config.path + " says num_hidden_layers = " + with_commas(config.num_hidden_layers()) +
+                    "; the files go up to layer " + with_commas(deepest));
+    f.advice = "A loader drops them silently. Another model's config, or a config that was edited.";
+  }
+  if (unexpected.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "extra-tensors");
+  f.what =
+      unexpected.size() == 1 ? "is not part of this model by its config" : "are not part of this model by its config";
+  f.tensors = std::move(unexpected);
+  f.advice = "A loader drops what the config does not describe.";
+}
+
+}  // namespace
+
+void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept,
+                   FindingList& findings) {
+  report_missing(subject, stored, find_missing(subject, stored, experts_kept), findings);
+  report_extra(subject, stored, findings);
+}
+
+std::string leaf_of_rule(std::string_view pattern) {
+  for (const std::string_view suffix : {".weight"})
+    if (pattern.ends_with(suffix)) pattern.remove_suffix(suffix.size());
+  return std::string(pattern.substr(pattern.rfind('.') + 1));
+}
+
+std::string ranges_text(const std::set<Index>& numbers) {
+  return join(runs_of({numbers.begin(), numbers.end()}, " to "), ", ");
+}
+
+}  // namespace reshard
