@@ -9,10 +9,13 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/infer/ways.h"
 #include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
+
+using ways::Axes, ways::Cut, ways::Owner, ways::Way;
 
 constexpr Index kMaxRanks = 1'000'000;
 constexpr std::size_t kMaxPatterns = 512;  // distinct cuts that choose the mesh; the others are only described
@@ -26,87 +29,6 @@ struct Pattern {
   Dims shape;
   bool is_whole = false;  // not cut
 };
-
-// The two axes that cut tensors. The others, pp and dp_replicate, decide who writes.
-struct Axes {
-  Index fsdp = 1;  // dp_shard x cp
-  Index tp = 1;
-};
-
-// One cut of one dimension along one of them.
-struct Cut {
-  int dim = 0;
-  bool by_tp = false;
-};
-
-// How a tensor lies: its cuts from left to right.
-struct Way {
-  std::vector<Cut> cuts;
-  bool is_usual = true;  // what FSDP2 and torch's TP styles do by default
-
-  bool cuts_by_tp() const {
-    return std::any_of(cuts.begin(), cuts.end(), [](const Cut& c) { return c.by_tp; });
-  }
-  bool is_strided() const { return cuts.size() == 2 && cuts[0].by_tp && cuts[0].dim == cuts[1].dim; }
-};
-
-std::vector<Way> ways_for(int rank, const Axes& axes) {
-  std::vector<Way> ways;
-  const auto add = [&](std::initializer_list<Cut> cuts, bool is_usual) {
-    Way way{{}, is_usual};
-    for (const Cut& c : cuts)
-      if ((c.by_tp ? axes.tp : axes.fsdp) > 1) way.cuts.push_back(c);
-    if (way.cuts.size() == cuts.size() || is_usual) ways.push_back(std::move(way));
-  };
-  if (rank == 0) return ways;
-  if (axes.fsdp > 1) add({{0, false}}, true);
-  if (axes.tp > 1) {
-    for (int d = 1; d < rank; ++d) add({{d, true}, {0, false}}, true);
-    add({{0, true}, {0, false}}, true);
-    add({{0, false}, {0, true}}, false);
-    for (int d = 0; d < rank && axes.fsdp > 1; ++d) add({{d, true}}, false);
-  }
-  for (int d = 1; d < rank; ++d) add({{d, false}}, false);
-  return ways;
-}
-
-// Coordinates of the ranks that own a box; -1 where every rank along that axis does.
-struct Owner {
-  std::int32_t fsdp = -1;
-  std::int32_t tp = -1;
-};
-
-std::optional<Owner> owner_of(const Box& box, const Dims& shape, const Way& way, const Axes& axes) {
-  Owner owner;
-  Box local = whole(shape);
-  for (const Cut& cut : way.cuts) {
-    const Index n = cut.by_tp ? axes.tp : axes.fsdp;
-    const Index piece = ceil_div(local.shape[cut.dim], n);
-    const Index k = (box.begin(cut.dim) - local.begin(cut.dim)) / piece;
-    if (k < 0 || k >= n) return std::nullopt;
-    const Interval part = chunk(local.shape[cut.dim], n, k);
-    local.origin[cut.dim] += part.begin;
-    local.shape[cut.dim] = part.end - part.begin;
-    if (local.empty()) return std::nullopt;
-    (cut.by_tp ? owner.tp : owner.fsdp) = static_cast<std::int32_t>(k);
-  }
-  if (local != box) return std::nullopt;
-  return owner;
-}
-
-// The owner of each box of a list, or nothing when one of the boxes is not what the way gives anybody.
-std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape, const Way& way,
-                                            const Axes& axes) {
-  std::vector<Owner> owners;
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    const Box box = boxes.box(i);
-    const auto owner = box.empty() ? Owner{} : owner_of(box, shape, way, axes);
-    if (!owner) return std::nullopt;
-    if (i == 0) owners.reserve(boxes.size());
-    owners.push_back(*owner);
-  }
-  return owners;
-}
 
 // Where the writer of each file stands on a mesh.
 struct Position {
