@@ -61,6 +61,52 @@ std::vector<std::string> merged_digests(const Json* tensor) {
   return digests ? *digests : std::vector<std::string>();
 }
 
+// `again` is the manifest of the same merge made now.
+std::vector<Finding> compare_lineage(const RecordedMerge& merge, const Json& again) {
+  const Json& recorded = merge.manifest;
+  const std::vector<MergeSource>& sources = merge.merge.sources;
+  std::map<std::size_t, std::vector<std::string>> changed;  // tensors by source
+  std::vector<std::string> others;
+  for (const auto* side : {&recorded, &again}) {
+    const Json* const tensors = side->find("tensors");
+    if (tensors == nullptr || !tensors->is_object()) continue;
+    const Json* const before = recorded.find("tensors");
+    const Json* const now = again.find("tensors");
+    const std::span<const Json::Member> members = *tensors->as_object();
+    for (const Json::Member& member : members) {
+      const Json* const a = before ? before->find(member.key) : nullptr;
+      const Json* const b = now ? now->find(member.key) : nullptr;
+      if (side == &again && a != nullptr) continue;  // seen from the other side
+      const auto was = merged_digests(a), is = merged_digests(b);
+      bool is_named = false;
+      for (std::size_t s = 0; s < sources.size() && s < was.size() && s < is.size(); ++s) {
+        if (was[s] == is[s]) continue;
+        changed[s].push_back(member.key);
+        is_named = true;
+      }
+      if (!is_named && digest_of(a) != digest_of(b)) others.push_back(member.key);
+    }
+  }
+  std::vector<Finding> out;
+  for (auto& [s, tensors] : changed)
+    out.push_back({Severity::kError,
+                   "lineage-source",
+                   std::move(tensors),
+                   "source " + sources[s].name + ", " + printable(sources[s].path) + ", is another than was merged",
+                   {},
+                   "",
+                   "Merge again, or find the checkpoint that was there."});
+  if (!others.empty())
+    out.push_back({Severity::kError,
+                   "lineage",
+                   std::move(others),
+                   "the merge of the same sources gives something else",
+                   {},
+                   "",
+                   "The manifest was changed, or another version of reshard wrote it."});
+  return out;
+}
+
 }  // namespace
 
 Result<RecordedMerge> recorded_merge(const std::string& directory) {
@@ -108,51 +154,6 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   const auto conversion = TRY(Conversion::prepare(*first.reader, format, std::move(o)).context(recorded.path));
   const Json again = TRY(parse_json(TRY(conversion->manifest_text(run)), recorded.path));
   return Lineage{std::ssize(conversion->plan().tensors), compare_lineage(recorded, again)};
-}
-
-std::vector<Finding> compare_lineage(const RecordedMerge& of, const Json& again) {
-  const Json& recorded = of.manifest;
-  const std::vector<MergeSource>& sources = of.merge.sources;
-  std::map<std::size_t, std::vector<std::string>> changed;  // tensors by source
-  std::vector<std::string> others;
-  for (const auto* side : {&recorded, &again}) {
-    const Json* const tensors = side->find("tensors");
-    if (tensors == nullptr || !tensors->is_object()) continue;
-    const Json* const before = recorded.find("tensors");
-    const Json* const now = again.find("tensors");
-    const std::span<const Json::Member> members = *tensors->as_object();
-    for (const Json::Member& member : members) {
-      const Json* const a = before ? before->find(member.key) : nullptr;
-      const Json* const b = now ? now->find(member.key) : nullptr;
-      if (side == &again && a != nullptr) continue;  // seen from the other side
-      const auto was = merged_digests(a), is = merged_digests(b);
-      bool is_named = false;
-      for (std::size_t s = 0; s < sources.size() && s < was.size() && s < is.size(); ++s) {
-        if (was[s] == is[s]) continue;
-        changed[s].push_back(member.key);
-        is_named = true;
-      }
-      if (!is_named && digest_of(a) != digest_of(b)) others.push_back(member.key);
-    }
-  }
-  std::vector<Finding> out;
-  for (auto& [s, tensors] : changed)
-    out.push_back({Severity::kError,
-                   "lineage-source",
-                   std::move(tensors),
-                   "source " + sources[s].name + ", " + printable(sources[s].path) + ", is another than was merged",
-                   {},
-                   "",
-                   "Merge again, or find the checkpoint that was there."});
-  if (!others.empty())
-    out.push_back({Severity::kError,
-                   "lineage",
-                   std::move(others),
-                   "the merge of the same sources gives something else",
-                   {},
-                   "",
-                   "The manifest was changed, or another version of reshard wrote it."});
-  return out;
 }
 
 }  // namespace reshard

@@ -39,7 +39,4 @@ struct Lineage {
 Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open, const Format& format,
                               const ModelChoice& choice, const std::string& config_path, const RunOptions& run);
 
-// The findings alone. `again` is the manifest of the same merge made now.
-std::vector<Finding> compare_lineage(const RecordedMerge& recorded, const Json& again);
-
 }  // namespace reshard

@@ -4,7 +4,6 @@
 #include <array>
 #include <map>
 #include <numeric>
-#include <ranges>
 #include <set>
 
 #include "lib/base/text.h"
@@ -294,7 +293,8 @@ class Audit {
     begin("vocabulary", "tensor parallelism divides the vocabulary", static_cast<Index>(f.tensors.size()));
     if (f.tensors.empty()) return;
     std::vector<std::string> padded;
-    for (const auto& [multiple, framework] : kUsualMultiples | std::views::reverse) {
+    for (auto usual = kUsualMultiples.rbegin(); usual != kUsualMultiples.rend(); ++usual) {
+      const auto& [multiple, framework] = *usual;
       if (framework.empty()) continue;
       const VocabularyPadding p{framework, multiple, padded_vocabulary(rows, multiple, tp).value_or(rows)};
       padded.push_back(std::string(p.framework) + " to " + with_commas(p.rows) + " (a multiple of " +
