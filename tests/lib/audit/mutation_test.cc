@@ -238,11 +238,11 @@ Tally run(const Experiment& e, BrokenCopy& copy, const std::vector<Damage>& dama
   return sum;
 }
 
-// Of one seed, in the soak of three.
+// Of one seed, in the soak of eight.
 std::vector<Damage> of_seeds(std::vector<Damage> (*damage)(const std::string& path, std::uint32_t seed),
                              const std::string& path) {
   std::vector<Damage> all;
-  for (std::uint32_t s = 0; s < (in_soak() ? 3 : 1); ++s) {
+  for (std::uint32_t s = 0; s < (in_soak() ? 8 : 1); ++s) {
     std::vector<Damage> some = damage(path, kSeed + s);
     all.insert(all.end(), std::make_move_iterator(some.begin()), std::make_move_iterator(some.end()));
   }
