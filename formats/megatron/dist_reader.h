@@ -77,7 +77,7 @@ class ShardedReader : public TensorFileReader {
   Status read_groups(const Blob& blob, Index optimizer);
   Result<std::optional<StoredTensor>> common_step(pickle::Value optimizer) const;
   Status add_steps();
-  bool is_nothing(const Blob& blob);
+  Result<bool> is_nothing(const Blob& blob);
   Status add_blobs();
   void tell();
   std::string optimizer_text() const;

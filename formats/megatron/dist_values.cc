@@ -106,16 +106,17 @@ Status ShardedReader::read_groups(const Blob& blob, Index optimizer) {
 }
 
 // Whether what a module keeps beside its parameters is nothing: a list of one None. One item of each length is read.
-bool ShardedReader::is_nothing(const Blob& blob) {
-  const auto [known, is_new] = nothing_.emplace(blob.extent.length, false);
-  if (!is_new || blob.extent.length > kMaxNothingBytes) return known->second;
+Result<bool> ShardedReader::is_nothing(const Blob& blob) {
+  if (blob.extent.length > kMaxNothingBytes) return false;
+  if (const auto known = nothing_.find(blob.extent.length); known != nothing_.end()) return known->second;
   const auto file = files_.open(stored().file_path(blob.extent.file));
-  if (!file) return false;
-  const auto document = torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length);
-  if (!document) return false;
-  const pickle::Value value = document->root();
-  known->second = value.kind() == pickle::Kind::kList && value.size() == 1 && value[0].is_none();
-  return known->second;
+  const Result<pickle::Document> document =
+      file ? torch_archive::read_object_item(**file, blob.extent.offset, blob.extent.length) : file.error();
+  if (!document && document.error().code() == ErrorCode::kIo) return document.error();
+  const bool is = document && document->root().kind() == pickle::Kind::kList && document->root().size() == 1 &&
+                  document->root()[0].is_none();
+  nothing_.emplace(blob.extent.length, is);
+  return is;
 }
 
 // Random states, what modules keep for themselves, and what else is no tensor.
@@ -123,7 +124,8 @@ Status ShardedReader::add_blobs() {
   std::optional<std::size_t> nothing;
   for (std::size_t i = 0; i < stored().blobs.size(); ++i) {
     Blob blob = stored().blobs[i];
-    if (is_extra_state(blob.name) && is_nothing(blob)) {  // one object, stored often
+    const bool is_empty = is_extra_state(blob.name) && TRY(is_nothing(blob));
+    if (is_empty) {  // one object, stored often
       if (nothing) {
         catalog_.blobs[*nothing].copies.push_back(blob.extent);
         continue;
