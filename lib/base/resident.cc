@@ -5,9 +5,18 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 
+#include "lib/base/text.h"
+
 namespace reshard {
+namespace {
+
+std::atomic<Index> most{0};  // bytes that the process may hold; 0: any number
+
+}  // namespace
 
 Index resident_bytes() {
   long pages = 0, resident = 0;
@@ -22,6 +31,30 @@ void release_freed_memory() {
 #ifdef __GLIBC__
   ::malloc_trim(0);
 #endif
+}
+
+void limit_memory(Index bytes) { most = bytes; }
+
+std::optional<Index> memory_left() {
+  if (most == 0) return std::nullopt;
+  return std::max<Index>(0, most - resident_bytes());
+}
+
+Status may_take(Index bytes, const std::function<std::string()>& what) {
+  const auto fits = [&] {
+    const auto left = memory_left();
+    return !left || (*left > 0 && bytes <= *left);
+  };
+  if (fits()) return {};
+  release_freed_memory();
+  if (fits()) return {};
+  return too_little_memory(what(), bytes);
+}
+
+Error too_little_memory(const std::string& what, Index more) {
+  const Index held = resident_bytes();
+  return usage_error(what + ": --memory " + human_bytes(most) + " is too small: at least " + human_bytes(held + more) +
+                     " is needed, of which " + human_bytes(held) + " is taken already");
 }
 
 }  // namespace reshard

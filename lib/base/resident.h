@@ -1,7 +1,12 @@
-// How much memory this process holds.
+// How much memory this process holds, and may hold.
 #pragma once
 
+#include <functional>
+#include <optional>
+#include <string>
+
 #include "lib/base/checked.h"
+#include "lib/base/result.h"
 
 namespace reshard {
 
@@ -10,5 +15,16 @@ Index resident_bytes();
 
 // Gives back what the allocator keeps of memory that was freed, so that resident_bytes() tells what is in use.
 void release_freed_memory();
+
+// Sets how many bytes the process may hold, for all that asks before it takes much; until then, and for 0, it may hold
+// any number.
+void limit_memory(Index bytes);
+// How many more it may take now; nothing where there is no limit.
+std::optional<Index> memory_left();
+// That it may take so many more, for `what()`: "a.safetensors: a header of 12 tensors". A usage error that says how
+// much that needs.
+Status may_take(Index bytes, const std::function<std::string()>& what);
+Error too_little_memory(const std::string& what, Index more);  // that error
+inline constexpr Index kMuchMemory = Index{1} << 20;           // bytes; what takes less need not ask
 
 }  // namespace reshard

@@ -9,6 +9,7 @@
 //   TRY(file.read_at(0, buffer));
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -78,6 +79,12 @@ class [[nodiscard]] Result {
     if (has_value()) return std::move(*this);
     return std::move(*this).error().context(what);
   }
+  // The same with what `what()` gives, which is asked in the case of an error only.
+  template <std::invocable What>
+  Result context(const What& what) && {
+    if (has_value()) return std::move(*this);
+    return std::move(*this).error().context(what());
+  }
 
  private:
   std::variant<T, Error> state_;
@@ -100,6 +107,11 @@ class [[nodiscard]] Result<void> {
   Result context(std::string_view what) && {
     if (has_value()) return {};
     return std::move(*error_).context(what);
+  }
+  template <std::invocable What>
+  Result context(const What& what) && {
+    if (has_value()) return {};
+    return std::move(*error_).context(what());
   }
 
  private:
