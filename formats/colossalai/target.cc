@@ -46,7 +46,7 @@ class ColossalaiLayout {
     for (const TargetTensor& t : request_.tensors)
       if (stages == 1 || std::max<Index>(0, t.placement.stage) == stage) held.push_back(t);
     Index bytes = 0;
-    const auto files = TRY(cut_by_size(std::move(held), request_.max_file_bytes, bytes));
+    const auto files = TRY(cut_by_size(held, request_.max_file_bytes, bytes));
     const auto sum = checked_add(total_, bytes);
     if (!sum) return unsupported("a checkpoint of 2^63 bytes or more");
     total_ = *sum;

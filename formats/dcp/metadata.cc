@@ -143,6 +143,7 @@ Status MetadataReader::add(const pickle::Document& document, const std::string& 
   }
   const Value entries = TRY(field(state, "state_dict_metadata", "Metadata"));
   if (entries.kind() != Kind::kDict) return entries.mismatch("state_dict_metadata", "a dict");
+  if (pickles_ == 1) tensors_.reserve(std::min(entries.size(), std::size_t{1} << 20));
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const auto name = entries.key(i).as_string();
     if (!name) return entries.key(i).mismatch("state_dict_metadata", "a string as key");
@@ -426,6 +427,7 @@ Status MetadataReader::sort_out(PendingTensor& pending) const {
 }
 
 Status MetadataReader::finish() {
+  TRY(catalog_.reserve(catalog_.tensors().size() + tensors_.size()));
   for (PendingTensor& pending : tensors_) {
     Tensor& t = pending.tensor;
     const bool is_plain =

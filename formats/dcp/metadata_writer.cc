@@ -1,6 +1,9 @@
+#include <cstdint>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
@@ -10,65 +13,32 @@ namespace {
 
 constexpr Index kStretch = Index{1} << 20;  // bytes
 
-void write_size(pickle::PickleWriter& w, const Dims& dims) {
-  w.shared_global("torch", "Size");
-  w.integers(dims.span());
-  w.tuple_of_last(1);
-  w.reduce();
-}
-
-// An object of a class without arguments, whose state is the dict that `fields` writes key by key.
-template <class Fields>
-void write_object(pickle::PickleWriter& w, std::string_view module, std::string_view name, Fields fields) {
-  w.shared_global(module, name);
-  w.empty_tuple();
-  w.new_object();
-  {
-    const pickle::Dict state(w);
-    fields();
-  }
-  w.build();
-}
-
-void write_properties(pickle::PickleWriter& w, DType dtype) {
-  w.shared_global(kMetadataModule, "TensorProperties");
-  w.empty_tuple();
-  w.new_object();
-  w.mark();
-  w.shared_global("torch", info(dtype).torch_name);
-  w.shared_global("torch.serialization", "_get_layout");
-  w.shared_text("torch.strided");
-  w.tuple_of_last(1);
-  w.reduce();
-  w.boolean(false);  // requires_grad
-  w.shared_global(kMetadataModule, "_MEM_FORMAT_ENCODING");
-  w.integer(0);  // contiguous
-  w.tuple_of_last(1);
-  w.reduce();
-  w.boolean(false);  // pin_memory
-  w.tuple_from_mark();
-  w.build();
-}
+// Something that is written of each tensor or item: looked up once, and from then on a reference.
+struct Word {
+  std::string_view text, module = {};  // a global of that module; empty: a text
+  std::optional<std::uint32_t> memo = {};
+};
 
 class Writer {
  public:
   Writer(const MetadataContents& contents, const std::function<Status(std::string_view)>& emit)
-      : contents_(contents), emit_(emit) {}
+      : contents_(contents), emit_(emit), names_(contents.entries()) {}
 
   Status write() {
-    write_object(w_, kMetadataModule, "Metadata", [&] {
+    Word metadata{"Metadata", kMetadataModule};
+    write_object(metadata, [&] {
       w_.shared_text("state_dict_metadata");
       each_entry([&](std::size_t e, const Entry& entry) {
-        w_.shared_text(entry.name);
+        names_[e] = w_.shared_text(entry.name);
         if (entry.dtype) return write_tensor(e, entry);
         w_.shared_global(kMetadataModule, "BytesStorageMetadata");
         w_.empty_tuple();
         w_.new_object();
       });
       w_.shared_text("planner_data");
-      each_entry([&](std::size_t, const Entry& entry) {
-        w_.shared_text(entry.name);
-        write_path(entry);
+      each_entry([&](std::size_t e, const Entry& entry) {
+        w_.get(names_[e]);
+        write_path(e, entry);
       });
       w_.shared_text("storage_data");
       write_storage();
@@ -79,6 +49,51 @@ class Writer {
 
  private:
   using Entry = MetadataContents::Entry;
+
+  void write(Word& word) {
+    if (word.memo) return w_.get(*word.memo);
+    word.memo = word.module.empty() ? w_.shared_text(word.text) : w_.shared_global(word.module, word.text);
+  }
+
+  void write_size(const Dims& dims) {
+    write(torch_size_);
+    w_.integers(dims.span());
+    w_.tuple_of_last(1);
+    w_.reduce();
+  }
+
+  // An object of a class without arguments, whose state is the dict that `fields` writes key by key.
+  template <class Fields>
+  void write_object(Word& of, Fields fields) {
+    write(of);
+    w_.empty_tuple();
+    w_.new_object();
+    {
+      const pickle::Dict state(w_);
+      fields();
+    }
+    w_.build();
+  }
+
+  void write_properties(DType dtype) {
+    write(tensor_properties_);
+    w_.empty_tuple();
+    w_.new_object();
+    w_.mark();
+    w_.shared_global("torch", info(dtype).torch_name);
+    write(get_layout_);
+    write(strided_);
+    w_.tuple_of_last(1);
+    w_.reduce();
+    w_.boolean(false);  // requires_grad
+    write(memory_format_);
+    w_.integer(0);  // contiguous
+    w_.tuple_of_last(1);
+    w_.reduce();
+    w_.boolean(false);  // pin_memory
+    w_.tuple_from_mark();
+    w_.build();
+  }
 
   // A dict of all entries, each of which `write_one` writes, key and value.
   template <class WriteOne>
@@ -100,21 +115,21 @@ class Writer {
   }
 
   void write_tensor(std::size_t e, const Entry& entry) {
-    write_object(w_, kMetadataModule, "TensorStorageMetadata", [&] {
-      w_.shared_text("properties");
-      write_properties(w_, *entry.dtype);
-      w_.shared_text("size");
-      write_size(w_, entry.shape);
-      w_.shared_text("chunks");
+    write_object(tensor_metadata_, [&] {
+      write(properties_);
+      write_properties(*entry.dtype);
+      write(size_);
+      write_size(entry.shape);
+      write(chunks_);
       w_.empty_list();
       pickle::ElementRuns chunks(w_, &pickle::PickleWriter::append_items);
       contents_.each_item(e, [&](const WrittenItem& item) {
         chunks.next();
-        write_object(w_, kMetadataModule, "ChunkStorageMetadata", [&] {
-          w_.shared_text("offsets");
-          write_size(w_, item.box.origin);
-          w_.shared_text("sizes");
-          write_size(w_, item.box.shape);
+        write_object(chunk_metadata_, [&] {
+          write(offsets_);
+          write_size(item.box.origin);
+          write(sizes_);
+          write_size(item.box.shape);
         });
         hand_on();
       });
@@ -129,21 +144,21 @@ class Writer {
       const Entry entry = contents_.entry(e);
       contents_.each_item(e, [&, i = Index{0}](const WrittenItem& item) mutable {
         runs.next();
-        write_object(w_, kMetadataModule, "MetadataIndex", [&] {
-          w_.shared_text("fqn");
-          w_.shared_text(entry.name);
-          w_.shared_text("index");
+        write_object(metadata_index_, [&] {
+          write(fqn_);
+          w_.get(names_[e]);
+          write(index_);
           if (!entry.dtype) return w_.none();
           w_.integer(i++);
-          w_.shared_text("offset");
-          write_size(w_, item.box.origin);
+          write(offset_);
+          write_size(item.box.origin);
         });
-        write_object(w_, kFilesystemModule, "_StorageInfo", [&] {
-          w_.shared_text("relative_path");
+        write_object(storage_info_, [&] {
+          write(relative_path_);
           w_.shared_text(contents_.file(item.file));
-          w_.shared_text("offset");
+          write(offset_);
           w_.integer(item.offset);
-          w_.shared_text("length");
+          write(length_);
           w_.integer(item.length);
         });
         hand_on();
@@ -152,9 +167,9 @@ class Writer {
     runs.end();
   }
 
-  void write_path(const Entry& entry) {
+  void write_path(std::size_t e, const Entry& entry) {
     w_.mark();
-    if (entry.path.empty()) w_.shared_text(entry.name);
+    if (entry.path.empty()) w_.get(names_[e]);
     for (const auto& part : entry.path) {
       if (const auto* text = std::get_if<std::string>(&part))
         w_.shared_text(*text);
@@ -167,6 +182,14 @@ class Writer {
   const MetadataContents& contents_;
   const std::function<Status(std::string_view)>& emit_;
   pickle::PickleWriter w_;
+  std::vector<std::uint32_t> names_;  // of each entry, once it is written: what get() takes
+  Word torch_size_{"Size", "torch"}, tensor_properties_{"TensorProperties", kMetadataModule},
+      get_layout_{"_get_layout", "torch.serialization"}, strided_{"torch.strided"},
+      memory_format_{"_MEM_FORMAT_ENCODING", kMetadataModule};
+  Word tensor_metadata_{"TensorStorageMetadata", kMetadataModule}, properties_{"properties"}, size_{"size"},
+      chunks_{"chunks"}, chunk_metadata_{"ChunkStorageMetadata", kMetadataModule}, offsets_{"offsets"}, sizes_{"sizes"};
+  Word metadata_index_{"MetadataIndex", kMetadataModule}, fqn_{"fqn"}, index_{"index"}, offset_{"offset"};
+  Word storage_info_{"_StorageInfo", kFilesystemModule}, relative_path_{"relative_path"}, length_{"length"};
   Status status_;  // of what was handed on
 };
 

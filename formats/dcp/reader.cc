@@ -2,6 +2,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
@@ -11,6 +12,7 @@
 #include "formats/encoding/zip.h"
 #include "formats/encoding/zstd_frame.h"
 #include "lib/base/parallel.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
@@ -120,13 +122,20 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
 
 Result<bool> DcpReader::read_plain(const std::string& path, Catalog& catalog, WriterFacts& facts) {
   std::string bytes = TRY(read_whole_file(path, kMaxMetadataBytes));
-  StoredRows rows;
-  const auto document = pickle::parse_records(std::move(bytes), path, rows);
-  if (!document) return false;
-  MetadataReader reader(catalog, &rows);
-  if (!reader.add(*document, path) || !reader.finish()) return false;
-  facts = reader.facts();
-  return true;
+  std::optional<StoredRows> rows(std::in_place);
+  std::optional<MetadataReader> reader;
+  Status done;
+  {
+    const auto document = pickle::parse_records(std::move(bytes), path, *rows);
+    if (!document) return false;
+    reader.emplace(catalog, &*rows);
+    done = reader->add(*document, path);
+  }
+  rows.reset();
+  if (done) done = reader->finish();
+  if (!done && done.error().code() == ErrorCode::kUsage) return std::move(done).error();
+  facts = reader->facts();
+  return done.has_value();
 }
 
 Result<WriterFacts> DcpReader::read_any(const std::vector<std::string>& names) {
@@ -218,8 +227,9 @@ Status DcpReader::locate(const std::vector<std::size_t>& tensors, int threads, c
     catalog_.files.push_back({std::string(kSpoolName), 0});
   }
   files_.expect(File::Reads::kScattered);  // the first and last bytes of every item
+  std::vector<Tensor>& own = catalog_.own_tensors();
   Status status = parallel_for(static_cast<Index>(tensors.size()), thread_count(threads), [&](int, Index i) {
-    return locate_tensor(catalog_.tensor(tensors[static_cast<std::size_t>(i)]), spool);
+    return locate_tensor(own[tensors[static_cast<std::size_t>(i)]], spool);
   });
   files_.expect(File::Reads::kInOrder);
   if (is_first && !spool_) catalog_.files.pop_back();
@@ -331,6 +341,9 @@ Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
     return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) + "; at most " +
                        human_bytes(kMaxBlobBytes) + " are carried");
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
+  if (blob.extent.length >= kMuchMemory)
+    TRY(may_take(blob.extent.length,
+                 [&] { return at(file->path(), blob.extent.offset) + ": object '" + printable(blob.name) + "'"; }));
   std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
   TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   if (!bytes.starts_with(zstd::kMagic)) {

@@ -96,6 +96,7 @@ class DcpTarget : public Target, private MetadataContents {
   const FragmentList& list_of(const Part& part) const;
   WrittenItem item_of(const Part& part, std::uint32_t i) const;
   WrittenItem item(const ItemPlace& place) const;
+  std::pair<const Part*, std::uint32_t> part_of(const ItemPlace& place) const;
   // Of an entry, once all is laid out.
   const Tensor& first_of(const Stored& stored) const { return catalog_.tensors()[stored.tensor]; }
   const std::string& name_of(const Stored& stored) const;
@@ -138,7 +139,7 @@ Status DcpTarget::lay_out() {
     blobs_.push_back({0, catalog_.files[0].size, std::ssize(blob.bytes)});
     catalog_.files[0].size += std::ssize(blob.bytes);
   }
-  catalog_.reserve(request_.tensors.size());
+  TRY(catalog_.reserve(request_.tensors.size()));
   if (storing_.slices.empty()) stored_.reserve(request_.tensors.size());
   for (std::size_t i = 0; i < request_.tensors.size(); ++i) TRY(add_tensor(i));
   around_.shrink_to_fit();
@@ -201,11 +202,16 @@ WrittenItem DcpTarget::item(const ItemPlace& place) const {
     const Extent& blob = blobs_[place.entry];
     return {Box{}, blob.file, blob.offset, blob.length};
   }
-  std::uint32_t i = place.item;
-  const std::vector<Part>& parts = stored_[place.entry - blobs_.size()].parts;
-  auto part = parts.begin();
-  for (; i >= part->count; ++part) i -= part->count;
+  const auto [part, i] = part_of(place);
   return item_of(*part, i);
+}
+
+// Of a place that is no blob's: the part, and which of its items.
+std::pair<const DcpTarget::Part*, std::uint32_t> DcpTarget::part_of(const ItemPlace& place) const {
+  std::uint32_t i = place.item;
+  const Part* part = stored_[place.entry - blobs_.size()].parts.data();
+  for (; i >= part->count; ++part) i -= part->count;
+  return {part, i};
 }
 
 void DcpTarget::each_item(std::size_t e, const VisitItem& visit) const {
@@ -336,17 +342,17 @@ void DcpTarget::find_places() const {
 }
 
 Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  const WrittenItem written = item(place);
-  if (place.entry < blobs_.size())
-    return emit(written.file, written.offset, as_bytes(request_.blobs[place.entry].bytes));
-  const DType dtype = first_of(stored_[place.entry - blobs_.size()]).dtype;
-  const auto shape = torch_archive::item_shape(dtype, written.box.shape, written.offset);
-  const Extent payload{written.file, written.offset + shape.header_bytes, shape.payload_bytes};
-  const std::uint32_t sum = crc(payload);
-  const std::string header = torch_archive::item_header(dtype, written.box.shape, written.offset, sum);
-  const std::string trailer = torch_archive::item_trailer(dtype, written.box.shape, written.offset, sum);
-  TRY(emit(written.file, written.offset, as_bytes(header)));
-  return emit(written.file, payload.offset + payload.length, as_bytes(trailer));
+  if (place.entry < blobs_.size()) {
+    const Extent& blob = blobs_[place.entry];
+    return emit(blob.file, blob.offset, as_bytes(request_.blobs[place.entry].bytes));
+  }
+  const auto [part, i] = part_of(place);
+  const WrittenItem written = item_of(*part, i);
+  const Extent payload = list_of(*part).extent(part->first + i);
+  const DType dtype = catalog_.tensors()[part->tensor].dtype;
+  const auto bytes = torch_archive::item_bytes(dtype, written.box.shape, written.offset, crc(payload));
+  TRY(emit(written.file, written.offset, as_bytes(bytes.header)));
+  return emit(written.file, written.offset + written.length - std::ssize(bytes.trailer), as_bytes(bytes.trailer));
 }
 
 // Of the metadata what lies at `place`; null: all of it.

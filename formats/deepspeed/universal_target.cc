@@ -44,10 +44,9 @@ struct Training {
 // A file that is a tensor of one number.
 std::string number_file(float value) {
   const Bytes bytes = std::as_bytes(std::span(&value, 1));
-  const std::uint32_t crc = crc32(0, bytes);
-  std::string out = torch_archive::item_header(DType::kFloat32, {}, 0, crc);
+  auto [out, trailer] = torch_archive::item_bytes(DType::kFloat32, {}, 0, crc32(0, bytes));
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
-  return out + torch_archive::item_trailer(DType::kFloat32, {}, 0, crc);
+  return out + trailer;
 }
 
 // One of the optimizer's: what the source has of it, under torch's names.

@@ -61,27 +61,26 @@ void PickleWriter::global(std::string_view module, std::string_view name) {
   out_.append(module).append(1, '\n').append(name).append(1, '\n');
 }
 
-bool PickleWriter::get_shared() {
-  if (const auto it = shared_.find(key_); it != shared_.end()) {
-    get(it->second);
-    return true;
-  }
-  shared_.emplace(key_, next_memo_);
-  return false;
+std::pair<std::uint32_t, bool> PickleWriter::get_shared() {
+  const auto [it, is_new] = shared_.try_emplace(key_, next_memo_);
+  if (!is_new) get(it->second);
+  return {it->second, !is_new};
 }
 
-void PickleWriter::shared_text(std::string_view s) {
+std::uint32_t PickleWriter::shared_text(std::string_view s) {
   key_.assign("X").append(s);
-  if (get_shared()) return;
+  const auto [memo, is_there] = get_shared();
+  if (is_there) return memo;
   text(s);
-  put();
+  return put();
 }
 
-void PickleWriter::shared_global(std::string_view module, std::string_view name) {
+std::uint32_t PickleWriter::shared_global(std::string_view module, std::string_view name) {
   key_.assign("c").append(module).append("\n").append(name);
-  if (get_shared()) return;
+  const auto [memo, is_there] = get_shared();
+  if (is_there) return memo;
   global(module, name);
-  put();
+  return put();
 }
 
 void PickleWriter::tuple_of_last(int n) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "formats/encoding/pickle.h"
 #include "lib/base/checked.h"
@@ -36,9 +37,9 @@ class PickleWriter {
   void text(std::string_view s);  // shorter than 4 GiB
   void global(std::string_view module, std::string_view name);
 
-  // As text() and global(), but from the second time on a reference to the first.
-  void shared_text(std::string_view s);
-  void shared_global(std::string_view module, std::string_view name);
+  // As text() and global(), but from the second time on a reference to the first. What get() takes for further ones.
+  std::uint32_t shared_text(std::string_view s);
+  std::uint32_t shared_global(std::string_view module, std::string_view name);
 
   void mark() { op('('); }                  // where the elements of the container to come begin
   void empty_list() { op(']'); }            // -> list
@@ -68,7 +69,8 @@ class PickleWriter {
 
  private:
   void op(char code) { out_ += code; }
-  bool get_shared();  // what key_ names, if it was written before
+  // What key_ names, where it was written before; else what put() is about to give it.
+  std::pair<std::uint32_t, bool> get_shared();
 
   std::string out_;
   Index taken_ = 0;

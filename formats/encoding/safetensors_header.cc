@@ -1,17 +1,21 @@
 #include "formats/encoding/safetensors_header.h"
 
 #include <algorithm>
-#include <cstring>
+#include <charconv>
+#include <utility>
 
 #include "lib/base/cursor.h"
 #include "lib/base/json.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/catalog.h"
 
 namespace reshard {
 namespace {
 
-constexpr Index kLengthBytes = 8;
+constexpr Index kLengthBytes = SafetensorsHeaderWriter::kBegin;
 constexpr std::string_view kMetadataKey = "__metadata__";
+constexpr Index kEntriesAtOnce = 1 << 14;  // that are read before memory for more is asked for
 
 // ---- Reading
 
@@ -114,6 +118,8 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   if (first != '{')
     return corrupt(at(file.path(), offset + kLengthBytes) + ": safetensors header: expected '{', got '" +
                    printable({&first, 1}) + "'");
+  if (stated >= static_cast<std::uint64_t>(kMuchMemory))
+    TRY(may_take(static_cast<Index>(stated), [&] { return where; }));
   std::string text(static_cast<std::size_t>(stated), '\0');
   TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(text.data()), text.size()}));
   return text;
@@ -152,6 +158,10 @@ Result<SafetensorsHeader> parse_header(std::string_view text, const std::string&
     auto entry = parse_entry(key, value);
     if (!entry) return std::move(entry).error().context(tensor_text(key)).context(where);
     header.entries.push_back(*std::move(entry));
+    // Each becomes a tensor of a catalog at last.
+    if (const Index n = std::ssize(header.entries); n % kEntriesAtOnce == 0)
+      TRY(may_take(n * Catalog::kTensorBytes,
+                   [&] { return where + ": safetensors header: " + count_of(n, "tensor") + " and more"; }));
     return {};
   };
   TRY(parse_json_members(text, path, on_member, {}, base));
@@ -182,61 +192,89 @@ Result<SafetensorsHeader> read_safetensors_header(const File& file, SafetensorsE
 
 namespace {
 
-Status check_writable(const SafetensorsEntry& entry) {
-  if (info(entry.dtype).safetensors_name.empty())
-    return unsupported(tensor_text(entry.name) + ": safetensors has no element type " +
-                       std::string(info(entry.dtype).torch_name));
-  if (!is_utf8(entry.name)) return unsupported(tensor_text(entry.name) + ": the name is not UTF-8");
-  if (entry.name == kMetadataKey) return unsupported(tensor_text(entry.name) + ": safetensors reserves the name");
+Status check_writable(std::string_view name, DType dtype) {
+  if (info(dtype).safetensors_name.empty())
+    return unsupported(tensor_text(name) + ": safetensors has no element type " + std::string(info(dtype).torch_name));
+  if (!is_utf8(name)) return unsupported(tensor_text(name) + ": the name is not UTF-8");
+  if (name == kMetadataKey) return unsupported(tensor_text(name) + ": safetensors reserves the name");
   return {};
 }
 
-void append_entry(std::string& out, const SafetensorsEntry& entry) {
-  append_json_string(out, entry.name);
-  out += ":{\"dtype\":\"";
-  out += info(entry.dtype).safetensors_name;
-  out += "\",\"shape\":[";
-  for (int d = 0; d < entry.shape.rank(); ++d) out += (d ? "," : "") + std::to_string(entry.shape[d]);
-  out +=
-      "],\"data_offsets\":[" + std::to_string(entry.offset) + "," + std::to_string(entry.offset + entry.length) + "]}";
+void append_number(std::string& out, Index n) {
+  char digits[20];
+  out.append(digits, std::to_chars(digits, digits + sizeof digits, n).ptr);
 }
 
 }  // namespace
 
+SafetensorsHeaderWriter::SafetensorsHeaderWriter(const SafetensorsMetadata& metadata) : text_("{") {
+  if (metadata.empty()) return;
+  Json object = Json::object();
+  for (const auto& [key, value] : metadata) object.set(key, value);
+  append_json_string(text_, kMetadataKey);
+  text_ += ":" + to_text(object);
+  is_first_ = false;
+}
+
+Result<Index> SafetensorsHeaderWriter::add(std::string_view name, DType dtype, const Dims& shape) {
+  TRY(check_writable(name, dtype));
+  const Index length = TRY(byte_length(shape, dtype).context([&] { return tensor_text(name); }));
+  const auto end = checked_add(end_, length);
+  if (!end) return unsupported(tensor_text(name) + ": the file's data overflow 2^63 bytes");
+  if (!std::exchange(is_first_, false)) text_ += ',';
+  append_json_string(text_, name);
+  text_ += ":{\"dtype\":\"";
+  text_ += info(dtype).safetensors_name;
+  text_ += "\",\"shape\":[";
+  for (int d = 0; d < shape.rank(); ++d) {
+    if (d > 0) text_ += ',';
+    append_number(text_, shape[d]);
+  }
+  text_ += "],\"data_offsets\":[";
+  append_number(text_, end_);
+  text_ += ',';
+  append_number(text_, *end);
+  text_ += "]}";
+  end_ = *end;
+  ++tensors_;
+  return length;
+}
+
+std::string SafetensorsHeaderWriter::take() {
+  taken_ += held();
+  return std::exchange(text_, std::string());
+}
+
+Result<Index> SafetensorsHeaderWriter::finish(Index align_data_to) {
+  text_ += '}';
+  const Index end = kBegin + taken_ + held();
+  const Index data_start = ceil_div(end, align_data_to) * align_data_to;
+  if (data_start - kBegin > kMaxSafetensorsHeader)
+    return unsupported("safetensors header: expected at most " + std::to_string(kMaxSafetensorsHeader) +
+                       " bytes, got " + std::to_string(data_start - kBegin) + " for " + with_commas(tensors_) +
+                       " tensors");
+  if (!checked_add(data_start, end_)) return unsupported("safetensors header: the file's size overflows 2^63 bytes");
+  text_.append(static_cast<std::size_t>(data_start - end), ' ');
+  return data_start;
+}
+
+std::string SafetensorsHeaderWriter::length_field(Index data_start) {
+  const auto json_bytes = static_cast<std::uint64_t>(data_start - kBegin);
+  return {reinterpret_cast<const char*>(&json_bytes), sizeof json_bytes};
+}
+
 Result<std::string> safetensors_header(std::vector<SafetensorsEntry>& entries, const SafetensorsMetadata& metadata,
                                        Index align_data_to) {
-  std::string out(static_cast<std::size_t>(kLengthBytes), '\0');
-  out += '{';
-  if (!metadata.empty()) {
-    Json object = Json::object();
-    for (const auto& [key, value] : metadata) object.set(key, value);
-    append_json_string(out, kMetadataKey);
-    out += ":" + to_text(object);
-  }
+  SafetensorsHeaderWriter writer(metadata);
   Index end = 0;
   for (SafetensorsEntry& entry : entries) {
-    TRY(check_writable(entry));
     entry.offset = end;
-    entry.length = TRY(byte_length(entry.shape, entry.dtype).context(tensor_text(entry.name)));
-    const auto next = checked_add(end, entry.length);
-    if (!next) return unsupported(tensor_text(entry.name) + ": the file's data overflow 2^63 bytes");
-    end = *next;
-    if (out.back() != '{') out += ',';
-    append_entry(out, entry);
+    entry.length = TRY(writer.add(entry.name, entry.dtype, entry.shape));
+    end += entry.length;
   }
-  out += '}';
-  const Index unpadded = static_cast<Index>(out.size());
-  const Index data_start = ceil_div(unpadded, align_data_to) * align_data_to;
-  if (data_start - kLengthBytes > kMaxSafetensorsHeader)
-    return unsupported("safetensors header: expected at most " + std::to_string(kMaxSafetensorsHeader) +
-                       " bytes, got " + std::to_string(data_start - kLengthBytes) + " for " +
-                       with_commas(static_cast<Index>(entries.size())) + " tensors");
-  if (!checked_add(data_start, end)) return unsupported("safetensors header: the file's size overflows 2^63 bytes");
-  out.resize(static_cast<std::size_t>(data_start), ' ');
-  const auto json_bytes = static_cast<std::uint64_t>(data_start - kLengthBytes);
-  std::memcpy(out.data(), &json_bytes, sizeof json_bytes);
+  const Index data_start = TRY(writer.finish(align_data_to));
   for (SafetensorsEntry& entry : entries) entry.offset += data_start;
-  return out;
+  return SafetensorsHeaderWriter::length_field(data_start) + writer.take();
 }
 
 }  // namespace reshard

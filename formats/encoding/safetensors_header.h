@@ -59,9 +59,34 @@ Result<SafetensorsHeader> read_safetensors_header(const File& file, Index offset
 // The same for a whole file.
 Result<SafetensorsHeader> read_safetensors_header(const File& file, SafetensorsEnd end = SafetensorsEnd::kExact);
 
-// The bytes before the tensor data of a file that holds `entries` in this order: length, JSON, and spaces so that the
-// data start at a multiple of `align_data_to` (at least 8). Fills in each entry's offset and length. Unsupported for an
-// element type, or a name, that the format cannot express, and for a header over the limit.
+// The bytes before the tensor data of a file, made tensor by tensor in the order of the data: length, JSON, and spaces
+// so that the data start at a multiple of `align_data_to` (at least 8).
+class SafetensorsHeaderWriter {
+ public:
+  explicit SafetensorsHeaderWriter(const SafetensorsMetadata& metadata);
+
+  // Adds a tensor and returns its bytes. Unsupported for an element type, or a name, that the format cannot express,
+  // and for 2^63 bytes or more.
+  Result<Index> add(std::string_view name, DType dtype, const Dims& shape);
+  // What was made since it was last called, so that a long header is never in memory as a whole: from byte kBegin of
+  // the file on. The length that stands before it is known in the end.
+  static constexpr Index kBegin = 8;
+  std::string take();
+  Index held() const { return std::ssize(text_); }  // bytes that take() would give
+  // After the last tensor: where the data start, in bytes from the start of the file. take() gives the rest.
+  // Unsupported for a header over the limit.
+  Result<Index> finish(Index align_data_to = 4096);
+  static std::string length_field(Index data_start);  // the file's first kBegin bytes
+
+ private:
+  std::string text_;
+  Index taken_ = 0;    // bytes that take() gave
+  Index end_ = 0;      // of the data, from their start
+  Index tensors_ = 0;  // so far
+  bool is_first_ = true;
+};
+
+// The same as one text, of a file that holds `entries` in this order. Fills in each entry's offset and length.
 Result<std::string> safetensors_header(std::vector<SafetensorsEntry>& entries, const SafetensorsMetadata& metadata,
                                        Index align_data_to = 4096);
 

@@ -105,12 +105,9 @@ ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset) {
           static_cast<Index>(around.after.front().size())};
 }
 
-std::string item_header(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
-  return around_tensor(dtype, shape, file_offset, crc).before;
-}
-
-std::string item_trailer(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
-  return around_tensor(dtype, shape, file_offset, crc).after.front();
+ItemBytes item_bytes(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
+  zip::Builder::Around around = around_tensor(dtype, shape, file_offset, crc);
+  return {std::move(around.before), std::move(around.after.front())};
 }
 
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors) {

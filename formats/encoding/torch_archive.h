@@ -46,8 +46,10 @@ struct ItemShape {
 // must be a valid Index.
 ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset);
 // The bytes around its payload; `crc` is the payload's CRC-32.
-std::string item_header(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
-std::string item_trailer(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
+struct ItemBytes {
+  std::string header, trailer;
+};
+ItemBytes item_bytes(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
 
 // A tensor of a file of many.
 struct NamedTensor {

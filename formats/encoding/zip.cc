@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/cursor.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/device/crc32.h"
 
@@ -338,6 +339,8 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
   if (entry.size > limit)
     return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
                        " bytes, got " + with_commas(entry.size));
+  if (entry.size >= kMuchMemory)
+    TRY(may_take(entry.size, [&] { return at(file_->path(), entry.offset) + ": " + member; }));
   std::string room;
   const std::string_view bytes = TRY(bytes_at(entry.offset - base_, entry.size, member, room));
   std::string out = bytes.data() == room.data() ? std::move(room) : std::string(bytes);
@@ -348,11 +351,13 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
 
 namespace {
 
-template <class T>
-void put(std::string& out, T v) {
-  char bytes[sizeof(T)];
-  std::memcpy(bytes, &v, sizeof(T));
-  out.append(bytes, sizeof(T));
+// Numbers one after the other.
+template <class... T>
+void put(std::string& out, T... v) {
+  char bytes[(sizeof(T) + ...)];
+  char* at = bytes;
+  ((std::memcpy(at, &v, sizeof(T)), at += sizeof(T)), ...);
+  out.append(bytes, sizeof bytes);
 }
 
 std::uint32_t clamp32(Index v) { return v >= kOnes32 ? kOnes32 : static_cast<std::uint32_t>(v); }
@@ -376,16 +381,10 @@ void Builder::local_header(const Member& m, Index alignment) {
     put(extra, static_cast<std::uint16_t>(padding));
     extra.append(static_cast<std::size_t>(padding), 'Z');
   }
-  put(out_, kLocalMagic);
-  put(out_, version_needed(zip64));
-  put(out_, kUtf8Flag);
-  put<std::uint16_t>(out_, 0);  // stored
-  put<std::uint32_t>(out_, 0);  // time and date
-  put(out_, m.crc);
-  put(out_, clamp32(m.size));
-  put(out_, clamp32(m.size));
-  put(out_, static_cast<std::uint16_t>(m.name.size()));
-  put(out_, static_cast<std::uint16_t>(extra.size()));
+  constexpr std::uint16_t kStored = 0;
+  constexpr std::uint32_t kTimeAndDate = 0;
+  put(out_, kLocalMagic, version_needed(zip64), kUtf8Flag, kStored, kTimeAndDate, m.crc, clamp32(m.size),
+      clamp32(m.size), static_cast<std::uint16_t>(m.name.size()), static_cast<std::uint16_t>(extra.size()));
   out_ += m.name;
   out_ += extra;
 }
@@ -416,22 +415,11 @@ void Builder::directory() {
       if (big) put(extra, m.size);
       if (far) put(extra, m.header);
     }
-    put(out_, kCentralMagic);
-    put(out_, version_needed(big || far));
-    put(out_, version_needed(big || far));
-    put(out_, kUtf8Flag);
-    put<std::uint16_t>(out_, 0);
-    put<std::uint32_t>(out_, 0);
-    put(out_, m.crc);
-    put(out_, clamp32(m.size));
-    put(out_, clamp32(m.size));
-    put(out_, static_cast<std::uint16_t>(m.name.size()));
-    put(out_, static_cast<std::uint16_t>(extra.size()));
-    put<std::uint16_t>(out_, 0);  // comment
-    put<std::uint16_t>(out_, 0);  // disk
-    put<std::uint16_t>(out_, 0);  // attributes
-    put<std::uint32_t>(out_, 0);
-    put(out_, clamp32(m.header));
+    constexpr std::uint16_t kStored = 0, kComment = 0, kDisk = 0, kInside = 0;
+    constexpr std::uint32_t kTimeAndDate = 0, kAttributes = 0;
+    put(out_, kCentralMagic, version_needed(big || far), version_needed(big || far), kUtf8Flag, kStored, kTimeAndDate,
+        m.crc, clamp32(m.size), clamp32(m.size), static_cast<std::uint16_t>(m.name.size()),
+        static_cast<std::uint16_t>(extra.size()), kComment, kDisk, kInside, kAttributes, clamp32(m.header));
     out_ += m.name;
     out_ += extra;
   }

@@ -127,11 +127,11 @@ class HfReader : public TensorFileReader {
   struct Piece {
     std::string tensor;
     Dims origin;
-    SafetensorsEntry entry;
+    SafetensorsEntry entry;  // without its name
   };
 
   Status read_file(const std::string& name, SafetensorsEnd end);
-  Result<Piece> place(const SafetensorsEntry& entry, const Json* sharding) const;
+  static Status place(Piece& piece, const Json& sharding);
   Status add(Piece piece);
   Status join(Tensor& tensor, const Piece& piece) const;
   Status check_shapes() const;
@@ -170,11 +170,9 @@ Result<Json> sharding_of(const SafetensorsHeader& header, const std::string& pat
   return Json();
 }
 
-// Which tensor and which box of it an entry is.
-Result<HfReader::Piece> HfReader::place(const SafetensorsEntry& entry, const Json* sharding) const {
-  Piece piece{entry.name, Dims::filled(entry.shape.rank(), 0), entry};
-  if (sharding == nullptr) return piece;
-  const auto offsets = TRY(sharding->get_array("saved_offsets"));
+// Which box of which tensor a piece is that is a tensor of its file.
+Status HfReader::place(Piece& piece, const Json& sharding) {
+  const auto offsets = TRY(sharding.get_array("saved_offsets"));
   const Dims& shape = piece.entry.shape;
   if (offsets.size() != static_cast<std::size_t>(shape.rank()))
     return corrupt("saved_offsets: expected " + std::to_string(shape.rank()) + " numbers for shape " +
@@ -184,8 +182,8 @@ Result<HfReader::Piece> HfReader::place(const SafetensorsEntry& entry, const Jso
     if (piece.origin[d] < 0 || !checked_add(piece.origin[d], shape[d]))
       return corrupt("saved_offsets: " + std::to_string(piece.origin[d]) + " is out of range");
   }
-  if (sharding->contains("logical_fqn")) piece.tensor = std::string(TRY(sharding->get_string("logical_fqn")));
-  return piece;
+  if (sharding.contains("logical_fqn")) piece.tensor = std::string(TRY(sharding.get_string("logical_fqn")));
+  return {};
 }
 
 // Adds a piece to a tensor that another one began. The shape is the smallest that holds them all.
@@ -228,14 +226,15 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const Json sharding = TRY(sharding_of(header, path));
   sharded_.push_back(sharding.is_object());
   if (hints_.empty()) hints_ = hints_of(header.metadata);
+  if (catalog_.tensors().empty() && !sources_.index) TRY(catalog_.reserve(header.entries.size()));
   std::size_t placed = 0;
   for (SafetensorsEntry& entry : header.entries) {
     if (sources_.index && !sources_.index->is_wanted(entry.name, name, sharding.is_object())) continue;
     const Json* box = sharding.find(entry.name);
     placed += box != nullptr;
-    auto piece = place(entry, box);
-    if (!piece) return std::move(piece).error().context(path + ": " + tensor_text(entry.name));
-    TRY(add(*std::move(piece)));
+    Piece piece{std::move(entry.name), Dims::filled(entry.shape.rank(), 0), std::move(entry)};
+    if (box) TRY(place(piece, *box).context([&] { return path + ": " + tensor_text(piece.tensor); }));
+    TRY(add(std::move(piece)));
   }
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
@@ -278,7 +277,7 @@ Status HfReader::open(const Place& place, const OpenOptions& options) {
   sources_ = TRY(find_sources(place));
   catalog_.root = sources_.root;
   catalog_.stale_files = sources_.stale_files;
-  if (sources_.index) catalog_.reserve(sources_.index->tensors());
+  if (sources_.index) TRY(catalog_.reserve(sources_.index->tensors()));
   for (const std::string& name : sources_.files)
     TRY(read_file(name, options.files_too ? SafetensorsEnd::kExact : SafetensorsEnd::kUnchecked));
   TRY(refuse_placeholders(catalog_, place));

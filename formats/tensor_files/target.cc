@@ -31,26 +31,37 @@ Status check_archive(std::vector<FileTensor>& tensors) {
   return {};
 }
 
-// Fills in the extents of the tensors, in a file of this number, and gives its size. Tensors of whole pages come first:
-// they begin on pages then, and are written past the page cache and mapped as they are.
-Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, std::string& header) {
-  std::vector<FileTensor*> order;
-  order.reserve(tensors.size());
-  for (FileTensor& t : tensors) order.push_back(&t);
-  std::stable_partition(order.begin(), order.end(), [](const FileTensor* t) {
-    const auto elements = checked_volume(t->shape);
-    return elements && *elements > 0 && *elements % (File::kDirectUnit / byte_size(t->dtype)) == 0;
-  });
-  std::vector<SafetensorsEntry> entries;
-  entries.reserve(tensors.size());
-  for (const FileTensor* t : order) entries.push_back({.name = t->name, .dtype = t->dtype, .shape = t->shape});
-  header = TRY(safetensors_header(entries, {{"format", "pt"}}));
-  Index size = std::ssize(header);
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    order[i]->extent = {file, entries[i].offset, entries[i].length};
-    size = entries[i].offset + entries[i].length;
+using EmitText = std::function<Status(Index offset, std::string_view text)>;  // of one file
+
+// Fills in the extents of the tensors, in a file of this number, and gives its size; `emit`, if given, receives the
+// header in stretches. Tensors of whole pages come first: they begin on pages then, and are written past the page cache
+// and mapped as they are.
+Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, const EmitText& emit) {
+  constexpr Index kStretch = Index{1} << 20;
+  const auto fills_pages = [](const FileTensor& t) {
+    const auto elements = checked_volume(t.shape);
+    return elements && *elements > 0 && *elements % (File::kDirectUnit / byte_size(t.dtype)) == 0;
+  };
+  SafetensorsHeaderWriter writer(SafetensorsMetadata{{"format", "pt"}});
+  Index at = SafetensorsHeaderWriter::kBegin, end = 0;
+  const auto hand_on = [&]() -> Status {
+    const std::string text = writer.take();
+    const Index begin = std::exchange(at, at + std::ssize(text));
+    return emit ? emit(begin, text) : Status();
+  };
+  for (const bool of_pages : {true, false}) {
+    for (FileTensor& t : tensors) {
+      if (fills_pages(t) != of_pages) continue;
+      t.extent = {file, end, TRY(writer.add(t.name, t.dtype, t.shape))};
+      end += t.extent.length;
+      if (writer.held() >= kStretch) TRY(hand_on());
+    }
   }
-  return size;
+  const Index data_start = TRY(writer.finish());
+  TRY(hand_on());
+  if (emit) TRY(emit(0, SafetensorsHeaderWriter::length_field(data_start)));
+  for (FileTensor& t : tensors) t.extent.offset += data_start;
+  return data_start + end;
 }
 
 Index end_of(const Extent& e) { return e.offset + e.length; }
@@ -71,9 +82,8 @@ std::string_view container_extension(Container container) {
 
 // With the checksums that `crc` (null: none of them yet) tells, where `place` (null: the whole file) has any of their
 // bytes: a tensor's stands right before it, and with those of all others in the directory at the archive's end.
-Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out_archive(const TensorsFile& file,
-                                                                   std::vector<FileTensor> tensors,
-                                                                   const PayloadCrc& crc, const Extent* place) {
+Result<Index> TensorFilesTarget::lay_out_archive(const TensorsFile& file, std::vector<FileTensor>& tensors,
+                                                 const PayloadCrc& crc, const Extent* place, const EmitText& emit) {
   TRY(check_archive(tensors));
   std::vector<torch_archive::NamedTensor> named;
   named.reserve(tensors.size());
@@ -82,11 +92,10 @@ Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out_archive(const Tensors
     return file.content ? torch_archive::around_tensors(named, *file.content) : torch_archive::around_tensors(named);
   };
   zip::Builder::Around parts = around();
-  Laid out;
-  out.size = std::ssize(parts.before);
+  Index size = std::ssize(parts.before);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    tensors[i].extent = {file.file, out.size, tensors[i].extent.length};
-    out.size += tensors[i].extent.length + std::ssize(parts.after[i]);
+    tensors[i].extent = {file.file, size, tensors[i].extent.length};
+    size += tensors[i].extent.length + std::ssize(parts.after[i]);
   }
   if (crc) {
     const Index end = place ? end_of(*place) : 0;
@@ -99,46 +108,43 @@ Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out_archive(const Tensors
     }
     parts = around();
   }
-  out.around.emplace_back(0, std::move(parts.before));
-  for (std::size_t i = 0; i < tensors.size(); ++i)
-    out.around.emplace_back(end_of(tensors[i].extent), std::move(parts.after[i]));
-  out.tensors = std::move(tensors);
-  return out;
+  if (!emit) return size;
+  TRY(emit(0, parts.before));
+  for (std::size_t i = 0; i < tensors.size(); ++i) TRY(emit(end_of(tensors[i].extent), parts.after[i]));
+  return size;
 }
 
-Result<TensorFilesTarget::Laid> TensorFilesTarget::lay_out(const TensorsFile& file, std::vector<FileTensor> tensors,
-                                                           const PayloadCrc& crc, const Extent* place) {
-  if (file.container == Container::kTorchSave) return lay_out_archive(file, std::move(tensors), crc, place);
-  Laid out;
-  out.tensors = std::move(tensors);
-  std::string header;
-  out.size = TRY(lay_out_safetensors(out.tensors, file.file, header));
-  out.around.emplace_back(0, std::move(header));
-  return out;
+Result<Index> TensorFilesTarget::lay_out(const TensorsFile& file, std::vector<FileTensor>& tensors,
+                                         const PayloadCrc& crc, const Extent* place, const EmitText& emit) {
+  return file.container == Container::kTorchSave ? lay_out_archive(file, tensors, crc, place, emit)
+                                                 : lay_out_safetensors(tensors, file.file, emit);
 }
 
 bool TensorFilesTarget::wants_crcs() const {
   return std::any_of(files_.begin(), files_.end(),
-                     [](const TensorsFile& f) { return f.container == Container::kTorchSave; });
+                     [](const TensorsFile& f) { return f.container == Container::kTorchSave && !f.is_empty; });
+}
+
+// What of a file's bytes has any of `place` (null: all of them).
+Status TensorFilesTarget::seal_file(const TensorsFile& file, const PayloadCrc& crc, const Extent* place,
+                                    const EmitBytes& emit) {
+  std::vector<FileTensor> tensors = file.tell();
+  TRY(lay_out(file, tensors, crc, place, [&](Index offset, std::string_view text) -> Status {
+    if (place && (offset >= end_of(*place) || place->offset >= offset + std::ssize(text))) return {};
+    return emit(file.file, offset, as_bytes(text));
+  }));
+  return {};
 }
 
 Status TensorFilesTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const TensorsFile& f : files_) {
-    const Laid laid = TRY(lay_out(f, f.tell(), crc, nullptr));
-    for (const auto& [offset, bytes] : laid.around) TRY(emit(f.file, offset, as_bytes(bytes)));
-  }
+  for (const TensorsFile& f : files_) TRY(seal_file(f, crc, nullptr, emit));
   for (const TextFile& f : texts_) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
 }
 
 Status TensorFilesTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const TensorsFile& f : files_) {
-    if (f.file != place.file) continue;
-    const Laid laid = TRY(lay_out(f, f.tell(), crc, &place));
-    for (const auto& [offset, bytes] : laid.around)
-      if (offset < end_of(place) && place.offset < offset + std::ssize(bytes))
-        TRY(emit(f.file, offset, as_bytes(bytes)));
-  }
+  for (const TensorsFile& f : files_)
+    if (f.file == place.file) TRY(seal_file(f, crc, &place, emit));
   for (const TextFile& f : texts_)
     if (f.file == place.file) TRY(emit(f.file, f.offset, as_bytes(f.text)));
   return {};
@@ -152,15 +158,12 @@ std::uint32_t TensorFilesTarget::append(std::string name, Index size) {
 Result<std::vector<Extent>> TensorFilesTarget::append(std::string name, TensorsFile file,
                                                       std::vector<FileTensor> tensors) {
   file.file = static_cast<std::uint32_t>(catalog_.files.size());
-  Laid laid = TRY(lay_out(file, std::move(tensors), nullptr, nullptr));
-  append(std::move(name), laid.size);
-  if (laid.tensors.empty())
-    texts_.push_back({file.file, std::move(laid.around.front().second), 0});
-  else
-    files_.push_back(std::move(file));
+  append(std::move(name), TRY(lay_out(file, tensors, nullptr, nullptr, nullptr)));
+  file.is_empty = tensors.empty();
+  files_.push_back(std::move(file));
   std::vector<Extent> extents;
-  extents.reserve(laid.tensors.size());
-  for (const FileTensor& t : laid.tensors) extents.push_back(t.extent);
+  extents.reserve(tensors.size());
+  for (const FileTensor& t : tensors) extents.push_back(t.extent);
   return extents;
 }
 
@@ -180,7 +183,7 @@ Result<std::vector<Extent>> TensorFilesTarget::add_file(std::string name, Contai
   return append(std::move(name), {0, container, std::move(tell), std::nullopt}, std::move(now));
 }
 
-Status TensorFilesTarget::add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
+Status TensorFilesTarget::add_whole(std::string name, Container container, std::span<TargetTensor> tensors,
                                     std::string_view prefix) {
   std::vector<FileTensor> stored;
   stored.reserve(tensors.size());
@@ -197,7 +200,7 @@ Status TensorFilesTarget::add_whole(std::string name, Container container, const
   const auto extents = TRY(add_file(std::move(name), container, std::move(stored), tell));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     Tensor tensor;
-    tensor.name = tensors[i].name;
+    tensor.name = std::move(tensors[i].name);
     tensor.dtype = tensors[i].dtype;
     tensor.shape = tensors[i].shape;
     tensor.fragments = FragmentList(tensor.shape.rank());
@@ -216,12 +219,13 @@ void TensorFilesTarget::add_text(std::string name, std::string text) {
   texts_.push_back({file, std::move(text), 0});
 }
 
-Result<std::vector<std::vector<TargetTensor>>> cut_by_size(std::vector<TargetTensor> tensors, Index max_file_bytes,
-                                                           Index& total) {
-  std::vector<std::vector<TargetTensor>> files(1);
+Result<std::vector<std::span<TargetTensor>>> cut_by_size(std::span<TargetTensor> tensors, Index max_file_bytes,
+                                                         Index& total) {
+  std::vector<std::span<TargetTensor>> files(1);
   total = 0;
   Index in_file = 0;
-  for (TargetTensor& tensor : tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TargetTensor& tensor = tensors[i];
     const auto elements = checked_volume(tensor.shape);
     const auto bytes = elements ? checked_mul(*elements, byte_size(tensor.dtype)) : std::nullopt;
     const auto sum = bytes ? checked_add(total, *bytes) : std::nullopt;
@@ -230,7 +234,7 @@ Result<std::vector<std::vector<TargetTensor>>> cut_by_size(std::vector<TargetTen
       files.emplace_back();
       in_file = 0;
     }
-    files.back().push_back(std::move(tensor));
+    files.back() = tensors.subspan(i - files.back().size(), files.back().size() + 1);
     in_file += *bytes;
     total = *sum;
   }
@@ -260,12 +264,10 @@ Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string
   const auto is_adapters = [](const TargetTensor& t) { return t.name.starts_with(kAdapterPrefix); };
   std::copy_if(request.tensors.begin(), request.tensors.end(), std::back_inserter(adapter), is_adapters);
   std::erase_if(request.tensors, is_adapters);
-  target->catalog().reserve(request.tensors.size() + adapter.size());
-  auto files = TRY(cut_by_size(std::move(request.tensors), request.max_file_bytes, total));
-  for (std::size_t i = 0; i < files.size(); ++i) {
+  TRY(target->catalog().reserve(request.tensors.size() + adapter.size()));
+  const auto files = TRY(cut_by_size(request.tensors, request.max_file_bytes, total));
+  for (std::size_t i = 0; i < files.size(); ++i)
     TRY(target->add_whole(numbered(stem, i, files.size(), container), container, files[i]));
-    files[i] = std::vector<TargetTensor>();  // is in the catalog now
-  }
   if (files.size() > 1) {
     Json index = Json::object();
     index.set("metadata", Json::object().set("total_size", total))

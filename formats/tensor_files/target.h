@@ -8,7 +8,9 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/encoding/torch_archive.h"
@@ -63,9 +65,9 @@ class TensorFilesTarget : public Target {
   // Appends a file of torch.save that is more than a dict of its tensors, one at least.
   Result<std::vector<Extent>> add_archive(std::string name, const std::vector<FileTensor>& tensors,
                                           torch_archive::Content content);
-  // Appends a file of whole tensors, and the tensors to the catalog. In the file they are without `prefix`, which all
-  // of their names begin with.
-  Status add_whole(std::string name, Container container, const std::vector<TargetTensor>& tensors,
+  // Appends a file of whole tensors, and the tensors, whose names it takes, to the catalog. In the file they are
+  // without `prefix`, which all of their names begin with.
+  Status add_whole(std::string name, Container container, std::span<TargetTensor> tensors,
                    std::string_view prefix = {});
   // What stands in the place of a tensor of an added safetensors file that is none of the catalog's.
   void add_constant(const Extent& place, std::string bytes);
@@ -81,23 +83,20 @@ class TensorFilesTarget : public Target {
     std::string text;
     Index offset = 0;
   };
-  // A file of tensors, one at least.
   struct TensorsFile {
     std::uint32_t file = 0;
     Container container = Container::kSafetensors;
     TellTensors tell;
     std::optional<torch_archive::Content> content;  // of torch.save; nothing: a dict of them
+    bool is_empty = false;                          // has no tensors
   };
-  // What lies in it.
-  struct Laid {
-    std::vector<FileTensor> tensors;                    // with their extents
-    std::vector<std::pair<Index, std::string>> around;  // offsets, and bytes there
-    Index size = 0;                                     // of the file
-  };
-  static Result<Laid> lay_out(const TensorsFile& file, std::vector<FileTensor> tensors, const PayloadCrc& crc,
-                              const Extent* place);
-  static Result<Laid> lay_out_archive(const TensorsFile& file, std::vector<FileTensor> tensors, const PayloadCrc& crc,
-                                      const Extent* place);
+  using EmitText = std::function<Status(Index offset, std::string_view text)>;
+  // Fills in the extents of a file's tensors, and gives its size. `emit` (null: nothing) gets the bytes around them.
+  static Result<Index> lay_out(const TensorsFile& file, std::vector<FileTensor>& tensors, const PayloadCrc& crc,
+                               const Extent* place, const EmitText& emit);
+  static Result<Index> lay_out_archive(const TensorsFile& file, std::vector<FileTensor>& tensors, const PayloadCrc& crc,
+                                       const Extent* place, const EmitText& emit);
+  static Status seal_file(const TensorsFile& file, const PayloadCrc& crc, const Extent* place, const EmitBytes& emit);
   Result<std::vector<Extent>> append(std::string name, TensorsFile file, std::vector<FileTensor> tensors);
   std::uint32_t append(std::string name, Index size);
 
@@ -110,8 +109,8 @@ std::string_view container_extension(Container container);
 
 // Whole tensors dealt out over files: as many in a row as fit `max_file_bytes`, a larger one in a file of its own. One
 // file at least. `total` is set to the bytes of all. Unsupported for 2^63 bytes or more.
-Result<std::vector<std::vector<TargetTensor>>> cut_by_size(std::vector<TargetTensor> tensors, Index max_file_bytes,
-                                                           Index& total);
+Result<std::vector<std::span<TargetTensor>>> cut_by_size(std::span<TargetTensor> tensors, Index max_file_bytes,
+                                                         Index& total);
 
 // The weight map of Hugging Face's index: {tensor: file} for the catalog's tensors, each in the file of its first
 // fragment. In the catalog's order, or by name.

@@ -10,6 +10,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/json_list.h"
+#include "lib/base/number_table.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -192,6 +193,7 @@ const Json::Member* Json::Object::find(std::string_view key) const {
 }
 
 Json* Json::Object::add(std::string key) {
+  if (members.empty()) members.reserve(4);  // a tensor's entry in a header has three
   members.push_back({std::move(key), Json()});
   if (members.size() > kSmallObject && 2 * members.size() > slots.size()) {
     slots.assign(std::max<std::size_t>(4 * kSmallObject, 2 * slots.size()), 0);
@@ -246,6 +248,31 @@ std::string shortened(std::string_view what) {
   return out;
 }
 
+// Different keys, one text behind the other: a large header has millions.
+class KeySet {
+ public:
+  // False, and nothing added, where it is there.
+  bool add(std::string_view key) {
+    if (places_.find(hash_of(key), [&](std::size_t i) { return get(i) == key; })) return false;
+    text_ += key;
+    ends_.push_back(text_.size());
+    places_.add([this](std::size_t i) { return hash_of(get(i)); });
+    return true;
+  }
+  Index size() const { return std::ssize(ends_); }
+
+ private:
+  static std::uint64_t hash_of(std::string_view key) { return std::hash<std::string_view>()(key); }
+  std::string_view get(std::size_t i) const {
+    const std::size_t begin = i == 0 ? 0 : ends_[i - 1];
+    return std::string_view(text_).substr(begin, ends_[i] - begin);
+  }
+
+  std::string text_;
+  std::vector<std::size_t> ends_;
+  NumberTable places_;
+};
+
 // Builds a Json from nlohmann's SAX events. Each event returns false to end the reading, with the reason in error_.
 class Builder {
  public:
@@ -285,9 +312,13 @@ class Builder {
   bool end_array() { return close(); }
 
   bool key(std::string& key) {
-    value_ = open_.back()->try_add(key);
+    if (member_ && open_.size() == 1) {
+      value_ = keys_.add(key) ? &value_of_root_ : nullptr;
+      last_key_ = key;
+    } else {
+      value_ = open_.back()->try_add(key);
+    }
     if (value_ == nullptr) return fail(reached() - 1, "duplicate key '" + name_of(key) + "'");
-    if (open_.size() == 1) last_key_ = key;
     return count();
   }
 
@@ -347,7 +378,7 @@ class Builder {
       error_ = std::move(status).error();
       return false;
     }
-    held_ = static_cast<Index>(root_.size());
+    held_ = keys_.size();
     return true;
   }
 
@@ -360,7 +391,9 @@ class Builder {
   Json root_;
   std::vector<Json*> open_;  // the containers around the current place; none changes but the last
   Json* value_ = nullptr;    // of the key just read
-  std::string last_key_;     // of the root
+  KeySet keys_;              // of the root, where its members are handed over
+  std::string last_key_;     // of them
+  Json value_of_root_;       // of that one
   Index held_ = 0;
   std::optional<Error> error_;
 };
@@ -395,7 +428,7 @@ void append_double(std::string& out, double value) {
 
 class Printer {
  public:
-  Printer(std::string& out, int indent) : out_(out), indent_(indent) {}
+  Printer(std::string& out, int indent, int depth = 0) : out_(out), indent_(indent), depth_(indent * depth) {}
 
   void print(const Json& value) {
     if (value.is_object()) {
@@ -469,14 +502,14 @@ class Printer {
 
   std::string& out_;
   int indent_;
-  int depth_ = 0;  // spaces
+  int depth_;  // spaces
 };
 
 }  // namespace
 
-std::string to_text(const Json& value, int indent) {
+std::string to_text(const Json& value, int indent, int depth) {
   std::string out;
-  Printer(out, indent).print(value);
+  Printer(out, indent, depth).print(value);
   return out;
 }
 

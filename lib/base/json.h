@@ -128,8 +128,8 @@ Status parse_json_members(std::string_view text, std::string_view path, const On
 
 // The value as text: one line for `indent` 0, otherwise a member or item a line. The same value always gives the same
 // text; numbers read back equal; a double that is not finite, for which JSON has no word, becomes null. Strings must be
-// UTF-8 (is_utf8).
-std::string to_text(const Json& value, int indent = 0);
+// UTF-8 (is_utf8). `depth` is how many values it stands in, of a text that is put together of parts.
+std::string to_text(const Json& value, int indent = 0, int depth = 0);
 
 // Appends `text` as a JSON string, quotes included.
 void append_json_string(std::string& out, std::string_view text);

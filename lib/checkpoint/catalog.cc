@@ -5,12 +5,18 @@
 #include <iterator>
 
 #include "lib/base/file.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 
 namespace reshard {
 namespace {
 
 constexpr std::uint64_t kNoCrc = ~std::uint64_t{0};
+
+// What memory is asked for.
+std::string tensors_text(const std::string& root, Index n) {
+  return (root.empty() ? "the output" : root) + ": " + count_of(n, "tensor");
+}
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -215,14 +221,31 @@ void BoxPool::share(FragmentList& list) {
 
 // ---- Catalog
 
-// Room for the names of so many, and places for those that are there.
-void Catalog::find_places(std::size_t tensors) {
-  by_name_.make(tensors, [this](std::size_t i) { return hash_of(tensors_[i].name); });
+const Catalog::Held& Catalog::held() const {
+  static const Held none;
+  return held_ ? *held_ : none;
 }
 
-void Catalog::reserve(std::size_t tensors) {
-  tensors_.reserve(tensors);
-  if (tensors > by_name_.room()) find_places(tensors);
+Catalog::Held& Catalog::own() {
+  if (!held_)
+    held_ = std::make_shared<Held>();
+  else if (held_.use_count() > 1)
+    held_ = std::make_shared<Held>(*held_);
+  return *held_;
+}
+
+// Room for the names of so many, and places for those that are there.
+void Catalog::Held::find_places(std::size_t room) {
+  by_name.make(room, [this](std::size_t i) { return hash_of(tensors[i].name); });
+}
+
+Status Catalog::reserve(std::size_t tensors) {
+  const Index bytes = static_cast<Index>(tensors) * kTensorBytes;
+  if (bytes >= kMuchMemory) TRY(may_take(bytes, [&] { return tensors_text(root, static_cast<Index>(tensors)); }));
+  Held& held = own();
+  held.tensors.reserve(tensors);
+  if (tensors > held.by_name.room()) held.find_places(tensors);
+  return {};
 }
 
 Status Catalog::add(Tensor tensor) {
@@ -231,13 +254,19 @@ Status Catalog::add(Tensor tensor) {
     boxes_.share(*list);
     list->pack();
   }
-  tensors_.push_back(std::move(tensor));
-  by_name_.add([this](std::size_t i) { return hash_of(tensors_[i].name); });
+  added_bytes_ += kTensorBytes + static_cast<Index>(tensor.fragments.size() * sizeof(Extent));
+  if (added_bytes_ >= kMuchMemory) {
+    added_bytes_ = 0;
+    TRY(may_take(0, [&] { return tensors_text(root, std::ssize(tensors())) + " and more"; }));
+  }
+  Held& held = own();
+  held.tensors.push_back(std::move(tensor));
+  held.by_name.add([&](std::size_t i) { return hash_of(held.tensors[i].name); });
   return {};
 }
 
 std::optional<std::size_t> Catalog::find(std::string_view name) const {
-  return by_name_.find(hash_of(name), [&](std::size_t i) { return tensors_[i].name == name; });
+  return held().by_name.find(hash_of(name), [&](std::size_t i) { return tensors()[i].name == name; });
 }
 
 std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
@@ -248,9 +277,10 @@ std::optional<std::size_t> Catalog::find_parameter(std::string_view key) const {
 
 void Catalog::sort_by_name() {
   const auto before = [](const Tensor& a, const Tensor& b) { return natural_less(a.name, b.name); };
-  if (!std::is_sorted(tensors_.begin(), tensors_.end(), before)) {
-    std::sort(tensors_.begin(), tensors_.end(), before);
-    find_places(tensors_.size());
+  if (!std::is_sorted(tensors().begin(), tensors().end(), before)) {
+    Held& held = own();
+    std::sort(held.tensors.begin(), held.tensors.end(), before);
+    held.find_places(held.tensors.size());
   }
   std::sort(blobs.begin(), blobs.end(), [](const Blob& a, const Blob& b) { return natural_less(a.name, b.name); });
 }
@@ -265,7 +295,7 @@ std::vector<std::string> Catalog::file_paths() const {
 
 Index Catalog::tensor_bytes() const {
   Index sum = 0;
-  for (const Tensor& t : tensors_) sum += t.bytes();
+  for (const Tensor& t : tensors()) sum += t.bytes();
   return sum;
 }
 

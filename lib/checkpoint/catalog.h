@@ -207,11 +207,16 @@ class Catalog {
   bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 
-  void reserve(std::size_t tensors);
+  // Memory for so many tensors, without their names, is asked for (may_take()).
+  Status reserve(std::size_t tensors);
+  static constexpr Index kTensorBytes = sizeof(Tensor) + 144;  // of it, for each
   // Refuses a second tensor of the same name.
   Status add(Tensor tensor);
-  const std::vector<Tensor>& tensors() const { return tensors_; }
-  Tensor& tensor(std::size_t i) { return tensors_[i]; }  // not for changing its name
+  // Copies of a catalog share its tensors until one of them changes any.
+  const std::vector<Tensor>& tensors() const { return held().tensors; }
+  std::vector<Tensor>& own_tensors() { return own().tensors; }       // for changing all of them but their names
+  Tensor& tensor(std::size_t i) { return own_tensors()[i]; }         // or one
+  void share_tensors(const Catalog& other) { held_ = other.held_; }  // has those of the other in place of its own
   std::optional<std::size_t> find(std::string_view name) const;
   std::optional<std::size_t> find_parameter(std::string_view key) const;  // of the model, by its plain key
   // In the order people expect: layers.2 before layers.10.
@@ -222,10 +227,17 @@ class Catalog {
   Index tensor_bytes() const;
 
  private:
-  void find_places(std::size_t tensors);
+  struct Held {
+    std::vector<Tensor> tensors;
+    NumberTable by_name;
 
-  std::vector<Tensor> tensors_;
-  NumberTable by_name_;
+    void find_places(std::size_t room);
+  };
+  const Held& held() const;
+  Held& own();  // for changing it
+
+  std::shared_ptr<Held> held_;  // null: no tensors
+  Index added_bytes_ = 0;       // of memory that was not asked for, about
   BoxPool boxes_;
 };
 

@@ -40,11 +40,11 @@ std::pair<std::size_t, bool> RecentBoxes::place_of(const FragmentList& list) {
   return {place, true};
 }
 
-std::shared_ptr<const FragmentIndex> SharedIndexes::of(const FragmentList& list) {
+const FragmentIndex* SharedIndexes::of(const FragmentList& list) {
   const auto [place, is_new] = recent_.place_of(list);
-  auto& index = indexes_[place];
-  if (is_new) index.reset();  // the next try makes it where there is no memory for it now
-  if (!index) index = std::make_shared<const FragmentIndex>(list);
+  auto& index = of_recent_[place];
+  if (is_new) index = nullptr;  // the next try makes it where there is no memory for it now
+  if (!index) index = &indexes_.emplace_back(list);
   return index;
 }
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -51,12 +51,13 @@ class RecentBoxes {
 // Indexes of many lists, of which those with equal boxes share one. Refers to the lists.
 class SharedIndexes {
  public:
-  std::shared_ptr<const FragmentIndex> of(const FragmentList& list);
-  static Index bytes(const FragmentList& list);  // of memory that an index of its own takes
+  const FragmentIndex* of(const FragmentList& list);  // as long as this lives
+  static Index bytes(const FragmentList& list);       // of memory that an index of its own takes
 
  private:
   RecentBoxes recent_;
-  std::array<std::shared_ptr<const FragmentIndex>, RecentBoxes::kKept> indexes_;
+  std::array<const FragmentIndex*, RecentBoxes::kKept> of_recent_{};
+  std::deque<FragmentIndex> indexes_;
 };
 
 }  // namespace reshard

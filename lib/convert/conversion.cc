@@ -30,7 +30,7 @@ Result<Catalog> in_one_piece(const Catalog& source) {
   out.files = source.files;
   out.vocabulary = source.vocabulary;
   out.blobs = source.blobs;
-  out.reserve(source.tensors().size());
+  TRY(out.reserve(source.tensors().size()));
   for (const Tensor& stored : source.tensors()) {
     Tensor t = stored;
     t.fragments = t.replicas = FragmentList(t.shape.rank());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
@@ -100,6 +101,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
 
 Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded) {
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
+  release_freed_memory();  // before what surrounds the tensors is made
   TRY(origin.finish(options_.run.ranks));
   Outcome outcome;
   outcome.checksums = origin.checksums_checked();

@@ -24,14 +24,11 @@ Json merge_of(const Merge& merge) {
   return out.set("sources", std::move(sources));
 }
 
-// The member "tensors" of a manifest of one tensor as to_text() has it, without what is around the tensor's line.
-constexpr std::string_view kBeforeTensor = "{\n \"tensors\": {\n", kAfterTensor = "\n }\n}";
-std::string line_of(const std::string& name, Json entry) {
-  Json tensors = Json::object(), all = Json::object();
-  tensors.set(name, std::move(entry));
-  all.set("tensors", std::move(tensors));
-  const std::string text = to_text(all, 1);
-  return text.substr(kBeforeTensor.size(), text.size() - kBeforeTensor.size() - kAfterTensor.size());
+// A tensor's line in the member "tensors" of a manifest, as to_text() of all of it has it.
+std::string line_of(const std::string& name, const Json& entry) {
+  std::string out = "  ";
+  append_json_string(out, name);
+  return out + ": " + to_text(entry, 1, 2);
 }
 
 // The line of one of the plan's tensors.
@@ -49,7 +46,7 @@ std::string line_of(const Conversion& c, std::size_t i, const TensorProof& proof
     for (const Digest& digest : sources->of(c.plan().tensors[i].from)) read.push_back(digest.hex());
     entry.set("merged_digests", std::move(read));
   }
-  return line_of(to.name, std::move(entry));
+  return line_of(to.name, entry);
 }
 
 }  // namespace

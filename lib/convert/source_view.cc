@@ -136,15 +136,20 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   chosen.root = source.root;
   chosen.files = source.files;
   chosen.vocabulary = source.vocabulary;
-  chosen.reserve(selected.tensors.size());
-  for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
+  if (selected.tensors.size() == source.tensors().size()) {  // all of them, in their order
+    chosen.share_tensors(source);
+  } else {
+    TRY(chosen.reserve(selected.tensors.size()));
+    for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
+  }
   for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
   if (is_located) TRY(validate(chosen));
   if (!names.renames() && !names.plain_names) return SourceView{std::move(chosen), {}};
   SourceView view;
   const Model& model = names.model;
   if (names.plain_names) {
-    for (const Tensor& t : chosen.tensors()) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
+    for (const Tensor& t : chosen.tensors())
+      if (t.key() != t.name) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
     view.catalog = TRY(plain_view(std::move(chosen)));
     return view;
   }

@@ -219,14 +219,16 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                          std::string(convention_title(*names.to)) +
                          " has no names for them: a loader would take the one without the other");
   }
+  const bool packs = names.renames() && names.to != Convention::kHf;
   std::vector<PackedGroup> groups;
-  if (names.renames() && names.to != Convention::kHf)
-    groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
-  else
-    for (const std::size_t i : taken)
-      groups.push_back({names.target_name(tensors[i].name, view.key(tensors[i].name)), nullptr, {i}});
-  out.tensors.reserve(groups.size());
-  for (const PackedGroup& group : groups) {
+  if (packs) groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
+  const std::size_t n = packs ? groups.size() : taken.size();
+  out.tensors.reserve(n);
+  for (std::size_t g = 0; g < n; ++g) {
+    PackedGroup one;
+    if (!packs)
+      one = {names.target_name(tensors[taken[g]].name, view.key(tensors[taken[g]].name)), nullptr, {taken[g]}};
+    const PackedGroup& group = packs ? groups[g] : one;
     std::vector<Dims> shapes;
     std::optional<DType> dtype;
     const Tensor& first = tensors[group.parts[0]];
@@ -270,9 +272,9 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
                                                      : on.layout->place_in_files(t.name, t.shape, layers));
     return {};
   }
-  if (on.mesh.ranks() == 1 && format.holds_whole_tensors()) return {};  // nothing is cut
+  if (on.mesh.ranks() == 1) return {};  // nothing is cut
   Catalog placed;
-  placed.reserve(tensors.size());
+  TRY(placed.reserve(tensors.size()));
   for (const TargetTensor& t : tensors) {
     Tensor tensor;
     tensor.name = t.name;
@@ -300,20 +302,21 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
   const Model& model = names.model;
   for (const Blob& blob : view.catalog.blobs) {
     auto stored = source.blob_bytes(blob);
-    if (!stored && with_bytes) return std::move(stored).error();
-    const std::string bytes =
-        stored ? *std::move(stored) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
+    if (!stored && (with_bytes || stored.error().code() == ErrorCode::kUsage)) return std::move(stored).error();
+    std::string bytes = stored ? *std::move(stored) : std::string(static_cast<std::size_t>(blob.extent.length), '\0');
     std::vector<std::string> keys = {blob.name};
     if (names.renames()) keys = canonical_keys(*model.family, source.catalog(), model.config_or_null(), blob.key());
     for (const std::string& canonical : keys) {
-      TargetBlob b{names.renames() ? rename_key(*model.family, canonical, *names.to) : canonical, {}, bytes};
+      TargetBlob b{names.renames() ? rename_key(*model.family, canonical, *names.to) : canonical, {}, {}};
       b.path = rename_path(blob.path, blob.key(), b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
-      if (is_new)
+      if (is_new) {
+        b.bytes = &canonical == &keys.back() ? std::move(bytes) : bytes;
         out.push_back(std::move(b));
-      else if (with_bytes && out[there->second].bytes != bytes)
+      } else if (with_bytes && out[there->second].bytes != bytes) {
         return unsupported("object '" + printable(blob.name) + "' differs from another that becomes '" +
                            printable(b.name) + "' of the output too");
+      }
     }
   }
   return out;

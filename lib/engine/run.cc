@@ -80,7 +80,9 @@ Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Ca
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options) {
   CopyItems copy = copy_items(plan, source.catalog(), target);
-  std::vector<std::shared_ptr<const FragmentIndex>> index, copies;
+  std::vector<const FragmentIndex*> index, copies;
+  index.reserve(copy.items.size());
+  copies.reserve(copy.items.size());
   SharedIndexes indexes;
   for (std::size_t i = 0; i < copy.items.size(); ++i) {
     copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));

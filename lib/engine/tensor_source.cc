@@ -33,6 +33,7 @@ std::string piece_text(const Tensor& tensor, const Piece& piece) {
 }  // namespace
 
 Index column_count(const FragmentList& fragments) {
+  if (fragments.size() < 2) return 1;
   std::set<Dims> columns;
   for (std::size_t i = 0; i < fragments.size() && columns.size() < 64; ++i) {
     const Box box = fragments.box(i);
@@ -183,8 +184,9 @@ Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, con
     const Piece& first = group.pieces.front();
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
     const Index at = place(group, used);
-    TRY(direct_.read(file, group.extent.offset + group.begin, group.length(), out, at)
-            .context(piece_text(tensor, first)));
+    TRY(direct_.read(file, group.extent.offset + group.begin, group.length(), out, at).context([&] {
+      return piece_text(tensor, first);
+    }));
     used = at + group.length();
     const Bytes bytes = out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(group.length()));
     TRY(add_crc(tensor, tensor.fragments.get(first.fragment), group, bytes));
@@ -215,7 +217,7 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
       return internal_error("scratch memory of " + std::to_string(scratch.size()) + " bytes, a piece needs " +
                             std::to_string(length));
     const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.first(length);
-    TRY(file->read_at(group.extent.offset + group.begin, bytes).context(piece_text(tensor, first)));
+    TRY(file->read_at(group.extent.offset + group.begin, bytes).context([&] { return piece_text(tensor, first); }));
 
     TRY(add_crc(tensor, fragment, group, bytes));
     if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));

@@ -128,7 +128,7 @@ class FileSource : public TensorSource {
   ByPlace seen_before_;                 // CRCs that earlier runs have seen whole
   std::vector<std::size_t> continued_;  // tensors of which earlier runs have seen some
   SharedIndexes shared_indexes_;
-  std::vector<std::shared_ptr<const FragmentIndex>> indexes_;  // made on first use
+  std::vector<const FragmentIndex*> indexes_;  // made on first use
   std::mutex index_mutex_;
   std::atomic<Index> checked_{0};
   std::vector<std::unique_ptr<Decoding>> idle_;  // as many as threads have decoded at once

@@ -32,7 +32,7 @@ class ViewBuilder {
     out_.blobs = from_.blobs;
     out_.attributes = from_.attributes;
     out_.vocabulary = from_.vocabulary;
-    out_.reserve(from_.tensors().size());
+    TRY(out_.reserve(from_.tensors().size()));
     for (const Tensor& tensor : from_.tensors()) TRY(add(tensor));
     if (!unknown_.empty()) return unknown_error();
     if (!twice_.empty()) return twice_error();
@@ -155,7 +155,7 @@ Result<Catalog> plain_view(Catalog catalog) {
   out.blobs = catalog.blobs;
   out.attributes = catalog.attributes;
   out.vocabulary = catalog.vocabulary;
-  out.reserve(tensors.size());
+  TRY(out.reserve(tensors.size()));
   for (const Tensor& t : tensors) TRY(out.add(renamed(t, t.key())));
   out.sort_by_name();
   return out;

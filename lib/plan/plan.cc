@@ -1,6 +1,7 @@
 #include "lib/plan/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 #include <string_view>
@@ -148,16 +149,20 @@ namespace {
 DimOrder order_of(const FragmentList& list) {
   if (list.empty()) return {};
   const Fragment f = list.get(0);
-  std::vector<int> by_stride;
-  for (int d = 0; d < f.box.rank(); ++d)
-    if (f.box.shape[d] > 1 && f.strides[d] > 0) by_stride.push_back(d);
-  const std::vector<int> places = by_stride;
-  std::vector<int> order(static_cast<std::size_t>(f.box.rank()));
-  std::stable_sort(by_stride.begin(), by_stride.end(), [&](int a, int b) { return f.strides[a] > f.strides[b]; });
-  std::iota(order.begin(), order.end(), 0);
-  for (std::size_t i = 0; i < places.size(); ++i) order[static_cast<std::size_t>(places[i])] = by_stride[i];
+  std::array<int, kMaxRank> by_stride{};
+  int n = 0;
+  const auto is_strided = [&](int d) { return f.box.shape[d] > 1 && f.strides[d] > 0; };
+  for (int d = 0; d < f.box.rank(); ++d) {
+    if (!is_strided(d)) continue;
+    const auto end = by_stride.begin() + n++;
+    const auto at =
+        std::upper_bound(by_stride.begin(), end, d, [&](int a, int b) { return f.strides[a] > f.strides[b]; });
+    std::copy_backward(at, end, end + 1);
+    *at = d;
+  }
   DimOrder out;
-  for (const int d : order) out.push_back(d);
+  auto next = by_stride.begin();
+  for (int d = 0; d < f.box.rank(); ++d) out.push_back(is_strided(d) ? *next++ : d);
   return out;
 }
 

@@ -112,9 +112,8 @@ void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh&
 }
 
 std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_view payload) {
-  const std::uint32_t crc = crc32(0, as_bytes(payload));
-  return torch_archive::item_header(dtype, shape, offset, crc) + std::string(payload) +
-         torch_archive::item_trailer(dtype, shape, offset, crc);
+  const auto around = torch_archive::item_bytes(dtype, shape, offset, crc32(0, as_bytes(payload)));
+  return around.header + std::string(payload) + around.trailer;
 }
 
 std::string sample(const std::string& name) { return std::string(RESHARD_SOURCE_DIR) + "/samples/checkpoints/" + name; }

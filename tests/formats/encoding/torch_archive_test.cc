@@ -134,8 +134,8 @@ TEST_F(TorchArchive, ItemsItLaysOutReadBack) {
       EXPECT_EQ(sizes.payload_bytes, volume(shape) * byte_size(dtype));
       const std::string payload(static_cast<std::size_t>(sizes.payload_bytes), 'p');
       const std::uint32_t crc = crc32(0, as_bytes(payload));
-      const std::string item = torch_archive::item_header(dtype, shape, base, crc) + payload +
-                               torch_archive::item_trailer(dtype, shape, base, crc);
+      const auto around = torch_archive::item_bytes(dtype, shape, base, crc);
+      const std::string item = around.header + payload + around.trailer;
       ASSERT_EQ(static_cast<Index>(item.size()), sizes.total());
       const File& file = file_of(std::string(static_cast<std::size_t>(base), '#') + item);
       const auto t = torch_archive::read_tensor_item(file, base, sizes.total());
@@ -151,11 +151,11 @@ TEST_F(TorchArchive, ItemsItLaysOutReadBack) {
 
 TEST_F(TorchArchive, SizesDoNotDependOnTheChecksum) {
   const Dims shape{5, 7};
-  EXPECT_EQ(torch_archive::item_header(DType::kFloat32, shape, 3, 0).size(),
-            torch_archive::item_header(DType::kFloat32, shape, 3, 0xFFFFFFFF).size());
+  EXPECT_EQ(torch_archive::item_bytes(DType::kFloat32, shape, 3, 0).header.size(),
+            torch_archive::item_bytes(DType::kFloat32, shape, 3, 0xFFFFFFFF).header.size());
   const auto big = torch_archive::item_shape(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0);  // 8 GiB: zip64
   EXPECT_EQ(big.payload_bytes, Index{1} << 33);
-  EXPECT_EQ(static_cast<Index>(torch_archive::item_trailer(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0, 9).size()),
+  EXPECT_EQ(std::ssize(torch_archive::item_bytes(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0, 9).trailer),
             big.trailer_bytes);
 }
 

@@ -177,7 +177,9 @@ TEST(Catalog, FindsWhatAMapFinds) {
   for (unsigned seed = 0; seed < 30; ++seed) {
     std::mt19937 rng(seed);
     Catalog c;
-    if (seed % 3 == 0) c.reserve(rng() % 100);
+    if (seed % 3 == 0) {
+      ASSERT_TRUE(c.reserve(rng() % 100));
+    }
     std::set<std::string> names;
     for (int step = 0; step < 200; ++step) {
       Tensor t;
