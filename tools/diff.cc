@@ -25,6 +25,7 @@ std::string scientific(double v) {
 }
 
 Result<int> diff(const DiffOptions& options) {
+  const RunOptions run = TRY(options.resources.run_options());
   const auto layout = TRY(options.source_layout.load());
   const OpenOptions plain{.layout = layout ? &*layout : nullptr};
   OpenOptions changed = plain;
@@ -32,7 +33,6 @@ Result<int> diff(const DiffOptions& options) {
   changed.weights = TRY(options.source_layout.which_weights());
   OpenCheckpoint a = TRY(open_checkpoint(options.a, changed)), b = TRY(open_checkpoint(options.b, plain));
   const ModelChoice model = TRY(options.model.choice());
-  const RunOptions run = TRY(options.resources.run_options());
   const auto c = TRY(Comparison::prepare(
       *a.reader, *b.reader,
       {.model = model, .config = options.model.config, .spool = temporary_directory(), .run = run}));

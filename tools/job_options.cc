@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "lib/base/parallel.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/model/family_file.h"
@@ -36,7 +37,10 @@ void ResourceOptions::add(CommandLine& line) {
 Result<RunOptions> ResourceOptions::run_options() const {
   RunOptions run;
   run.memory = TRY(parse_bytes(memory).context("--memory"));
-  if (host()) run.memory = checked_add(run.memory, host()->resident).value_or(run.memory);
+  if (host())
+    run.memory = checked_add(run.memory, host()->resident).value_or(run.memory);
+  else
+    limit_memory(run.memory);
   run.threads = threads;
   run.interrupt = &interrupted();
   run.ranks = job_ranks();
@@ -46,6 +50,7 @@ Result<RunOptions> ResourceOptions::run_options() const {
     return run;
   }
   run.device = host() ? TRY(host()->device(device, cap)) : TRY(job_device(device, cap));
+  if (!host()) limit_memory(checked_add(run.memory, run.device->host_bytes()).value_or(run.memory));
   if (!run.ranks || transport == "mpi") return run;
   if (transport == "nccl")
     if (const std::string why = TRY(why_no_nccl(*run.ranks, run.device->ordinal())); !why.empty())

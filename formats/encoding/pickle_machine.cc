@@ -17,6 +17,7 @@
 #include "formats/encoding/pickle_records.h"
 #include "formats/encoding/pickle_tree.h"
 #include "lib/base/cursor.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 
 namespace reshard::pickle {
@@ -52,6 +53,8 @@ class Machine {
     std::string message = at(tree_.path, static_cast<Index>(op_at_)) + ": " + name + ": " + problem_;
     return unsupported_ ? unsupported(std::move(message)) : corrupt(std::move(message));
   }
+  // Whether it ended as it had not as many as it needed.
+  bool lacks_cells() const { return lacks_cells_; }
 
  private:
   [[gnu::cold, gnu::noinline]] bool fail(std::string problem) {
@@ -74,6 +77,7 @@ class Machine {
     return fail("more than " + with_commas(limits_.stack) + " values on the stack");
   }
   [[gnu::cold, gnu::noinline]] bool fail_cells() {
+    lacks_cells_ = true;
     return fail("more than " + with_commas(tree_.cells.capacity() - 1) + " cells");
   }
   [[gnu::cold, gnu::noinline]] bool fail_memo(std::uint32_t i) {
@@ -975,6 +979,7 @@ class Machine {
   std::size_t op_at_ = 0;
   bool stopped_ = false;
   bool unsupported_ = false;
+  bool lacks_cells_ = false;
   std::string problem_;
 
   Cells stack_;
@@ -1003,6 +1008,9 @@ class Machine {
 
 namespace {
 
+// Of one as long the tree may take megabytes.
+constexpr Index kLongPickle = kMuchMemory / 16;
+
 Result<Document> read_pickle(std::string bytes, std::string_view path, const Limits& limits, RecordSink* sink) {
   if (static_cast<Index>(bytes.size()) > std::min(limits.bytes, Limits{}.bytes))
     return unsupported(std::string(path) + ": pickle: expected at most " +
@@ -1015,7 +1023,16 @@ Result<Document> read_pickle(std::string bytes, std::string_view path, const Lim
   capped.cells = std::min(limits.cells, (Index{1} << 30) - 1);
   capped.memo = std::min(limits.memo, Limits{}.bytes);
   capped.globals = std::min(limits.globals, Index{1} << 24);
-  TRY(internal::Machine(*tree, capped, sink).run());
+  const Index most_cells = capped.cells;
+  // Of what a sink takes few cells stay.
+  const bool is_asked = !sink && std::ssize(tree->bytes) >= kLongPickle;
+  if (const auto left = is_asked ? memory_left() : std::nullopt)
+    capped.cells = std::min(most_cells, *left / static_cast<Index>(sizeof(std::uint32_t)));
+  internal::Machine machine(*tree, capped, sink);
+  Status read = machine.run();
+  if (!read && machine.lacks_cells() && capped.cells < most_cells)
+    return too_little_memory(tree->path + ": a pickle of " + human_bytes(std::ssize(tree->bytes)), kMuchMemory);
+  TRY(std::move(read));
   return Document(std::move(tree));
 }
 

@@ -1,0 +1,125 @@
+// --memory: what does not fit is refused before it is there, and what is let through stays within it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/dcp/dcp.h"
+#include "formats/encoding/safetensors_header.h"
+#include "formats/encoding/torch_archive.h"
+#include "lib/base/text.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Index kMiB = Index{1} << 20;
+
+// A model of so many tensors of `elements` float32 each, in one file.
+std::string many_tensors(const TempDir& dir, Index tensors, Index elements) {
+  SafetensorsHeaderWriter header({});
+  for (Index i = 0; i < tensors; ++i) {
+    const std::string name = "layers." + std::to_string(i / 100) + ".part." + std::to_string(i % 100) + ".weight";
+    EXPECT_TRUE(header.add(name, DType::kFloat32, {elements}));
+  }
+  const auto data_start = header.finish();
+  EXPECT_TRUE(data_start);
+  std::string path = dir / "source.safetensors";
+  write_file(path, SafetensorsHeaderWriter::length_field(*data_start) + header.take() +
+                       std::string(static_cast<std::size_t>(4 * elements * tensors), 'x'));
+  return path;
+}
+
+// What a conversion that went well says it took at most, bytes; nothing where it was refused.
+std::optional<Index> peak_of(const CommandResult& result) {
+  const std::string word = "peak memory ";
+  const std::size_t at = result.out.find(word);
+  if (at == std::string::npos) return std::nullopt;
+  std::string text = result.out.substr(at + word.size());
+  text.resize(text.find('\n'));
+  std::erase(text, ' ');  // "184 MB"
+  const auto bytes = parse_bytes(text);
+  return bytes ? std::optional(*bytes) : std::nullopt;
+}
+
+CommandResult convert(const std::string& source, const std::string& destination, const std::string& to, Index memory) {
+  return reshard_cli({"convert", source, destination, "--to", to, "--threads", "2", "--force", "--family", "none",
+                      "--memory", std::to_string(memory / kMiB) + "MiB"});
+}
+
+TEST(Memory, AJobThatIsLetThroughStaysWithinIt) {
+  const TempDir dir;
+  const CommandResult small = convert(many_tensors(dir, 1, 4), dir / "small", "hf", 4096 * kMiB);
+  ASSERT_EQ(small.exit_code, 0) << small.err;
+  const Index program = peak_of(small).value_or(0);  // what it takes for hardly anything
+  ASSERT_GT(program, 0) << small.out;
+  for (const Index tensors : {5'000, 20'000}) {
+    const std::string source = many_tensors(dir, tensors, 4);
+    for (const std::string to : {"hf", "dcp"}) {
+      bool was_done = false;
+      for (Index memory = program + 8 * kMiB; memory < program + 512 * kMiB; memory += memory / 2) {
+        const CommandResult result = convert(source, dir / to, to, memory);
+        SCOPED_TRACE(to + " of " + std::to_string(tensors) + " tensors, " + std::to_string(memory) + ": " + result.err);
+        if (result.exit_code != 0) {
+          EXPECT_FALSE(was_done) << "with less it went well";
+          EXPECT_EQ(result.exit_code, 2);
+          EXPECT_THAT(result.err, AllOf(HasSubstr("--memory "), HasSubstr("too small"), HasSubstr("at least ")));
+          continue;
+        }
+        was_done = true;
+        EXPECT_LE(peak_of(result).value_or(INT64_MAX), memory + program);
+      }
+      EXPECT_TRUE(was_done);
+    }
+  }
+}
+
+TEST(Memory, AHeaderOfManyTensorsIsRefusedBeforeTheyAreHeld) {
+  const TempDir dir;
+  const std::string source = many_tensors(dir, 500'000, 0);
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"plan", source, "--to", "dcp"}, {"verify", source}}) {
+    std::vector<std::string> words = command;
+    words.insert(words.end(), {"--memory", "100MiB"});
+    const CommandResult result = reshard_cli(words);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr(source), HasSubstr("safetensors header: "), HasSubstr(" tensors and more"),
+                                  HasSubstr("--memory 105 MB is too small: at least ")));
+  }
+}
+
+TEST(Memory, ALargeObjectIsRefusedBeforeItIsRead) {
+  const TempDir dir;
+  pickle::PickleWriter w;
+  w.text(std::string(static_cast<std::size_t>(96 * kMiB), 'x'));
+  LayoutRequest request;
+  request.tensors.push_back({"weight", DType::kFloat32, {4}, {}, {}});
+  request.blobs.push_back({"large", {}, torch_archive::object_item(std::move(w).finish())});
+  auto target = kDcpFormat.lay_out(std::move(request));
+  ASSERT_TRUE(target) << target.error().message();
+  write_target({{"weight", {DType::kFloat32, {4}, std::string(16, 'x')}}}, **target, dir / "source");
+  const std::string source = dir / "source";
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"convert", source, dir / "out", "--to", "dcp"}, {"verify", source}}) {
+    std::vector<std::string> words = command;
+    words.insert(words.end(), {"--memory", "80MiB"});
+    const CommandResult result = reshard_cli(words);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("__0_0.distcp"), HasSubstr("object 'large'"),
+                                  HasSubstr("--memory 83.9 MB is too small: at least ")));
+    words.back() = "1GiB";
+    const CommandResult with_room = reshard_cli(words);
+    EXPECT_EQ(with_room.exit_code, 0) << with_room.err;
+  }
+}
+
+}  // namespace
+}  // namespace reshard
