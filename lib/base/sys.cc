@@ -13,7 +13,6 @@ SysCalls table = {
     ::close,
     ::fstat,
     ::pread,
-    ::preadv2,
     ::pwrite,
     ::fallocate,
     ::ftruncate,

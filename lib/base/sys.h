@@ -5,7 +5,6 @@
 #include <dirent.h>
 #include <sys/stat.h>
 #include <sys/types.h>
-#include <sys/uio.h>
 
 #include <cstddef>
 
@@ -16,7 +15,6 @@ struct SysCalls {
   int (*close)(int fd);
   int (*fstat)(int fd, struct stat* out);
   ssize_t (*pread)(int fd, void* buffer, std::size_t n, off_t offset);
-  ssize_t (*preadv2)(int fd, const iovec* parts, int count, off_t offset, int flags);
   ssize_t (*pwrite)(int fd, const void* buffer, std::size_t n, off_t offset);
   int (*fallocate)(int fd, int mode, off_t offset, off_t length);
   int (*ftruncate)(int fd, off_t length);

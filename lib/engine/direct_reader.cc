@@ -1,44 +1,34 @@
 #include "lib/engine/direct_reader.h"
 
-#include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cstring>
+#include <functional>
 #include <utility>
-#include <vector>
 
 #include "lib/base/sys.h"
 
 namespace reshard {
 namespace {
 
-constexpr Index kLeast = Index{64} << 10;  // less is read faster through the cache
+constexpr Index kLeast = Index{128} << 10;  // less is read faster through the cache
+constexpr Index kStretch = Index{16} << 20;
 
-// How many bytes from `offset` on lie in pages that are in memory; nothing where that is not to be known.
-Index in_cache(const File& file, Index offset, Index length) {
+// Whether the page cache has the page around a byte; false where that is not to be known. Reading with RWF_NOWAIT would
+// tell too, but make the kernel begin to read what is not there.
+bool has_page(const File& file, Index offset) {
   const Index page = ::sysconf(_SC_PAGESIZE);
-  const Index back = offset % page;
-  const auto size = static_cast<std::size_t>(back + length);
-  void* const seen = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor(), offset - back);
-  if (seen == MAP_FAILED) return 0;
-  std::vector<unsigned char> pages(static_cast<std::size_t>(ceil_div(back + length, page)));
-  const bool told = ::mincore(seen, size, pages.data()) == 0;
+  const auto size = static_cast<std::size_t>(page);
+  void* const seen = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.descriptor(), offset / page * page);
+  if (seen == MAP_FAILED) return false;
+  unsigned char is_there = 0;
+  const bool told = ::mincore(seen, size, &is_there) == 0;
   ::munmap(seen, size);
-  if (!told) return 0;
-  const auto first_out = std::find_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) == 0; });
-  return std::clamp<Index>((first_out - pages.begin()) * page - back, 0, length);
-}
-
-// How many bytes from `offset` on the page cache has, which are in `out` then.
-Index read_cached(const File& file, Index offset, MutableBytes out) {
-  const iovec part = {out.data(), out.size()};
-  const ssize_t n = sys().preadv2(file.descriptor(), &part, 1, offset, RWF_NOWAIT);
-  if (n >= 0 || errno != EOPNOTSUPP) return std::max<Index>(0, n);
-  // Not every file system reads that way: overlays, as containers have them, and network file systems.
-  const Index cached = in_cache(file, offset, static_cast<Index>(out.size()));
-  return file.read_at(offset, out.first(static_cast<std::size_t>(cached))) ? cached : 0;
+  return told && (is_there & 1) != 0;
 }
 
 std::shared_ptr<const File> open_direct(const File& file) {
@@ -48,30 +38,62 @@ std::shared_ptr<const File> open_direct(const File& file) {
 
 }  // namespace
 
+bool DirectReader::pays_at(const std::string& path) {
+  struct statfs system {};
+  return ::statfs(path.c_str(), &system) == 0 &&
+         (system.f_type == EXT4_SUPER_MAGIC || system.f_type == XFS_SUPER_MAGIC);
+}
+
+bool DirectReader::wants_direct(const File& file, Index offset, Index length) {
+  if (length < kLeast) return false;
+  const Index stretch = offset / kStretch;
+  const std::size_t place = std::hash<const File*>()(&file) / sizeof(File) + static_cast<std::size_t>(stretch);
+  Asked& asked = asked_[place % asked_.size()];
+  {
+    const std::lock_guard lock(mutex_);
+    if (asked.file == &file && asked.stretch == stretch) return !asked.is_cached;
+  }
+  const Asked answer{&file, stretch, has_page(file, offset + length / 2)};
+  const std::lock_guard lock(mutex_);
+  asked = answer;
+  return !answer.is_cached;
+}
+
 Status DirectReader::read(const std::shared_ptr<const File>& file, Index offset, Index length, MutableBytes out,
                           Index at) {
-  const MutableBytes wanted = out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(length));
-  const auto rest = [&](Index done) {
-    return file->read_at(offset + done, wanted.subspan(static_cast<std::size_t>(done)));
-  };
-  if (length < kLeast) return rest(0);
-  Index done = read_cached(*file, offset, wanted);
-  if (length - done < kLeast) return rest(done);
+  if (wants_direct(*file, offset, length) && read_past_cache(file, offset, length, out.data() + at)) return {};
+  return file->read_at(offset, out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(length)));
+}
+
+Status DirectReader::read_through(const std::shared_ptr<const File>& file, Index offset, MutableBytes out,
+                                  MutableBytes scratch) {
+  const Index length = std::ssize(out), room = std::ssize(scratch) / File::kDirectUnit * File::kDirectUnit;
+  for (Index done = 0; done < length;) {
+    const Index at = place(offset + done, 0), bytes = std::min(length - done, room - at);
+    std::byte* const from = scratch.data() + at;
+    if (!read_past_cache(file, offset + done, bytes, from)) return file->read_at(offset, out);
+    if (from != out.data()) std::memcpy(out.data() + done, from, static_cast<std::size_t>(bytes));
+    done += bytes;
+  }
+  return {};
+}
+
+bool DirectReader::read_past_cache(const std::shared_ptr<const File>& file, Index offset, Index length,
+                                   std::byte* out) {
   const auto past_cache = direct_.get(file, open_direct);
-  if (!past_cache) return rest(done);
+  if (!past_cache) return false;
   // From the unit on in which the rest begins. The last read may end with the file.
-  while (done < length) {
+  for (Index done = 0; done < length;) {
     const Index back = (offset + done) % File::kDirectUnit;
-    std::byte* const to = wanted.data() + done - back;
-    const Index bytes = end_of(back + length - done);
-    const ssize_t n = sys().pread(past_cache->descriptor(), to, static_cast<std::size_t>(bytes), offset + done - back);
-    if (n <= back) {  // whatever it is, the ordinary way finds it too, or does not
+    const auto bytes = static_cast<std::size_t>(end_of(back + length - done));
+    const ssize_t n = sys().pread(past_cache->descriptor(), out + done - back, bytes, offset + done - back);
+    if (n <= back) {
       direct_.refuse(*file);
-      return rest(done);
+      return false;
     }
     done = std::min(length, done + static_cast<Index>(n) - back);
   }
-  return {};
+  return true;
 }
 
 }  // namespace reshard

@@ -314,6 +314,7 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
 
   Proofs proofs(items.size());
   std::atomic<Index> done{0};
+  source.expect_once();
   if (Journal* const journal = journaled ? journaled->journal() : nullptr) {
     journal->begin(cut, [&source] { return source.take_seen(); });
     std::vector<std::size_t> numbers;

@@ -26,6 +26,13 @@ bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
          is_one_run(first.box.shape, out_strides);
 }
 
+// Whether a group is read through bytes that are not wanted: slabs that follow may want them.
+bool has_gaps(const PieceGroup& group, Index element_bytes) {
+  Index held = 0;
+  for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+  return held < group.length();
+}
+
 std::string piece_text(const Tensor& tensor, const Piece& piece) {
   return tensor_text(tensor.name) + " " + to_string(piece.box);
 }
@@ -195,13 +202,19 @@ Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, con
   return used;
 }
 
+void FileSource::expect_once() {
+  // All files lie where the first does, as a rule.
+  once_ = !catalog_.files.empty() && DirectReader::pays_at(catalog_.file_path(0));
+}
+
 Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                MutableBytes scratch) {
   const Tensor& tensor = catalog_.tensors()[number];
   const Index eb = byte_size(tensor.dtype);
   const Dims out_strides = row_major_strides(box.shape);
-  for (const PieceGroup& group :
-       pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(scratch.size()), wanted)) {
+  // Past the page cache, whole units of a file are read around a group.
+  const Index room = std::ssize(scratch) - (once_ ? 2 * File::kDirectUnit : 0);
+  for (const PieceGroup& group : pieces_of(tensor.fragments, index(number), box, eb, room, wanted)) {
     const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
     const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
     if (fragment.encoding) {
@@ -213,11 +226,16 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
     const Piece& first = group.pieces.front();
     const bool direct = is_one_run(group, out_strides);
     const auto length = static_cast<std::size_t>(group.length());
-    if (!direct && length > scratch.size())
-      return internal_error("scratch memory of " + std::to_string(scratch.size()) + " bytes, a piece needs " +
+    if (!direct && group.length() > room)
+      return internal_error("scratch memory of " + std::to_string(room) + " bytes, a piece needs " +
                             std::to_string(length));
-    const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.first(length);
-    TRY(file->read_at(group.extent.offset + group.begin, bytes).context([&] { return piece_text(tensor, first); }));
+    const Index offset = group.extent.offset + group.begin;
+    const bool past_cache = once_ && direct_.wants_direct(*file, offset, group.length()) && !has_gaps(group, eb);
+    const auto at = static_cast<std::size_t>(past_cache ? DirectReader::place(offset, 0) : 0);
+    const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.subspan(at, length);
+    TRY((past_cache ? direct_.read_through(file, offset, bytes, scratch) : file->read_at(offset, bytes)).context([&] {
+      return piece_text(tensor, first);
+    }));
 
     TRY(add_crc(tensor, fragment, group, bytes));
     if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));

@@ -72,6 +72,10 @@ class TensorSource {
   virtual void keep_seen(const std::vector<CrcPiece>& /*seen*/, const std::vector<std::size_t>& /*tensors*/) {}
   virtual std::vector<CrcPiece> take_seen() { return {}; }
 
+  // Before the first read: what follows is read once, so that it need not come into the page cache. From then on
+  // `scratch` is of more than 8 KiB that begin with a page.
+  virtual void expect_once() {}
+
   // How many side-by-side columns of shards a tensor has: narrow pieces want larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
 };
@@ -96,6 +100,7 @@ class FileSource : public TensorSource {
   Status finish(MutableBytes scratch, Transport* ranks) override;
   void keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) override;
   std::vector<CrcPiece> take_seen() override { return crcs_.take_recent(); }
+  void expect_once() override;
   Index columns(std::size_t tensor) const override;
 
   // By all ranks, on rank 0 of several, after finish().
@@ -124,6 +129,7 @@ class FileSource : public TensorSource {
   const Catalog& catalog_;
   FilePool& files_;
   DirectReader direct_;
+  bool once_ = false;  // what is not cached is read past the page cache
   CrcLedger crcs_;
   ByPlace seen_before_;                 // CRCs that earlier runs have seen whole
   std::vector<std::size_t> continued_;  // tensors of which earlier runs have seen some

@@ -2,11 +2,12 @@
 """Reading through the page cache, past it, and past it with an io_uring, on several file systems, cold and warm.
 
   cmake --preset release -DRESHARD_BENCH=ON && cmake --build --preset release --target reshard cold_reads
-  tests/bench/cold_bench.py [--rounds 5] [--systems ext4,xfs,btrfs] [--images DIRECTORY]
+  tests/bench/cold_bench.py [--rounds 5] [--systems ext4,xfs,btrfs] [--images DIRECTORY] [--before RESHARD]
 
 For root: each file system is made in a sparse file of 8 GB in DIRECTORY, mounted through a loop device, which reads the
 image past the page cache, and removed. It holds a checkpoint of --model. Rows are in turn: `cold_reads` in each of its
-ways, alone and copying, `verify` and `convert --to hf`. Cold: files are dropped from the page cache before each run.
+ways, alone and copying, `verify` and `convert --to hf`; with --before the last two of that program too, and nothing of
+`cold_reads`. Cold: files are dropped from the page cache before each run.
 """
 import os
 import subprocess
@@ -37,10 +38,13 @@ def measure(bench, system, mounted):
     subprocess.run([bench.reshard, "synth", source, "--model", bench.args.model, "--mesh", "tp=8", "-q"], check=True)
     files = interleaved.files_of(source)
     reads = os.path.join(bench.args.build, "tests/bench/cold_reads")
-    rows = {f"{way}, {what}": [reads, way, THREADS, to, *files]
-            for what, to in (("read", "-"), ("copied", out)) for way in ("cached", "direct", "uring")}
-    rows["reshard verify"] = [bench.reshard, "verify", source, "-q"]
-    rows["reshard convert"] = [bench.reshard, "convert", source, out, "--to", "hf", "-q"]
+    before = bench.args.before
+    rows = {} if before else {f"{way}, {what}": [reads, way, THREADS, to, *files]
+                              for what, to in (("read", "-"), ("copied", out)) for way in ("cached", "direct", "uring")}
+    for words in (["verify", source], ["convert", source, out, "--to", "hf"]):
+        if before:
+            rows[f"before: {words[0]}"] = [before, *words, "-q"]
+        rows[f"reshard {words[0]}"] = [bench.reshard, *words, "-q"]
     for is_cold in (True, False):
         times, processor = {row: [] for row in rows}, {row: [] for row in rows}
         for _ in range(bench.args.rounds):
@@ -53,7 +57,8 @@ def measure(bench, system, mounted):
 
 
 def main():
-    options = {"systems": {"default": "ext4,xfs,btrfs"}, "images": {"default": tempfile.gettempdir()}}
+    options = {"systems": {"default": "ext4,xfs,btrfs"}, "images": {"default": tempfile.gettempdir()},
+               "before": {}}
     with interleaved.bench(__doc__, rounds=5, **options) as bench:
         for system in bench.args.systems.split(","):
             image, mounted = os.path.join(bench.args.images, f"reshard-{system}.img"), bench.path(system)
