@@ -59,6 +59,7 @@ class OneGpu {
 
   Result<std::vector<Message>> start(int rank, const std::vector<Outgoing>& out, const std::vector<Incoming>& in) {
     const std::lock_guard lock(mutex_);
+    if (control_.stopped()) return job_is_over();  // whoever waited for the other end may have freed its memory
     auto ends = matcher_.add(rank, size_, out, in);
     if (!ends) return std::move(ends).error();
     std::vector<Outgoing> sent;
