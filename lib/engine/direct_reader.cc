@@ -16,7 +16,7 @@ namespace reshard {
 namespace {
 
 constexpr Index kLeast = Index{128} << 10;  // less is read faster through the cache
-constexpr Index kStretch = Index{16} << 20;
+constexpr Index kLookedAtOnce = Index{16} << 20;
 
 // Whether the page cache has the page around a byte; false where that is not to be known. Reading with RWF_NOWAIT would
 // tell too, but make the kernel begin to read what is not there.
@@ -46,7 +46,7 @@ bool DirectReader::pays_at(const std::string& path) {
 
 bool DirectReader::wants_direct(const File& file, Index offset, Index length) {
   if (length < kLeast) return false;
-  const Index stretch = offset / kStretch;
+  const Index stretch = offset / kLookedAtOnce;
   const std::size_t place = std::hash<const File*>()(&file) / sizeof(File) + static_cast<std::size_t>(stretch);
   Asked& asked = asked_[place % asked_.size()];
   {
