@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -311,7 +312,7 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
       b.path = rename_path(blob.path, blob.key(), b.name);
       const auto [there, is_new] = by_name.emplace(b.name, out.size());
       if (is_new) {
-        b.bytes = &canonical == &keys.back() ? std::move(bytes) : bytes;
+        b.bytes = &canonical == &keys.back() ? std::exchange(bytes, {}) : bytes;
         out.push_back(std::move(b));
       } else if (with_bytes && out[there->second].bytes != bytes) {
         return unsupported("object '" + printable(blob.name) + "' differs from another that becomes '" +
