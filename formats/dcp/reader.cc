@@ -341,9 +341,8 @@ Result<std::string> DcpReader::blob_bytes(const Blob& blob) {
     return unsupported("object '" + printable(blob.name) + "' takes " + human_bytes(blob.extent.length) + "; at most " +
                        human_bytes(kMaxBlobBytes) + " are carried");
   const auto file = TRY(files_.open(catalog_.file_path(blob.extent.file)));
-  if (blob.extent.length >= kMuchMemory)
-    TRY(may_take(blob.extent.length,
-                 [&] { return at(file->path(), blob.extent.offset) + ": object '" + printable(blob.name) + "'"; }));
+  TRY(may_take(blob.extent.length,
+               [&] { return at(file->path(), blob.extent.offset) + ": object '" + printable(blob.name) + "'"; }));
   std::string bytes(static_cast<std::size_t>(blob.extent.length), '\0');
   TRY(file->read_at(blob.extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   if (!bytes.starts_with(zstd::kMagic)) {

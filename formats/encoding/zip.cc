@@ -339,8 +339,7 @@ Result<std::string> Archive::read(const Entry& entry, Index limit) const {
   if (entry.size > limit)
     return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
                        " bytes, got " + with_commas(entry.size));
-  if (entry.size >= kMuchMemory)
-    TRY(may_take(entry.size, [&] { return at(file_->path(), entry.offset) + ": " + member; }));
+  TRY(may_take(entry.size, [&] { return at(file_->path(), entry.offset) + ": " + member; }));
   std::string room;
   const std::string_view bytes = TRY(bytes_at(entry.offset - base_, entry.size, member, room));
   std::string out = bytes.data() == room.data() ? std::move(room) : std::string(bytes);

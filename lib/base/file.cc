@@ -157,7 +157,7 @@ Result<std::string> read_whole_file(const std::string& path, Index limit) {
   const Index size = TRY(file.size());
   if (size > limit)
     return corrupt(path + ": expected at most " + std::to_string(limit) + " bytes, got " + std::to_string(size));
-  if (size >= kMuchMemory) TRY(may_take(size, [&] { return path; }));
+  TRY(may_take(size, [&] { return path; }));
   std::string out(static_cast<std::size_t>(size), '\0');
   TRY(file.read_at(0, {reinterpret_cast<std::byte*>(out.data()), out.size()}));
   return out;

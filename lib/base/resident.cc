@@ -16,6 +16,17 @@ namespace {
 
 std::atomic<Index> most{0};  // bytes that the process may hold; 0: any number
 
+Status check_left(Index bytes, const std::function<std::string()>& what) {
+  const auto fits = [&] {
+    const auto left = memory_left();
+    return !left || (*left > 0 && bytes <= *left);
+  };
+  if (fits()) return {};
+  release_freed_memory();
+  if (fits()) return {};
+  return too_little_memory(what(), bytes);
+}
+
 }  // namespace
 
 Index resident_bytes() {
@@ -41,15 +52,10 @@ std::optional<Index> memory_left() {
 }
 
 Status may_take(Index bytes, const std::function<std::string()>& what) {
-  const auto fits = [&] {
-    const auto left = memory_left();
-    return !left || (*left > 0 && bytes <= *left);
-  };
-  if (fits()) return {};
-  release_freed_memory();
-  if (fits()) return {};
-  return too_little_memory(what(), bytes);
+  return bytes < kMuchMemory ? Status() : check_left(bytes, what);
 }
+
+Status may_hold(const std::function<std::string()>& what) { return check_left(0, what); }
 
 Error too_little_memory(const std::string& what, Index more) {
   const Index held = resident_bytes();

@@ -21,10 +21,12 @@ void release_freed_memory();
 void limit_memory(Index bytes);
 // How many more it may take now; nothing where there is no limit.
 std::optional<Index> memory_left();
+inline constexpr Index kMuchMemory = Index{1} << 20;  // bytes; less may be taken always
 // That it may take so many more, for `what()`: "a.safetensors: a header of 12 tensors". A usage error that says how
 // much that needs.
 Status may_take(Index bytes, const std::function<std::string()>& what);
+// That what it holds already, for `what()`, is within the limit.
+Status may_hold(const std::function<std::string()>& what);
 Error too_little_memory(const std::string& what, Index more);  // that error
-inline constexpr Index kMuchMemory = Index{1} << 20;           // bytes; what takes less need not ask
 
 }  // namespace reshard

@@ -241,7 +241,7 @@ void Catalog::Held::find_places(std::size_t room) {
 
 Status Catalog::reserve(std::size_t tensors) {
   const Index bytes = static_cast<Index>(tensors) * kTensorBytes;
-  if (bytes >= kMuchMemory) TRY(may_take(bytes, [&] { return tensors_text(root, static_cast<Index>(tensors)); }));
+  TRY(may_take(bytes, [&] { return tensors_text(root, static_cast<Index>(tensors)); }));
   Held& held = own();
   held.tensors.reserve(tensors);
   if (tensors > held.by_name.room()) held.find_places(tensors);
@@ -257,7 +257,7 @@ Status Catalog::add(Tensor tensor) {
   added_bytes_ += kTensorBytes + static_cast<Index>(tensor.fragments.size() * sizeof(Extent));
   if (added_bytes_ >= kMuchMemory) {
     added_bytes_ = 0;
-    TRY(may_take(0, [&] { return tensors_text(root, std::ssize(tensors())) + " and more"; }));
+    TRY(may_hold([&] { return tensors_text(root, std::ssize(tensors())) + " and more"; }));
   }
   Held& held = own();
   held.tensors.push_back(std::move(tensor));
