@@ -31,12 +31,26 @@ Status check_archive(std::vector<FileTensor>& tensors) {
   return {};
 }
 
-using EmitText = std::function<Status(Index offset, std::string_view text)>;  // of one file
+Index end_of(const Extent& e) { return e.offset + e.length; }
 
-// Fills in the extents of the tensors, in a file of this number, and gives its size; `emit`, if given, receives the
-// header in stretches. Tensors of whole pages come first: they begin on pages then, and are written past the page cache
-// and mapped as they are.
-Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_t file, const EmitText& emit) {
+std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
+  const std::string extension(container_extension(container));
+  if (n == 1) return std::string(stem) + extension;
+  char number[64];
+  std::snprintf(number, sizeof number, "-%05zu-of-%05zu", i + 1, n);
+  return std::string(stem) + number + extension;
+}
+
+}  // namespace
+
+std::string_view container_extension(Container container) {
+  return container == Container::kSafetensors ? ".safetensors" : ".bin";
+}
+
+// The header is emitted in stretches. Tensors of whole pages come first: they begin on pages then, and are written past
+// the page cache and mapped as they are.
+Result<Index> TensorFilesTarget::lay_out_safetensors(const TensorsFile& file, std::vector<FileTensor>& tensors,
+                                                     const EmitText& emit) {
   constexpr Index kStretch = Index{1} << 20;
   const auto fills_pages = [](const FileTensor& t) {
     const auto elements = checked_volume(t.shape);
@@ -52,7 +66,7 @@ Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_
   for (const bool of_pages : {true, false}) {
     for (FileTensor& t : tensors) {
       if (fills_pages(t) != of_pages) continue;
-      t.extent = {file, end, TRY(writer.add(t.name, t.dtype, t.shape))};
+      t.extent = {file.file, end, TRY(writer.add(t.name, t.dtype, t.shape))};
       end += t.extent.length;
       if (writer.held() >= kStretch) TRY(hand_on());
     }
@@ -62,22 +76,6 @@ Result<Index> lay_out_safetensors(std::vector<FileTensor>& tensors, std::uint32_
   if (emit) TRY(emit(0, SafetensorsHeaderWriter::length_field(data_start)));
   for (FileTensor& t : tensors) t.extent.offset += data_start;
   return data_start + end;
-}
-
-Index end_of(const Extent& e) { return e.offset + e.length; }
-
-std::string numbered(std::string_view stem, std::size_t i, std::size_t n, Container container) {
-  const std::string extension(container_extension(container));
-  if (n == 1) return std::string(stem) + extension;
-  char number[64];
-  std::snprintf(number, sizeof number, "-%05zu-of-%05zu", i + 1, n);
-  return std::string(stem) + number + extension;
-}
-
-}  // namespace
-
-std::string_view container_extension(Container container) {
-  return container == Container::kSafetensors ? ".safetensors" : ".bin";
 }
 
 // With the checksums that `crc` (null: none of them yet) tells, where `place` (null: the whole file) has any of their
@@ -117,7 +115,7 @@ Result<Index> TensorFilesTarget::lay_out_archive(const TensorsFile& file, std::v
 Result<Index> TensorFilesTarget::lay_out(const TensorsFile& file, std::vector<FileTensor>& tensors,
                                          const PayloadCrc& crc, const Extent* place, const EmitText& emit) {
   return file.container == Container::kTorchSave ? lay_out_archive(file, tensors, crc, place, emit)
-                                                 : lay_out_safetensors(tensors, file.file, emit);
+                                                 : lay_out_safetensors(file, tensors, emit);
 }
 
 bool TensorFilesTarget::wants_crcs() const {

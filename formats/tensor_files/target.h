@@ -94,6 +94,8 @@ class TensorFilesTarget : public Target {
   // Fills in the extents of a file's tensors, and gives its size. `emit` (null: nothing) gets the bytes around them.
   static Result<Index> lay_out(const TensorsFile& file, std::vector<FileTensor>& tensors, const PayloadCrc& crc,
                                const Extent* place, const EmitText& emit);
+  static Result<Index> lay_out_safetensors(const TensorsFile& file, std::vector<FileTensor>& tensors,
+                                           const EmitText& emit);
   static Result<Index> lay_out_archive(const TensorsFile& file, std::vector<FileTensor>& tensors, const PayloadCrc& crc,
                                        const Extent* place, const EmitText& emit);
   static Status seal_file(const TensorsFile& file, const PayloadCrc& crc, const Extent* place, const EmitBytes& emit);
