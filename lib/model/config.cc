@@ -309,8 +309,10 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
 
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {
   const ConfigFile file = TRY(find_config_file(reader, given));
-  if (!file.is_there() || (!file.is_given && !TRY(file.is_of_model()))) return std::optional<ModelConfig>();
-  return std::optional<ModelConfig>(TRY(file.model()));
+  if (!file.is_there()) return std::optional<ModelConfig>();
+  const Json json = TRY(parse_json(file.text, file.path));
+  if (!file.is_given && !names_model_type(json)) return std::optional<ModelConfig>();
+  return std::optional<ModelConfig>(TRY(ModelConfig::parse(json, file.path).context(file.path)));
 }
 
 }  // namespace reshard
