@@ -15,20 +15,12 @@
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/engine/run.h"
+#include "tests/support/must.h"
 
 namespace reshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  if constexpr (!std::is_void_v<T>) return *std::move(r);
-}
 
 class MemorySource : public TensorSource {
  public:

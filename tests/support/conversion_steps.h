@@ -8,17 +8,9 @@
 #include <vector>
 
 #include "lib/convert/steps.h"
+#include "tests/support/must.h"
 
 namespace reshard {
-
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  return *std::move(r);
-}
 
 // What went wrong; empty: nothing did.
 template <class T>

@@ -15,6 +15,7 @@
 #include "lib/checkpoint/state_key.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
+#include "tests/support/must.h"
 
 namespace reshard {
 namespace {
@@ -27,15 +28,6 @@ constexpr const char* kEntriesAreAlike = "entries of equal dtype and shape can b
 
 // Four attempts for each damage that is wanted: many fixtures have few places for some.
 constexpr int kAttempts = 4;
-
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  return *std::move(r);
-}
 
 const auto& pick(const auto& list, Rng& rng) {
   return list[static_cast<std::size_t>(below(rng, static_cast<Index>(list.size())))];

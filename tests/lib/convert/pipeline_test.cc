@@ -20,6 +20,7 @@
 #include "lib/engine/run.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
+#include "tests/support/must.h"
 #include "tests/support/soak.h"
 #include "tests/support/temp_dir.h"
 
@@ -39,15 +40,6 @@ SysCalls without_sync() {
     const auto& ok = (__VA_ARGS__);                      \
     ASSERT_TRUE(ok.has_value()) << ok.error().message(); \
   } while (false)
-
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  return *std::move(r);
-}
 
 std::map<std::string, std::string> contents(const std::string& directory) {
   std::map<std::string, std::string> out;

@@ -19,6 +19,7 @@
 #include "tests/support/device_ranks.h"
 #include "tests/support/layouts.h"
 #include "tests/support/local_ranks.h"
+#include "tests/support/must.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
 
@@ -26,15 +27,6 @@ namespace reshard {
 namespace {
 
 using testing::HasSubstr;
-
-template <class T>
-T must(Result<T> r) {
-  if (!r) {
-    ADD_FAILURE() << r.error().message();
-    std::abort();
-  }
-  return *std::move(r);
-}
 
 std::string checkpoint(const std::string& name) { return sample(name) + "/checkpoint"; }
 
