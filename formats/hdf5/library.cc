@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <mutex>
 #include <new>
 
@@ -17,35 +18,19 @@ namespace {
 std::mutex library_mutex;
 thread_local int times_held = 0;
 
-// The error at the bottom of the library's stack of them.
-struct Innermost {
-  std::string text;
-  bool is_memory = false;
-};
-
+// Of the error at the bottom of the library's stack of them.
 herr_t keep_innermost(unsigned n, const H5E_error2_t* error, void* out) {
-  if (n != 0 || !error->desc) return 0;
-  auto& innermost = *static_cast<Innermost*>(out);
-  innermost.text = error->desc;
-  // Its three ways to say that it got none: of blocks, of texts and of blocks that grow.
-  innermost.is_memory = innermost.text.starts_with("memory allocation failed") ||
-                        innermost.text == "string duplication failed" ||
-                        innermost.text.ends_with("null after H5MM_realloc()");
+  if (n == 0 && error->desc) *static_cast<std::string*>(out) = error->desc;
   return 0;
 }
 
-Innermost innermost_error() {
-  Innermost out;
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &out);
-  out.text = out.text.empty() ? "no reason" : printable(out.text);
-  return out;
-}
-
 Error library_error(ErrorCode code, std::string_view what) {
-  const Innermost innermost = innermost_error();
-  return {
-      innermost.is_memory ? ErrorCode::kIo : code,
-      std::string(what) + (innermost.is_memory ? ": out of memory" : "") + ": libhdf5 says '" + innermost.text + "'"};
+  const bool is_memory = is_out_of_memory();
+  std::string text;
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &text);
+  text = text.empty() ? "no reason" : printable(text);
+  return {is_memory ? ErrorCode::kIo : code,
+          std::string(what) + (is_memory ? ": out of memory" : "") + ": libhdf5 says '" + text + "'"};
 }
 
 }  // namespace
@@ -57,15 +42,21 @@ LibraryLock::~LibraryLock() {
 LibraryLock::LibraryLock() {
   static const bool kReady = [] {
     // No clean-up at exit: handles close themselves, and a process that is killed has nothing of ours open.
+    errno = 0;
     H5dont_atexit();
-    if (H5open() < 0) throw std::bad_alloc();  // it needs nothing else
+    if (H5open() < 0 || is_out_of_memory()) throw std::bad_alloc();  // it needs nothing else
     H5PLset_loading_state(0);
     return true;
   }();
   (void)kReady;
-  if (times_held++ == 0) library_mutex.lock();
+  if (times_held++ == 0) {
+    library_mutex.lock();
+    errno = 0;
+  }
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // for each thread anew
 }
+
+bool is_out_of_memory() { return errno == ENOMEM; }
 
 Handle::~Handle() {
   if (id_ < 0) return;

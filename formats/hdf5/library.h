@@ -27,6 +27,9 @@ class LibraryLock {
   LibraryLock& operator=(const LibraryLock&) = delete;
 };
 
+// Whether an allocation failed while this thread held the lock. The library has many ways to say so, and to crash.
+bool is_out_of_memory();
+
 // Closes what it holds, of whatever kind.
 class Handle {
  public:

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -32,6 +34,7 @@ constexpr Index kNameBytesPerByte = 16;  // of the file
 constexpr Index kFreeNameBytes = Index{4} << 20;
 constexpr std::size_t kSaid = 1000;  // bytes of a path in messages
 constexpr unsigned kScanSeconds = 60;
+constexpr int kNoMemory = 1;  // exit code of a process that libhdf5 crashed when it got none
 
 class Scanner {
  public:
@@ -407,6 +410,22 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
   return {};
 }
 
+// A crash right after an allocation that failed says nothing about the file. Any other ends the process when the
+// instruction is done again.
+void end_where_memory_is_out(int) {
+  if (is_out_of_memory()) ::_exit(kNoMemory);
+}
+
+void handle_crashes() {
+  alignas(16) static std::array<std::byte, 32 << 10> stack;  // the other one may be full
+  const stack_t here{.ss_sp = stack.data(), .ss_flags = 0, .ss_size = stack.size()};
+  ::sigaltstack(&here, nullptr);
+  struct sigaction action = {};
+  action.sa_handler = end_where_memory_is_out;
+  action.sa_flags = SA_ONSTACK | SA_RESETHAND;
+  for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::sigaction(signal, &action, nullptr);
+}
+
 }  // namespace
 
 Result<Listing> scan(const std::string& path, bool external_too) { return Scanner(path, external_too).run(); }
@@ -418,8 +437,8 @@ Status survives_scan(const std::string& path, bool external_too) {
   if (child == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(0);  // it was killed before
-    for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGALRM, SIGINT, SIGTERM})
-      std::signal(signal, SIG_DFL);
+    for (const int signal : {SIGALRM, SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    handle_crashes();
     ::alarm(kScanSeconds);
     try {
       (void)scan(path, external_too);
@@ -430,6 +449,8 @@ Status survives_scan(const std::string& path, bool external_too) {
   int status = 0;
   while (::waitpid(child, &status, 0) < 0)
     if (errno != EINTR) return io_error(path + ": cannot wait for the process that looks at it");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoMemory)
+    return io_error(path + ": out of memory: libhdf5 got none reading its metadata, and crashed");
   if (!WIFSIGNALED(status)) return {};
   if (WTERMSIG(status) == SIGALRM)
     return corrupt(path + ": libhdf5 does not come to an end reading its metadata: they are damaged");

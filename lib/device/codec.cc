@@ -110,7 +110,7 @@ Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, const std::string&
 }
 
 Result<std::size_t> unzstd_chunk(ZSTD_DCtx* context, Bytes in, MutableBytes out, const std::string& place) {
-  if (!context) return io_error("cannot get memory for zstd");
+  if (!context) return io_error("out of memory for zstd");
   const std::size_t length = ZSTD_decompressDCtx(context, out.data(), out.size(), in.data(), in.size());
   if (ZSTD_isError(length)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(length));
   return length;
@@ -191,7 +191,7 @@ ChunkEncoder::ChunkEncoder(int level, Index max_chunk_bytes) : context_(std::mak
 ChunkEncoder::~ChunkEncoder() = default;
 
 Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
-  if (!context_->zstd || !context_->shuffled || !context_->frame) return io_error("cannot get memory for zstd");
+  if (!context_->zstd || !context_->shuffled || !context_->frame) return io_error("out of memory for zstd");
   if (chunk.size() > context_->room) return internal_error("chunk encoder: a chunk larger than was said");
   Bytes in = chunk;
   if (unit > 1) {
