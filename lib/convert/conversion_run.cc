@@ -145,7 +145,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   std::string files;
   for (const CatalogFile& file : target_->catalog().files) files += file.path + "\n" + std::to_string(file.size) + "\n";
   add("the output's files", std::to_string(crc32(0, as_bytes(files))));
-  add("the source's metadata", std::to_string(print));
+  add("the plan", std::to_string(print));  // made of the source's metadata and of all options
   for (const auto& [what, reader] : {std::pair("source file ", static_cast<const Reader*>(&source_)),
                                      std::pair("file of the donor ", static_cast<const Reader*>(o.donor)),
                                      std::pair("file of the adapter ", static_cast<const Reader*>(o.adapter.reader))}) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -274,11 +275,13 @@ Status Journal::add(Index slab, Index item, Index bytes, const FinishedSlabs::Di
   std::unique_lock lock(mutex_);
   closed_.wait(lock, [&] { return !closing_ || !is_due(); });
   if (stopped_) return {};
-  group_.bytes += bytes;
-  group_.add_run(slab, 1);
-  group_.digests[item].source += digests.source;
-  group_.digests[item].target += digests.target;
+  // Where there is no memory for one of these, the group still says nothing of the slab.
   group_.written.insert(group_.written.end(), written.begin(), written.end());
+  FinishedSlabs::Digests& sums = group_.digests[item];
+  group_.add_run(slab, 1);
+  sums.source += digests.source;
+  sums.target += digests.target;
+  group_.bytes += bytes;
   return closing_ || !is_due() ? Status() : close(lock);
 }
 
@@ -297,7 +300,12 @@ Status Journal::close(std::unique_lock<std::mutex>& lock) {
   FinishedSlabs group = std::exchange(group_, {});
   const Index bytes = group.bytes;
   lock.unlock();
-  Status status = write(std::move(group));
+  Status status;
+  try {
+    status = write(std::move(group));
+  } catch (const std::bad_alloc&) {  // others wait for this group
+    status = io_error("out of memory");
+  }
   lock.lock();
   closing_ = false;
   // What the disk did not take may be of any slab: nothing more is said of what is on it.

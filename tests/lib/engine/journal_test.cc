@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <new>
+#include <optional>
 #include <random>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "tests/support/checkpoints.h"
@@ -155,6 +158,32 @@ TEST(Journal, SaysNoMoreWhereTheDiskFailed) {
   EXPECT_TRUE(journal.close_group());
   EXPECT_EQ(journal.bytes(), 100);
   EXPECT_EQ(finished(dir / "journal").slabs, (std::map<Index, Index>{{0, 1}}));
+}
+
+TEST(Journal, NobodyWaitsForAGroupThatThereWasNoMemoryFor) {
+  const TempDir dir;
+  Journal* waited_for = nullptr;
+  std::optional<std::jthread> other;
+  Status of_other;
+  Journal journal([&] { return File::create(dir / "journal"); }, 0, "{}", 100,
+                  [&]() -> Status {
+                    other.emplace([&] {
+                      for (Index slab = 1; slab < 3 && of_other; ++slab)
+                        of_other = waited_for->add(slab, 0, 100, {}, {});
+                    });
+                    throw std::bad_alloc();
+                  });
+  waited_for = &journal;
+  journal.begin({1, 1}, nullptr);
+  const Status status = journal.add(0, 0, 100, {}, {});
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().message(), "out of memory");
+  EXPECT_EQ(status.error().code(), ErrorCode::kIo);
+  other.reset();
+  EXPECT_TRUE(of_other);  // it is told by the thread that met it
+  EXPECT_TRUE(journal.close_group());
+  EXPECT_EQ(journal.bytes(), 0);
+  EXPECT_FALSE(path_exists(dir / "journal"));
 }
 
 TEST(Journal, NamesTheFactsThatChanged) {
