@@ -52,6 +52,7 @@ bool StoredRows::begin(std::size_t cls, std::uint32_t identity, const TextBelow&
     if (!name) return false;
     if (tensors_.empty() || tensors_.back().name != *name) {
       if (!tensor_numbers_.add(*name, tensors_.size())) return false;
+      if (!tensors_.empty()) pool_.share(tensors_.back().boxes.fragments);
       tensors_.push_back({std::string(*name), chunks_});
     }
     tensor = tensors_.size() - 1;

@@ -85,6 +85,7 @@ class StoredRows : public pickle::RecordSink {
   const Run* run_of(const pickle::Value& value, std::size_t cls) const;
 
   std::vector<TensorRows> tensors_;
+  BoxPool pool_;
   std::vector<Run> runs_;  // by identity
   std::vector<Item> blobs_;
   std::vector<std::string> files_;

@@ -1,7 +1,4 @@
 // The stack machine: follows the opcodes of a pickle and leaves a Tree.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -26,7 +23,8 @@ namespace {
 
 constexpr std::size_t kMaxGlobalName = 64 << 10;
 constexpr std::size_t kMaxAttached = 1 << 20;
-constexpr std::size_t kReleasedBytes = 16 << 10;  // of a pickle, at once
+constexpr std::size_t kAhead = 64 << 10;         // bytes that a step may look at
+constexpr std::size_t kReleasedBytes = 1 << 20;  // of records, at once
 constexpr const char* kNotSimple = "expected an object as simple as the others of its class";
 
 // The stack machine. Steps return false once something is wrong, and `problem_` says what.
@@ -34,7 +32,7 @@ class Machine {
  public:
   // `sink`: null, or what takes the objects of its classes.
   Machine(Tree& tree, const Limits& limits, RecordSink* sink)
-      : tree_(tree), limits_(limits), raw_(tree.raw()), size_(tree.bytes.size()), sink_(sink) {
+      : tree_(tree), limits_(limits), raw_(tree.raw()), size_(tree.text.size()), sink_(sink) {
     if (sink == nullptr) return;
     for (const RecordClass& c : sink->classes()) record_classes_.push_back({c, kUnset, {}, 0});
   }
@@ -42,6 +40,7 @@ class Machine {
   Status run() {
     if (!reserve()) return io_error(tree_.path + ": pickle of " + std::to_string(size_) + " bytes: out of memory");
     if (follow()) return {};
+    TRY(std::move(file_));
     const unsigned char op = op_at_ < size_ ? raw_[op_at_] : 0;
     std::string name(opcode_name(op));
     if (op_at_ == size_) name = "end of the pickle";
@@ -101,12 +100,12 @@ class Machine {
   // and top of the stack in registers, as long as nothing is unusual about them; what is unusual is left to step().
   bool follow() {
     const unsigned char* const end = raw_ + size_;
-    const unsigned char* p = raw_;
+    const unsigned char *p = raw_, *there = raw_ + tree_.text.filled();
     Handle* top = stack_.data();
     Handle* const stack_end = top + stack_.capacity();
     while (true) {
       bool is_done = false;
-      if (end - p >= 3 && top != stack_end) {
+      if (there - p >= 3 && top != stack_end) {
         switch (p[0]) {
           case 'K':
             *top++ = small_int(p[1]);
@@ -152,6 +151,7 @@ class Machine {
         if (!step()) return false;
         if (stopped_) return true;
         p = raw_ + pos_;
+        there = raw_ + tree_.text.filled();
         top = stack_.data() + stack_.size();
       }
       // MEMOIZE follows nearly everything that makes a container.
@@ -164,8 +164,18 @@ class Machine {
     }
   }
 
+  // Whether the bytes that a step looks at are there.
+  [[gnu::always_inline]] bool ahead() {
+    return pos_ + kAhead <= tree_.text.filled() || tree_.text.filled() == size_ || read_on(pos_ + kAhead);
+  }
+  [[gnu::cold, gnu::noinline]] bool read_on(std::size_t end) {
+    if (file_) file_ = tree_.text.fill(end);
+    return file_.has_value();
+  }
+
   bool step() {
     op_at_ = pos_;
+    if (!ahead()) return false;
     if (pos_ == size_) return fail("expected STOP, got the end");
     const unsigned char op = raw_[pos_++];
     switch (op) {
@@ -340,7 +350,7 @@ class Machine {
     return push(handle(kLeaf, static_cast<std::uint32_t>(op_at_)));
   }
   bool long_int(unsigned char op) {
-    if (!leaf(op)) return false;
+    if (!leaf(op) || !ahead()) return false;
     const LeafBytes b = leaf_bytes(tree_, stack_.back());
     const std::optional<Index> v = decode_long(b.data, b.size);
     if (v && is_small_int(*v)) stack_.back() = small_int(*v);
@@ -371,14 +381,19 @@ class Machine {
 
   // A line of text, without its end, into line_at_ and line_size_.
   bool line() {
-    const void* end = std::memchr(raw_ + pos_, '\n', size_ - pos_);
-    if (end == nullptr) return fail("expected a line, got no end of one");
+    const void* end = std::memchr(raw_ + pos_, '\n', tree_.text.filled() - pos_);
+    while (end == nullptr) {
+      const std::size_t seen = tree_.text.filled();
+      if (seen == size_) return fail("expected a line, got no end of one");
+      if (!read_on(size_)) return false;
+      end = std::memchr(raw_ + seen, '\n', tree_.text.filled() - seen);
+    }
     line_at_ = pos_;
     line_size_ = static_cast<std::size_t>(static_cast<const unsigned char*>(end) - (raw_ + pos_));
     pos_ += line_size_ + 1;
     return true;
   }
-  std::string_view line_text() const { return std::string_view(tree_.bytes).substr(line_at_, line_size_); }
+  std::string_view line_text() const { return {reinterpret_cast<const char*>(raw_) + line_at_, line_size_}; }
   bool text_index() {
     if (!line()) return false;
     std::uint64_t v = 0;
@@ -705,14 +720,16 @@ class Machine {
                                   [&](const RecordRow& c) { return c.what.value == number_of(*last); });
     const bool is_dict = key != record_classes_.end();
     bool is_run = false;
+    std::size_t released = second;
     for (; record_follows(is_dict ? *key : *last); is_run = true) {
       if (is_dict && (!take_record(*key) || !record_follows(*last))) return fail(kNotSimple);
       if (!take_record(*last)) return false;
+      if (pos_ - released >= kReleasedBytes) tree_.text.release(std::exchange(released, pos_), pos_);
     }
     const std::size_t end = pos_;
     if (is_run && !skip(is_dict ? 'u' : 'e')) return fail(kNotSimple);
     pos_ = end;
-    if (!is_dict) release(second, end);
+    tree_.text.release(released, end);
     return true;
   }
 
@@ -743,6 +760,7 @@ class Machine {
 
   // Whether an object of the class follows; at its EMPTY_TUPLE then.
   bool record_follows(const RecordRow& record) {
+    if (!ahead()) return false;
     const std::size_t at = pos_;
     if (std::uint32_t i = 0; get_index(i) && memo_[i] == record.global && record.global != kUnset) {
       const std::size_t begin = pos_;
@@ -767,7 +785,8 @@ class Machine {
       if (!field || fields_[*field].kind != RecordField::Kind::kAbsent) return fail(kNotSimple);
       if (!field_value(fields_[*field], sizes[*field], first)) return fail(kNotSimple);
     }
-    if (!skip('b') || !sink_->take(number_of(record), fields_)) return fail(kNotSimple);
+    // What is not there yet reads as zeros.
+    if (!skip('b') || pos_ > tree_.text.filled() || !sink_->take(number_of(record), fields_)) return fail(kNotSimple);
     const std::size_t object = record.taken++;
     if (memo_.size() == first || record.what.value) return true;
     const std::uint32_t stride = memo_.size() - first;
@@ -795,7 +814,9 @@ class Machine {
       if (width <= size_ - pos_)
         if (const std::uint64_t n = take(width); n <= size_ - pos_) {
           pos_ += n;
-          const Handle h = handle(kLeaf, static_cast<std::uint32_t>(opcode));
+          const auto kept = ahead() ? tree_.text.keep(opcode, pos_) : std::nullopt;
+          if (!kept) return kUnset;
+          const Handle h = handle(kLeaf, static_cast<std::uint32_t>(*kept));
           return remember(h) ? h : kUnset;
         }
     }
@@ -962,14 +983,6 @@ class Machine {
     return tuple_of_last(static_cast<std::uint32_t>(dims.rank()));
   }
 
-  // Gives the memory of whole pages back. No value is in them.
-  void release(std::size_t begin, std::size_t end) {
-    static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto base = reinterpret_cast<std::uintptr_t>(tree_.bytes.data());
-    const std::uintptr_t from = (base + begin + page - 1) / page * page, to = (base + end) / page * page;
-    if (to > from && to - from >= kReleasedBytes) madvise(tree_.bytes.data() + (from - base), to - from, MADV_DONTNEED);
-  }
-
   Tree& tree_;
   const Limits& limits_;
   const unsigned char* raw_;
@@ -981,6 +994,7 @@ class Machine {
   bool unsupported_ = false;
   bool lacks_cells_ = false;
   std::string problem_;
+  Status file_;  // what reading on said
 
   Cells stack_;
   Cells marks_;              // heights of the stack
@@ -1011,13 +1025,13 @@ namespace {
 // Of one as long the tree may take megabytes.
 constexpr Index kLongPickle = kMuchMemory / 16;
 
-Result<Document> read_pickle(std::string bytes, std::string_view path, const Limits& limits, RecordSink* sink) {
-  if (static_cast<Index>(bytes.size()) > std::min(limits.bytes, Limits{}.bytes))
+Result<Document> read_pickle(internal::Text text, std::string_view path, const Limits& limits, RecordSink* sink) {
+  const auto size = static_cast<Index>(text.size());
+  if (size > std::min(limits.bytes, Limits{}.bytes))
     return unsupported(std::string(path) + ": pickle: expected at most " +
-                       with_commas(std::min(limits.bytes, Limits{}.bytes)) + " bytes, got " +
-                       with_commas(static_cast<Index>(bytes.size())));
+                       with_commas(std::min(limits.bytes, Limits{}.bytes)) + " bytes, got " + with_commas(size));
   auto tree = std::make_unique<internal::Tree>();
-  tree->bytes = std::move(bytes);
+  tree->text = std::move(text);
   tree->path = path;
   Limits capped = limits;
   capped.cells = std::min(limits.cells, (Index{1} << 30) - 1);
@@ -1025,13 +1039,13 @@ Result<Document> read_pickle(std::string bytes, std::string_view path, const Lim
   capped.globals = std::min(limits.globals, Index{1} << 24);
   const Index most_cells = capped.cells;
   // Of what a sink takes few cells stay.
-  const bool is_asked = !sink && std::ssize(tree->bytes) >= kLongPickle;
+  const bool is_asked = !sink && size >= kLongPickle;
   if (const auto left = is_asked ? memory_left() : std::nullopt)
     capped.cells = std::min(most_cells, *left / static_cast<Index>(sizeof(std::uint32_t)));
   internal::Machine machine(*tree, capped, sink);
   Status read = machine.run();
   if (!read && machine.lacks_cells() && capped.cells < most_cells)
-    return too_little_memory(tree->path + ": a pickle of " + human_bytes(std::ssize(tree->bytes)), kMuchMemory);
+    return too_little_memory(tree->path + ": a pickle of " + human_bytes(size), kMuchMemory);
   TRY(std::move(read));
   return Document(std::move(tree));
 }
@@ -1039,11 +1053,11 @@ Result<Document> read_pickle(std::string bytes, std::string_view path, const Lim
 }  // namespace
 
 Result<Document> parse(std::string bytes, std::string_view path, const Limits& limits) {
-  return read_pickle(std::move(bytes), path, limits, nullptr);
+  return read_pickle(internal::Text(std::move(bytes)), path, limits, nullptr);
 }
 
-Result<Document> parse_records(std::string bytes, std::string_view path, RecordSink& sink) {
-  return read_pickle(std::move(bytes), path, {}, &sink);
+Result<Document> parse_records(const File& file, RecordSink& sink) {
+  return read_pickle(TRY(internal::Text::of(file)), file.path(), {}, &sink);
 }
 
 }  // namespace reshard::pickle

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "formats/encoding/pickle.h"
+#include "lib/base/file.h"
 #include "lib/layout/box.h"
 
 namespace reshard::pickle {
@@ -63,9 +64,9 @@ class RecordSink {
   virtual std::optional<Dims> size_of(std::size_t cls, std::size_t object, std::size_t field) const = 0;
 };
 
-// Reads a pickle as parse() does, but for the objects of the sink's classes. An error may mean no more than that one of
-// them is not as simple as said above: parse() tells what is wrong, if anything is. Bytes of the document that only
-// told of such objects are not kept.
-Result<Document> parse_records(std::string bytes, std::string_view path, RecordSink& sink);
+// Reads a file's pickle as parse() does, but for the objects of the sink's classes. An error that is not the system's
+// may mean no more than that one of them is not as simple as said above: parse() tells what is wrong, if anything is.
+// The file is read while that goes on, and bytes that only told of such objects are not kept.
+Result<Document> parse_records(const File& file, RecordSink& sink);
 
 }  // namespace reshard::pickle

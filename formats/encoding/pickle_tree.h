@@ -20,6 +20,7 @@
 
 #include "formats/encoding/pickle.h"
 #include "formats/encoding/pickle_opcodes.h"
+#include "formats/encoding/pickle_text.h"
 #include "lib/base/checked.h"
 
 namespace reshard::pickle::internal {
@@ -32,6 +33,7 @@ enum Tag : std::uint32_t {
   kLeaf = 2,      // position in the pickle of the opcode that pushed a string or a number
   kConstant = 3,  // one of the below, or a global
 };
+constexpr std::size_t kPlaces = std::size_t{1} << 30;  // positions that a payload can be
 constexpr Handle handle(Tag tag, std::uint32_t payload) { return payload << 2 | tag; }
 constexpr Tag tag_of(Handle h) { return static_cast<Tag>(h & 3); }
 constexpr std::uint32_t payload_of(Handle h) { return h >> 2; }
@@ -156,14 +158,14 @@ struct GlobalName {
 };
 
 struct Tree {
-  std::string bytes;
+  Text text;
   std::string path;
   Cells cells;
   std::vector<GlobalName> globals;
   std::unordered_map<Handle, Attached> attached;  // what few values have
   Handle root = kNone;
 
-  const unsigned char* raw() const { return reinterpret_cast<const unsigned char*>(bytes.data()); }
+  const unsigned char* raw() const { return text.data(); }
   std::uint32_t cell(std::uint32_t i) const { return cells[i]; }
   std::uint32_t head(Handle node) const { return cells[payload_of(node)]; }
   Kind node_kind(Handle node) const { return static_cast<Kind>(head(node) & 15); }

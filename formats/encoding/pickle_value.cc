@@ -257,7 +257,7 @@ std::vector<std::string> Document::globals() const {
   return out;
 }
 
-std::string_view Document::bytes() const { return tree_->bytes; }
+std::string_view Document::bytes() const { return {reinterpret_cast<const char*>(tree_->raw()), tree_->text.size()}; }
 Index Document::cells() const { return Index{tree_->cells.size()} - 1; }  // the first is none
 
 }  // namespace reshard::pickle

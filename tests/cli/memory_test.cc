@@ -56,6 +56,23 @@ CommandResult convert(const std::string& source, const std::string& destination,
                       "--memory", std::to_string(memory / kMiB) + "MiB"});
 }
 
+TEST(Memory, AMetadataIsReadAsItIsNeededAndMayBeLongerThanIt) {
+  if (kSanitized) GTEST_SKIP() << "what the sanitizers take comes on top";
+  const TempDir dir;
+  const CommandResult made = reshard_cli(
+      {"synth", dir / "big", "--model", "llama3-8b", "--mesh", "dp_shard=512,tp=8", "--metadata-only", "-q"});
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  ASSERT_GT(read_file(dir / "big/.metadata").size(), std::size_t{76} << 20);
+  const auto plan = [&](const std::string& memory) {
+    return reshard_cli({"plan", dir / "big", "--to", "hf", "--memory", memory, "--threads", "1"});
+  };
+  const CommandResult enough = plan("76MiB"), little = plan("48MiB");
+  EXPECT_EQ(enough.exit_code, 0) << enough.err;
+  EXPECT_EQ(little.exit_code, 2);
+  EXPECT_THAT(little.err,
+              AllOf(HasSubstr("big/.metadata: --memory 50.3 MB is too small: at least"), HasSubstr("is needed")));
+}
+
 TEST(Memory, AJobThatIsLetThroughStaysWithinIt) {
   const TempDir dir;
   const CommandResult small = convert(many_tensors(dir, 1, 4), dir / "small", "hf", 4096 * kMiB);
