@@ -114,12 +114,21 @@ void PickleWriter::get(std::uint32_t memo) {
   append_little_endian(out_, memo, memo < 256 ? 1 : 4);
 }
 
+void PickleWriter::end(char code) noexcept {
+  try {
+    op(code);
+  } catch (const std::bad_alloc&) {
+    lacks_memory_ = true;
+  }
+}
+
 std::string PickleWriter::take() {
   taken_ += held();
   return std::exchange(out_, std::string());
 }
 
 std::string PickleWriter::finish() && {
+  check_whole();
   op('.');
   return std::move(out_);
 }

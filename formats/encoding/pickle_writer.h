@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,14 +62,24 @@ class PickleWriter {
   std::uint32_t put();
   void get(std::uint32_t memo);
 
-  Index size() const { return taken_ + held(); }                  // bytes so far
-  Index held() const { return static_cast<Index>(out_.size()); }  // of them, those that take() would give
+  Index size() const { return taken_ + held(); }  // bytes so far
+  Index held() const {                            // of them, those that take() would give
+    check_whole();
+    return static_cast<Index>(out_.size());
+  }
   // Gives what was written since it was last called, for a pickle that is not to be in memory at once.
   std::string take();
   std::string finish() &&;  // the top of the stack is the pickle's value; what is left to take
 
  private:
+  friend class Dict;
+  friend class List;
   void op(char code) { out_ += code; }
+  // op() at the end of a scope, where nothing may be thrown; who next asks for what was written hears of it.
+  void end(char code) noexcept;
+  void check_whole() const {
+    if (lacks_memory_) throw std::bad_alloc();
+  }
   // What key_ names, where it was written before; else what put() is about to give it.
   std::pair<std::uint32_t, bool> get_shared();
 
@@ -76,6 +87,7 @@ class PickleWriter {
   Index taken_ = 0;
   std::string key_;  // of shared_
   std::uint32_t next_memo_ = 0;
+  bool lacks_memory_ = false;  // for the end of a scope
   std::unordered_map<std::string, std::uint32_t> shared_;
 };
 
@@ -94,7 +106,7 @@ class Dict {
   }
   // An OrderedDict.
   static Dict ordered(PickleWriter& w) { return Dict(w, true); }
-  ~Dict() { w_.set_items(); }
+  ~Dict() { w_.end('u'); }
   Dict(const Dict&) = delete;
   Dict& operator=(const Dict&) = delete;
 
@@ -129,7 +141,7 @@ class List {
     w.empty_list();
     w.mark();
   }
-  ~List() { w_.append_items(); }
+  ~List() { w_.end('e'); }
   List(const List&) = delete;
   List& operator=(const List&) = delete;
 

@@ -1,6 +1,7 @@
 #include "formats/encoding/zstd_frame.h"
 
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <functional>
@@ -19,6 +20,7 @@ using Push = std::function<Status(Bytes decoded)>;
 
 Status decode_stream(const Pull& pull, const Push& push, Index limit, const std::string& place) {
   const std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context(ZSTD_createDCtx(), &ZSTD_freeDCtx);
+  if (!context) return io_error(place + ": out of memory for zstd");
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, kWindowLogMax);
   std::vector<std::byte> buffer(static_cast<std::size_t>(kOutputPiece));
   Index total = 0;
@@ -31,6 +33,7 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
     while (in.pos < in.size || full) {
       ZSTD_outBuffer out{buffer.data(), buffer.size(), 0};
       left = ZSTD_decompressStream(context.get(), &out, &in);
+      if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) return io_error(place + ": out of memory for zstd");
       if (ZSTD_isError(left)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(left));
       total += static_cast<Index>(out.pos);
       if (total > limit)

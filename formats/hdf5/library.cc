@@ -65,12 +65,13 @@ Handle::~Handle() {
 }
 
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what) {
-  if (id >= 0) return Handle(id);
+  Handle handle(id);
+  if (handle.ok() && !is_out_of_memory()) return handle;
   return library_error(code, what);
 }
 
 Status checked_call(int result, ErrorCode code, std::string_view what) {
-  if (result >= 0) return {};
+  if (result >= 0 && !is_out_of_memory()) return {};
   return library_error(code, what);
 }
 

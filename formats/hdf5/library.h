@@ -27,7 +27,8 @@ class LibraryLock {
   LibraryLock& operator=(const LibraryLock&) = delete;
 };
 
-// Whether an allocation failed while this thread held the lock. The library has many ways to say so, and to crash.
+// Whether an allocation failed while this thread held the lock. The library has many ways to say so, to crash, and to
+// go on with a heap that it has spoilt.
 bool is_out_of_memory();
 
 // Closes what it holds, of whatever kind.
@@ -48,7 +49,7 @@ class Handle {
   Id id_;
 };
 
-// The handle, or an error of this kind: "what: libhdf5 says '...'".
+// The handle, or an error: that memory is out, or of this kind, "what: libhdf5 says '...'".
 Result<Handle> checked(Id id, ErrorCode code, std::string_view what);
 // The same for calls that return a negative number when they fail.
 Status checked_call(int result, ErrorCode code, std::string_view what);

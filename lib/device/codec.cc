@@ -3,6 +3,7 @@
 #define ZSTD_STATIC_LINKING_ONLY  // for the estimate of a context's memory
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -200,8 +201,11 @@ Result<Bytes> ChunkEncoder::encode(Bytes chunk, Index unit) {
     in = shuffled;
   }
   const std::size_t length = ZSTD_compress2(context_->zstd, context_->frame, chunk.size(), in.data(), in.size());
-  // What does not fit has not become smaller: the only error there can be.
-  if (ZSTD_isError(length) || length >= chunk.size()) return Bytes();
+  // What does not fit has not become smaller.
+  if (ZSTD_getErrorCode(length) == ZSTD_error_dstSize_tooSmall) return Bytes();
+  if (ZSTD_getErrorCode(length) == ZSTD_error_memory_allocation) return io_error("out of memory for zstd");
+  if (ZSTD_isError(length)) return internal_error(std::string("zstd: ") + ZSTD_getErrorName(length));
+  if (length >= chunk.size()) return Bytes();
   return Bytes(context_->frame, length);
 }
 

@@ -157,7 +157,7 @@ Files data_of(Files files) {
 // into is shown without its value.
 std::string without_times(const std::string& text) {
   static const std::regex kTimes(
-      R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory|memory) +[0-9.]+ .?B| = [^,\n]+)");
+      R"([0-9.]+ (ms|s|k?B/s|[MG]B/s)\b|(disk free|peak memory|memory) +[0-9.]+ .?B| = (\[[^\]\n]*\]|[^,\n]+))");
   return std::regex_replace(text, kTimes, "");
 }
 
