@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "lib/base/without_bad_alloc.h"
+
 namespace reshard {
 
 int thread_count(int requested) {
@@ -25,18 +27,12 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
   std::atomic<bool> stop{false};
   std::mutex mutex;
   Status first_error;
-  const auto call = [&](int thread, Index i) -> Status {
-    try {
-      return body(thread, i);
-    } catch (const std::bad_alloc&) {  // beyond a thread's first function it would end the process
-      return io_error("out of memory");
-    }
-  };
   const auto loop = [&](int thread) {
     while (!stop) {
       const Index i = next++;
       if (i >= n) return;
-      Status status = call(thread, i);
+      // An exception would end the process: it is on a thread.
+      Status status = without_bad_alloc([&] { return body(thread, i); });
       if (status) continue;
       const std::lock_guard lock(mutex);
       if (first_error) first_error = std::move(status);

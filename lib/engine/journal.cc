@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <new>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/base/without_bad_alloc.h"
 #include "lib/device/crc32.h"
 
 namespace reshard {
@@ -300,12 +300,8 @@ Status Journal::close(std::unique_lock<std::mutex>& lock) {
   FinishedSlabs group = std::exchange(group_, {});
   const Index bytes = group.bytes;
   lock.unlock();
-  Status status;
-  try {
-    status = write(std::move(group));
-  } catch (const std::bad_alloc&) {  // others wait for this group
-    status = io_error("out of memory");
-  }
+  // Others wait for this group.
+  Status status = without_bad_alloc([&] { return write(std::move(group)); });
   lock.lock();
   closing_ = false;
   // What the disk did not take may be of any slab: nothing more is said of what is on it.

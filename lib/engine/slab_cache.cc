@@ -1,21 +1,10 @@
 #include "lib/engine/slab_cache.h"
 
-#include <new>
 #include <utility>
 
+#include "lib/base/without_bad_alloc.h"
+
 namespace reshard {
-namespace {
-
-// Others wait for what is being made: it comes to an end.
-Result<Slab> made_by(const SlabCache::Make& make) {
-  try {
-    return make();
-  } catch (const std::bad_alloc&) {
-    return io_error("out of memory");
-  }
-}
-
-}  // namespace
 
 Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   std::unique_lock lock(mutex_);
@@ -31,7 +20,8 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   places_.emplace(key, mine);
   entries_.splice(entries_.begin(), entry);
   lock.unlock();
-  Result<Slab> made = made_by(make);
+  // Others wait for it: it comes to an end.
+  Result<Slab> made = without_bad_alloc(make);
   lock.lock();
   if (made) {
     mine->slab = *made;
