@@ -4,55 +4,20 @@
 #include <array>
 #include <map>
 #include <set>
-#include <unordered_map>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/infer/mesh_choice.h"
 #include "lib/infer/ways.h"
 #include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
 
-using ways::Axes, ways::Cut, ways::Owner, ways::Way;
+using ways::Cut, ways::Way;
 
-constexpr Index kMaxRanks = 1'000'000;
-constexpr std::size_t kMaxPatterns = 512;  // distinct cuts that choose the mesh; the others are only described
-constexpr std::size_t kMaxTrials = 256;    // meshes that are held against the writers, the best by their boxes
-constexpr std::size_t kMaxHypotheses = 8;
 constexpr std::size_t kShownNames = 3;
-
-// Tensors of one shape with the same boxes in the same order: a model's layers repeat a handful of these.
-struct Pattern {
-  std::vector<std::size_t> tensors;  // of the catalog
-  Dims shape;
-  bool is_whole = false;  // not cut
-};
-
-// Where the writer of each file stands on a mesh.
-struct Position {
-  std::int32_t fsdp = 0;
-  std::int32_t tp = 0;
-  std::int32_t block = 0;  // which group of fsdp x tp ranks
-};
-
-// How well a mesh explains the catalog.
-struct Trial {
-  Axes axes;
-  Index misfits = 0;                   // tensors with a box that its writer would not have owned
-  Index surprises = 0;                 // tensors that fit, but not as parallelism usually has it
-  std::vector<const Way*> way_of;      // of each tensor; null: whole, or a misfit
-  std::vector<std::vector<Way>> ways;  // by rank; what way_of points into
-
-  auto badness() const { return std::pair(misfits, surprises); }
-};
-
-std::string leaf_name(std::string_view tensor) {
-  for (const std::string_view suffix : {".weight", ".bias"})
-    if (tensor.ends_with(suffix)) tensor.remove_suffix(suffix.size());
-  return std::string(tensor.substr(tensor.rfind('.') + 1));
-}
 
 std::string span_text(Index first, Index last) {
   return first == last ? with_commas(first) : with_commas(first) + " to " + with_commas(last);
@@ -61,12 +26,13 @@ std::string span_text(Index first, Index last) {
 class Inference {
  public:
   Inference(const Catalog& catalog, std::optional<Index> dataloader_ranks)
-      : catalog_(catalog), dataloader_ranks_(dataloader_ranks) {}
+      : catalog_(catalog), dataloader_ranks_(dataloader_ranks), choice_(choose_mesh(catalog)) {
+    if (choice_.best) best_ = &*choice_.best;
+    out_.ranks = choice_.ranks;
+  }
 
   InferredMesh run() {
-    find_writers();
-    find_patterns();
-    choose();
+    report_writers();
     if (best_) {
       look_at_blocks();
       report_pipeline();
@@ -75,199 +41,27 @@ class Inference {
       report_tp();
       report_oddities();
       list_hypotheses();
+    } else {
+      explain_nothing();
     }
     describe_placements();
     return std::move(out_);
   }
 
  private:
-  // ---- what is there
-
-  void find_writers() {
-    std::vector<Index> seen;
-    for (const CatalogFile& file : catalog_.files) {
-      if (file.writer < 0 || file.writer >= kMaxRanks) return;
-      writer_.push_back(static_cast<std::int32_t>(file.writer));
-      seen.push_back(file.writer);
-    }
-    if (seen.empty()) return;
-    std::sort(seen.begin(), seen.end());
-    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-    out_.ranks = seen.back() + 1;
-    if (const Index absent = out_.ranks - static_cast<Index>(seen.size()); absent > 0)
-      out_.notes.push_back("The highest file number is " + with_commas(seen.back()) + ", but " +
+  void report_writers() {
+    if (const Index absent = choice_.ranks - choice_.writers; absent > 0)
+      out_.notes.push_back("The highest file number is " + with_commas(choice_.ranks - 1) + ", but " +
                            count_of(absent, "rank") + " below it " + (absent == 1 ? "has" : "have") + " no file.");
   }
 
-  void find_patterns() {
-    std::unordered_map<std::uint64_t, std::size_t> by_hash;
-    pattern_of_.reserve(catalog_.tensors().size());
-    for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
-      const Tensor& t = catalog_.tensors()[i];
-      const auto [it, is_new] = by_hash.emplace(t.fragments.hash_of_boxes(), patterns_.size());
-      if (!is_new) {
-        Pattern& known = patterns_[it->second];
-        const FragmentList& boxes = catalog_.tensors()[known.tensors[0]].fragments;
-        if (known.shape == t.shape && t.fragments.has_boxes_of(boxes)) {
-          known.tensors.push_back(i);
-          pattern_of_.push_back(it->second);
-          continue;
-        }
-      }
-      pattern_of_.push_back(patterns_.size());
-      patterns_.push_back({{i}, t.shape, is_whole(t)});
-    }
-  }
-
-  static bool is_whole(const Tensor& t) {
-    Index boxes = 0;
-    for (std::size_t i = 0; i < t.fragments.size() && boxes < 2; ++i) boxes += t.fragments.box(i).empty() ? 0 : 1;
-    return boxes < 2;
-  }
-
-  // ---- choosing
-
-  // Without file names that tell the writers, as many ranks as the most cut tensor has boxes.
-  Index ranks_to_explain() const {
-    if (out_.ranks > 0) return out_.ranks;
-    std::size_t most = 0;
-    for (const Pattern& p : patterns_) most = std::max(most, catalog_.tensors()[p.tensors[0]].fragments.size());
-    return std::min(static_cast<Index>(most), kMaxRanks);
-  }
-
-  void choose() {
-    const Index ranks = ranks_to_explain();
-    if (ranks < 2) return explain_nothing(ranks);
-    std::vector<std::size_t> cut;
-    Index surprising_if_fsdp = 0;  // parameters that are whole, although FSDP cuts everything
-    for (std::size_t p = 0; p < patterns_.size(); ++p) {
-      if (!patterns_[p].is_whole) cut.push_back(p);
-      if (patterns_[p].is_whole && patterns_[p].shape.rank() > 0 && patterns_[p].shape[0] > 1)
-        for (const std::size_t i : patterns_[p].tensors)
-          surprising_if_fsdp += split_state_key(catalog_.tensors()[i].key()).kind == StateKind::kModel ? 1 : 0;
-    }
-    if (cut.empty() && out_.ranks == 0) return explain_nothing(0);
-    std::stable_sort(cut.begin(), cut.end(), [&](std::size_t a, std::size_t b) {
-      return patterns_[a].tensors.size() > patterns_[b].tensors.size();
-    });
-    cut.resize(std::min(cut.size(), kMaxPatterns));
-
-    std::vector<Trial> trials;
-    for (Index tp = 1; tp <= ranks; ++tp) {
-      if (ranks % tp != 0) continue;
-      for (Index fsdp = 1; fsdp <= ranks / tp; ++fsdp)
-        if (ranks / tp % fsdp == 0) trials.push_back(structural_trial({fsdp, tp}, cut, surprising_if_fsdp));
-    }
-    // Equals stay in order: the one with less tensor parallelism is preferred.
-    std::stable_sort(trials.begin(), trials.end(),
-                     [](const Trial& a, const Trial& b) { return a.badness() < b.badness(); });
-    trials.resize(std::min(trials.size(), kMaxTrials));
-    for (Trial& trial : trials) {
-      if (best_ && trial.badness() > best_->badness()) break;
-      try_writers(trial);
-      if (best_ && trial.badness() > best_->badness()) continue;
-      if (best_ && trial.badness() == best_->badness()) {
-        if (rivals_.size() < kMaxHypotheses) rivals_.push_back(std::move(trial));
-        continue;
-      }
-      rivals_.clear();
-      best_ = std::move(trial);
-    }
-  }
-
-  void explain_nothing(Index ranks) {
-    if (ranks == 1 && out_.ranks == 1) {
+  void explain_nothing() {
+    if (out_.ranks == 1) {
       out_.hypotheses.emplace_back();
       out_.placed.push_back({{Placement()}, std::vector<std::int32_t>(catalog_.tensors().size(), 0)});
     } else {
       out_.notes.emplace_back("Every tensor is whole, and nothing tells how many ranks there were.");
     }
-  }
-
-  // Counts what does not fit whoever wrote it.
-  Trial structural_trial(const Axes& axes, const std::vector<std::size_t>& cut, Index surprising_if_fsdp) const {
-    Trial trial;
-    trial.axes = axes;
-    bool tp_is_seen = axes.tp == 1;
-    for (int rank = 0; rank <= kMaxRank; ++rank) trial.ways.push_back(ways_for(rank, axes));
-    for (const std::size_t p : cut) {
-      const Pattern& pattern = patterns_[p];
-      const auto n = static_cast<Index>(pattern.tensors.size());
-      const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      const Way* fit = nullptr;
-      for (const Way& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
-        if (!fit && owners_of(boxes, pattern.shape, way, axes)) fit = &way;
-      if (!fit) {
-        if (pattern.shape.rank() <= 2) trial.misfits += n;  // experts have a mesh of their own
-        continue;
-      }
-      if (is_surprise(*fit, pattern.shape.rank())) trial.surprises += n;
-      if (pattern.shape.rank() == 1 && fit->cuts_by_tp()) trial.misfits += norms_of(pattern);
-      for (const Cut& c : fit->cuts) tp_is_seen = tp_is_seen || (c.by_tp && c.dim > 0);
-    }
-    if (axes.fsdp > 1) trial.surprises += surprising_if_fsdp;
-    if (!tp_is_seen) ++trial.surprises;
-    return trial;
-  }
-
-  // Vectors of weights: tensor parallelism cuts biases, but no norm.
-  Index norms_of(const Pattern& pattern) const {
-    return std::count_if(pattern.tensors.begin(), pattern.tensors.end(), [&](std::size_t i) {
-      const std::string& key = catalog_.tensors()[i].key();
-      return split_state_key(key).kind == StateKind::kModel && leaf_name(key).ends_with("norm");
-    });
-  }
-
-  // Tensor parallelism leaves norms whole.
-  static bool is_surprise(const Way& way, int rank) { return !way.is_usual || (rank == 1 && way.cuts_by_tp()); }
-
-  std::vector<Position> positions(const Axes& axes) const {
-    std::vector<Position> out;
-    for (const std::int32_t w : writer_)
-      out.push_back({static_cast<std::int32_t>(w / axes.tp % axes.fsdp), static_cast<std::int32_t>(w % axes.tp),
-                     static_cast<std::int32_t>(w / axes.tp / axes.fsdp)});
-    return out;
-  }
-
-  // Finds the way of each tensor under which its boxes' writers owned them, and counts the tensors that have none.
-  void try_writers(Trial& trial) const {
-    const std::vector<Position> at = out_.ranks > 0 ? positions(trial.axes) : std::vector<Position>();
-    trial.way_of.assign(catalog_.tensors().size(), nullptr);
-    for (const Pattern& pattern : patterns_) {
-      if (pattern.is_whole) continue;
-      struct Fit {
-        const Way* way;
-        std::vector<Owner> owners;
-      };
-      std::vector<Fit> fits;
-      const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      for (const Way& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
-        if (auto owners = owners_of(boxes, pattern.shape, way, trial.axes)) fits.push_back({&way, std::move(*owners)});
-      for (const std::size_t i : pattern.tensors) {
-        for (const Fit& fit : fits) {
-          if (!at.empty() && !writers_agree(catalog_.tensors()[i].fragments, fit.owners, at)) continue;
-          trial.way_of[i] = fit.way;
-          break;
-        }
-        if (fits.empty() || pattern.shape.rank() > 2) continue;  // counted before
-        const Way* way = trial.way_of[i];
-        if (!way) {
-          ++trial.misfits;
-        } else if (is_surprise(*way, pattern.shape.rank()) && !is_surprise(*fits[0].way, pattern.shape.rank())) {
-          ++trial.surprises;
-        }
-      }
-    }
-  }
-
-  static bool writers_agree(const FragmentList& boxes, const std::vector<Owner>& owners,
-                            const std::vector<Position>& at) {
-    for (std::size_t i = 0; i < owners.size(); ++i) {
-      const Position& p = at[boxes.extent(i).file];
-      if ((owners[i].fsdp >= 0 && owners[i].fsdp != p.fsdp) || (owners[i].tp >= 0 && owners[i].tp != p.tp))
-        return false;
-    }
-    return true;
   }
 
   // ---- pipeline stages and replicas
@@ -283,7 +77,7 @@ class Inference {
 
   void look_at_blocks() {
     if (out_.ranks == 0) return;
-    const std::vector<Position> at = positions(best_->axes);
+    const std::vector<RankPosition> at = choice_.positions(best_->axes);
     blocks_ = out_.ranks / (best_->axes.fsdp * best_->axes.tp);
     block_wrote_.assign(static_cast<std::size_t>(blocks_), 0);
     for (const Tensor& t : catalog_.tensors()) {
@@ -382,7 +176,7 @@ class Inference {
   // ---- the axes that cut
 
   Confidence cut_confidence() const {
-    if (best_->misfits > 0 || !rivals_.empty() || out_.ranks == 0) return Confidence::kLikely;
+    if (best_->misfits > 0 || !choice_.rivals.empty() || out_.ranks == 0) return Confidence::kLikely;
     return Confidence::kCertain;
   }
 
@@ -462,7 +256,7 @@ class Inference {
     const std::string untouched = names_of([&](std::size_t i) {
       const Tensor& t = catalog_.tensors()[i];
       const Way* way = best_->way_of[i];
-      return t.shape.rank() == 1 && (way ? !way->cuts_by_tp() : patterns_[pattern_of_[i]].is_whole);
+      return t.shape.rank() == 1 && (way ? !way->cuts_by_tp() : choice_.patterns[choice_.pattern_of[i]].is_whole);
     });
     if (!untouched.empty()) parts.push_back(untouched + (best_->axes.fsdp > 1 ? " not cut by it" : " whole"));
     out_.axes.push_back({"tp", tp, cut_confidence(), join(parts, "; ")});
@@ -473,7 +267,7 @@ class Inference {
     Index odd = 0, experts = 0;
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const Tensor& t = catalog_.tensors()[i];
-      if (best_->way_of[i] || patterns_[pattern_of_[i]].is_whole) continue;
+      if (best_->way_of[i] || choice_.patterns[choice_.pattern_of[i]].is_whole) continue;
       if (t.shape.rank() > 2) {
         ++experts;
         continue;
@@ -491,7 +285,7 @@ class Inference {
   }
 
   void list_hypotheses() {
-    const auto add = [&](const Trial& trial, Index pp, Index replicate, Index shard, Index cp) {
+    const auto add = [&](const MeshTrial& trial, Index pp, Index replicate, Index shard, Index cp) {
       if (out_.hypotheses.size() >= kMaxHypotheses) return;
       std::vector<MeshAxis> out;
       const std::array<MeshAxis, 5> all = {
@@ -503,16 +297,16 @@ class Inference {
     };
     const bool has_shard = best_->axes.fsdp > 1;
     add(*best_, stages_, replicas_, has_shard ? shard_size_ : 1, has_shard ? std::max<Index>(cp_size_, 1) : 1);
-    for (const Trial& t : rivals_)
+    for (const MeshTrial& t : choice_.rivals)
       add(t, 1, std::max<Index>(out_.ranks, 1) / (t.axes.fsdp * t.axes.tp), t.axes.fsdp, 1);
   }
 
-  TensorPlacements placements_of(const Trial& trial, Index stages) const {
+  TensorPlacements placements_of(const MeshTrial& trial, Index stages) const {
     TensorPlacements out;
     std::map<std::pair<const Way*, Index>, std::int32_t> known;
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const Way* way = trial.way_of[i];
-      if (!way && !patterns_[pattern_of_[i]].is_whole) {
+      if (!way && !choice_.patterns[choice_.pattern_of[i]].is_whole) {
         out.of_tensor.push_back(-1);
         continue;
       }
@@ -539,7 +333,7 @@ class Inference {
     Index stage = -1;
     for (const FragmentList* list : {&tensor.fragments, &tensor.replicas})
       for (std::size_t i = 0; i < list->size(); ++i) {
-        const Index its = writer_[list->extent(i).file] / ranks_a_stage;
+        const Index its = choice_.writer_of[list->extent(i).file] / ranks_a_stage;
         if (stage >= 0 && its != stage) return -1;
         stage = its;
       }
@@ -549,16 +343,16 @@ class Inference {
   // ---- single tensors
 
   void describe_placements() {
-    std::vector<std::string> by_grid(patterns_.size());
+    std::vector<std::string> by_grid(choice_.patterns.size());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
-      const std::size_t p = pattern_of_[i];
+      const std::size_t p = choice_.pattern_of[i];
       const Way* way = best_ ? best_->way_of[i] : nullptr;
       if (way && way->is_strided()) {
         out_.placements.push_back("strided shard(" + std::to_string(way->cuts[0].dim) + "): tp " +
                                   std::to_string(best_->axes.tp) + " x dp_shard " + std::to_string(best_->axes.fsdp));
         continue;
       }
-      if (by_grid[p].empty()) by_grid[p] = grid_text(patterns_[p]);
+      if (by_grid[p].empty()) by_grid[p] = grid_text(choice_.patterns[p]);
       out_.placements.push_back(way && by_grid[p] != "whole" ? way_text(*way, by_grid[p]) : by_grid[p]);
     }
   }
@@ -573,7 +367,7 @@ class Inference {
     return text == seen ? text : text + ", not all of them with elements";
   }
 
-  std::string grid_text(const Pattern& pattern) const {
+  std::string grid_text(const BoxPattern& pattern) const {
     const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
     if (pattern.is_whole) return volume(pattern.shape) == 0 ? "empty" : "whole";
     std::vector<std::string> parts;
@@ -596,15 +390,12 @@ class Inference {
   }
 
   const Catalog& catalog_;
-  std::optional<Index> dataloader_ranks_;
+  const std::optional<Index> dataloader_ranks_;
+  const MeshChoice choice_;
+  const MeshTrial* best_ = nullptr;  // the choice's; null: none
   InferredMesh out_;
 
-  std::vector<std::int32_t> writer_;  // of each file
-  std::vector<Pattern> patterns_;
-  std::vector<std::size_t> pattern_of_;  // of each tensor
-  std::optional<Trial> best_;
-  std::vector<Trial> rivals_;  // fit as well
-  Index blocks_ = 1;           // groups of fsdp x tp ranks
+  Index blocks_ = 1;  // groups of fsdp x tp ranks
   std::vector<char> block_wrote_;
   std::map<Index, BlockRange> layers_;
   Index stages_ = 1;
