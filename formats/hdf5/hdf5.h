@@ -29,11 +29,11 @@ Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& opti
 // that are whole runs of the row-major tensor. Unsupported for more than one rank.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);
 
-// A file that shows the tensors of another checkpoint where they lie. A tensor in one piece is a dataset whose storage
-// is external: a place in the other file. One in several pieces, or with gaps, is a virtual dataset of parts of strips
-// in /reshard/pieces: a strip is a whole file as elements of one type. Paths of files are absolute: a library looks for
-// others from the directory its reader happens to be in. The catalog's tensors must be located. Without `replace`
-// the file must not be there; after an error all is as it was.
+// A file that shows the tensors of another checkpoint where they lie. A tensor in one run of bytes is a dataset whose
+// storage is external: a place in the other file. One of several fragments, or with gaps, is a virtual dataset of parts
+// of strips in /reshard/pieces: a strip is a whole file as elements of one type. Paths of files are absolute: a library
+// looks for others from the directory its reader happens to be in. The catalog's tensors must be located. Without
+// `replace` the file must not be there; after an error all is as it was.
 Result<ViewReport> write_view(const Catalog& catalog, const std::string& path, bool replace);
 
 }  // namespace hdf5

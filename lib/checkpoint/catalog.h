@@ -32,8 +32,8 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// One stored piece of a tensor: the elements of `box` lie in `extent`, the element at box.origin `start` bytes into it,
-// the others `strides` elements apart.
+// A box of a tensor as it is stored: its elements lie in `extent`, the element at box.origin `start` bytes into it, the
+// others `strides` elements apart.
 struct Fragment {
   Box box;
   Dims strides;                      // elements, may exceed the row-major ones; negative ones are refused by readers
@@ -197,9 +197,9 @@ class Catalog {
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences
   std::vector<std::string> notes;           // likewise, of what need not be a fault
-  std::string shape_doubt;  // that of the warnings which a config settles: a shape is what its pieces add up to
-  // Several pieces may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at the
-  // place of a blob that holds them.
+  std::string shape_doubt;  // that of the warnings which a config settles: a shape is what its fragments add up to
+  // Several fragments may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at
+  // the place of a blob that holds them.
   bool shares_extents = false;
   // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold.
   // 0: not told.
@@ -263,9 +263,9 @@ std::vector<Index> bytes_needed(const Catalog& catalog);
 // The cover check for one tensor: no holes, no overlaps. O(n log n) for boxes that form a grid, whatever cut them.
 Status check_cover(const Tensor& tensor);
 
-// That no two stored pieces claim the same bytes. With kTies, two tensors may lie on exactly the same extent (shared
+// That no two fragments claim the same bytes. With kTies, two tensors may lie on exactly the same extent (shared
 // storages of a torch.save file); a partial overlap never is right. Nothing is checked where the catalog says that
-// pieces share extents.
+// fragments share extents.
 enum class SharedExtents { kRefused, kTies };
 Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared);
 
