@@ -24,6 +24,39 @@ std::string scientific(double v) {
   return text;
 }
 
+// Two tensors of one name, and how far apart they are.
+struct ComparedPair {
+  const Tensor &a, &b;
+  const Comparison::Distance& distance;
+
+  bool has_values() const { return is_floating(a.dtype) && is_floating(b.dtype); }
+  bool differs(double tolerance) const {
+    return distance.different > 0 && (!has_values() || !(distance.max_abs <= tolerance));
+  }
+};
+
+Json pair_json(const ComparedPair& pair, double tolerance) {
+  Json row = Json::object();
+  row.set("name", valid_utf8(pair.a.name))
+      .set("shape", dims_json(pair.a.shape))
+      .set("dtype_a", info(pair.a.dtype).torch_name)
+      .set("dtype_b", info(pair.b.dtype).torch_name)
+      .set("different_elements", pair.distance.different);
+  if (pair.has_values()) row.set("max_abs", pair.distance.max_abs).set("relative_l2", pair.distance.relative_l2);
+  return row.set("elements", pair.a.elements()).set("differs", pair.differs(tolerance));
+}
+
+std::string pair_text(const ComparedPair& pair) {
+  const auto& [a, b, d] = pair;
+  std::string text = printable(a.name) + " " + to_string(a.shape) + "   ";
+  if (a.dtype != b.dtype)
+    text += std::string(info(a.dtype).short_name) + " / " + std::string(info(b.dtype).short_name) + "   ";
+  text += with_commas(d.different) + " of " + with_commas(a.elements()) + " elements";
+  if (pair.has_values() && d.different > 0)
+    text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
+  return text;
+}
+
 Result<int> diff(const DiffOptions& options) {
   const RunOptions run = TRY(options.resources.run_options());
   const auto layout = TRY(options.source_layout.load());
@@ -48,31 +81,12 @@ Result<int> diff(const DiffOptions& options) {
   Index beyond = 0;
   Json tensors = Json::array();
   for (std::size_t i = 0; i < distances.size(); ++i) {
-    const Tensor &ta = c->a().tensors()[c->pairs()[i].a], &tb = c->b().tensors()[c->pairs()[i].b];
-    const auto& d = distances[i];
-    const bool values = is_floating(ta.dtype) && is_floating(tb.dtype);
-    const bool differs = d.different > 0 && (!values || !(d.max_abs <= options.tolerance));
-    const bool dtypes = ta.dtype != tb.dtype;
+    const ComparedPair pair{c->a().tensors()[c->pairs()[i].a], c->b().tensors()[c->pairs()[i].b], distances[i]};
+    const bool differs = pair.differs(options.tolerance);
     beyond += differs ? 1 : 0;
-    if (as_json) {
-      Json row = Json::object();
-      row.set("name", valid_utf8(ta.name))
-          .set("shape", dims_json(ta.shape))
-          .set("dtype_a", info(ta.dtype).torch_name)
-          .set("dtype_b", info(tb.dtype).torch_name)
-          .set("different_elements", d.different);
-      if (values) row.set("max_abs", d.max_abs).set("relative_l2", d.relative_l2);
-      tensors.push_back(row.set("elements", ta.elements()).set("differs", differs));
-    }
-    if (!options.json && (d.different > 0 || dtypes)) {
-      std::string text = printable(ta.name) + " " + to_string(ta.shape) + "   ";
-      if (dtypes)
-        text += std::string(info(ta.dtype).short_name) + " / " + std::string(info(tb.dtype).short_name) + "   ";
-      text += with_commas(d.different) + " of " + with_commas(ta.elements()) + " elements";
-      if (values && d.different > 0)
-        text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
-      print_row(differs ? "differs" : "within", text);
-    }
+    if (as_json) tensors.push_back(pair_json(pair, options.tolerance));
+    if (!options.json && (pair.distance.different > 0 || pair.a.dtype != pair.b.dtype))
+      print_row(differs ? "differs" : "within", pair_text(pair));
   }
   const bool good = beyond == 0 && structural.empty() && objects.empty();
   if (as_json) {

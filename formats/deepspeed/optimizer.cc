@@ -149,15 +149,14 @@ Status DeepspeedReader::add_parameter_group(std::size_t g, const ParameterGroup&
   return add("params", std::move(w).finish());
 }
 
-// A universal checkpoint: a directory for each parameter, a file for each of its states. ZeRO 3's have lost their
-// shape.
-Status DeepspeedReader::read_universal() {
-  if (has_rank_models()) TRY(check_ranks(set_, 0, ranks_));
-  struct State {
-    std::string parameter, name;
-    std::optional<StoredTensor> tensor;
-    std::string value;  // pickled, where it is none
-  };
+// What a file of a universal checkpoint holds: a state of a parameter, a tensor or a value.
+struct UniversalState {
+  std::string parameter, name;
+  std::optional<StoredTensor> tensor;
+  std::string value;  // pickled, where it is none
+};
+
+Result<std::vector<UniversalState>> DeepspeedReader::read_universal_states() {
   std::vector<std::string> files;
   std::vector<std::pair<std::string, std::string>> owners;
   for (const std::string& parameter : universal_)
@@ -167,10 +166,10 @@ Status DeepspeedReader::read_universal() {
       owners.emplace_back(parameter, e.name.substr(0, e.name.size() - kStateFile.size()));
     }
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
-  const auto states = TRY(
-      read_files<State>(files, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<State> {
+  return read_files<UniversalState>(
+      files, [&](const File& file, const std::string& path, std::uint32_t number) -> Result<UniversalState> {
         const auto& [parameter, name] = owners[number - base];
-        State out{parameter, name, {}, {}};
+        UniversalState out{parameter, name, {}, {}};
         const TensorFile content = TRY(TensorFile::open(file));
         for (const TensorFile::Entry& entry : content.tensors())
           if (entry.name == "param" || entry.name == "value") out.tensor = entry.tensor;
@@ -184,54 +183,44 @@ Status DeepspeedReader::read_universal() {
           return corrupt(path + ": expected a tensor, alone or as 'param', or a number");
         out.value = std::move(w).finish();
         return out;
-      }));
-  std::map<std::string, Dims> shapes;
-  std::vector<std::vector<std::string>> groups;
-  for (const auto& [number, model] : models_) {
-    if (number.second > 0 || !model.groups) continue;
-    groups.resize(std::max(groups.size(), model.groups->size()));
-    for (std::size_t g = 0; g < model.groups->size(); ++g)
-      for (const NamedShape& p : (*model.groups)[g]) {
-        if (!universal_.contains(p.name))
-          return io_error(catalog_.root + ": missing '" + printable(universal_path(p.name)) +
-                          "', the states of a parameter that param_shapes names");
-        if (shapes.emplace(p.name, p.shape).second) groups[g].push_back(p.name);
-      }
+      });
+}
+
+// `shapes`: of the parameters, as far as param_shapes has them.
+Status DeepspeedReader::add_universal_state(const UniversalState& state, const std::map<std::string, Dims>& shapes) {
+  Weight& weight = weights_[state.parameter];
+  if (!state.tensor) {
+    weight.values.emplace_back(state.name, state.value);
+    return {};
   }
-  for (const State& state : states) {
-    Weight& weight = weights_[state.parameter];
-    if (!state.tensor) {
-      weight.values.emplace_back(state.name, state.value);
-      continue;
-    }
-    const StoredTensor& stored = *state.tensor;
-    const auto shape = shapes.find(state.parameter);
-    const bool is_flat = stored.shape().rank() == 1 && shape != shapes.end() && shape->second.rank() != 1;
-    Tensor tensor;
-    tensor.name = state.name == kMasterFile ? kMasterState : std::string_view(state.name);
-    tensor.dtype = stored.dtype;
-    tensor.shape = is_flat ? shape->second : stored.shape();
-    tensor.fragments = tensor.replicas = FragmentList(tensor.shape.rank());
-    if (!is_flat) {
-      tensor.fragments.add(stored);
-    } else if (volume(tensor.shape) != stored.shape()[0] || (stored.shape()[0] > 1 && stored.strides[0] != 1)) {
-      return corrupt(catalog_.file_path(stored.extent.file) + ": expected the numbers of " + to_string(tensor.shape) +
-                     ", as param_shapes has it, got " + to_string(stored.shape()));
-    } else {
-      for (const Fragment& fragment : fragments_of_run(tensor.shape, 0, volume(tensor.shape), stored, 0))
-        tensor.fragments.add(fragment);
-    }
-    if (state.name != kMasterFile) {
-      weight.states.push_back(std::move(tensor));
-      continue;
-    }
-    weight.master = std::move(tensor);
-    has_masters_ = true;
+  const StoredTensor& stored = *state.tensor;
+  const auto shape = shapes.find(state.parameter);
+  const bool is_flat = stored.shape().rank() == 1 && shape != shapes.end() && shape->second.rank() != 1;
+  Tensor tensor;
+  tensor.name = state.name == kMasterFile ? kMasterState : std::string_view(state.name);
+  tensor.dtype = stored.dtype;
+  tensor.shape = is_flat ? shape->second : stored.shape();
+  tensor.fragments = tensor.replicas = FragmentList(tensor.shape.rank());
+  if (!is_flat) {
+    tensor.fragments.add(stored);
+  } else if (volume(tensor.shape) != stored.shape()[0] || (stored.shape()[0] > 1 && stored.strides[0] != 1)) {
+    return corrupt(catalog_.file_path(stored.extent.file) + ": expected the numbers of " + to_string(tensor.shape) +
+                   ", as param_shapes has it, got " + to_string(stored.shape()));
+  } else {
+    for (const Fragment& fragment : fragments_of_run(tensor.shape, 0, volume(tensor.shape), stored, 0))
+      tensor.fragments.add(fragment);
   }
-  for (const std::string& parameter : universal_)
-    if (!weights_[parameter].master)
-      return io_error(catalog_.root + ": missing '" + printable(universal_path(parameter)) + "/fp32.pt'");
-  optimizer_ = "a universal checkpoint";
+  if (state.name != kMasterFile) {
+    weight.states.push_back(std::move(tensor));
+    return {};
+  }
+  weight.master = std::move(tensor);
+  has_masters_ = true;
+  return {};
+}
+
+// `groups`: names of the parameters of each group of param_shapes.
+Status DeepspeedReader::read_universal_options(const std::vector<std::vector<std::string>>& groups) {
   const std::string options = set_.directory + std::string(kUniversalDirectory) + "/optimizer_state.pt";
   if (!path_exists(path_join(catalog_.root, options))) return {};
   const auto read = TRY(read_files<std::vector<ParameterGroup>>(
@@ -252,6 +241,32 @@ Status DeepspeedReader::read_universal() {
     TRY(add_parameter_group(g, read[0][g], model_files_.begin()->second, names));
   }
   return {};
+}
+
+// A universal checkpoint: a directory for each parameter, a file for each of its states. ZeRO 3's have lost their
+// shape.
+Status DeepspeedReader::read_universal() {
+  if (has_rank_models()) TRY(check_ranks(set_, 0, ranks_));
+  const auto states = TRY(read_universal_states());
+  std::map<std::string, Dims> shapes;
+  std::vector<std::vector<std::string>> groups;
+  for (const auto& [number, model] : models_) {
+    if (number.second > 0 || !model.groups) continue;
+    groups.resize(std::max(groups.size(), model.groups->size()));
+    for (std::size_t g = 0; g < model.groups->size(); ++g)
+      for (const NamedShape& p : (*model.groups)[g]) {
+        if (!universal_.contains(p.name))
+          return io_error(catalog_.root + ": missing '" + printable(universal_path(p.name)) +
+                          "', the states of a parameter that param_shapes names");
+        if (shapes.emplace(p.name, p.shape).second) groups[g].push_back(p.name);
+      }
+  }
+  for (const UniversalState& state : states) TRY(add_universal_state(state, shapes));
+  for (const std::string& parameter : universal_)
+    if (!weights_[parameter].master)
+      return io_error(catalog_.root + ": missing '" + printable(universal_path(parameter)) + "/fp32.pt'");
+  optimizer_ = "a universal checkpoint";
+  return read_universal_options(groups);
 }
 
 // Without ZeRO the optimizer is torch's own, in the model states: its states are numbered.

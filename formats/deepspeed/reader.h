@@ -30,6 +30,8 @@ struct Weight {
   std::vector<std::pair<std::string, std::string>> values;  // pickled
 };
 
+struct UniversalState;
+
 class DeepspeedReader : public TensorFileReader {
  public:
   Status open(const Place& place, const OpenOptions& options);
@@ -48,6 +50,9 @@ class DeepspeedReader : public TensorFileReader {
                              const std::vector<std::string>& names);
   Status read_plain_optimizer();
   Status read_universal();
+  Result<std::vector<UniversalState>> read_universal_states();
+  Status add_universal_state(const UniversalState& state, const std::map<std::string, Dims>& shapes);
+  Status read_universal_options(const std::vector<std::vector<std::string>>& groups);
   Status resolve_shared();
   std::map<std::string, std::string> plain_names();
   Status finish_weights(Weights wanted);

@@ -13,6 +13,18 @@
 #include "lib/device/crc32.h"
 
 namespace reshard::zip {
+
+// The numbers of one header, central or local, with those of its zip64 extra in their place.
+struct Header {
+  std::uint16_t flags = 0;
+  std::uint16_t method = 0;
+  std::uint32_t crc = 0;
+  std::uint64_t stored_size = 0;
+  std::uint64_t size = 0;
+  std::uint64_t local_offset = 0;  // central only
+  std::string_view name;
+};
+
 namespace {
 
 constexpr std::uint32_t kLocalMagic = 0x04034b50;    // APPNOTE 4.3.7
@@ -48,17 +60,6 @@ std::string hex(std::string_view bytes) {
 std::string expected(Index wanted, Index got) {
   return "expected " + std::to_string(wanted) + ", got " + std::to_string(got);
 }
-
-// The numbers of one header, central or local, with those of its zip64 extra in their place.
-struct Header {
-  std::uint16_t flags = 0;
-  std::uint16_t method = 0;
-  std::uint32_t crc = 0;
-  std::uint64_t stored_size = 0;
-  std::uint64_t size = 0;
-  std::uint64_t local_offset = 0;  // central only
-  std::string_view name;
-};
 
 // Replaces the numbers that are all ones by those of the zip64 extra field, which has them in this order. A local
 // header made before its sizes were known may carry the field although the header has zeros: that is passed over.
@@ -224,6 +225,51 @@ Status check_supported(const Header& h, const std::string& path, Index offset) {
 
 }  // namespace
 
+// Holds a member's local header against the central one, and returns the length of its extra fields. All of it must lie
+// before `end`; `room` is for its bytes.
+Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, std::string& room) const {
+  const auto member = [&] { return "member '" + printable(h.name) + "'"; };
+  const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
+  std::string_view local = TRY(bytes_at(header_at, fixed, "local header", room));
+  std::uint16_t extra_bytes;
+  std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
+  if (!fits_inside(header_at + fixed, extra_bytes, end))
+    return error(header_at, member(), "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
+  if (extra_bytes > 0) local = TRY(bytes_at(header_at, fixed + extra_bytes, "local extra fields", room));
+
+  Cursor l(as_bytes(local), file_->path(), base_ + header_at);
+  Header own;
+  const auto magic = TRY(l.read<std::uint32_t>("local header"));
+  if (magic != kLocalMagic)
+    return error(header_at, member(), "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
+  TRY(l.skip(2, "version"));
+  own.flags = TRY(l.read<std::uint16_t>("flags"));
+  own.method = TRY(l.read<std::uint16_t>("method"));
+  TRY(l.skip(4, "time and date"));
+  own.crc = TRY(l.read<std::uint32_t>("crc"));
+  own.stored_size = TRY(l.read<std::uint32_t>("stored size"));
+  own.size = TRY(l.read<std::uint32_t>("size"));
+  const auto name_bytes = TRY(l.read<std::uint16_t>("name length"));
+  TRY(l.skip(2, "extra length"));
+  if (name_bytes != h.name.size())
+    return error(header_at, member(), "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
+  own.name = as_string(TRY(l.take(name_bytes, "local name")));
+  TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
+  if (own.name != h.name) return error(header_at, member(), "local name: got '" + printable(own.name) + "'");
+  TRY(check_supported(own, file_->path(), base_ + header_at));
+  // With a descriptor the local numbers are zeros; what is there nevertheless has to be right.
+  const bool later = (own.flags & kDescriptorFlag) != 0;
+  auto agrees = [later](std::uint64_t local_value, std::uint64_t value) {
+    return local_value == value || (later && local_value == 0);
+  };
+  if (!agrees(own.size, h.size) || !agrees(own.stored_size, h.size))
+    return error(header_at, member(),
+                 "local size: expected " + std::to_string(h.size) + ", got " + std::to_string(own.size) +
+                     " stored in " + std::to_string(own.stored_size));
+  if (!agrees(own.crc, h.crc)) return error(header_at, member(), "local crc: " + expected(h.crc, own.crc));
+  return Index{extra_bytes};
+}
+
 Status Archive::read_directory(const Directory& directory) {
   std::string room, local_room;
   const std::string_view bytes = TRY(bytes_at(directory.offset, directory.size, "central directory", room));
@@ -251,46 +297,7 @@ Status Archive::read_directory(const Directory& directory) {
       return wrong("expected a local header inside the first " + std::to_string(directory.offset) +
                    " bytes, got one at " + std::to_string(h.local_offset));
 
-    std::string_view local = TRY(bytes_at(*header_at, fixed, "local header", local_room));
-    std::uint16_t extra_bytes;
-    std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
-    if (!fits_inside(*header_at + fixed, extra_bytes, directory.offset))
-      return error(*header_at, member(), "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
-    if (extra_bytes > 0) local = TRY(bytes_at(*header_at, fixed + extra_bytes, "local extra fields", local_room));
-
-    Cursor l(as_bytes(local), file_->path(), base_ + *header_at);
-    Header own;
-    const auto magic = TRY(l.read<std::uint32_t>("local header"));
-    if (magic != kLocalMagic)
-      return error(*header_at, member(),
-                   "local header: expected the bytes 50 4b 03 04, got " + hex(local.substr(0, 4)));
-    TRY(l.skip(2, "version"));
-    own.flags = TRY(l.read<std::uint16_t>("flags"));
-    own.method = TRY(l.read<std::uint16_t>("method"));
-    TRY(l.skip(4, "time and date"));
-    own.crc = TRY(l.read<std::uint32_t>("crc"));
-    own.stored_size = TRY(l.read<std::uint32_t>("stored size"));
-    own.size = TRY(l.read<std::uint32_t>("size"));
-    const auto name_bytes = TRY(l.read<std::uint16_t>("name length"));
-    TRY(l.skip(2, "extra length"));
-    if (name_bytes != h.name.size())
-      return error(*header_at, member(),
-                   "local name length: " + expected(static_cast<Index>(h.name.size()), name_bytes));
-    own.name = as_string(TRY(l.take(name_bytes, "local name")));
-    TRY(apply_zip64(TRY(l.sub(extra_bytes, "local extra fields")), own, false));
-    if (own.name != h.name) return error(*header_at, member(), "local name: got '" + printable(own.name) + "'");
-    TRY(check_supported(own, file_->path(), base_ + *header_at));
-    // With a descriptor the local numbers are zeros; what is there nevertheless has to be right.
-    const bool later = (own.flags & kDescriptorFlag) != 0;
-    auto agrees = [later](std::uint64_t local_value, std::uint64_t value) {
-      return local_value == value || (later && local_value == 0);
-    };
-    if (!agrees(own.size, h.size) || !agrees(own.stored_size, h.size))
-      return error(*header_at, member(),
-                   "local size: expected " + std::to_string(h.size) + ", got " + std::to_string(own.size) +
-                       " stored in " + std::to_string(own.stored_size));
-    if (!agrees(own.crc, h.crc)) return error(*header_at, member(), "local crc: " + expected(h.crc, own.crc));
-
+    const Index extra_bytes = TRY(check_local(h, *header_at, directory.offset, local_room));
     const Index payload = *header_at + fixed + extra_bytes;
     if (!fits_inside(payload, *size, directory.offset))
       return error(*header_at, member(),

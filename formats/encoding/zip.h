@@ -32,6 +32,8 @@ struct Entry {
   std::optional<std::uint32_t> crc;  // CRC-32 of the payload; nothing where the writer recorded none (0 for size > 0)
 };
 
+struct Header;
+
 // The directory of an archive, and a way to its small members. Small archives are read with one call to the operating
 // system, large ones with two: their first and last 4 KiB, which hold everything but the tensor. Refers to the file.
 class Archive {
@@ -61,6 +63,7 @@ class Archive {
   Result<std::string_view> bytes_at(Index offset, Index n, std::string_view what, std::string& room) const;
   Result<Directory> find_directory() const;
   Status read_directory(const Directory& directory);
+  Result<Index> check_local(const Header& h, Index header_at, Index end, std::string& room) const;
 
   const File* file_;
   Index base_;
