@@ -1,5 +1,6 @@
 // How a pickle's values lie in memory: 32-bit handles, and the cells that containers are made of. The machine
-// (pickle_machine.cc) fills a Tree, the accessors (pickle_value.cc) read it; nothing else includes this.
+// (pickle_machine.cc and its headers) fills a Tree, the accessors (pickle_value.cc) read it; nothing else includes
+// this.
 //
 //   handle   30 bits of payload, 2 bits of tag: a cell's index, a small integer, a position in the pickle, a constant
 //   cells    (2, 3) as a tuple: header(kTuple, 2), small_int(2), small_int(3)
