@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <set>
 
 #include "formats/dcp/dcp.h"
@@ -20,6 +21,11 @@ constexpr std::string_view kOldPropertiesModule = "torch.distributed._shard.shar
 // What may be copied out of a pickle, by its size: an object that is there once may be referred to a million times.
 constexpr Index kCopiedPerByte = 64;
 constexpr Index kFreeBytes = Index{16} << 20;
+
+// Whether a box that is not empty may begin there.
+bool is_place_of_data(const Dims& origin, const Dims& shape) {
+  return std::equal(origin.begin(), origin.end(), shape.begin(), shape.end(), std::less<>());
+}
 
 // Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
 // that somebody wrote a pickle to be executed, and the file is refused by that name.
@@ -209,8 +215,13 @@ Status MetadataReader::add_tensor(std::string_view name, const Value& state) {
     if (!boxes) return chunks.mismatch("chunks", "those that were taken");
     const FragmentList& fragments = boxes->fragments;
     if (!is_new || (!fragments.empty() && boxes->rank != shape.rank())) return corrupt("chunks of another rank");
-    for (std::size_t i = 0; i < fragments.size(); ++i)
-      if (!contains(whole(shape), fragments.box(i))) return corrupt("a chunk lies outside the tensor");
+    for (std::size_t i = 0; i < fragments.size(); ++i) {
+      const Box box = fragments.box(i);
+      if (!contains(whole(shape), box)) return corrupt("a chunk lies outside the tensor");
+      // Where a full one may begin, too, place() tells which of the two is stored.
+      if (box.empty() && is_place_of_data(box.origin, shape))
+        return corrupt("an empty chunk lies where a full one may");
+    }
     if (!fragments.empty()) pending.tensor.fragments = fragments;
     pending.stored = std::move(boxes->stored);
     return {};

@@ -97,8 +97,7 @@ bool StoredRows::take_index(const RecordFields& fields) {
   Boxes& boxes = tensors_[*tensor_].boxes;
   row_ = static_cast<std::size_t>(index.number);
   if (row_ >= boxes.stored.size() || boxes.stored[row_] != 0) return false;
-  const Box box = boxes.fragments.box(row_);
-  if (box.origin != offset.size || box.empty()) return false;
+  if (boxes.fragments.box(row_).origin != offset.size) return false;
   boxes.stored[row_] = 1;
   return true;
 }

@@ -91,6 +91,27 @@ TEST(DcpStoredRows, WrittenMetadataAreReadByRows) {
   }
 }
 
+// Ranks for which a tensor has no rows left write an empty item behind its end, as torch has it since 2.8. One at a
+// place where data may begin is for place() to tell from these.
+TEST(DcpStoredRows, EmptyItemsBehindTheEndAreReadByRows) {
+  const TargetTensor tensor{"w", DType::kFloat32, {2, 8}, {"w"}, {}};
+  for (const Index place : {2, 1}) {
+    SCOPED_TRACE(place);
+    const dcp::WrittenEntry entry{
+        &tensor,
+        "w",
+        {"w"},
+        {{Box{{0, 0}, {1, 8}}, 0, 0, 512}, {Box{{1, 0}, {1, 8}}, 1, 0, 512}, {Box{{place, 0}, {0, 8}}, 2, 0, 512}}};
+    const std::string bytes = dcp::write_metadata({entry}, {"__0_0.distcp", "__1_0.distcp", "__2_0.distcp"});
+    const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
+    ASSERT_TRUE(values);
+    ASSERT_EQ(rows.has_value(), place == 2);
+    if (rows) {
+      EXPECT_TRUE(are_same(*rows, *values));
+    }
+  }
+}
+
 // Of a long one the bytes are read a megabyte at a time, and given back where they told of rows alone: whatever such a
 // place cuts, and although the names of files that were given back are used again.
 TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
