@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -83,9 +84,8 @@ class DcpTarget : public Target, private MetadataContents {
     const Slice* slice = nullptr;
     std::vector<Part> parts;
   };
-  struct ItemPlace {
-    std::uint32_t entry = 0, item = 0;
-  };
+  // An item: which of all items, in the order of the entries.
+  using ItemNumber = std::uint32_t;
 
   // Entries are the blobs, then what is stored of tensors.
   std::size_t entries() const override { return blobs_.size() + stored_.size(); }
@@ -95,16 +95,16 @@ class DcpTarget : public Target, private MetadataContents {
 
   const FragmentList& list_of(const Part& part) const;
   WrittenItem item_of(const Part& part, std::uint32_t i) const;
-  WrittenItem item(const ItemPlace& place) const;
-  std::pair<const Part*, std::uint32_t> part_of(const ItemPlace& place) const;
+  WrittenItem item(ItemNumber number) const;
+  std::pair<const Part*, std::uint32_t> part_of(ItemNumber number) const;
   // Of an entry, once all is laid out.
   const Tensor& first_of(const Stored& stored) const { return catalog_.tensors()[stored.tensor]; }
   const std::string& name_of(const Stored& stored) const;
   // That a tensor of this shape is stored with.
   static Dims stored_shape(const Slice* slice, const Dims& shape);
-  const std::vector<ItemPlace>& places() const;
+  const std::vector<ItemNumber>& in_files() const;
   void find_places() const;
-  Status seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const;
+  Status seal_item(ItemNumber number, const PayloadCrc& crc, const EmitBytes& emit) const;
   Status seal_texts(const Extent* place, const EmitBytes& emit) const;
   Status add_tensor(std::size_t number);
   Result<const Cut*> cut_of(const TargetTensor& wanted);
@@ -124,7 +124,8 @@ class DcpTarget : public Target, private MetadataContents {
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
   mutable std::once_flag places_found_;
-  mutable std::vector<ItemPlace> places_;  // by file and offset
+  mutable std::vector<ItemNumber> first_;     // of each entry
+  mutable std::vector<ItemNumber> in_files_;  // all, by file and offset
 };
 
 std::uint32_t DcpTarget::append_file(const std::string& name, Index size) {
@@ -197,25 +198,26 @@ WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
           payload.length + around.header + around.trailer};
 }
 
-WrittenItem DcpTarget::item(const ItemPlace& place) const {
-  if (place.entry < blobs_.size()) {
-    const Extent& blob = blobs_[place.entry];
+WrittenItem DcpTarget::item(ItemNumber number) const {
+  if (number < blobs_.size()) {  // the first entries, of an item each
+    const Extent& blob = blobs_[number];
     return {Box{}, blob.file, blob.offset, blob.length};
   }
-  const auto [part, i] = part_of(place);
+  const auto [part, i] = part_of(number);
   return item_of(*part, i);
 }
 
-// Of a place that is no blob's: the part, and which of its items.
-std::pair<const DcpTarget::Part*, std::uint32_t> DcpTarget::part_of(const ItemPlace& place) const {
-  std::uint32_t i = place.item;
-  const Part* part = stored_[place.entry - blobs_.size()].parts.data();
+// Of one that is no blob's, once the first of each entry are known: the part, and which of its items.
+std::pair<const DcpTarget::Part*, std::uint32_t> DcpTarget::part_of(ItemNumber number) const {
+  const auto entry = std::prev(std::upper_bound(first_.begin(), first_.end(), number)) - first_.begin();
+  std::uint32_t i = number - first_[static_cast<std::size_t>(entry)];
+  const Part* part = stored_[static_cast<std::size_t>(entry) - blobs_.size()].parts.data();
   for (; i >= part->count; ++part) i -= part->count;
   return {part, i};
 }
 
 void DcpTarget::each_item(std::size_t e, const VisitItem& visit) const {
-  if (e < blobs_.size()) return visit(item({static_cast<std::uint32_t>(e), 0}));
+  if (e < blobs_.size()) return visit(item(static_cast<ItemNumber>(e)));
   for (const Part& part : stored_[e - blobs_.size()].parts)
     for (std::uint32_t i = 0; i < part.count; ++i) visit(item_of(part, i));
 }
@@ -315,38 +317,40 @@ Status DcpTarget::add_tensor(std::size_t number) {
 }
 
 // Items in the order of the files, for who goes through these.
-const std::vector<DcpTarget::ItemPlace>& DcpTarget::places() const {
+const std::vector<DcpTarget::ItemNumber>& DcpTarget::in_files() const {
   std::call_once(places_found_, [this] { find_places(); });
-  return places_;
+  return in_files_;
 }
 
 void DcpTarget::find_places() const {
-  std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's places; at first where they begin
-  for (std::size_t e = 0; e < entries(); ++e) each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1]; });
-  std::partial_sum(ends.begin(), ends.end(), ends.begin());
-  places_.resize(ends.back());
+  std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's items; at first where they begin
+  ItemNumber number = 0;
   for (std::size_t e = 0; e < entries(); ++e) {
-    each_item(e, [&, i = std::uint32_t{0}](const WrittenItem& item) mutable {
-      places_[ends[item.file]++] = {static_cast<std::uint32_t>(e), i++};
-    });
+    first_.push_back(number);
+    each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1], ++number; });
   }
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  in_files_.resize(ends.back());
+  number = 0;
+  for (std::size_t e = 0; e < entries(); ++e)
+    each_item(e, [&](const WrittenItem& item) { in_files_[ends[item.file]++] = number++; });
   if (storing_.slices.empty()) return;  // entries were made in the order of the files
-  const auto is_before = [this](const ItemPlace& a, const ItemPlace& b) { return item(a).offset < item(b).offset; };
+  const auto is_before = [this](ItemNumber a, ItemNumber b) { return item(a).offset < item(b).offset; };
   std::size_t begin = 0;
   for (const std::size_t end : ends) {
-    const auto first = places_.begin() + static_cast<std::ptrdiff_t>(begin);
-    const auto last = places_.begin() + static_cast<std::ptrdiff_t>(end);
+    const auto first = in_files_.begin() + static_cast<std::ptrdiff_t>(begin);
+    const auto last = in_files_.begin() + static_cast<std::ptrdiff_t>(end);
     if (begin < end && !std::is_sorted(first, last, is_before)) std::sort(first, last, is_before);
     begin = std::max(begin, end);
   }
 }
 
-Status DcpTarget::seal_item(const ItemPlace& place, const PayloadCrc& crc, const EmitBytes& emit) const {
-  if (place.entry < blobs_.size()) {
-    const Extent& blob = blobs_[place.entry];
-    return emit(blob.file, blob.offset, as_bytes(request_.blobs[place.entry].bytes));
+Status DcpTarget::seal_item(ItemNumber number, const PayloadCrc& crc, const EmitBytes& emit) const {
+  if (number < blobs_.size()) {
+    const Extent& blob = blobs_[number];
+    return emit(blob.file, blob.offset, as_bytes(request_.blobs[number].bytes));
   }
-  const auto [part, i] = part_of(place);
+  const auto [part, i] = part_of(number);
   const WrittenItem written = item_of(*part, i);
   const Extent payload = list_of(*part).extent(part->first + i);
   const DType dtype = catalog_.tensors()[part->tensor].dtype;
@@ -372,19 +376,19 @@ Status DcpTarget::seal_texts(const Extent* place, const EmitBytes& emit) const {
 }
 
 Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const ItemPlace& place : places()) TRY(seal_item(place, crc, emit));
+  for (const ItemNumber number : in_files()) TRY(seal_item(number, crc, emit));
   return seal_texts(nullptr, emit);
 }
 
 Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const EmitBytes& emit) const {
   if (place.file >= metadata_file_) return seal_texts(&place, emit);
-  const auto begins_after = [this](const Extent& e, const ItemPlace& p) {
-    const WrittenItem other = item(p);
+  const auto begins_after = [this](const Extent& e, ItemNumber number) {
+    const WrittenItem other = item(number);
     return std::pair(e.file, e.offset) < std::pair(other.file, other.offset);
   };
-  auto at = std::upper_bound(places().begin(), places().end(), place, begins_after);
-  if (at != places().begin()) --at;
-  for (; at != places().end(); ++at) {
+  auto at = std::upper_bound(in_files().begin(), in_files().end(), place, begins_after);
+  if (at != in_files().begin()) --at;
+  for (; at != in_files().end(); ++at) {
     const WrittenItem next = item(*at);
     if (next.file > place.file || (next.file == place.file && next.offset >= place.offset + place.length)) break;
     TRY(seal_item(*at, crc, emit));

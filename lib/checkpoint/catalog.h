@@ -75,6 +75,7 @@ class FragmentList {
   // nothing where copies share the list.
   void pack();
   bool has_encoded() const { return !rare().encodings.empty(); }  // false: no fragment has an encoding
+  bool has_crcs() const { return !rare().crcs.empty(); }          // likewise, a CRC
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
   bool has_boxes_of(const FragmentList& other) const {
     return rank_ == other.rank_ &&

@@ -173,9 +173,8 @@ Index Conversion::kept_bytes() const {
   };
   const auto entries_of = [&](const PlannedTensor& p) {
     const Tensor &from = source_view().tensors()[p.from], &to = target_view().tensors()[p.to];
-    const bool has_crcs = !from.fragments.empty() && from.fragments.get(0).crc;
     return Entries{from.bytes(), 1 + (target_->wants_crcs() ? std::ssize(to.fragments) + std::ssize(to.replicas) : 0),
-                   has_crcs ? std::ssize(from.fragments) : 0};
+                   from.fragments.has_crcs() ? std::ssize(from.fragments) : 0};
   };
   Entries open, most;
   std::size_t first = 0;

@@ -4,10 +4,9 @@
 // ledger joins neighbours until an extent is whole.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -26,15 +25,17 @@ struct CrcPiece {
   std::uint32_t crc = 0;
 };
 
+using VisitExtent = std::function<void(const Extent& extent)>;
+// Calls `visit` for each extent there is, the same whenever it is called.
+using EachExtent = std::function<void(const VisitExtent& visit)>;
+EachExtent extents_of(const Catalog& catalog);  // of all its tensors; refers to it
+
 class CrcLedger {
  public:
-  CrcLedger();
-  ~CrcLedger();
+  // Of those extents and no others: what is said of others is left out. They are asked for with the first piece.
+  explicit CrcLedger(EachExtent each_extent) : each_extent_(std::move(each_extent)) {}
 
-  static constexpr Index kExtentBytes = 20;  // of memory that a complete extent takes, where they were expected
-
-  // How many extents there may be: memory for that many is taken when the first is complete.
-  void expect(std::size_t extents) { done_.expect(extents); }
+  static constexpr Index kExtentBytes = 9;  // of memory that an extent takes, at most
 
   // Adds the CRC of bytes [begin, begin + length) of the extent. Returns the CRC of the whole extent when this piece
   // completed it. A piece that overlaps what is known already is left out unless it is all new. Thread-safe.
@@ -62,48 +63,62 @@ class CrcLedger {
   std::vector<CrcPiece> take_recent();
 
  private:
-  struct Piece {
-    Index end;
-    std::uint32_t crc;
-  };
-  struct Entry {
-    Extent extent;
-    std::map<Index, Piece> pieces;  // by begin; disjoint, neighbours joined
-  };
   using Key = std::pair<std::uint32_t, Index>;  // file and offset
-  // The CRCs of extents that are complete, by file and offset: a job has millions.
-  class Done {
+  // Extents of which some is known, and not all.
+  class Open {
    public:
-    void expect(std::size_t extents) { expected_ = extents; }
-    const std::uint32_t* find(const Key& key) const;  // null: not there
-    void add(const Key& key, std::uint32_t crc);
-    // Calls visit(key, crc) for each.
-    template <class Visit>
-    void each(const Visit& visit) const {
-      for (const Slot& slot : slots_)
-        if (slot.offset >= 0) visit(Key(slot.file, slot.offset), slot.crc);
-    }
+    std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
+    bool overlaps(const Key& key, Index begin, Index end) const;
+    std::vector<std::pair<Index, Index>> gaps(const Extent& extent) const;
+    std::vector<Extent> extents() const;
+    std::vector<CrcPiece> pieces() const;
 
    private:
-    struct Slot {
-      Index offset = -1;  // free
-      std::uint32_t file = 0, crc = 0;
+    struct Piece {
+      Index end;
+      std::uint32_t crc;
     };
-    std::size_t place(const Key& key) const;  // its own, or the free one for it
-    void grow(std::size_t slots);
+    using Pieces = std::map<Index, Piece>;  // by begin; disjoint, neighbours joined
+    struct Entry {
+      Extent extent;
+      Pieces pieces;
+    };
+    static bool overlaps(const Pieces& pieces, Index begin, Index end);
 
-    std::vector<Slot> slots_;  // a fifth of them is free, at least
-    std::size_t size_ = 0, expected_ = 0;
+    std::map<Key, Entry> entries_;
   };
+  // The CRCs of all extents, by file and offset: a job has millions.
+  class Done {
+   public:
+    explicit Done(const EachExtent& each_extent);
+    std::optional<std::size_t> place(const Key& key) const;  // nothing: it is none of them
+    const std::uint32_t* find(std::size_t place) const { return known_[place] ? &crcs_[place] : nullptr; }
+    void add(std::size_t place, std::uint32_t crc);
+    void clear() { known_.assign(known_.size(), false); }
+    void tell(std::vector<CrcPiece>& out) const;
 
-  static bool overlaps(const Entry& entry, Index begin, Index end);
+   private:
+    // Of a file those whose offsets have this upper half: [begin, end) in offsets_.
+    struct Group {
+      std::size_t begin = 0, end = 0;
+    };
+    std::map<std::pair<std::uint32_t, std::uint32_t>, Group> groups_;
+    std::vector<std::uint32_t> offsets_;  // lower halves, ascending in each group
+    std::vector<std::uint32_t> crcs_;
+    std::vector<bool> known_;
+  };
+  Done& done() const;
 
+  const EachExtent each_extent_;
   mutable std::mutex mutex_;
-  std::map<Key, Entry> open_;
-  Done done_;
+  Open open_;
+  mutable std::optional<Done> done_;
   // What was added since it was last taken: extents that came whole, and pieces of others.
-  struct Recent;
-  std::unique_ptr<Recent> recent_;
+  struct Recent {
+    std::vector<CrcPiece> whole;
+    Open pieces;
+  };
+  std::optional<Recent> recent_;
 };
 
 }  // namespace reshard

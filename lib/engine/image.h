@@ -88,7 +88,7 @@ class Image {
   };
   class Lease;
 
-  Image(const Of& of, const RunOptions& run) : of_(of), run_(run) {}
+  Image(const Of& of, const RunOptions& run) : of_(of), run_(run), crcs_(extents_of(of.target.catalog())) {}
   Status find_stretches();
   Status make_buffers(Index reserved);
   Index slab_of(std::size_t first, std::size_t end) const;

@@ -102,13 +102,9 @@ Output::Output(OutputPath destination, Target& target, Transport* ranks, std::op
       target_(target),
       continuation_(std::move(continuation)),
       ranks_(ranks),
+      crcs_(extents_of(target.catalog())),
       written_(target.catalog().files.size()),
-      unsynced_(target.catalog().files.size()) {
-  if (!target.wants_crcs()) return;
-  std::size_t extents = 0;
-  for (const Tensor& t : target.catalog().tensors()) extents += t.fragments.size() + t.replicas.size();
-  crcs_.expect(extents);
-}
+      unsynced_(target.catalog().files.size()) {}
 
 Output::~Output() {
   try {

@@ -71,8 +71,7 @@ Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
   RecentBoxes indexed;
   for (const WalkItem& item : items) {
     const FragmentList& fragments = source.tensors()[item.tensor].fragments;
-    const bool has_crcs = !fragments.empty() && fragments.get(0).crc;
-    out += kWalked + (has_crcs ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
+    out += kWalked + (fragments.has_crcs() ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
     if (indexed.place_of(fragments).second) out += SharedIndexes::bytes(fragments);
   }
   return out;

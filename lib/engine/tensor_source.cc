@@ -50,12 +50,13 @@ Index column_count(const FragmentList& fragments) {
 }
 
 FileSource::FileSource(const Catalog& catalog, FilePool& files)
-    : catalog_(catalog), files_(files), indexes_(catalog.tensors().size()) {
-  std::size_t with_crcs = 0;
-  for (const Tensor& t : catalog.tensors())
-    if (!t.fragments.empty() && t.fragments.get(0).crc) with_crcs += t.fragments.size();
-  crcs_.expect(with_crcs);
-}
+    : catalog_(catalog),
+      files_(files),
+      crcs_([&catalog](const VisitExtent& visit) {
+        for (const Tensor& t : catalog.tensors())
+          for (std::size_t i = 0; t.fragments.has_crcs() && i < t.fragments.size(); ++i) visit(t.fragments.extent(i));
+      }),
+      indexes_(catalog.tensors().size()) {}
 
 const FragmentIndex& FileSource::index(std::size_t tensor) {
   const std::lock_guard lock(index_mutex_);
