@@ -88,7 +88,7 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   const File file = TRY(File::open(options.destination));
   print_row("done", options.destination + "   " + human_bytes(TRY(file.size())) + "   " + human_seconds(seconds) +
                         "   " + count_of(report.tensors, "tensor") + " shown where they lie" +
-                        (report.pieces > 0 ? ", " + count_of(report.pieces, "piece") + " joined" : ""));
+                        (report.joined > 0 ? ", " + count_of(report.joined, "piece") + " joined" : ""));
   print_row("", "it refers to the files of " + options.source + ": made anew when they move");
   return 0;
 }

@@ -82,7 +82,7 @@ class ViewWriter {
   Handle file_;
   DatasetMaker datasets_;
   std::map<std::tuple<std::uint32_t, DType, Index, bool>, Strip> strips_;  // by file, and what lies in it
-  Index pieces_ = 0;                                                       // joined
+  Index joined_ = 0;                                                       // fragments
 };
 
 // Absolute: the library looks for others from the directory a reader happens to be in.
@@ -157,7 +157,7 @@ Result<Handle> ViewWriter::add_joined(const Tensor& tensor, const std::string& p
         H5Sselect_hyperslab(whole.get(), H5S_SELECT_SET, origin.data(), nullptr, count.data(), nullptr) >= 0 &&
         H5Pset_virtual(creation.get(), whole.get(), ".", ("/" + strip.path).c_str(), part.get()) >= 0;
     TRY(checked_call(mapped ? 0 : -1, ErrorCode::kInternal, path));
-    ++pieces_;
+    ++joined_;
   }
   return datasets_.make(file_.get(), path, type, tensor.shape, creation.get());
 }
@@ -201,7 +201,7 @@ Result<std::string> ViewWriter::write(ViewReport& report) {
     report.refused.emplace_back(tensor.name, added.error().message());
     refused_text += tensor.name + ": " + added.error().message() + "\n";
   }
-  report.pieces = pieces_;
+  report.joined = joined_;
   if (!refused_text.empty())
     TRY(write_text_attribute(file_.get(), "reshard_not_shown", refused_text.substr(0, kMaxTextAttribute)));
   file_ = Handle();

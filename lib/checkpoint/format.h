@@ -126,8 +126,8 @@ class Target {
   virtual bool wants_crcs() const = 0;
   // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
   virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
-  // For who reads an output in pieces: emits at least what of seal()'s bytes shares any with `place`, none of it wrong,
-  // and asks for no more checksums than that needs. Unless a target can do with less, all of them. Thread-safe.
+  // For who reads an output by stretches: emits at least what of seal()'s bytes shares any with `place`, none of it
+  // wrong, and asks for no more checksums than that needs. Unless a target can do with less, all of them. Thread-safe.
   virtual Status seal_at(const Extent& /*place*/, const PayloadCrc& crc, const EmitBytes& emit) const {
     return seal(crc, emit);
   }
@@ -183,7 +183,7 @@ Result<std::unique_ptr<Reader>> open_as(const Place& place, const OpenOptions& o
 // What came of a view.
 struct ViewReport {
   Index tensors = 0;                                         // shown
-  Index pieces = 0;                                          // stored pieces they are joined of
+  Index joined = 0;                                          // fragments that virtual datasets are made of
   std::vector<std::pair<std::string, std::string>> refused;  // names of tensors, and why
 };
 
