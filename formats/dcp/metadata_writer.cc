@@ -1,5 +1,7 @@
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -29,7 +31,8 @@ class Writer {
     write_object(metadata, [&] {
       w_.shared_text("state_dict_metadata");
       each_entry([&](std::size_t e, const Entry& entry) {
-        names_[e] = w_.shared_text(entry.name);
+        w_.text(entry.name);  // of no other entry
+        names_[e] = w_.put();
         if (entry.dtype) return write_tensor(e, entry);
         w_.shared_global(kMetadataModule, "BytesStorageMetadata");
         w_.empty_tuple();
@@ -80,7 +83,7 @@ class Writer {
     w_.empty_tuple();
     w_.new_object();
     w_.mark();
-    w_.shared_global("torch", info(dtype).torch_name);
+    write(dtypes_.try_emplace(dtype, Word{info(dtype).torch_name, "torch"}).first->second);
     write(get_layout_);
     write(strided_);
     w_.tuple_of_last(1);
@@ -155,7 +158,7 @@ class Writer {
         });
         write_object(storage_info_, [&] {
           write(relative_path_);
-          w_.shared_text(contents_.file(item.file));
+          write(files_.try_emplace(item.file, Word{contents_.file(item.file)}).first->second);
           write(offset_);
           w_.integer(item.offset);
           write(length_);
@@ -171,10 +174,13 @@ class Writer {
     w_.mark();
     if (entry.path.empty()) w_.get(names_[e]);
     for (const auto& part : entry.path) {
-      if (const auto* text = std::get_if<std::string>(&part))
-        w_.shared_text(*text);
-      else
+      const auto* const text = std::get_if<std::string>(&part);
+      if (!text)
         w_.integer(std::get<Index>(part));
+      else if (*text == entry.name)
+        w_.get(names_[e]);
+      else
+        w_.shared_text(*text);
     }
     w_.tuple_from_mark();
   }
@@ -190,6 +196,8 @@ class Writer {
       chunks_{"chunks"}, chunk_metadata_{"ChunkStorageMetadata", kMetadataModule}, offsets_{"offsets"}, sizes_{"sizes"};
   Word metadata_index_{"MetadataIndex", kMetadataModule}, fqn_{"fqn"}, index_{"index"}, offset_{"offset"};
   Word storage_info_{"_StorageInfo", kFilesystemModule}, relative_path_{"relative_path"}, length_{"length"};
+  std::map<DType, Word> dtypes_;
+  std::map<std::uint32_t, Word> files_;
   Status status_;  // of what was handed on
 };
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "formats/dcp/dcp.h"
@@ -33,25 +34,23 @@ struct Cut {
   FragmentList boxes;  // extents say the rank, as the file, and no more
 };
 
-// The sizes of items one after the other: most are as the last one was.
-class ItemShapes {
+// Items one after the other: most are as the last one was.
+class Items {
  public:
-  torch_archive::ItemShape of(DType dtype, const Dims& shape, Index offset) {
+  torch_archive::Item& of(DType dtype, const Dims& shape, Index offset) {
     const Index phase = offset % torch_archive::kAlignment;
-    if (known_ && dtype == dtype_ && shape == shape_ && phase == phase_) return last_;
-    known_ = true;
+    if (last_ && dtype == dtype_ && shape == shape_ && phase == phase_) return *last_;
     dtype_ = dtype;
     shape_ = shape;
     phase_ = phase;
-    return last_ = torch_archive::item_shape(dtype, shape, offset);
+    return last_.emplace(dtype, shape, offset);
   }
 
  private:
-  bool known_ = false;
+  std::optional<torch_archive::Item> last_;  // of these
   DType dtype_ = DType::kFloat32;
   Dims shape_;
   Index phase_ = 0;
-  torch_archive::ItemShape last_;
 };
 
 // What is known of each item is in the catalog's fragments, but for the lengths around it: a large job has millions.
@@ -104,7 +103,7 @@ class DcpTarget : public Target, private MetadataContents {
   static Dims stored_shape(const Slice* slice, const Dims& shape);
   const std::vector<ItemNumber>& in_files() const;
   void find_places() const;
-  Status seal_item(ItemNumber number, const PayloadCrc& crc, const EmitBytes& emit) const;
+  Status seal_item(ItemNumber number, Items& items, const PayloadCrc& crc, const EmitBytes& emit) const;
   Status seal_texts(const Extent* place, const EmitBytes& emit) const;
   Status add_tensor(std::size_t number);
   Result<const Cut*> cut_of(const TargetTensor& wanted);
@@ -120,7 +119,7 @@ class DcpTarget : public Target, private MetadataContents {
   std::vector<Around> kinds_;
   std::vector<std::uint16_t> around_;  // of each item, among kinds_
   std::deque<Cut> cuts_;               // of the last tensors
-  ItemShapes item_shapes_;
+  Items items_;                        // as they are laid out
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
   mutable std::once_flag places_found_;
@@ -302,10 +301,10 @@ Status DcpTarget::add_tensor(std::size_t number) {
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       CatalogFile& file = catalog_.files[boxes.extent(i).file];
       const Box box = boxes.box(i);
-      const auto shape = item_shapes_.of(wanted.dtype, slice ? joined(slice->at, box).shape : box.shape, file.size);
-      placed.set_extent(i, {boxes.extent(i).file, file.size + shape.header_bytes, shape.payload_bytes});
-      around_.push_back(TRY(kind_of({shape.header_bytes, shape.trailer_bytes})));
-      file.size += shape.total();
+      const auto& item = items_.of(wanted.dtype, slice ? joined(slice->at, box).shape : box.shape, file.size);
+      placed.set_extent(i, {boxes.extent(i).file, file.size + item.header_bytes(), item.payload_bytes()});
+      around_.push_back(TRY(kind_of({item.header_bytes(), item.trailer_bytes()})));
+      file.size += item.total();
     }
     part.first = static_cast<std::uint32_t>(k == 0 ? 0 : tensor.replicas.size());
     stored->parts.push_back(part);
@@ -345,7 +344,7 @@ void DcpTarget::find_places() const {
   }
 }
 
-Status DcpTarget::seal_item(ItemNumber number, const PayloadCrc& crc, const EmitBytes& emit) const {
+Status DcpTarget::seal_item(ItemNumber number, Items& items, const PayloadCrc& crc, const EmitBytes& emit) const {
   if (number < blobs_.size()) {
     const Extent& blob = blobs_[number];
     return emit(blob.file, blob.offset, as_bytes(request_.blobs[number].bytes));
@@ -354,9 +353,10 @@ Status DcpTarget::seal_item(ItemNumber number, const PayloadCrc& crc, const Emit
   const WrittenItem written = item_of(*part, i);
   const Extent payload = list_of(*part).extent(part->first + i);
   const DType dtype = catalog_.tensors()[part->tensor].dtype;
-  const auto bytes = torch_archive::item_bytes(dtype, written.box.shape, written.offset, crc(payload));
-  TRY(emit(written.file, written.offset, as_bytes(bytes.header)));
-  return emit(written.file, written.offset + written.length - std::ssize(bytes.trailer), as_bytes(bytes.trailer));
+  torch_archive::Item& item = items.of(dtype, written.box.shape, written.offset);
+  item.set_crc(crc(payload));
+  TRY(emit(written.file, written.offset, as_bytes(item.header())));
+  return emit(written.file, payload.offset + payload.length, as_bytes(item.trailer()));
 }
 
 // Of the metadata what lies at `place`; null: all of it.
@@ -376,7 +376,8 @@ Status DcpTarget::seal_texts(const Extent* place, const EmitBytes& emit) const {
 }
 
 Status DcpTarget::seal(const PayloadCrc& crc, const EmitBytes& emit) const {
-  for (const ItemNumber number : in_files()) TRY(seal_item(number, crc, emit));
+  Items items;
+  for (const ItemNumber number : in_files()) TRY(seal_item(number, items, crc, emit));
   return seal_texts(nullptr, emit);
 }
 
@@ -386,12 +387,13 @@ Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const Emit
     const WrittenItem other = item(number);
     return std::pair(e.file, e.offset) < std::pair(other.file, other.offset);
   };
+  Items items;
   auto at = std::upper_bound(in_files().begin(), in_files().end(), place, begins_after);
   if (at != in_files().begin()) --at;
   for (; at != in_files().end(); ++at) {
     const WrittenItem next = item(*at);
     if (next.file > place.file || (next.file == place.file && next.offset >= place.offset + place.length)) break;
-    TRY(seal_item(*at, crc, emit));
+    TRY(seal_item(*at, items, crc, emit));
   }
   return {};
 }

@@ -44,9 +44,9 @@ struct Training {
 // A file that is a tensor of one number.
 std::string number_file(float value) {
   const Bytes bytes = std::as_bytes(std::span(&value, 1));
-  auto [out, trailer] = torch_archive::item_bytes(DType::kFloat32, {}, 0, crc32(0, bytes));
-  out.append(reinterpret_cast<const char*>(&value), sizeof value);
-  return out + trailer;
+  torch_archive::Item item(DType::kFloat32, {}, 0);
+  item.set_crc(crc32(0, bytes));
+  return item.header() + std::string(reinterpret_cast<const char*>(&value), sizeof value) + item.trailer();
 }
 
 // One of the optimizer's: what the source has of it, under torch's names.

@@ -10,7 +10,7 @@ namespace reshard::pickle {
 namespace {
 
 void append_little_endian(std::string& out, std::uint64_t v, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(v >> (8 * i));
+  out.append(reinterpret_cast<const char*>(&v), static_cast<std::size_t>(bytes));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "formats/encoding/torch_archive.h"
 
+#include <cstring>
 #include <utility>
 
 #include "formats/encoding/torch_file.h"
@@ -72,14 +73,6 @@ void add_common_members(zip::Builder& builder, std::string_view data_pickle) {
   builder.add(prefix + "version", "3\n");
 }
 
-// The payload comes last, so that only the end records can be beyond 4 GiB.
-zip::Builder::Around around_tensor(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
-  zip::Builder builder(file_offset);
-  add_common_members(builder, tensor_pickle(dtype, shape));
-  builder.add_hole(std::string(kPrefix) + "data/0", volume(shape) * byte_size(dtype), crc, kAlignment);
-  return std::move(builder).finish();
-}
-
 }  // namespace
 
 Result<StoredTensor> read_tensor_item(const File& file, Index offset, Index length) {
@@ -99,15 +92,21 @@ Status check_item(const File& file, Index offset, Index length) {
   return {};
 }
 
-ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset) {
-  const zip::Builder::Around around = around_tensor(dtype, shape, file_offset, 0);
-  return {static_cast<Index>(around.before.size()), volume(shape) * byte_size(dtype),
-          static_cast<Index>(around.after.front().size())};
+// The payload comes last, so that only the end records can be beyond 4 GiB.
+Item::Item(DType dtype, const Dims& shape, Index file_offset) : payload_bytes_(volume(shape) * byte_size(dtype)) {
+  zip::Builder builder(file_offset);
+  add_common_members(builder, tensor_pickle(dtype, shape));
+  builder.add_hole(std::string(kPrefix) + "data/0", payload_bytes_, 0, kAlignment);
+  zip::Builder::Around around = std::move(builder).finish();
+  header_ = std::move(around.before);
+  trailer_ = std::move(around.after.front());
+  header_crc_ = around.local_crc;
+  trailer_crc_ = around.directory_crc;
 }
 
-ItemBytes item_bytes(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc) {
-  zip::Builder::Around around = around_tensor(dtype, shape, file_offset, crc);
-  return {std::move(around.before), std::move(around.after.front())};
+void Item::set_crc(std::uint32_t crc) {
+  std::memcpy(header_.data() + header_crc_, &crc, sizeof crc);
+  std::memcpy(trailer_.data() + trailer_crc_, &crc, sizeof crc);
 }
 
 zip::Builder::Around around_tensors(std::span<const NamedTensor> tensors) {

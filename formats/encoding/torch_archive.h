@@ -33,23 +33,28 @@ Result<pickle::Document> read_object_item(const File& file, Index offset, Index 
 // Reads any item from end to end: that it is one whole archive, and that the checksums of its members hold.
 Status check_item(const File& file, Index offset, Index length);
 
-// The size of an item to be written: header, payload and trailer follow each other without gaps.
-struct ItemShape {
-  Index header_bytes = 0;
-  Index payload_bytes = 0;
-  Index trailer_bytes = 0;
-  Index total() const { return header_bytes + payload_bytes + trailer_bytes; }
-};
+// An item to be written: a tensor that lies row-major in its payload, and what surrounds that: header, payload and
+// trailer follow each other without gaps. Payloads are aligned to kAlignment of the file: the item is the same at any
+// offset that is as far from a multiple of it.
+class Item {
+ public:
+  // `shape`'s volume in bytes must be a valid Index.
+  Item(DType dtype, const Dims& shape, Index file_offset);
 
-// The item of a tensor that lies row-major in its payload, at `file_offset` of its file. Payloads are aligned to
-// kAlignment of the file, so sizes depend on the offset; they do not depend on the checksum. `shape`'s volume in bytes
-// must be a valid Index.
-ItemShape item_shape(DType dtype, const Dims& shape, Index file_offset);
-// The bytes around its payload; `crc` is the payload's CRC-32.
-struct ItemBytes {
-  std::string header, trailer;
+  const std::string& header() const { return header_; }
+  const std::string& trailer() const { return trailer_; }
+  Index header_bytes() const { return static_cast<Index>(header_.size()); }
+  Index payload_bytes() const { return payload_bytes_; }
+  Index trailer_bytes() const { return static_cast<Index>(trailer_.size()); }
+  Index total() const { return header_bytes() + payload_bytes() + trailer_bytes(); }
+  // What is said of the payload's CRC-32; 0 at first.
+  void set_crc(std::uint32_t crc);
+
+ private:
+  std::string header_, trailer_;
+  Index payload_bytes_;
+  std::size_t header_crc_, trailer_crc_;  // where it stands in these
 };
-ItemBytes item_bytes(DType dtype, const Dims& shape, Index file_offset, std::uint32_t crc);
 
 // A tensor of a file of many.
 struct NamedTensor {

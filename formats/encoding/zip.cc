@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <unordered_set>
 #include <utility>
 
@@ -32,6 +33,7 @@ constexpr std::uint32_t kCentralMagic = 0x02014b50;  // 4.3.12
 constexpr std::uint32_t kEnd64Magic = 0x06064b50;    // 4.3.14
 constexpr std::uint32_t kLocatorMagic = 0x07064b50;  // 4.3.15
 constexpr std::uint32_t kEndMagic = 0x06054b50;      // 4.3.16
+constexpr std::size_t kCrcInLocal = 14, kCrcInCentral = 16;
 constexpr Index kLocalBytes = 30, kCentralBytes = 46, kEnd64Bytes = 56, kLocatorBytes = 20, kEndBytes = 22;
 constexpr std::uint32_t kOnes32 = 0xFFFFFFFF;
 constexpr std::uint16_t kOnes16 = 0xFFFF;
@@ -389,6 +391,7 @@ void Builder::local_header(const Member& m, Index alignment) {
   }
   constexpr std::uint16_t kStored = 0;
   constexpr std::uint32_t kTimeAndDate = 0;
+  local_crc_ = out_.size() + kCrcInLocal;
   put(out_, kLocalMagic, version_needed(zip64), kUtf8Flag, kStored, kTimeAndDate, m.crc, clamp32(m.size),
       clamp32(m.size), static_cast<std::uint16_t>(m.name.size()), static_cast<std::uint16_t>(extra.size()));
   out_ += m.name;
@@ -423,6 +426,7 @@ void Builder::directory() {
     }
     constexpr std::uint16_t kStored = 0, kComment = 0, kDisk = 0, kInside = 0;
     constexpr std::uint32_t kTimeAndDate = 0, kAttributes = 0;
+    directory_crc_ = out_.size() + kCrcInCentral;
     put(out_, kCentralMagic, version_needed(big || far), version_needed(big || far), kUtf8Flag, kStored, kTimeAndDate,
         m.crc, clamp32(m.size), clamp32(m.size), static_cast<std::uint16_t>(m.name.size()),
         static_cast<std::uint16_t>(extra.size()), kComment, kDisk, kInside, kAttributes, clamp32(m.header));
@@ -466,6 +470,12 @@ Builder::Around Builder::finish() && {
     const std::size_t end = i + 1 < holes_.size() ? holes_[i + 1] : out_.size();
     around.after.push_back(out_.substr(holes_[i], end - holes_[i]));
   }
+  const auto begin_of_text = [&](std::size_t at) {
+    const auto next = std::upper_bound(holes_.begin(), holes_.end(), at);
+    return next == holes_.begin() ? 0 : *std::prev(next);
+  };
+  around.local_crc = local_crc_ - begin_of_text(local_crc_);
+  around.directory_crc = directory_crc_ - begin_of_text(directory_crc_);
   return around;
 }
 

@@ -88,6 +88,8 @@ class Builder {
   struct Around {
     std::string before;
     std::vector<std::string> after;
+    // Where the CRC of the last member stands: in the text before its payload, and in the last one.
+    std::size_t local_crc = 0, directory_crc = 0;
   };
   Around finish() &&;
 
@@ -106,6 +108,7 @@ class Builder {
   std::string out_;                 // everything but the holes
   std::vector<std::size_t> holes_;  // where in out_ they stand
   Index hole_bytes_ = 0;
+  std::size_t local_crc_ = 0, directory_crc_ = 0;  // in out_, of the last member
   std::vector<Member> members_;
 };
 

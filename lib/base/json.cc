@@ -152,7 +152,9 @@ Json* Json::try_add(std::string key) {
 
 Json& Json::push_back(Json value) {
   if (!is_array()) value_ = Items{};
-  return std::get<Items>(value_).emplace_back(std::move(value));
+  auto& items = std::get<Items>(value_);
+  if (items.empty()) items.reserve(4);  // a shape has rarely more
+  return items.emplace_back(std::move(value));
 }
 
 std::size_t Json::size() const {
@@ -525,8 +527,14 @@ void write_text(const Json& object, const JsonList& list, int indent,
 }
 
 void append_json_string(std::string& out, std::string_view text) {
+  const auto is_plain = [](char c) { return c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20; };
   out += '"';
-  for (const char c : text) {
+  while (!text.empty()) {
+    const auto plain = static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), is_plain) - text.begin());
+    out += text.substr(0, plain);
+    if (plain == text.size()) break;
+    const char c = text[plain];
+    text.remove_prefix(plain + 1);
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
@@ -534,12 +542,10 @@ void append_json_string(std::string& out, std::string_view text) {
       out += "\\n";
     } else if (c == '\t') {
       out += "\\t";
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+    } else {
       char escape[8];
       std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned char>(c));
       out += escape;
-    } else {
-      out += c;
     }
   }
   out += '"';

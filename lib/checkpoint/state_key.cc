@@ -36,10 +36,17 @@ bool is_average_word(std::string_view word) {
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
-StateKey split_state_key(std::string_view key) {
+StateKind state_kind(std::string_view key) {
   const std::string_view word = first_part(key);
-  if (is_training_word(word)) return {StateKind::kOther, {}, {}, {}};
-  if (!is_optimizer_word(word)) return {StateKind::kModel, {}, std::string(key), {}};
+  if (is_training_word(word)) return StateKind::kOther;
+  return is_optimizer_word(word) ? StateKind::kOptimizer : StateKind::kModel;
+}
+
+StateKey split_state_key(std::string_view key) {
+  const StateKind kind = state_kind(key);
+  if (kind == StateKind::kOther) return {kind, {}, {}, {}};
+  if (kind == StateKind::kModel) return {kind, {}, std::string(key), {}};
+  const std::string_view word = first_part(key);
   for (const std::string_view section : {".state.", ".param_groups."}) {
     if (!key.substr(word.size()).starts_with(section)) continue;
     const std::string_view prefix = key.substr(0, word.size() + section.size()), rest = key.substr(prefix.size());

@@ -23,6 +23,7 @@ struct StateKey {
   std::string suffix;
 };
 StateKey split_state_key(std::string_view key);
+StateKind state_kind(std::string_view key);  // of that
 
 // What Adam keeps of a parameter, as suffixes of keys, whatever framework saved it.
 inline constexpr std::string_view kMomentSuffix = ".exp_avg", kSecondMomentSuffix = ".exp_avg_sq";

@@ -71,7 +71,7 @@ Result<Requantization> apply_block_scales(SourceView& view, const std::optional<
   for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
     const Tensor& t = catalog.tensors()[i];
     if (byte_size(t.dtype) != 1 || t.shape.rank() != 2 || !can_convert(t.dtype, *typing.dtype)) continue;
-    if (split_state_key(t.key()).kind != StateKind::kModel) continue;
+    if (state_kind(t.key()) != StateKind::kModel) continue;
     if (typing.keeps(view.native(t.name), t.name)) {
       kept = t.name;
       continue;

@@ -73,7 +73,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_faulty[i]) continue;
-    const StateKind kind = split_state_key(tensors[i].key()).kind;
+    const StateKind kind = state_kind(tensors[i].key());
     LeftOut* left = nullptr;
     const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
     if (is_adapters && selection.merge_adapter) left = &merged;
@@ -98,7 +98,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     const Blob& blob = source.blobs[i];
     LeftOut* left = nullptr;
     if (format.holds != Holds::kEverything && !(format.takes_object && format.takes_object(blob.key())))
-      left = split_state_key(blob.key()).kind == StateKind::kOptimizer ? &optimizer : &other;
+      left = state_kind(blob.key()) == StateKind::kOptimizer ? &optimizer : &other;
     if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
     if (!left && !selects(selection, blob.name)) left = &excluded;
     if (!left) {

@@ -64,29 +64,35 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   const bool claims =
       wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
   if (names.model.family || !claims) return {};
-  std::vector<std::string> model, adapters;
+  std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
-    const StateKind kind = split_state_key(t.key()).kind;
-    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back("'" + printable(t.name) + "'");
-    if (kind == StateKind::kModel) model.push_back("'" + printable(t.name) + "'");
+    const StateKind kind = state_kind(t.key());
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back(&t);
+    if (kind == StateKind::kModel) model.push_back(&t);
   }
-  std::string why = model.empty() ? "no tensor of it is a model's"
-                                  : "no model family that is known names its tensors so (" + some_of(model) + ")";
-  if (!adapters.empty())
-    why = "it holds adapters beside the weights they change (" + some_of(adapters) + "), which are no model until " +
-          "they are merged";
   std::optional<ModelConfig> config;
   if (file.is_there())
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
-  if (said) why += ", and " + file.path + " is of family " + said->name;
   const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
   const bool has_model_names = wanted.has_model_names || facts.is_its_model;
-  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty()))
+  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
+    const auto names_of = [](const std::vector<const Tensor*>& tensors) {
+      std::vector<std::string> out;
+      for (const Tensor* t : tensors) out.push_back("'" + printable(t->name) + "'");
+      return some_of(out);
+    };
+    std::string why = "no tensor of it is a model's";
+    if (!model.empty()) why = "no model family that is known names its tensors so (" + names_of(model) + ")";
+    if (!adapters.empty())
+      why = "it holds adapters beside the weights they change (" + names_of(adapters) +
+            "), which are no model until they are merged";
+    if (said) why += ", and " + file.path + " is of family " + said->name;
     return unsupported(source.root + ": " + why + choice_of_part(source) +
                        ": what would be written is no model that loaders know. " +
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family");
+  }
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()

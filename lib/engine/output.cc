@@ -419,9 +419,12 @@ Status Output::seal() {
     if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
     return whole.value_or(0);
   };
+  std::shared_ptr<const File> last;  // that was written to
+  std::uint32_t last_number = 0;
   const auto write = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
-    const auto file = TRY(files_.open(file_path(f)));
-    return file->write_at(offset, bytes);
+    if (!last || f != last_number) last = TRY(files_.open(file_path(f)));
+    last_number = f;
+    return last->write_at(offset, bytes);
   };
   // Where one item ends another begins: short bytes that follow each other are written at once.
   constexpr Index kLong = Index{64} << 10;
@@ -429,8 +432,9 @@ Status Output::seal() {
   Index begin = 0;
   std::string held;
   const auto write_held = [&]() -> Status {
-    const std::string bytes = std::exchange(held, std::string());
-    return bytes.empty() ? Status() : write(in_file, begin, as_bytes(bytes));
+    Status written = held.empty() ? Status() : write(in_file, begin, as_bytes(held));
+    held.clear();
+    return written;
   };
   const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
     const bool follows = f == in_file && offset == begin + std::ssize(held) && std::ssize(held) < kLong;

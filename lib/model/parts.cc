@@ -435,7 +435,7 @@ bool is_of_part(std::string_view key, std::string_view part) {
   if (part.empty()) return true;
   const bool is_word = is_optimizer_word(part) || (is_training_word(part) && !is_average_word(part));
   if (is_word) return key.starts_with(part) && key.substr(part.size()).starts_with('.');
-  return split_state_key(key).kind == StateKind::kModel;
+  return state_kind(key) == StateKind::kModel;
 }
 
 std::string choice_of_part(const Catalog& catalog) {

@@ -104,8 +104,9 @@ void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh&
 }
 
 std::string dcp_item(DType dtype, const Dims& shape, Index offset, std::string_view payload) {
-  const auto around = torch_archive::item_bytes(dtype, shape, offset, crc32(0, as_bytes(payload)));
-  return around.header + std::string(payload) + around.trailer;
+  torch_archive::Item item(dtype, shape, offset);
+  item.set_crc(crc32(0, as_bytes(payload)));
+  return item.header() + std::string(payload) + item.trailer();
 }
 
 std::string sample(const std::string& name) { return std::string(RESHARD_SOURCE_DIR) + "/samples/checkpoints/" + name; }

@@ -64,10 +64,10 @@ TEST(DcpTarget, RanksFilesHoldTheirBoxesOneAfterTheOther) {
           const bool is_empty_tensor = volume(wanted.shape) == 0;
           if (is_empty_tensor ? at > 0 : owned.box.empty()) continue;
           const Box box = is_empty_tensor ? whole(wanted.shape) : owned.box;
-          const auto item = torch_archive::item_shape(wanted.dtype, box.shape, sizes[rank]);
+          const torch_archive::Item item(wanted.dtype, box.shape, sizes[rank]);
           ASSERT_LT(at, fragments.size());
           EXPECT_EQ(fragments.box(at), box);
-          EXPECT_EQ(fragments.extent(at), (Extent{rank, sizes[rank] + item.header_bytes, item.payload_bytes}));
+          EXPECT_EQ(fragments.extent(at), (Extent{rank, sizes[rank] + item.header_bytes(), item.payload_bytes()}));
           sizes[rank] += item.total();
           ++at;
         }

@@ -130,33 +130,41 @@ TEST_F(TorchArchive, ItemsItLaysOutReadBack) {
                                                      {DType::kInt32, {1, 2, 3, 4, 5}}, {DType::kBool, {}}};
   for (const auto& [dtype, shape] : cases)
     for (Index base : {0, 1, 864, 4097}) {
-      const auto sizes = torch_archive::item_shape(dtype, shape, base);
-      EXPECT_EQ(sizes.payload_bytes, volume(shape) * byte_size(dtype));
-      const std::string payload(static_cast<std::size_t>(sizes.payload_bytes), 'p');
+      torch_archive::Item item(dtype, shape, base);
+      EXPECT_EQ(item.payload_bytes(), volume(shape) * byte_size(dtype));
+      const std::string payload(static_cast<std::size_t>(item.payload_bytes()), 'p');
       const std::uint32_t crc = crc32(0, as_bytes(payload));
-      const auto around = torch_archive::item_bytes(dtype, shape, base, crc);
-      const std::string item = around.header + payload + around.trailer;
-      ASSERT_EQ(static_cast<Index>(item.size()), sizes.total());
-      const File& file = file_of(std::string(static_cast<std::size_t>(base), '#') + item);
-      const auto t = torch_archive::read_tensor_item(file, base, sizes.total());
+      for (const std::uint32_t value : {0xffffffffu, crc}) {
+        item.set_crc(value);
+        torch_archive::Item further(dtype, shape, base + 5 * torch_archive::kAlignment);
+        further.set_crc(value);
+        EXPECT_EQ(item.header(), further.header());
+        EXPECT_EQ(item.trailer(), further.trailer());
+      }
+      const File& file =
+          file_of(std::string(static_cast<std::size_t>(base), '#') + item.header() + payload + item.trailer());
+      EXPECT_TRUE(torch_archive::check_item(file, base, item.total()));
+      const auto t = torch_archive::read_tensor_item(file, base, item.total());
       ASSERT_TRUE(t) << t.error().message();
       EXPECT_EQ(t->dtype, dtype);
       EXPECT_EQ(t->shape(), shape);
       EXPECT_EQ(t->strides, row_major_strides(shape));
-      EXPECT_EQ(t->extent.offset, base + sizes.header_bytes);
+      EXPECT_EQ(t->extent.offset, base + item.header_bytes());
       EXPECT_EQ(t->extent.offset % 64, 0);
       EXPECT_EQ(t->crc, crc);
     }
 }
 
-TEST_F(TorchArchive, SizesDoNotDependOnTheChecksum) {
-  const Dims shape{5, 7};
-  EXPECT_EQ(torch_archive::item_bytes(DType::kFloat32, shape, 3, 0).header.size(),
-            torch_archive::item_bytes(DType::kFloat32, shape, 3, 0xFFFFFFFF).header.size());
-  const auto big = torch_archive::item_shape(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0);  // 8 GiB: zip64
-  EXPECT_EQ(big.payload_bytes, Index{1} << 33);
-  EXPECT_EQ(std::ssize(torch_archive::item_bytes(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0, 9).trailer),
-            big.trailer_bytes);
+TEST_F(TorchArchive, AnItemBeyondFourGibibytesReadsBack) {
+  torch_archive::Item item(DType::kFloat32, Dims{1 << 20, 1 << 11}, 0);
+  item.set_crc(0x12345678);
+  EXPECT_EQ(item.payload_bytes(), Index{1} << 33);
+  const File& file = file_of(item.header());  // the payload is a hole
+  ASSERT_TRUE(file.write_at(item.header_bytes() + item.payload_bytes(), as_bytes(item.trailer())));
+  const auto t = torch_archive::read_tensor_item(file, 0, item.total());
+  ASSERT_TRUE(t) << t.error().message();
+  EXPECT_EQ(t->extent, (Extent{0, item.header_bytes(), item.payload_bytes()}));
+  EXPECT_EQ(t->crc, 0x12345678u);
 }
 
 TEST_F(TorchArchive, ObjectsItWrapsReadBack) {
