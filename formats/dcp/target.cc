@@ -324,6 +324,7 @@ const std::vector<DcpTarget::ItemNumber>& DcpTarget::in_files() const {
 void DcpTarget::find_places() const {
   std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's items; at first where they begin
   ItemNumber number = 0;
+  first_.clear();  // of an attempt that there was no memory for
   for (std::size_t e = 0; e < entries(); ++e) {
     first_.push_back(number);
     each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1], ++number; });
