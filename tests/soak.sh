@@ -71,7 +71,7 @@ for target in build/fuzz/tests/fuzz/*_fuzz; do
   found=$logs/fuzz/$name
   mkdir -p "$found"
   echo "$name"
-  "$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -artifact_prefix="$found-" \
+  "$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -entropic=0 -artifact_prefix="$found-" \
     "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1 || { tail -n 20 "$found.log"; status=1; }
 done
 

@@ -33,7 +33,7 @@ void visit(pickle::Value v, int depth, int& budget) {
     }
   }
   for (pickle::Value part : {v.callee(), v.args(), v.keywords(), v.state(), v.items(), v.persistent_id()})
-    visit(part, depth - 1, budget);
+    if (!part.is_none()) visit(part, depth - 1, budget);
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
 // DCP metadata of a few entries that a test makes up.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "formats/dcp/metadata.h"
+#include "formats/dcp/stored_rows.h"
+#include "lib/base/file.h"
 
 namespace reshard::dcp {
 
@@ -47,6 +50,36 @@ inline std::string write_metadata(const std::vector<WrittenEntry>& entries, cons
     return {};
   });
   return out;
+}
+
+// What a `.metadata` says, read by rows; nothing where it is not read so.
+inline std::optional<Catalog> read_by_rows(const File& file) {
+  Catalog catalog;
+  StoredRows rows;
+  const auto document = pickle::parse_records(file, rows);
+  if (!document) return std::nullopt;
+  MetadataReader reader(catalog, &rows);
+  if (!reader.add(*document, file.path()) || !reader.finish()) return std::nullopt;
+  return catalog;
+}
+
+// Whether two of them say the same.
+inline bool are_same(const Catalog& a, const Catalog& b) {
+  if (a.tensors().size() != b.tensors().size() || a.blobs.size() != b.blobs.size() ||
+      a.files.size() != b.files.size() || a.warnings != b.warnings)
+    return false;
+  for (std::size_t i = 0; i < a.files.size(); ++i)
+    if (a.files[i].path != b.files[i].path || a.files[i].writer != b.files[i].writer) return false;
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    const Tensor &x = a.tensors()[i], &y = b.tensors()[i];
+    if (x.name != y.name || x.shape != y.shape || x.path != y.path || x.located != y.located) return false;
+    if (!is_same_data(x, y) || x.fragments.size() != y.fragments.size() || !x.replicas.empty()) return false;
+  }
+  for (std::size_t i = 0; i < a.blobs.size(); ++i) {
+    const Blob &x = a.blobs[i], &y = b.blobs[i];
+    if (x.name != y.name || x.extent != y.extent || x.path != y.path || x.copies != y.copies) return false;
+  }
+  return true;
 }
 
 }  // namespace reshard::dcp

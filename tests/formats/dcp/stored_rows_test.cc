@@ -17,15 +17,9 @@ namespace reshard {
 namespace {
 
 std::optional<Catalog> read_by_rows(const std::string& bytes) {
-  Catalog catalog;
-  dcp::StoredRows rows;
   const File file = must(File::create_in_memory());
   EXPECT_TRUE(file.write_at(0, as_bytes(bytes)));
-  const auto document = pickle::parse_records(file, rows);
-  if (!document) return std::nullopt;
-  dcp::MetadataReader reader(catalog, &rows);
-  if (!reader.add(*document, "p") || !reader.finish()) return std::nullopt;
-  return catalog;
+  return dcp::read_by_rows(file);
 }
 
 std::optional<Catalog> read_by_values(const std::string& bytes) {
@@ -35,24 +29,6 @@ std::optional<Catalog> read_by_values(const std::string& bytes) {
   dcp::MetadataReader reader(catalog);
   if (!reader.add(*document, "p") || !reader.finish()) return std::nullopt;
   return catalog;
-}
-
-bool are_same(const Catalog& a, const Catalog& b) {
-  if (a.tensors().size() != b.tensors().size() || a.blobs.size() != b.blobs.size() ||
-      a.files.size() != b.files.size() || a.warnings != b.warnings)
-    return false;
-  for (std::size_t i = 0; i < a.files.size(); ++i)
-    if (a.files[i].path != b.files[i].path || a.files[i].writer != b.files[i].writer) return false;
-  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
-    const Tensor &x = a.tensors()[i], &y = b.tensors()[i];
-    if (x.name != y.name || x.shape != y.shape || x.path != y.path || x.located != y.located) return false;
-    if (!is_same_data(x, y) || x.fragments.size() != y.fragments.size() || !x.replicas.empty()) return false;
-  }
-  for (std::size_t i = 0; i < a.blobs.size(); ++i) {
-    const Blob &x = a.blobs[i], &y = b.blobs[i];
-    if (x.name != y.name || x.extent != y.extent || x.path != y.path || x.copies != y.copies) return false;
-  }
-  return true;
 }
 
 std::string metadata_of(const std::string& name) { return read_file(test_data(name) + "/.metadata"); }
@@ -67,7 +43,7 @@ TEST(DcpStoredRows, RealMetadataAreReadByRows) {
     const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
     ASSERT_TRUE(values);
     ASSERT_TRUE(rows);
-    EXPECT_TRUE(are_same(*rows, *values));
+    EXPECT_TRUE(dcp::are_same(*rows, *values));
   }
 }
 
@@ -87,7 +63,7 @@ TEST(DcpStoredRows, WrittenMetadataAreReadByRows) {
     const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
     ASSERT_TRUE(values);
     ASSERT_TRUE(rows);
-    EXPECT_TRUE(are_same(*rows, *values));
+    EXPECT_TRUE(dcp::are_same(*rows, *values));
   }
 }
 
@@ -107,7 +83,7 @@ TEST(DcpStoredRows, EmptyItemsBehindTheEndAreReadByRows) {
     ASSERT_TRUE(values);
     ASSERT_EQ(rows.has_value(), place == 2);
     if (rows) {
-      EXPECT_TRUE(are_same(*rows, *values));
+      EXPECT_TRUE(dcp::are_same(*rows, *values));
     }
   }
 }
@@ -131,7 +107,7 @@ TEST(DcpStoredRows, LongMetadataAreReadAsTheyAreNeeded) {
     const auto rows = read_by_rows(bytes), values = read_by_values(bytes);
     ASSERT_TRUE(values);
     ASSERT_TRUE(rows);
-    EXPECT_TRUE(are_same(*rows, *values));
+    EXPECT_TRUE(dcp::are_same(*rows, *values));
     EXPECT_FALSE(read_by_rows(bytes.substr(0, bytes.size() - 1)));
   }
 }
@@ -164,7 +140,7 @@ TEST(DcpStoredRows, DamagedMetadataAreNotReadOtherwise) {
       ++taken;
       const auto values = read_by_values(damaged);
       ASSERT_TRUE(values) << name << ", " << k;
-      ASSERT_TRUE(are_same(*rows, *values)) << name << ", " << k;
+      ASSERT_TRUE(dcp::are_same(*rows, *values)) << name << ", " << k;
     }
   }
   EXPECT_GT(taken, 20);
