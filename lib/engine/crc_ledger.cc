@@ -84,11 +84,9 @@ std::vector<Extent> CrcLedger::Open::extents() const {
   return out;
 }
 
-std::vector<CrcPiece> CrcLedger::Open::pieces() const {
-  std::vector<CrcPiece> out;
+void CrcLedger::Open::tell(const VisitPiece& visit) const {
   for (const auto& [key, entry] : entries_)
-    for (const auto& [begin, piece] : entry.pieces) out.push_back({entry.extent, begin, piece.end - begin, piece.crc});
-  return out;
+    for (const auto& [begin, piece] : entry.pieces) visit({entry.extent, begin, piece.end - begin, piece.crc});
 }
 
 CrcLedger::Done::Done(const EachExtent& each_extent) {
@@ -126,10 +124,10 @@ void CrcLedger::Done::add(std::size_t place, std::uint32_t crc) {
   known_[place] = true;
 }
 
-void CrcLedger::Done::tell(std::vector<CrcPiece>& out) const {
+void CrcLedger::Done::tell(const VisitPiece& visit) const {
   for (const auto& [key, group] : groups_)
     for (std::size_t i = group.begin; i < group.end; ++i)
-      if (known_[i]) out.push_back({{key.first, Index{key.second} << 32 | offsets_[i], 0}, 0, 0, crcs_[i]});
+      if (known_[i]) visit({{key.first, Index{key.second} << 32 | offsets_[i], 0}, 0, 0, crcs_[i]});
 }
 
 CrcLedger::Done& CrcLedger::done() const {
@@ -179,24 +177,23 @@ std::vector<Extent> CrcLedger::incomplete() const {
   return open_.extents();
 }
 
-std::vector<CrcPiece> CrcLedger::unfinished() const {
+void CrcLedger::tell_unfinished(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
-  return open_.pieces();
+  open_.tell(visit);
 }
 
-std::vector<CrcPiece> CrcLedger::everything() const {
+void CrcLedger::tell_everything(const VisitPiece& visit) const {
   const std::lock_guard lock(mutex_);
-  std::vector<CrcPiece> out = open_.pieces();
-  done().tell(out);
-  return out;
+  open_.tell(visit);
+  done().tell(visit);
 }
 
 std::vector<CrcPiece> CrcLedger::take_recent() {
   const std::lock_guard lock(mutex_);
   if (!recent_) return {};
   Recent recent = std::exchange(*recent_, {});
-  std::vector<CrcPiece> out = recent.pieces.pieces();
-  out.insert(out.end(), recent.whole.begin(), recent.whole.end());
+  std::vector<CrcPiece> out = std::move(recent.whole);
+  recent.pieces.tell([&](const CrcPiece& piece) { out.push_back(piece); });
   return out;
 }
 

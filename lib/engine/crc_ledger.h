@@ -25,6 +25,7 @@ struct CrcPiece {
   std::uint32_t crc = 0;
 };
 
+using VisitPiece = std::function<void(const CrcPiece& piece)>;
 using VisitExtent = std::function<void(const Extent& extent)>;
 // Calls `visit` for each extent there is, the same whenever it is called.
 using EachExtent = std::function<void(const VisitExtent& visit)>;
@@ -52,9 +53,9 @@ class CrcLedger {
   // Extents that were begun and not completed: their pieces left gaps.
   std::vector<Extent> incomplete() const;
 
-  // What is known of those, and of all, for another ledger to add. Of an extent that is whole the lengths are 0.
-  std::vector<CrcPiece> unfinished() const;
-  std::vector<CrcPiece> everything() const;
+  // Tells what is known of those, and of all, for another ledger to add. Of an extent that is whole the lengths are 0.
+  void tell_unfinished(const VisitPiece& visit) const;
+  void tell_everything(const VisitPiece& visit) const;
   // Forgets all of it.
   void clear();
 
@@ -71,7 +72,7 @@ class CrcLedger {
     bool overlaps(const Key& key, Index begin, Index end) const;
     std::vector<std::pair<Index, Index>> gaps(const Extent& extent) const;
     std::vector<Extent> extents() const;
-    std::vector<CrcPiece> pieces() const;
+    void tell(const VisitPiece& visit) const;
 
    private:
     struct Piece {
@@ -95,7 +96,7 @@ class CrcLedger {
     const std::uint32_t* find(std::size_t place) const { return known_[place] ? &crcs_[place] : nullptr; }
     void add(std::size_t place, std::uint32_t crc);
     void clear() { known_.assign(known_.size(), false); }
-    void tell(std::vector<CrcPiece>& out) const;
+    void tell(const VisitPiece& visit) const;
 
    private:
     // Of a file those whose offsets have this upper half: [begin, end) in offsets_.

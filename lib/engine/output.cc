@@ -388,10 +388,10 @@ Status Output::commit() {
   // A group that was begun may not be closed once a sync of ours has failed.
   if (journal_) journal_->stop();
   if (rank_of(ranks_) > 0) TRY(flush());
-  if (target_.wants_crcs() && rank_count(ranks_) > 1) {
-    const std::vector<CrcPiece> mine = crcs_.everything();
-    for (const CrcPiece& p : TRY(gather_values<CrcPiece>(ranks_, mine))) crcs_.add(p.extent, p.begin, p.length, p.crc);
-  }
+  if (target_.wants_crcs())
+    TRY(stream_values<CrcPiece>(
+        ranks_, [&](const VisitPiece& visit) { crcs_.tell_everything(visit); },
+        [&](const CrcPiece& p) { crcs_.add(p.extent, p.begin, p.length, p.crc); }));
   TRY(barrier(ranks_));  // every rank's data are on disk
   if (rank_of(ranks_) == 0) {
     TRY(seal());

@@ -254,9 +254,14 @@ Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
   if (rank_count(ranks) == 1) return whole;
   // What earlier runs have seen may be read once more by any rank: each is counted once, on rank 0.
   const bool is_continued = !continued_.empty();
-  const std::vector<CrcPiece> mine = is_continued ? crcs_.everything() : crcs_.unfinished();
   const Index counts[1] = {is_continued && ranks->rank() > 0 ? 0 : checked_.load()};
-  const auto pieces = TRY(gather_values<CrcPiece>(ranks, mine));
+  TRY(stream_values<CrcPiece>(
+      ranks,
+      [&](const VisitPiece& visit) { is_continued ? crcs_.tell_everything(visit) : crcs_.tell_unfinished(visit); },
+      [&](const CrcPiece& p) {
+        if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc))
+          whole[{p.extent.file, p.extent.offset}] = *crc;
+      }));
   const auto all_counts = TRY(gather_values<Index>(ranks, counts));
   if (ranks->rank() > 0) {
     crcs_.clear();
@@ -264,8 +269,6 @@ Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
     return whole;
   }
   checked_ = std::accumulate(all_counts.begin(), all_counts.end(), Index{0});
-  for (const CrcPiece& p : pieces)
-    if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc)) whole[{p.extent.file, p.extent.offset}] = *crc;
   return whole;
 }
 

@@ -79,6 +79,20 @@ Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine)
   return out;
 }
 
+Status internal::send_stretch(Transport& ranks, Bytes bytes) {
+  const Index size[1] = {static_cast<Index>(bytes.size())};
+  TRY(exchange(ranks, {{0, std::as_bytes(std::span(size))}}, {}));
+  return bytes.empty() ? Status() : exchange(ranks, {{0, bytes}}, {});
+}
+
+Result<std::vector<std::byte>> internal::receive_stretch(Transport& ranks, int rank) {
+  Index size[1] = {0};
+  TRY(exchange(ranks, {}, {{rank, std::as_writable_bytes(std::span(size))}}));
+  std::vector<std::byte> out(static_cast<std::size_t>(size[0]));
+  if (!out.empty()) TRY(exchange(ranks, {}, {{rank, out}}));
+  return out;
+}
+
 Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Bytes theirs)>& add) {
   if (rank_count(ranks) == 1 || mine.empty()) return {};
   const Tree tree = tree_of(*ranks);

@@ -45,6 +45,12 @@ Result<std::vector<T>> gather_values(Transport* ranks, std::span<const T> mine) 
   return out;
 }
 
+// Hands rank 0 the values of the others, a rank's after the other's, in stretches of at most 1 MiB, so that nobody
+// holds them all. Elsewhere each(visit) tells this rank's: it calls visit(value) for each; on rank 0 take(value) is
+// called. T is trivially copyable.
+template <class T, class Each, class Take>
+Status stream_values(Transport* ranks, const Each& each, const Take& take);
+
 // Makes one of all ranks' bytes, as many on each: add(theirs) is to bring another rank's into `mine`. Returns with the
 // same bytes everywhere. The order in which ranks are added is that of the tree.
 Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Bytes theirs)>& add);
@@ -59,6 +65,43 @@ Status combine_values(Transport* ranks, std::span<T> mine, Add add) {
       add(mine[i], theirs);
     }
   });
+}
+
+namespace internal {
+// A stretch of values for rank 0; the last is empty.
+Status send_stretch(Transport& ranks, Bytes bytes);
+// The next stretch of a rank.
+Result<std::vector<std::byte>> receive_stretch(Transport& ranks, int rank);
+}  // namespace internal
+
+template <class T, class Each, class Take>
+Status stream_values(Transport* ranks, const Each& each, const Take& take) {
+  constexpr std::size_t kStretch = (std::size_t{1} << 20) / sizeof(T);
+  for (int r = 1; rank_of(ranks) == 0 && r < rank_count(ranks); ++r) {
+    std::vector<std::byte> stretch;
+    do {
+      stretch = TRY(internal::receive_stretch(*ranks, r));
+      for (std::size_t at = 0; at < stretch.size(); at += sizeof(T)) {
+        T value;
+        std::memcpy(&value, stretch.data() + at, sizeof(T));
+        take(value);
+      }
+    } while (!stretch.empty());
+  }
+  if (rank_of(ranks) == 0) return {};
+  Status status;
+  std::vector<T> held;
+  const auto send = [&] {
+    if (status) status = internal::send_stretch(*ranks, std::as_bytes(std::span(held)));
+    held.clear();
+  };
+  each([&](const T& value) {
+    held.push_back(value);
+    if (held.size() == kStretch) send();
+  });
+  if (!held.empty()) send();
+  send();
+  return status;
 }
 
 // The largest of all ranks' values at each place, in place. All ranks give equally many.

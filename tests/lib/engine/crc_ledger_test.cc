@@ -153,8 +153,12 @@ TEST(CrcLedger, KnowsWhatAListOfAllBytesKnows) {
 
     CrcLedger ledger(of(told)), other(of(told)), recent(of(told));
     ledger.keep_recent();
-    const auto hand_on = [&](const std::vector<CrcPiece>& pieces, CrcLedger& to) {
-      for (const CrcPiece& p : pieces) to.add(p.extent, p.begin, p.length, p.crc);
+    const auto add_to = [](CrcLedger& to) {
+      return [&to](const CrcPiece& p) { to.add(p.extent, p.begin, p.length, p.crc); };
+    };
+    const auto hand_on_recent = [&] {
+      const std::vector<CrcPiece> pieces = ledger.take_recent();
+      std::for_each(pieces.begin(), pieces.end(), add_to(recent));
     };
     for (std::size_t k = 0; k < 4 * all.size(); ++k) {
       Whole& w = all[rng() % all.size()];
@@ -169,10 +173,10 @@ TEST(CrcLedger, KnowsWhatAListOfAllBytesKnows) {
       const auto crc = ledger.add(w.extent, begin, end - begin, crc32(0, part));
       ASSERT_EQ(crc, is_whole && !was_whole ? std::optional(crc32(0, w.bytes)) : std::nullopt);
       ASSERT_EQ(ledger.add({w.extent.file, w.extent.offset + (Index{1} << 40), 8}, 0, 8, 1), std::nullopt);
-      if (rng() % 8 == 0) hand_on(ledger.take_recent(), recent);
+      if (rng() % 8 == 0) hand_on_recent();
     }
-    hand_on(ledger.take_recent(), recent);
-    hand_on(ledger.everything(), other);
+    hand_on_recent();
+    ledger.tell_everything(add_to(other));
     EXPECT_TRUE(ledger.take_recent().empty());
 
     std::vector<Extent> begun;

@@ -51,6 +51,29 @@ TEST_P(Collectives, GatheredValuesLieInTheOrderOfTheRanks) {
   }));
 }
 
+TEST_P(Collectives, StreamedValuesComeInTheOrderOfTheRanks) {
+  const int n = GetParam();
+  constexpr int kStretch = (1 << 20) / sizeof(Index);  // that go together
+  for (const int all : {0, 1, kStretch - 1, kStretch, kStretch + 1, 2 * kStretch}) {
+    EXPECT_TRUE(run_local_ranks(n, [n, all](Transport& ranks) -> Status {
+      std::vector<Index> got;
+      TRY(stream_values<Index>(
+          &ranks,
+          [&](const std::function<void(const Index&)>& visit) {
+            for (Index i = 0; i < all; ++i) visit(i * ranks.rank());
+          },
+          [&](const Index& value) { got.push_back(value); }));
+      std::vector<Index> expected;
+      for (Index r = 1; ranks.rank() == 0 && r < n; ++r)
+        for (Index i = 0; i < all; ++i) expected.push_back(i * r);
+      EXPECT_TRUE(got == expected);
+      return {};
+    }));
+  }
+  EXPECT_TRUE(stream_values<Index>(
+      nullptr, [](const auto&) {}, [](const Index&) {}));
+}
+
 TEST_P(Collectives, SumsMaximaAndMinimaAreTheSameEverywhere) {
   const int n = GetParam();
   EXPECT_TRUE(run_local_ranks(n, [n](Transport& ranks) -> Status {
