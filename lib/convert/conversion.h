@@ -77,6 +77,7 @@ struct SideFile {
 
 class Origin;
 class SourceManifest;
+class WatchedFiles;
 
 class Conversion {
  public:
@@ -135,7 +136,7 @@ class Conversion {
   void note_alike();
   Index kept_bytes() const;
   Status check_merged(const Origin& origin) const;
-  Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded);
+  Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded, const WatchedFiles& read);
   Result<std::string> facts(std::uint64_t print) const;
   std::vector<std::string> inputs() const;  // files that it reads
   Result<std::vector<SideFile>> side_files() const;

@@ -15,6 +15,7 @@
 #include "lib/convert/origin.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/device/crc32.h"
+#include "lib/engine/watched_files.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -61,6 +62,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
     return io_error(source_.catalog().root +
                     ": the ranks do not see the same checkpoint, or were not started with the same options: their "
                     "plans differ");
+  const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
   Origin origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
@@ -93,13 +95,14 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
       TRY(Output::create(std::move(destination), *target_, Output::Space::kReserved, ranks, std::move(continuation)));
   if (!is_journaled && output->removed_leftover() && options_.tell)
     options_.tell("removed " + work + ", left by a killed run");
-  Result<Outcome> outcome = write(*output, origin, recorded ? &*recorded : nullptr);
+  Result<Outcome> outcome = write(*output, origin, recorded ? &*recorded : nullptr, read);
   if (!outcome) return output->give_up(outcome.error());
   outcome->checksums += of_left_out;
   return outcome;
 }
 
-Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded) {
+Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded,
+                                              const WatchedFiles& read) {
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
   release_freed_memory();  // before what surrounds the tensors is made
   TRY(origin.finish(options_.run.ranks));
@@ -110,6 +113,10 @@ Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, co
     for (const SideFile& file : TRY(side_files())) TRY(output.add_file(file.name, TRY(file.read())));
     TRY(output.add_text(std::string(kManifestFile),
                         [&](const Output::EmitText& emit) { write_manifest(*this, proofs, origin.digests(), emit); }));
+    if (const auto path = read.replaced())
+      return corrupt(printable(*path) +
+                     ": has changed while it was read, so that the output would be of two versions; convert it when "
+                     "nobody writes there any more");
   }
   TRY(output.commit());
   return outcome;

@@ -32,4 +32,10 @@ Status WatchedFiles::check_all() const {
   return {};
 }
 
+std::optional<std::string> WatchedFiles::replaced() const {
+  for (std::size_t file = 0; file < paths_.size(); ++file)
+    if (const auto now = state_of(paths_[file]); now && now != states_[file]) return paths_[file];
+  return std::nullopt;
+}
+
 }  // namespace reshard

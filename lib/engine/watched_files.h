@@ -17,6 +17,8 @@ class WatchedFiles {
   // An I/O error that names the file where one is not what it was. Thread-safe.
   Status check(std::size_t file) const;
   Status check_all() const;
+  // The first that is there and is not what it was; what is gone may well have been read before.
+  std::optional<std::string> replaced() const;
 
   Index newest_ns() const { return newest_ns_; }  // the latest of the times, nanoseconds since 1970; 0: of no file
 

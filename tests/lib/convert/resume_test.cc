@@ -7,11 +7,14 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <random>
+#include <utility>
 
 #include "formats/registry.h"
 #include "lib/base/sys.h"
@@ -75,6 +78,7 @@ struct Wish {
   Strategy strategy = Strategy::kDirect;
   Resume resume = Resume::kAuto;
   std::atomic<bool>* interrupt = nullptr;  // set when half of the work is done
+  std::function<void(Index done)> meanwhile = nullptr;
 };
 
 class ResumeTest : public testing::Test {
@@ -119,6 +123,7 @@ class ResumeTest : public testing::Test {
         if (done > 600'000) *wish.interrupt = true;
       };
     }
+    if (wish.meanwhile && (!ranks || ranks->rank() == 0)) o.run.progress = wish.meanwhile;
     const auto conversion = TRY(Conversion::prepare(*open.reader, *TRY(find_format(wish.to)), std::move(o)));
     const auto outcome = TRY(conversion->run({out_}));
     if (!ranks || ranks->rank() == 0) outcome_ = outcome;
@@ -367,6 +372,41 @@ TEST_F(ResumeTest, WhatIsWrongWithTheSourceLeavesNothing) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kCorrupt);
   EXPECT_FALSE(fs::exists(work_));
+}
+
+// Checksums would not tell: all pieces of either version have theirs.
+TEST_F(ResumeTest, ASourceThatChangesMeanwhileGivesNoOutput) {
+  const std::string file = source_ + "/__3_0.distcp";
+  const auto replaced = [&] {
+    fs::copy_file(file, file + ".new");
+    fs::rename(file + ".new", file);
+  };
+  const auto written_to = [&] { fs::last_write_time(file, fs::last_write_time(file) + std::chrono::seconds(1)); };
+  const auto grown = [&] { fs::resize_file(file, fs::file_size(file) + 1); };
+  for (const auto& change : std::initializer_list<std::function<void()>>{replaced, written_to, grown}) {
+    for (const int ranks : {1, 3}) {
+      bool is_done = false;
+      const Status status = convert({.ranks = ranks, .meanwhile = [&](Index done) {
+                                       if (done > 200'000 && !std::exchange(is_done, true)) change();
+                                     }});
+      ASSERT_FALSE(status);
+      EXPECT_THAT(status.error().message(), HasSubstr(file + ": has changed while it was read"));
+      EXPECT_FALSE(fs::exists(out_));
+      EXPECT_FALSE(fs::exists(work_));
+    }
+  }
+}
+
+TEST_F(ResumeTest, ASourceThatIsRemovedWhenItWasReadIsNoLoss) {
+  Index all = 0;
+  ASSERT_TRUE(convert({.meanwhile = [&](Index done) { all = done; }}));
+  expected_ = files();
+  clear();
+  ASSERT_TRUE(convert({.meanwhile = [&](Index done) {
+    if (done == all) fs::remove_all(source_);
+  }}));
+  EXPECT_FALSE(fs::exists(source_));
+  EXPECT_TRUE(files() == expected_);
 }
 
 }  // namespace
