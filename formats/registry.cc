@@ -70,7 +70,10 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
 }
 
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
-  if (!path_exists(path)) return io_error(path + ": not found");
+  if (!path_exists(path)) {
+    TRY(entry_at(path));  // a directory on the way that may not be looked into
+    return io_error(path + ": not found");
+  }
   const Place place = TRY(Place::look(path));
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard::tools {
@@ -75,6 +76,12 @@ const Option& Option::described_as(const std::string& text) const {
 
 const Option& Option::written() const {
   hints_->written = true;
+  option_->transform(by_own_name);
+  return *this;
+}
+
+const Option& Option::of_a_rank() const {
+  hints_->of_a_rank = true;
   return *this;
 }
 

@@ -343,6 +343,22 @@ std::string base_name(const std::string& path) {
   return p.substr(p.rfind('/') + 1);  // npos + 1 is 0
 }
 
+std::string by_own_name(const std::string& path) {
+  const std::string last = base_name(path);
+  char* const real = last == "." || last == ".." ? ::realpath(path.c_str(), nullptr) : nullptr;
+  if (real == nullptr) return path;
+  std::string own(real);
+  ::free(real);
+  return own;
+}
+
+bool is_mount_point(const std::string& path) {
+  constexpr std::uint64_t kMountRoot = 0x2000;  // STATX_ATTR_MOUNT_ROOT, of Linux 5.8
+  struct statx st {};
+  if (::statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) != 0) return false;
+  return (st.stx_attributes & kMountRoot) != 0;
+}
+
 bool is_safe_relative_path(std::string_view name) {
   if (name.empty() || name.front() == '/') return false;
   if (name.find('\0') != std::string_view::npos || name.find('\\') != std::string_view::npos) return false;

@@ -106,6 +106,10 @@ bool is_directory(const std::string& path);
 std::string path_join(std::string_view directory, std::string_view name);
 std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> "."
 std::string base_name(const std::string& path);    // "a/b/" -> "b"
+// A directory by the name that it has in its parent, if `path` ends in "." or ".."; any other path as it is.
+std::string by_own_name(const std::string& path);
+// Whether a file system is mounted there, so that nothing else can be moved to its name.
+bool is_mount_point(const std::string& path);
 
 // Whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty, not
 // absolute, no "..", no NUL, no backslash.

@@ -47,6 +47,9 @@ Result<OldOutput> look_at_old(const std::string& path) {
 // Not a link to a checkpoint: taking its place would leave the checkpoint itself where it is.
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target) {
   constexpr std::string_view kRefusal = "; it will not be replaced";
+  if (is_mount_point(destination))
+    return usage_error(destination +
+                       ": a file system is mounted there, whose place nothing can take; name a new directory in it");
   OldOutput old = TRY(look_at_old(destination));
   TRY(check_holds_no_input(to, destination));
   if (target.is_file()) {

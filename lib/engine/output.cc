@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <functional>
 #include <new>
 #include <numeric>
@@ -97,7 +99,7 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
 
 Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
     : to_(std::move(destination)),
-      destination_(without_slash(to_.path)),
+      destination_(by_own_name(without_slash(to_.path))),
       work_(destination_ + ".partial"),
       target_(target),
       continuation_(std::move(continuation)),
@@ -138,7 +140,8 @@ Status Output::prepare(Space space) {
   TRY(make_directory(work_));
   made_work_ = true;
   lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return io_error(work_ + ": cannot lock");
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
+    return io_error(work_ + ": cannot lock: " + std::strerror(errno));
   TRY(File::create(path_join(work_, kMarker)));
   TRY(sync_directory(work_));  // before there is anything else in it
   for (const std::string& directory : directories_of(target_.catalog()))
@@ -160,7 +163,10 @@ Status Output::take_leftover() {
     return usage_error(work_ + ": there is nothing to continue; without --resume require a run begins anew");
   }
   const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return io_error(work_ + ": is in the way and is not a directory");
+  if (fd < 0)
+    return io_error(work_ + ": is in the way and " +
+                    (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
+                                                        : "cannot be opened: " + std::string(std::strerror(errno))));
   lock_ = fd;
   const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.

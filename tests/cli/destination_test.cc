@@ -119,6 +119,31 @@ TEST(Destination, WhatHoldsAnInputIsNotReplaced) {
   refused({dir / "run/checkpoint", dir / "model", "--config", dir / "model/config.json"}, dir / "model/config.json");
 }
 
+TEST(Destination, IsReplacedByWhateverPathLeadsToIt) {
+  const TempDir dir;
+  const std::string source = sample("tp8") + "/checkpoint";
+  expect_success(reshard_cli({"convert", source, dir / "out", "--to", "hf"}));
+  const auto first = all_files(dir.path());
+  fs::create_directory(dir / "beside");
+  for (const std::string path : {"out/.", "out/./", "beside/../out/.", "out//"}) {
+    SCOPED_TRACE(path);
+    expect_success(reshard_cli({"convert", source, dir / "out", "--to", "bin", "--force"}));
+    expect_success(reshard_cli({"convert", source, dir / path, "--to", "hf", "--force"}));
+    EXPECT_TRUE(all_files(dir.path()) == first);
+  }
+  fs::create_directory(dir / "empty");
+  fs::create_directory(dir / "empty/inside");
+  const auto r = reshard_cli({"convert", source, dir / "empty/inside/..", "--to", "hf", "--force"});
+  expect_refused(r, "the destination is neither empty nor a checkpoint");
+  EXPECT_TRUE(all_files(dir.path()) == first);
+}
+
+TEST(Destination, AMountedFileSystemIsRefusedBeforeTheWork) {
+  const auto r = reshard_cli({"convert", sample("tp8") + "/checkpoint", "/proc", "--to", "hf", "--force"});
+  EXPECT_EQ(r.exit_code, 2) << r.out << r.err;
+  EXPECT_THAT(r.err, HasSubstr("/proc: a file system is mounted there"));
+}
+
 TEST(Destination, AViewReplacesOnlyAFileThatIsNotTheSource) {
   const TempDir dir;
   const std::string source = sample("tp8") + "/checkpoint";
