@@ -108,7 +108,7 @@ class Progress {
 // The peak resident memory of this process so far, bytes.
 Index peak_memory();
 
-// Set when the user interrupts the program (Ctrl-C, SIGTERM).
+// Set when the user interrupts the program (Ctrl-C, SIGTERM), or the terminal is gone (SIGHUP).
 const std::atomic<bool>& interrupted();
 // The signal that did; 0: none yet.
 int ending_signal();

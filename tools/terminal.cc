@@ -24,11 +24,11 @@ constexpr std::chrono::seconds kSameSignal{2};
 
 Clock::time_point signal_time;
 
-// A second Ctrl-C ends the program at once. So does a second SIGTERM, but for one that comes with the first: of a task
-// under mpirun in Slurm's step both tell it.
+// A second Ctrl-C ends the program at once. So does another second signal, but for one that comes with the first: of a
+// task under mpirun in Slurm's step both tell it, when a terminal is gone its shell and the kernel.
 void on_signal(int signal) {
   if (signal_received != 0) {
-    if (signal == SIGTERM && Clock::now() < signal_time + kSameSignal) return;
+    if (signal != SIGINT && Clock::now() < signal_time + kSameSignal) return;
     std::signal(signal, SIG_DFL);
     std::raise(signal);
     return;
@@ -140,6 +140,9 @@ const std::atomic<bool>& interrupted() {
     action.sa_handler = on_signal;
     ::sigaction(SIGINT, &action, nullptr);
     ::sigaction(SIGTERM, &action, nullptr);
+    struct sigaction hangup {};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // not under nohup
     return true;
   }();
   (void)installed;

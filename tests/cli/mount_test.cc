@@ -143,15 +143,19 @@ TEST_F(Mount, CanBeMappedAndNotWritten) {
 }
 
 TEST_F(Mount, EndsWhenItIsToldToAlthoughFilesAreOpen) {
-  ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
-  const int fd = ::open((seen_ + "/model.safetensors").c_str(), O_RDONLY);
-  ASSERT_GE(fd, 0);
-  ::kill(process_, SIGTERM);
-  EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
-  EXPECT_TRUE(std::filesystem::is_empty(seen_));
-  char byte = 0;
-  EXPECT_EQ(::pread(fd, &byte, 1, 0), -1);
-  ::close(fd);
+  const auto hangup = std::signal(SIGHUP, SIG_DFL);  // the tests may run under nohup
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    ASSERT_EQ(mount(sample("tp8") + "/checkpoint", "hf").exit_code, 0);
+    const int fd = ::open((seen_ + "/model.safetensors").c_str(), O_RDONLY);
+    ASSERT_GE(fd, 0);
+    ::kill(process_, signal);
+    EXPECT_TRUE(becomes_true([&] { return is_gone(process_); }));
+    EXPECT_TRUE(std::filesystem::is_empty(seen_));
+    char byte = 0;
+    EXPECT_EQ(::pread(fd, &byte, 1, 0), -1);
+    ::close(fd);
+  }
+  std::signal(SIGHUP, hangup);
 }
 
 TEST_F(Mount, EndsWhenItIsUnmounted) {
