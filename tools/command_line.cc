@@ -195,10 +195,17 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   for (const CLI::Option* option : chosen.get_options()) {
     const std::vector<std::string> values = option->results();
     if (!values.empty()) parsed.values[option->get_name()] = values;
-    if (const auto found = parser.hints.find(option); found == parser.hints.end() || !found->second.written) continue;
+    const auto found = parser.hints.find(option);
+    const OptionHints hints = found == parser.hints.end() ? OptionHints() : found->second;
+    if (!values.empty() && !hints.of_a_rank) {
+      if (!option->get_positional()) parsed.of_all_ranks += " " + option->get_name();
+      for (const std::string& value : values) parsed.of_all_ranks += " '" + value + "'";
+    }
+    if (!hints.written) continue;
     if (!values.empty() || option->get_positional()) parsed.written.push_back(values.empty() ? "." : values.back());
   }
   const std::string used = chosen.get_name();
+  parsed.of_all_ranks.insert(0, used);
   parsed.command = &*std::find_if(program.commands.begin(), program.commands.end(),
                                   [&](const Command& c) { return c.name == used; });
   return parsed;

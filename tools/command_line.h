@@ -27,6 +27,7 @@ struct OptionHints {
   std::vector<std::string> words;  // that it may be given, not always all of them
   bool written = false;            // the path of an output
   bool tensors = false;            // a glob over names of the tensors of the checkpoint on the line
+  bool of_a_rank = false;          // what one of several ranks has may be another's not
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
@@ -46,6 +47,7 @@ class Option {
   const Option& described_as(const std::string& text) const;
   const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
   const Option& names_tensors() const;                           // globs over them, of the checkpoint on the line
+  const Option& of_a_rank() const;                               // of several ranks each may have its own
   const Option& written() const;  // the path of an output; of a list its last. Absent: in the current directory
 
  private:
@@ -94,6 +96,7 @@ struct ParsedLine {
   Action action;
   std::map<std::string, std::vector<std::string>> values;  // of the options and places that were given, by their names
   std::vector<std::string> written;                        // values of outputs
+  std::string of_all_ranks;                                // the command and what has to be the same on all ranks
   int exit_code = 0;                                       // where there is no command
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "lib/base/text.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/nccl.h"
 
@@ -26,6 +27,21 @@ Status close_devices(bool has_failed) {
   const std::unique_ptr<Device> opened(std::exchange(device, nullptr));
   const std::unique_ptr<NcclRanks> ranks(std::exchange(nccl, nullptr));
   return ranks && !has_failed ? ranks->part() : Status();
+}
+
+// Ranks that are to do different things would wait for each other for ever.
+Status check_same(Transport* ranks, const std::string& line) {
+  constexpr std::size_t kShown = 300;
+  const auto shown = [](const std::string& text) { return printable(text.substr(0, kShown)); };
+  const std::vector<std::string> lines = TRY(gather(ranks, line));
+  std::string different;
+  for (std::size_t r = 1; r < lines.size() && different.empty(); ++r)
+    if (lines[r] != lines[0])
+      different = "rank " + std::to_string(r) +
+                  " was started with another command line than rank 0: " + shown(lines[r]) + ", and not " +
+                  shown(lines[0]);
+  different = TRY(broadcast(ranks, different));
+  return different.empty() ? Status() : usage_error(different);
 }
 
 int say(const Error& error) {
@@ -70,7 +86,7 @@ Result<Transport*> job_nccl(const Device& gpu) {
   return nccl;
 }
 
-int run_in_job(const Action& action, bool everywhere, double patience) {
+int run_in_job(const Action& action, const std::string& line, bool everywhere, double patience) {
   auto joined = join_job({.patience = patience, .interrupt = &interrupted()});
   if (!joined) return say(joined.error());
   current = joined->release();
@@ -78,6 +94,7 @@ int run_in_job(const Action& action, bool everywhere, double patience) {
   const bool first = rank_of(current->ranks()) == 0;
   if (!first && std::freopen("/dev/null", "w", stdout) == nullptr) return say(io_error("/dev/null: cannot open"));
   const Result<int> result = current->run([&]() -> Result<int> {
+    TRY(check_same(current->ranks(), line));
     Result<int> done = first || everywhere ? action() : 0;
     Status closed = close_devices(!done);
     if (done && !closed) return std::move(closed).error();

@@ -28,7 +28,8 @@ Result<Index> machine_count();
 
 // Runs the action as a rank of the job this process was started in, says its error, and returns the exit code. Standard
 // output is rank 0's. `everywhere`: all ranks run it together; otherwise rank 0 does, and the others wait.
+// `line`: the command line as far as all ranks have to have the same; where they have not, that is the error.
 // `patience`: seconds without a sign of life of a rank.
-int run_in_job(const Action& action, bool everywhere, double patience);
+int run_in_job(const Action& action, const std::string& line, bool everywhere, double patience);
 
 }  // namespace reshard::tools

@@ -18,20 +18,23 @@ namespace reshard::tools {
 void ResourceOptions::add(CommandLine& line) {
   line.add_option("--memory", memory, "Memory the whole process may take")
       .or_environment("RESHARD_MEMORY")
+      .of_a_rank()
       .shows_default();
   line.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
+      .of_a_rank()
       .within(1, 1024);
   line.add_option(
           "--device", device,
           "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
       .suggests({"cpu", "cuda", "auto"})
+      .of_a_rank()
       .shows_default();
-  line.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)").shows_default();
+  line.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)").of_a_rank().shows_default();
   line.add_option("--transport", transport,
                   "How elements travel between ranks: mpi, nccl (each rank with a GPU of its own), or auto")
       .one_of({"auto", "mpi", "nccl"})
       .shows_default();
-  line.add_flag("--quiet,-q", quiet, "Print errors only");
+  line.add_flag("--quiet,-q", quiet, "Print errors only").of_a_rank();
 }
 
 Result<RunOptions> ResourceOptions::run_options() const {

@@ -68,7 +68,7 @@ int run(int argc, char** argv, bool owns_process) {
   // Ranks need sockets, and a GPU's driver its devices.
   const bool is_alone = how_launched(process_environment) == Launch::kAlone;
   if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed)) confine_to(parsed);
-  return run_in_job(parsed.action, parsed.command->on_all_ranks, patience);
+  return run_in_job(parsed.action, parsed.of_all_ranks, parsed.command->on_all_ranks, patience);
 }
 
 // A descriptor that the caller closed would be that of the next file to be opened.

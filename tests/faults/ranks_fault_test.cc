@@ -243,6 +243,35 @@ TEST(MpiRanks, ARankThatGivesNoSignOfLifeIsGivenUp) {
   EXPECT_FALSE(path_exists(job.out));
 }
 
+// Each would wait for what the others do not do.
+TEST(MpiRanks, WithDifferentCommandLinesAreRefused) {
+  NEEDS_MPIRUN();
+  const TempDir dir;
+  const std::string all = std::string(RESHARD_BINARY) + " convert " + sample("tp8") + "/checkpoint " + (dir / "out") +
+                          " --to hf --rank-timeout 5";
+  int runs = 0;
+  for (const std::string& another : {std::string(RESHARD_BINARY) + " inspect " + sample("tp8"), all + " --dry-run",
+                                     std::string(RESHARD_BINARY) + " verify " + sample("tp8") + "/checkpoint"})
+    for (const char* rank : {"0", "1"}) {
+      SCOPED_TRACE(another + " on rank " + rank);
+      const RanksResult run =
+          program_ranks(3,
+                        {"/bin/sh", "-c",
+                         "[ $OMPI_COMM_WORLD_RANK = " + std::string(rank) + " ] && exec " + another + "; exec " + all},
+                        dir / ("logs" + std::to_string(runs++)), "", 30);
+      EXPECT_FALSE(run.command.timed_out);
+      EXPECT_EQ(run.command.exit_code, 6) << run.command.err;
+      for (const std::string& err : run.err)
+        EXPECT_THAT(err, HasSubstr("rank 1 was started with another command line than rank 0: "));
+      EXPECT_FALSE(path_exists(dir / "out"));
+      EXPECT_FALSE(path_exists(dir / "out.partial"));
+    }
+  // What a rank may take is its own.
+  const RanksResult run = program_ranks(
+      2, {"/bin/sh", "-c", "exec " + all + " --threads $((1 + OMPI_COMM_WORLD_RANK))"}, dir / "logs", "", 30);
+  EXPECT_EQ(run.command.exit_code, 0) << run.command.err;
+}
+
 TEST(MpiRanks, AMissingSourceIsSaidOnceInEachLog) {
   NEEDS_MPIRUN();
   const TempDir dir;
