@@ -304,6 +304,8 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
     out.path = path_join(reader.catalog().root, kConfigFile);
     out.text = *std::move(kept);
   }
+  // As a writer that was killed leaves one; it is not as if there were none.
+  if (!out.path.empty() && out.text.empty()) return corrupt(out.path + ": the file is empty");
   return out;
 }
 

@@ -376,12 +376,13 @@ TEST(Identity, AConfigOfNoSenseIsAFindingAndInNobodysWayWithoutFamily) {
   const TempDir dir;
   fs::create_directory(dir / "m");
   fs::copy(sample("tp8") + "/hf.safetensors", dir / "m/model.safetensors");
-  for (const char* text : {R"({"model_type": "llama"})", R"({"model_type": "lla)"}) {
+  for (const char* text : {R"({"model_type": "llama"})", R"({"model_type": "lla)", ""}) {
     write_file(dir / "m/config.json", text);
     const CommandResult r = reshard_cli({"verify", dir / "m"});
     EXPECT_EQ(r.exit_code, 1) << r.out;
     EXPECT_THAT(r.out, HasSubstr("convert stops there. Mend it, or give another with --config."));
     EXPECT_EQ(reshard_cli({"convert", dir / "m", dir / "o", "--to", "dcp"}).exit_code, 3);
+    EXPECT_EQ(reshard_cli({"verify", dir / "m", "--config", dir / "m/config.json"}).exit_code, 3);
     for (const auto& command : {std::vector<std::string>{"verify", dir / "m", "--against", dir / "m"},
                                 std::vector<std::string>{"diff", dir / "m", dir / "m"}}) {
       std::vector<std::string> without = command;
