@@ -61,7 +61,8 @@ OptimizerAudit audit_optimizer(const Catalog& catalog) {
     if (split_state_key(t.key()).kind == StateKind::kModel) model.emplace(t.key(), &t);
   for (const Tensor& t : catalog.tensors()) {
     const StateKey key = split_state_key(t.key());
-    if (key.kind != StateKind::kOptimizer || key.parameter.empty() || is_digits(key.parameter)) continue;
+    const bool is_of_parameter = key.kind == StateKind::kOptimizer && key.prefix.ends_with(".state.");
+    if (!is_of_parameter || key.parameter.empty() || is_digits(key.parameter)) continue;
     ++out.looked_at;
     const auto parameter = model.find(key.parameter);
     if (parameter == model.end()) {

@@ -13,12 +13,18 @@ std::string_view first_part(std::string_view key) { return key.substr(0, key.fin
 }  // namespace
 
 bool is_optimizer_word(std::string_view word) {
-  for (const std::string_view name : {"optimizers", "optimizer", "optim"}) {
-    if (!word.starts_with(name)) continue;
-    const std::string_view rest = word.substr(name.size());
-    return rest.empty() || (rest.front() == '_' && is_digits(rest.substr(1)));
-  }
-  return false;
+  if (const std::string_view number = optimizer_number(word); !number.empty()) word.remove_suffix(number.size() + 1);
+  for (const std::string_view suffix : {"_state_dict", "_states", "_state"})
+    if (word.ends_with(suffix)) {
+      word.remove_suffix(suffix.size());
+      break;
+    }
+  return word == "optimizers" || word == "optimizer" || word == "optim";
+}
+
+std::string_view optimizer_number(std::string_view word) {
+  const std::size_t at = word.rfind('_');
+  return at == std::string_view::npos || !is_digits(word.substr(at + 1)) ? "" : word.substr(at + 1);
 }
 
 bool is_training_word(std::string_view word) {

@@ -37,8 +37,9 @@ struct KeyChanges {
   std::vector<std::pair<std::string, std::string>> renames;  // parts of names, "transformer.h" to "model.layers"
 };
 
-bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0"
-bool is_training_word(std::string_view word);   // "lr_scheduler", "train_state", ...: of neither model nor optimizer
+bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0", "optimizer_state_dict"
+std::string_view optimizer_number(std::string_view word);  // of that, "0" of "optimizer_0", or empty
+bool is_training_word(std::string_view word);  // "lr_scheduler", "train_state", ...: of neither model nor optimizer
 bool is_average_word(
     std::string_view word);  // "ema", "model_ema", ...: of those, a second model averaged from the first
 

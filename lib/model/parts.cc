@@ -50,6 +50,21 @@ struct Told {
   bool is_average = false;
 };
 
+bool is_of_optimizer(std::string_view rest) { return rest.starts_with("state.") || rest.starts_with("param_groups."); }
+
+// `rest`: after the word in `name`. Of a list of optimizers (Lightning's "optimizer_states.0.state.") the position is
+// the number.
+Told tell_optimizer(std::string_view name, std::string_view word, std::string_view rest) {
+  std::string_view number = optimizer_number(word);
+  const std::size_t dot = rest.find('.');
+  if (dot != std::string_view::npos && is_digits(rest.substr(0, dot)) && is_of_optimizer(rest.substr(dot + 1))) {
+    number = rest.substr(0, dot);
+    rest.remove_prefix(dot + 1);
+  }
+  return {StateKind::kOptimizer, name.substr(0, name.size() - rest.size()),
+          "optimizer" + (number.empty() ? "" : "_" + std::string(number)), rest};
+}
+
 Told tell(std::string_view name) {
   std::size_t begin = 0;
   bool only_outer = true;
@@ -58,11 +73,9 @@ Told tell(std::string_view name) {
     const std::string_view word = name.substr(begin, end - begin);
     const std::string_view rest = end == name.size() ? std::string_view() : name.substr(end + 1);
     if (is_digits(word)) break;
-    if (is_optimizer_word(word) && (only_outer || rest.starts_with("state.") || rest.starts_with("param_groups."))) {
-      const std::size_t index = word.find('_');
-      return {StateKind::kOptimizer, name.substr(0, std::min(end + 1, name.size())),
-              "optimizer" + std::string(index == std::string_view::npos ? "" : word.substr(index)), rest};
-    }
+    if ((is_optimizer_word(word) && only_outer) ||
+        ((is_optimizer_word(word) || word == "opt") && is_of_optimizer(rest)))
+      return tell_optimizer(name, word, rest);
     if (is_average_word(word) && only_outer && end < name.size())
       return {StateKind::kOther, name.substr(0, end + 1), {}, rest, true};
     if (is_training_word(word) && only_outer) return {StateKind::kOther, name.substr(0, end), {}, rest};

@@ -72,6 +72,34 @@ TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
   }
 }
 
+// {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()}, as PyTorch's tutorial has
+// it, Lightning's .ckpt, and others: the state of numbered parameters, which outnumbers the model.
+TEST(Parts, OptimizersAreKnownByTheWordsThatPeopleUse) {
+  for (const auto& [model, optimizer] :
+       {std::pair("model_state_dict.", "optimizer_state_dict."), std::pair("state_dict.model.", "optimizer_states.0."),
+        std::pair("state.net.", "state.opt."), std::pair("net.", "optim_state_dict."),
+        std::pair("policy.", "optimizers.1.")}) {
+    TensorValues values;
+    add_model(values, model, 'm');
+    std::size_t number = 0;
+    for (const auto& [name, value] : load_checkpoint(sample("tp8") + "/full.safetensors")) {
+      for (const std::string moment : {".exp_avg", ".exp_avg_sq", ".max_exp_avg_sq"})
+        values[optimizer + ("state." + std::to_string(number)) + moment] = value;
+      ++number;
+    }
+    const SavedState run(values);
+    EXPECT_THAT(reshard_cli({"inspect", run.path}).out,
+                AllOf(HasSubstr("model       39 tensors"), HasSubstr("optimizer   117 tensors"),
+                      HasSubstr("optimizer under '" + std::string(optimizer) + "'")));
+    const CommandResult converted = run.convert({"--to", "hf"});
+    ASSERT_EQ(converted.exit_code, 0) << optimizer << ": " << converted.err;
+    EXPECT_THAT(converted.out, HasSubstr("39 of 39 tensors of "));
+    EXPECT_EQ(load_checkpoint(run.out).size(), 39u);
+    ASSERT_EQ(run.convert({"--to", "dcp", "--mesh", "dp_shard=3"}).exit_code, 0);
+    EXPECT_EQ(load_checkpoint(run.out), values);
+  }
+}
+
 TEST(Parts, OnePartIsShownCarriedAndRead) {
   const SavedState run(with_average("model.", "ema."));
   const CommandResult shown = reshard_cli({"inspect", run.path, "--part", "ema"});
@@ -233,6 +261,7 @@ TEST(Parts, OfOptimizerStateVerifyTellsWhatFitsNoParameterOfAModelOfNoFamily) {
     for (const std::string moment : {".exp_avg", ".exp_avg_sq"})
       values["optimizer.state.model." + name + moment] = value({8, 4});
   }
+  values["optimizer.param_groups.model.tower.a.weight.lr"] = value({});  // a tensor for what it trains alone
   write_dcp(values, dir / "sound", *Mesh::parse("dp_shard=2"));
   const CommandResult sound = reshard_cli({"verify", dir / "sound", "--fail-on", "warning"});
   EXPECT_EQ(sound.exit_code, 0) << sound.out << sound.err;
