@@ -176,7 +176,7 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
     const auto parsed = by_shape ? *by_shape : parse_name(subject.family, key.parameter);
     if (!parsed) {
       // Heads of reward and classification models stand where the language model has its own.
-      if (key.parameter.starts_with("value_head.") || key.parameter.starts_with("score."))
+      if (is_other_head(key.parameter))
         out.other_head = key.parameter.substr(0, key.parameter.find('.'));
       else if (!tensor.is_buffer && !is_adapter(key.parameter) &&  // audit_names tells of adapters
                !subject.family.carries(key.parameter))

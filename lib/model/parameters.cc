@@ -50,13 +50,24 @@ class ParameterList {
   Status add_all() {
     TRY(check_count(0, config_.num_hidden_layers()));
     for (const NameRule& rule : family_.rules)
-      TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
+      if (!is_optional(rule))
+        TRY(rule.place == NameRule::Place::kLayer ? add(rule, 0, config_.num_hidden_layers()) : add(rule, -1, 0));
+    return {};
+  }
+  Status add_optional() {
+    for (const NameRule& rule : family_.rules)
+      if (is_optional(rule)) TRY(add(rule, -1, 0));
     return {};
   }
   std::vector<Parameter> take() { return std::move(out_); }
   std::vector<Parameter> take_chosen_scales() { return std::move(scales_); }
 
  private:
+  // A tied head is the embedding, and need not be there.
+  bool is_optional(const NameRule& rule) const {
+    return rule.is_vocabulary() && rule.place == NameRule::Place::kLast && has_other_head(config_) &&
+           !config_.tie_word_embeddings();
+  }
   Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }
 
   // Before any of them is made: 425 bytes of config.json would otherwise take gigabytes.
@@ -171,12 +182,22 @@ Result<std::vector<Parameter>> optional_parameters(const Family& family, const M
   const auto end = checked_add(begin, std::max<Index>(0, config.num_prediction_layers()));
   if (!end) return corrupt(config.path + ": num_nextn_predict_layers overflows");
   TRY(prediction.add_layers(begin, *end));
+  TRY(prediction.add_optional());
   std::vector<Parameter> out = prediction.take();
   if (!config.float8 || !config.float8->is_chosen) return out;
   TRY(model.add_all());
   for (ParameterList* list : {&model, &prediction})
     for (Parameter& scale : list->take_chosen_scales()) out.push_back(std::move(scale));
   return out;
+}
+
+bool has_other_head(const ModelConfig& config) {
+  const std::string_view name = config.architecture;
+  return name.ends_with("Classification") || (name.ends_with("Model") && name.find("Head") == std::string_view::npos);
+}
+
+bool is_other_head(std::string_view parameter) {
+  return parameter.starts_with("value_head.") || parameter.starts_with("score.");
 }
 
 Index count_elements(const std::vector<Parameter>& parameters) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/model/config.h"
@@ -28,9 +29,14 @@ struct Parameter {
 // All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
 // lacks a number that a shape needs, and for models quantized in a way that is not known.
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
-// What a checkpoint may hold besides: the layers that predict further tokens, and the scales of matrices that the
-// producer may have made float8. Mostly empty.
+// What a checkpoint may hold besides: the layers that predict further tokens, the head of a model that
+// has_other_head(), and the scales of matrices that the producer may have made float8. Mostly empty.
 Result<std::vector<Parameter>> optional_parameters(const Family& family, const ModelConfig& config);
+// Whether config.json says by its class that the language model's head is not the model's: a classifier has one of its
+// own ("LlamaForSequenceClassification"), "LlamaModel" none.
+bool has_other_head(const ModelConfig& config);
+// Whether a parameter is of the head that such a model has instead: "score.weight".
+bool is_other_head(std::string_view parameter);
 // Their elements, tied ones counted once and scales not at all: what people mean by a model's size.
 Index count_elements(const std::vector<Parameter>& parameters);
 

@@ -45,7 +45,7 @@ std::set<std::string, std::less<>> vocabulary_leaves() {
   std::set<std::string, std::less<>> out;
   for (const Family* family : families())
     for (const NameRule& rule : family->rules)
-      if (rule.is_vocabulary()) out.emplace(leaf_of(rule.hf));
+      if (rule.is_vocabulary() && rule.place != NameRule::Place::kLayer) out.emplace(leaf_of(rule.hf));
   return out;
 }
 

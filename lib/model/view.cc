@@ -53,7 +53,8 @@ class ViewBuilder {
         dropped_->push_back(tensor.name);
         return {};
       }
-      const bool is_known = options_.keep_unknown || options_.family->carries(key.parameter);
+      const bool is_own_head = options_.config && has_other_head(*options_.config) && is_other_head(key.parameter);
+      const bool is_known = options_.keep_unknown || is_own_head || options_.family->carries(key.parameter);
       if (key.kind == StateKind::kModel && !is_known) unknown_.push_back(tensor.name);
       return put(renamed(tensor, canonical_key(*options_.family, tensor.key())));
     }

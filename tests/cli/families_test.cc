@@ -36,6 +36,62 @@ TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   EXPECT_EQ(load_checkpoint(dir / "back"), memory);
 }
 
+// A Llama as a classifier, and without any head: what its config.json says by its class.
+TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
+  TensorValues values = load_checkpoint(sample("tp8") + "/hf.safetensors");
+  values.erase("lm_head.weight");
+  const std::string config = read_file(sample("tp8") + "/config.json"), causal = "LlamaForCausalLM";
+  const auto converted = [&](const std::string& architecture, const std::string& dir) {
+    std::string text = config;
+    text.replace(text.find(causal), causal.size(), architecture);
+    write_dcp(values, dir + "/ck", *Mesh::parse("dp_shard=2"));
+    write_file(dir + "/ck/config.json", text);
+    return reshard_cli({"convert", dir + "/ck", dir + "/out", "--to", "hf"});
+  };
+  const auto expect_written = [&](const std::string& architecture) {
+    const TempDir dir;
+    const CommandResult r = converted(architecture, dir.path());
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr(architecture + ", 38 of 38 tensors of "));
+    EXPECT_EQ(load_checkpoint(dir / "out"), values);
+    const CommandResult verified = reshard_cli({"verify", dir / "out"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out;
+  };
+  const auto expect_refused = [&](const std::string& architecture, int code) {
+    const TempDir dir;
+    EXPECT_EQ(converted(architecture, dir.path()).exit_code, code);
+    EXPECT_FALSE(path_exists(dir / "out"));
+  };
+  expect_written("LlamaModel");
+  expect_refused(causal, 3);
+  values["score.weight"] = {DType::kBFloat16, {2, 64}, std::string(256, '\x3f')};
+  expect_written("LlamaForSequenceClassification");
+  expect_refused(causal, 4);
+}
+
+// SigLIP's projection of what is read, which is no row for a word.
+TEST(FamiliesOnDisk, AHeadOfAnotherKindIsNoVocabulary) {
+  const TempDir dir;
+  const auto value = [](const Dims& shape) {
+    return TensorValue{DType::kFloat32, shape, std::string(static_cast<std::size_t>(4 * volume(shape)), '\x3f')};
+  };
+  TensorValues values{{"logit_scale", value({1})},
+                      {"text_model.embeddings.token_embedding.weight", value({203, 32})},
+                      {"text_model.head.weight", value({32, 32})},
+                      {"vision_model.head.mlp.fc1.weight", value({40, 32})}};
+  for (const std::string layer : {"0", "1"})
+    for (const std::string tower : {"text_model", "vision_model"})
+      values[tower + ".encoder.layers." + layer + ".mlp.fc1.weight"] = value({40, 32});
+  write_dcp(values, dir / "ck", {});
+  write_file(dir / "ck/config.json", R"({"architectures": ["SiglipModel"], "model_type": "siglip",
+      "text_config": {"model_type": "siglip_text_model", "vocab_size": 203, "hidden_size": 32, "num_hidden_layers": 2},
+      "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32, "num_hidden_layers": 2}})");
+  const CommandResult verified =
+      reshard_cli({"verify", dir / "ck", "--config", dir / "ck/config.json", "--fail-on", "warning"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("text_model.embeddings.token_embedding.weight"));
+}
+
 // Experts that are not those of the config, each named before anything is written.
 class WrongExperts : public testing::Test {
  protected:
