@@ -85,8 +85,10 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     std::string why = "no tensor of it is a model's";
     if (!model.empty()) why = "no model family that is known names its tensors so (" + names_of(model) + ")";
     if (!adapters.empty())
-      why = "it holds adapters beside the weights they change (" + names_of(adapters) +
-            "), which are no model until they are merged";
+      why = adapters.size() == model.size() ? "it holds adapters alone (" + names_of(adapters) +
+                                                  "); --merge-adapter with --adapter adds them to their model"
+                                            : "it holds adapters beside the weights they change (" +
+                                                  names_of(adapters) + "), which are no model until they are merged";
     if (said) why += ", and " + file.path + " is of family " + said->name;
     return unsupported(source.root + ": " + why + choice_of_part(source) +
                        ": what would be written is no model that loaders know. " +

@@ -48,6 +48,14 @@ TEST_F(AdapterTest, TheBaseAndTheAdapterAreWrittenApart) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
+TEST_F(AdapterTest, AloneItIsNoModel) {
+  ASSERT_EQ(convert({}).exit_code, 0);
+  const CommandResult r = reshard_cli({"convert", dir_ / "out/adapter", dir_ / "alone", "--to", "hf"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("it holds adapters alone ("));
+  EXPECT_THAT(r.err, HasSubstr("--merge-adapter with --adapter adds them to their model"));
+}
+
 TEST_F(AdapterTest, IsMergedAsPeftMergesIt) {
   const CommandResult r = convert({"--merge-adapter"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
