@@ -100,6 +100,7 @@ Result<std::vector<std::string>> files_of_checkpoint(const std::string& director
     };
     for (const CatalogFile& file : catalog.files) add(file.path);
     for (const std::string& name : catalog.metadata_files) add(name);
+    if (!catalog.latest_file.empty()) add(catalog.latest_file);
   }
   std::set<std::string> places = {""};
   for (const std::string& file : own) places.insert(file.substr(0, file.rfind('/') + 1));  // npos + 1 is 0

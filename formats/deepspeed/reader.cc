@@ -299,7 +299,7 @@ void DeepspeedReader::describe_run(Weights wanted) {
 Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
   catalog_.root = set_.root;
-  if (!set_.latest.empty()) catalog_.metadata_files.push_back(set_.latest);
+  catalog_.latest_file = set_.latest;
   for (const std::string_view script : kScripts)
     if (place.has_file(script)) catalog_.metadata_files.emplace_back(script);
   for (const std::string_view model : kModelFiles)

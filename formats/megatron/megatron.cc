@@ -54,7 +54,7 @@ Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& opti
   }
   auto reader = TRY(TRY(has_sharded_files(*directory)) ? open_sharded(*directory, options)
                                                        : open_rank_files(*directory, options));
-  if (is_run) reader->catalog().metadata_files.push_back(path_join("..", kLatestFile));
+  if (is_run) reader->catalog().latest_file = path_join("..", kLatestFile);
   return reader;
 }
 

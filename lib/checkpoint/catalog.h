@@ -195,6 +195,7 @@ class Catalog {
   std::vector<Blob> blobs;
   std::vector<Part> parts;                  // as find_parts (lib/model/parts.h) saw them; none before it
   std::vector<std::string> metadata_files;  // relative to root: read to find the tensors, but holding none (an index)
+  std::string latest_file;                  // likewise, and names it as the newest of its run: may be written again
   std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
   std::vector<std::string> warnings;        // whole sentences
   std::vector<std::string> notes;           // likewise, of what need not be a fault

@@ -282,6 +282,7 @@ std::string find_beside(const Catalog& catalog, std::string_view name) {
     if (std::string place = parent_path(catalog.file_path(file)); place != places.back())
       places.push_back(std::move(place));
   for (const std::string& file : catalog.metadata_files) places.push_back(parent_path(path_join(catalog.root, file)));
+  if (!catalog.latest_file.empty()) places.push_back(parent_path(path_join(catalog.root, catalog.latest_file)));
   places.push_back(parent_path(catalog.root));
   for (const std::string& place : places)
     if (const std::string path = path_join(place, std::string(name)); path_exists(path)) return path;

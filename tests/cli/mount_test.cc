@@ -196,6 +196,20 @@ TEST_F(Mount, ASourceThatChangesIsAnErrorAndNotOldBytes) {
   EXPECT_THAT(read_file(dir_ / "log"), HasSubstr("__3_0.distcp: has changed since it was opened"));
 }
 
+// A trainer that goes on saves the next step beside this one.
+TEST_F(Mount, ANewerStepChangesNothing) {
+  for (const std::string run : {"deepspeed/z3_frozen_tied", "megatron/dist_tp2_optim"}) {
+    const std::string source = dir_ / std::filesystem::path(run).filename().string();
+    std::filesystem::copy(test_data(run), source, std::filesystem::copy_options::recursive);
+    const CommandResult r = mount(source, "hf");
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    for (const char* const name : {"latest", "latest_checkpointed_iteration.txt"})
+      if (const std::string latest = source + "/" + name; path_exists(latest)) write_file(latest, "7");
+    EXPECT_EQ(error_of_reading(seen_ + "/model.safetensors"), 0) << run;
+    end();
+  }
+}
+
 // Sizes are listed from the metadata: where items say otherwise their word counts.
 TEST_F(Mount, ItemsOfAnotherTypeThanTheMetadataSays) {
   copy_sample("tp8", dir_.path());
