@@ -10,6 +10,7 @@
 #include "lib/device/convert.h"
 #include "lib/device/low_rank.h"
 #include "lib/model/config.h"
+#include "lib/model/family.h"
 #include "lib/model/parts.h"
 
 namespace reshard {
@@ -155,7 +156,7 @@ class AdapterReader {
     std::vector<LowRank> out;
     for (const auto& [module, pair] : pairs_) {
       const std::string key = module + ".weight";
-      const auto weight = view.catalog.find(names.model.family ? canonical_key(*names.model.family, key) : key);
+      const auto weight = find_weight(key, view.catalog, names.model.family);
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
       if (!weight)
         return corrupt(root() + ": an adapter of another model: " + tensor_text(a.name) + " changes '" +
@@ -173,6 +174,13 @@ class AdapterReader {
       out.push_back({*weight, *pair.a, *pair.b, rank, static_cast<float>(alpha_ / divisor)});
     }
     return out;
+  }
+
+  // An adapter of a model without its head has names without "model."; the weights' keys have it.
+  static std::optional<std::size_t> find_weight(const std::string& key, const Catalog& weights, const Family* family) {
+    if (!family) return weights.find(key);
+    const auto weight = weights.find(canonical_key(*family, key));
+    return weight ? weight : weights.find(canonical_key(*family, base_prefix(*family) + key));
   }
 
   Reader& reader_;

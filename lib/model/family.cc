@@ -371,6 +371,14 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
   return cut;
 }
 
+std::string base_prefix(const Family& family) {
+  const auto is_of_layer = [](const NameRule& rule) { return rule.place == NameRule::Place::kLayer; };
+  const auto rule = std::find_if(family.rules.begin(), family.rules.end(), is_of_layer);
+  if (rule == family.rules.end()) return {};
+  const std::size_t end = rule->hf.find('.') + 1;
+  return rule->hf.substr(end).starts_with(kHole) ? "" : rule->hf.substr(0, end);
+}
+
 bool is_activation_scale(std::string_view parameter) {
   const std::string_view leaf = parameter.substr(module_of(parameter).size());
   return std::find(std::begin(kActivationScales), std::end(kActivationScales), leaf) != std::end(kActivationScales);

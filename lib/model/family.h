@@ -208,6 +208,10 @@ struct TensorParallelCut {
 };
 TensorParallelCut tensor_parallel_cut(const ParsedName& name);
 
+// What the names of its layers begin with that a model saved without its head does not have: "model." of
+// "model.layers.{}.mlp.up_proj.weight"; empty where nothing is before the layers.
+std::string base_prefix(const Family& family);
+
 // A name with the first prefix of `changes` that it begins with, {from, to}, made the other.
 std::string replace_prefix(std::string_view name, const std::vector<std::pair<std::string, std::string>>& changes);
 // "x.weight" -> "x."

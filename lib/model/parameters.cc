@@ -63,9 +63,9 @@ class ParameterList {
   std::vector<Parameter> take_chosen_scales() { return std::move(scales_); }
 
  private:
-  // A tied head is the embedding, and need not be there.
+  // Of a head and its bias; a tied head is the embedding, and need not be there.
   bool is_optional(const NameRule& rule) const {
-    return rule.is_vocabulary() && rule.place == NameRule::Place::kLast && has_other_head(config_) &&
+    return rule.shape.starts_with("vocab_size") && rule.place == NameRule::Place::kLast && has_other_head(config_) &&
            !config_.tie_word_embeddings();
   }
   Index experts_of(const NameRule& rule) const { return rule.is_per_expert() ? config_.number("num_experts") : 1; }

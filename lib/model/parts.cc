@@ -129,31 +129,48 @@ Known known_without(const NamePatterns& names, std::string_view prefix) {
 }
 
 struct Wrapper {
-  std::string prefix;
-  std::string evidence;
-  bool is_known = false;  // some name is, with this prefix or none
+  std::string prefix = {};  // what is around the names
+  std::string base = {};    // what belongs before them instead: base_prefix() of a model saved without its head
+  std::string evidence = {};
+  Index known = 0;  // how many names are, under the prefix
 };
 
-// The common prefix without which the most names are known. `known`: of a prefix, how many, and how that is told.
-template <class KnownOf>
-Wrapper best_wrapper(const NamePatterns& names, const KnownOf& known) {
+// The common prefix without which the most names are known.
+template <class WrapperOf>
+Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
   Wrapper out;
-  Index most = 0;
   const Index all = count_all(names);
   for (const std::string& prefix : common_prefixes(names)) {
-    if (most == all) break;
-    const auto [count, evidence] = known(prefix);
-    if (count <= most) continue;
-    most = count;
-    out = {prefix, prefix.empty() ? "" : evidence, true};
+    if (out.known == all) break;
+    Wrapper wrapper = wrapper_of(prefix);
+    if (wrapper.known > out.known) out = std::move(wrapper);
   }
   return out;
 }
 
+// A family whose layers' names these all are, but for base_prefix().
+const Family* family_without_base(const NamePatterns& names, std::string_view prefix) {
+  if (count_all(names) < kFewNames) return nullptr;
+  for (const Family* family : families()) {
+    const std::string base = base_prefix(*family);
+    const auto is_known = [&](const auto& name) {
+      const std::string_view example = name.second.example;
+      return example.starts_with(prefix) && parse_name(*family, base + std::string(example.substr(prefix.size())));
+    };
+    if (!base.empty() && std::all_of(names.begin(), names.end(), is_known)) return family;
+  }
+  return nullptr;
+}
+
 Wrapper wrapper_by_family(const NamePatterns& names) {
-  return best_wrapper(names, [&](const std::string& prefix) {
+  const Index all = count_all(names);
+  return best_wrapper(names, [&](const std::string& prefix) -> Wrapper {
+    constexpr const char* kEvidence = "the names under it are those of family ";
     const Known known = known_without(names, prefix);
-    return std::pair(known.names, "the names under it are those of family " + (known.family ? known.family->name : ""));
+    const Family* const base = known.names * 2 > all ? nullptr : family_without_base(names, prefix);
+    if (base)
+      return {prefix, base_prefix(*base), kEvidence + base->name + " without '" + base_prefix(*base) + "'", all};
+    return {prefix, "", prefix.empty() || !known.family ? "" : kEvidence + known.family->name, known.names};
   });
 }
 
@@ -182,17 +199,23 @@ Wrapper wrapper_by_words(const NamePatterns& names) {
     if (std::none_of(names.begin(), names.end(), is_head) || std::any_of(names.begin(), names.end(), is_numbered))
       end -= last.size() + 1;
   }
-  return {std::string(common.substr(0, end)), "every name of the model begins with it"};
+  return {std::string(common.substr(0, end)), "", "every name of the model begins with it"};
 }
 
-// By the names that are among `others` without it.
-Wrapper wrapper_by_match(const NamePatterns& names, const std::set<std::string, std::less<>>& others) {
+using PatternSet = std::set<std::string, std::less<>>;
+
+// By the names that are among `others` without it, with one of the bases before them.
+Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others, const std::vector<std::string>& bases = {""}) {
   return best_wrapper(names, [&](const std::string& prefix) {
-    Index known = 0;
-    for (const auto& [pattern, alike] : names)
-      if (pattern.starts_with(prefix) && others.contains(std::string_view(pattern).substr(prefix.size())))
-        known += alike.count;
-    return std::pair(known, std::string("the optimizer has the names under it"));
+    Wrapper best;
+    for (const std::string& base : bases) {
+      Index known = 0;
+      for (const auto& [pattern, alike] : names)
+        if (pattern.starts_with(prefix) && others.contains(base + pattern.substr(prefix.size()))) known += alike.count;
+      if (known > best.known)
+        best = {prefix, base, prefix.empty() ? "" : "the optimizer has the names under it", known};
+    }
+    return best;
   });
 }
 
@@ -206,9 +229,8 @@ std::optional<std::string> model_under(const NamePatterns& names, const std::str
   return std::nullopt;
 }
 
-std::string without_prefix(std::string name, std::string_view prefix) {
-  if (name.starts_with(prefix)) name.erase(0, prefix.size());
-  return name;
+std::string unwrapped(std::string name, const Wrapper& wrapper) {
+  return name.starts_with(wrapper.prefix) ? name.replace(0, wrapper.prefix.size(), wrapper.base) : name;
 }
 
 // ---- all names of a catalog
@@ -293,7 +315,7 @@ class PartFinder {
     const auto [adapter, matrix] = adapter_of(without_wrappers(name));
     const std::size_t base = matrix.find(kBase);
     const std::string rest =
-        base == std::string::npos ? without_prefix(matrix, model_wrapper_.prefix) : matrix.substr(base + kBase.size());
+        base == std::string::npos ? unwrapped(matrix, {.prefix = model_wrapper_.prefix}) : matrix.substr(base + kBase.size());
     return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kBase) + rest;
   }
 
@@ -385,25 +407,31 @@ class PartFinder {
   }
 
   Status find_wrappers() {
-    std::set<std::string, std::less<>> optimized;
+    PatternSet optimized;
     for (const auto& [pattern, alike] : optimized_) optimized.insert(pattern);
     if (!given_.empty()) {
-      model_wrapper_ = {given_, "as --strip-prefix says"};
+      model_wrapper_ = {given_, "", "as --strip-prefix says"};
       if (std::none_of(model_.begin(), model_.end(),
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else if (models_.empty() || !chosen_.empty()) {
       model_wrapper_ = wrapper_by_family(model_);
-      if (!model_wrapper_.is_known) model_wrapper_ = wrapper_by_match(model_, optimized);
-      if (!model_wrapper_.is_known) model_wrapper_ = wrapper_by_words(model_);
-      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "as --part says"};
+      if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_match(model_, optimized);
+      if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_words(model_);
+      if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "", "as --part says"};
     }
     if (!model_.empty() && models_.empty() && chosen_.empty())
       add_part(StateKind::kModel, model_wrapper_.prefix, "model", model_wrapper_.evidence);
-    std::set<std::string, std::less<>> parameters;
-    for (const auto& [pattern, alike] : model_)
-      if (pattern.starts_with(model_wrapper_.prefix)) parameters.insert(pattern.substr(model_wrapper_.prefix.size()));
-    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_) : wrapper_by_match(optimized_, parameters);
+    // An optimizer of the model without its head: its names lack the "model." that the model's have here.
+    NamePatterns parameters;
+    PatternSet plain;
+    for (const auto& [pattern, alike] : model_) {
+      if (!pattern.starts_with(model_wrapper_.prefix)) continue;
+      plain.insert(unwrapped(pattern, model_wrapper_));
+      parameters.emplace(unwrapped(pattern, model_wrapper_), alike);
+    }
+    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_)
+                                        : wrapper_by_match(optimized_, plain, common_prefixes(parameters));
     return {};
   }
 
@@ -414,8 +442,7 @@ class PartFinder {
         const StateKey key = split_state_key(optimizer_key(told));
         if (key.parameter.empty()) return optimizer_key(told);
         if (is_beside_weights(key.parameter)) return key.prefix + adapter_key(key.parameter) + key.suffix;
-        return key.prefix + without_prefix(without_inner_wrappers(key.parameter), optimizer_wrapper_.prefix) +
-               key.suffix;
+        return key.prefix + unwrapped(without_inner_wrappers(key.parameter), optimizer_wrapper_) + key.suffix;
       }
       case StateKind::kOther:
         return is_training_word(name.substr(0, name.find('.'))) ? name : "extra_state." + name;
@@ -424,9 +451,8 @@ class PartFinder {
     }
     if (is_beside_weights(name)) return adapter_key(name);
     std::string clean = without_wrappers(name);
-    if (model_wrapper_.prefix.empty() || clean.starts_with(model_wrapper_.prefix))
-      return without_prefix(std::move(clean), model_wrapper_.prefix);
-    return "extra_state." + name;
+    return clean.starts_with(model_wrapper_.prefix) ? unwrapped(std::move(clean), model_wrapper_)
+                                                    : "extra_state." + name;
   }
 
   static constexpr std::string_view kBaseLayer = ".base_layer.";

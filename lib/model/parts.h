@@ -6,6 +6,7 @@
 //   "model._orig_mod.model.layers.0.mlp.up_proj.weight" "model.layers.0.mlp.up_proj.weight"
 //   "optim.state.layers.0.attention.wq.weight.exp_avg"  "optimizer.state.layers.0.attention.wq.weight.exp_avg"
 //   "optimizer_0.state.net.model.norm.weight.exp_avg"   "optimizer_0.state.model.norm.weight.exp_avg"
+//   "layers.0.mlp.up_proj.weight" of a LlamaModel        "model.layers.0.mlp.up_proj.weight"
 //   "base_model.model.lm_head.base_layer.weight"        "lm_head.weight"
 //   "base_model.model.lm_head.lora_A.default.weight"    "peft_adapter.base_model.model.lm_head.lora_A.weight"
 #pragma once
@@ -22,7 +23,8 @@ namespace reshard {
 //
 // What a reader gives a plain key itself is taken for the name; models that it lists as parts are those there are. A
 // prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them; for
-// a model of no known family, where the optimizer has them without it. What lies beside a wrapped model is other state.
+// a model of no known family, where the optimizer has them without it. Names that are all a family's but for what its
+// model without a head has not before its layers get it (base_prefix in family.h). What lies beside a wrapped model is other state.
 // Where `changes` gives a prefix, it is the model's: a usage error where no name begins with it. Its renames come
 // first, wherever their whole parts of names occur.
 Status find_parts(Catalog& catalog, const KeyChanges& changes = {});

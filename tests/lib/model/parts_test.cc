@@ -107,6 +107,33 @@ TEST(Parts, WhatLiesBesideAWrappedModelIsOtherState) {
     EXPECT_EQ(split_state_key(key).kind, name.starts_with("model.") ? StateKind::kModel : StateKind::kOther) << name;
 }
 
+// transformers' LlamaModel has the names of LlamaForCausalLM without "model." and without the head.
+TEST(Parts, AModelWithoutItsHeadHasTheNamesOfTheWhole) {
+  std::vector<std::string> whole;
+  for (const std::string& name : hf_names())
+    if (name != "lm_head.weight") whole.push_back(name);
+  for (const std::string wrapper : {"", "app.", "model.", "app.model.", "module.", "encoder."})
+    for (const std::string optimizer : {"", "module."}) {
+      std::map<std::string, std::string> expected;
+      std::vector<std::string> names;
+      for (const std::string& key : whole) {
+        const std::string base = key.substr(6);
+        expected[wrapper + base] = key;
+        expected["optim.state." + optimizer + base + ".exp_avg"] = "optimizer.state." + key + ".exp_avg";
+      }
+      for (const auto& [name, key] : expected) names.push_back(name);
+      EXPECT_EQ(keys_of(names), expected) << wrapper << " " << optimizer;
+    }
+}
+
+// What a family does not know may be anything: a model with images around its layers.
+TEST(Parts, OnlyWhatAFamilyKnowsAllOfIsAModelWithoutItsHead) {
+  std::vector<std::string> names = {"visual.patch_embed.proj.weight"};
+  for (const std::string& name : hf_names())
+    if (name.starts_with("model.layers.")) names.push_back(name.substr(6));
+  for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
+}
+
 // No family knows the names: the optimizer has them without what wraps the model.
 TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
   std::vector<std::string> names;
