@@ -12,6 +12,7 @@
 #include "lib/audit/vocabulary.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/engine/watched_files.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/unknown_family.h"
@@ -326,6 +327,17 @@ void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& d
           (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the narrower dtype" : ""));
 }
 
+// What was found of a checkpoint that somebody writes to meanwhile may be of neither of its versions.
+void check_unchanged(const WatchedFiles& read, VerifyReport& report) {
+  const auto path = read.replaced();
+  if (!path) return;
+  report
+      .add(Severity::kError, "changed-meanwhile",
+           printable(*path) + ": has changed while it was read, so that all of this may be of two versions")
+      .advice = "Verify it once more when nobody writes there any more.";
+  std::rotate(report.findings.begin(), report.findings.end() - 1, report.findings.end());
+}
+
 Status check_against(const Opener& open, const Opened& opened, const Structure& structure, const VerifyOptions& options,
                      VerifyReport& report) {
   if (options.against.empty()) return {};
@@ -342,6 +354,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
                                           .spool = options.spool,
                                           .run = options.run,
                                           .of_two_formats = opened.checkpoint.format != other.format}));
+  const WatchedFiles read(other.reader->catalog().file_paths());
   report.checked("against", title, std::ssize(c->pairs()));
   report.read_data = true;
   for (std::string& d : c->structural_differences()) report.add(Severity::kError, "against-structure", std::move(d));
@@ -354,6 +367,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
   for (const std::string& name : objects)
     report.add(Severity::kError, "against-object", "object '" + printable(name) + "' differs");
   for (const std::string& text : c->not_compared()) report.fact("not seen", text);
+  check_unchanged(read, report);
   return {};
 }
 
@@ -385,6 +399,7 @@ void VerifyReport::add(std::vector<Finding> more) { std::move(more.begin(), more
 
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   const Opened opened = TRY(open_to_audit(open, options));
+  const WatchedFiles read(opened.catalog().file_paths());
   VerifyReport report;
   const Model model = TRY(recognise(opened.reader(), options, report));
   report.format = opened.checkpoint.format;
@@ -398,6 +413,7 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   TRY(check_layout(opened, model, options, report));
   TRY(check_bytes(opened, model, structure, options, report));
   TRY(check_against(open, opened, structure, options, report));
+  check_unchanged(read, report);
   sort_by_severity(report.findings);
   report.model = model;
   return report;

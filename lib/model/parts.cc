@@ -205,7 +205,8 @@ Wrapper wrapper_by_words(const NamePatterns& names) {
 using PatternSet = std::set<std::string, std::less<>>;
 
 // By the names that are among `others` without it, with one of the bases before them.
-Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others, const std::vector<std::string>& bases = {""}) {
+Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others,
+                         const std::vector<std::string>& bases = {""}) {
   return best_wrapper(names, [&](const std::string& prefix) {
     Wrapper best;
     for (const std::string& base : bases) {
@@ -314,8 +315,8 @@ class PartFinder {
     constexpr std::string_view kBase = "base_model.model.";
     const auto [adapter, matrix] = adapter_of(without_wrappers(name));
     const std::size_t base = matrix.find(kBase);
-    const std::string rest =
-        base == std::string::npos ? unwrapped(matrix, {.prefix = model_wrapper_.prefix}) : matrix.substr(base + kBase.size());
+    const std::string rest = base == std::string::npos ? unwrapped(matrix, {.prefix = model_wrapper_.prefix})
+                                                       : matrix.substr(base + kBase.size());
     return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kBase) + rest;
   }
 
