@@ -17,20 +17,26 @@ namespace reshard {
 namespace {
 
 constexpr std::string_view kConfig = "adapter_config.json";
-constexpr std::string_view kBase = "base_model.model.";
+constexpr std::string_view kTrainedModule = ".modules_to_save.", kBaseLayer = ".base_layer.";
 
-// A key of an adapter's matrix taken apart.
-struct Matrix {
-  std::string module;  // "model.layers.0.self_attn.q_proj"
-  char which = 0;      // 'A' or 'B'; 0: something else than a pair's
+// A key of an adapter's tensor taken apart.
+struct Operand {
+  enum class Kind { kA, kB, kWhole, kUnknown } kind = Kind::kUnknown;
+  std::string of;  // of a pair the module, "model.layers.0.self_attn.q_proj"; else the weight, "lm_head.weight"
 };
-Matrix matrix_of(std::string_view key) {
-  if (const std::size_t at = key.find(kBase); at != std::string_view::npos) key.remove_prefix(at + kBase.size());
-  for (const char which : {'A', 'B'}) {
-    const std::size_t at = key.find(std::string(".lora_") + which + ".");
-    if (at != std::string_view::npos && key.ends_with(".weight")) return {std::string(key.substr(0, at)), which};
+Operand operand_of(std::string_view key) {
+  if (const std::size_t at = key.find(kPeftPrefix); at != std::string_view::npos)
+    key.remove_prefix(at + kPeftPrefix.size());
+  for (const auto kind : {Operand::Kind::kA, Operand::Kind::kB}) {
+    const std::size_t at = key.find(kind == Operand::Kind::kA ? ".lora_A." : ".lora_B.");
+    if (at != std::string_view::npos && key.ends_with(".weight")) return {kind, std::string(key.substr(0, at))};
   }
-  return {};
+  if (is_adapter(key)) return {};
+  std::string weight(key);
+  if (const std::size_t at = weight.find(kTrainedModule); at != std::string::npos)
+    weight.erase(at, weight.find('.', at + kTrainedModule.size()) - at);  // with the adapter's name
+  if (const std::size_t at = weight.find(kBaseLayer); at != std::string::npos) weight.erase(at, kBaseLayer.size() - 1);
+  return {Operand::Kind::kWhole, weight};
 }
 
 struct Pair {
@@ -40,39 +46,56 @@ struct Pair {
 class AdapterReader {
  public:
   AdapterReader(Reader& reader, const AdapterOptions& options, bool merges)
-      : reader_(reader), options_(options), merges_(merges) {}
+      : reader_(reader), options_(options), merges_(merges) {
+    const auto& tensors = reader_.catalog().tensors();
+    is_beside_weights_ = std::any_of(tensors.begin(), tensors.end(),
+                                     [](const Tensor& t) { return t.key().starts_with(kAdapterPrefix); });
+  }
 
   Result<Adapter> read(const SourceView& view, const Translation& names) {
-    TRY(find_pairs());
+    TRY(find_operands());
     TRY(read_config());
     Adapter out;
     out.config = text_;
-    if (merges_) out.merged = TRY(match(view, names));
+    if (!merges_) return out;
+    out.added = TRY(match_pairs(view, names.model));
+    out.replaced = TRY(match_whole(view, names.model));
     return out;
   }
 
   bool is_there() const {
     const auto& tensors = reader_.catalog().tensors();
-    return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_own(t); });
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const Tensor& t) { return is_own(t) && operand_of(t.key()).kind != Operand::Kind::kWhole; });
   }
 
  private:
-  static bool is_own(const Tensor& t) {
-    return is_adapter(t.key()) && split_state_key(t.key()).kind != StateKind::kOptimizer;
+  // What an adapter has that was given by itself is all its own.
+  bool is_own(const Tensor& t) const {
+    if (state_kind(t.key()) == StateKind::kOptimizer) return false;
+    return is_beside_weights_ ? t.key().starts_with(kAdapterPrefix) : options_.reader || is_adapter(t.key());
   }
   const std::string& root() const { return reader_.catalog().root; }
 
-  Status find_pairs() {
+  Error unknown(const Tensor& t, const std::string& why) const {
+    return unsupported(root() + ": " + tensor_text(t.name) + ": " + why +
+                       "of adapters matrices lora_A and lora_B of linear layers are known, and weights that they have "
+                       "whole; --exclude leaves it out");
+  }
+
+  Status find_operands() {
     const auto& tensors = reader_.catalog().tensors();
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const Tensor& t = tensors[i];
       if (!is_own(t)) continue;
-      const Matrix m = matrix_of(t.key());
-      if (m.which == 0 || t.shape.rank() != 2 || !can_convert(t.dtype, DType::kFloat32))
-        return unsupported(root() + ": " + tensor_text(t.name) +
-                           ": of adapters only matrices lora_A and lora_B of linear layers are known; --exclude "
-                           "leaves it out");
-      std::optional<std::size_t>& slot = m.which == 'A' ? pairs_[m.module].a : pairs_[m.module].b;
+      const Operand operand = operand_of(t.key());
+      const bool is_whole = operand.kind == Operand::Kind::kWhole;
+      if (operand.kind == Operand::Kind::kUnknown || (!is_whole && t.shape.rank() != 2) ||
+          !can_convert(t.dtype, DType::kFloat32))
+        return unknown(t, "");
+      std::optional<std::size_t>& slot = is_whole                            ? whole_[operand.of]
+                                         : operand.kind == Operand::Kind::kA ? pairs_[operand.of].a
+                                                                             : pairs_[operand.of].b;
       if (slot)
         return unsupported(root() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
                            ": several adapters of one layer; --exclude leaves one of them out");
@@ -121,6 +144,11 @@ class AdapterReader {
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
     if (!merges_) return {};
+    const Json* const bias = json.find("bias");
+    const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
+    if (trains_bias && options_.reader && is_beside_weights_)
+      return unsupported("bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
+                         "without --adapter");
     for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
         return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
@@ -147,16 +175,23 @@ class AdapterReader {
     out.set("peft_type", "LORA").set("task_type", "CAUSAL_LM").set("base_model_name_or_path", Json());
     out.set("r", most).set("lora_alpha", Json(*options_.alpha)).set("rank_pattern", std::move(pattern));
     out.set("target_modules", std::move(list)).set("bias", "none").set("inference_mode", true);
+    std::set<std::string> modules;
+    for (const auto& [weight, tensor] : whole_) modules.insert(weight.substr(0, weight.rfind('.')));
+    if (!modules.empty()) {
+      Json whole = Json::array();
+      for (const std::string& module : modules) whole.push_back(module);
+      out.set("modules_to_save", std::move(whole));
+    }
     return to_text(out, 2) + "\n";
   }
 
-  Result<std::vector<LowRank>> match(const SourceView& view, const Translation& names) const {
+  Result<std::vector<LowRank>> match_pairs(const SourceView& view, const Model& model) const {
     const auto& tensors = reader_.catalog().tensors();
     const auto& weights = view.catalog.tensors();
     std::vector<LowRank> out;
     for (const auto& [module, pair] : pairs_) {
       const std::string key = module + ".weight";
-      const auto weight = find_weight(key, view.catalog, names.model.family);
+      const auto weight = find_weight(key, view.catalog, model.family);
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
       if (!weight)
         return corrupt(root() + ": an adapter of another model: " + tensor_text(a.name) + " changes '" +
@@ -166,14 +201,41 @@ class AdapterReader {
         return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
                        " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
                        " " + to_string(w.shape));
-      if (!can_convert(w.dtype, DType::kFloat32) || byte_size(w.dtype) < 2)
-        return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
-                           ": an adapter can be added to floating-point weights only");
+      TRY(check_changeable(w));
       const Index rank = a.shape[0];
       const double divisor = rooted_ ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank);
       out.push_back({*weight, *pair.a, *pair.b, rank, static_cast<float>(alpha_ / divisor)});
     }
     return out;
+  }
+
+  Result<std::vector<Replaced>> match_whole(const SourceView& view, const Model& model) const {
+    std::vector<Replaced> out;
+    for (const auto& [key, tensor] : whole_) {
+      const Tensor& t = reader_.catalog().tensors()[*tensor];
+      const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
+      if (name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings())
+        return unsupported(root() + ": " + tensor_text(t.name) +
+                           ": the embedding and the head of the model are one tensor, and the adapter has trained one "
+                           "of them apart; let PEFT merge it (merge_and_unload), which makes two of them");
+      const auto weight = find_weight(key, view.catalog, model.family);
+      if (!weight) return unknown(t, "no weight of the model is called '" + printable(key) + "'; ");
+      const Tensor& w = view.catalog.tensors()[*weight];
+      if (w.shape != t.shape)
+        return unsupported(
+            root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be instead of " +
+            tensor_text(w.name) + " " + to_string(w.shape) +
+            ": of another model, or of one whose vocabulary was resized, which --merge-adapter does not");
+      TRY(check_changeable(w));
+      out.push_back({*weight, *tensor});
+    }
+    return out;
+  }
+
+  Status check_changeable(const Tensor& w) const {
+    if (can_convert(w.dtype, DType::kFloat32) && byte_size(w.dtype) >= 2) return {};
+    return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
+                       ": an adapter can be added to floating-point weights only");
   }
 
   // An adapter of a model without its head has names without "model."; the weights' keys have it.
@@ -186,7 +248,9 @@ class AdapterReader {
   Reader& reader_;
   const AdapterOptions& options_;
   const bool merges_;
-  std::map<std::string, Pair> pairs_;
+  bool is_beside_weights_ = false;
+  std::map<std::string, Pair> pairs_;                        // by the module
+  std::map<std::string, std::optional<std::size_t>> whole_;  // by the weight
   std::map<Index, std::vector<std::string>> ranks_;
   std::string text_;
   double alpha_ = 0;
@@ -217,8 +281,16 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   return std::optional(TRY(adapter.read(view, names)));
 }
 
+std::vector<std::size_t> Adapter::operands() const {
+  std::vector<std::size_t> out;
+  for (const LowRank& m : added) out.insert(out.end(), {m.a, m.b});
+  for (const Replaced& r : replaced) out.push_back(r.by);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
-  for (const LowRank& m : adapter.merged) {
+  for (const LowRank& m : adapter.added) {
     source.set(m.weight, [&stored, &operands, m](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
       TRY(stored.read(m.weight, box, out, scratch));
       if (box.empty()) return {};
@@ -227,6 +299,16 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
       const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}, scratch));
       add_low_rank(out.data(), stored.catalog().tensors()[m.weight].dtype, b.data(), a.data(), box.shape[0],
                    box.shape[1], m.rank, m.scaling, delta);
+      return {};
+    });
+  }
+  for (const Replaced& r : adapter.replaced) {
+    source.set(r.weight, [&stored, &operands, r](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      const DType from = operands.catalog().tensors()[r.by].dtype, to = stored.catalog().tensors()[r.weight].dtype;
+      if (from == to) return operands.read(r.by, box, out, scratch);
+      std::vector<std::byte> trained(static_cast<std::size_t>(volume(box) * byte_size(from)));
+      TRY(operands.read(r.by, box, trained, scratch));
+      convert(from, to, trained.data(), out.data(), volume(box));
       return {};
     });
   }

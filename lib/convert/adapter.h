@@ -4,6 +4,7 @@
 //   model.layers.0.self_attn.q_proj.weight                                    [out, in]
 //   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [r, in]     (plain keys, parts.h)
 //   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight   [out, r]
+//   peft_adapter.base_model.model.lm_head.weight                                  instead of lm_head.weight
 #pragma once
 
 #include <optional>
@@ -29,9 +30,20 @@ struct LowRank {
   float scaling = 0;
 };
 
+// A weight that the adapter has whole, of a module that was trained (modules_to_save) or a bias.
+struct Replaced {
+  std::size_t weight = 0;  // in the view
+  std::size_t by = 0;      // in the adapter's catalog
+};
+
 struct Adapter {
-  std::string config;           // adapter_config.json
-  std::vector<LowRank> merged;  // empty where it is not to be added
+  std::string config;  // adapter_config.json
+  // Empty where it is not to be merged.
+  std::vector<LowRank> added;
+  std::vector<Replaced> replaced;
+
+  bool is_merged() const { return !added.empty() || !replaced.empty(); }
+  std::vector<std::size_t> operands() const;  // in the adapter's catalog, ascending
 };
 
 // What is done with an adapter: nothing, written beside the model, added to it.
@@ -39,14 +51,15 @@ enum class AdapterUse { kNone, kWritten, kMerged };
 
 // The adapter of a source, or the one that was given; nothing where there is none. Errors name what does not fit: a
 // pair of which one is missing, a rank that the config denies, matrices of no weight of `view` or of another shape. A
-// usage error where nothing says the alpha.
+// usage error where nothing says the alpha. Unsupported: whatever is neither a pair's nor a whole weight, and an
+// embedding or head of a model that ties them, which would be one no longer.
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
                                             const SourceView& view, const Translation& names);
 
 // Whether a format has room for an adapter beside its model.
 bool holds_adapter(const Format& format);
 
-// Makes the weights of `source`, the view's, those with the adapter added. Refers to both.
+// Makes the weights of `source`, the view's, those with the adapter merged, in their own dtype. Refers to both.
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);
 
 }  // namespace reshard

@@ -14,15 +14,6 @@ namespace reshard {
 
 namespace {
 
-// Where the bytes of an adapter that is merged lie.
-Status locate_adapter(Reader& source, const ConversionOptions& o) {
-  Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
-  std::vector<std::size_t> matrices;
-  for (std::size_t i = 0; i < reader.catalog().tensors().size(); ++i)
-    if (is_adapter(reader.catalog().tensors()[i].key())) matrices.push_back(i);
-  return reader.locate(matrices, o.run.threads, o.spool);
-}
-
 // The same tensors, each in one piece: less to look through for who only asks what there is.
 Result<Catalog> in_one_piece(const Catalog& source) {
   Catalog out;
@@ -66,7 +57,10 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
                          : writes_adapter ? AdapterUse::kWritten
                                           : AdapterUse::kNone;
   d.adapter = TRY(read_adapter(source, o.adapter, use, d.view, d.names));
-  if (d.adapter && o.merge_adapter && !o.metadata_only) TRY(locate_adapter(source, o));
+  if (d.adapter && d.adapter->is_merged() && !o.metadata_only) {
+    Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
+    TRY(reader.locate(d.adapter->operands(), o.run.threads, o.spool));
+  }
   if (format.write_view) return d;
   if (format.holds == Holds::kAdam) {
     TRY(add_masters(d.view, d.notes));

@@ -16,7 +16,7 @@ class Origin {
   // Refers to all. `adapter` is the reader that an adapter's matrices are in. With `check`, checksums are held before
   // anything is given out (checked_source.h).
   Origin(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
-      : merges_adapter_(draft.adapter && !draft.adapter->merged.empty()),
+      : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
         computes_(merges_adapter_ || draft.requantized.stored || draft.merge),
         stored_(draft.merge                ? draft.merge->stored
                 : draft.requantized.stored ? *draft.requantized.stored

@@ -67,7 +67,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
     const StateKind kind = state_kind(t.key());
-    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back(&t);
+    if ((is_adapter(t.key()) || t.key().starts_with(kPeftPrefix)) && kind != StateKind::kOptimizer)
+      adapters.push_back(&t);
     if (kind == StateKind::kModel) model.push_back(&t);
   }
   std::optional<ModelConfig> config;

@@ -290,20 +290,29 @@ class PartFinder {
       add_name(optimized_, without_inner_wrappers(key.parameter));
   }
 
-  // PEFT puts the layers that an adapter changes under a name of their own; without such layers the adapters are by
-  // themselves.
+  // PEFT puts the layers that an adapter changes under a name of their own; without their weights the adapters are by
+  // themselves, with biases of such layers or not.
   void find_adapters() {
     bool has_layers = false;
     for (const Tensor& t : catalog_.tensors()) {
-      has_layers = has_layers || t.name.find(kBaseLayer) != std::string::npos;
-      if (is_adapter(t.name)) adapters_.insert(adapter_of(t.name).first);
+      has_layers = has_layers || (t.name.find(kBaseLayer) != std::string::npos && !t.name.ends_with(".bias"));
+      if (is_adapters(t.name)) adapters_.insert(adapter_of(t.name).first);
     }
     if (!has_layers) adapters_.clear();
   }
-  bool is_beside_weights(std::string_view name) const { return !adapters_.empty() && is_adapter(name); }
+  // The modules that an adapter has whole are trained beside what they were.
+  static bool is_adapters(std::string_view name) {
+    return is_adapter(name) || name.find(kTrainedModule) != std::string_view::npos;
+  }
+  bool is_beside_weights(std::string_view name) const { return !adapters_.empty() && is_adapters(name); }
 
-  // The adapter that a name is of, "default", and the name without: "x.lora_A.default.weight", "x.lora_A.weight".
+  // The adapter that a name is of, "default", and the name without: "x.lora_A.default.weight", "x.lora_A.weight";
+  // "x.modules_to_save.default.weight", "x.weight".
   static std::pair<std::string, std::string> adapter_of(const std::string& name) {
+    if (const std::size_t module = name.find(kTrainedModule); module != std::string::npos) {
+      const std::size_t begin = module + kTrainedModule.size(), end = std::min(name.find('.', begin), name.size());
+      return {name.substr(begin, end - begin), name.substr(0, module) + name.substr(end)};
+    }
     const std::size_t word = name.find(".lora_"), at = word == std::string::npos ? word : name.find('.', word + 1);
     if (at == std::string::npos) return {{}, name};
     const std::size_t end = std::min(name.find('.', at + 1), name.size());
@@ -312,18 +321,18 @@ class PartFinder {
   }
 
   std::string adapter_key(const std::string& name) const {
-    constexpr std::string_view kBase = "base_model.model.";
     const auto [adapter, matrix] = adapter_of(without_wrappers(name));
-    const std::size_t base = matrix.find(kBase);
+    const std::size_t base = matrix.find(kPeftPrefix);
     const std::string rest = base == std::string::npos ? unwrapped(matrix, {.prefix = model_wrapper_.prefix})
-                                                       : matrix.substr(base + kBase.size());
-    return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kBase) + rest;
+                                                       : matrix.substr(base + kPeftPrefix.size());
+    return std::string(kAdapterPrefix) + (adapters_.size() > 1 ? adapter + "." : "") + std::string(kPeftPrefix) + rest;
   }
 
   std::string without_wrappers(std::string_view name) const {
     std::string out = without_inner_wrappers(name);
     if (adapters_.empty()) return out;
-    if (const std::size_t at = out.find(kBaseLayer); at != std::string::npos) out.erase(at + 1, kBaseLayer.size() - 1);
+    for (const std::string_view word : {kBaseLayer, kUntrainedModule})
+      if (const std::size_t at = out.find(word); at != std::string::npos) out.erase(at + 1, word.size() - 1);
     return out;
   }
 
@@ -456,7 +465,8 @@ class PartFinder {
                                                     : "extra_state." + name;
   }
 
-  static constexpr std::string_view kBaseLayer = ".base_layer.";
+  static constexpr std::string_view kBaseLayer = ".base_layer.", kUntrainedModule = ".original_module.",
+                                    kTrainedModule = ".modules_to_save.";
 
   Catalog& catalog_;
   std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
@@ -489,7 +499,7 @@ std::string choice_of_part(const Catalog& catalog) {
 }
 
 bool is_adapter(std::string_view key) {
-  return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos;
+  return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix);
 }
 
 Status find_parts(Catalog& catalog, const KeyChanges& changes) { return PartFinder(catalog, changes).find(); }

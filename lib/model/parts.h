@@ -9,6 +9,8 @@
 //   "layers.0.mlp.up_proj.weight" of a LlamaModel        "model.layers.0.mlp.up_proj.weight"
 //   "base_model.model.lm_head.base_layer.weight"        "lm_head.weight"
 //   "base_model.model.lm_head.lora_A.default.weight"    "peft_adapter.base_model.model.lm_head.lora_A.weight"
+//   "base_model.model.score.original_module.weight"     "score.weight"
+//   "base_model.model.score.modules_to_save.default.weight"   "peft_adapter.base_model.model.score.weight"
 #pragma once
 
 #include <string>
@@ -36,8 +38,10 @@ bool is_of_part(std::string_view key, std::string_view part);
 std::string choice_of_part(const Catalog& catalog);
 
 // Whether a parameter is an adapter's (PEFT's lora_A, lora_B, ...) and not the model's. Beside the weights they change
-// adapters are other state, under the names of PEFT's own files after "peft_adapter.".
+// adapters are other state, under the names of PEFT's own files after "peft_adapter."; so are modules that they have
+// whole (modules_to_save).
 bool is_adapter(std::string_view key);
 inline constexpr std::string_view kAdapterPrefix = "peft_adapter.";
+inline constexpr std::string_view kPeftPrefix = "base_model.model.";  // of every name in PEFT's own files
 
 }  // namespace reshard

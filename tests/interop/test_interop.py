@@ -1055,7 +1055,7 @@ class Adapters(Case):
         base = Families.build(self, "llama", {**_TINY, "hidden_size": 96, "num_key_value_heads": 2}).to(dtype)
         model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
         for name, p in model.named_parameters():
-            if "lora_" in name:
+            if "lora_" in name or "modules_to_save" in name:
                 p.data = torch.randn_like(p, dtype=adapter_dtype)
         saved = self.out("saved")
         saved.mkdir()
@@ -1090,6 +1090,26 @@ class Adapters(Case):
 
     def test_float32(self):
         self.check(torch.float32, r=8, lora_alpha=12, target_modules=["q_proj", "k_proj", "o_proj", "up_proj"])
+
+    def test_modules_that_are_trained_whole(self):
+        self.check(torch.float32, r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])
+
+    def test_biases_that_are_trained(self):
+        import peft
+        torch.manual_seed(11)
+        base = Families.build(self, "qwen2", {**_TINY, "num_key_value_heads": 2})
+        base.save_pretrained(self.out("base"))
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], bias="all"))
+        for p in model.parameters():
+            if p.requires_grad:
+                p.data = torch.randn_like(p)
+        model.save_pretrained(self.out("adapter"))
+        reshard("convert", self.out("base"), self.out("merged"), "--to", "hf", "--merge-adapter", "--adapter", self.out("adapter"))
+        merged = model.merge_and_unload().state_dict()
+        got = load_file(self.out("merged/model.safetensors"))
+        self.assertEqual(got.keys(), merged.keys())
+        for name, value in merged.items():
+            self.assertTrue(same_bits(got[name], value), name)
 
     def test_float32_rank_of_no_power_of_two_scaled_by_its_root(self):
         self.check(torch.float32, r=7, lora_alpha=5, use_rslora=True, target_modules="all-linear")

@@ -52,9 +52,9 @@ TEST_F(AnAdapter, IsAddedToItsWeight) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   add_pair();
   const Adapter adapter = must(read(AdapterUse::kMerged)).value();
-  ASSERT_EQ(adapter.merged.size(), 1U);
-  EXPECT_EQ(adapter.merged[0].rank, 1);
-  EXPECT_EQ(adapter.merged[0].scaling, 2);
+  ASSERT_EQ(adapter.added.size(), 1U);
+  EXPECT_EQ(adapter.added[0].rank, 1);
+  EXPECT_EQ(adapter.added[0].scaling, 2);
   FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
   ComputedSource merged(view_.catalog, stored);
   merge_adapter(adapter, stored, operands, merged);
@@ -62,11 +62,54 @@ TEST_F(AnAdapter, IsAddedToItsWeight) {
   EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{3, 22, 7, 44, 11, 66}));
 }
 
+// modules_to_save, and biases of layers that it changes.
+TEST_F(AnAdapter, ReplacesWeightsThatItHasWhole) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  const std::string bias = kModule + ".bias";
+  model_.add("lm_head.weight", {2, 2}, {1, 2, 3, 4});
+  model_.add(bias, {3}, {1, 2, 3});
+  model_.write();
+  view_ = {model_.catalog(), {}};
+  names_.model.config.reset();  // which says that the head is tied
+  add_pair();
+  add("base_model.model.lm_head.weight", {2, 2}, {5, 6, 7, 8});
+  add("base_model.model." + kModule + ".base_layer.bias", {3}, {4, 5, 6});
+  const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+  EXPECT_THAT(adapter.operands(), testing::ElementsAre(0, 1, 2, 3));
+  FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+  ComputedSource merged(view_.catalog, stored);
+  merge_adapter(adapter, stored, operands, merged);
+  EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{3, 22, 7, 44, 11, 66}));
+  EXPECT_EQ(floats_of(merged, "lm_head.weight"), (std::vector<float>{5, 6, 7, 8}));
+  EXPECT_EQ(floats_of(merged, bias), (std::vector<float>{4, 5, 6}));
+}
+
+TEST_F(AnAdapter, HasWholeOnlyWhatTheModelHasAndOfItsShape) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  model_.add("lm_head.weight", {2, 2}, {1, 2, 3, 4});
+  model_.write();
+  view_ = {model_.catalog(), {}};
+  add_pair();
+  add("base_model.model.lm_head.weight", {3, 2}, counted(6));
+  EXPECT_THAT(error(), HasSubstr("the embedding and the head of the model are one tensor")) << "as config.json says";
+  names_.model.config.reset();
+  EXPECT_THAT(error(), AllOf(HasSubstr("[3, 2] is to be instead of"), HasSubstr("[2, 2]"), HasSubstr("was resized")));
+  EXPECT_EQ(error(AdapterUse::kWritten), "") << "it is not held against the model";
+}
+
+TEST_F(AnAdapter, OfAnotherKindIsRefused) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add_pair();
+  add("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 2}, {1, 2});
+  EXPECT_THAT(error(), HasSubstr("no weight of the model is called "
+                                 "'model.embed_tokens.token_adapter.trainable_tokens_delta'"));
+}
+
 TEST_F(AnAdapter, IsScaledByTheRootOfItsRankWhereItsConfigSaysSo) {
   write_config(R"({"r": 4, "lora_alpha": 8, "use_rslora": true})");
   add(kA, {4, 2}, counted(8));
   add(kB, {3, 4}, counted(12));
-  EXPECT_EQ(must(read(AdapterUse::kMerged))->merged[0].scaling, 4);
+  EXPECT_EQ(must(read(AdapterUse::kMerged))->added[0].scaling, 4);
 }
 
 TEST_F(AnAdapter, IsWrittenWithItsConfig) {
@@ -75,7 +118,7 @@ TEST_F(AnAdapter, IsWrittenWithItsConfig) {
   add_pair();
   const Adapter adapter = must(read(AdapterUse::kWritten)).value();
   EXPECT_EQ(adapter.config, config);
-  EXPECT_TRUE(adapter.merged.empty());
+  EXPECT_FALSE(adapter.is_merged());
   EXPECT_THAT(error(AdapterUse::kMerged), HasSubstr("use_dora: an adapter of this kind cannot be merged"));
 }
 
@@ -86,6 +129,16 @@ TEST_F(AnAdapter, WithoutAConfigGetsOneOfTheAlphaThatIsGiven) {
   EXPECT_EQ(must(config.get_index("r")), 1);
   EXPECT_EQ(must(config.find("lora_alpha")->as_double()), 16);
   EXPECT_EQ(to_text(*config.find("target_modules"), 0), R"(["q_proj"])");
+}
+
+// An adapter that is given, and lies beside the weights that it was trained with.
+TEST_F(AnAdapter, WhoseBiasesAreInOtherWeightsIsRefused) {
+  write_config(R"({"r": 1, "lora_alpha": 2, "bias": "all"})");
+  add_pair();
+  EXPECT_THAT(error(), HasSubstr("bias: it was trained with the adapter, and lies in the weights beside it"));
+  EXPECT_EQ(error(AdapterUse::kWritten), "");
+  write_config(R"({"r": 1, "lora_alpha": 2, "bias": "none"})");
+  EXPECT_EQ(error(), "");
 }
 
 TEST_F(AnAdapter, IsNothingWhereNoneIsThereOrWanted) {
@@ -104,7 +157,7 @@ TEST_F(AnAdapter, HasBothMatricesOfAPair) {
 
 TEST_F(AnAdapter, IsOfLinearLayers) {
   add("base_model.model." + kModule + ".lora_embedding_A", {1, 2}, {1, 10});
-  EXPECT_THAT(error(), HasSubstr("only matrices lora_A and lora_B of linear layers are known"));
+  EXPECT_THAT(error(), HasSubstr("matrices lora_A and lora_B of linear layers are known"));
 }
 
 TEST_F(AnAdapter, IsTheOnlyOneOfItsLayer) {

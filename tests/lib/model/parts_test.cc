@@ -98,6 +98,27 @@ TEST(Parts, WrappersWithinNamesGo) {
   EXPECT_EQ(keys.at("norm.weight"), "norm.weight");
 }
 
+// What PEFT makes of a module: a layer with low-rank matrices beside it, or a trained copy of the whole.
+TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
+  std::vector<std::string> names;
+  for (const std::string& name : hf_names())
+    if (name != "lm_head.weight" && name != "model.layers.0.self_attn.q_proj.weight")
+      names.push_back("app.model.base_model.model." + name);
+  const std::string around = "app.model.base_model.model.", head = around + "lm_head.",
+                    query = around + "model.layers.0.self_attn.q_proj.",
+                    state = "app.optim.state.base_model.model.lm_head.modules_to_save.default.weight.exp_avg";
+  names.insert(names.end(),
+               {query + "base_layer.weight", query + "lora_A.default.weight", query + "lora_B.default.weight",
+                head + "original_module.weight", head + "modules_to_save.default.weight", state});
+  const auto keys = keys_of(names);
+  EXPECT_EQ(keys.at(head + "original_module.weight"), "lm_head.weight");
+  EXPECT_EQ(keys.at(head + "modules_to_save.default.weight"), "peft_adapter.base_model.model.lm_head.weight");
+  EXPECT_EQ(keys.at(query + "base_layer.weight"), "model.layers.0.self_attn.q_proj.weight");
+  EXPECT_EQ(keys.at(query + "lora_A.default.weight"),
+            "peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight");
+  EXPECT_EQ(keys.at(state), "optimizer.state.peft_adapter.base_model.model.lm_head.weight.exp_avg");
+}
+
 TEST(Parts, WhatLiesBesideAWrappedModelIsOtherState) {
   std::vector<std::string> names;
   for (const std::string& name : torchtitan_names()) names.push_back("model." + name);
