@@ -147,8 +147,9 @@ class AdapterReader {
     const Json* const bias = json.find("bias");
     const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
     if (trains_bias && options_.reader && is_beside_weights_)
-      return unsupported("bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
-                         "without --adapter");
+      return unsupported(
+          "bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
+          "without --adapter");
     for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
         return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
