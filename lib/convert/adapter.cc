@@ -45,8 +45,8 @@ struct Pair {
 
 class AdapterReader {
  public:
-  AdapterReader(Reader& reader, const AdapterOptions& options, bool merges)
-      : reader_(reader), options_(options), merges_(merges) {
+  AdapterReader(Reader& reader, const AdapterOptions& options, const Selection& selection, bool merges)
+      : reader_(reader), options_(options), selection_(selection), merges_(merges) {
     const auto& tensors = reader_.catalog().tensors();
     is_beside_weights_ = std::any_of(tensors.begin(), tensors.end(),
                                      [](const Tensor& t) { return t.key().starts_with(kAdapterPrefix); });
@@ -72,7 +72,9 @@ class AdapterReader {
  private:
   // What an adapter has that was given by itself is all its own.
   bool is_own(const Tensor& t) const {
-    if (state_kind(t.key()) == StateKind::kOptimizer) return false;
+    const bool is_selected =
+        options_.reader ? !any_glob_matches(selection_.exclude, t.name) : selects(selection_, t.name);
+    if (!is_selected || state_kind(t.key()) == StateKind::kOptimizer) return false;
     return is_beside_weights_ ? t.key().starts_with(kAdapterPrefix) : options_.reader || is_adapter(t.key());
   }
   const std::string& root() const { return reader_.catalog().root; }
@@ -248,6 +250,7 @@ class AdapterReader {
 
   Reader& reader_;
   const AdapterOptions& options_;
+  const Selection& selection_;
   const bool merges_;
   bool is_beside_weights_ = false;
   std::map<std::string, Pair> pairs_;                        // by the module
@@ -265,10 +268,11 @@ bool holds_adapter(const Format& format) {
 }
 
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
-                                            const SourceView& view, const Translation& names) {
+                                            const Selection& selection, const SourceView& view,
+                                            const Translation& names) {
   Reader& reader = options.reader ? *options.reader : source;
   const bool merges = use == AdapterUse::kMerged;
-  AdapterReader adapter(reader, options, merges);
+  AdapterReader adapter(reader, options, selection, merges);
   if (use == AdapterUse::kNone) return std::optional<Adapter>();
   const std::string& root = reader.catalog().root;
   if (!adapter.is_there()) {

@@ -49,12 +49,14 @@ struct Adapter {
 // What is done with an adapter: nothing, written beside the model, added to it.
 enum class AdapterUse { kNone, kWritten, kMerged };
 
-// The adapter of a source, or the one that was given; nothing where there is none. Errors name what does not fit: a
+// The adapter of a source, or the one that was given, but for what `selection` leaves out: of the source's own, too,
+// what it does not ask for. Nothing where there is none. Errors name what does not fit: a
 // pair of which one is missing, a rank that the config denies, matrices of no weight of `view` or of another shape. A
 // usage error where nothing says the alpha. Unsupported: whatever is neither a pair's nor a whole weight, and an
 // embedding or head of a model that ties them, which would be one no longer.
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
-                                            const SourceView& view, const Translation& names);
+                                            const Selection& selection, const SourceView& view,
+                                            const Translation& names);
 
 // Whether a format has room for an adapter beside its model.
 bool holds_adapter(const Format& format);

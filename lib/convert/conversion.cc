@@ -56,7 +56,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
                          : writes_adapter ? AdapterUse::kWritten
                                           : AdapterUse::kNone;
-  d.adapter = TRY(read_adapter(source, o.adapter, use, d.view, d.names));
+  d.adapter = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
   if (d.adapter && d.adapter->is_merged() && !o.metadata_only) {
     Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
     TRY(reader.locate(d.adapter->operands(), o.run.threads, o.spool));

@@ -14,10 +14,6 @@
 namespace reshard {
 namespace {
 
-bool selects(const Selection& s, std::string_view name) {
-  return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
-}
-
 // "extra_state.rank_3.seed" beside "seed": who loads the output on any rank asks for the latter.
 void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>& blobs, Notes& notes) {
   std::unordered_set<std::string_view> names;
@@ -48,6 +44,10 @@ void note_names_off_paths(const Catalog& source, Notes& notes) {
 }
 
 }  // namespace
+
+bool selects(const Selection& s, std::string_view name) {
+  return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
+}
 
 Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
                         bool files_too, Notes& notes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -13,6 +14,9 @@
 namespace reshard {
 
 // ---- which tensors take part
+
+// Whether the name, the source's, is among those that were asked for.
+bool selects(const Selection& selection, std::string_view name);
 
 struct Selected {
   std::vector<std::size_t> tensors, blobs;  // of the source's catalog

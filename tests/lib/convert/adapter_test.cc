@@ -36,7 +36,7 @@ class AnAdapter : public testing::Test {
   void write_config(const std::string& text) { dir_.write("adapter_config.json", text); }
   Result<std::optional<Adapter>> read(AdapterUse use, std::optional<double> alpha = std::nullopt) {
     adapter_.write();
-    return read_adapter(model_, {&adapter_, alpha}, use, view_, names_);
+    return read_adapter(model_, {&adapter_, alpha}, use, selection_, view_, names_);
   }
   std::string error(AdapterUse use = AdapterUse::kMerged, std::optional<double> alpha = std::nullopt) {
     return error_of(read(use, alpha));
@@ -44,6 +44,7 @@ class AnAdapter : public testing::Test {
 
   TempDir dir_;
   MadeCheckpoint model_{dir_.path(), "model"}, adapter_{dir_.path(), "adapter"};
+  Selection selection_;
   Translation names_;
   SourceView view_;
 };
@@ -95,6 +96,17 @@ TEST_F(AnAdapter, HasWholeOnlyWhatTheModelHasAndOfItsShape) {
   names_.model.config.reset();
   EXPECT_THAT(error(), AllOf(HasSubstr("[3, 2] is to be instead of"), HasSubstr("[2, 2]"), HasSubstr("was resized")));
   EXPECT_EQ(error(AdapterUse::kWritten), "") << "it is not held against the model";
+}
+
+TEST_F(AnAdapter, LosesWhatIsExcluded) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add_pair();
+  add("base_model.model.lm_head.weight", {3, 2}, counted(6));
+  add("base_model.model." + kModule + ".lora_embedding_A", {1, 2}, {1, 10});
+  selection_.exclude = {"*lora_embedding*", "*lm_head*"};
+  EXPECT_THAT(must(read(AdapterUse::kMerged))->operands(), testing::ElementsAre(0, 1));
+  selection_.exclude = {"*"};
+  EXPECT_THAT(error(), HasSubstr("no adapter is there"));
 }
 
 TEST_F(AnAdapter, OfAnotherKindIsRefused) {
