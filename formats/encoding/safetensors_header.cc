@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "lib/base/cursor.h"
@@ -98,6 +100,9 @@ Result<Index> check_contiguous(std::vector<SafetensorsEntry>& entries, const std
   return end;
 }
 
+// What a repository cloned without Git LFS has in place of its large files begins with (git-lfs, docs/spec.md).
+constexpr std::string_view kPointer = "version https://git-lfs";
+
 // The JSON text behind the length field, padding included.
 Result<std::string> read_json_text(const File& file, Index offset, Index length) {
   const std::string where = at(file.path(), offset) + ": safetensors header";
@@ -106,6 +111,9 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
   std::uint64_t stated = 0;
   TRY(file.read_at(offset, {reinterpret_cast<std::byte*>(&stated), sizeof stated}));
   const Index left = length - kLengthBytes;
+  if (std::memcmp(&stated, kPointer.data(), sizeof stated) == 0)
+    return corrupt(where +
+                   ": expected tensors, got a pointer of Git LFS to the file that has them; git lfs pull gets it");
   if (stated > static_cast<std::uint64_t>(kMaxSafetensorsHeader))
     return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
                    std::to_string(stated));

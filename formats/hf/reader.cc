@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "formats/encoding/safetensors_header.h"
 #include "formats/hf/hf.h"
@@ -15,6 +16,8 @@ namespace reshard::hf {
 namespace {
 
 constexpr std::string_view kShardingInfo = "DCP_SHARDING_INFO";
+constexpr std::string_view kFileEnd = ".safetensors";
+constexpr std::string_view kIndexEnd = ".safetensors.index.json";
 
 // ---- Which files there are
 
@@ -24,6 +27,7 @@ struct Sources {
   std::vector<std::string> files;  // relative to root
   std::vector<std::string> stale_files;
   std::vector<std::string> beside;  // files of tensors that are no part of the model
+  std::string whole;                // "model.safetensors" beside an index that does not name it
   std::optional<IndexedFiles> index;
 };
 
@@ -32,14 +36,28 @@ struct Sources {
 constexpr std::string_view kAdapter = "adapter_model.safetensors";
 bool is_beside(std::string_view name) { return name.starts_with("consolidated") || name == kAdapter; }
 
+// Whether a file is another variant of the model that `stem` names: "model.fp16.safetensors",
+// "model.fp32-00001-of-00002.safetensors" (transformers' _add_variant).
+bool is_variant(std::string_view name, std::string_view stem) {
+  return name.size() > stem.size() && name.starts_with(stem) && name[stem.size()] == '.' &&
+         name.substr(stem.size()) != kFileEnd;
+}
+
 Result<Sources> indexed_sources(const Place& directory, const std::string& index_name) {
   Sources sources;
   sources.root = directory.path();
   sources.index = TRY(IndexedFiles::open(sources.root, index_name));
   sources.files = sources.index->files();
-  for (const DirectoryEntry& entry : directory.entries())
-    if (!entry.is_directory && is_file_name(entry.name) && !sources.index->contains(entry.name))
-      (is_beside(entry.name) ? sources.beside : sources.stale_files).push_back(entry.name);
+  const std::string stem = index_name.substr(0, index_name.size() - kIndexEnd.size());
+  for (const DirectoryEntry& entry : directory.entries()) {
+    if (entry.is_directory || !is_file_name(entry.name) || sources.index->contains(entry.name)) continue;
+    if (entry.name == stem + std::string(kFileEnd)) {
+      sources.whole = entry.name;
+      continue;
+    }
+    const bool is_other = is_beside(entry.name) || is_variant(entry.name, stem);
+    (is_other ? sources.beside : sources.stale_files).push_back(entry.name);
+  }
   return sources;
 }
 
@@ -106,14 +124,24 @@ Result<Sources> directory_sources(const Place& directory) {
     return unsupported(root + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
   if (files.empty()) return io_error(root + ": expected safetensors files, got none");
+  const std::set<std::string> all(files.begin(), files.end());
+  const auto others = std::stable_partition(files.begin(), files.end(), [&](const std::string& name) {
+    for (std::size_t dot = 0; (dot = name.find('.', dot + 1)) != std::string::npos;)
+      if (const std::string stem = name.substr(0, dot);
+          is_variant(name, stem) && all.contains(stem + std::string(kFileEnd)))
+        return false;
+    return true;
+  });
+  beside.insert(beside.end(), others, files.end());
+  files.erase(others, files.end());
   TRY(check_numbers(root, files));
-  return Sources{root, std::move(files), {}, std::move(beside), std::nullopt};
+  return Sources{root, std::move(files), {}, std::move(beside), {}, std::nullopt};
 }
 
 Result<Sources> find_sources(const Place& place) {
   if (place.is_directory()) return directory_sources(place);
   if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name());
-  return Sources{parent_path(place.path()), {place.name()}, {}, {}, std::nullopt};
+  return Sources{parent_path(place.path()), {place.name()}, {}, {}, {}, std::nullopt};
 }
 
 // ---- What they hold
@@ -134,6 +162,7 @@ class HfReader : public TensorFileReader {
   static Status place(Piece& piece, const Json& sharding);
   Status add(Piece piece);
   Status join(Tensor& tensor, const Piece& piece) const;
+  Status add_aliases(const SafetensorsMetadata& metadata);
   Status check_shapes() const;
   void describe_format();
 
@@ -217,6 +246,18 @@ Status HfReader::add(Piece piece) {
   return catalog_.add(std::move(tensor));
 }
 
+// The names that safetensors' save_model left out, each with the one that it kept of the same tensor.
+Status HfReader::add_aliases(const SafetensorsMetadata& metadata) {
+  for (const auto& [name, kept] : metadata) {
+    const auto there = catalog_.find(kept);
+    if (name == "format" || !there || catalog_.find(name)) continue;
+    Tensor alias = catalog_.tensors()[*there];
+    alias.name = name;
+    TRY(catalog_.add(std::move(alias)));
+  }
+  return {};
+}
+
 Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
   const std::string path = path_join(catalog_.root, name);
   const auto file = TRY(files_.open(path));
@@ -236,6 +277,7 @@ Status HfReader::read_file(const std::string& name, SafetensorsEnd end) {
     if (box) TRY(place(piece, *box).context([&] { return path + ": " + tensor_text(piece.tensor); }));
     TRY(add(std::move(piece)));
   }
+  if (!sources_.index) TRY(add_aliases(header.metadata));
   if (placed < sharding.size())
     return corrupt(path + ": " + std::string(kShardingInfo) + ": expected entries for tensors of this file, got " +
                    count_of(static_cast<Index>(sharding.size() - placed), "entry of none"));
@@ -270,6 +312,9 @@ void HfReader::describe_format() {
     catalog_.notes.push_back(std::string(kAdapter) +
                              " lies beside the model and is not read: an adapter that was not merged into it, which " +
                              "some loaders apply when they find it");
+  if (!sources_.whole.empty())
+    catalog_.warnings.push_back(sources_.whole + " lies beside an index that does not name it, and is not read: " +
+                                "transformers takes it and not the files of the index. Remove one of the two.");
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 

@@ -20,7 +20,7 @@
 namespace reshard {
 
 // What loaders of Hugging Face models look for beside config.json (transformers; sentencepiece).
-inline constexpr std::array<std::string_view, 13> kModelSideFiles = {"generation_config.json",
+inline constexpr std::array<std::string_view, 21> kModelSideFiles = {"generation_config.json",
                                                                      "tokenizer.json",
                                                                      "tokenizer.model",
                                                                      "tokenizer_config.json",
@@ -32,6 +32,14 @@ inline constexpr std::array<std::string_view, 13> kModelSideFiles = {"generation
                                                                      "chat_template.jinja",
                                                                      "chat_template.json",
                                                                      "preprocessor_config.json",
+                                                                     "processor_config.json",
+                                                                     "video_preprocessor_config.json",
+                                                                     "spiece.model",
+                                                                     "sentencepiece.bpe.model",
+                                                                     "source.spm",
+                                                                     "target.spm",
+                                                                     "vocab.spm",
+                                                                     "tekken.json",
                                                                      "original_config.json"};
 
 // A tensor of a file: whole and row-major there.

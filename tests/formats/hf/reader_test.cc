@@ -133,6 +133,42 @@ TEST_F(SafetensorsReadTest, ATensorInTwoFilesIsRefused) {
   EXPECT_EQ(refusal(), "D/b.safetensors: tensor 'w': expected it in one file, got it in D/a.safetensors too");
 }
 
+TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
+  dir_.write("model.safetensors", file_of({{"w", {2}}}));
+  dir_.write("model.fp16.safetensors", file_of({{"w", {1}}}));
+  dir_.write("model.fp32-00001-of-00002.safetensors", file_of({{"w", {3}}}));
+  dir_.write("model_1.safetensors", file_of({{"v", {2}}}));
+  auto reader = open();
+  ASSERT_TRUE(reader) << reader.error().message();
+  EXPECT_THAT(names((*reader)->catalog()), ElementsAre("v [2]", "w [2]"));
+  EXPECT_THAT((*reader)->catalog().attributes.back().second, testing::HasSubstr("'model.fp16.safetensors'"));
+  dir_.write("model.safetensors.index.json", R"({"metadata":{},"weight_map":{"v":"model_1.safetensors"}})");
+  reader = open();
+  ASSERT_TRUE(reader) << reader.error().message();
+  EXPECT_THAT(names((*reader)->catalog()), ElementsAre("v [2]"));
+  EXPECT_THAT((*reader)->catalog().stale_files, IsEmpty());
+  EXPECT_THAT((*reader)->catalog().warnings,
+              ElementsAre("model.safetensors lies beside an index that does not name it, and is not read: transformers "
+                          "takes it and not the files of the index. Remove one of the two."));
+}
+
+TEST_F(SafetensorsReadTest, NamesThatSaveModelLeftOutAreThere) {
+  dir_.write("m.safetensors", file_of({{"head", {2}}, {"pt", {1}}},
+                                      {{"embedding", "head"}, {"format", "pt"}, {"gone", "absent"}, {"pt", "head"}}));
+  const auto reader = open("m.safetensors");
+  ASSERT_TRUE(reader) << reader.error().message();
+  const Catalog& catalog = (*reader)->catalog();
+  EXPECT_THAT(names(catalog), ElementsAre("embedding [2]", "head [2]", "pt [1]"));
+  EXPECT_EQ(catalog.tensors()[0].fragments.extent(0), catalog.tensors()[1].fragments.extent(0));
+}
+
+TEST_F(SafetensorsReadTest, APointerOfGitLfsIsSaidToBeOne) {
+  dir_.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n");
+  EXPECT_EQ(refusal(),
+            "D/model.safetensors@0x0: safetensors header: expected tensors, got a pointer of Git LFS to the file that "
+            "has them; git lfs pull gets it");
+}
+
 // ---- The index
 
 TEST_F(SafetensorsReadTest, TheIndexNamesTheFiles) {
