@@ -35,11 +35,18 @@ bool is_news(const Tensor& a, const Tensor& b, const Model& model) {
   return !is_tied(a, b, model) && !is_tied(b, a, model);
 }
 
+// Masks and the like, which every layer of old files has the same of ("h.0.attn.bias").
+bool is_derived(const Tensor& t, const Model& model) {
+  const auto parsed = model.family ? parse_name(*model.family, t.key()) : std::nullopt;
+  return parsed && parsed->rule->is_dropped();
+}
+
 std::vector<Group> alike(const Catalog& view, const std::vector<Digest>& digests, const Model& model) {
   std::map<std::tuple<std::string, DType, Dims>, Group> groups;
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {
     const Tensor& t = view.tensors()[i];
-    if (t.shape.rank() < 2 || t.elements() < kFewElements || split_state_key(t.key()).kind != StateKind::kModel)
+    if (t.shape.rank() < 2 || t.elements() < kFewElements || split_state_key(t.key()).kind != StateKind::kModel ||
+        is_derived(t, model))
       continue;
     groups[{digests[i].hex(), t.dtype, t.shape}].push_back(&t);
   }

@@ -665,6 +665,28 @@ INSTANTIATE_TEST_SUITE_P(
                            {}}),
     title);
 
+// The mask that GPT-2's published files have once a layer.
+TEST(Audit, MasksOfOldFilesAreNoCopiesOfOneAnother) {
+  const TempDir dir;
+  std::vector<float> mask(64), weight(64);
+  for (std::size_t i = 0; i < mask.size(); ++i) mask[i] = i % 8 <= i / 8 ? 1 : 0, weight[i] = static_cast<float>(i);
+  TensorValues values;
+  for (const std::string layer : {"h.0.", "h.1."}) {
+    values[layer + "attn.bias"] =
+        TensorValue{DType::kFloat32, {1, 1, 8, 8}, std::string(reinterpret_cast<const char*>(mask.data()), 256)};
+    weight[0] += 1;
+    values[layer + "attn.c_proj.weight"] =
+        TensorValue{DType::kFloat32, {8, 8}, std::string(reinterpret_cast<const char*>(weight.data()), 256)};
+  }
+  write_dcp(values, dir / "ck", Mesh({{"dp_shard", 2}}));
+  const CommandResult verified = reshard_cli({"verify", dir / "ck", "--family", "gpt2", "--bytes"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  values["h.1.attn.c_proj.weight"] = values["h.0.attn.c_proj.weight"];
+  write_dcp(values, dir / "copied", Mesh({{"dp_shard", 2}}));
+  EXPECT_THAT(reshard_cli({"verify", dir / "copied", "--family", "gpt2", "--bytes"}).out,
+              HasSubstr("h.{0..1}.attn.c_proj.weight: hold the same values under 2 names"));
+}
+
 // FSDP2 with a shard_placement_fn cuts matrices on dimension 1; norms, which tensor parallelism never cuts, tell.
 TEST(Audit, FsdpOnALaterDimensionIsNoTensorParallelism) {
   const Workshop w;
