@@ -1,5 +1,7 @@
 #include "lib/convert/translation.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -59,6 +61,26 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   return out;
 }
 
+namespace {
+
+// Of a model's files all is the model's: what was taken for a wrapper may be a module of it, with others beside it.
+Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted) {
+  std::vector<std::string> beside;
+  for (const Tensor& t : source.tensors())
+    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name))
+      beside.push_back("'" + printable(t.name) + "'");
+  const auto model = std::find_if(source.parts.begin(), source.parts.end(), [](const Part& part) {
+    return part.kind == StateKind::kModel && !part.prefix.empty();
+  });
+  if (beside.empty() || model == source.parts.end()) return {};
+  return unsupported(source.root + ": the names under '" + printable(model->prefix) + "' were taken for the model (" +
+                     model->evidence + "), and beside it " + (beside.size() == 1 ? "is " : "are ") + some_of(beside) +
+                     ", which would be left out of a model that no family describes; --exclude leaves out what is " +
+                     "no part of it, --family-file describes it");
+}
+
+}  // namespace
+
 Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
                    ConfigFile& file, Notes& notes) {
   const bool claims =
@@ -96,6 +118,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family");
   }
+  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted));
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()

@@ -167,6 +167,25 @@ TEST(NamesOfAnOutput, AreNoModelsWithAdaptersBesideTheWeights) {
       HasSubstr("it holds adapters beside the weights they change ('base_model.model.body.blocks.0.mix.lora_A"));
 }
 
+TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
+  Catalog source = unknown_model();
+  source.parts = {{StateKind::kModel, "body.", "model", "the names under it are those of family llama"}};
+  Tensor beside = source.tensors()[0];
+  beside.name = "projection.weight";
+  beside.plain_key = "extra_state.projection.weight";
+  ASSERT_TRUE(source.add(std::move(beside)));
+  Wanted wanted;
+  wanted.has_model_names = true;
+  EXPECT_THAT(
+      check(source, wanted, kModels, kUnknown).error,
+      AllOf(HasSubstr("the names under 'body.' were taken for the model (the names under it are those of family "
+                      "llama), and beside it is 'projection.weight', which would be left out"),
+            HasSubstr("--exclude")));
+  wanted.exclude = {"projection.*"};
+  EXPECT_EQ(check(source, wanted, kModels, kUnknown).error, "");
+  EXPECT_EQ(check(source, {}, kModels, kUnknown).error, "") << "a training state has more than the model";
+}
+
 TEST(NamesOfAnOutput, OfAKnownFamilyAreChecked) {
   TempDir dir;
   MadeCheckpoint made(dir.path(), "data");
