@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
@@ -18,6 +19,7 @@
 #include "formats/torch_checkpointing/torch_checkpointing.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/parts.h"
@@ -63,6 +65,24 @@ Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenO
   return open;
 }
 
+// What other programs keep models in, by the ends of names.
+constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{".gguf", "llama.cpp's"},
+                                                                     {"tf_model.h5", "TensorFlow's"},
+                                                                     {".ckpt.index", "TensorFlow's"},
+                                                                     {".msgpack", "Flax's"},
+                                                                     {".onnx", "ONNX's"}};
+
+std::string others_text(const Place& place) {
+  std::vector<std::string> names, told;
+  if (place.is_file()) names.push_back(place.name());
+  if (place.is_directory())
+    for (const DirectoryEntry& entry : place.entries()) names.push_back(entry.name);
+  for (const auto& [end, owner] : kOthers)
+    for (const std::string& name : names)
+      if (name.ends_with(end)) told.push_back(printable(name) + " is " + std::string(owner));
+  return told.empty() ? "" : " (" + some_of(told) + ")";
+}
+
 }  // namespace
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
@@ -83,7 +103,8 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
   std::vector<std::string> titles;
   for (const Format* f : formats())
     if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
-  return unsupported(path + ": not a checkpoint that reshard knows; it reads " + join(titles, ", "));
+  return unsupported(path + ": not a checkpoint that reshard knows" + others_text(place) + "; it reads " +
+                     join(titles, ", "));
 }
 
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {

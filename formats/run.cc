@@ -5,6 +5,8 @@
 #include <array>
 #include <set>
 
+#include "lib/base/file.h"
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -284,6 +286,9 @@ Result<std::string> newest_complete(const std::vector<std::string>& checkpoints)
 std::string advice_for_run(const std::string& path) {
   const auto found = checkpoints_of_run(path);
   if (!found || found->empty()) return {};
+  // diffusers' pipelines, sentence-transformers' modules
+  if (path_exists(path_join(path, "model_index.json")) || path_exists(path_join(path, "modules.json")))
+    return "a directory of several models; name one of them: " + some_of(*found);
   const auto newest = newest_complete(*found);
   return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
          (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());

@@ -433,6 +433,16 @@ TEST(Cli, WrongUsageIsExitCode2) {
   expect_failure(dir / "empty", dir / "o", {"--to", "hf"}, 5, HasSubstr(dir / "empty: an empty directory"));
   dir.write("notes/readme.txt", "hello");
   expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4, HasSubstr("not a checkpoint that reshard knows"));
+  dir.write("notes/m-Q4.gguf", "GGUF");
+  expect_failure(dir / "notes", dir / "o", {"--to", "hf"}, 4,
+                 HasSubstr("not a checkpoint that reshard knows (m-Q4.gguf is llama.cpp's); it reads "));
+  for (const char* part : {"pipe/unet", "pipe/vae"}) {
+    fs::create_directories(dir / part);
+    fs::copy_file(sample("tp8") + "/hf.safetensors", dir / (std::string(part) + "/model.safetensors"));
+  }
+  dir.write("pipe/model_index.json", "{}");
+  expect_failure(dir / "pipe", dir / "o", {"--to", "hf"}, 4,
+                 HasSubstr("a directory of several models; name one of them: " + dir / "pipe/unet" + ", "));
 }
 
 TEST(Cli, VerifyAndDiffTellDifferences) {
