@@ -29,7 +29,10 @@ Operand operand_of(std::string_view key) {
     key.remove_prefix(at + kPeftPrefix.size());
   for (const auto kind : {Operand::Kind::kA, Operand::Kind::kB}) {
     const std::size_t at = key.find(kind == Operand::Kind::kA ? ".lora_A." : ".lora_B.");
-    if (at != std::string_view::npos && key.ends_with(".weight")) return {kind, std::string(key.substr(0, at))};
+    if (at == std::string_view::npos || !key.ends_with(".weight")) continue;
+    if (key.substr(0, at).find(".base_layer") != std::string_view::npos)
+      return {};  // of a parameter that is no layer's
+    return {kind, std::string(key.substr(0, at))};
   }
   if (is_adapter(key)) return {};
   std::string weight(key);
@@ -60,6 +63,12 @@ class AdapterReader {
     if (!merges_) return out;
     out.added = TRY(match_pairs(view, names.model));
     out.replaced = TRY(match_whole(view, names.model));
+    // A layer whose pair lies beside its weight: an embedding, in PEFT's own files.
+    for (LowRank& m : out.added)
+      std::erase_if(out.replaced, [&](const Replaced& r) {
+        if (r.weight == m.weight) m.onto = r.by;
+        return r.weight == m.weight;
+      });
     return out;
   }
 
@@ -130,8 +139,26 @@ class AdapterReader {
     return use_config(TRY(parse_json(text, path)), text).context(path);
   }
 
+  // Whether the matrices were made of the weights, which lost at once what they had gained (PiSSA, OLoRA, LoftQ, ...):
+  // such an adapter belongs to those weights alone, and PEFT makes them anew where it loads one.
+  static bool is_taken_from_weights(const Json& json) {
+    const Json* const how = json.find("init_lora_weights");
+    if (!how || !how->is_string()) return false;
+    const auto word = *how->as_string();
+    return word != "gaussian" && word != "eva" && word != "orthogonal";
+  }
+
   Status use_config(const Json& json, const std::string& text) {
     text_ = text;
+    if (is_taken_from_weights(json)) {
+      if (options_.reader && merges_)
+        return unsupported(
+            "init_lora_weights: the adapter was made of the weights, and changed them when its training "
+            "began; convert the training state, or save it by PEFT with "
+            "path_initial_model_for_weight_conversion");
+      Json plain = json;
+      text_ = to_text(plain.set("init_lora_weights", true), 2) + "\n";
+    }
     const Index r = TRY(json.get_index("r"));
     std::set<Index> allowed = {r};
     if (const Json* pattern = json.find("rank_pattern"); pattern && pattern->is_object())
@@ -199,6 +226,7 @@ class AdapterReader {
       if (!weight)
         return corrupt(root() + ": an adapter of another model: " + tensor_text(a.name) + " changes '" +
                        printable(key) + "', which is not there");
+      TRY(check_untied(a, key, model));
       const Tensor& w = weights[*weight];
       if (w.shape != Dims{b.shape[0], a.shape[1]})
         return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
@@ -207,7 +235,7 @@ class AdapterReader {
       TRY(check_changeable(w));
       const Index rank = a.shape[0];
       const double divisor = rooted_ ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank);
-      out.push_back({*weight, *pair.a, *pair.b, rank, static_cast<float>(alpha_ / divisor)});
+      out.push_back({*weight, *pair.a, *pair.b, std::nullopt, rank, static_cast<float>(alpha_ / divisor)});
     }
     return out;
   }
@@ -216,11 +244,7 @@ class AdapterReader {
     std::vector<Replaced> out;
     for (const auto& [key, tensor] : whole_) {
       const Tensor& t = reader_.catalog().tensors()[*tensor];
-      const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
-      if (name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings())
-        return unsupported(root() + ": " + tensor_text(t.name) +
-                           ": the embedding and the head of the model are one tensor, and the adapter has trained one "
-                           "of them apart; let PEFT merge it (merge_and_unload), which makes two of them");
+      TRY(check_untied(t, key, model));
       const auto weight = find_weight(key, view.catalog, model.family);
       if (!weight) return unknown(t, "no weight of the model is called '" + printable(key) + "'; ");
       const Tensor& w = view.catalog.tensors()[*weight];
@@ -233,6 +257,15 @@ class AdapterReader {
       out.push_back({*weight, *tensor});
     }
     return out;
+  }
+
+  // `t` changes the weight of this key.
+  Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
+    const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
+    if (!name || !name->rule->is_vocabulary() || !model.config || !model.config->tie_word_embeddings()) return {};
+    return unsupported(root() + ": " + tensor_text(t.name) +
+                       ": the embedding and the head of the model are one tensor, and the adapter has trained one of "
+                       "them apart: merged they would be two, which config.json denies; --exclude leaves it out");
   }
 
   Status check_changeable(const Tensor& w) const {
@@ -288,33 +321,46 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
 
 std::vector<std::size_t> Adapter::operands() const {
   std::vector<std::size_t> out;
-  for (const LowRank& m : added) out.insert(out.end(), {m.a, m.b});
+  for (const LowRank& m : added) {
+    out.insert(out.end(), {m.a, m.b});
+    if (m.onto) out.push_back(*m.onto);
+  }
   for (const Replaced& r : replaced) out.push_back(r.by);
   std::sort(out.begin(), out.end());
   return out;
 }
 
+namespace {
+
+Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box& box, MutableBytes out,
+               MutableBytes scratch) {
+  const DType stored = source.catalog().tensors()[tensor].dtype;
+  if (stored == dtype) return source.read(tensor, box, out, scratch);
+  std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(stored)));
+  TRY(source.read(tensor, box, elements, scratch));
+  convert(stored, dtype, elements.data(), out.data(), volume(box));
+  return {};
+}
+
+}  // namespace
+
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
   for (const LowRank& m : adapter.added) {
     source.set(m.weight, [&stored, &operands, m](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
-      TRY(stored.read(m.weight, box, out, scratch));
+      const DType dtype = stored.catalog().tensors()[m.weight].dtype;
+      TRY(m.onto ? read_as(dtype, operands, *m.onto, box, out, scratch) : stored.read(m.weight, box, out, scratch));
       if (box.empty()) return {};
       const DType delta = operands.catalog().tensors()[m.b].dtype;
       const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[1]}, {m.rank, box.shape[1]}}, scratch));
       const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}, scratch));
-      add_low_rank(out.data(), stored.catalog().tensors()[m.weight].dtype, b.data(), a.data(), box.shape[0],
-                   box.shape[1], m.rank, m.scaling, delta);
+      add_low_rank(out.data(), dtype, b.data(), a.data(), box.shape[0], box.shape[1], m.rank, m.scaling, delta);
       return {};
     });
   }
   for (const Replaced& r : adapter.replaced) {
-    source.set(r.weight, [&stored, &operands, r](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
-      const DType from = operands.catalog().tensors()[r.by].dtype, to = stored.catalog().tensors()[r.weight].dtype;
-      if (from == to) return operands.read(r.by, box, out, scratch);
-      std::vector<std::byte> trained(static_cast<std::size_t>(volume(box) * byte_size(from)));
-      TRY(operands.read(r.by, box, trained, scratch));
-      convert(from, to, trained.data(), out.data(), volume(box));
-      return {};
+    const DType dtype = stored.catalog().tensors()[r.weight].dtype;
+    source.set(r.weight, [&operands, r, dtype](const Box& box, MutableBytes out, MutableBytes scratch) {
+      return read_as(dtype, operands, r.by, box, out, scratch);
     });
   }
 }

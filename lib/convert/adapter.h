@@ -24,8 +24,9 @@ struct AdapterOptions {
 
 // A weight and what is added to it: b x a * scaling.
 struct LowRank {
-  std::size_t weight = 0;    // in the view
-  std::size_t a = 0, b = 0;  // in the adapter's catalog
+  std::size_t weight = 0;           // in the view
+  std::size_t a = 0, b = 0;         // in the adapter's catalog
+  std::optional<std::size_t> onto;  // likewise: the weight as the adapter has it whole
   Index rank = 0;
   float scaling = 0;
 };

@@ -89,8 +89,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
     const StateKind kind = state_kind(t.key());
-    if ((is_adapter(t.key()) || t.key().starts_with(kPeftPrefix)) && kind != StateKind::kOptimizer)
-      adapters.push_back(&t);
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back(&t);
     if (kind == StateKind::kModel) model.push_back(&t);
   }
   std::optional<ModelConfig> config;
@@ -107,11 +106,16 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     };
     std::string why = "no tensor of it is a model's";
     if (!model.empty()) why = "no model family that is known names its tensors so (" + names_of(model) + ")";
+    const auto is_of_adapter = [](const Tensor* t) {
+      return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
+    };
+    const bool are_alone = std::all_of(adapters.begin(), adapters.end(), is_of_adapter) &&
+                           std::all_of(model.begin(), model.end(), is_of_adapter);
     if (!adapters.empty())
-      why = adapters.size() == model.size() ? "it holds adapters alone (" + names_of(adapters) +
-                                                  "); --merge-adapter with --adapter adds them to their model"
-                                            : "it holds adapters beside the weights they change (" +
-                                                  names_of(adapters) + "), which are no model until they are merged";
+      why = are_alone ? "it holds adapters alone (" + names_of(adapters) +
+                            "); --merge-adapter with --adapter adds them to their model"
+                      : "it holds adapters beside the weights they change (" + names_of(adapters) +
+                            "), which are no model until they are merged";
     if (said) why += ", and " + file.path + " is of family " + said->name;
     return unsupported(source.root + ": " + why + choice_of_part(source) +
                        ": what would be written is no model that loaders know. " +

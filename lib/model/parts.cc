@@ -290,15 +290,15 @@ class PartFinder {
       add_name(optimized_, without_inner_wrappers(key.parameter));
   }
 
-  // PEFT puts the layers that an adapter changes under a name of their own; without their weights the adapters are by
-  // themselves, with biases of such layers or not.
+  // PEFT puts the layers that an adapter changes under a name of their own. Without their weights the adapters are by
+  // themselves, with biases of such layers or not; in files of their own they have no names, and may have an embedding.
   void find_adapters() {
     bool has_layers = false;
     for (const Tensor& t : catalog_.tensors()) {
       has_layers = has_layers || (t.name.find(kBaseLayer) != std::string::npos && !t.name.ends_with(".bias"));
       if (is_adapters(t.name)) adapters_.insert(adapter_of(t.name).first);
     }
-    if (!has_layers) adapters_.clear();
+    if (!has_layers || adapters_.contains("")) adapters_.clear();
   }
   // The modules that an adapter has whole are trained beside what they were.
   static bool is_adapters(std::string_view name) {

@@ -1094,12 +1094,12 @@ class Adapters(Case):
     def test_modules_that_are_trained_whole(self):
         self.check(torch.float32, r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head", "embed_tokens"])
 
-    def test_biases_that_are_trained(self):
+    def check_by_itself(self, base, **lora):
+        """An adapter that PEFT saved, merged into the model that it was trained on."""
         import peft
         torch.manual_seed(11)
-        base = Families.build(self, "qwen2", {**_TINY, "num_key_value_heads": 2})
         base.save_pretrained(self.out("base"))
-        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], bias="all"))
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, **lora))
         for p in model.parameters():
             if p.requires_grad:
                 p.data = torch.randn_like(p)
@@ -1110,6 +1110,14 @@ class Adapters(Case):
         self.assertEqual(got.keys(), merged.keys())
         for name, value in merged.items():
             self.assertTrue(same_bits(got[name], value), name)
+
+    def test_biases_that_are_trained(self):
+        base = Families.build(self, "qwen2", {**_TINY, "num_key_value_heads": 2})
+        self.check_by_itself(base, target_modules=["q_proj", "k_proj"], bias="all")
+
+    def test_a_head_whose_weight_lies_beside_its_pair(self):
+        base = Families.build(self, "llama", _TINY)
+        self.check_by_itself(base, target_modules=["q_proj", "lm_head"])
 
     def test_float32_rank_of_no_power_of_two_scaled_by_its_root(self):
         self.check(torch.float32, r=7, lora_alpha=5, use_rslora=True, target_modules="all-linear")

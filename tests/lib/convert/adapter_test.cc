@@ -85,6 +85,20 @@ TEST_F(AnAdapter, ReplacesWeightsThatItHasWhole) {
   EXPECT_EQ(floats_of(merged, bias), (std::vector<float>{4, 5, 6}));
 }
 
+// A resized embedding that is trained by a pair: PEFT saves both.
+TEST_F(AnAdapter, IsAddedToTheWeightThatLiesBesideIt) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add_pair();
+  add("base_model.model." + kModule + ".base_layer.weight", {3, 2}, {10, 20, 30, 40, 50, 60});
+  const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+  EXPECT_TRUE(adapter.replaced.empty());
+  EXPECT_THAT(adapter.operands(), testing::ElementsAre(0, 1, 2));
+  FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+  ComputedSource merged(view_.catalog, stored);
+  merge_adapter(adapter, stored, operands, merged);
+  EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{12, 40, 34, 80, 56, 120}));
+}
+
 TEST_F(AnAdapter, HasWholeOnlyWhatTheModelHasAndOfItsShape) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   model_.add("lm_head.weight", {2, 2}, {1, 2, 3, 4});
@@ -107,6 +121,35 @@ TEST_F(AnAdapter, LosesWhatIsExcluded) {
   EXPECT_THAT(must(read(AdapterUse::kMerged))->operands(), testing::ElementsAre(0, 1));
   selection_.exclude = {"*"};
   EXPECT_THAT(error(), HasSubstr("no adapter is there"));
+}
+
+// PiSSA and its like: the weights are no longer those that the matrices were made of.
+TEST_F(AnAdapter, MadeOfTheWeightsBelongsToThoseItWasTrainedWith) {
+  add_pair();
+  for (const char* how : {"true", R"("gaussian")", R"("eva")"}) {
+    const std::string config = std::string(R"({"r": 1, "lora_alpha": 2, "init_lora_weights": )") + how + "}";
+    write_config(config);
+    EXPECT_EQ(must(read(AdapterUse::kWritten))->config, config);
+    EXPECT_EQ(error(), "");
+  }
+  for (const char* how : {"pissa_niter_4", "olora", "loftq"}) {
+    write_config(std::string(R"({"r": 1, "lora_alpha": 2, "init_lora_weights": ")") + how + R"("})");
+    EXPECT_THAT(error(), HasSubstr("init_lora_weights: the adapter was made of the weights"));
+    const Json written = must(parse_json(must(read(AdapterUse::kWritten))->config, "written"));
+    EXPECT_TRUE(must(written.find("init_lora_weights")->as_bool())) << "its weights are beside it";
+  }
+}
+
+TEST_F(AnAdapter, OfAHeadThatIsTheEmbeddingIsRefused) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  model_.add("lm_head.weight", {3, 2}, counted(6));
+  model_.write();
+  view_ = {model_.catalog(), {}};
+  add("base_model.model.lm_head.lora_A.weight", {1, 2}, {1, 10});
+  add("base_model.model.lm_head.lora_B.weight", {3, 1}, {1, 2, 3});
+  EXPECT_THAT(error(), HasSubstr("the embedding and the head of the model are one tensor"));
+  names_.model.config.reset();
+  EXPECT_EQ(error(), "");
 }
 
 TEST_F(AnAdapter, OfAnotherKindIsRefused) {

@@ -119,6 +119,13 @@ TEST(Parts, ATrainedModuleIsAnAdaptersAndWhatItWasIsTheModels) {
   EXPECT_EQ(keys.at(state), "optimizer.state.peft_adapter.base_model.model.lm_head.weight.exp_avg");
 }
 
+// PEFT's own file, in which an embedding whose layer is changed lies, too.
+TEST(Parts, AnAdapterByItselfIsBesideNoWeights) {
+  const std::string head = "base_model.model.lm_head.";
+  for (const auto& [name, key] : keys_of({head + "base_layer.weight", head + "lora_A.weight", head + "lora_B.weight"}))
+    EXPECT_EQ(key, name);
+}
+
 TEST(Parts, WhatLiesBesideAWrappedModelIsOtherState) {
   std::vector<std::string> names;
   for (const std::string& name : torchtitan_names()) names.push_back("model." + name);
