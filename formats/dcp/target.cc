@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "formats/dcp/dcp.h"
@@ -69,36 +70,39 @@ class DcpTarget : public Target, private MetadataContents {
     Index header = 0, trailer = 0;
     friend bool operator==(const Around&, const Around&) = default;
   };
-  // Items of an entry that are one slice of a tensor: some of its fragments or of its replicas.
-  struct Part {
-    std::uint32_t tensor = 0;
-    std::uint32_t first = 0, count = 0;  // among them
-    bool is_replica = false;
-    const Slice* slice = nullptr;  // null: the tensor itself
-    std::size_t around = 0;        // of the first item, in around_
-  };
-  // An entry of tensors.
-  struct Stored {
-    std::uint32_t tensor = 0;  // the first that it holds
-    const Slice* slice = nullptr;
-    std::vector<Part> parts;
-  };
   // An item: which of all items, in the order of the entries.
   using ItemNumber = std::uint32_t;
+  // Items of an entry that are one slice of a tensor: its fragments, or as many of its replicas.
+  struct Part {
+    std::uint32_t entry = 0;  // without the blobs'
+    std::uint32_t tensor = 0;
+    std::uint32_t slice = 0;   // which of the tensor's; the first has the fragments
+    std::uint32_t around = 0;  // of the first item, in around_
+    ItemNumber number = 0;     // of the first item
+  };
+  // A stored tensor while slices are laid out: what the first of them said.
+  struct Stored {
+    std::uint32_t entry = 0;
+    std::uint32_t tensor = 0;
+    const Slice* slice = nullptr;
+  };
 
   // Entries are the blobs, then what is stored of tensors.
-  std::size_t entries() const override { return blobs_.size() + stored_.size(); }
+  std::size_t entries() const override { return blobs_.size() + first_parts_.size(); }
   Entry entry(std::size_t e) const override;
   void each_item(std::size_t e, const VisitItem& visit) const override;
   std::string_view file(std::uint32_t number) const override;
 
-  const FragmentList& list_of(const Part& part) const;
+  const Tensor& tensor_of(const Part& part) const { return catalog_.tensors()[part.tensor]; }
+  const Slice* slice_of(const Part& part) const;  // null: the tensor itself
+  std::uint32_t count(const Part& part) const { return static_cast<std::uint32_t>(tensor_of(part).fragments.size()); }
+  // The box and the payload of the i-th of a part.
+  std::pair<Box, Extent> payload_of(const Part& part, std::uint32_t i) const;
   WrittenItem item_of(const Part& part, std::uint32_t i) const;
   WrittenItem item(ItemNumber number) const;
   std::pair<const Part*, std::uint32_t> part_of(ItemNumber number) const;
-  // Of an entry, once all is laid out.
-  const Tensor& first_of(const Stored& stored) const { return catalog_.tensors()[stored.tensor]; }
-  const std::string& name_of(const Stored& stored) const;
+  std::span<const Part> parts_of(std::size_t entry) const;  // without the blobs'
+  const std::string& stored_name(const Part& part) const;
   // That a tensor of this shape is stored with.
   static Dims stored_shape(const Slice* slice, const Dims& shape);
   const std::vector<ItemNumber>& in_files() const;
@@ -107,15 +111,18 @@ class DcpTarget : public Target, private MetadataContents {
   Status seal_texts(const Extent* place, const EmitBytes& emit) const;
   Status add_tensor(std::size_t number);
   Result<const Cut*> cut_of(const TargetTensor& wanted);
-  Result<Stored*> stored_of(std::size_t number, const Slice* slice);
+  Result<std::uint32_t> entry_of(std::size_t number, const Slice* slice);
+  void number_items();
   Result<std::uint16_t> kind_of(const Around& around);
   std::uint32_t append_file(const std::string& name, Index size);
 
   LayoutRequest request_;  // its tensors are in the catalog once all is laid out
   Storing storing_;
   std::vector<Extent> blobs_;
-  std::vector<Stored> stored_;
-  std::map<std::string, std::size_t> stored_of_;  // by name, where there are slices
+  std::vector<Part> parts_;                 // in the order of the entries, once all is laid out
+  std::vector<std::uint32_t> first_parts_;  // of each entry without the blobs'
+  std::uint32_t stored_tensors_ = 0;        // entries so far, likewise
+  std::map<std::string, Stored> stored_;    // by name, where there are slices
   std::vector<Around> kinds_;
   std::vector<std::uint16_t> around_;  // of each item, among kinds_
   std::deque<Cut> cuts_;               // of the last tensors
@@ -123,7 +130,6 @@ class DcpTarget : public Target, private MetadataContents {
   std::uint32_t metadata_file_ = 0;
   Index bytes_ = 0;  // of the tensors so far
   mutable std::once_flag places_found_;
-  mutable std::vector<ItemNumber> first_;     // of each entry
   mutable std::vector<ItemNumber> in_files_;  // all, by file and offset
 };
 
@@ -140,16 +146,17 @@ Status DcpTarget::lay_out() {
     catalog_.files[0].size += std::ssize(blob.bytes);
   }
   TRY(catalog_.reserve(request_.tensors.size()));
-  if (storing_.slices.empty()) stored_.reserve(request_.tensors.size());
+  if (storing_.slices.empty()) parts_.reserve(request_.tensors.size());
   for (std::size_t i = 0; i < request_.tensors.size(); ++i) TRY(add_tensor(i));
   around_.shrink_to_fit();
   cuts_.clear();
   for (std::size_t i = 0; i < request_.tensors.size(); ++i)
     catalog_.tensor(i).path = std::move(request_.tensors[i].path);
   request_.tensors = std::vector<TargetTensor>();  // and its memory
-  for (const Stored& stored : stored_)
-    if (!checked_volume(stored_shape(stored.slice, first_of(stored).shape)))
-      return unsupported(tensor_text(name_of(stored)) + ": 2^63 elements or more");
+  number_items();
+  for (const Part& part : parts_)
+    if (!checked_volume(stored_shape(slice_of(part), tensor_of(part).shape)))
+      return unsupported(tensor_text(stored_name(part)) + ": 2^63 elements or more");
   Index size = 0;
   TRY(write_metadata(*this, [&](std::string_view bytes) -> Status {
     size += std::ssize(bytes);
@@ -164,8 +171,32 @@ std::string_view DcpTarget::file(std::uint32_t number) const {
   return std::string_view(catalog_.files[number].path).substr(storing_.directory.size());
 }
 
-const std::string& DcpTarget::name_of(const Stored& stored) const {
-  return stored.slice ? stored.slice->stored : first_of(stored).name;
+// Of all parts, each entry's one after the other.
+void DcpTarget::number_items() {
+  const auto is_before = [](const Part& a, const Part& b) { return a.entry < b.entry; };
+  if (!std::is_sorted(parts_.begin(), parts_.end(), is_before))
+    std::stable_sort(parts_.begin(), parts_.end(), is_before);
+  first_parts_.reserve(stored_tensors_);
+  auto number = static_cast<ItemNumber>(blobs_.size());
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    if (parts_[p].entry == first_parts_.size()) first_parts_.push_back(static_cast<std::uint32_t>(p));
+    parts_[p].number = number;
+    number += count(parts_[p]);
+  }
+}
+
+const Slice* DcpTarget::slice_of(const Part& part) const {
+  return storing_.slices.empty() ? nullptr : &storing_.slices[part.tensor][part.slice];
+}
+
+std::span<const DcpTarget::Part> DcpTarget::parts_of(std::size_t entry) const {
+  const std::size_t end = entry + 1 < first_parts_.size() ? first_parts_[entry + 1] : parts_.size();
+  return std::span(parts_).subspan(first_parts_[entry], end - first_parts_[entry]);
+}
+
+const std::string& DcpTarget::stored_name(const Part& part) const {
+  const Slice* const slice = slice_of(part);
+  return slice ? slice->stored : tensor_of(part).name;
 }
 
 Dims DcpTarget::stored_shape(const Slice* slice, const Dims& shape) {
@@ -176,24 +207,26 @@ Dims DcpTarget::stored_shape(const Slice* slice, const Dims& shape) {
 
 DcpTarget::Entry DcpTarget::entry(std::size_t e) const {
   if (e < blobs_.size()) return {request_.blobs[e].name, request_.blobs[e].path, std::nullopt, {}};
-  const Stored& stored = stored_[e - blobs_.size()];
-  const Tensor& first = first_of(stored);
-  const std::string& name = name_of(stored);
-  return {name, first.name == name ? first.path : KeyPath{name}, first.dtype, stored_shape(stored.slice, first.shape)};
+  const Part& part = parts_of(e - blobs_.size()).front();
+  const Tensor& first = tensor_of(part);
+  const std::string& name = stored_name(part);
+  return {name, first.name == name ? first.path : KeyPath{name}, first.dtype,
+          stored_shape(slice_of(part), first.shape)};
 }
 
-const FragmentList& DcpTarget::list_of(const Part& part) const {
-  const Tensor& tensor = catalog_.tensors()[part.tensor];
-  return part.is_replica ? tensor.replicas : tensor.fragments;
+std::pair<Box, Extent> DcpTarget::payload_of(const Part& part, std::uint32_t i) const {
+  const Tensor& tensor = tensor_of(part);
+  const FragmentList& list = part.slice == 0 ? tensor.fragments : tensor.replicas;
+  if (part.slice > 0) i += (part.slice - 1) * count(part);
+  return {list.box(i), list.extent(i)};
 }
 
 // The i-th of a part.
 WrittenItem DcpTarget::item_of(const Part& part, std::uint32_t i) const {
-  const FragmentList& list = list_of(part);
-  const Extent payload = list.extent(part.first + i);
+  const auto [box, payload] = payload_of(part, i);
   const Around& around = kinds_[around_[part.around + i]];
-  const Box box = list.box(part.first + i);
-  return {part.slice ? joined(part.slice->at, box) : box, payload.file, payload.offset - around.header,
+  const Slice* const slice = slice_of(part);
+  return {slice ? joined(slice->at, box) : box, payload.file, payload.offset - around.header,
           payload.length + around.header + around.trailer};
 }
 
@@ -206,41 +239,36 @@ WrittenItem DcpTarget::item(ItemNumber number) const {
   return item_of(*part, i);
 }
 
-// Of one that is no blob's, once the first of each entry are known: the part, and which of its items.
+// Of one that is no blob's: the part, and which of its items.
 std::pair<const DcpTarget::Part*, std::uint32_t> DcpTarget::part_of(ItemNumber number) const {
-  const auto entry = std::prev(std::upper_bound(first_.begin(), first_.end(), number)) - first_.begin();
-  std::uint32_t i = number - first_[static_cast<std::size_t>(entry)];
-  const Part* part = stored_[static_cast<std::size_t>(entry) - blobs_.size()].parts.data();
-  for (; i >= part->count; ++part) i -= part->count;
-  return {part, i};
+  const auto begins_after = [](ItemNumber n, const Part& part) { return n < part.number; };
+  const Part& part = *std::prev(std::upper_bound(parts_.begin(), parts_.end(), number, begins_after));
+  return {&part, number - part.number};
 }
 
 void DcpTarget::each_item(std::size_t e, const VisitItem& visit) const {
   if (e < blobs_.size()) return visit(item(static_cast<ItemNumber>(e)));
-  for (const Part& part : stored_[e - blobs_.size()].parts)
-    for (std::uint32_t i = 0; i < part.count; ++i) visit(item_of(part, i));
+  for (const Part& part : parts_of(e - blobs_.size()))
+    for (std::uint32_t i = 0; i < count(part); ++i) visit(item_of(part, i));
 }
 
-// The entry of the tensor that holds this slice (null: of the tensor itself), made where there is none yet.
-Result<DcpTarget::Stored*> DcpTarget::stored_of(std::size_t number, const Slice* slice) {
+// Of the stored tensor that holds this slice (null: of the tensor itself), a new one where there is none yet.
+Result<std::uint32_t> DcpTarget::entry_of(std::size_t number, const Slice* slice) {
   const TargetTensor& wanted = request_.tensors[number];
   if ((slice ? slice->counts.rank() : 0) + wanted.shape.rank() > kMaxRank)
     return unsupported(tensor_text(wanted.name) + ": would be stored with more than " + std::to_string(kMaxRank) +
                        " dimensions");
-  const Stored made{static_cast<std::uint32_t>(number), slice, {}};
-  if (slice) {
-    const auto [there, is_new] = stored_of_.emplace(slice->stored, stored_.size());
-    if (!is_new) {
-      Stored& stored = stored_[there->second];
-      const TargetTensor& first = request_.tensors[stored.tensor];
-      const Dims shape = stored_shape(slice, wanted.shape), known = stored_shape(stored.slice, first.shape);
-      if (known == shape && first.dtype == wanted.dtype) return &stored;
-      return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
-                         to_string(wanted.shape) + ", and what it would be stored with as '" + slice->stored + "' is " +
-                         std::string(info(first.dtype).torch_name) + " " + to_string(known));
-    }
-  }
-  return &stored_.emplace_back(made);
+  if (!slice) return stored_tensors_++;
+  const Stored made{stored_tensors_, static_cast<std::uint32_t>(number), slice};
+  const auto [there, is_new] = stored_.emplace(slice->stored, made);
+  if (is_new) return stored_tensors_++;
+  const Stored& stored = there->second;
+  const TargetTensor& first = request_.tensors[stored.tensor];
+  const Dims shape = stored_shape(slice, wanted.shape), known = stored_shape(stored.slice, first.shape);
+  if (known == shape && first.dtype == wanted.dtype) return stored.entry;
+  return unsupported(tensor_text(wanted.name) + ": is " + std::string(info(wanted.dtype).torch_name) + " " +
+                     to_string(wanted.shape) + ", and what it would be stored with as '" + slice->stored + "' is " +
+                     std::string(info(first.dtype).torch_name) + " " + to_string(known));
 }
 
 Result<std::uint16_t> DcpTarget::kind_of(const Around& around) {
@@ -294,10 +322,9 @@ Status DcpTarget::add_tensor(std::size_t number) {
   const std::size_t times = storing_.slices.empty() ? 1 : storing_.slices[number].size();
   for (std::size_t k = 0; k < times; ++k) {
     const Slice* const slice = storing_.slices.empty() ? nullptr : &storing_.slices[number][k];
-    Stored* const stored = TRY(stored_of(number, slice));
+    parts_.push_back({TRY(entry_of(number, slice)), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(k),
+                      static_cast<std::uint32_t>(around_.size())});
     FragmentList placed = boxes;
-    Part part{
-        static_cast<std::uint32_t>(number), 0, static_cast<std::uint32_t>(boxes.size()), k > 0, slice, around_.size()};
     for (std::size_t i = 0; i < boxes.size(); ++i) {
       CatalogFile& file = catalog_.files[boxes.extent(i).file];
       const Box box = boxes.box(i);
@@ -306,8 +333,6 @@ Status DcpTarget::add_tensor(std::size_t number) {
       around_.push_back(TRY(kind_of({item.header_bytes(), item.trailer_bytes()})));
       file.size += item.total();
     }
-    part.first = static_cast<std::uint32_t>(k == 0 ? 0 : tensor.replicas.size());
-    stored->parts.push_back(part);
     for (std::size_t i = 0; k > 0 && i < placed.size(); ++i) tensor.replicas.add(placed.box(i), placed.extent(i));
     if (k == 0) tensor.fragments = std::move(placed);
   }
@@ -324,14 +349,9 @@ const std::vector<DcpTarget::ItemNumber>& DcpTarget::in_files() const {
 void DcpTarget::find_places() const {
   std::vector<std::size_t> ends(catalog_.files.size() + 1);  // of each file's items; at first where they begin
   ItemNumber number = 0;
-  first_.clear();  // of an attempt that there was no memory for
-  for (std::size_t e = 0; e < entries(); ++e) {
-    first_.push_back(number);
-    each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1], ++number; });
-  }
+  for (std::size_t e = 0; e < entries(); ++e) each_item(e, [&](const WrittenItem& item) { ++ends[item.file + 1]; });
   std::partial_sum(ends.begin(), ends.end(), ends.begin());
   in_files_.resize(ends.back());
-  number = 0;
   for (std::size_t e = 0; e < entries(); ++e)
     each_item(e, [&](const WrittenItem& item) { in_files_[ends[item.file]++] = number++; });
   if (storing_.slices.empty()) return;  // entries were made in the order of the files
@@ -352,9 +372,8 @@ Status DcpTarget::seal_item(ItemNumber number, Items& items, const PayloadCrc& c
   }
   const auto [part, i] = part_of(number);
   const WrittenItem written = item_of(*part, i);
-  const Extent payload = list_of(*part).extent(part->first + i);
-  const DType dtype = catalog_.tensors()[part->tensor].dtype;
-  torch_archive::Item& item = items.of(dtype, written.box.shape, written.offset);
+  const Extent payload = payload_of(*part, i).second;
+  torch_archive::Item& item = items.of(tensor_of(*part).dtype, written.box.shape, written.offset);
   item.set_crc(crc(payload));
   TRY(emit(written.file, written.offset, as_bytes(item.header())));
   return emit(written.file, payload.offset + payload.length, as_bytes(item.trailer()));

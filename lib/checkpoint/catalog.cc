@@ -1,6 +1,7 @@
 #include "lib/checkpoint/catalog.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <iterator>
 
@@ -39,18 +40,91 @@ std::string dotted_name(const KeyPath& path) {
   return join(parts, ".");
 }
 
-// ---- FragmentList
+// ---- ExtentList
 
-const std::shared_ptr<FragmentList::Columns>& FragmentList::none() {
-  static const auto empty = std::make_shared<Columns>(Columns{std::make_shared<std::vector<Index>>()});
-  return empty;
+ExtentList::ExtentList(const ExtentList& from)
+    : one_(from.one_), several_(from.several_ ? std::make_unique<Several>(*from.several_) : nullptr) {}
+
+Extent ExtentList::Several::of_run(std::size_t i) const {
+  const Run& run = *std::prev(
+      std::upper_bound(runs.begin(), runs.end(), i, [](std::size_t n, const Run& r) { return n < r.begin; }));
+  Extent extent = run.first;
+  extent.file += run.step * static_cast<std::uint32_t>(i - run.begin);
+  return extent;
 }
 
-FragmentList::FragmentList(int rank) : rank_(rank), columns_(none()) {}
+std::vector<Extent>& ExtentList::each() {
+  if (!several_) {
+    auto several = std::make_unique<Several>();
+    if (size() == 1) several->each.push_back(one_);
+    several_ = std::move(several);
+  }
+  Several& s = *several_;
+  if (s.runs.empty()) return s.each;
+  s.each.reserve(s.packed);
+  for (std::size_t i = 0; i < s.packed; ++i) s.each.push_back(s.of_run(i));
+  s.runs = std::vector<Run>();
+  return s.each;
+}
+
+void ExtentList::reserve(std::size_t n) {
+  if (n > 1) each().reserve(n);
+}
+
+void ExtentList::add(const Extent& extent) {
+  if (size() == 0 && !several_)
+    one_ = extent;
+  else
+    each().push_back(extent);
+}
+
+void ExtentList::set(std::size_t i, const Extent& extent) { (several_ ? each()[i] : one_) = extent; }
+
+void ExtentList::pack() {
+  if (!several_ || !several_->runs.empty()) return;
+  std::vector<Extent>& each = several_->each;
+  if (each.size() < 2) {
+    one_ = each.empty() ? Extent{kNoFile, 0, 0} : each[0];
+    several_ = nullptr;
+    return;
+  }
+  std::vector<Run> runs;
+  const std::size_t most = each.size() * sizeof(Extent) / (2 * sizeof(Run));
+  for (std::size_t i = 0; i < each.size(); ++i) {
+    const Extent& e = each[i];
+    if (!runs.empty()) {
+      Run& last = runs.back();
+      const auto n = static_cast<std::uint32_t>(i) - last.begin;
+      if (n == 1 && e.file > last.first.file) last.step = e.file - last.first.file;
+      if (last.step > 0 && e == Extent{last.first.file + n * last.step, last.first.offset, last.first.length}) continue;
+      if (n == 1) last.step = 0;
+    }
+    if (runs.size() == most) return each.shrink_to_fit();
+    runs.push_back({e, static_cast<std::uint32_t>(i), 0});
+  }
+  runs.shrink_to_fit();
+  several_->packed = each.size();
+  several_->runs = std::move(runs);
+  each = std::vector<Extent>();  // and its memory
+}
+
+// ---- FragmentList
+
+FragmentList::Columns::Columns(const Columns& from)
+    : boxes(from.boxes), extents(from.extents), rare(from.rare ? std::make_unique<Rare>(*from.rare) : nullptr) {}
+
+const std::shared_ptr<FragmentList::Columns>& FragmentList::none(int rank) {
+  static const auto empty = [] {
+    std::array<std::shared_ptr<Columns>, kMaxRank + 1> of_rank;
+    for (int r = 0; r <= kMaxRank; ++r)
+      of_rank[static_cast<std::size_t>(r)] = std::make_shared<Columns>(std::make_shared<Boxes>(Boxes{r}));
+    return of_rank;
+  }();
+  return empty[static_cast<std::size_t>(rank)];
+}
 
 FragmentList& FragmentList::operator=(FragmentList&& from) noexcept {
-  rank_ = from.rank_;
-  columns_ = std::exchange(from.columns_, none());
+  columns_ = std::exchange(from.columns_, none(from.rank()));
   return *this;
 }
 
@@ -60,60 +134,20 @@ FragmentList::Columns& FragmentList::own() {
 }
 
 std::vector<Index>& FragmentList::own_corners() {
-  Corners& corners = own().corners;
-  if (corners.use_count() > 1) corners = std::make_shared<std::vector<Index>>(*corners);
-  return *corners;
-}
-
-std::vector<Extent>& FragmentList::own_extents() {
-  Columns& c = own();
-  if (c.runs.empty()) return c.extents;
-  c.extents.reserve(c.packed);
-  for (std::size_t i = 0; i < c.packed; ++i) c.extents.push_back(packed_extent(i));
-  c.runs = std::vector<Run>();
-  return c.extents;
-}
-
-Extent FragmentList::packed_extent(std::size_t i) const {
-  const std::vector<Run>& runs = columns_->runs;
-  const Run& run = *std::prev(
-      std::upper_bound(runs.begin(), runs.end(), i, [](std::size_t n, const Run& r) { return n < r.begin; }));
-  Extent extent = run.first;
-  extent.file += run.step * static_cast<std::uint32_t>(i - run.begin);
-  return extent;
+  SharedBoxes& boxes = own().boxes;
+  if (boxes.use_count() > 1) boxes = std::make_shared<Boxes>(*boxes);
+  return boxes->corners;
 }
 
 void FragmentList::pack() {
   if (columns_.use_count() > 1) return;
-  Columns& c = *columns_;
-  if (c.corners.use_count() == 1) c.corners->shrink_to_fit();
-  if (!c.runs.empty()) return;
-  std::vector<Run> runs;
-  const std::size_t most = c.extents.size() * sizeof(Extent) / (2 * sizeof(Run));
-  for (std::size_t i = 0; i < c.extents.size(); ++i) {
-    const Extent& e = c.extents[i];
-    if (!runs.empty()) {
-      Run& last = runs.back();
-      const auto n = static_cast<std::uint32_t>(i) - last.begin;
-      if (n == 1 && e.file > last.first.file) last.step = e.file - last.first.file;
-      if (last.step > 0 && e == Extent{last.first.file + n * last.step, last.first.offset, last.first.length}) continue;
-      if (n == 1) last.step = 0;
-    }
-    if (runs.size() == most) return c.extents.shrink_to_fit();
-    runs.push_back({e, static_cast<std::uint32_t>(i), 0});
-  }
-  runs.shrink_to_fit();
-  c.packed = c.extents.size();
-  c.runs = std::move(runs);
-  c.extents = std::vector<Extent>();  // and its memory
+  if (columns_->boxes.use_count() == 1) columns_->boxes->corners.shrink_to_fit();
+  columns_->extents.pack();
 }
 
 FragmentList::Rare& FragmentList::own_rare() {
-  std::shared_ptr<Rare>& rare = own().rare;
-  if (!rare)
-    rare = std::make_shared<Rare>();
-  else if (rare.use_count() > 1)
-    rare = std::make_shared<Rare>(*rare);
+  std::unique_ptr<Rare>& rare = own().rare;
+  if (!rare) rare = std::make_unique<Rare>();
   return *rare;
 }
 
@@ -123,8 +157,8 @@ const FragmentList::Rare& FragmentList::rare() const {
 }
 
 void FragmentList::reserve(std::size_t n) {
-  own_corners().reserve(n * width());
-  own_extents().reserve(n);
+  own_corners().reserve(n * columns_->boxes->width());
+  own().extents.reserve(n);
 }
 
 void FragmentList::add(const Fragment& f) {
@@ -136,7 +170,7 @@ void FragmentList::add(const Box& box, const Extent& extent) {
   std::vector<Index>& corners = own_corners();
   corners.insert(corners.end(), box.origin.begin(), box.origin.end());
   corners.insert(corners.end(), box.shape.begin(), box.shape.end());
-  own_extents().push_back(extent);
+  own().extents.add(extent);
   if (!columns_->rare) return;
   Rare& r = own_rare();
   if (!r.crcs.empty()) r.crcs.push_back(kNoCrc);
@@ -145,7 +179,7 @@ void FragmentList::add(const Box& box, const Extent& extent) {
 
 std::uint64_t FragmentList::hash_of_boxes() const {
   std::uint64_t h = 0x9e3779b97f4a7c15;
-  for (const Index n : *columns_->corners) {
+  for (const Index n : columns_->boxes->corners) {
     h = (h ^ static_cast<std::uint64_t>(n)) * 0xff51afd7ed558ccd;
     h ^= h >> 32;
   }
@@ -154,11 +188,11 @@ std::uint64_t FragmentList::hash_of_boxes() const {
 
 void FragmentList::set(std::size_t i, const Fragment& f) {
   if (!(f.box == box(i))) {
-    Index* corner = own_corners().data() + i * width();
+    Index* corner = own_corners().data() + i * columns_->boxes->width();
     corner = std::copy(f.box.origin.begin(), f.box.origin.end(), corner);
     std::copy(f.box.shape.begin(), f.box.shape.end(), corner);
   }
-  if (!(extent(i) == f.extent)) own_extents()[i] = f.extent;
+  if (!(extent(i) == f.extent)) set_extent(i, f.extent);
   const bool has_details = f.start != 0 || f.big_endian || f.strides != row_major_strides(f.box.shape);
   if (!has_details && !f.crc && !f.encoding && !columns_->rare) return;
   Rare& r = own_rare();
@@ -179,8 +213,9 @@ void FragmentList::set(std::size_t i, const Fragment& f) {
 }
 
 Box FragmentList::box(std::size_t i) const {
-  const Index* corner = columns_->corners->data() + i * width();
-  const auto rank = static_cast<std::size_t>(rank_);
+  const Boxes& boxes = *columns_->boxes;
+  const Index* corner = boxes.corners.data() + i * boxes.width();
+  const auto rank = static_cast<std::size_t>(boxes.rank);
   return {Dims(std::span(corner, rank)), Dims(std::span(corner + rank, rank))};
 }
 
@@ -204,11 +239,11 @@ Fragment FragmentList::get(std::size_t i) const {
 void BoxPool::share(FragmentList& list) {
   constexpr std::size_t kKept = 16;                           // more kinds of parameters than a layer has
   if (list.empty() || list.columns_.use_count() > 1) return;  // copies share all they have
-  const FragmentList::Corners& mine = list.columns_->corners;
-  for (const FragmentList::Corners& known : recent_) {
+  const FragmentList::SharedBoxes& mine = list.columns_->boxes;
+  for (const FragmentList::SharedBoxes& known : recent_) {
     if (known == mine) return;
     if (*known != *mine) continue;
-    list.own().corners = known;
+    list.own().boxes = known;
     return;
   }
   if (recent_.size() < kKept) {

@@ -49,19 +49,58 @@ struct Fragment {
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
 
+// Where the fragments of one tensor lie, in their order. A list of one takes no memory of its own.
+class ExtentList {
+ public:
+  ExtentList() = default;
+  ExtentList(const ExtentList& from);
+  ExtentList& operator=(const ExtentList&) = delete;
+
+  std::size_t size() const { return several_ ? several_->size() : one_.file == kNoFile ? 0 : 1; }
+  Extent operator[](std::size_t i) const { return several_ ? several_->get(i) : one_; }
+  void reserve(std::size_t n);
+  void add(const Extent& extent);
+  void set(std::size_t i, const Extent& extent);
+  // Takes no more memory than it needs, and less where extents are alike: those of ranks that write equal parts.
+  void pack();
+
+ private:
+  static constexpr std::uint32_t kNoFile = ~std::uint32_t{0};
+  // Extents of one offset and one length, in files whose numbers are `step` apart.
+  struct Run {
+    Extent first;
+    std::uint32_t begin = 0;  // the number of the first
+    std::uint32_t step = 0;
+  };
+  struct Several {
+    std::vector<Extent> each = {};
+    std::vector<Run> runs = {};  // in place of them, once packed
+    std::size_t packed = 0;      // how many the runs stand for
+
+    std::size_t size() const { return runs.empty() ? each.size() : packed; }
+    Extent get(std::size_t i) const { return runs.empty() ? each[i] : of_run(i); }
+    Extent of_run(std::size_t i) const;
+  };
+  // For changing them.
+  std::vector<Extent>& each();
+
+  Extent one_{kNoFile, 0, 0};         // of a list of one
+  std::unique_ptr<Several> several_;  // null: one or none
+};
+
 // Fragments of one tensor, stored in columns: a checkpoint of a large model has millions. Copies share them until one
 // of the two is changed, and lists of the same boxes may share these (BoxPool).
 class FragmentList {
  public:
-  explicit FragmentList(int rank = 0);
+  explicit FragmentList(int rank = 0) : columns_(none(rank)) {}
   FragmentList(const FragmentList&) = default;
   FragmentList& operator=(const FragmentList&) = default;
   // What is moved from is empty: none is ever without columns.
-  FragmentList(FragmentList&& from) noexcept : rank_(from.rank_), columns_(std::exchange(from.columns_, none())) {}
+  FragmentList(FragmentList&& from) noexcept : columns_(std::exchange(from.columns_, none(from.rank()))) {}
   FragmentList& operator=(FragmentList&& from) noexcept;
   ~FragmentList() = default;
 
-  std::size_t size() const { return columns_->runs.empty() ? columns_->extents.size() : columns_->packed; }
+  std::size_t size() const { return columns_->extents.size(); }
   bool empty() const { return size() == 0; }
   void reserve(std::size_t n);
   void add(const Fragment& fragment);              // of this list's rank
@@ -69,23 +108,28 @@ class FragmentList {
   void set(std::size_t i, const Fragment& fragment);
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
-  Extent extent(std::size_t i) const { return columns_->runs.empty() ? columns_->extents[i] : packed_extent(i); }
-  void set_extent(std::size_t i, const Extent& extent) { own_extents()[i] = extent; }
-  // Takes no more memory than it needs, and less where extents are alike: those of ranks that write equal parts. Does
-  // nothing where copies share the list.
+  Extent extent(std::size_t i) const { return columns_->extents[i]; }
+  void set_extent(std::size_t i, const Extent& extent) { own().extents.set(i, extent); }
+  // Takes no more memory than it needs. Does nothing where copies share the list.
   void pack();
   bool has_encoded() const { return !rare().encodings.empty(); }  // false: no fragment has an encoding
   bool has_crcs() const { return !rare().crcs.empty(); }          // likewise, a CRC
   // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
   bool has_boxes_of(const FragmentList& other) const {
-    return rank_ == other.rank_ &&
-           (columns_->corners == other.columns_->corners || *columns_->corners == *other.columns_->corners);
+    return columns_->boxes == other.columns_->boxes || *columns_->boxes == *other.columns_->boxes;
   }
   std::uint64_t hash_of_boxes() const;
 
  private:
   friend class BoxPool;
-  using Corners = std::shared_ptr<std::vector<Index>>;
+  struct Boxes {
+    int rank = 0;
+    std::vector<Index> corners = {};  // origin and shape of each
+
+    std::size_t width() const { return 2 * static_cast<std::size_t>(rank); }
+    friend bool operator==(const Boxes&, const Boxes&) = default;
+  };
+  using SharedBoxes = std::shared_ptr<Boxes>;
   // What few fragments have.
   struct Details {
     Dims strides;
@@ -99,30 +143,23 @@ class FragmentList {
     std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // those that occur: few; the first is none
     std::vector<std::uint16_t> encoding_of;                       // of each fragment; empty when none is encoded
   };
-  // Extents of one offset and one length, in files whose numbers are `step` apart.
-  struct Run {
-    Extent first;
-    std::uint32_t begin = 0;  // the number of the first
-    std::uint32_t step = 0;
-  };
   struct Columns {
-    Corners corners;  // origin and shape of each
-    std::vector<Extent> extents = {};
-    std::shared_ptr<Rare> rare = nullptr;  // null: none of it
-    std::vector<Run> runs = {};            // in place of extents, once packed
-    std::size_t packed = 0;                // how many extents they stand for
+    explicit Columns(SharedBoxes b) : boxes(std::move(b)) {}
+    Columns(const Columns& from);
+    Columns& operator=(const Columns&) = delete;
+
+    SharedBoxes boxes;
+    ExtentList extents = {};
+    std::unique_ptr<Rare> rare = nullptr;  // null: none of it
   };
-  static const std::shared_ptr<Columns>& none();
+  static const std::shared_ptr<Columns>& none(int rank);
+  int rank() const { return columns_->boxes->rank; }
   // For changing them.
   Columns& own();
   std::vector<Index>& own_corners();
-  std::vector<Extent>& own_extents();
   Rare& own_rare();
   const Rare& rare() const;
-  Extent packed_extent(std::size_t i) const;
-  std::size_t width() const { return 2 * static_cast<std::size_t>(rank_); }
 
-  int rank_;
   std::shared_ptr<Columns> columns_;
 };
 
@@ -132,8 +169,8 @@ class BoxPool {
   void share(FragmentList& list);
 
  private:
-  std::vector<FragmentList::Corners> recent_;  // of lists seen, the last few that differ
-  std::size_t oldest_ = 0;                     // among them, once there are as many as are kept
+  std::vector<FragmentList::SharedBoxes> recent_;  // of lists seen, the last few that differ
+  std::size_t oldest_ = 0;                         // among them, once there are as many as are kept
 };
 
 // The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.
@@ -147,12 +184,12 @@ struct Tensor {
   // What the model computes in, where only an optimizer's wider numbers are stored (ZeRO-3's float32 masters): a copy
   // of the tensor becomes this unless a dtype is asked for.
   std::optional<DType> model_dtype;
+  bool located = true;     // whether extents are payloads yet
+  bool is_buffer = false;  // the writer tells that it is no parameter: derived data, unless a family knows it
   Dims shape;
   FragmentList fragments;  // cover the shape exactly, once each
   FragmentList replicas;   // further copies of boxes in `fragments`
   KeyPath path;            // empty: {name}
-  bool located = true;     // whether extents are payloads yet
-  bool is_buffer = false;  // the writer tells that it is no parameter: derived data, unless a family knows it
   Index row_group = 1;  // rows whose bytes interleave in the file (one attention head): work is best cut between groups
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
