@@ -1,5 +1,6 @@
 #include "lib/base/text.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -220,9 +221,14 @@ bool is_printable(char32_t c) {
 }  // namespace
 
 std::string printable(std::string_view name) {
+  constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
   out.reserve(name.size());
   while (!name.empty()) {
+    const auto plain = std::find_if_not(name.begin(), name.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
+    out.append(name.begin(), plain);
+    name.remove_prefix(static_cast<std::size_t>(plain - name.begin()));
+    if (name.empty()) break;
     const auto c = first_character(name);
     const std::string_view bytes = name.substr(0, c ? c->bytes : 1);
     name.remove_prefix(bytes.size());
@@ -231,9 +237,8 @@ std::string printable(std::string_view name) {
       continue;
     }
     for (const char byte : bytes) {
-      char hex[8];
-      std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(byte));
-      out += hex;
+      const auto code = static_cast<unsigned char>(byte);
+      out += {'\\', 'x', kHex[code >> 4], kHex[code & 0xf]};
     }
   }
   return out;
