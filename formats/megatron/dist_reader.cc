@@ -67,7 +67,20 @@ Status ShardedReader::read_common(const std::string& path) {
 
 // ---- What stored tensors are made of
 
+// NeMo names the model's tensors as its wrapper does: "module.decoder.layers.mlp.linear_fc1.weight".
+void ShardedReader::find_wrapper() {
+  for (const Tensor& tensor : stored().tensors()) {
+    std::string_view name = tensor.name;
+    while (take(name, "module.")) {
+    }
+    if (!name.starts_with(kLayers) && name != kEmbedding) continue;
+    wrapper_ = tensor.name.substr(0, tensor.name.size() - name.size());
+    return;
+  }
+}
+
 void ShardedReader::find_recipes() {
+  find_wrapper();
   recipes_.resize(stored().tensors().size());
   for (std::size_t i = 0; i < recipes_.size(); ++i) {
     const Tensor& tensor = stored().tensors()[i];
@@ -97,7 +110,8 @@ void ShardedReader::find_recipes() {
       }
       if (kind_.empty()) kind_ = recipe.is_flat ? "fully_sharded_model_space" : "as";
     }
-    recipe.stack = stack_of(stored(), key, recipe.model_shape);
+    take(key, wrapper_);
+    recipe.stack = stack_of(stored(), wrapper_, key, recipe.model_shape);
     if (can_split(tensor, recipe.stack, recipe.model_shape)) recipe.kind = Recipe::Kind::kStack;
   }
 }

@@ -67,6 +67,7 @@ class ShardedReader : public TensorFileReader {
 
   Status read_metadata();
   Status read_common(const std::string& path);
+  void find_wrapper();
   void find_recipes();
   void place_buffers(const Gathered& model);
   Status emit(std::size_t inner, const Sink& sink);
@@ -90,6 +91,7 @@ class ShardedReader : public TensorFileReader {
   std::optional<TorchFile> common_;
   std::optional<pickle::Value> values_;  // of common_
   std::uint32_t common_file_ = 0;
+  std::string wrapper_;                                                   // before the names of the model: "module."
   std::deque<pickle::Document> groups_;                                   // of a dp_reshardable optimizer
   std::vector<Recipe> recipes_;                                           // of each stored tensor
   std::map<std::string, std::vector<std::size_t>, std::less<>> origins_;  // of each tensor, stored ones

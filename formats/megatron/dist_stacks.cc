@@ -12,7 +12,7 @@ std::string_view without_chain(std::string_view name) {
 
 Index parse_chain(std::string_view name) { return take(name, "chained_") ? take_number(name).value_or(0) : 0; }
 
-Stack stack_of(const Catalog& stored, std::string_view key, const Dims& shape) {
+Stack stack_of(const Catalog& stored, const std::string& wrapper, std::string_view key, const Dims& shape) {
   Stack out;
   std::string_view rest = key;
   std::string prefix;
@@ -32,8 +32,8 @@ Stack stack_of(const Catalog& stored, std::string_view key, const Dims& shape) {
   int axis = out.by_layer ? 1 : 0;
   constexpr std::string_view kNorm = "mlp.linear_fc1.layer_norm_", kExperts = "mlp.experts.experts.";
   std::string tail(rest);
-  if (!prefix.empty() && rest.starts_with(kNorm) && !stored.find(prefix + "mlp.linear_fc1.weight") &&
-      !stored.find(prefix + "mlp.linear_fc1.weight_w"))
+  if (!prefix.empty() && rest.starts_with(kNorm) && !stored.find(wrapper + prefix + "mlp.linear_fc1.weight") &&
+      !stored.find(wrapper + prefix + "mlp.linear_fc1.weight_w"))
     tail = "pre_mlp_layernorm." + std::string(rest.substr(kNorm.size()));  // before experts
   std::string& last = out.by_layer || !prefix.empty() ? out.between : out.before;
   if (!prefix.empty() && rest.starts_with(kExperts)) {

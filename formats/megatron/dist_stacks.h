@@ -24,9 +24,9 @@ struct Stack {
   }
 };
 
-// Of the tensor with this key (an optimizer's state has its parameter's) and the parameter's stored shape. `stored`
-// tells whether the norm before experts is part of another tensor.
-Stack stack_of(const Catalog& stored, std::string_view key, const Dims& shape);
+// Of the tensor with this key (an optimizer's state has its parameter's), without the wrapper's prefix, and the
+// parameter's stored shape. `stored` tells whether the norm before experts is part of another tensor.
+Stack stack_of(const Catalog& stored, const std::string& wrapper, std::string_view key, const Dims& shape);
 
 // Whether there are no more layers and experts than a model has, and than the pieces can be of.
 bool can_split(const Tensor& tensor, const Stack& stack, const Dims& shape);

@@ -866,6 +866,24 @@ TEST_F(Megatron, ShardedNamesOfOtherSpecs) {
   EXPECT_EQ(values.size(), 8U);
 }
 
+TEST_F(Megatron, NamesOfNemosWrapper) {
+  const std::string path = dir_ / "weights", layers = "module.decoder.layers.";
+  write_dcp({{"module.embedding.word_embeddings.weight", floats({2, 2}, 0)},
+             {layers + "mlp.linear_fc1.weight", floats({2, 4, 2}, 10)},
+             {layers + "mlp.linear_fc1.layer_norm_weight", floats({2, 2}, 30)},
+             {"optimizer.state.exp_avg." + layers + "mlp.linear_fc1.weight", floats({2, 4, 2}, 40)}},
+            path, *Mesh::parse("dp_shard=2"));
+  write_file(path + "/metadata.json", R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1})");
+  const TensorValues values = load_checkpoint(path);
+  EXPECT_EQ(numbers_of(values.at("embedding.word_embeddings.weight")), (std::vector<float>{0, 1, 2, 3}));
+  EXPECT_EQ(numbers_of(values.at("decoder.layers.1.mlp.linear_fc1.weight")),
+            (std::vector<float>{18, 19, 20, 21, 22, 23, 24, 25}));
+  EXPECT_EQ(numbers_of(values.at("decoder.layers.0.mlp.linear_fc1.layer_norm_weight")), (std::vector<float>{30, 31}));
+  EXPECT_EQ(numbers_of(values.at("optimizer.state.decoder.layers.0.mlp.linear_fc1.weight.exp_avg")),
+            (std::vector<float>{40, 41, 42, 43, 44, 45, 46, 47}));
+  EXPECT_EQ(values.size(), 7U);
+}
+
 // dp_reshardable with experts: their state is another optimizer's, in a buffer for each ep rank. All parameters have 64
 // numbers here, and each rank has written those of one.
 TEST_F(Megatron, FlatBuffersOfExperts) {
