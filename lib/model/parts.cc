@@ -48,21 +48,28 @@ struct Told {
   std::string plain;        // the plain key's beginning, "optimizer."
   std::string_view rest;    // after the word's dot
   bool is_average = false;
+  bool is_named = false;  // an optimizer of a dict of them
 };
 
 bool is_of_optimizer(std::string_view rest) { return rest.starts_with("state.") || rest.starts_with("param_groups."); }
 
 // `rest`: after the word in `name`. Of a list of optimizers (Lightning's "optimizer_states.0.state.") the position is
-// the number.
+// the number; in a dict of them (Composer's "state.optimizers.DecoupledAdamW.state.") they have names.
 Told tell_optimizer(std::string_view name, std::string_view word, std::string_view rest) {
   std::string_view number = optimizer_number(word);
+  bool is_named = false;
   const std::size_t dot = rest.find('.');
-  if (dot != std::string_view::npos && is_digits(rest.substr(0, dot)) && is_of_optimizer(rest.substr(dot + 1))) {
-    number = rest.substr(0, dot);
+  if (dot != std::string_view::npos && !is_of_optimizer(rest) && is_of_optimizer(rest.substr(dot + 1))) {
+    is_named = !is_digits(rest.substr(0, dot));
+    if (!is_named) number = rest.substr(0, dot);
     rest.remove_prefix(dot + 1);
   }
-  return {StateKind::kOptimizer, name.substr(0, name.size() - rest.size()),
-          "optimizer" + (number.empty() ? "" : "_" + std::string(number)), rest};
+  return {StateKind::kOptimizer,
+          name.substr(0, name.size() - rest.size()),
+          "optimizer" + (number.empty() ? "" : "_" + std::string(number)),
+          rest,
+          false,
+          is_named};
 }
 
 Told tell(std::string_view name) {
@@ -246,6 +253,7 @@ class PartFinder {
   Status find() {
     find_adapters();
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
+    number_optimizers();
     if (given_.empty()) find_models();
     name_averages();
     TRY(choose());
@@ -285,9 +293,21 @@ class PartFinder {
     if (told.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
     if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
+    if (told.is_named) named_optimizers_.emplace(told.prefix);
     add_part(StateKind::kOptimizer, told.prefix, told.plain);
     if (const StateKey key = split_state_key(optimizer_key(told)); !key.parameter.empty())
       add_name(optimized_, without_inner_wrappers(key.parameter));
+  }
+
+  // "_1" of the second of several named optimizers.
+  std::string number_of_named(std::string_view prefix) const {
+    const auto found = named_optimizers_.find(prefix);
+    if (named_optimizers_.size() < 2 || found == named_optimizers_.end()) return {};
+    return "_" + std::to_string(std::distance(named_optimizers_.begin(), found));
+  }
+  void number_optimizers() {
+    for (Part& part : catalog_.parts)
+      if (part.kind == StateKind::kOptimizer) part.name += number_of_named(part.prefix);
   }
 
   // PEFT puts the layers that an adapter changes under a name of their own. Without their weights the adapters are by
@@ -446,9 +466,10 @@ class PartFinder {
   }
 
   std::string plain_key(const std::string& name) const {
-    const Told told = tell_of(name);
+    Told told = tell_of(name);
     switch (told.kind) {
       case StateKind::kOptimizer: {
+        told.plain += number_of_named(told.prefix);
         const StateKey key = split_state_key(optimizer_key(told));
         if (key.parameter.empty()) return optimizer_key(told);
         if (is_beside_weights(key.parameter)) return key.prefix + adapter_key(key.parameter) + key.suffix;
@@ -471,6 +492,7 @@ class PartFinder {
   Catalog& catalog_;
   std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
   const std::vector<std::pair<std::string, std::string>>& renames_;
+  std::set<std::string, std::less<>> named_optimizers_;  // prefixes of those in a dict
   std::string given_, wanted_;
   std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
   std::vector<Part> models_;  // side by side; empty: there is one

@@ -1,6 +1,7 @@
 // Which names are the model's and which its optimizers', under the wrappers that frameworks and people put around them.
 #include "lib/model/parts.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -73,6 +74,7 @@ TEST(Parts, WrappersOfModelAndOptimizerAreFoundTogether) {
           Case{"model._orig_mod.", "optimizer.", "_orig_mod.", "optimizer."},
           Case{"model._fsdp_wrapped_module.", "optimizer_1.", "", "optimizer_1."},
           Case{"state_dict.", "optimizers.", "", "optimizer."},
+          Case{"state.model.", "state.optimizers.DecoupledAdamW.", "model.", "optimizer."},
           Case{"whatever.the.user.chose.", "optimizer.", "", "optimizer."}}) {
       std::vector<std::string> names;
       std::map<std::string, std::string> expected;
@@ -84,6 +86,29 @@ TEST(Parts, WrappersOfModelAndOptimizerAreFoundTogether) {
       for (const auto& [name, key] : expected) names.push_back(name);
       EXPECT_EQ(keys_of(names), expected) << c.model << " " << c.optimizer;
     }
+}
+
+// Muon trains the matrices, AdamW the rest.
+TEST(Parts, NamedOptimizersAreNumbered) {
+  std::vector<std::string> names;
+  std::map<std::string, std::string> expected;
+  for (const std::string& name : hf_names()) {
+    const bool is_matrix = name.find("_proj") != std::string::npos;
+    names.push_back("model." + name);
+    expected["optimizers." + std::string(is_matrix ? "muon" : "adamw") + ".state." + name + ".exp_avg"] =
+        std::string(is_matrix ? "optimizer_1" : "optimizer_0") + ".state." + name + ".exp_avg";
+  }
+  for (const auto& [name, key] : expected) names.push_back(name);
+  Catalog catalog = catalog_of(names);
+  ASSERT_TRUE(find_parts(catalog));
+  std::map<std::string, std::string> keys;
+  for (const Tensor& t : catalog.tensors())
+    if (t.name.starts_with("optimizers.")) keys[t.name] = t.key();
+  EXPECT_EQ(keys, expected);
+  std::vector<std::string> parts;
+  for (const Part& part : catalog.parts) parts.push_back(part.prefix + " " + part.name);
+  EXPECT_THAT(parts, testing::UnorderedElementsAre("model. model", "optimizers.adamw. optimizer_0",
+                                                   "optimizers.muon. optimizer_1"));
 }
 
 TEST(Parts, WrappersWithinNamesGo) {
