@@ -12,6 +12,7 @@
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
+#include "formats/parameter_lists.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
@@ -420,7 +421,10 @@ Status DcpTarget::seal_at(const Extent& place, const PayloadCrc& crc, const Emit
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) { return lay_out(std::move(request), Storing()); }
+Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
+  TRY(rename_parameter_lists(request));
+  return lay_out(std::move(request), Storing());
+}
 
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request, Storing storing) {
   auto target = std::make_unique<DcpTarget>(std::move(request), std::move(storing));

@@ -10,6 +10,7 @@
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"
 #include "formats/hdf5/types.h"
+#include "formats/parameter_lists.h"
 #include "lib/base/text.h"
 #include "lib/device/codec.h"
 
@@ -369,6 +370,7 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   if (request.mesh.ranks() != 1)
     return unsupported("an HDF5 archive holds whole tensors: expected a mesh of one rank, got " +
                        request.mesh.to_string());
+  TRY(rename_parameter_lists(request));
   auto target = std::make_unique<Hdf5Target>(std::move(request));
   TRY(target->lay_out());
   return std::unique_ptr<Target>(std::move(target));

@@ -102,6 +102,9 @@ struct LayoutRequest {
   std::optional<Index> rank;        // for what ranks hold: lay out what this one does; nothing: all of them
   std::optional<Json> config = {};  // the model's config.json, where there is one
   std::optional<Index> step = {};   // for Holds::kAdam: how many the optimizer's state has seen, where tensors say
+  // What the output calls a parameter that an object of the source names: several tensors where it is taken apart.
+  // Null: the same.
+  std::function<std::vector<std::string>(const std::string& name)> renamed = nullptr;
 };
 
 // The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.

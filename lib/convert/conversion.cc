@@ -132,6 +132,7 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
       std::move(d.output.tensors), std::move(blobs), o.mesh,      o.layout, o.max_file_bytes, o.container,
       head_counts(d.names.model),  o.compression,    std::nullopt};
   request.step = d.step;
+  request.renamed = parameter_names(source.catalog(), d.names);
   if (d.config.is_there()) request.config = TRY(parse_json(d.config.text, d.config.path));
   c->target_ = TRY(format.lay_out(std::move(request)));  // settles every file, offset and length
   if (d.names.renames()) c->target_view_ = TRY(view_target(c->target_->catalog(), d.names));

@@ -1,6 +1,7 @@
 #include "lib/convert/steps.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <unordered_map>
@@ -321,6 +322,31 @@ Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& vie
     }
   }
   return out;
+}
+
+std::function<std::vector<std::string>(const std::string& name)> parameter_names(const Catalog& source,
+                                                                                 const Translation& names) {
+  if (!names.renames()) return nullptr;
+  // Parameters under plain names, by those that the optimizer has for them.
+  auto plain = std::make_shared<std::unordered_map<std::string, std::string>>();
+  for (const Part& part : source.parts) {
+    if (part.kind != StateKind::kOptimizer) continue;
+    for (const Tensor& t : source.tensors()) {
+      std::string_view rest = t.name;
+      if (!take(rest, part.prefix) || !take(rest, "state.")) continue;
+      const StateKey key = split_state_key(t.key());
+      if (key.parameter.empty() || !rest.ends_with(key.suffix)) continue;
+      plain->emplace(rest.substr(0, rest.size() - key.suffix.size()), key.parameter);
+    }
+  }
+  return [plain, &source, &names](const std::string& name) {
+    const Model& model = names.model;
+    const auto known = plain->find(name);
+    std::vector<std::string> out =
+        canonical_keys(*model.family, source, model.config_or_null(), known == plain->end() ? name : known->second);
+    for (std::string& key : out) key = rename_key(*model.family, key, *names.to);
+    return out;
+  };
 }
 
 std::optional<HeadCounts> head_counts(const Model& model) {

@@ -3,6 +3,7 @@
 // calls them; a load (lib/load) is the same steps with the memory of ranks for a target.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,6 +56,10 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
 // stored.
 Result<std::vector<TargetBlob>> name_blobs(Reader& source, const SourceView& view, const Translation& names,
                                            bool with_bytes);
+
+// LayoutRequest::renamed of an output under other names. Refers to `source` and `names`.
+std::function<std::vector<std::string>(const std::string& name)> parameter_names(const Catalog& source,
+                                                                                 const Translation& names);
 
 // Where a config says so.
 std::optional<HeadCounts> head_counts(const Model& model);

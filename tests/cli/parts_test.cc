@@ -52,6 +52,35 @@ TensorValues with_average(const std::string& model, const std::string& ema) {
   return values;
 }
 
+// What a checkpoint says of an object.
+std::string object_of(const std::string& path, const std::string& name) {
+  const auto open = open_checkpoint(path);
+  if (!open) return open.error().message();
+  for (const Blob& blob : open->reader->catalog().blobs)
+    if (blob.name == name) return open->reader->describe(blob);
+  return "none";
+}
+
+// torch finds the group of a parameter by its name: it is the parameter's in the output.
+TEST(Parts, GroupsOfAnOptimizerListParametersByTheirNewNames) {
+  const TempDir dir;
+  const std::string source = test_data("runs/tutorial_app_state/checkpoint");
+  EXPECT_THAT(object_of(source, "app.optim.param_groups.0.params"), HasSubstr("'layers.0.attention.wq.weight'"));
+  const auto list_of = [&](const std::string& from, const std::string& to, const std::string& names) {
+    const CommandResult r = reshard_cli({"convert", from, dir / to, "--to", to.starts_with("h5") ? "hdf5" : "dcp",
+                                         "--names", names, "--config", source + "/../config.json", "-q"});
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    return object_of(dir / to, "optimizer.param_groups.0.params");
+  };
+  const std::string hf = list_of(source, "hf", "hf");
+  EXPECT_THAT(hf, HasSubstr("['model.embed_tokens.weight', 'model.layers.0.self_attn.q_proj.weight', "));
+  EXPECT_THAT(list_of(source, "h5", "hf"), hf);
+  // Three parts of one tensor are there once, and apart again.
+  const std::string packed = list_of(dir / "hf", "packed", "megatron");
+  EXPECT_THAT(packed, HasSubstr("'decoder.layers.0.self_attention.linear_qkv.weight', 'decoder.layers.0.self_"));
+  EXPECT_THAT(list_of(dir / "packed", "apart", "hf"), HasSubstr("'model.layers.0.self_attn.v_proj.weight'"));
+}
+
 TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
   for (const auto& [model, ema] :
        {std::pair("model.", "ema."), std::pair("", "model_ema."), std::pair("app.model.", "app.ema_model.module."),
