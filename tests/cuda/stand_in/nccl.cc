@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -139,9 +141,11 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   enter();
+  static std::atomic<int> ids{0};
   const char* const temporary = std::getenv("TMPDIR");
-  std::string path = std::string(temporary ? temporary : "/tmp") + "/stand_in_nccl-XXXXXX";
-  if (path.size() >= sizeof id->internal || !::mkdtemp(path.data())) return ncclSystemError;
+  const std::string path = std::string(temporary ? temporary : "/tmp") + "/stand_in_nccl-" +
+                           std::to_string(std::random_device()()) + "-" + std::to_string(ids++);
+  if (path.size() >= sizeof id->internal) return ncclSystemError;
   std::memset(id, 0, sizeof *id);
   std::memcpy(id->internal, path.data(), path.size());
   return ncclSuccess;
@@ -150,7 +154,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   enter();
   auto handle = std::make_unique<Handle>();
   handle->comm = std::make_shared<Comm>();
-  handle->comm->directory = id.internal;
+  handle->comm->directory = id.internal;  // made by the first of the ranks: an id that nobody uses leaves nothing
+  if (::mkdir(id.internal, 0700) != 0 && errno != EEXIST) return ncclSystemError;
   handle->comm->rank = rank;
   handle->comm->size = size;
   cudaGetDevice(&handle->comm->gpu);
