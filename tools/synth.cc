@@ -294,7 +294,7 @@ Result<int> synth(const SynthOptions& options) {
     run.progress = [&](Index done) { progress.update(done); };
     TRY(copy_tensors(plan, source, view, *output, run));
   }
-  TRY(output->add_file("config.json", to_text(subject.config_file, 2) + "\n"));
+  TRY(output->add_file("config.json", python_text(subject.config_file)));
   TRY(output->commit());
   if (quiet) return 0;
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

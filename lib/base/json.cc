@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <unordered_map>
 
 #include "lib/base/cursor.h"
 #include "lib/base/json_list.h"
@@ -237,6 +239,38 @@ class TextIterator {
   const char** reached_;
 };
 
+// Python's words for numbers that JSON has none for. In the text that nlohmann reads they are strings of the same
+// length, told from others by where they end.
+struct PythonNumber {
+  std::string_view word;
+  double value;
+};
+constexpr PythonNumber kPythonNumbers[] = {{"NaN", std::numeric_limits<double>::quiet_NaN()},
+                                           {"Infinity", std::numeric_limits<double>::infinity()},
+                                           {"-Infinity", -std::numeric_limits<double>::infinity()}};
+
+struct WithPythonNumbers {
+  explicit WithPythonNumbers(std::string_view from) : text(from) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '"') {  // to the end of a string
+        for (++i; i < text.size() && text[i] != '"'; ++i) i += text[i] == '\\';
+        continue;
+      }
+      for (const PythonNumber& number : kPythonNumbers) {
+        if (!from.substr(i).starts_with(number.word)) continue;
+        text[i] = '"';
+        i += number.word.size() - 1;
+        text[i] = '"';
+        ends.emplace(static_cast<Index>(i) + 1, number.value);
+        break;
+      }
+    }
+  }
+
+  std::string text;
+  std::unordered_map<Index, double> ends;
+};
+
 // nlohmann's sentence without its preamble (id, line and column: the offset says that) and without the whole of what it
 // had read, which may be the length of the file.
 std::string shortened(std::string_view what) {
@@ -280,7 +314,11 @@ class Builder {
  public:
   Builder(std::string_view text, std::string_view path, Index base, const JsonLimits& limits,
           const OnJsonMember* member)
-      : text_(text), path_(path), base_(base), limits_(limits), member_(member), reached_(text.data()) {}
+      : text_(text), path_(path), base_(base), limits_(limits), member_(member) {
+    const auto has = [&](const PythonNumber& number) { return text.find(number.word) != std::string_view::npos; };
+    if (std::any_of(std::begin(kPythonNumbers), std::end(kPythonNumbers), has)) text_ = python_.emplace(text).text;
+    reached_ = text_.data();
+  }
 
   Result<Json> run() {
     // nlohmann takes a NUL for the end of the text, and steps over a byte order mark.
@@ -306,7 +344,10 @@ class Builder {
     const Index end = reached() - (digits.back() == text_[static_cast<std::size_t>(reached()) - 1] ? 0 : 1);
     return fail(end - static_cast<Index>(digits.size()), "integer " + name_of(digits) + " does not fit 64 bits");
   }
-  bool string(std::string& value) { return add(std::move(value)); }
+  bool string(std::string& value) {
+    const double* number = python_number();
+    return number ? add(*number) : add(std::move(value));
+  }
   bool binary(nlohmann::json::binary_t&) { return fail(reached(), "binary value"); }
   bool start_object(std::size_t) { return open(Json::object()); }
   bool start_array(std::size_t) { return open(Json::array()); }
@@ -314,6 +355,7 @@ class Builder {
   bool end_array() { return close(); }
 
   bool key(std::string& key) {
+    if (python_number()) return fail(reached() - 1, "expected a string for a key, got a number");
     if (member_ && open_.size() == 1) {
       value_ = keys_.add(key) ? &value_of_root_ : nullptr;
       last_key_ = key;
@@ -330,6 +372,13 @@ class Builder {
 
  private:
   Index reached() const { return static_cast<Index>(reached_ - text_.data()); }
+
+  // What the string that ends here stands for.
+  const double* python_number() const {
+    if (!python_) return nullptr;
+    const auto found = python_->ends.find(reached());
+    return found == python_->ends.end() ? nullptr : &found->second;
+  }
 
   Status refuse(Index offset, const std::string& what) const {
     offset = std::clamp<Index>(offset, 0, static_cast<Index>(text_.size()));
@@ -384,12 +433,13 @@ class Builder {
     return true;
   }
 
+  std::optional<WithPythonNumbers> python_;  // where there are any
   std::string_view text_;
   std::string_view path_;
   Index base_;
   const JsonLimits& limits_;
   const OnJsonMember* member_;  // null: keep everything
-  const char* reached_;
+  const char* reached_ = nullptr;
   Json root_;
   std::vector<Json*> open_;  // the containers around the current place; none changes but the last
   Json* value_ = nullptr;    // of the key just read
@@ -416,9 +466,9 @@ Status parse_json_members(std::string_view text, std::string_view path, const On
 
 namespace {
 
-void append_double(std::string& out, double value) {
+void append_double(std::string& out, double value, bool for_python) {
   if (!std::isfinite(value)) {
-    out += "null";
+    out += !for_python ? "null" : std::isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
     return;
   }
   char digits[32];
@@ -430,7 +480,8 @@ void append_double(std::string& out, double value) {
 
 class Printer {
  public:
-  Printer(std::string& out, int indent, int depth = 0) : out_(out), indent_(indent), depth_(indent * depth) {}
+  Printer(std::string& out, int indent, int depth = 0, bool for_python = false)
+      : out_(out), indent_(indent), depth_(indent * depth), for_python_(for_python) {}
 
   void print(const Json& value) {
     if (value.is_object()) {
@@ -476,7 +527,7 @@ class Printer {
     } else if (value.is_string()) {
       append_json_string(out_, *value.as_string());
     } else if (!value.is_integer()) {
-      append_double(out_, *value.as_double());
+      append_double(out_, *value.as_double(), for_python_);
     } else if (const Result<Index> integer = value.as_index()) {
       out_ += std::to_string(*integer);
     } else {
@@ -505,6 +556,7 @@ class Printer {
   std::string& out_;
   int indent_;
   int depth_;  // spaces
+  bool for_python_;
 };
 
 }  // namespace
@@ -513,6 +565,12 @@ std::string to_text(const Json& value, int indent, int depth) {
   std::string out;
   Printer(out, indent, depth).print(value);
   return out;
+}
+
+std::string python_text(const Json& value) {
+  std::string out;
+  Printer(out, 2, 0, true).print(value);
+  return out + "\n";
 }
 
 void write_text(const Json& object, const JsonList& list, int indent,

@@ -1,7 +1,8 @@
 // JSON as checkpoints use it: safetensors headers, weight maps, config.json, and what this program prints for machines.
 //
 // Reading is strict, because the text comes from strangers: UTF-8, no duplicate keys, no depth beyond a limit, no
-// trailing bytes, integers exactly as written or not at all. An error names the path and the offset of the byte:
+// trailing bytes, integers exactly as written or not at all. NaN, Infinity and -Infinity are numbers, as Python's json
+// writes and reads them. An error names the path and the offset of the byte:
 //   model.safetensors@0x1f: duplicate key 'dtype'
 // Getters name the key and what stands there, and are meant to be prefixed with the path by `.context(path)`:
 //   config.json: num_attention_heads: expected an integer, got a string
@@ -130,6 +131,9 @@ Status parse_json_members(std::string_view text, std::string_view path, const On
 // text; numbers read back equal; a double that is not finite, for which JSON has no word, becomes null. Strings must be
 // UTF-8 (is_utf8). `depth` is how many values it stands in, of a text that is put together of parts.
 std::string to_text(const Json& value, int indent = 0, int depth = 0);
+// The same for files that Python reads, such as a model's config.json: two spaces, a line's end behind it all, and
+// Python's words for what is not finite.
+std::string python_text(const Json& value);
 
 // Appends `text` as a JSON string, quotes included.
 void append_json_string(std::string& out, std::string_view text);

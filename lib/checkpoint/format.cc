@@ -10,7 +10,7 @@ Result<std::optional<std::string>> Reader::side_file(const std::string& name, In
     if (const std::string path = path_join(directory, name); path_exists(path))
       return std::optional<std::string>(TRY(read_whole_file(path, limit)));
   const auto made = name == kConfigFile ? TRY(made_config()) : std::nullopt;
-  return made ? std::optional<std::string>(to_text(*made, 2) + "\n") : std::nullopt;
+  return made ? std::optional<std::string>(python_text(*made)) : std::nullopt;
 }
 
 Status Target::add_side_file(const std::string& name, std::string_view) {

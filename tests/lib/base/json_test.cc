@@ -73,9 +73,31 @@ TEST(Json, RefusesWhatIsNotJson) {
             "t.json@0x3: syntax error while parsing value - unexpected ']'; expected '[', '{', or a literal");
   EXPECT_EQ(refusal(std::string("{}\0", 3)), "t.json@0x2: expected JSON, got a zero byte");
   EXPECT_EQ(refusal("\xef\xbb\xbf{}"), "t.json@0x0: expected JSON, got a byte order mark");
-  for (const char* text :
-       {"{'a':1}", "// c\n1", "NaN", "Infinity", "01",          "+1", "1.", ".5",      "\"\n\"", "[1 2]",
-        "{\"a\"}", "tru",     "\"",  "\"\\x\"",  "\"\\ud800\"", "[",  "{",  "{\"a\":", "-",      "1e"})
+  for (const char* text : {"{'a':1}", "// c\n1", "01", "+1", "1.", ".5", "\"\n\"", "[1 2]", "{\"a\"}", "tru", "\"",
+                           "\"\\x\"", "\"\\ud800\"", "[", "{", "{\"a\":", "-", "1e"})
+    EXPECT_TRUE(refusal(text).starts_with("t.json@0x")) << text << ": " << refusal(text);
+}
+
+// Of model's configs, for one, which Python writes.
+TEST(Json, ReadsPythonsNumbers) {
+  const Json json = parsed(R"({"a\"NaN": [NaN, -Infinity,Infinity], "b": "NaN", "c":Infinity, "": "\\", "d": NaN})");
+  EXPECT_EQ(json.size(), 5u);
+  const auto list = *json.get_array("a\"NaN");
+  EXPECT_TRUE(std::isnan(*list[0].as_double()));
+  EXPECT_EQ(*list[1].as_double(), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(*list[2].as_double(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(*json.get_string("b"), "NaN");
+  EXPECT_TRUE(json.find("c")->is_number() && json.find("d")->is_number());
+  EXPECT_EQ(message(json.get_index("c")), "c: expected an integer, got a fraction");
+  EXPECT_TRUE(std::isinf(*parsed("Infinity").as_double()));
+  EXPECT_EQ(to_text(json), R"({"a\"NaN":[null,null,null],"b":"NaN","c":null,"":"\\","d":null})");
+  EXPECT_EQ(python_text(json),
+            "{\n  \"a\\\"NaN\": [\n    NaN,\n    -Infinity,\n    Infinity\n  ],\n  \"b\": \"NaN\",\n"
+            "  \"c\": Infinity,\n  \"\": \"\\\\\",\n  \"d\": NaN\n}\n");
+  EXPECT_EQ(refusal("{\"a\": NaN, NaN: 1}"), "t.json@0xd: expected a string for a key, got a number");
+  EXPECT_EQ(refusal("[1, NaNs]").substr(0, 10), "t.json@0x7");
+  for (const char* text : {"-NaN", "+Infinity", "nan", "inf", "Inf", "NaN NaN", "1NaN", "NaNInfinity", "[Infinit]",
+                           "--Infinity", "{NaN}", "[NaN\"a\"]", "NaN:", "\"NaN", "Infinity\""})
     EXPECT_TRUE(refusal(text).starts_with("t.json@0x")) << text << ": " << refusal(text);
 }
 
