@@ -7,6 +7,7 @@
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/convert/module_pattern.h"
 #include "lib/device/convert.h"
 #include "lib/device/low_rank.h"
 #include "lib/model/config.h"
@@ -16,24 +17,39 @@
 namespace reshard {
 namespace {
 
-constexpr std::string_view kConfig = "adapter_config.json";
 constexpr std::string_view kTrainedModule = ".modules_to_save.", kBaseLayer = ".base_layer.";
+constexpr std::string_view kTrainedRows = ".token_adapter.trainable_tokens_delta";
 
 // A key of an adapter's tensor taken apart.
 struct Operand {
-  enum class Kind { kA, kB, kWhole, kUnknown } kind = Kind::kUnknown;
-  std::string of;  // of a pair the module, "model.layers.0.self_attn.q_proj"; else the weight, "lm_head.weight"
+  enum class Kind { kA, kB, kWhole, kRows, kUnknown } kind = Kind::kUnknown;
+  // Of a pair, and of rows, the module, "model.layers.0.self_attn.q_proj"; else the weight, "lm_head.weight".
+  std::string of;
+  bool is_embeddings = false;
+
+  bool is_of_pair() const { return kind == Kind::kA || kind == Kind::kB; }
 };
+struct PairWord {
+  Operand::Kind kind;
+  std::string_view word, end;  // after the module, and of the key
+  bool is_embeddings;
+};
+constexpr PairWord kPairWords[] = {{Operand::Kind::kA, ".lora_A.", ".weight", false},
+                                   {Operand::Kind::kB, ".lora_B.", ".weight", false},
+                                   {Operand::Kind::kA, ".lora_embedding_A", ".lora_embedding_A", true},
+                                   {Operand::Kind::kB, ".lora_embedding_B", ".lora_embedding_B", true}};
 Operand operand_of(std::string_view key) {
   if (const std::size_t at = key.find(kPeftPrefix); at != std::string_view::npos)
     key.remove_prefix(at + kPeftPrefix.size());
-  for (const auto kind : {Operand::Kind::kA, Operand::Kind::kB}) {
-    const std::size_t at = key.find(kind == Operand::Kind::kA ? ".lora_A." : ".lora_B.");
-    if (at == std::string_view::npos || !key.ends_with(".weight")) continue;
+  for (const PairWord& word : kPairWords) {
+    const std::size_t at = key.find(word.word);
+    if (at == std::string_view::npos || !key.ends_with(word.end)) continue;
     if (key.substr(0, at).find(".base_layer") != std::string_view::npos)
       return {};  // of a parameter that is no layer's
-    return {kind, std::string(key.substr(0, at))};
+    return {word.kind, std::string(key.substr(0, at)), word.is_embeddings};
   }
+  if (key.ends_with(kTrainedRows))
+    return {Operand::Kind::kRows, std::string(key.substr(0, key.size() - kTrainedRows.size()))};
   if (is_adapter(key)) return {};
   std::string weight(key);
   if (const std::size_t at = weight.find(kTrainedModule); at != std::string::npos)
@@ -44,6 +60,7 @@ Operand operand_of(std::string_view key) {
 
 struct Pair {
   std::optional<std::size_t> a, b;
+  bool is_embeddings = false;
 };
 
 class AdapterReader {
@@ -61,8 +78,9 @@ class AdapterReader {
     Adapter out;
     out.config = text_;
     if (!merges_) return out;
-    out.added = TRY(match_pairs(view, names.model));
+    out.added = TRY(match_pairs(view, names));
     out.replaced = TRY(match_whole(view, names.model));
+    out.trained_rows = TRY(match_rows(view, names));
     // A layer whose pair lies beside its weight: an embedding, in PEFT's own files.
     for (LowRank& m : out.added)
       std::erase_if(out.replaced, [&](const Replaced& r) {
@@ -90,8 +108,24 @@ class AdapterReader {
 
   Error unknown(const Tensor& t, const std::string& why) const {
     return unsupported(root() + ": " + tensor_text(t.name) + ": " + why +
-                       "of adapters matrices lora_A and lora_B of linear layers are known, and weights that they have "
-                       "whole; --exclude leaves it out");
+                       "of adapters matrices lora_A and lora_B of linear layers and embeddings are known, and weights "
+                       "and rows of embeddings that they have whole; --exclude leaves it out");
+  }
+
+  Error no_weight(const Tensor& t, const std::string& key, const Translation& names) const {
+    const std::string what = tensor_text(t.name) + " changes '" + printable(key) + "', which is not there";
+    if (names.model.family && !names.renames())
+      return usage_error(root() + ": " + what + " under the source's own names, which this output keeps; " +
+                         "--names hf gives it those that adapters know");
+    return corrupt(root() + ": an adapter of another model: " + what);
+  }
+
+  // Where the tensor that is so is kept.
+  std::optional<std::size_t>& slot_of(const Operand& operand) {
+    if (operand.kind == Operand::Kind::kWhole) return whole_[operand.of];
+    if (operand.kind == Operand::Kind::kRows) return rows_[operand.of];
+    Pair& pair = pairs_[operand.of];
+    return operand.kind == Operand::Kind::kA ? pair.a : pair.b;
   }
 
   Status find_operands() {
@@ -100,22 +134,21 @@ class AdapterReader {
       const Tensor& t = tensors[i];
       if (!is_own(t)) continue;
       const Operand operand = operand_of(t.key());
-      const bool is_whole = operand.kind == Operand::Kind::kWhole;
-      if (operand.kind == Operand::Kind::kUnknown || (!is_whole && t.shape.rank() != 2) ||
+      const bool is_matrix = operand.kind != Operand::Kind::kWhole;
+      if (operand.kind == Operand::Kind::kUnknown || (is_matrix && t.shape.rank() != 2) ||
           !can_convert(t.dtype, DType::kFloat32))
         return unknown(t, "");
-      std::optional<std::size_t>& slot = is_whole                            ? whole_[operand.of]
-                                         : operand.kind == Operand::Kind::kA ? pairs_[operand.of].a
-                                                                             : pairs_[operand.of].b;
+      std::optional<std::size_t>& slot = slot_of(operand);
       if (slot)
         return unsupported(root() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
                            ": several adapters of one layer; --exclude leaves one of them out");
       slot = i;
+      if (operand.is_of_pair()) pairs_[operand.of].is_embeddings = operand.is_embeddings;
     }
     for (const auto& [module, pair] : pairs_) {
       if (!pair.a || !pair.b)
         return corrupt(root() + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
-                       (pair.a ? "B" : "A") + " is not there");
+                       (pair.is_embeddings ? "embedding_" : "") + (pair.a ? "B" : "A") + " is not there");
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
       if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
         return corrupt(root() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " + tensor_text(b.name) +
@@ -126,8 +159,11 @@ class AdapterReader {
   }
 
   Status read_config() {
-    std::string path = find_beside(reader_.catalog(), kConfig);
+    std::string path = find_beside(reader_.catalog(), kAdapterConfigFile);
     if (path.empty()) {
+      if (!rows_.empty())
+        return usage_error(root() + ": its adapter has rows of '" + printable(rows_.begin()->first) +
+                           "', and no adapter_config.json beside it says which");
       if (!options_.alpha)
         return usage_error(root() + ": its adapter has rank " + std::to_string(ranks_.begin()->first) +
                            ", and no adapter_config.json beside it says the alpha; give it with --lora-alpha");
@@ -157,7 +193,7 @@ class AdapterReader {
             "began; convert the training state, or save it by PEFT with "
             "path_initial_model_for_weight_conversion");
       Json plain = json;
-      text_ = to_text(plain.set("init_lora_weights", true), 2) + "\n";
+      text_ = python_text(plain.set("init_lora_weights", true));
     }
     const Index r = TRY(json.get_index("r"));
     std::set<Index> allowed = {r};
@@ -168,8 +204,8 @@ class AdapterReader {
         return corrupt("r " + std::to_string(r) + ": the matrices of '" + printable(modules.front()) + "' have rank " +
                        std::to_string(rank));
     const Json* const alpha = json.find("lora_alpha");
-    if (!alpha || !alpha->is_number()) return corrupt("lora_alpha: expected a number");
-    alpha_ = TRY(alpha->as_double());
+    if (!alpha) return corrupt("lora_alpha: expected a number, got nothing");
+    alpha_ = TRY(alpha_of(*alpha).context("lora_alpha"));
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
     if (!merges_) return {};
@@ -182,10 +218,27 @@ class AdapterReader {
     for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
       if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
         return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
-    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object() && pattern->size() > 0)
-      return unsupported("alpha_pattern: an adapter with several alphas cannot be merged");
+    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
+      for (const Json::Member& m : TRY(pattern->as_object()))
+        alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
+                             TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key))));
+    if (const Json* rows = json.find("trainable_token_indices"); rows && !rows->is_null()) row_numbers_ = *rows;
     if (const Json* flag = json.find("use_rslora"); flag && flag->is_bool()) rooted_ = TRY(flag->as_bool());
     return {};
+  }
+
+  static Result<double> alpha_of(const Json& json) {
+    const double alpha = TRY(json.as_double());
+    if (!std::isfinite(alpha)) return corrupt("expected a number, got one that is not finite");
+    return alpha;
+  }
+
+  // The first of the patterns that means it counts.
+  float scaling_of(const std::string& module, Index rank) const {
+    const auto own =
+        std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& a) { return a.first.matches(module); });
+    const auto r = static_cast<double>(rank);
+    return static_cast<float>((own == alphas_.end() ? alpha_ : own->second) / (rooted_ ? std::sqrt(r) : r));
   }
 
   // What PEFT needs to load it.
@@ -212,10 +265,11 @@ class AdapterReader {
       for (const std::string& module : modules) whole.push_back(module);
       out.set("modules_to_save", std::move(whole));
     }
-    return to_text(out, 2) + "\n";
+    return python_text(out);
   }
 
-  Result<std::vector<LowRank>> match_pairs(const SourceView& view, const Model& model) const {
+  Result<std::vector<LowRank>> match_pairs(const SourceView& view, const Translation& names) const {
+    const Model& model = names.model;
     const auto& tensors = reader_.catalog().tensors();
     const auto& weights = view.catalog.tensors();
     std::vector<LowRank> out;
@@ -223,19 +277,17 @@ class AdapterReader {
       const std::string key = module + ".weight";
       const auto weight = find_weight(key, view.catalog, model.family);
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
-      if (!weight)
-        return corrupt(root() + ": an adapter of another model: " + tensor_text(a.name) + " changes '" +
-                       printable(key) + "', which is not there");
+      if (!weight) return no_weight(a, key, names);
       TRY(check_untied(a, key, model));
       const Tensor& w = weights[*weight];
-      if (w.shape != Dims{b.shape[0], a.shape[1]})
+      const Dims shape = pair.is_embeddings ? Dims{a.shape[1], b.shape[0]} : Dims{b.shape[0], a.shape[1]};
+      if (w.shape != shape)
         return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
                        " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
                        " " + to_string(w.shape));
       TRY(check_changeable(w));
       const Index rank = a.shape[0];
-      const double divisor = rooted_ ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank);
-      out.push_back({*weight, *pair.a, *pair.b, std::nullopt, rank, static_cast<float>(alpha_ / divisor)});
+      out.push_back({*weight, *pair.a, *pair.b, std::nullopt, rank, scaling_of(module, rank), pair.is_embeddings});
     }
     return out;
   }
@@ -259,10 +311,59 @@ class AdapterReader {
     return out;
   }
 
+  // The rows that those of a module's are instead of, of so many.
+  Result<std::vector<Index>> row_numbers(const std::string& module, Index of) const {
+    const Json* list = &row_numbers_;
+    if (row_numbers_.is_object()) {
+      const auto members = TRY(row_numbers_.as_object());
+      const auto found =
+          std::find_if(members.begin(), members.end(), [&](const Json::Member& m) { return module.ends_with(m.key); });
+      if (found == members.end()) return corrupt("expected an entry for '" + printable(module) + "', got none");
+      list = &found->value;
+    }
+    std::set<Index> different;
+    std::vector<Index> out;
+    for (const Json& item : TRY(list->as_array())) {
+      const Index row = TRY(item.as_index());
+      if (row < 0 || row >= of || !different.insert(row).second)
+        return corrupt("expected different rows of " + std::to_string(of) + ", got " + std::to_string(row));
+      out.push_back(row);
+    }
+    return out;
+  }
+
+  Result<std::vector<TrainedRows>> match_rows(const SourceView& view, const Translation& names) const {
+    const Model& model = names.model;
+    std::vector<TrainedRows> out;
+    for (const auto& [module, tensor] : rows_) {
+      const Tensor& t = reader_.catalog().tensors()[*tensor];
+      const auto found = find_weight(module + ".weight", view.catalog, model.family);
+      if (!found) return no_weight(t, module + ".weight", names);
+      const Tensor& w = view.catalog.tensors()[*found];
+      const Index of = w.shape.rank() == 2 ? w.shape[0] : 0;
+      const auto rows = TRY(row_numbers(module, of).context(root() + ": trainable_token_indices"));
+      if (of == 0 || t.shape != Dims{std::ssize(rows), w.shape[1]})
+        return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be " +
+                       count_of(std::ssize(rows), "row") + " of " + tensor_text(w.name) + " " + to_string(w.shape));
+      TRY(check_changeable(w));
+      // Rows of an embedding are those of a head that is tied to it, too.
+      for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
+        if (i == *found || (is_tied(module + ".weight", model) && is_tied(view.catalog.tensors()[i].name, model) &&
+                            view.catalog.tensors()[i].shape == w.shape))
+          out.push_back({i, *tensor, rows});
+    }
+    return out;
+  }
+
+  // Whether a weight is one of those that are one tensor in the model.
+  static bool is_tied(const std::string& key, const Model& model) {
+    const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
+    return name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings();
+  }
+
   // `t` changes the weight of this key.
   Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
-    const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
-    if (!name || !name->rule->is_vocabulary() || !model.config || !model.config->tie_word_embeddings()) return {};
+    if (!is_tied(key, model)) return {};
     return unsupported(root() + ": " + tensor_text(t.name) +
                        ": the embedding and the head of the model are one tensor, and the adapter has trained one of "
                        "them apart: merged they would be two, which config.json denies; --exclude leaves it out");
@@ -288,10 +389,13 @@ class AdapterReader {
   bool is_beside_weights_ = false;
   std::map<std::string, Pair> pairs_;                        // by the module
   std::map<std::string, std::optional<std::size_t>> whole_;  // by the weight
+  std::map<std::string, std::optional<std::size_t>> rows_;   // by the module
   std::map<Index, std::vector<std::string>> ranks_;
   std::string text_;
   double alpha_ = 0;
+  std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
   bool rooted_ = false;
+  Json row_numbers_ = Json::array();  // trainable_token_indices
 };
 
 }  // namespace
@@ -326,7 +430,9 @@ std::vector<std::size_t> Adapter::operands() const {
     if (m.onto) out.push_back(*m.onto);
   }
   for (const Replaced& r : replaced) out.push_back(r.by);
+  for (const TrainedRows& r : trained_rows) out.push_back(r.by);
   std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 
@@ -342,6 +448,15 @@ Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box&
   return {};
 }
 
+std::vector<float> transposed(const std::vector<float>& matrix, Index rows) {
+  const Index columns = std::ssize(matrix) / rows;
+  std::vector<float> out(matrix.size());
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < columns; ++j)
+      out[static_cast<std::size_t>(j * rows + i)] = matrix[static_cast<std::size_t>(i * columns + j)];
+  return out;
+}
+
 }  // namespace
 
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
@@ -350,10 +465,18 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
       const DType dtype = stored.catalog().tensors()[m.weight].dtype;
       TRY(m.onto ? read_as(dtype, operands, *m.onto, box, out, scratch) : stored.read(m.weight, box, out, scratch));
       if (box.empty()) return {};
-      const DType delta = operands.catalog().tensors()[m.b].dtype;
-      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[1]}, {m.rank, box.shape[1]}}, scratch));
-      const auto b = TRY(read_floats(operands, m.b, {{box.origin[0], 0}, {box.shape[0], m.rank}}, scratch));
-      add_low_rank(out.data(), dtype, b.data(), a.data(), box.shape[0], box.shape[1], m.rank, m.scaling, delta);
+      std::vector<DType> rounded = {operands.catalog().tensors()[m.b].dtype};
+      const int rows = m.is_embedding ? 1 : 0, columns = 1 - rows;  // of the weight: the product's
+      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[columns]}, {m.rank, box.shape[columns]}}, scratch));
+      const auto b = TRY(read_floats(operands, m.b, {{box.origin[rows], 0}, {box.shape[rows], m.rank}}, scratch));
+      if (!m.is_embedding) {
+        add_low_rank(out.data(), dtype, b.data(), a.data(), box.shape[0], box.shape[1], m.rank, m.scaling, rounded);
+        return {};
+      }
+      rounded.push_back(dtype);  // as PEFT does to embeddings
+      const auto left = transposed(a, m.rank), right = transposed(b, box.shape[1]);
+      add_low_rank(out.data(), dtype, left.data(), right.data(), box.shape[0], box.shape[1], m.rank, m.scaling,
+                   rounded);
       return {};
     });
   }
@@ -361,6 +484,21 @@ void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& o
     const DType dtype = stored.catalog().tensors()[r.weight].dtype;
     source.set(r.weight, [&operands, r, dtype](const Box& box, MutableBytes out, MutableBytes scratch) {
       return read_as(dtype, operands, r.by, box, out, scratch);
+    });
+  }
+  for (const TrainedRows& r : adapter.trained_rows) {
+    source.set(r.weight, [&stored, &operands, r](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      TRY(stored.read(r.weight, box, out, scratch));
+      const DType dtype = stored.catalog().tensors()[r.weight].dtype;
+      const Index row_bytes = box.shape[1] * byte_size(dtype);
+      for (std::size_t i = 0; i < r.rows.size(); ++i) {
+        const Index at = r.rows[i] - box.origin[0];
+        if (at < 0 || at >= box.shape[0] || row_bytes == 0) continue;
+        const Box row = {{static_cast<Index>(i), box.origin[1]}, {1, box.shape[1]}};
+        const auto begin = static_cast<std::size_t>(at * row_bytes);
+        TRY(read_as(dtype, operands, r.by, row, out.subspan(begin, static_cast<std::size_t>(row_bytes)), scratch));
+      }
+      return {};
     });
   }
 }

@@ -5,10 +5,14 @@
 //   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight   [r, in]     (plain keys, parts.h)
 //   peft_adapter.base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight   [out, r]
 //   peft_adapter.base_model.model.lm_head.weight                                  instead of lm_head.weight
+//   peft_adapter.base_model.model.model.embed_tokens.lora_embedding_A             [r, rows]   of an embedding
+//   peft_adapter.base_model.model.model.embed_tokens.lora_embedding_B             [width, r]
+//   peft_adapter.base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta   rows of an embedding
 #pragma once
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/checkpoint/format.h"
@@ -16,6 +20,8 @@
 #include "lib/engine/computed_source.h"
 
 namespace reshard {
+
+inline constexpr std::string_view kAdapterConfigFile = "adapter_config.json";
 
 struct AdapterOptions {
   Reader* reader = nullptr;     // of an adapter by itself; null: the source's own
@@ -29,6 +35,7 @@ struct LowRank {
   std::optional<std::size_t> onto;  // likewise: the weight as the adapter has it whole
   Index rank = 0;
   float scaling = 0;
+  bool is_embedding = false;  // what is added is the product's transpose
 };
 
 // A weight that the adapter has whole, of a module that was trained (modules_to_save) or a bias.
@@ -37,13 +44,21 @@ struct Replaced {
   std::size_t by = 0;      // in the adapter's catalog
 };
 
+// Rows of a weight that were trained by themselves, and stand instead of what they were (trainable_token_indices).
+struct TrainedRows {
+  std::size_t weight = 0;   // in the view
+  std::size_t by = 0;       // in the adapter's catalog
+  std::vector<Index> rows;  // of the weight, each of its rows is instead of
+};
+
 struct Adapter {
   std::string config;  // adapter_config.json
   // Empty where it is not to be merged.
   std::vector<LowRank> added;
   std::vector<Replaced> replaced;
+  std::vector<TrainedRows> trained_rows;
 
-  bool is_merged() const { return !added.empty() || !replaced.empty(); }
+  bool is_merged() const { return !added.empty() || !replaced.empty() || !trained_rows.empty(); }
   std::vector<std::size_t> operands() const;  // in the adapter's catalog, ascending
 };
 
@@ -53,8 +68,8 @@ enum class AdapterUse { kNone, kWritten, kMerged };
 // The adapter of a source, or the one that was given, but for what `selection` leaves out: of the source's own, too,
 // what it does not ask for. Nothing where there is none. Errors name what does not fit: a
 // pair of which one is missing, a rank that the config denies, matrices of no weight of `view` or of another shape. A
-// usage error where nothing says the alpha. Unsupported: whatever is neither a pair's nor a whole weight, and an
-// embedding or head of a model that ties them, which would be one no longer.
+// usage error where nothing says the alpha. Unsupported: whatever is neither a pair's, nor a whole weight, nor rows of
+// one, and an embedding or head of a model that ties them, which would be one no longer.
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names);

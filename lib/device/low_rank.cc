@@ -38,9 +38,9 @@ __attribute__((target("avx2,fma"))) void product_row_avx2(const float* b, const 
 }  // namespace
 
 void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a, Index rows, Index columns, Index rank,
-                  float scaling, DType delta) {
+                  float scaling, std::span<const DType> rounded) {
   std::vector<float> sum(static_cast<std::size_t>(columns)), base(sum.size());
-  std::vector<std::byte> rounded(sum.size() * sizeof(float));
+  std::vector<std::byte> narrow(sum.size() * sizeof(float));
   const auto bytes = [](std::vector<float>& v) { return reinterpret_cast<std::byte*>(v.data()); };
 #if defined(__x86_64__)
   static const bool has_fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -56,9 +56,10 @@ void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a
     std::byte* const row = weight + i * columns * byte_size(dtype);
     multiply(b + i * rank, a, columns, rank, sum.data());
     for (float& s : sum) s *= scaling;
-    if (delta != DType::kFloat32) {
-      convert(DType::kFloat32, delta, bytes(sum), rounded.data(), columns);
-      convert(delta, DType::kFloat32, rounded.data(), bytes(sum), columns);
+    for (const DType narrower : rounded) {
+      if (narrower == DType::kFloat32) continue;
+      convert(DType::kFloat32, narrower, bytes(sum), narrow.data(), columns);
+      convert(narrower, DType::kFloat32, narrow.data(), bytes(sum), columns);
     }
     convert(dtype, DType::kFloat32, row, bytes(base), columns);
     for (std::size_t j = 0; j < sum.size(); ++j) base[j] += sum[j];

@@ -1069,8 +1069,9 @@ class Adapters(Case):
         import peft
         model, saved = self.trained(*dtypes, **lora)
         reshard("convert", saved, self.out("apart"), "--to", "hf")
+        by_peft = raw_safetensors(self.out("by_peft/adapter_model.safetensors"))
         self.assertEqual(raw_safetensors(self.out("apart/adapter/adapter_model.safetensors")),
-                         raw_safetensors(self.out("by_peft/adapter_model.safetensors")))
+                         {k: v for k, v in by_peft.items() if ".base_layer." not in k})  # an embedding's own weight
         import transformers
         base = transformers.AutoModelForCausalLM.from_pretrained(self.out("apart"))
         again = peft.PeftModel.from_pretrained(base, self.out("apart/adapter"), autocast_adapter_dtype=False)
@@ -1106,6 +1107,8 @@ class Adapters(Case):
         model.save_pretrained(self.out("adapter"))
         reshard("convert", self.out("base"), self.out("merged"), "--to", "hf", "--merge-adapter", "--adapter", self.out("adapter"))
         merged = model.merge_and_unload().state_dict()
+        if base.config.tie_word_embeddings:
+            self.assertTrue(same_bits(merged.pop("lm_head.weight"), merged["model.embed_tokens.weight"]))
         got = load_file(self.out("merged/model.safetensors"))
         self.assertEqual(got.keys(), merged.keys())
         for name, value in merged.items():
@@ -1121,6 +1124,34 @@ class Adapters(Case):
 
     def test_float32_rank_of_no_power_of_two_scaled_by_its_root(self):
         self.check(torch.float32, r=7, lora_alpha=5, use_rslora=True, target_modules="all-linear")
+
+    def test_ranks_and_alphas_of_their_own(self):
+        self.check(torch.float32, r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "up_proj"],
+                   rank_pattern={"k_proj": 2, "^model.layers.1.self_attn.v_proj": 6},
+                   alpha_pattern={"layers.0.mlp.up_proj": 3, r"layers.\d+.self_attn.q.*": 5})
+
+    def test_ranks_and_alphas_of_their_own_scaled_by_roots(self):
+        self.check(torch.float32, r=4, lora_alpha=8, use_rslora=True, target_modules=["q_proj", "k_proj"],
+                   rank_pattern={"k_proj": 3}, alpha_pattern={"q_proj": 5})
+
+    def test_an_embedding(self):
+        base = Families.build(self, "llama", {**_TINY, "num_key_value_heads": 2})
+        self.check_by_itself(base, target_modules=["embed_tokens", "v_proj"])
+
+    def test_an_embedding_in_bfloat16(self):
+        base = Families.build(self, "llama", {**_TINY, "num_key_value_heads": 2}).to(torch.bfloat16)
+        self.check_by_itself(base, target_modules=["embed_tokens", "v_proj"])
+
+    def test_an_embedding_beside_its_weights(self):
+        self.check(torch.bfloat16, r=4, lora_alpha=8, target_modules=["embed_tokens", "q_proj"])
+
+    def test_rows_of_an_embedding(self):
+        base = Families.build(self, "llama", {**_TINY, "num_key_value_heads": 2})
+        self.check_by_itself(base, target_modules=["q_proj"], trainable_token_indices=[7, 0, 19])
+
+    def test_rows_of_an_embedding_that_is_the_head(self):
+        base = Families.build(self, "llama", {**_TINY, "num_key_value_heads": 2, "tie_word_embeddings": True}).to(torch.bfloat16)
+        self.check_by_itself(base, target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [7, 0, 19]})
 
     def test_bfloat16_under_float32(self):
         self.check(torch.bfloat16, r=16, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"])

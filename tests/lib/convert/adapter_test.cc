@@ -155,9 +155,67 @@ TEST_F(AnAdapter, OfAHeadThatIsTheEmbeddingIsRefused) {
 TEST_F(AnAdapter, OfAnotherKindIsRefused) {
   write_config(R"({"r": 1, "lora_alpha": 2})");
   add_pair();
-  add("base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta", {1, 2}, {1, 2});
-  EXPECT_THAT(error(), HasSubstr("no weight of the model is called "
-                                 "'model.embed_tokens.token_adapter.trainable_tokens_delta'"));
+  add("base_model.model.model.embed_tokens.trainable_tokens_delta", {1, 2}, {1, 2});
+  EXPECT_THAT(error(), HasSubstr("no weight of the model is called 'model.embed_tokens.trainable_tokens_delta'"));
+}
+
+// lora_embedding_A [r, rows], lora_embedding_B [width, r].
+TEST_F(AnAdapter, OfAnEmbeddingIsAddedTransposed) {
+  write_config(R"({"r": 2, "lora_alpha": 4})");
+  add("base_model.model." + kModule + ".lora_embedding_A", {2, 3}, {1, 2, 3, 10, 20, 30});
+  add("base_model.model." + kModule + ".lora_embedding_B", {2, 2}, {1, 0, 0, 100});
+  const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+  FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+  ComputedSource merged(view_.catalog, stored);
+  merge_adapter(adapter, stored, operands, merged);
+  EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{3, 2002, 7, 4004, 11, 6006}));
+}
+
+TEST_F(AnAdapter, HasTheAlphaOfItsModule) {
+  const std::string begin = R"({"r": 1, "lora_alpha": 2, "alpha_pattern": )";
+  add_pair();
+  const auto scaling = [&](const std::string& patterns) {
+    write_config(begin + patterns + "}");
+    return must(read(AdapterUse::kMerged))->added[0].scaling;
+  };
+  EXPECT_EQ(scaling("{}"), 2);
+  EXPECT_EQ(scaling(R"({"k_proj": 3})"), 2);
+  EXPECT_EQ(scaling(R"({"q_proj": 3})"), 3);
+  EXPECT_EQ(scaling(R"({"self_attn.q_proj": 5, "q_proj": 3})"), 5) << "the first";
+  EXPECT_EQ(scaling(R"({"^model.layers.0.self_attn.q_proj": 0.5})"), 0.5);
+  write_config(begin + R"({"(q|k)_proj": 3}})");
+  EXPECT_THAT(error(), HasSubstr("alpha_pattern: '(q|k)_proj': of regular expressions"));
+  EXPECT_EQ(error(AdapterUse::kWritten), "");
+  write_config(begin + R"({"q_proj": NaN}})");
+  EXPECT_THAT(error(), HasSubstr("alpha_pattern: q_proj: expected a number, got one that is not finite"));
+}
+
+// trainable_token_indices.
+TEST_F(AnAdapter, HasRowsThatAreInsteadOfThoseOfAWeight) {
+  const std::string begin = R"({"r": 1, "lora_alpha": 2, "trainable_token_indices": )";
+  add("base_model.model." + kModule + ".token_adapter.trainable_tokens_delta", {2, 2}, {7, 8, 9, 10});
+  for (const char* which : {"[2, 0]", R"({"other": [1], "q_proj": [2, 0]})"}) {
+    write_config(begin + which + "}");
+    const Adapter adapter = must(read(AdapterUse::kMerged)).value();
+    EXPECT_TRUE(adapter.is_merged());
+    EXPECT_THAT(adapter.operands(), testing::ElementsAre(0));
+    FileSource stored(view_.catalog, model_.files()), operands(adapter_.catalog(), adapter_.files());
+    ComputedSource merged(view_.catalog, stored);
+    merge_adapter(adapter, stored, operands, merged);
+    EXPECT_EQ(floats_of(merged, kWeight), (std::vector<float>{9, 10, 3, 4, 7, 8}));
+    std::vector<float> part(2);  // of a slab
+    std::vector<std::byte> scratch(1 << 20);
+    must(merged.read(0, {{1, 1}, {2, 1}}, std::as_writable_bytes(std::span(part)), scratch));
+    EXPECT_EQ(part, (std::vector<float>{4, 8}));
+  }
+  write_config(begin + "[0, 3]}");
+  EXPECT_THAT(error(), HasSubstr("trainable_token_indices: expected different rows of 3, got 3"));
+  write_config(begin + "[1, 1]}");
+  EXPECT_THAT(error(), HasSubstr("expected different rows of 3, got 1"));
+  write_config(begin + "[1]}");
+  EXPECT_THAT(error(), HasSubstr("[2, 2] is to be 1 row of"));
+  write_config(begin + R"({"other": [1, 2]}})");
+  EXPECT_THAT(error(), HasSubstr("expected an entry for '" + kModule + "', got none"));
 }
 
 TEST_F(AnAdapter, IsScaledByTheRootOfItsRankWhereItsConfigSaysSo) {
@@ -210,9 +268,20 @@ TEST_F(AnAdapter, HasBothMatricesOfAPair) {
   EXPECT_THAT(error(), HasSubstr("expected as many rows of the one as columns of the other"));
 }
 
-TEST_F(AnAdapter, IsOfLinearLayers) {
-  add("base_model.model." + kModule + ".lora_embedding_A", {1, 2}, {1, 10});
-  EXPECT_THAT(error(), HasSubstr("matrices lora_A and lora_B of linear layers are known"));
+TEST_F(AnAdapter, IsOfLinearLayersAndEmbeddings) {
+  add("base_model.model." + kModule + ".lora_magnitude_vector", {3}, {1, 10, 100});
+  EXPECT_THAT(error(), HasSubstr("matrices lora_A and lora_B of linear layers and embeddings are known"));
+}
+
+TEST_F(AnAdapter, ToWeightsUnderOtherNamesIsToldOfThoseItKnows) {
+  write_config(R"({"r": 1, "lora_alpha": 2})");
+  add_pair();
+  view_.catalog.tensor(0).name = "app." + kWeight;
+  names_.to.reset();
+  Catalog renamed;
+  for (Tensor t : view_.catalog.tensors()) must(renamed.add(t));
+  view_.catalog = renamed;
+  EXPECT_THAT(error(), HasSubstr("--names hf gives it those that adapters know"));
 }
 
 TEST_F(AnAdapter, IsTheOnlyOneOfItsLayer) {
@@ -227,6 +296,8 @@ TEST_F(AnAdapter, HasTheRankAndTheAlphaOfItsConfig) {
   EXPECT_THAT(error(), HasSubstr("r 2: the matrices of '" + kModule + "' have rank 1"));
   write_config(R"({"r": 1})");
   EXPECT_THAT(error(), HasSubstr("lora_alpha: expected a number"));
+  write_config(R"({"r": 1, "lora_alpha": Infinity})");
+  EXPECT_THAT(error(), HasSubstr("lora_alpha: expected a number, got one that is not finite"));
   write_config(R"({"r": 1, "lora_alpha": 2})");
   EXPECT_THAT(error(AdapterUse::kMerged, 4.0), HasSubstr("lora_alpha is another than --lora-alpha"));
   EXPECT_EQ(error(AdapterUse::kMerged, 2.0), "");

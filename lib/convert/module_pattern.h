@@ -1,0 +1,33 @@
+// Which modules a key of PEFT's rank_pattern or alpha_pattern means: those that Python's re.match(rf"(.*\.)?({key})$")
+// finds (peft/utils/other.py, get_pattern_key). Most keys are names, "q_proj" or "model.layers.0.self_attn.q_proj".
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "lib/base/result.h"
+
+namespace reshard {
+
+class ModulePattern {
+ public:
+  // Unsupported: of regular expressions more than characters, ".", "\d", escaped characters, one of "*", "+", "?"
+  // behind each of these, and "^" before all of them.
+  static Result<ModulePattern> parse(std::string_view key);
+
+  bool matches(std::string_view module) const;
+
+ private:
+  struct Step {
+    enum class Takes { kThis, kAny, kDigit } takes = Takes::kThis;
+    char character = 0;
+    bool is_optional = false, repeats = false;
+
+    bool take(char c) const;
+  };
+
+  std::vector<Step> steps_;
+  bool is_whole_ = false;  // begins with "^": nothing may be before it
+};
+
+}  // namespace reshard
