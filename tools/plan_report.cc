@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 
@@ -41,7 +42,10 @@ std::string left_out_text(const LeftOut& l) {
   if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
   if (l.objects > 0) parts.push_back(with_commas(l.objects) + (l.objects == 1 ? " object" : " objects"));
   parts.push_back(human_bytes(l.bytes));
-  return l.what + " (" + join(parts, ", ") + ")";
+  std::vector<std::string> files;
+  if (l.tensors + l.objects == 0)
+    for (const std::string& name : l.names) files.push_back(printable(name));
+  return l.what + " (" + (files.empty() ? "" : some_of(files) + "; ") + join(parts, ", ") + ")";
 }
 
 void print_what_is_odd(const PreparedConversion& prepared) {

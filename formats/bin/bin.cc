@@ -10,17 +10,30 @@
 namespace reshard {
 namespace bin {
 
+namespace {
+
+bool is_of_model(std::string_view name) {
+  return (name.starts_with("pytorch_model") || name.starts_with("diffusion_pytorch_model")) && name.ends_with(".bin");
+}
+
+}  // namespace
+
+bool is_single_name(std::string_view name) {
+  return name == "pytorch_model.bin" || name == "diffusion_pytorch_model.bin";
+}
+
 bool is_index_name(std::string_view name) { return name.ends_with(".bin.index.json"); }
 
 bool is_numbered_name(std::string_view name) {
-  return name.starts_with("pytorch_model") && name.ends_with(".bin") && name.find("-of-") != std::string_view::npos;
+  return is_of_model(name) && name.find("-of-") != std::string_view::npos;
 }
 
 namespace {
 
 Result<bool> recognises(const Place& place) {
   if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
-  return place.has_file(kSingleFile) || place.has_file_like(is_index_name) || place.has_file_like(is_numbered_name);
+  return place.has_file_like(is_single_name) || place.has_file_like(is_index_name) ||
+         place.has_file_like(is_numbered_name) || place.has_file(kAdapterFile);
 }
 
 // Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.

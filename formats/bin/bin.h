@@ -5,9 +5,9 @@
 //   pytorch_model-00001-of-00004.bin   whole tensors dealt out over several files, and
 //   pytorch_model.bin.index.json       {"metadata": {"total_size": N}, "weight_map": {tensor: file}}
 //
-// (transformers/modeling_utils.py.) A file holds whatever was given to torch.save; tensor_file.h says how values in it
-// are named. Where every tensor of a file lies under one of the usual words for "the model", that word is left out of
-// the names: {"epoch": 3, "model": {"w": ...}} holds a tensor w.
+// (transformers/modeling_utils.py.) Those of diffusers are "diffusion_pytorch_model". A file holds whatever was given
+// to torch.save; tensor_file.h says how values in it are named. Where every tensor of a file lies under one of the
+// usual words for "the model", that word is left out of the names: {"epoch": 3, "model": {"w": ...}} holds a tensor w.
 #pragma once
 
 #include "lib/checkpoint/format.h"
@@ -18,7 +18,8 @@ extern const Format kBinFormat;
 
 namespace bin {
 
-inline constexpr std::string_view kSingleFile = "pytorch_model.bin";
+inline constexpr std::string_view kAdapterFile = "adapter_model.bin";  // PEFT's; beside a model no part of it
+bool is_single_name(std::string_view name);    // "pytorch_model.bin", "diffusion_pytorch_model.bin"
 bool is_index_name(std::string_view name);     // ends in ".bin.index.json"
 bool is_numbered_name(std::string_view name);  // "pytorch_model-00001-of-00004.bin"
 

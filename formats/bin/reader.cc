@@ -48,29 +48,30 @@ std::string prefix_of(const TensorFile& file) {
 Status BinReader::open_directory(const Place& directory, std::string index) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
-  bool has_single = false;
+  std::string single;
   for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
     if (is_index_name(e.name)) indexes.push_back(e.name);
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
-    has_single = has_single || e.name == kSingleFile;
+    if (is_single_name(e.name)) single = e.name;
   }
+  if (single.empty() && indexes.empty() && numbered.empty()) single = kAdapterFile;
   if (indexes.size() > 1 && index.empty())
     return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");
   if (indexes.empty() && index.empty()) {
-    if (!has_single)
+    if (single.empty())
       return corrupt(path + ": expected an index beside " + names_text(numbered, "file") +
                      "; without it nothing tells whether all of them are there. Open a single file to see what it "
                      "holds.");
-    names_ = {std::string(kSingleFile)};
+    names_ = {single};
     catalog_.stale_files = numbered;
     return {};
   }
   if (index.empty()) index = indexes.front();
   index_ = TRY(IndexedFiles::open(path, index));
   names_ = index_->files();
-  if (has_single) numbered.emplace_back(kSingleFile);
+  if (!single.empty()) numbered.push_back(single);
   for (const std::string& name : numbered)
     if (!index_->contains(name)) catalog_.stale_files.push_back(name);
   return {};

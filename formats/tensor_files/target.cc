@@ -249,7 +249,17 @@ Json weight_map(const Catalog& catalog, IndexOrder order) {
   return map;
 }
 
+namespace {
+
+// diffusers' ConfigMixin; its loaders look for files of a name of their own (diffusers/utils/constants.py).
+bool is_of_diffusers(const std::optional<Json>& config) {
+  return config && config->contains("_class_name") && !config->contains("model_type");
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string_view stem, Container container) {
+  if (is_of_diffusers(request.config)) stem = "diffusion_pytorch_model";
   if (request.mesh.ranks() != 1)
     return unsupported("a Hugging Face model's files hold whole tensors: expected a mesh of one rank, got " +
                        request.mesh.to_string());

@@ -19,28 +19,37 @@
 
 namespace reshard {
 
-// What loaders of Hugging Face models look for beside config.json (transformers; sentencepiece).
-inline constexpr std::array<std::string_view, 21> kModelSideFiles = {"generation_config.json",
-                                                                     "tokenizer.json",
-                                                                     "tokenizer.model",
-                                                                     "tokenizer_config.json",
-                                                                     "special_tokens_map.json",
-                                                                     "added_tokens.json",
-                                                                     "vocab.json",
-                                                                     "vocab.txt",
-                                                                     "merges.txt",
-                                                                     "chat_template.jinja",
-                                                                     "chat_template.json",
-                                                                     "preprocessor_config.json",
-                                                                     "processor_config.json",
-                                                                     "video_preprocessor_config.json",
-                                                                     "spiece.model",
-                                                                     "sentencepiece.bpe.model",
-                                                                     "source.spm",
-                                                                     "target.spm",
-                                                                     "vocab.spm",
-                                                                     "tekken.json",
-                                                                     "original_config.json"};
+// What loaders of Hugging Face models look for beside config.json (transformers and the code of models of its own,
+// sentencepiece, sentence-transformers).
+inline constexpr std::string_view kModelSideFiles[] = {"generation_config.json",
+                                                       "tokenizer.json",
+                                                       "tokenizer.model",
+                                                       "tokenizer_config.json",
+                                                       "special_tokens_map.json",
+                                                       "added_tokens.json",
+                                                       "vocab.json",
+                                                       "vocab.txt",
+                                                       "merges.txt",
+                                                       "chat_template.jinja",
+                                                       "chat_template.json",
+                                                       "preprocessor_config.json",
+                                                       "processor_config.json",
+                                                       "video_preprocessor_config.json",
+                                                       "spiece.model",
+                                                       "sentencepiece.bpe.model",
+                                                       "source.spm",
+                                                       "target.spm",
+                                                       "vocab.spm",
+                                                       "tekken.json",
+                                                       "normalizer.json",
+                                                       "additional_chat_templates/*.jinja",
+                                                       "*.tiktoken",
+                                                       "*.py",
+                                                       "modules.json",
+                                                       "config_sentence_transformers.json",
+                                                       "sentence_*_config.json",
+                                                       "{0..99}_*/*",
+                                                       "original_config.json"};
 
 // A tensor of a file: whole and row-major there.
 struct FileTensor {
@@ -127,9 +136,10 @@ Result<std::vector<std::span<TargetTensor>>> cut_by_size(std::span<TargetTensor>
 enum class IndexOrder { kAsStored, kByName };
 Json weight_map(const Catalog& catalog, IndexOrder order);
 
-// A Hugging Face model: `stem` and the container's extension for one file, "stem-00001-of-00004.ext" for several, with
-// an index "stem.ext.index.json" as the last of the target's files. An adapter (kAdapterPrefix) is a file beside them,
-// "adapter/adapter_model.ext" under PEFT's names. Unsupported for more than one rank.
+// A Hugging Face model: `stem`, of a model of diffusers its own, and the container's extension for one file,
+// "stem-00001-of-00004.ext" for several, with an index "stem.ext.index.json" as the last of the target's files. An
+// adapter (kAdapterPrefix) is a file beside them, "adapter/adapter_model.ext" under PEFT's names. Unsupported for more
+// than one rank.
 Result<std::unique_ptr<Target>> lay_out_model(LayoutRequest request, std::string_view stem, Container container);
 
 }  // namespace reshard

@@ -4,6 +4,7 @@
 
 #include "lib/base/file.h"
 #include "lib/base/json.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace {
@@ -17,12 +18,36 @@ std::string real_path(const std::string& path) {
 
 }  // namespace
 
+Result<std::string> SideFile::read() const { return path.empty() ? text : TRY(read_whole_file(path, kMaxSideFile)); }
+
+Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : TRY(TRY(File::open(path)).size()); }
+
 std::optional<std::string> leads_out(const std::string& path, const std::string& directory) {
   const std::string real = real_path(path);
   if (real.empty() || lies_in(real, directory)) return std::nullopt;
   for (std::string at = real_path(directory); at.size() > 1; at = parent_path(at))
     if (base_name(at) == "snapshots" && parent_path(real) == path_join(parent_path(at), "blobs")) return std::nullopt;
   return real;
+}
+
+Result<std::vector<std::string>> files_like(const std::string& directory, std::span<const std::string_view> patterns) {
+  std::vector<std::string> out;
+  const auto entries = TRY(list_directory(directory));
+  for (const std::string_view pattern : patterns) {
+    const std::size_t slash = pattern.find('/');
+    for (const DirectoryEntry& entry : entries) {
+      const bool is_inside = slash != std::string_view::npos;
+      if (entry.is_directory != is_inside || !glob_match(pattern.substr(0, slash), entry.name)) continue;
+      if (!is_inside) {
+        out.push_back(entry.name);
+        continue;
+      }
+      const std::string_view inside[] = {pattern.substr(slash + 1)};
+      for (const std::string& name : TRY(files_like(path_join(directory, entry.name), inside)))
+        out.push_back(path_join(entry.name, name));
+    }
+  }
+  return out;
 }
 
 std::vector<std::string> files_of_manifest(const std::string& directory) {

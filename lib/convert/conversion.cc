@@ -74,7 +74,10 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
   TRY(place(d.output.tensors, d.view, model, o, format, d.notes));  // and how it lies
   if (o.merge) d.merge = TRY(match_sources(d, format, o));
-  d.side_files = find_side_files(source.catalog(), d.config.path, format, d.notes);
+  d.side_files = TRY(find_side_files(source.catalog(), o, d.config.path, format, d.notes));
+  if (d.adapter && !o.merge_adapter)
+    d.side_files.push_back(
+        {"adapter/" + std::string(kAdapterConfigFile), d.adapter->config, "", std::ssize(d.adapter->config)});
   return d;
 }
 

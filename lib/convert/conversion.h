@@ -54,7 +54,7 @@ struct Draft {
   std::optional<Index> step;         // of the optimizer, for Holds::kAdam
   OutputTensors output;              // placed
   std::optional<Merge> merge;
-  std::vector<std::string> side_files;
+  std::vector<SideFile> side_files;
   Notes notes;
 };
 // The steps up to there (steps.h). Locates the tensors that take part. For a format that shows tensors where they lie
@@ -64,16 +64,6 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
 // That tensors of which the output has one for both are equal. Reads them. Returns how many recorded checksums of those
 // that are left out hold.
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run);
-
-// A file that lies beside the tensors: config.json, the tokenizer.
-struct SideFile {
-  std::string name;  // in the output
-  std::string text;
-  std::string path;  // where it is copied from; empty: it is `text`
-
-  Result<Index> size() const;
-  Result<std::string> read() const;
-};
 
 class Origin;
 class SourceManifest;
@@ -97,6 +87,7 @@ class Conversion {
   // Whether tensors are computed as they are read: merged, with an adapter, with scales.
   bool computes() const { return draft_.merge || draft_.requantized.stored || options_.merge_adapter; }
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
+  const std::vector<SideFile>& beside() const { return draft_.side_files; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings
   Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype
   Index disk_needed() const;                                           // bytes, of all files

@@ -21,8 +21,6 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
-
 // A config.json of what is quantized so (null: not).
 Result<Json> with_quantization(const Json& config, const Json& quantization) {
   Json out = Json::object();
@@ -199,26 +197,20 @@ std::vector<std::string> Conversion::inputs() const {
   return out;
 }
 
-Result<std::string> SideFile::read() const { return path.empty() ? text : TRY(read_whole_file(path, kMaxSideFile)); }
-
-Result<Index> SideFile::size() const { return path.empty() ? std::ssize(text) : TRY(TRY(File::open(path)).size()); }
-
 Result<std::vector<SideFile>> Conversion::side_files() const {
   std::vector<SideFile> out;
   if (draft_.config.is_there() && draft_.config.is_copied) {
     std::string text = draft_.config.text;
-    const bool is_other = options_.dtype && converted_tensors() > 0;
+    Json json = TRY(parse_json(text, kConfigFile));
+    const bool is_other = options_.dtype && converted_tensors() > 0 && json.contains("model_type");
     if (is_other || draft_.requantized.stored) {
-      Json json = TRY(parse_json(text, kConfigFile));
       if (draft_.requantized.stored) json = TRY(with_quantization(json, draft_.requantized.config));
       if (is_other) json.set(json.contains("dtype") ? "dtype" : "torch_dtype", Json(info(*options_.dtype).torch_name));
-      text = to_text(json, 2) + "\n";
+      text = python_text(json);
     }
     out.push_back({std::string(kConfigFile), std::move(text), ""});
   }
-  if (draft_.adapter && !options_.merge_adapter)
-    out.push_back({"adapter/adapter_config.json", draft_.adapter->config, ""});
-  for (const std::string& path : draft_.side_files) out.push_back({base_name(path), "", path});
+  out.insert(out.end(), draft_.side_files.begin(), draft_.side_files.end());
   return out;
 }
 

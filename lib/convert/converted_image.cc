@@ -34,7 +34,8 @@ ConvertedImage::ConvertedImage(Conversion& c, bool check)
       data_(c.source_view().file_paths()),
       others_([&] {
         std::vector<std::string> paths = c.inputs();
-        paths.insert(paths.end(), c.draft_.side_files.begin(), c.draft_.side_files.end());
+        for (const SideFile& file : c.draft_.side_files)
+          if (!file.path.empty()) paths.push_back(file.path);
         const Catalog& source = c.source_.catalog();
         for (const std::string& name : source.metadata_files) paths.push_back(path_join(source.root, name));
         return paths;

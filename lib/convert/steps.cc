@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
 #include "lib/checkpoint/side_files.h"
+#include "lib/convert/adapter.h"
 #include "lib/convert/rows.h"
 #include "lib/device/convert.h"
 #include "lib/layout/padded_vocabulary.h"
@@ -362,21 +364,71 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names) {
 
 // ---- what lies beside the output
 
-std::vector<std::string> find_side_files(const Catalog& source, const std::string& config_path, const Format& format,
-                                         Notes& notes) {
+namespace {
+
+bool means_one(std::string_view pattern) { return pattern.find_first_of("*?[{") == std::string_view::npos; }
+
+// What lies in a model's directory, beside its config, and is neither read nor copied.
+Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& copied) {
+  LeftOut out{"files beside the model", 0, 0, 0};
+  std::set<std::string> known;
+  for (const std::string_view own : {kConfigFile, kManifestFile, kAdapterConfigFile}) known.emplace(own);
+  const auto add = [&](const std::string& name) { known.insert(name.substr(0, name.find('/'))); };
+  for (const CatalogFile& file : source.files) add(file.path);
+  for (const std::string& file : source.metadata_files) add(file);
+  for (const SideFile& file : copied) add(file.name);
+  for (const DirectoryEntry& entry : TRY(list_directory(source.root))) {
+    if (entry.name.starts_with('.') || known.contains(entry.name)) continue;
+    out.bytes += entry.size;
+    out.names.push_back(valid_utf8(entry.name) + (entry.is_directory ? "/" : ""));
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wanted& wanted,
+                                              const std::string& config_path, const Format& format, Notes& notes) {
   std::vector<std::string> places = {source.root, parent_path(source.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
-  std::vector<std::string> out;
-  for (const std::string_view name : format.side_files)
-    for (const std::string& place : places) {
-      const std::string path = path_join(place, name);
-      if (!path_exists(path)) continue;
-      if (const auto real = leads_out(path, place))
-        notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) + ": it is not copied");
-      else
-        out.push_back(path);
-      break;
+  const bool is_models = path_exists(path_join(source.root, kConfigFile));
+  std::vector<SideFile> out;
+  std::set<std::string> seen;
+  const auto add = [&](const std::string& place, const std::string& name) -> Status {
+    const std::string path = path_join(place, name);
+    if (!seen.insert(name).second) return {};
+    if (const auto real = leads_out(path, place)) {
+      notes.warnings.push_back(path + " leads out of the checkpoint, to " + printable(*real) + ": it is not copied");
+      return {};
     }
+    SideFile file{name, "", path};
+    file.bytes = TRY(file.size());  // that it can be opened is seen now, and not when all else is written
+    if (file.bytes > kMaxSideFile)
+      return unsupported(path + ": expected at most " + with_commas(kMaxSideFile) +
+                         " bytes of a file beside a model, got " + with_commas(file.bytes));
+    out.push_back(std::move(file));
+    return {};
+  };
+  std::vector<std::string_view> several;
+  for (const std::string_view pattern : format.side_files) {
+    if (!means_one(pattern)) several.push_back(pattern);
+    if (!means_one(pattern)) continue;
+    const auto place = std::find_if(places.begin(), places.end(), [&](const std::string& p) {
+      return path_exists(path_join(p, std::string(pattern)));
+    });
+    if (place != places.end()) TRY(add(*place, std::string(pattern)));
+  }
+  const std::string beside = !config_path.empty() ? parent_path(config_path) : is_models ? source.root : "";
+  if (!several.empty() && !beside.empty() && list_directory(beside))  // what may not be listed has none
+    for (const std::string& name : TRY(files_like(beside, several))) TRY(add(beside, name));
+  if (format.side_files.empty() || !is_models) return out;
+  if (config_path.empty() && wanted.has_model_names) {
+    const std::size_t before = out.size();
+    TRY(add(source.root, std::string(kConfigFile)));
+    if (out.size() > before)
+      notes.warnings.push_back(out.back().path + " is copied as it is, as it lies beside a model");
+  }
+  if (LeftOut stays = TRY(what_stays(source, out)); !stays.names.empty()) notes.left_out.push_back(std::move(stays));
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/base/json.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/convert/options.h"
 #include "lib/convert/source_view.h"
 #include "lib/convert/translation.h"
@@ -69,10 +70,12 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names);
 
 // ---- what lies beside the output
 
-// Paths of the files that the format's loaders want (Format::side_files), from beside the config or the source. A link
-// that leads out of the checkpoint is left, and noted.
-std::vector<std::string> find_side_files(const Catalog& source, const std::string& config_path, const Format& format,
-                                         Notes& notes);
+// The files that the format's loaders want (Format::side_files), from beside the config or the source: patterns that
+// mean several from beside the config alone. A model's config.json that says of no type what it is (`config_path` is
+// empty) is one of them. A link that leads out of the checkpoint is left, and noted; so is what else lies beside a
+// model's config.
+Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wanted& wanted,
+                                              const std::string& config_path, const Format& format, Notes& notes);
 
 // ---- for formats that show tensors where they lie
 

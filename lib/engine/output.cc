@@ -359,10 +359,13 @@ Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scra
 
 Status Output::add_file(const std::string& name, std::string_view contents) {
   if (target_.is_file()) return target_.add_side_file(name, contents);
-  File file = TRY(File::create(path_join(work_, name)));
+  const std::string path = path_join(work_, name), directory = parent_path(path);
+  if (!path_exists(directory)) TRY(make_directory(directory));
+  File file = TRY(File::create(path));
   TRY(file.write_at(0, as_bytes(contents)));
   TRY(file.sync_data());
-  return file.close();
+  TRY(file.close());
+  return directory == work_ ? Status() : sync_directory(directory);
 }
 
 Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell) {

@@ -18,11 +18,13 @@ constexpr std::size_t kShownValue = 40;     // bytes of one in a message
 constexpr std::size_t kMaxParts = 64;       // of a model; real ones have three
 constexpr int kMaxPartDepth = 3;
 
-// Whether it says of what type a model is.
-bool names_model_type(const Json& json) {
-  const Json* type = json.is_object() ? json.find("model_type") : nullptr;
-  return type && type->is_string();
+// The member that says of what type a model is; diffusers' models have their class's name.
+const Json* type_of(const Json& json) {
+  for (const std::string_view member : {"model_type", "_class_name"})
+    if (const Json* type = json.is_object() ? json.find(member) : nullptr; type && type->is_string()) return type;
+  return nullptr;
 }
+bool names_model_type(const Json& json) { return type_of(json) != nullptr; }
 
 // What models have in common, where their family says nothing else.
 const ConfigDefault kCommonDefaults[] = {
@@ -82,7 +84,8 @@ Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
 Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   ModelConfig config;
   config.path = std::move(path);
-  config.model_type = std::string(TRY(json.get_string("model_type")));
+  const Json* const type = type_of(json);
+  config.model_type = std::string(TRY(type ? type->as_string() : json.get_string("model_type")));
   TRY(config.read(json));
   if (const Json* text = json.find("text_config"); text && text->is_object()) {
     TRY(config.read(*text));

@@ -46,6 +46,17 @@ TEST_F(AdapterTest, TheBaseAndTheAdapterAreWrittenApart) {
             *read_whole_file(source_ + "/adapter_config.json", 1 << 20));
   const CommandResult verified = reshard_cli({"verify", dir_ / "out", "--fail-on", "warning"});
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
+  const CommandResult again = convert({"--force"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+}
+
+TEST_F(AdapterTest, IsMergedIntoATrainingStateUnderNamesThatItKnows) {
+  const CommandResult refused = convert({"--merge-adapter"}, "dcp");
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--names hf gives it those that adapters know"));
+  const CommandResult r = convert({"--merge-adapter", "--names", "hf"}, "dcp");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
 }
 
 TEST_F(AdapterTest, AloneItIsNoModel) {
@@ -65,6 +76,14 @@ TEST_F(AdapterTest, IsMergedAsPeftMergesIt) {
 
 TEST_F(AdapterTest, WhatWasWrittenApartIsMergedLater) {
   ASSERT_EQ(convert({}).exit_code, 0);
+  const CommandResult r = reshard_cli({"convert", dir_ / "out", dir_ / "merged", "--to", "hf", "-q", "--merge-adapter",
+                                       "--adapter", dir_ / "out/adapter"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "merged")), read_digests(test_data("lora.merged.json")));
+}
+
+TEST_F(AdapterTest, WhatWasWrittenApartByTorchSaveIsMergedLater) {
+  ASSERT_EQ(convert({}, "bin").exit_code, 0);
   const CommandResult r = reshard_cli({"convert", dir_ / "out", dir_ / "merged", "--to", "hf", "-q", "--merge-adapter",
                                        "--adapter", dir_ / "out/adapter"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
@@ -118,7 +137,7 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelIsNamed) {
 }
 
 TEST_F(AdapterTest, KindsThatCannotBeMergedAreNamed) {
-  for (const std::string kind : {"use_dora", "fan_in_fan_out"}) {
+  for (const std::string kind : {"use_dora", "fan_in_fan_out", "lora_bias"}) {
     set_config(R"({"r": 4, "lora_alpha": 8, ")" + kind + R"(": true})");
     const CommandResult r = convert({"--merge-adapter"});
     EXPECT_EQ(r.exit_code, 4);

@@ -362,12 +362,16 @@ TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
   fs::create_symlink(dir / "elsewhere/d", dir / "ckpt/d");
   dir.write("d", "x");
   Notes notes;
-  EXPECT_THAT(find_side_files(source, dir / "config/config.json", format, notes),
-              ElementsAre(dir / "config/a", dir / "ckpt/b", dir / "c"));
+  const auto found = [&](const std::string& config, const Format& target) {
+    std::vector<std::string> paths;
+    for (const SideFile& file : must(find_side_files(source, {}, config, target, notes))) paths.push_back(file.path);
+    return paths;
+  };
+  EXPECT_THAT(found(dir / "config/config.json", format), ElementsAre(dir / "config/a", dir / "ckpt/b", dir / "c"));
   EXPECT_THAT(notes.warnings, ElementsAre(dir / "ckpt/d leads out of the checkpoint, to " +
                                           fs::canonical(dir / "elsewhere/d").string() + ": it is not copied"));
-  EXPECT_THAT(find_side_files(source, "", format, notes), ElementsAre(dir / "ckpt/a", dir / "ckpt/b", dir / "c"));
-  EXPECT_THAT(find_side_files(source, "", kModels, notes), IsEmpty()) << "which wants none";
+  EXPECT_THAT(found("", format), ElementsAre(dir / "ckpt/a", dir / "ckpt/b", dir / "c"));
+  EXPECT_THAT(found("", kModels), IsEmpty()) << "which wants none";
 }
 
 // ---- for formats that show tensors where they lie
