@@ -112,6 +112,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
   if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
   for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
+  if (tensors.empty())
+    return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": holds no tensors");
   if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
   return out;
 }
