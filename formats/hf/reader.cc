@@ -1,6 +1,7 @@
 #include "formats/tensor_files/reader.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -125,17 +126,26 @@ Result<Sources> directory_sources(const Place& directory) {
                        "; open one of them by its path");
   if (files.empty()) return io_error(root + ": expected safetensors files, got none");
   const std::set<std::string> all(files.begin(), files.end());
-  const auto others = std::stable_partition(files.begin(), files.end(), [&](const std::string& name) {
+  const auto move_out = [&](std::vector<std::string>& to, const auto& is_other) {
+    const auto others = std::stable_partition(files.begin(), files.end(), std::not_fn(is_other));
+    to.insert(to.end(), others, files.end());
+    files.erase(others, files.end());
+  };
+  move_out(beside, [&](const std::string& name) {
     for (std::size_t dot = 0; (dot = name.find('.', dot + 1)) != std::string::npos;)
       if (const std::string stem = name.substr(0, dot);
           is_variant(name, stem) && all.contains(stem + std::string(kFileEnd)))
-        return false;
-    return true;
+        return true;
+    return false;
   });
-  beside.insert(beside.end(), others, files.end());
-  files.erase(others, files.end());
+  // Loaders take the file that is all of the model.
+  std::vector<std::string> stale;
+  move_out(stale, [&](const std::string& name) {
+    const auto numbered = parse_numbered(name);
+    return numbered && all.contains(numbered->prefix.substr(0, numbered->prefix.size() - 1) + std::string(kFileEnd));
+  });
   TRY(check_numbers(root, files));
-  return Sources{root, std::move(files), {}, std::move(beside), {}, std::nullopt};
+  return Sources{root, std::move(files), std::move(stale), std::move(beside), {}, std::nullopt};
 }
 
 Result<Sources> find_sources(const Place& place) {

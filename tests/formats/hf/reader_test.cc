@@ -152,6 +152,17 @@ TEST_F(SafetensorsReadTest, VariantsOfAModelAreNoPartOfIt) {
                           "takes it and not the files of the index. Remove one of the two."));
 }
 
+// Of an earlier save: loaders take the one file.
+TEST_F(SafetensorsReadTest, NumberedFilesBesideAWholeModelAreNoPartOfIt) {
+  dir_.write("model.safetensors", file_of({{"w", {2}}}));
+  dir_.write("model-00001-of-00002.safetensors", file_of({{"w", {1}}}));
+  dir_.write("other-00001-of-00001.safetensors", file_of({{"v", {3}}}));
+  const auto reader = open();
+  ASSERT_TRUE(reader) << reader.error().message();
+  EXPECT_THAT(names((*reader)->catalog()), ElementsAre("v [3]", "w [2]"));
+  EXPECT_THAT((*reader)->catalog().stale_files, ElementsAre("model-00001-of-00002.safetensors"));
+}
+
 TEST_F(SafetensorsReadTest, NamesThatSaveModelLeftOutAreThere) {
   dir_.write("m.safetensors", file_of({{"head", {2}}, {"pt", {1}}},
                                       {{"embedding", "head"}, {"format", "pt"}, {"gone", "absent"}, {"pt", "head"}}));
