@@ -107,7 +107,8 @@ constexpr std::string_view kPointer = "version https://git-lfs";
 Result<std::string> read_json_text(const File& file, Index offset, Index length) {
   const std::string where = at(file.path(), offset) + ": safetensors header";
   if (length < kLengthBytes)
-    return corrupt(where + ": expected 8 bytes of length, got " + std::to_string(std::max<Index>(length, 0)));
+    return corrupt(where + ": expected 8 bytes of length, got " + std::to_string(std::max<Index>(length, 0)) +
+                   (length == 0 ? ": the file is empty" : ""));
   std::uint64_t stated = 0;
   TRY(file.read_at(offset, {reinterpret_cast<std::byte*>(&stated), sizeof stated}));
   const Index left = length - kLengthBytes;

@@ -152,7 +152,9 @@ Result<Archive::Directory> Archive::find_directory() const {
   const std::string_view end = TRY(bytes_at(end_at, kEndBytes, "zip end record", room));
   Cursor c(as_bytes(end), file_->path(), base_ + end_at);
   if (TRY(c.read<std::uint32_t>("zip end record")) != kEndMagic)
-    return error(end_at, "zip end record", "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)));
+    return error(end_at, "zip end record",
+                 "expected the bytes 50 4b 05 06, got " + hex(end.substr(0, 4)) +
+                     ": the file was cut short, or is still being written");
   const auto disk = TRY(c.read<std::uint16_t>("disk"));
   const auto directory_disk = TRY(c.read<std::uint16_t>("disk of the directory"));
   const auto count_here16 = TRY(c.read<std::uint16_t>("entries on this disk"));

@@ -130,7 +130,7 @@ TEST_F(SafetensorsHeaderTest, V6TheHeadersLengthIsComparedBeforeItIsUsed) {
   EXPECT_EQ(refusal(u64(100'000'001) + "{}"),
             "m.safetensors@0x0: safetensors header: expected at most 100000000 bytes, got 100000001");
   EXPECT_EQ(refusal(u64(0) + "{}"), "m.safetensors@0x0: safetensors header: expected at least 2 bytes, got 0");
-  EXPECT_EQ(refusal(""), "m.safetensors@0x0: safetensors header: expected 8 bytes of length, got 0");
+  EXPECT_EQ(refusal(""), "m.safetensors@0x0: safetensors header: expected 8 bytes of length, got 0: the file is empty");
 }
 
 TEST_F(SafetensorsHeaderTest, V7DuplicateKeysAreRefused) {
