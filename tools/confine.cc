@@ -118,6 +118,7 @@ class Paths {
   void for_each_name(const std::string& directory, Each each) {
     DIR* const open = ::opendir(directory.c_str());
     if (!open) return check_memory();
+    std::vector<std::pair<std::string, unsigned char>> names;  // so that it is closed before others are opened
     while (const dirent* entry = ::readdir(open)) {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
@@ -125,9 +126,10 @@ class Paths {
       unsigned char kind = entry->d_type;
       struct stat s {};
       if (kind == DT_UNKNOWN && ::lstat(path_join(directory, name).c_str(), &s) == 0) kind = IFTODT(s.st_mode);
-      each(name, kind);
+      names.emplace_back(name, kind);
     }
     ::closedir(open);
+    for (const auto& [name, kind] : names) each(name, kind);
   }
 
   Sandbox sandbox_;
@@ -143,7 +145,7 @@ bool names_further_files(const std::string& option, const std::vector<std::strin
 
 }  // namespace
 
-void confine_to(const ParsedLine& line) {
+Status confine_to(const ParsedLine& line) {
   Paths paths;
   paths.system();
   for (const auto& [option, values] : line.values) {
@@ -154,7 +156,8 @@ void confine_to(const ParsedLine& line) {
     }
   }
   for (const std::string& word : line.written) paths.write(word);
-  (void)enter_sandbox(std::move(paths).sandbox());
+  TRY(enter_sandbox(std::move(paths).sandbox()));
+  return {};
 }
 
 }  // namespace reshard::tools

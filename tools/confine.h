@@ -6,7 +6,7 @@
 namespace reshard::tools {
 
 // Leaves this process what the paths of its command line need: those it names and what lies beside and above them, for
-// reading; where its outputs are to be, for writing.
-void confine_to(const ParsedLine& line);
+// reading; where its outputs are to be, for writing. An I/O error where the system does not let it say which these are.
+Status confine_to(const ParsedLine& line);
 
 }  // namespace reshard::tools

@@ -62,12 +62,13 @@ bool uses_gpu(const ParsedLine& line) {
   return given != line.values.end() && given->second.back() != "cpu";
 }
 
-int run(int argc, char** argv, bool owns_process) {
+Result<int> run(int argc, char** argv, bool owns_process) {
   const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (!parsed.command) return parsed.exit_code;
   // Ranks need sockets, and a GPU's driver its devices.
   const bool is_alone = how_launched(process_environment) == Launch::kAlone;
-  if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed)) confine_to(parsed);
+  if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed))
+    TRY(confine_to(parsed));
   return run_in_job(parsed.action, parsed.of_all_ranks, parsed.command->on_all_ranks, patience);
 }
 

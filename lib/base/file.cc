@@ -24,7 +24,9 @@ namespace {
 Error errno_error(const std::string& path, std::string_view what) {
   const bool may_be_ours = errno == EACCES && in_sandbox();
   return io_error(path + ": " + std::string(what) + ": " + std::strerror(errno) +
-                  (may_be_ours ? "; where others may open it, --no-sandbox lets reshard" : ""));
+                  (may_be_ours       ? "; where others may open it, --no-sandbox lets reshard"
+                   : errno == EMFILE ? "; ulimit -n sets how many may be"
+                                     : ""));
 }
 
 // Repeats a call that a signal cut short.

@@ -49,31 +49,38 @@ std::uint64_t all_rights(long version) {
   return version == 2 ? (1 << 14) - 1 : (1 << 15) - 1;  // moving between directories, truncating
 }
 
-// Asks nothing of what is there, as a file server that is away would not answer.
-void allow(int ruleset, const std::string& path, std::uint64_t rights) {
+// Asks nothing of what is there, as a file server that is away would not answer. False where no more files can be open.
+bool allow(int ruleset, const std::string& path, std::uint64_t rights) {
   const int fd = ::open(path.c_str(), O_PATH | O_CLOEXEC);
-  if (fd < 0) return;
+  if (fd < 0) return errno != EMFILE && errno != ENFILE;
   PathBeneath rule{rights, fd};
   if (::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0) != 0 && errno == EINVAL) {
     rule.rights &= kOfFiles;  // it is no directory
     if (rule.rights != 0) (void)::syscall(kAddRule, ruleset, kPathBeneath, &rule, 0);
   }
   ::close(fd);
+  return true;
 }
 
-bool give_up_files(const Sandbox& sandbox) {
+Error too_few_files() { return io_error("too few files may be open at a time (ulimit -n): raise that limit"); }
+
+Result<bool> give_up_files(const Sandbox& sandbox) {
   const long version = ::syscall(kCreateRuleset, nullptr, 0, kVersion);
   const std::uint64_t all = all_rights(version);
   if (all == 0) return false;
   Ruleset taken{all, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};  // TCP; abstract sockets, signals to others
   const std::size_t size = version >= 6 ? 24 : version >= 4 ? 16 : 8;
   const auto ruleset = static_cast<int>(::syscall(kCreateRuleset, &taken, size, 0));
+  if (ruleset < 0 && (errno == EMFILE || errno == ENFILE)) return too_few_files();
   if (ruleset < 0) return false;
-  for (const std::string& path : sandbox.listed) allow(ruleset, path, kReadDirectory);
-  for (const std::string& path : sandbox.read) allow(ruleset, path, kReadDirectory | kReadFile);
-  for (const std::string& path : sandbox.written) allow(ruleset, path, all & ~kExecute);
-  const bool holds = ::syscall(kRestrictSelf, ruleset, 0) == 0;
+  bool is_complete = true;
+  for (const std::string& path : sandbox.listed) is_complete = allow(ruleset, path, kReadDirectory) && is_complete;
+  for (const std::string& path : sandbox.read)
+    is_complete = allow(ruleset, path, kReadDirectory | kReadFile) && is_complete;
+  for (const std::string& path : sandbox.written) is_complete = allow(ruleset, path, all & ~kExecute) && is_complete;
+  const bool holds = is_complete && ::syscall(kRestrictSelf, ruleset, 0) == 0;
   ::close(ruleset);
+  if (!is_complete) return too_few_files();
   return holds;
 }
 
@@ -147,10 +154,10 @@ bool give_up_calls() {
 
 }  // namespace
 
-Sandboxed enter_sandbox(const Sandbox& sandbox) {
-  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return {};
-  gave_up_files = give_up_files(sandbox);
-  return {gave_up_files, give_up_calls()};
+Result<Sandboxed> enter_sandbox(const Sandbox& sandbox) {
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return Sandboxed();
+  gave_up_files = TRY(give_up_files(sandbox));
+  return Sandboxed{gave_up_files, give_up_calls()};
 }
 
 bool in_sandbox() { return gave_up_files; }
@@ -161,7 +168,7 @@ bool in_sandbox() { return gave_up_files; }
 
 namespace reshard {
 
-Sandboxed enter_sandbox(const Sandbox&) { return {}; }
+Result<Sandboxed> enter_sandbox(const Sandbox&) { return Sandboxed(); }
 bool in_sandbox() { return false; }
 
 }  // namespace reshard

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/result.h"
+
 namespace reshard {
 
 // Paths that are not there are left out. Links are followed, as they lead now.
@@ -21,8 +23,8 @@ struct Sandboxed {
 };
 
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are
-// other threads.
-Sandboxed enter_sandbox(const Sandbox& sandbox);
+// other threads. An I/O error where too few open files are allowed to say what it may open.
+Result<Sandboxed> enter_sandbox(const Sandbox& sandbox);
 // Whether this process has given up files.
 bool in_sandbox();
 

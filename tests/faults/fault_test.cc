@@ -563,6 +563,15 @@ TEST(FileSizeLimit, IsAnErrorAndNotADeath) {
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
+TEST(FewDescriptors, AreNamedWhereTheyAreTooFewToBegin) {
+  if (kSanitized) return;  // the sanitizers' own checks need descriptors
+  const CommandResult r =
+      run_command({"/bin/bash", "-c", "ulimit -n 4; exec " RESHARD_BINARY " inspect " + sample("tp8")});
+  if (r.exit_code == 0) GTEST_SKIP() << "this kernel has no Landlock";
+  EXPECT_EQ(r.exit_code, 5);
+  EXPECT_THAT(r.err, testing::HasSubstr("too few files may be open at a time (ulimit -n)"));
+}
+
 TEST(FewDescriptors, Suffice) {
   // 16 source files and 16 outputs, with room for a dozen open ones.
   const TempDir dir;

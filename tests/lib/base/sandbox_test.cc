@@ -26,7 +26,7 @@ constexpr int kNoFiles = 100, kNoCalls = 101;  // this kernel does not have them
 int within(const Sandbox& sandbox, const std::function<int()>& work) {
   const pid_t child = ::fork();
   if (child == 0) {
-    const Sandboxed held = enter_sandbox(sandbox);
+    const Sandboxed held = *enter_sandbox(sandbox);
     if (!held.files) ::_exit(kNoFiles);
     if (!held.calls) ::_exit(kNoCalls);
     ::_exit(work());
