@@ -86,8 +86,10 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   config.path = std::move(path);
   const Json* const type = type_of(json);
   config.model_type = std::string(TRY(type ? type->as_string() : json.get_string("model_type")));
+  const Json* const text = json.find("text_config");
+  if (text && names_model_type(*text)) config.text_model_type = std::string(TRY(text->get_string("model_type")));
   TRY(config.read(json));
-  if (const Json* text = json.find("text_config"); text && text->is_object()) {
+  if (text && text->is_object()) {
     TRY(config.read(*text));
     const Json* const tied = json.find("tie_word_embeddings");  // the head is the whole model's
     if (tied && tied->is_bool()) config.set("tie_word_embeddings", TRY(tied->as_bool()) ? 1 : 0);
@@ -95,7 +97,7 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   config.read_parts(json, {}, 1);
   const Status makes_sense = config.make_whole();
   // Of a model that no family knows nothing is derived, and it may have none of these numbers.
-  if (!makes_sense && family_of_model_type(config.model_type)) return makes_sense.error();
+  if (!makes_sense && family_of_model_type(config.model_type, config.text_model_type)) return makes_sense.error();
   return config;
 }
 
@@ -125,7 +127,7 @@ Status ModelConfig::read(const Json& json) {
       lengths_.insert_or_assign(member.key, std::ssize(TRY(member.value.as_array())));
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
-    } else if (is_size(member.key) && family_of_model_type(model_type)) {
+    } else if (is_size(member.key) && family_of_model_type(model_type, text_model_type)) {
       const std::string text = to_text(member.value);
       return corrupt(member.key + ": expected a positive number, got " + printable(text.substr(0, kShownValue)) +
                      (text.size() > kShownValue ? "..." : ""));
@@ -196,7 +198,7 @@ Status ModelConfig::derive() {
   const auto fill = [this](const ConfigDefault& d) {
     if (const auto n = evaluate(d.formula, numbers())) set(d.name, *n);
   };
-  if (const Family* family = family_of_model_type(model_type))
+  if (const Family* family = family_of_model_type(model_type, text_model_type))
     for (const ConfigDefault& d : family->defaults)
       if (!numbers_.contains(d.name)) fill(d);
   for (const std::string_view name : {"hidden_size", "num_attention_heads"})

@@ -45,6 +45,7 @@ class ModelConfig {
 
   std::string path;                    // where it was read
   std::string model_type;              // "llama"
+  std::string text_model_type;         // that of its text_config, where it has one: "qwen2"; mostly empty
   std::string architecture;            // "LlamaForCausalLM"; may be empty
   std::string dtype;                   // "bfloat16", of torch_dtype or dtype; may be empty
   std::string quantization;            // "fp8", the quant_method of a quantized model; mostly empty

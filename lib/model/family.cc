@@ -18,6 +18,7 @@ std::vector<const Family*>& families_of_files() {
   return families;
 }
 constexpr std::string_view kHole = "{}";
+constexpr std::string_view kOver = "+";  // in a name, between those of two families
 // What quantized models have instead of a parameter, or beside it, by what follows its name.
 constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {{"_scale_inv", Quantized::kFloat8},
                                                                 {"_scale", Quantized::kFloat8},
@@ -247,7 +248,11 @@ std::vector<std::string> family_names() {
 const Family* find_family(std::string_view name) {
   const std::vector<std::string> names = family_names();
   const auto found = std::find(names.begin(), names.end(), name);
-  return found == names.end() ? nullptr : *Families::Iterator(static_cast<std::size_t>(found - names.begin()));
+  if (found != names.end()) return *Families::Iterator(static_cast<std::size_t>(found - names.begin()));
+  const std::size_t over = name.find(kOver);
+  const Family* const outer = over == std::string_view::npos ? nullptr : find_family(name.substr(0, over));
+  const Family* const text = outer ? find_family(name.substr(over + kOver.size())) : nullptr;
+  return text ? family_over(*outer, *text) : nullptr;
 }
 
 bool knows_quantization(const Family& family, const ModelConfig& config) {
@@ -260,9 +265,13 @@ bool knows_quantization(const Family& family, const ModelConfig& config) {
                                                  [&](const NameRule& rule) { return rule.quantized == how; });
 }
 
-const Family* family_of_model_type(std::string_view model_type) {
-  for (const Family* family : families())
-    if (family->knows_model_type(model_type)) return family;
+const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type) {
+  for (const Family* family : families()) {
+    if (!family->knows_model_type(model_type)) continue;
+    if (family->around_text.empty() || text_model_type.empty()) return family;
+    const Family* const text = family_of_model_type(text_model_type);
+    return text ? family_over(*family, *text) : nullptr;
+  }
   return nullptr;
 }
 
@@ -279,9 +288,10 @@ std::optional<ParsedName> parse_name(const Family& family, std::string_view name
   if (name.empty()) return std::nullopt;
   for (const Convention convention : kConventions)
     if (auto parsed = parse_as(family, name, convention)) return parsed;
-  const std::string_view prefix = family.optional_prefix;
-  if (prefix.empty() || name.size() <= prefix.size() || !name.starts_with(prefix)) return std::nullopt;
-  return parse_as(family, name.substr(prefix.size()), Convention::kHf);
+  const std::string& prefix = family.optional_prefix;
+  if (prefix.empty()) return std::nullopt;
+  if (!name.starts_with(prefix)) return parse_as(family, prefix + std::string(name), Convention::kHf);
+  return name.size() > prefix.size() ? parse_as(family, name.substr(prefix.size()), Convention::kHf) : std::nullopt;
 }
 
 Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string_view name, const Dims& shape,
@@ -375,8 +385,9 @@ std::string base_prefix(const Family& family) {
   const auto is_of_layer = [](const NameRule& rule) { return rule.place == NameRule::Place::kLayer; };
   const auto rule = std::find_if(family.rules.begin(), family.rules.end(), is_of_layer);
   if (rule == family.rules.end()) return {};
-  const std::size_t end = rule->hf.find('.') + 1;
-  return rule->hf.substr(end).starts_with(kHole) ? "" : rule->hf.substr(0, end);
+  const std::string name = replace_prefix(rule->hf, family.in_memory);
+  const std::size_t end = name.find('.') + 1;
+  return std::string_view(name).substr(end).starts_with(kHole) ? "" : name.substr(0, end);
 }
 
 bool is_activation_scale(std::string_view parameter) {
@@ -407,15 +418,43 @@ Index count_all(const NamePatterns& names) {
                          [](Index sum, const auto& name) { return sum + name.second.count; });
 }
 
-Known best_known(const NamePatterns& names) {
+namespace {
+
+// The names of a family's text model as they are without it, from files or memory; of what is beside it none.
+NamePatterns text_names(const Family& outer, const NamePatterns& names) {
+  NamePatterns out;
+  for (const auto& [pattern, alike] : names) {
+    const std::string in_files = name_in_files(outer, alike.example);
+    for (const auto& [text, around] : outer.around_text)
+      if (in_files.starts_with(around)) {
+        AlikeNames inner{text + in_files.substr(around.size()), alike.count};
+        out.emplace(pattern_of(inner.example), std::move(inner));
+        break;
+      }
+  }
+  return out;
+}
+
+Known best_known(const NamePatterns& names, bool around_text) {
   const Index all = count_all(names);
   Known best;
+  const auto look = [&](const Family* family) {
+    if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
+  };
   for (const Family* family : families()) {
     if (best.names == all) break;
-    if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
+    look(family);
+    if (best.names == all || !around_text || family->around_text.empty()) continue;
+    const NamePatterns inner = text_names(*family, names);
+    const Family* const text = inner.empty() ? nullptr : best_known(inner, false).family;
+    if (const Family* const over = text ? family_over(*family, *text) : nullptr) look(over);
   }
   return best;
 }
+
+}  // namespace
+
+Known best_known(const NamePatterns& names) { return best_known(names, true); }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(count_names(family, model_names(catalog)));
@@ -423,7 +462,7 @@ std::optional<Convention> detect_convention(const Family& family, const Catalog&
 
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
   const NamePatterns names = model_names(catalog);
-  if (const Family* family = config ? family_of_model_type(config->model_type) : nullptr)
+  if (const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr)
     if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
   const Known best = best_known(names);
   if (!best.family) return std::nullopt;

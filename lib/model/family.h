@@ -131,12 +131,16 @@ struct Family {
   std::vector<std::string> model_types;  // of config.json
   std::vector<ConfigDefault> defaults;   // in this order
   std::vector<NameRule> rules;
-  std::string optional_prefix;       // that Hugging Face names may have before them: "transformer."
+  std::string optional_prefix;       // that Hugging Face names may have before them, or lack: "transformer."
   std::vector<std::string> carried;  // names of what else published files hold, "mtp.*": as it is, unchecked
   // What names begin with in files, and in the memory of transformers: {"visual.", "model.visual."}. The first that
   // fits.
   std::vector<std::pair<std::string, std::string>> in_memory;
   std::vector<ConventionTable> conventions;  // other than Hugging Face's
+  // What the names of the family that it extends begin with here, where any family's may stand for it: that of the
+  // text_config in a config.json (family_over). Mostly empty.
+  std::vector<std::pair<std::string, std::string>> around_text;
+  std::string extended;  // the name of that family
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
@@ -163,9 +167,10 @@ class Families {
 inline Families families() { return {}; }
 // Puts one before the others. Not thread-safe: for the start of the program, as family_file.h does it.
 void add_family(const Family& family);
-std::vector<std::string> family_names();                          // as in --family; reads no family
-const Family* find_family(std::string_view name);                 // null where there is none
-const Family* family_of_model_type(std::string_view model_type);  // null where there is none
+std::vector<std::string> family_names();           // as in --family; reads no family
+const Family* find_family(std::string_view name);  // null where there is none
+// Of what config.json and its text_config say; null where there is none.
+const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type = {});
 // Whether the family says what a model quantized as the config has it holds, or the config's is not quantized.
 bool knows_quantization(const Family& family, const ModelConfig& config);
 // Whether two conventions keep the rows of every parameter in the same order: rotary pairs in both, or in neither.
@@ -208,8 +213,8 @@ struct TensorParallelCut {
 };
 TensorParallelCut tensor_parallel_cut(const ParsedName& name);
 
-// What the names of its layers begin with that a model saved without its head does not have: "model." of
-// "model.layers.{}.mlp.up_proj.weight"; empty where nothing is before the layers.
+// What the names of its layers, those in memory, begin with that a model saved without its head does not have: "model."
+// of "model.layers.{}.mlp.up_proj.weight"; empty where nothing is before the layers.
 std::string base_prefix(const Family& family);
 
 // A name with the first prefix of `changes` that it begins with, {from, to}, made the other.

@@ -67,8 +67,8 @@ class FamilyReader {
   explicit FamilyReader(const FamilyOf& family_of) : family_of_(family_of) {}
 
   Result<Family> read(const Json& json) {
-    TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "model_types", "prefix", "defaults",
-                    "without", "renamed", "parameters", "carried", "in_memory", "names"}));
+    TRY(only(json, {"reshard_family", "name", "title", "description", "extends", "around_text", "model_types", "prefix",
+                    "defaults", "without", "renamed", "parameters", "carried", "in_memory", "names"}));
     if (const Index version = TRY(json.get_index("reshard_family")); version != kVersion)
       return unsupported("reshard_family: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
@@ -84,7 +84,12 @@ class FamilyReader {
     if (json.contains("defaults")) out_.defaults.clear();
     TRY(each(json, "defaults", [&](const Json& item) { return read_default(item); }));
     TRY(each(json, "without", [&](const Json& item) { return leave_out(item); }));
-    TRY(rename_all(json));
+    const Prefixes renamed = TRY(prefixes(json, "renamed"));
+    rename_all(renamed);
+    if (json.contains("around_text") && TRY(json.get_bool("around_text"))) {
+      if (renamed.empty()) return corrupt("around_text: expected 'renamed' beside it");
+      out_.around_text = renamed;
+    }
     TRY(each(json, "parameters", [&](const Json& item) { return read_rule(item); }));
     TRY(each(json, "carried", [&](const Json& item) -> Status {
       out_.carried.emplace_back(TRY(item.as_string()));
@@ -93,9 +98,29 @@ class FamilyReader {
     for (ConventionTable& table : out_.conventions)
       std::erase_if(table.rules, [&](const StoredRule& rule) { return !are_known(rule.parts); });
     TRY(read_names(json));
-    if (json.contains("in_memory")) TRY(name_in_memory(json));
+    if (json.contains("in_memory")) name_in_memory(TRY(prefixes(json, "in_memory")));
     TRY(check_pairs());
     return std::move(out_);
+  }
+
+  // What a family that is around a text model's is around another one's. Nothing where a name has no place in it.
+  static std::optional<Family> over(const Family& outer, const Family& text, std::string name) {
+    const FamilyOf none;
+    FamilyReader reader(none);
+    reader.out_ = text;
+    Family& out = reader.out_;
+    const auto has_place = [&](const NameRule& rule) {
+      return std::any_of(outer.around_text.begin(), outer.around_text.end(),
+                         [&](const auto& renamed) { return rule.hf.starts_with(renamed.first); });
+    };
+    if (!std::all_of(out.rules.begin(), out.rules.end(), has_place)) return std::nullopt;
+    out.name = std::move(name);
+    out.title = outer.title + " over " + text.title;
+    out.model_types = outer.model_types;
+    out.carried.insert(out.carried.end(), outer.carried.begin(), outer.carried.end());
+    reader.rename_all(outer.around_text);
+    reader.name_in_memory(outer.in_memory);
+    return std::move(out);
   }
 
  private:
@@ -105,6 +130,8 @@ class FamilyReader {
     if (!base) return corrupt("extends: '" + printable(name) + "' is not a family");
     out_ = *base;
     out_.model_types.clear();
+    out_.around_text.clear();
+    out_.extended = name;
     return {};
   }
 
@@ -124,9 +151,8 @@ class FamilyReader {
   }
 
   // What this extends begins its names otherwise.
-  Status rename_all(const Json& json) {
-    const Prefixes list = TRY(prefixes(json, "renamed"));
-    if (list.empty()) return {};
+  void rename_all(const Prefixes& list) {
+    if (list.empty()) return;
     const auto rename = [&](std::string& name) { name = replace_prefix(name, list); };
     for (NameRule& rule : out_.rules) {
       rename(rule.hf);
@@ -138,12 +164,11 @@ class FamilyReader {
         rename(rule.stored);
         std::for_each(rule.parts.begin(), rule.parts.end(), rename);
       }
-    return {};
   }
 
   // Every parameter under its name in memory.
-  Status name_in_memory(const Json& json) {
-    out_.in_memory = TRY(prefixes(json, "in_memory"));
+  void name_in_memory(Prefixes list) {
+    out_.in_memory = std::move(list);
     ConventionTable& table = table_of(Convention::kTransformers);
     std::set<std::string> named;
     for (StoredRule& rule : table.rules) {
@@ -153,7 +178,6 @@ class FamilyReader {
     for (const NameRule& rule : out_.rules)
       if (std::string name = replace_prefix(rule.hf, out_.in_memory); name != rule.hf && !named.contains(rule.hf))
         table.rules.push_back({std::move(name), Form::kSame, {rule.hf}});
-    return {};
   }
 
   ConventionTable& table_of(Convention convention) {
@@ -412,6 +436,18 @@ Result<Family> parse_family(std::string_view text, std::string_view path) {
 const Family* builtin_family(std::size_t i) {
   static BuiltinReader reader;
   return reader.at(i);
+}
+
+const Family* family_over(const Family& outer, const Family& text) {
+  static std::mutex mutex;
+  static std::map<std::pair<const Family*, const Family*>, std::optional<Family>> made;
+  if (outer.around_text.empty()) return nullptr;
+  if (outer.extended == text.name) return &outer;
+  const std::lock_guard lock(mutex);
+  auto found = made.find({&outer, &text});
+  if (found == made.end())
+    found = made.emplace(std::pair(&outer, &text), FamilyReader::over(outer, text, outer.name + "+" + text.name)).first;
+  return found->second ? &*found->second : nullptr;
 }
 
 Result<const Family*> load_family(const std::string& path) {

@@ -39,5 +39,8 @@ struct BuiltinFamily {
 std::span<const BuiltinFamily> builtin_families();
 // That of builtin_families()[i], read at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
+// A family with around_text, extending another one: "llava+qwen2". Itself where that is the one it extends; null where
+// there is a name of the other that none of its own names would begin with. Lives as long as the process; thread-safe.
+const Family* family_over(const Family& outer, const Family& text);
 
 }  // namespace reshard

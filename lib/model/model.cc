@@ -3,10 +3,18 @@
 #include "lib/base/text.h"
 
 namespace reshard {
+namespace {
+
+// transformers' question answerers have "transformer." where the other classes of most families have "model.".
+bool is_named_otherwise(const Family& family, const ModelConfig& config) {
+  return config.architecture.ends_with("ForQuestionAnswering") && base_prefix(family) == "model.";
+}
+
+}  // namespace
 
 const Family* describing_family(const ModelConfig& config) {
-  const Family* family = family_of_model_type(config.model_type);
-  return family && knows_quantization(*family, config) ? family : nullptr;
+  const Family* family = family_of_model_type(config.model_type, config.text_model_type);
+  return family && knows_quantization(*family, config) && !is_named_otherwise(*family, config) ? family : nullptr;
 }
 
 Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::optional<ModelConfig> config) {
@@ -38,9 +46,10 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
 Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice) {
   if (choice.is_none()) return usage_error("--family none: the table of a family's tensors is needed here");
   if (!choice.detect) return choice.family;
-  if (const Family* family = family_of_model_type(config.model_type)) return family;
-  return unsupported(config.path + ": model_type '" + printable(config.model_type) + "' belongs to no known family (" +
-                     join(family_names(), ", ") + ")");
+  if (const Family* family = family_of_model_type(config.model_type, config.text_model_type)) return family;
+  return unsupported(config.path + ": model_type '" + printable(config.model_type) + "'" +
+                     (config.text_model_type.empty() ? "" : " around '" + printable(config.text_model_type) + "'") +
+                     " belongs to no known family (" + join(family_names(), ", ") + ")");
 }
 
 }  // namespace reshard

@@ -23,8 +23,8 @@ struct Model {
   const ModelConfig* config_or_null() const { return config ? &*config : nullptr; }
 };
 
-// The family whose table describes the config's model; null where there is none, or the model is quantized in a way
-// that the family does not know.
+// The family whose table describes the config's model; null where there is none, the model is quantized in a way that
+// the family does not know, or its class names its parameters otherwise.
 const Family* describing_family(const ModelConfig& config);
 
 // The model of a catalog, and of its config where there is one. What the config says wins over what names suggest: of a

@@ -156,6 +156,41 @@ TEST(Family, APrefixIsLookedPast) {
   EXPECT_EQ(detect_family(catalog_of(table(published("gpt2")), "transformer."))->family, find_family("gpt2"));
 }
 
+TEST(Family, APrefixThatAllNamesHaveMayBeMissing) {
+  const auto falcon = parse_name(*find_family("falcon"), "h.3.self_attention.dense.weight");
+  ASSERT_TRUE(falcon);
+  EXPECT_EQ(canonical_name(*falcon), "transformer.h.3.self_attention.dense.weight");
+  EXPECT_EQ(falcon->convention, Convention::kHf);
+  const std::vector<std::string> both = {"word_embeddings.weight", "h.0.input_layernorm.weight",
+                                         "h.0.self_attention.dense.weight", "ln_f.weight"};
+  NamePatterns names;
+  for (const std::string& name : both) add_name(names, name);
+  EXPECT_EQ(best_known(names).family, find_family("falcon"));
+  add_name(names, "word_embeddings_layernorm.weight");
+  EXPECT_EQ(best_known(names).family, find_family("bloom"));
+}
+
+TEST(Family, WhatIsAroundATextModelIsAroundAnyFamilys) {
+  const Family* const llava = find_family("llava");
+  EXPECT_EQ(family_of_model_type("llava"), llava);
+  EXPECT_EQ(family_of_model_type("llava", "llama"), llava);
+  const Family* const over = family_of_model_type("llava", "qwen3_moe");
+  ASSERT_TRUE(over);
+  EXPECT_EQ(over->name, "llava+qwen3_moe");
+  EXPECT_EQ(find_family("llava+qwen3_moe"), over) << "as a manifest names it";
+  EXPECT_TRUE(over->knows_model_type("llava"));
+  const std::string expert = "language_model.model.layers.1.mlp.experts.2.down_proj.weight";
+  EXPECT_EQ(canonical_name(*parse_name(*over, expert)), expert);
+  const auto fused = parse_name(*over, "model.language_model.layers.1.mlp.experts.down_proj");
+  ASSERT_TRUE(fused);
+  EXPECT_EQ(fused->convention, Convention::kTransformers);
+  EXPECT_TRUE(over->carries("model.vision_tower.patch_conv.weight"));
+  EXPECT_FALSE(family_of_model_type("llava", "no_such_text_model")) << "nothing is known of it";
+  EXPECT_FALSE(family_of_model_type("llava", "gpt2")) << "whose names begin with nothing that LLaVA has a place for";
+  EXPECT_EQ(family_of_model_type("qwen2_vl", "qwen2_vl_text"), find_family("qwen2_vl")) << "which is around no other";
+  EXPECT_FALSE(find_family("qwen2_vl+llama"));
+}
+
 TEST(Family, WhatSeesForALanguageModelIsCarried) {
   const Family& gemma = *find_family("gemma3_vl");
   const std::string files = "language_model.model.layers.0.self_attn.q_norm.weight";

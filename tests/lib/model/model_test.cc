@@ -70,6 +70,16 @@ TEST(Recognise, AChosenFamilyHasToFit) {
   EXPECT_THAT(other_config.error().message(), HasSubstr("c.json: expected a model of family llama"));
 }
 
+// transformers' GenericForQuestionAnswering has "transformer.layers.0" where the others have "model.layers.0".
+TEST(Recognise, AClassThatNamesItsParametersOtherwiseIsOfNoFamily) {
+  ModelConfig config = config_of("llama");
+  EXPECT_EQ(describing_family(config), family_named("llama"));
+  config.architecture = "LlamaForQuestionAnswering";
+  EXPECT_EQ(describing_family(config), nullptr);
+  config.model_type = "gpt2";  // whose classes all have "transformer."
+  EXPECT_EQ(describing_family(config), family_named("gpt2"));
+}
+
 TEST(Recognise, AConfigAloneHasAFamilyToo) {
   EXPECT_EQ(*family_of(config_of("mixtral")), family_named("mixtral"));
   EXPECT_EQ(*family_of(config_of("notamodel"), {false, family_named("llama")}), family_named("llama"));

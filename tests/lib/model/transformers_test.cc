@@ -84,7 +84,7 @@ Shapes plain(const Shapes& shapes, const Family& family, const ModelConfig& conf
 TEST(Transformers, FilesAreAsTheTablesSay) {
   for (const Sample& sample : samples()) {
     SCOPED_TRACE(sample.name);
-    const Family* family = family_of_model_type(sample.config.model_type);
+    const Family* family = family_of_model_type(sample.config.model_type, sample.config.text_model_type);
     ASSERT_TRUE(family);
     const auto list = parameters(*family, sample.config);
     ASSERT_TRUE(list) << list.error().message();
@@ -100,7 +100,7 @@ TEST(Transformers, FilesAreAsTheTablesSay) {
 TEST(Transformers, WhatIsInMemoryIsWhatIsInFilesAndBack) {
   for (const Sample& sample : samples()) {
     SCOPED_TRACE(sample.name);
-    const Family& family = *family_of_model_type(sample.config.model_type);
+    const Family& family = *family_of_model_type(sample.config.model_type, sample.config.text_model_type);
     const Catalog stored = catalog_of(sample.memory);
     const auto view = canonical_view(stored, {&family, &sample.config, true, false, true}, nullptr);
     ASSERT_TRUE(view) << view.error().message();
