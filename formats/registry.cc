@@ -52,6 +52,13 @@ Result<const Format*> recognised_format(const Place& place) {
 
 namespace {
 
+// Whether all that is stored is a model's, under names of its loaders: in no dictionary beside others.
+bool is_model(const OpenCheckpoint& open) {
+  const auto& tensors = open.reader->catalog().tensors();
+  return open.format->hf_names &&
+         std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.path.size() < 2; });
+}
+
 Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenOptions& options) {
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
@@ -61,7 +68,7 @@ Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenO
                        ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
   if (open) note_optimizers(place, open->reader->catalog());
-  if (open) TRY(find_parts(open->reader->catalog(), options.keys));
+  if (open) TRY(find_parts(open->reader->catalog(), options.keys, is_model(*open)));
   return open;
 }
 

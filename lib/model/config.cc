@@ -87,7 +87,8 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   const Json* const type = type_of(json);
   config.model_type = std::string(TRY(type ? type->as_string() : json.get_string("model_type")));
   const Json* const text = json.find("text_config");
-  if (text && names_model_type(*text)) config.text_model_type = std::string(TRY(text->get_string("model_type")));
+  const Json* const text_type = text ? type_of(*text) : nullptr;
+  if (text_type) config.text_model_type = std::string(TRY(text_type->as_string()));
   TRY(config.read(json));
   if (text && text->is_object()) {
     TRY(config.read(*text));

@@ -120,7 +120,7 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
   return out;
 }
 
-// best_known() of the names under the prefix, without it. Two that happen to be like a family's tell of no wrapper.
+// best_known() of the names under the prefix, without it. Some that happen to be like a family's tell nothing.
 Known known_without(const NamePatterns& names, std::string_view prefix) {
   NamePatterns without;
   bool have_prefix = names.size() <= kMaxPatterns;
@@ -132,12 +132,12 @@ Known known_without(const NamePatterns& names, std::string_view prefix) {
   }
   Known best = best_known(without);
   best.is_all = best.is_all && have_prefix;
-  return prefix.empty() || best.names > count_all(without) / 2 ? best : Known{};
+  return best.names > count_all(without) / 2 ? best : Known{};
 }
 
 struct Wrapper {
   std::string prefix = {};  // what is around the names
-  std::string base = {};    // what belongs before them instead: base_prefix() of a model saved without its head
+  std::string base = {};    // what belongs before them instead, in a model saved without its head (base_prefix())
   std::string evidence = {};
   Index known = 0;  // how many names are, under the prefix
 };
@@ -155,16 +155,22 @@ Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
   return out;
 }
 
-// A family whose layers' names these all are, but for base_prefix().
+// A family whose names these all are, but for base_prefix(): where it has others in memory, those.
 const Family* family_without_base(const NamePatterns& names, std::string_view prefix) {
   if (count_all(names) < kFewNames) return nullptr;
   for (const Family* family : families()) {
     const std::string base = base_prefix(*family);
+    Index parameters = 0;
     const auto is_known = [&](const auto& name) {
       const std::string_view example = name.second.example;
-      return example.starts_with(prefix) && parse_name(*family, base + std::string(example.substr(prefix.size())));
+      if (!example.starts_with(prefix)) return false;
+      const std::string whole = base + std::string(example.substr(prefix.size()));
+      const auto parsed = parse_name(*family, whole);
+      const bool is_parameter = parsed && (family->in_memory.empty() || parsed->stored);
+      parameters += is_parameter;
+      return is_parameter || family->carries(whole);
     };
-    if (!base.empty() && std::all_of(names.begin(), names.end(), is_known)) return family;
+    if (!base.empty() && std::all_of(names.begin(), names.end(), is_known) && parameters > 0) return family;
   }
   return nullptr;
 }
@@ -245,8 +251,12 @@ std::string unwrapped(std::string name, const Wrapper& wrapper) {
 
 class PartFinder {
  public:
-  PartFinder(Catalog& catalog, const KeyChanges& changes)
-      : catalog_(catalog), renames_(changes.renames), given_(changes.model_prefix), wanted_(changes.part) {
+  PartFinder(Catalog& catalog, const KeyChanges& changes, bool is_model)
+      : catalog_(catalog),
+        renames_(changes.renames),
+        is_model_(is_model),
+        given_(changes.model_prefix),
+        wanted_(changes.part) {
     if (!given_.empty() && !given_.ends_with('.')) given_ += '.';
   }
 
@@ -446,7 +456,12 @@ class PartFinder {
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else if (models_.empty() || !chosen_.empty()) {
       model_wrapper_ = wrapper_by_family(model_);
-      if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_match(model_, optimized);
+      const auto is_beside = [&](const auto& name) { return !name.first.starts_with(model_wrapper_.prefix); };
+      if (is_model_ && std::any_of(model_.begin(), model_.end(), is_beside)) model_wrapper_ = {};
+      // A family's model may be one of several networks of what the optimizer trains.
+      Wrapper trained = wrapper_by_match(model_, optimized);
+      const bool is_part = trained.known > model_wrapper_.known && trained.prefix.size() < model_wrapper_.prefix.size();
+      if (model_wrapper_.known == 0 || is_part) model_wrapper_ = std::move(trained);
       if (model_wrapper_.known == 0) model_wrapper_ = wrapper_by_words(model_);
       if (!model_wrapper_.prefix.starts_with(chosen_)) model_wrapper_ = {chosen_, "", "as --part says"};
     }
@@ -493,6 +508,7 @@ class PartFinder {
   std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
   const std::vector<std::pair<std::string, std::string>>& renames_;
   std::set<std::string, std::less<>> named_optimizers_;  // prefixes of those in a dict
+  bool is_model_;
   std::string given_, wanted_;
   std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
   std::vector<Part> models_;  // side by side; empty: there is one
@@ -524,6 +540,8 @@ bool is_adapter(std::string_view key) {
   return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix);
 }
 
-Status find_parts(Catalog& catalog, const KeyChanges& changes) { return PartFinder(catalog, changes).find(); }
+Status find_parts(Catalog& catalog, const KeyChanges& changes, bool is_model) {
+  return PartFinder(catalog, changes, is_model).find();
+}
 
 }  // namespace reshard

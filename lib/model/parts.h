@@ -26,10 +26,11 @@ namespace reshard {
 // What a reader gives a plain key itself is taken for the name; models that it lists as parts are those there are. A
 // prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them; for
 // a model of no known family, where the optimizer has them without it. Names that are all a family's but for its
-// base_prefix() (family.h) get that. What lies beside a wrapped model is other state. Where `changes` gives a prefix,
+// base_prefix() (family.h) get that. What lies beside a wrapped model is other state; where all is the model's
+// (`is_model`), as in its files, nothing lies beside it. Where `changes` gives a prefix,
 // it is the model's: a usage error where no name begins with it. Its renames come first, wherever their whole parts of
 // names occur.
-Status find_parts(Catalog& catalog, const KeyChanges& changes = {});
+Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_model = false);
 
 // Whether the part of this name (Part::name, or a word of other state) has a plain key; an empty name is all parts.
 bool is_of_part(std::string_view key, std::string_view part);

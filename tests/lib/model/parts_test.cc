@@ -179,6 +179,27 @@ TEST(Parts, AModelWithoutItsHeadHasTheNamesOfTheWhole) {
     }
 }
 
+// Qwen2VLModel has, and LlavaModel in memory, the names that the whole has in memory.
+TEST(Parts, AModelThatSeesIsOneWithoutItsHead) {
+  for (const std::string wrapper : {"", "app.model.", "model."}) {
+    std::map<std::string, std::string> expected = {
+        {wrapper + "visual.blocks.0.attn.qkv.weight", "model.visual.blocks.0.attn.qkv.weight"}};
+    std::vector<std::string> names;
+    for (const std::string& name : hf_names())
+      if (name.starts_with("model."))
+        expected[wrapper + "language_model." + name.substr(6)] = "model.language_model." + name.substr(6);
+    for (const auto& [name, key] : expected) names.push_back(name);
+    EXPECT_EQ(keys_of(names), expected) << wrapper;
+  }
+}
+
+// Falcon's and GPT-J's names may lack "transformer.", as GPT-2's may have it: nothing else is around them.
+TEST(Parts, FamiliesWhoseFirstPartMayBeMissingHaveNoWrapper) {
+  const std::vector<std::string> names = {"word_embeddings.weight", "h.0.mlp.dense_h_to_4h.weight",
+                                          "h.0.self_attention.dense.weight", "ln_f.weight"};
+  for (const auto& [name, key] : keys_of(names)) EXPECT_EQ(key, name);
+}
+
 // What a family does not know may be anything: a model with images around its layers.
 TEST(Parts, OnlyWhatAFamilyKnowsAllOfIsAModelWithoutItsHead) {
   std::vector<std::string> names = {"visual.patch_embed.proj.weight"};
@@ -200,6 +221,61 @@ TEST(Parts, AModelOfNoFamilyIsFoundByItsOptimizer) {
   // Without one nothing tells, and names stay whole.
   const auto alone = keys_of({"trunk.blocks.0.a", "trunk.blocks.1.a"});
   EXPECT_EQ(alone.at("trunk.blocks.0.a"), "trunk.blocks.0.a");
+}
+
+// A few names of T5 are other families'.
+TEST(Parts, FewNamesOfAFamilyAreNoModelOfIt) {
+  const std::vector<std::string> plain = {
+      "shared.weight",
+      "lm_head.weight",
+      "decoder.final_layer_norm.weight",
+      "decoder.embed_tokens.weight",
+      "encoder.block.0.layer.0.SelfAttention.q.weight",
+      "encoder.block.0.layer.0.SelfAttention.k.weight",
+      "encoder.block.0.layer.1.DenseReluDense.wi.weight",
+      "decoder.block.0.layer.0.SelfAttention.q.weight",
+      "decoder.block.0.layer.0.SelfAttention.k.weight",
+      "decoder.block.0.layer.1.EncDecAttention.q.weight",
+  };
+  std::vector<std::string> names;
+  for (const std::string& name : plain) names.push_back("model." + name);
+  auto keys = keys_of(names);
+  for (const std::string& name : plain) EXPECT_EQ(keys.at("model." + name), name);
+  for (const std::string& name : plain) names.push_back("optimizer.state." + name + ".exp_avg");
+  keys = keys_of(names);
+  for (const std::string& name : plain) EXPECT_EQ(keys.at("model." + name), name);
+}
+
+// Of ColPali's files, those of a model that sees begin with "vlm.", and a projection is beside it.
+TEST(Parts, NothingIsBesideAModelInItsFiles) {
+  std::vector<std::string> names = {"projection.weight"};
+  for (const std::string& name : hf_names()) names.push_back("vlm." + name);
+  const auto keys_in = [&](bool is_model) {
+    Catalog catalog = catalog_of(names);
+    EXPECT_TRUE(find_parts(catalog, {}, is_model));
+    std::map<std::string, std::string> out;
+    for (const Tensor& t : catalog.tensors()) out[t.name] = t.key();
+    return out;
+  };
+  for (const auto& [name, key] : keys_in(true)) EXPECT_EQ(key, name);
+  EXPECT_EQ(keys_in(false).at("vlm.lm_head.weight"), "lm_head.weight");
+  names.erase(names.begin());
+  EXPECT_EQ(keys_in(true).at("vlm.lm_head.weight"), "lm_head.weight") << "which begins all names";
+}
+
+// A GPT-2 that writes what another network sees: the optimizer has both.
+TEST(Parts, WhatIsTrainedBesideAFamilysModelIsOneWithIt) {
+  std::vector<std::string> plain = {"encoder.embeddings.w", "encoder.layers.0.a", "enc_to_dec_proj.weight"};
+  for (const char* name :
+       {"wte.weight", "wpe.weight", "ln_f.weight", "h.0.attn.c_attn.weight", "h.1.attn.c_attn.weight"})
+    plain.push_back("decoder.transformer." + std::string(name));
+  std::vector<std::string> names;
+  for (const std::string& name : plain) {
+    names.push_back("model." + name);
+    names.push_back("optim.state." + name + ".exp_avg");
+  }
+  const auto keys = keys_of(names);
+  for (const std::string& name : plain) EXPECT_EQ(keys.at("model." + name), name);
 }
 
 // What people call what is around a model, where nothing else tells. "model." is also transformers' own.
