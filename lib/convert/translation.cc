@@ -63,6 +63,18 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
 
 namespace {
 
+// What all names begin with may be a trainer's or the model's own: a clause after "; ", empty where there is nothing.
+std::string prefix_of_all(const std::vector<const Tensor*>& model) {
+  if (model.size() < 2 || !model[0]->name.ends_with(model[0]->key())) return {};
+  const std::string_view first = model[0]->key();
+  const std::string_view prefix = first.substr(0, first.find('.') + 1);
+  const auto begins = [&](const Tensor* t) { return t->key().starts_with(prefix); };
+  if (prefix.empty() || !std::all_of(model.begin(), model.end(), begins)) return {};
+  const std::string whole = model[0]->name.substr(0, model[0]->name.size() - first.size()) + std::string(prefix);
+  return "; every name begins with '" + printable(whole) +
+         "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
+}
+
 // Of a model's files all is the model's: what was taken for a wrapper may be a module of it, with others beside it.
 Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted) {
   std::vector<std::string> beside;
@@ -104,8 +116,12 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
       for (const Tensor* t : tensors) out.push_back("'" + printable(t->name) + "'");
       return some_of(out);
     };
-    std::string why = "no tensor of it is a model's";
-    if (!model.empty()) why = "no model family that is known names its tensors so (" + names_of(model) + ")";
+    std::string why =
+        "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
+    if (!model.empty())
+      why = (said ? file.path + " is of family " + said->name + ", and no tensor is named as in it"
+                  : "no model family that is known names its tensors so") +
+            " (" + names_of(model) + ")";
     const auto is_of_adapter = [](const Tensor* t) {
       return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
     };
@@ -116,18 +132,22 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                             "); --merge-adapter with --adapter adds them to their model"
                       : "it holds adapters beside the weights they change (" + names_of(adapters) +
                             "), which are no model until they are merged";
-    if (said) why += ", and " + file.path + " is of family " + said->name;
     return unsupported(source.root + ": " + why + choice_of_part(source) +
                        ": what would be written is no model that loaders know. " +
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
-                       "them, --family-file describes a family");
+                       "them, --family-file describes a family" + prefix_of_all(model));
   }
   if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted));
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()
            ? "nothing was held against a model"
-           : "no known family describes the " + printable(config->model_type) + " of " + file.path +
+           : "no known family describes the " +
+                 printable(family_of_model_type(config->model_type, config->text_model_type) &&
+                                   !config->architecture.empty()
+                               ? config->architecture
+                               : config->model_type) +
+                 " of " + file.path +
                  (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
                  ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
   for (const Tensor* t : facts.vocabulary)

@@ -191,13 +191,20 @@ Result<std::vector<Parameter>> optional_parameters(const Family& family, const M
   return out;
 }
 
+bool is_headless(const ModelConfig& config) {
+  const std::string_view name = config.architecture;
+  return name.ends_with("Model") && name.find("Head") == std::string_view::npos;
+}
+
 bool has_other_head(const ModelConfig& config) {
   const std::string_view name = config.architecture;
-  return name.ends_with("Classification") || (name.ends_with("Model") && name.find("Head") == std::string_view::npos);
+  return name.ends_with("Classification") || name.ends_with("QuestionAnswering") || is_headless(config);
 }
 
 bool is_other_head(std::string_view parameter) {
-  return parameter.starts_with("value_head.") || parameter.starts_with("score.");
+  static constexpr std::string_view kHeads[] = {"value_head.", "score.", "classifier.", "qa_outputs."};
+  return std::any_of(std::begin(kHeads), std::end(kHeads),
+                     [&](std::string_view head) { return parameter.starts_with(head); });
 }
 
 Index count_elements(const std::vector<Parameter>& parameters) {

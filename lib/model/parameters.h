@@ -35,6 +35,7 @@ Result<std::vector<Parameter>> optional_parameters(const Family& family, const M
 // Whether config.json says by its class that the language model's head is not the model's: a classifier has one of its
 // own ("LlamaForSequenceClassification"), "LlamaModel" none.
 bool has_other_head(const ModelConfig& config);
+bool is_headless(const ModelConfig& config);
 // Whether a parameter is of the head that such a model has instead: "score.weight".
 bool is_other_head(std::string_view parameter);
 // Their elements, tied ones counted once and scales not at all: what people mean by a model's size.

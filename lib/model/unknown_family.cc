@@ -8,6 +8,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/family.h"
+#include "lib/model/parameters.h"
 
 namespace reshard {
 namespace {
@@ -25,10 +26,13 @@ constexpr std::string_view kWidths[] = {"hidden_size",
                                         "n_embed",
                                         "word_embed_proj_dim"};
 constexpr std::string_view kDepths[] = {
-    "num_hidden_layers",  "num_layers",           "n_layer",    "n_layers",
-    "encoder_layers",     "decoder_layers",       "num_blocks", "num_encoder_layers",
-    "num_decoder_layers", "num_layers_per_stack", "layers"};
+    "num_hidden_layers",  "num_layers",           "n_layer",           "n_layers",
+    "encoder_layers",     "decoder_layers",       "num_blocks",        "num_encoder_layers",
+    "num_decoder_layers", "num_layers_per_stack", "num_hidden_groups", "layers"};
 constexpr std::string_view kWords[] = {"vocab_size", "decoder_vocab_size", "tgt_vocab_size"};
+constexpr std::string_view kQueries[] = {"num_queries", "num_query_tokens"};  // of detectors, which have no words
+constexpr std::string_view kChannels[] = {"num_channels", "in_channels", "in_chans"};
+constexpr std::string_view kBands[] = {"num_mel_bins"};  // of a model that hears
 constexpr std::string_view kLayerLists[] = {"layers_block_type", "layer_types", "block_types"};
 
 constexpr Index kMaxWords = Index{1} << 32;
@@ -41,12 +45,22 @@ std::string_view leaf_of(std::string_view name) {
   return before == std::string_view::npos ? name : name.substr(before + 1);
 }
 
-std::set<std::string, std::less<>> vocabulary_leaves() {
-  std::set<std::string, std::less<>> out;
-  for (const Family* family : families())
-    for (const NameRule& rule : family->rules)
-      if (rule.is_vocabulary() && rule.place != NameRule::Place::kLayer) out.emplace(leaf_of(rule.hf));
-  return out;
+// What embeddings are called in families, and heads.
+struct VocabularyLeaves {
+  std::set<std::string, std::less<>> embeddings, heads;
+
+  bool contain(std::string_view leaf) const { return embeddings.contains(leaf) || heads.contains(leaf); }
+};
+const VocabularyLeaves& vocabulary_leaves() {
+  static const VocabularyLeaves leaves = [] {
+    VocabularyLeaves out;
+    for (const Family* family : families())
+      for (const NameRule& rule : family->rules)
+        if (rule.is_vocabulary() && rule.place != NameRule::Place::kLayer)
+          (rule.place == NameRule::Place::kFirst ? out.embeddings : out.heads).emplace(leaf_of(rule.hf));
+    return out;
+  }();
+  return leaves;
 }
 
 // The member among `names` that has this value.
@@ -58,7 +72,7 @@ std::string_view member_with(const ModelConfig& config, std::span<const std::str
 
 // What is common to all that is named in a catalog.
 struct Names {
-  std::vector<const Tensor*> matrices;
+  std::vector<const Tensor*> matrices, filters;
   std::map<std::string, std::set<Index>, std::less<>> lists;  // of numbered modules, by what is before the number
   std::set<std::string, std::less<>> tops;
 
@@ -85,28 +99,50 @@ Names names_of(const Catalog& catalog) {
       }
     }
     if (t.shape.rank() == 2 && t.shape[0] > 0) out.matrices.push_back(&t);
+    if (t.shape.rank() > 2) out.filters.push_back(&t);  // [out, in, (frames, rows,) columns]
   }
   return out;
 }
 
 // What one config, the model's or a part's, and the tensors say alike; empty: nothing.
 struct Facts {
-  std::string words, layers;
+  std::string width, layers;
 };
 
 // "of encoder.text_config"
 std::string of_part(const ModelConfig& config) { return config.part.empty() ? "" : " of " + printable(config.part); }
 
-Facts facts_of(const Names& names, const ModelConfig& config) {
-  Facts out;
+// A tensor of all words, or of a detector's queries; empty: none.
+std::string rows_of(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
   for (const Tensor* t : names.matrices) {
-    const std::string_view words = member_with(config, kWords, t->shape[0]);
+    const std::string_view words = member_with(config, rows, t->shape[0]);
     const std::string_view width = member_with(config, kWidths, t->shape[1]);
-    if (words.empty() || width.empty() || t->shape[0] > kMaxWords) continue;
-    out.words = printable(t->name) + " " + to_string(t->shape) + " is " + std::string(words) + " x " +
-                std::string(width) + of_part(config);
-    break;
+    if (!words.empty() && !width.empty() && t->shape[0] <= kMaxWords)
+      return printable(t->name) + " " + to_string(t->shape) + " is " + std::string(words) + " x " + std::string(width) +
+             of_part(config);
   }
+  return {};
+}
+
+// The filters that a model has for patches of images, or for bands of sound; empty: none.
+std::string filters_of(const Names& names, const ModelConfig& config) {
+  for (const Tensor* t : names.filters) {
+    const bool sees = t->shape.rank() > 3;
+    const std::string_view width = member_with(config, kWidths, t->shape[0]);
+    const std::string_view input =
+        sees ? member_with(config, kChannels, t->shape[1]) : member_with(config, kBands, t->shape[1]);
+    const Index patch = config.number("patch_size");
+    if (width.empty() || input.empty() || (sees && (patch < 1 || t->shape[t->shape.rank() - 1] != patch))) continue;
+    return printable(t->name) + " " + to_string(t->shape) + " is " + std::string(width) + " x " + std::string(input) +
+           (sees ? " x patches of patch_size" : "") + of_part(config);
+  }
+  return {};
+}
+
+Facts facts_of(const Names& names, const ModelConfig& config) {
+  Facts out{rows_of(names, config, kWords), {}};
+  if (out.width.empty()) out.width = rows_of(names, config, kQueries);
+  if (out.width.empty()) out.width = filters_of(names, config);
   for (const auto& [prefix, numbers] : names.lists) {
     if (!Names::is_whole(numbers)) continue;
     const Index modules = std::ssize(numbers);
@@ -145,26 +181,27 @@ bool has_other_names(const Catalog& catalog) {
 
 }  // namespace
 
+bool is_embedding(std::string_view parameter) { return vocabulary_leaves().embeddings.contains(leaf_of(parameter)); }
+
 CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
-  static const std::set<std::string, std::less<>> leaves = vocabulary_leaves();
   const Names names = names_of(catalog);
   CommonFacts out;
   for (const Tensor* t : names.matrices)
-    if (leaves.contains(leaf_of(split_state_key(t->key()).parameter)) &&
+    if (vocabulary_leaves().contain(leaf_of(split_state_key(t->key()).parameter)) &&
         !member_with(config, kWidths, t->shape[1]).empty() && config.vocab_size() <= kMaxWords)
       out.vocabulary.push_back(t);
   Facts facts = facts_of(names, config);
   // Of a model that only its parts describe, all of them are there, and the words are one's.
   for (const ModelConfig& part : config.parts) {
-    if (!facts.words.empty() && !facts.layers.empty()) break;
-    if (Facts own = facts_of(names, part); !own.words.empty() && !own.layers.empty() && has_all_parts(names, config))
+    if (!facts.width.empty() && !facts.layers.empty()) break;
+    if (Facts own = facts_of(names, part); !own.width.empty() && !own.layers.empty() && has_all_parts(names, config))
       facts = std::move(own);
   }
   const bool numbered_first = std::any_of(names.lists.begin(), names.lists.end(),
                                           [](const auto& list) { return list.first.find('.') == std::string::npos; });
-  out.is_its_model = !facts.words.empty() && !facts.layers.empty() && !numbered_first && names.tops.size() > 1 &&
-                     !has_other_names(catalog);
-  for (std::string* fact : {&facts.words, &facts.layers})
+  out.is_its_model = !facts.width.empty() && !facts.layers.empty() && names.tops.size() > 1 &&
+                     (!numbered_first || is_headless(config)) && !has_other_names(catalog);
+  for (std::string* fact : {&facts.width, &facts.layers})
     if (!fact->empty()) out.confirmed.push_back(std::move(*fact));
   return out;
 }

@@ -122,8 +122,8 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
   wanted = {};
   wanted.keep_names = true;
   EXPECT_EQ(check(source, wanted, kModels).error, "");
-  EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error, HasSubstr(why + ", "));
-  EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error, HasSubstr("and c.json is of family llama"));
+  EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error,
+              HasSubstr("c.json is of family llama, and no tensor is named as in it ('body.words.weight'"));
 }
 
 TEST(NamesOfAnOutput, AreTheSourcesOwnWhereTheUserSaysSo) {
@@ -154,6 +154,37 @@ TEST(NamesOfAnOutput, AreTheSourcesOwnWhereItsConfigConfirmsThem) {
   Wanted wanted;
   wanted.has_model_names = true;
   EXPECT_EQ(check(source, wanted, kModels, three_layers).error, "") << "the source's format is one of models";
+}
+
+TEST(NamesOfAnOutput, OfAModelWithoutWordsAreConfirmedByWhatItSees) {
+  TempDir dir;
+  MadeCheckpoint made(dir.path(), "data");
+  made.add("vit.embeddings.patch.weight", {4, 3, 2, 2}, counted(48));
+  for (const char* layer : {"0", "1"})
+    made.add("vit.layers." + std::string(layer) + ".mix.weight", {4, 4}, counted(16));
+  made.add("classifier.weight", {5, 4}, counted(20));
+  const std::string config = R"({"model_type": "vit", "num_hidden_layers": 2, "hidden_size": 4, "num_channels": 3)";
+  const Checked confirmed = check(made.catalog(), {}, kModels, config + R"(, "patch_size": 2})");
+  EXPECT_EQ(confirmed.error, "");
+  EXPECT_THAT(confirmed.notes.warnings,
+              ElementsAre(AllOf(HasSubstr("vit.embeddings.patch.weight [4, 3, 2, 2] is hidden_size x num_channels x "
+                                          "patches of patch_size"),
+                                HasSubstr("vit.layers has num_hidden_layers = 2 layers"))));
+  EXPECT_NE(check(made.catalog(), {}, kModels, config + R"(, "patch_size": 4})").error, "");
+  EXPECT_NE(check(made.catalog(), {}, kModels, config + "}").error, "");
+}
+
+TEST(NamesOfAnOutput, BeginWithLayersInAClassWithoutAHead) {
+  TempDir dir;
+  MadeCheckpoint made(dir.path(), "data");
+  made.add("words.weight", {20, 4}, counted(80));
+  for (const char* layer : {"0", "1"}) made.add("blocks." + std::string(layer) + ".mix.weight", {4, 4}, counted(16));
+  const auto of_class = [](const std::string& name) {
+    return R"({"model_type": "newer", "vocab_size": 20, "n_layer": 2, "hidden_size": 4, "architectures": [")" + name +
+           R"("]})";
+  };
+  EXPECT_EQ(check(made.catalog(), {}, kModels, of_class("NewerModel")).error, "");
+  EXPECT_NE(check(made.catalog(), {}, kModels, of_class("NewerForCausalLM")).error, "");
 }
 
 TEST(NamesOfAnOutput, AreNoModelsWithAdaptersBesideTheWeights) {
