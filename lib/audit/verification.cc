@@ -93,6 +93,15 @@ bool holds_optimizer_alone(const Catalog& catalog) {
           std::any_of(catalog.blobs.begin(), catalog.blobs.end(), is_of(StateKind::kOptimizer)));
 }
 
+// Of a model, and not adapters alone.
+bool holds_weights(const Catalog& catalog) {
+  const auto& tensors = catalog.tensors();
+  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) {
+    return split_state_key(t.key()).kind == StateKind::kModel && !is_adapter(t.key()) &&
+           !t.key().starts_with(kPeftPrefix);
+  });
+}
+
 void check_tokenizer(const Catalog& catalog, const Model& model, VerifyReport& report) {
   const std::string title = "the tokenizer has no token beyond the vocabulary";
   const Index words = model.config ? model.config->vocab_size() : 0;
@@ -165,6 +174,16 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
   if (wanted && catalog.tensors().empty())
     return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
   if (!model.is_described()) {
+    const Family* const said = model.config && !options.model.is_none() ? describing_family(*model.config) : nullptr;
+    if (said && !wanted && holds_weights(catalog)) {
+      report
+          .add(Severity::kWarning, "model-other",
+               model.config->path + " is of family " + said->name + ", and no tensor is named as in it")
+          .advice =
+          "Nothing was held against it, and convert refuses it; where it is of another model, --family none "
+          "leaves it out, and --strip-prefix and --rename change names.";
+      return skip("no tensor is named as in family " + said->name);
+    }
     const bool is_other = model.config && !describing_family(*model.config);
     const CommonFacts facts = is_other ? common_facts(catalog, *model.config) : CommonFacts();
     if (is_other) check_cut_vocabulary(facts, *model.config, report);

@@ -129,6 +129,12 @@ TEST(Identity, WhatIsNoKnownModelIsRefusedBeforeAnythingIsWritten) {
     EXPECT_THAT(r.err, AllOf(HasSubstr("'blocks.0.w'"), HasSubstr("is of family llama"), HasSubstr("--family none")));
     EXPECT_FALSE(fs::exists(s.out));
   }
+  // verify says it, too, unless it is asked to look at no names.
+  const CommandResult verified = reshard_cli({"verify", s.path});
+  EXPECT_EQ(verified.exit_code, 1) << verified.out;
+  EXPECT_THAT(verified.out,
+              AllOf(HasSubstr("is of family llama, and no tensor is named as in it"), HasSubstr("1 warning")));
+  EXPECT_EQ(reshard_cli({"verify", s.path, "--family", "none"}).exit_code, 0);
   // As it was asked for: the names are said to be nobody's, and a config of another model does not go along.
   const CommandResult r = reshard_cli({"convert", s.path, s.out, "--to", "hf", "--family", "none"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
