@@ -90,16 +90,18 @@ Result<int> diff(const DiffOptions& options) {
   }
   const bool good = beyond == 0 && structural.empty() && objects.empty();
   if (as_json) {
-    Json other = Json::array(), unseen = Json::array(), blobs = Json::array();
+    Json other = Json::array(), unseen = Json::array(), blobs = Json::array(), names = Json::array();
     for (const std::string& s : structural) other.push_back(valid_utf8(s));
     for (const std::string& s : objects) blobs.push_back(valid_utf8(s));
     for (const std::string& s : c->not_compared()) unseen.push_back(valid_utf8(s));
+    for (const std::string& s : c->renamed()) names.push_back(valid_utf8(s));
     Json json = Json::object();
     json.set("a", valid_utf8(options.a))
         .set("b", valid_utf8(options.b))
         .set("tolerance", options.tolerance)
         .set("equal", good);
     json.set("structure", std::move(other)).set("objects", std::move(blobs)).set("not_compared", std::move(unseen));
+    json.set("renamed", std::move(names));
     json.set("tensors", std::move(tensors));
     if (!options.html.empty()) TRY(write_html(options.html, "diff", json));
     if (options.json) {
@@ -109,6 +111,7 @@ Result<int> diff(const DiffOptions& options) {
   }
   for (const std::string& s : structural) print_row("differs", s);
   for (const std::string& s : objects) print_row("differs", "object '" + printable(s) + "'");
+  for (const std::string& s : c->renamed()) print_row("names", s);
   for (const std::string& s : c->not_compared()) print_row("not seen", s);
   print_row("result", with_commas(static_cast<Index>(distances.size()) - beyond) + " of " +
                           count_of(static_cast<Index>(distances.size()), "tensor") + " equal" +

@@ -4,15 +4,18 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <tuple>
 
+#include "lib/audit/renaming.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/engine/tensor_source.h"
 #include "lib/model/packing.h"
+#include "lib/model/unknown_family.h"
 #include "lib/model/view.h"
 #include "lib/transport/collectives.h"
 
@@ -97,6 +100,9 @@ Result<std::unique_ptr<Comparison>> Comparison::prepare(Reader& a, Reader& b, Co
   std::unique_ptr<Comparison> c(new Comparison(a, b, std::move(options)));
   TRY(c->make_views());
   TRY(c->match());
+  if (c->a_model_.family || c->options_.model.is_none()) return c;
+  c->match_renamed();
+  TRY(c->leave_out_ties());
   return c;
 }
 
@@ -193,6 +199,71 @@ Status Comparison::match() {
   const Objects of_a = objects_of(a_.catalog()), of_b = objects_of(b_.catalog());
   leave_out_own(a_view_, b_view_, of_b);
   leave_out_own(b_view_, a_view_, of_a);
+  return {};
+}
+
+// What the memory of transformers names otherwise than its files.
+void Comparison::match_renamed() {
+  const auto of_model = [](const Catalog& view, std::vector<std::size_t> tensors) {
+    std::erase_if(tensors, [&](std::size_t i) { return state_kind(view.tensors()[i].name) != StateKind::kModel; });
+    return tensors;
+  };
+  for (const Renaming& renaming :
+       find_renamings(a_view_, of_model(a_view_, only_a_), b_view_, of_model(b_view_, only_b_))) {
+    for (const auto& [a, b] : renaming.pairs) {
+      std::erase(only_a_, a);
+      std::erase(only_b_, b);
+      pairs_.push_back({a, b});
+    }
+    renamed_.push_back("'" + printable(renaming.a) + "*' of " + a_view_.root + " is '" + printable(renaming.b) +
+                       "*' of " + b_view_.root + ", " + count_of(std::ssize(renaming.pairs), "tensor"));
+  }
+}
+
+// The same weights under one more name: where a state_dict has all names of tied tensors, files have one. What
+// config.json says is not tied is no such copy, but for an embedding: a model with several may tie these alone.
+bool Comparison::may_be_tied(const Tensor& t) const {
+  if (state_kind(t.name) != StateKind::kModel || t.shape.rank() == 0) return false;
+  const ModelConfig* const config = a_model_.config ? a_model_.config_or_null() : b_model_.config_or_null();
+  const bool is_denied = config && config->find("tie_word_embeddings") == Index{0};
+  return !is_denied || is_embedding(t.name);
+}
+
+Status Comparison::leave_out_ties() {
+  for (const bool is_a : {true, false}) {
+    const Catalog& view = is_a ? a_view_ : b_view_;
+    std::vector<std::size_t>& alone = is_a ? only_a_ : only_b_;
+    std::vector<DigestRequest> requests;
+    std::set<std::size_t> wanted;
+    for (const std::size_t i : alone) {
+      const Tensor& t = view.tensors()[i];
+      if (!may_be_tied(t)) continue;
+      for (const Pair& p : pairs_) {
+        const std::size_t other = is_a ? p.a : p.b;
+        if (view.tensors()[other].shape == t.shape && view.tensors()[other].dtype == t.dtype) wanted.insert({i, other});
+      }
+    }
+    for (const std::size_t i : wanted) requests.push_back({i, view.tensors()[i].dtype});
+    if (requests.empty()) continue;
+    FileSource source(view, (is_a ? a_ : b_).files());
+    RunOptions run = options_.run;
+    run.progress = nullptr;
+    const auto proofs = TRY(digest_tensors(requests, source, run));
+    std::map<std::size_t, Digest> digests;
+    for (std::size_t k = 0; k < requests.size(); ++k) digests.emplace(requests[k].tensor, proofs[k].source);
+    std::erase_if(alone, [&](std::size_t i) {
+      if (!digests.contains(i)) return false;
+      const Tensor& t = view.tensors()[i];
+      const auto same = std::find_if(pairs_.begin(), pairs_.end(), [&](const Pair& p) {
+        const std::size_t other = is_a ? p.a : p.b;
+        return view.tensors()[other].shape == t.shape && digests.contains(other) && digests.at(other) == digests.at(i);
+      });
+      if (same == pairs_.end()) return false;
+      not_compared_.push_back(tensor_text(t.name) + ", only in " + view.root + ": the weights of " +
+                              printable(view.tensors()[is_a ? same->a : same->b].name) + " once more");
+      return true;
+    });
+  }
   return {};
 }
 

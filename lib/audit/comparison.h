@@ -41,6 +41,8 @@ class Comparison {
   // Kinds of state that one side has none of, derived tensors, and what a format has for itself, in words: they are not
   // compared, and not a difference.
   const std::vector<std::string>& not_compared() const { return not_compared_; }
+  // Of models of no known family: what names begin with in one and in the other, in words (renaming.h).
+  const std::vector<std::string>& renamed() const { return renamed_; }
   Index bytes() const;  // that a comparison reads, of both sides
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
@@ -71,6 +73,9 @@ class Comparison {
   Status make_views();
   Result<std::pair<Model, Model>> recognise_pair();
   Status match();
+  void match_renamed();
+  Status leave_out_ties();
+  bool may_be_tied(const Tensor& t) const;
   void cut_padding(Catalog& view, std::size_t tensor, Index words) const;
   bool is_derived(const Tensor& t) const;
   bool is_own(const Blob& blob) const;
@@ -93,7 +98,7 @@ class Comparison {
   Catalog a_view_, b_view_;
   std::vector<Pair> pairs_, reshaped_;
   std::vector<std::size_t> only_a_, only_b_;
-  std::vector<std::string> not_compared_;
+  std::vector<std::string> not_compared_, renamed_;
   Index checksums_ = 0;
   bool has_own_ = false, has_own_groups_ = false;
 };

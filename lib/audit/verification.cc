@@ -385,6 +385,7 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
   report_pairs(*c, digests, report);
   for (const std::string& name : objects)
     report.add(Severity::kError, "against-object", "object '" + printable(name) + "' differs");
+  for (const std::string& text : c->renamed()) report.fact("names", text);
   for (const std::string& text : c->not_compared()) report.fact("not seen", text);
   check_unchanged(read, report);
   return {};

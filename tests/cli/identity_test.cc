@@ -261,6 +261,74 @@ TEST(Identity, AModelOfNoFamilyIsWrittenWhereItsConfigConfirmsIt) {
   }
 }
 
+// A state_dict has all names of tied tensors, files have one, and transformers may name in files otherwise than in
+// memory.
+TEST(Identity, AModelOfNoFamilyIsTheSameUnderTheNamesOfItsFiles) {
+  const Outsider m("app.model.");
+  const std::string files_of_it = m.dir / "files";
+  const auto files = [&](const std::string& begin, bool has_head, char value_of_mix) {
+    TensorValues tensors;
+    for (const std::string& name : Outsider::kNames) {
+      TensorValue value = Outsider::value_of(name);
+      if (name == "lm_head.weight" && !has_head) continue;
+      if (name.find(".mix.") != std::string::npos && value_of_mix) value.bytes.assign(value.bytes.size(), value_of_mix);
+      tensors[name.starts_with("backbone.") ? begin + name.substr(9) : name] = value;
+    }
+    fs::remove_all(files_of_it);
+    write_dcp(tensors, files_of_it, *Mesh::parse("dp_shard=1"));
+  };
+  const auto compared = [&](const std::string& command) {
+    return command == "diff" ? reshard_cli({"diff", m.checkpoint, files_of_it})
+                             : reshard_cli({"verify", m.checkpoint, "--against", files_of_it});
+  };
+  for (const std::string command : {"diff", "verify"}) {
+    files("model.", true, 0);
+    CommandResult r = compared(command);
+    EXPECT_EQ(r.exit_code, 0) << r.out;
+    EXPECT_THAT(r.out, AllOf(HasSubstr("'backbone.*' of "), HasSubstr("is 'model.*' of "), HasSubstr("3 tensors")));
+    files("model.", true, 'z');
+    EXPECT_EQ(compared(command).exit_code, 1) << "other values";
+    files("backbone.", false, 0);
+    r = compared(command);
+    EXPECT_EQ(r.exit_code, 1) << "nothing else has the head's values";
+    EXPECT_THAT(r.out, HasSubstr("'lm_head.weight' is only in"));
+  }
+}
+
+TEST(Identity, TheSameWeightsOnceMoreAreNoDifferenceWhereTheyMayBeTied) {
+  const TempDir dir;
+  const auto value = [](char byte) { return TensorValue{DType::kBFloat16, {64, 8}, std::string(1024, byte)}; };
+  TensorValues tensors = {{"shared.weight", value('w')}, {"body.blocks.0.mix.weight", value('m')}};
+  const auto config = [&](const std::string& tied) {
+    for (const char* place : {"a", "b"}) {
+      fs::create_directory(dir / place);
+      write_file(dir / place + "/config.json",
+                 R"({"model_type": "newest", "vocab_size": 64, "d_model": 8)" + tied + "}");
+    }
+  };
+  const auto write = [&](const std::string& place) {
+    fs::remove_all(dir / place + "/ck");
+    write_dcp(tensors, dir / place + "/ck", *Mesh::parse("dp_shard=1"));
+  };
+  const auto compared = [&] { return reshard_cli({"diff", dir / "a/ck", dir / "b/ck"}); };
+  config("");
+  write("b");
+  tensors["lm_head.weight"] = tensors["encoder.embed_tokens.weight"] = value('w');
+  write("a");
+  const CommandResult same = compared();
+  EXPECT_EQ(same.exit_code, 0) << same.out;
+  EXPECT_THAT(same.out,
+              AllOf(HasSubstr("'lm_head.weight', only in "), HasSubstr("the weights of shared.weight once more")));
+  config(R"(, "tie_word_embeddings": false)");
+  EXPECT_EQ(compared().exit_code, 1) << "the head is another tensor";
+  tensors.erase("lm_head.weight");
+  write("a");
+  EXPECT_EQ(compared().exit_code, 0) << "embeddings are tied all the same";
+  tensors["encoder.embed_tokens.weight"] = value('x');
+  write("a");
+  EXPECT_EQ(compared().exit_code, 1) << "other values";
+}
+
 TEST(Identity, AModelOfNoFamilyIsRefusedWhereNothingConfirmsIt) {
   const auto refused = [](const Outsider& m) {
     const CommandResult r = m.convert();

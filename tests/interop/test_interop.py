@@ -684,6 +684,27 @@ TINY_MODELS |= {
                               "tie_word_embeddings": False}),
     "internvl_tied": ("internvl", {"text_config": {**_GROUPED, "model_type": "qwen2"},
                                    "vision_config": {**_SIGHT, "image_size": [28, 28], "patch_size": [14, 14]}}),
+    "llava_qwen2": ("llava", {"text_config": {**_GROUPED, "model_type": "qwen2"}, "vision_config": _CLIP}),
+    "llava_phi3": ("llava", {"text_config": {**_GROUPED, "model_type": "phi3", "pad_token_id": 0}, "vision_config": _CLIP}),
+    "llava_next_granite": ("llava_next", {"text_config": {**_GROUPED, "model_type": "granite"}, "vision_config": _CLIP}),
+    "llava_onevision_qwen3": ("llava_onevision", {"text_config": {**_GROUPED, "model_type": "qwen3", "head_dim": 8},
+                                                  "vision_config": {**_SIGHT, "model_type": "siglip_vision_model"}}),
+    "internvl_qwen3_moe": ("internvl", {"text_config": {**_EXPERTS, "model_type": "qwen3_moe"},
+                                        "vision_config": {**_SIGHT, "image_size": [28, 28], "patch_size": [14, 14]}}),
+    "internvl_gpt_oss_untied": ("internvl", {"text_config": {**_GROUPED, "model_type": "gpt_oss", "num_local_experts": 4,
+                                                             "head_dim": 12},
+                                             "vision_config": {**_SIGHT, "image_size": [28, 28], "patch_size": [14, 14]},
+                                             "tie_word_embeddings": False}),
+    "mistral3_ministral3": ("mistral3", {"text_config": {**_GROUPED, "model_type": "ministral3", "head_dim": 8,
+                                                         "pad_token_id": 0},
+                                         "vision_config": {**_SIGHT, "model_type": "pixtral", "head_dim": 8},
+                                         "tie_word_embeddings": False}),
+    "vipllava": ("vipllava", {"text_config": {**_GROUPED, "model_type": "llama"},
+                              "vision_config": {**_CLIP, "num_hidden_layers": 3}, "vision_feature_layers": [-2, -1]}),
+    "aya_vision": ("aya_vision", {"text_config": {**_GROUPED, "model_type": "cohere2"},
+                                  "vision_config": {**_SIGHT, "model_type": "siglip_vision_model"}}),
+    "paligemma": ("paligemma", {"text_config": {**_GROUPED, "model_type": "gemma", "head_dim": 8}, "projection_dim": 32,
+                                "vision_config": {**_SIGHT, "model_type": "siglip_vision_model", "projection_dim": 32}}),
     "llama4": ("llama4", {"text_config": {**_GROUPED, "intermediate_size_mlp": 40, "head_dim": 12,
                                           "num_local_experts": 2, "interleave_moe_layer_step": 1},
                           "vision_config": {**_SIGHT, "vision_output_dim": 32, "projector_input_dim": 32,
@@ -904,6 +925,12 @@ class Families(Case):
     def test_phi_without_its_head_and_the_bias_of_it(self):
         self.check_without_head("phi", _TINY)
 
+    def test_falcon_without_its_head(self):
+        self.check_without_head("falcon", {**_TINY, "ffn_hidden_size": 48})
+
+    def test_gpt_bigcode_without_its_head(self):
+        self.check_without_head(*TINY_MODELS["gpt_bigcode"])
+
     def check_loads(self, model, directory):
         """That transformers makes of the directory a model that says what this one says."""
         loaded, info = type(model).from_pretrained(directory, output_loading_info=True, dtype=torch.float32)
@@ -977,16 +1004,26 @@ class Families(Case):
 class OfNoFamily(Case):
     """Models that no table describes, as PyTorch's tutorial saves them, to what transformers loads."""
 
-    def check(self, model_type, auto, members):
+    def check(self, model_type, auto, members, outer="app", described=None, same_ends=True):
         import transformers
+        from torch.distributed.checkpoint.state_dict import get_state_dict
         auto = getattr(transformers, auto)
         torch.manual_seed(3)
-        model = auto.from_config(transformers.AutoConfig.for_model(model_type, **members)).to(torch.bfloat16)
+        config = transformers.AutoConfig.for_model(model_type, **members)
+        model = (auto.from_config(config) if auto.__name__.startswith("Auto") else auto(config)).to(torch.bfloat16)
+        model.save_pretrained(self.out("files"))
         self.out("run").mkdir()
-        dcp.save({"app": {"model": model.state_dict()}}, checkpoint_id=self.out("run/step-1"), no_dist=True)
+        state = {"model": model.state_dict()}
+        if outer == "optimizer":  # which is none yet: get_state_dict makes one step, of no gradient
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
+            state["model"], state["optimizer"] = get_state_dict(model, optimizer)
+        dcp.save({outer: state} if outer == "app" else state, checkpoint_id=self.out("run/step-1"), no_dist=True)
         model.config.save_pretrained(self.out("run"))
         said = reshard("convert", self.out("run/step-1"), self.out("hf"), "--to", "hf")
-        self.assertIn(f"no known family describes the {model_type} of", said)
+        self.assertIn(f"no known family describes the {described or model_type} of", said)
+        reshard("verify", self.out("files"))
+        if same_ends:  # of names in memory and in files
+            reshard("verify", self.out("run/step-1"), "--against", self.out("files"))
         loaded, info = auto.from_pretrained(self.out("hf"), output_loading_info=True, dtype=torch.bfloat16)
         self.assertFalse(info["missing_keys"] or info["unexpected_keys"], info)
         for (name, a), (other, b) in zip(model.state_dict().items(), loaded.state_dict().items(), strict=True):
@@ -1008,11 +1045,46 @@ class OfNoFamily(Case):
         self.check("mamba", "AutoModelForCausalLM", dict(hidden_size=32, num_hidden_layers=2, vocab_size=64,
                                                          state_size=4))
 
+    _BART = dict(d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=64, encoder_attention_heads=4,
+                 decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=32)
+
     def test_bart(self):
-        self.check("bart", "AutoModelForSeq2SeqLM", dict(d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=64,
-                                                         encoder_attention_heads=4, decoder_attention_heads=4,
-                                                         encoder_ffn_dim=48, decoder_ffn_dim=48,
-                                                         max_position_embeddings=32))
+        self.check("bart", "AutoModelForSeq2SeqLM", self._BART)
+
+    def test_bart_in_a_dictionary_with_its_optimizer(self):
+        self.check("bart", "AutoModelForSeq2SeqLM", self._BART, outer="optimizer")
+
+    def test_t5_in_a_dictionary(self):
+        self.check("t5", "T5ForConditionalGeneration", dict(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2,
+                                                            num_heads=4), outer="model")
+
+    def test_all_of_a_models_files_is_the_models(self):
+        """ColPali's names are a known family's under "vlm.", and beside them is its projection."""
+        import transformers
+        seen = {**_SIGHT, "model_type": "siglip_vision_model", "projection_dim": 32}
+        config = transformers.AutoConfig.for_model("colpali", vlm_config={
+            "model_type": "paligemma", "text_config": {**_GROUPED, "model_type": "gemma", "head_dim": 8},
+            "vision_config": seen, "projection_dim": 32, "hidden_size": 32})
+        transformers.ColPaliForRetrieval(config).save_pretrained(self.out("files"))
+        for options in ((), ("--family", "none")):
+            out = self.out("hf" + "".join(options))
+            reshard("convert", self.out("files"), out, "--to", "hf", *options)
+            self.assertEqual(raw_safetensors(out / "model.safetensors"), raw_safetensors(self.out("files") / "model.safetensors"))
+
+    def test_mamba_without_its_head(self):
+        self.check("mamba", "MambaModel", dict(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4))
+
+    def test_vit(self):
+        self.check("vit", "ViTForImageClassification", _SIGHT, outer="model", same_ends=False)
+
+    def test_dinov2_without_a_head(self):
+        self.check("dinov2", "Dinov2Model", _SIGHT, same_ends=False)
+
+    def test_what_sees_for_clip(self):
+        self.check("clip_vision_model", "CLIPVisionModelWithProjection", {**_SIGHT, "projection_dim": 8})
+
+    def test_llama_that_answers_questions(self):
+        self.check("llama", "LlamaForQuestionAnswering", _GROUPED, described="LlamaForQuestionAnswering")
 
 
 def unstacked(name, shape, members):

@@ -628,6 +628,7 @@ function diffPage() {
     data.tensors.length ? section("Layers by modules", layerMap("Relative change of layers by modules", data.tensors, moved, words)) : "",
     rows.length ? section("The most moved first", table(["tensor", "", "#relative L2", "#max |a-b|", "#elements that differ"],
       rows, (t) => [h("code", {}, t.name), meter(t), brief(t.relative_l2 ?? null), brief(t.max_abs ?? null), percent(t.different_elements / Math.max(1, t.elements))], 40)) : "",
+    data.renamed.length ? section("Under other names", lines(data.renamed)) : "",
     data.not_compared.length ? section("Not compared", lines(data.not_compared)) : "",
   ];
 }

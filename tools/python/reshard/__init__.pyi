@@ -288,6 +288,7 @@ class DiffReport:
     structure: list[str]
     objects: list[str]
     not_compared: list[str]
+    renamed: list[str]
     tensors: list[TensorDifference]
     json: dict[str, Any]
     def __bool__(self) -> bool: ...

@@ -215,6 +215,7 @@ class DiffReport:
     structure: list  #: sentences on tensors that only one has, or in another shape
     objects: list  #: names of values that differ
     not_compared: list  #: what was not seen
+    renamed: list  #: sentences on what names begin with in one and in the other
     tensors: list  #: of TensorDifference, all that both have
     json: dict = field(repr=False, compare=False)
 
