@@ -187,6 +187,28 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
 
 // ---- the output's tensors
 
+namespace {
+
+// Optimizer state under names that no parameter has does not follow the model.
+void note_orphans(const SourceView& view, const Family& family, const std::vector<std::size_t>& tensors, Notes& notes) {
+  std::vector<std::string> orphans;
+  bool has_model = false;
+  for (const std::size_t i : tensors) {
+    const Tensor& tensor = view.catalog.tensors()[i];
+    const StateKey key = split_state_key(tensor.key());
+    has_model = has_model || key.kind == StateKind::kModel;
+    if (key.kind != StateKind::kOptimizer || key.parameter.empty()) continue;
+    if (parse_name(family, key.parameter) || view.catalog.find(key.parameter)) continue;
+    orphans.push_back("'" + printable(view.native(tensor.name)) + "'");
+  }
+  if (!has_model || orphans.empty()) return;
+  notes.warnings.push_back("Optimizer state without a parameter in the model, " +
+                           count_of(std::ssize(orphans), "tensor") + " (" + some_of(orphans) +
+                           "), keeps its names and the order of its rows.");
+}
+
+}  // namespace
+
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
                                    Notes& notes) {
   const auto& tensors = view.catalog.tensors();
@@ -211,6 +233,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                                "embedding: writing only one of them would lose the other. Set " +
                                "tie_word_embeddings to false to keep both"});
   }
+  if (names.renames()) note_orphans(view, *model.family, taken, notes);
   if (names.renames() && names.to != Convention::kHf) {
     std::vector<std::string> scales;
     for (const std::size_t i : taken)

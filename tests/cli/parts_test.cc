@@ -81,6 +81,22 @@ TEST(Parts, GroupsOfAnOptimizerListParametersByTheirNewNames) {
   EXPECT_THAT(list_of(dir / "packed", "apart", "hf"), HasSubstr("'model.layers.0.self_attn.v_proj.weight'"));
 }
 
+TEST(Parts, StateOfNoParameterIsToldWhereTheModelIsRenamed) {
+  TensorValues values = with_average("model.", "ema.");
+  const SavedState whole(values);
+  EXPECT_THAT(whole.convert({"--to", "dcp", "--names", "hf"}).out, Not(HasSubstr("without a parameter")));
+  auto moved = values.extract("optimizer.state.layers.0.attention.wq.weight.exp_avg");
+  ASSERT_FALSE(moved.empty());
+  moved.key() = "optimizer.state.odd.layers.0.attention.wq.weight.exp_avg";
+  values.insert(std::move(moved));
+  const SavedState odd(values);
+  const CommandResult r = odd.convert({"--to", "dcp", "--names", "hf"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out + r.err,
+              HasSubstr("Optimizer state without a parameter in the model, 1 tensor "
+                        "('optimizer.state.odd.layers.0.attention.wq.weight.exp_avg'), keeps its names"));
+}
+
 TEST(Parts, AnAverageOfTheWeightsIsAPartOfItsOwn) {
   for (const auto& [model, ema] :
        {std::pair("model.", "ema."), std::pair("", "model_ema."), std::pair("app.model.", "app.ema_model.module."),
