@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 class ConfigOfAConversion : public testing::Test {
  protected:
@@ -124,6 +125,19 @@ TEST(NamesOfAnOutput, AreRefusedWhereNoFamilyKnowsThem) {
   EXPECT_EQ(check(source, wanted, kModels).error, "");
   EXPECT_THAT(check(source, {}, kModels, kTinyLlama).error,
               HasSubstr("c.json is of family llama, and no tensor is named as in it ('body.words.weight'"));
+}
+
+// BERT's in a dictionary: what no head tells to be a wrapper, and what to do if it is one.
+TEST(NamesOfAnOutput, ThatAllBeginAlikeAreRefusedWithTheOptionThatTakesItOff) {
+  TempDir dir;
+  MadeCheckpoint made(dir.path(), "data");
+  made.add("model.bert.words.weight", {20, 4}, counted(80));
+  made.add("model.cls.dense.weight", {4, 4}, counted(16));
+  EXPECT_THAT(
+      check(made.catalog(), {}, kModels).error,
+      HasSubstr("every name begins with 'model.': where that is what is around the model, --strip-prefix model. "
+                "takes it off"));
+  EXPECT_THAT(check(unknown_model(), {}, kModels).error, Not(HasSubstr("every name begins")));
 }
 
 TEST(NamesOfAnOutput, AreTheSourcesOwnWhereTheUserSaysSo) {
