@@ -86,10 +86,10 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   if (report.refused.size() > kShown)
     print_row("", "and " + with_commas(static_cast<Index>(report.refused.size() - kShown)) + " more");
   const File file = TRY(File::open(options.destination));
-  print_row("done", options.destination + "   " + human_bytes(TRY(file.size())) + "   " + human_seconds(seconds) +
-                        "   " + count_of(report.tensors, "tensor") + " shown where they lie" +
+  print_row("done", printable(options.destination) + "   " + human_bytes(TRY(file.size())) + "   " +
+                        human_seconds(seconds) + "   " + count_of(report.tensors, "tensor") + " shown where they lie" +
                         (report.joined > 0 ? ", " + count_of(report.joined, "piece") + " joined" : ""));
-  print_row("", "it refers to the files of " + options.source + ": made anew when they move");
+  print_row("", "it refers to the files of " + printable(options.source) + ": made anew when they move");
   return 0;
 }
 
@@ -142,7 +142,7 @@ Result<int> convert(const ConvertOptions& options) {
               2);
   if (quiet) return 0;
   const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
-  print_row("done", options.destination + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
+  print_row("done", printable(options.destination) + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
                         "/s   peak memory " + human_bytes(peak_memory()));
   const auto n = std::to_string(conversion.plan().tensors.size());
   std::string recorded;
@@ -159,7 +159,8 @@ Result<int> convert(const ConvertOptions& options) {
                       config.path);
   }
   if (prepared.target->open && !conversion.computes())
-    print_row("", "check it any time: reshard verify " + options.source + " --against " + options.destination);
+    print_row("", "check it any time: reshard verify " + printable(options.source) + " --against " +
+                      printable(options.destination));
   return 0;
 }
 
