@@ -13,6 +13,7 @@ namespace reshard {
 namespace {
 
 constexpr std::size_t kMaxCandidates = 8;  // of a tensor: modules that are alike, a text's and an image's
+constexpr std::size_t kMaxRenamings = 64;  // of a model's modules
 
 // Where the last two parts of a name begin, the last three, ...; the whole name comes last.
 std::vector<std::size_t> beginnings_of_ends(std::string_view name) {
@@ -62,7 +63,7 @@ std::vector<Renaming> find_renamings(const Catalog& a, std::vector<std::size_t> 
     }
   };
   std::vector<Renaming> out;
-  while (!only_a.empty()) {
+  while (!only_a.empty() && out.size() < kMaxRenamings) {
     std::map<std::pair<std::string_view, std::string_view>, Renaming> found;
     for (const std::size_t i : only_a)
       candidates(i, [&](std::string_view from, std::string_view to, std::size_t other) {
@@ -75,10 +76,12 @@ std::vector<Renaming> find_renamings(const Catalog& a, std::vector<std::size_t> 
     Renaming& renaming = best->second;
     renaming.a = best->first.first;
     renaming.b = best->first.second;
+    std::set<std::size_t> found_of_a;
     for (const auto& [mine, other] : renaming.pairs) {
-      std::erase(only_a, mine);
+      found_of_a.insert(mine);
       taken.insert(other);
     }
+    std::erase_if(only_a, [&](std::size_t i) { return found_of_a.contains(i); });
     out.push_back(std::move(renaming));
   }
   return out;
