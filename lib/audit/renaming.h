@@ -15,7 +15,8 @@ struct Renaming {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;  // tensors of one shape, by their places in the catalogs
 };
 // Of the tensors of two catalogs that are listed, those that names tell to be the same: what follows has two parts at
-// least, and the numbers before it are the same. Renamings of the most tensors come first, 64 at most, and no tensor comes twice.
+// least, and the numbers before it are the same. Renamings of the most tensors come first, 64 at most, and no tensor
+// comes twice.
 std::vector<Renaming> find_renamings(const Catalog& a, std::vector<std::size_t> only_a, const Catalog& b,
                                      const std::vector<std::size_t>& only_b);
 
