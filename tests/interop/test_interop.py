@@ -2074,6 +2074,48 @@ class TrainingGoesOn(Case):
             self.assertTrue(same_bits(others[name], weight), name)
 
 
+class GroupsOfParameters(Case):
+    """torch finds the group of a parameter by its name: after --names by the new one."""
+
+    def test_lr_and_moments_are_loaded_under_new_names(self):
+        import transformers
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+        torch.manual_seed(9)
+        config = transformers.LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                          num_attention_heads=4, num_key_value_heads=2)
+        config.save_pretrained(self.out("config"))
+        model = transformers.LlamaForCausalLM(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.125, betas=(0.5, 0.75))
+        words = torch.randint(0, 64, (2, 8))
+        model(words, labels=words).loss.backward()
+        optimizer.step()
+        saved = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizer)}
+        dcp.save(saved, checkpoint_id=self.out("dcp"), no_dist=True)
+        reshard("convert", self.out("dcp"), self.out(), "--to", "dcp", "--mesh", "dp_shard=2", "--names", "torchtitan",
+                "--config", self.out("config") / "config.json")
+
+        renamed = torch.nn.Module()
+        metadata = dcp.FileSystemReader(self.out()).read_metadata().state_dict_metadata
+        for name, stored in metadata.items():
+            *modules, leaf = name.split(".")
+            if modules[0] == "optimizer":
+                continue
+            module = renamed
+            for part in modules:
+                if part not in module._modules:
+                    module.add_module(part, torch.nn.Module())
+                module = module._modules[part]
+            module.register_parameter(leaf, torch.nn.Parameter(torch.zeros(stored.size)))
+        other = torch.optim.AdamW(renamed.parameters(), lr=9.0)
+        wanted = {"optimizer": get_optimizer_state_dict(renamed, other)}
+        dcp.load(wanted, checkpoint_id=self.out(), no_dist=True)
+        set_optimizer_state_dict(renamed, other, wanted["optimizer"])
+        self.assertEqual((other.param_groups[0]["lr"], other.param_groups[0]["betas"]), (0.125, (0.5, 0.75)))
+        moments = dict(renamed.named_parameters())["tok_embeddings.weight"]
+        truth = saved["optim"]["state"]["model.embed_tokens.weight"]["exp_avg"]
+        self.assertTrue(same_bits(other.state[moments]["exp_avg"], truth))
+
+
 def as_saved(name, tensor):
     """What save_pretrained makes of a parameter of Mixtral's, whose experts transformers computes with in one."""
     head, dot, rest = name.partition(".mlp.")
