@@ -12,7 +12,7 @@
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/parameter_lists.h"
+#include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {

@@ -10,7 +10,7 @@
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"
 #include "formats/hdf5/types.h"
-#include "formats/parameter_lists.h"
+#include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/text.h"
 #include "lib/device/codec.h"
 

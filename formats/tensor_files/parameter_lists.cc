@@ -1,4 +1,4 @@
-#include "formats/parameter_lists.h"
+#include "formats/tensor_files/parameter_lists.h"
 
 #include <algorithm>
 #include <string>
