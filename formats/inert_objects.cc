@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "formats/encoding/torch_archive.h"
-#include "lib/base/file.h"
 #include "lib/base/text.h"
 
 namespace reshard {
@@ -70,9 +69,8 @@ bool makes_data(std::string_view global) {
 Status check_inert(Reader& source, const std::vector<Blob>& objects) {
   for (const Blob& object : objects) {
     const std::string what = "object '" + printable(object.name) + "'";
-    const File file = TRY(File::create_in_memory());
-    TRY(file.write_at(0, as_bytes(TRY(source.blob_bytes(object)))));
-    const auto pickle = TRY(torch_archive::read_object_item(file, 0, TRY(file.size())).context(what));
+    const std::string bytes = TRY(source.blob_bytes(object));
+    const auto pickle = TRY(torch_archive::read_object_item(bytes).context(what));
     for (const std::string& name : pickle.globals())
       if (!makes_data(name))
         return unsupported(what + ": its pickle names '" + printable(name) +

@@ -6,6 +6,7 @@
 #include "formats/encoding/pickle_writer.h"
 #include "formats/tensor_files/flat_runs.h"
 #include "formats/tensor_files/parameter_ids.h"
+#include "formats/tensor_files/parameter_lists.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 
@@ -138,15 +139,7 @@ Status DeepspeedReader::add_parameter_group(std::size_t g, const ParameterGroup&
                        {"optimizer", "param_groups", static_cast<Index>(g), option}, file, std::move(value));
   };
   for (const auto& option : group.options) TRY(add(option.first, option.second));
-  pickle::PickleWriter w;
-  w.empty_list();
-  pickle::ElementRuns runs(w, &pickle::PickleWriter::append_items);
-  for (const std::string& name : names) {
-    runs.next();
-    w.text(name);
-  }
-  runs.end();
-  return add("params", std::move(w).finish());
+  return add("params", pickled_names(names));
 }
 
 // What a file of a universal checkpoint holds: a state of a parameter, a tensor or a value.

@@ -85,6 +85,12 @@ Result<pickle::Document> read_object_item(const File& file, Index offset, Index 
   return TRY(TorchFile::open_zip(file, offset, length)).take_document();
 }
 
+Result<pickle::Document> read_object_item(std::string_view item) {
+  const File file = TRY(File::create_in_memory());
+  TRY(file.write_at(0, as_bytes(item)));
+  return read_object_item(file, 0, std::ssize(item));
+}
+
 Status check_item(const File& file, Index offset, Index length) {
   TRY(TorchFile::open_zip(file, offset, length));
   const zip::Archive archive = TRY(zip::Archive::open(file, offset, length));

@@ -29,6 +29,7 @@ Result<StoredTensor> read_tensor_item(const File& file, Index offset, Index leng
 
 // Reads the pickle of any item.
 Result<pickle::Document> read_object_item(const File& file, Index offset, Index length);
+Result<pickle::Document> read_object_item(std::string_view item);
 
 // Reads any item from end to end: that it is one whole archive, and that the checksums of its members hold.
 Status check_item(const File& file, Index offset, Index length);

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "formats/encoding/torch_archive.h"
-#include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 
@@ -31,12 +30,6 @@ std::optional<double> number_of(const Value& value) {
 std::optional<Index> whole_number(const Value& value) {
   const auto n = number_of(value);
   return n && *n >= 0 && *n < 1e15 && *n == std::floor(*n) ? std::optional(static_cast<Index>(*n)) : std::nullopt;
-}
-
-Result<pickle::Document> parse(const std::string& bytes) {
-  File file = TRY(File::create_in_memory());
-  TRY(file.write_at(0, as_bytes(bytes)));
-  return torch_archive::read_object_item(file, 0, std::ssize(bytes));
 }
 
 }  // namespace
@@ -79,7 +72,8 @@ Status AdamObjects::add(const TargetBlob& blob) {
     is_unread_ = true;
     return {};
   }
-  documents_.push_back(TRY(parse(blob.bytes).context("object '" + printable(blob.name) + "'")));
+  documents_.push_back(
+      TRY(torch_archive::read_object_item(blob.bytes).context("object '" + printable(blob.name) + "'")));
   if (!is_of_group && is_step(key)) {
     const auto counted = whole_number(documents_.back().root());
     documents_.pop_back();

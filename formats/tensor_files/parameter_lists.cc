@@ -8,7 +8,6 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
-#include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 
@@ -24,9 +23,7 @@ bool is_parameter_list(std::string_view name) {
 Result<std::vector<std::string>> names_in(const std::string& bytes) {
   std::vector<std::string> out;
   if (bytes.find_first_not_of('\0') == std::string::npos) return out;  // of a plan without data
-  const File file = TRY(File::create_in_memory());
-  TRY(file.write_at(0, as_bytes(bytes)));
-  const pickle::Document document = TRY(torch_archive::read_object_item(file, 0, std::ssize(bytes)));
+  const pickle::Document document = TRY(torch_archive::read_object_item(bytes));
   const pickle::Value list = document.root();
   if (list.kind() != pickle::Kind::kList) return out;
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -37,7 +34,9 @@ Result<std::vector<std::string>> names_in(const std::string& bytes) {
   return out;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
+}  // namespace
+
+std::string pickled_names(const std::vector<std::string>& names) {
   pickle::PickleWriter w;
   w.empty_list();
   pickle::ElementRuns runs(w, &pickle::PickleWriter::append_items);
@@ -46,10 +45,8 @@ std::string list_of(const std::vector<std::string>& names) {
     w.text(name);
   }
   runs.end();
-  return torch_archive::object_item(std::move(w).finish());
+  return std::move(w).finish();
 }
-
-}  // namespace
 
 Status rename_parameter_lists(LayoutRequest& request) {
   if (!request.renamed) return {};
@@ -61,7 +58,7 @@ Status rename_parameter_lists(LayoutRequest& request) {
     for (const std::string& name : names)
       for (std::string& now : request.renamed(name))
         if (seen.insert(now).second) renamed.push_back(std::move(now));
-    if (renamed != names) blob.bytes = list_of(renamed);
+    if (renamed != names) blob.bytes = torch_archive::object_item(pickled_names(renamed));
   }
   request.renamed = nullptr;
   return {};

@@ -210,11 +210,14 @@ void Comparison::match_renamed() {
   };
   for (const Renaming& renaming :
        find_renamings(a_view_, of_model(a_view_, only_a_), b_view_, of_model(b_view_, only_b_))) {
+    std::set<std::size_t> found_a, found_b;
     for (const auto& [a, b] : renaming.pairs) {
-      std::erase(only_a_, a);
-      std::erase(only_b_, b);
+      found_a.insert(a);
+      found_b.insert(b);
       pairs_.push_back({a, b});
     }
+    std::erase_if(only_a_, [&](std::size_t i) { return found_a.contains(i); });
+    std::erase_if(only_b_, [&](std::size_t i) { return found_b.contains(i); });
     renamed_.push_back("'" + printable(renaming.a) + "*' of " + a_view_.root + " is '" + printable(renaming.b) +
                        "*' of " + b_view_.root + ", " + count_of(std::ssize(renaming.pairs), "tensor"));
   }
