@@ -4,6 +4,7 @@
 #include <array>
 
 #include "formats/bin/bin.h"
+#include "formats/bin/nano_gpt.h"
 #include "formats/tensor_files/indexed_files.h"
 #include "formats/tensor_files/placeholders.h"
 #include "lib/base/text.h"
@@ -15,6 +16,9 @@ class BinReader : public TensorFileReader {
  public:
   Status open(const Place& place, const OpenOptions& options);
 
+ protected:
+  Result<std::optional<Json>> made_config() override;
+
  private:
   Status open_directory(const Place& directory, std::string index);
   Status read_file(const std::string& name, const OpenOptions& options);
@@ -23,6 +27,7 @@ class BinReader : public TensorFileReader {
   std::optional<IndexedFiles> index_;
   std::vector<std::string> unreadable_;  // values of classes: what is inside them is not looked at
   std::string prefix_;                   // left out of the names
+  ModelArgs model_args_;                 // empty where there are none
 };
 
 // Whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups": [...]}.
@@ -95,6 +100,8 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   }
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
+    if (o.path.size() == 2 && o.path.front() == KeyPath::value_type("model_args"))
+      if (const auto* key = std::get_if<std::string>(&o.path.back())) model_args_.emplace(*key, o.value);
     if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
   }
   return {};
@@ -121,6 +128,13 @@ Status BinReader::open(const Place& place, const OpenOptions& options) {
     catalog_.attributes.emplace_back("names",
                                      "all tensors are under '" + prefix_ + "', which is left out of their names");
   return finish(options);
+}
+
+// Other trainers save arguments of these names for other models.
+Result<std::optional<Json>> BinReader::made_config() {
+  for (const Tensor& t : catalog_.tensors())
+    if (t.name.ends_with("transformer.h.0.attn.c_attn.weight")) return config_of_nano_gpt(model_args_, t.dtype);
+  return std::optional<Json>();
 }
 
 }  // namespace

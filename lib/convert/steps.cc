@@ -20,6 +20,7 @@
 #include "lib/model/config.h"
 #include "lib/model/packing.h"
 #include "lib/model/placement.h"
+#include "lib/model/shapes.h"
 #include "lib/model/view.h"
 
 namespace reshard {
@@ -47,6 +48,16 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   CoverChecker covers;
   for (const Tensor& t : view.catalog.tensors()) TRY(covers.check(t));
   if (!options.config) {
+    std::vector<const Tensor*> tensors;
+    for (const Tensor& t : view.catalog.tensors()) tensors.push_back(&t);
+    if (const Status agree = check_shapes_agree(*options.family, tensors); !agree) {
+      const std::string fault = view.catalog.root + ": named as a model of family " + options.family->name +
+                                ", but not one by its shapes: " + agree.error().message();
+      if (!allow)
+        return Error(agree.error().code(), fault + "; --config FILE if it is one, --family none takes the tensors " +
+                                               "as they are, --allow config writes them nevertheless");
+      notes.warnings.push_back(fault);
+    }
     notes.warnings.push_back("no config.json: the names are those of family " + options.family->name +
                              ", and nothing says whether this is the whole model; --config FILE");
     return std::optional<Identity>();

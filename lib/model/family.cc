@@ -8,6 +8,7 @@
 #include "lib/base/text.h"
 #include "lib/model/family_file.h"
 #include "lib/model/parameters.h"
+#include "lib/model/shapes.h"
 
 namespace reshard {
 namespace {
@@ -116,12 +117,17 @@ std::string name_in_files(const Family& family, std::string_view name) {
   return std::string(name);
 }
 
-// The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns.
-NamePatterns model_names(const Catalog& catalog) {
+// The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns. `examples`
+// receives the first tensor of each.
+NamePatterns model_names(const Catalog& catalog, std::vector<const Tensor*>* examples = nullptr) {
   NamePatterns out;
-  for (const Tensor& tensor : catalog.tensors())
-    if (StateKey key = split_state_key(tensor.key()); key.kind == StateKind::kModel)
-      add_name(out, std::move(key.parameter));
+  for (const Tensor& tensor : catalog.tensors()) {
+    StateKey key = split_state_key(tensor.key());
+    if (key.kind != StateKind::kModel) continue;
+    const std::size_t known = out.size();
+    add_name(out, std::move(key.parameter));
+    if (examples && out.size() > known) examples->push_back(&tensor);
+  }
   return out;
 }
 
@@ -149,9 +155,10 @@ Index count_known(const Family& family, const NamePatterns& names) {
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
 std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
-  const auto [hub, old, newer, megatron, fused, nanotron] = counts;
+  const auto [hub, old, newer, megatron, fused, nanotron, nano_gpt] = counts;
   const Index hf = hub + fused;  // but for their experts the names are Hugging Face's
-  if (hf + old + newer + megatron + nanotron == 0) return std::nullopt;
+  if (hf + old + newer + megatron + nanotron + nano_gpt == 0) return std::nullopt;
+  if (nano_gpt > std::max({hf, old + newer, megatron, nanotron})) return Convention::kNanoGpt;
   if (nanotron > std::max({hf, old + newer, megatron})) return Convention::kNanotron;
   if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
   if (hf > old + newer) return fused > 0 ? Convention::kTransformers : Convention::kHf;
@@ -160,7 +167,7 @@ std::optional<Convention> most_frequent(const std::array<Index, kConventions.siz
 
 // As in --names.
 constexpr std::array<std::string_view, kConventions.size()> kConventionOptions = {
-    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron"};
+    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron", "nanogpt"};
 
 }  // namespace
 
@@ -170,6 +177,8 @@ std::string_view convention_title(Convention convention) {
       return "Hugging Face names";
     case Convention::kNanotron:
       return "nanotron names";
+    case Convention::kNanoGpt:
+      return "nanoGPT names";
     case Convention::kMegatron:
       return "Megatron core names";
     case Convention::kTransformers:
@@ -460,13 +469,27 @@ std::optional<Convention> detect_convention(const Family& family, const Catalog&
   return most_frequent(count_names(family, model_names(catalog)));
 }
 
+bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config) {
+  return &family == &said || (family.extended == said.name && family.knows_model_type(config.model_type));
+}
+
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
-  const NamePatterns names = model_names(catalog);
-  if (const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr)
-    if (const auto known = most_frequent(count_names(*family, names))) return Detected{family, *known};
-  const Known best = best_known(names);
-  if (!best.family) return std::nullopt;
-  return Detected{best.family, *most_frequent(count_names(*best.family, names))};
+  std::vector<const Tensor*> examples;
+  const NamePatterns names = model_names(catalog, &examples);
+  const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
+  const bool is_said = family && most_frequent(count_names(*family, names));
+  if (!is_said) family = best_known(names).family;
+  if (!family) return std::nullopt;
+  if (!check_shapes_agree(*family, examples)) {
+    const Index known = count_known(*family, names);
+    const auto may_be = [&](const Family& other) {
+      return (!is_said || is_kind_of(other, *family, *config)) && count_known(other, names) == known &&
+             check_shapes_agree(other, examples);
+    };
+    for (const Family* other : families())
+      if (may_be(*other)) return Detected{other, *most_frequent(count_names(*other, names))};
+  }
+  return Detected{family, *most_frequent(count_names(*family, names))};
 }
 
 std::string rename_key(const Family& family, std::string_view key, Convention convention) {

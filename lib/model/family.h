@@ -26,10 +26,11 @@ enum class Convention {
   kMegatron,        // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
   kTransformers,    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
   kNanotron,        // model.decoder.0.pp_block.attn.qkv_proj.weight
+  kNanoGpt,         // transformer.h.0.attn.c_attn.weight, as Hugging Face's GPT-2 but [out, in]
 };
 inline constexpr std::array kConventions = {
-    Convention::kHf,       Convention::kTorchtitan,   Convention::kTorchtitan2026,
-    Convention::kMegatron, Convention::kTransformers, Convention::kNanotron};
+    Convention::kHf,           Convention::kTorchtitan, Convention::kTorchtitan2026, Convention::kMegatron,
+    Convention::kTransformers, Convention::kNanotron,   Convention::kNanoGpt};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::vector<std::string> convention_options();                       // of all of them
@@ -140,7 +141,7 @@ struct Family {
   // What the names of the family that it extends begin with here, where any family's may stand for it: that of the
   // text_config in a config.json (family_over). Mostly empty.
   std::vector<std::pair<std::string, std::string>> around_text;
-  std::string extended;  // the name of that family
+  std::string extended;  // the name of the family that it extends
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
@@ -249,12 +250,15 @@ struct Known {
 Known best_known(const NamePatterns& names);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
-// The config's model_type decides where it has one that is known.
+// The config's model_type decides where it has one that is known. Of families that know as many, the first of whose
+// shapes they are (shapes.h).
 struct Detected {
   const Family* family = nullptr;
   Convention convention = Convention::kHf;
 };
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr);
+// Whether a family is the one that a config's model_type says, or extends it for models of that type.
+bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config);
 // How a catalog names this family's parameters; nothing where it has none of them.
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog);
 

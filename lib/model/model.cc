@@ -36,7 +36,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
   const Family* said = model.config ? describing_family(*model.config) : nullptr;
   if (model.config && !said) return model;  // another model whose names may look alike
   if (const auto detected = detect_family(catalog, model.config_or_null());
-      detected && (!said || said == detected->family)) {
+      detected && (!said || is_kind_of(*detected->family, *said, *model.config))) {
     model.family = detected->family;
     model.convention = detected->convention;
   }

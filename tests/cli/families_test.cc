@@ -36,6 +36,59 @@ TEST(FamiliesOnDisk, FusedExpertsBecomeTheFilesOfSavePretrainedAndBack) {
   EXPECT_EQ(load_checkpoint(dir / "back"), memory);
 }
 
+// tests/data/nanogpt: what nanoGPT's train.py saves, with biases and, compiled, without; the digests are of the
+// matrices that model.py's from_pretrained would have begun with.
+TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
+  for (const std::string name : {"biased", "unbiased"}) {
+    const TempDir dir;
+    const std::string saved = test_data("nanogpt/" + name + ".pt");
+    const CommandResult r = reshard_cli({"convert", saved, dir / "hf", "--to", "hf"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_THAT(r.out, HasSubstr("nanoGPT names -> Hugging Face names"));
+    EXPECT_EQ(digests_of(load_checkpoint(dir / "hf")), read_digests(test_data("nanogpt/" + name + ".hf.json")));
+    EXPECT_THAT(read_file(dir / "hf/config.json"), HasSubstr(R"("activation_function": "gelu")"));
+    for (const std::string& made : {std::string(dir / "hf"), saved}) {
+      const CommandResult verified = reshard_cli({"verify", made, "--fail-on", "warning"});
+      EXPECT_EQ(verified.exit_code, 0) << verified.out;
+    }
+    const CommandResult equal = reshard_cli({"verify", saved, "--against", dir / "hf"});
+    EXPECT_EQ(equal.exit_code, 0) << equal.out;
+
+    const CommandResult back =
+        reshard_cli({"convert", dir / "hf", dir / "back", "--to", "bin", "--family", "nanogpt", "--names", "nanogpt"});
+    ASSERT_EQ(back.exit_code, 0) << back.err;
+    TensorValues model;
+    for (auto& [key, value] : load_checkpoint(saved))
+      if (const std::size_t at = key.find("transformer."); at != std::string::npos && !key.starts_with("optimizer"))
+        model.emplace(key.substr(at), value);
+    TensorValues written = load_checkpoint(dir / "back");
+    EXPECT_EQ(written["lm_head.weight"], written["transformer.wte.weight"]);
+    written.erase("lm_head.weight");
+    EXPECT_EQ(written, model);
+  }
+}
+
+// Names of a family, on tensors that no model of it has.
+TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
+  const TempDir dir;
+  const auto value = [](const Dims& shape) {
+    return TensorValue{DType::kFloat32, shape, std::string(static_cast<std::size_t>(4 * volume(shape)), '\x3f')};
+  };
+  write_dcp({{"model.embed_tokens.weight", value({40, 16})},
+             {"model.layers.0.mlp.up_proj.weight", value({24, 16})},
+             {"model.layers.0.mlp.down_proj.weight", value({24, 16})},
+             {"model.norm.weight", value({16})}},
+            dir / "ck", *Mesh::parse("dp_shard=2"));
+  const CommandResult refused = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
+  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("named as a model of family llama, but not one by its shapes: tensor "
+                                           "'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"),
+                                 HasSubstr("--family none")));
+  EXPECT_FALSE(path_exists(dir / "out"));
+  EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf", "--allow", "config"}).exit_code, 0);
+  EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "none", "--to", "hf", "--family", "none"}).exit_code, 0);
+}
+
 // A Llama as a classifier, and without any head: what its config.json says by its class.
 TEST(FamiliesOnDisk, AModelHasTheHeadOfItsClass) {
   TensorValues values = load_checkpoint(sample("tp8") + "/hf.safetensors");

@@ -9,6 +9,7 @@
 #include "lib/base/file.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
+#include "lib/model/shapes.h"
 #include "lib/model/view.h"
 
 namespace reshard {
@@ -79,6 +80,20 @@ Shapes plain(const Shapes& shapes, const Family& family, const ModelConfig& conf
     if (!parsed || parsed->rule->tied_to.empty() || !config.tie_word_embeddings()) out.emplace(key, shape);
   }
   return out;
+}
+
+TEST(Transformers, ShapesOfAModelAgreeWithEachOther) {
+  for (const Sample& sample : samples()) {
+    const Family* const family = family_of_model_type(sample.config.model_type, sample.config.text_model_type);
+    ASSERT_TRUE(family) << sample.name;
+    for (const Shapes& shapes : {sample.files, sample.memory}) {
+      const Catalog catalog = catalog_of(shapes);
+      std::vector<const Tensor*> tensors;
+      for (const Tensor& t : catalog.tensors()) tensors.push_back(&t);
+      const Status agree = check_shapes_agree(*family, tensors);
+      EXPECT_TRUE(agree) << sample.name << ": " << agree.error().message();
+    }
+  }
 }
 
 TEST(Transformers, FilesAreAsTheTablesSay) {

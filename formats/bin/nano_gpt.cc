@@ -1,0 +1,51 @@
+#include "formats/bin/nano_gpt.h"
+
+#include <utility>
+
+#include "lib/base/checked.h"
+
+namespace reshard::bin {
+namespace {
+
+constexpr Index kEndOfText = 50'256;  // GPT-2's, also where the vocabulary is padded
+
+}  // namespace
+
+std::optional<Json> config_of_nano_gpt(const ModelArgs& args, DType dtype) {
+  const auto size = [&](std::string_view key) -> std::optional<Index> {
+    const auto value = args.find(key);
+    const auto n = value == args.end() ? std::nullopt : value->second.as_int();
+    return n && *n > 0 ? n : std::nullopt;
+  };
+  const auto layers = size("n_layer"), heads = size("n_head"), width = size("n_embd"), positions = size("block_size"),
+             words = size("vocab_size");
+  const auto bias = args.find("bias"), dropout = args.find("dropout");
+  const auto has_bias = bias == args.end() ? std::nullopt : bias->second.as_bool();
+  if (!layers || !heads || !width || !positions || !words || !has_bias) return std::nullopt;
+  const double dropped = dropout == args.end() ? 0 : dropout->second.as_float().value_or(0);
+  const Json end = *words > kEndOfText ? Json(kEndOfText) : Json();
+  Json architectures = Json::array();
+  architectures.push_back("GPT2LMHeadModel");
+  Json config = Json::object();
+  config
+      .set("activation_function", "gelu")  // torch's exact one, where GPT-2 has "gelu_new"
+      .set("architectures", std::move(architectures))
+      .set("attn_pdrop", dropped);
+  if (!*has_bias) config.set("bias", false);
+  config.set("bos_token_id", end)
+      .set("embd_pdrop", dropped)
+      .set("eos_token_id", end)
+      .set("layer_norm_epsilon", 1e-5)
+      .set("model_type", "gpt2")
+      .set("n_embd", *width)
+      .set("n_head", *heads)
+      .set("n_layer", *layers)
+      .set("n_positions", *positions)
+      .set("resid_pdrop", dropped)
+      .set("tie_word_embeddings", true)
+      .set("torch_dtype", info(dtype).torch_name)
+      .set("vocab_size", *words);
+  return config;
+}
+
+}  // namespace reshard::bin

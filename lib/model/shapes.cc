@@ -1,0 +1,126 @@
+#include "lib/model/shapes.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <optional>
+
+#include "lib/base/text.h"
+#include "lib/model/formula.h"
+
+namespace reshard {
+namespace {
+
+// A parameter, and how its dimensions are those of its rule.
+struct Seen {
+  const Tensor* tensor = nullptr;
+  const NameRule* rule = nullptr;
+  bool is_transposed = false;  // the last two
+
+  int dimension(int d) const {
+    const int rank = tensor->shape.rank();
+    return is_transposed && d >= rank - 2 ? 2 * rank - 3 - d : d;
+  }
+};
+
+bool is_name(std::string_view formula) {
+  const auto is_of_name = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
+  return std::all_of(formula.begin(), formula.end(), is_of_name) &&
+         !std::isdigit(static_cast<unsigned char>(formula[0]));
+}
+
+// Whether the memory of transformers has the parameter transposed under the same name: only a config tells which it is.
+bool is_of_two_shapes(const Family& family, const NameRule& rule) {
+  const StoredRule* const in_memory = stored_rule(family, rule, Convention::kTransformers);
+  return in_memory && in_memory->form == Form::kTransposed && in_memory->stored == rule.hf;
+}
+
+std::optional<Seen> see(const Family& family, const Tensor& tensor) {
+  const StateKey key = split_state_key(tensor.key());
+  if (key.kind != StateKind::kModel || !is_floating(tensor.dtype)) return std::nullopt;
+  const auto parsed = parse_name(family, key.parameter);
+  if (!parsed || parsed->is_of_quantized() || parsed->rule->is_dropped()) return std::nullopt;
+  const Form form = parsed->stored ? parsed->stored->form : Form::kSame;
+  const bool is_transposed = form == Form::kTransposed && tensor.shape.rank() >= 2;
+  if (!is_transposed && form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey)
+    return std::nullopt;
+  if (form == Form::kSame && is_of_two_shapes(family, *parsed->rule)) return std::nullopt;
+  return Seen{&tensor, parsed->rule, is_transposed};
+}
+
+class Sizes {
+ public:
+  // What a tensor tells of sizes that a dimension is, or where one contradicts what was told before.
+  Status learn(const Seen& seen) {
+    return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
+      if (!is_name(formula)) return {};
+      const auto [known, is_new] = known_.emplace(formula, Known{n, seen.tensor});
+      if (is_new || known->second.size == n) return {};
+      return contradiction(seen, d, formula + " " + with_commas(known->second.size), {formula});
+    });
+  }
+
+  // Whether what follows from the sizes that are known is there.
+  Status check(const Seen& seen) const {
+    const NumberOf number_of = [&](std::string_view name) -> std::optional<Index> {
+      const auto known = known_.find(name);
+      return known == known_.end() ? std::nullopt : std::optional(known->second.size);
+    };
+    return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
+      if (is_name(formula)) return {};
+      const auto due = evaluate(formula, number_of);
+      if (!due || *due == n) return {};
+      std::vector<std::string> names;
+      for (const auto& [name, known] : known_)
+        if (formula.find(name) != std::string::npos) names.push_back(name);
+      return contradiction(seen, d, with_commas(*due) + " (" + explain(formula, number_of) + ")", names);
+    });
+  }
+
+ private:
+  struct Known {
+    Index size = 0;
+    const Tensor* of = nullptr;  // that told it
+  };
+
+  template <class Visit>
+  static Status each_dimension(const Seen& seen, const Visit& visit) {
+    const std::vector<std::string> formulas = split(seen.rule->shape, ',');
+    if (std::ssize(formulas) != seen.tensor->shape.rank()) return {};
+    for (int d = 0; d < seen.tensor->shape.rank(); ++d) {
+      const std::string& formula = formulas[static_cast<std::size_t>(d)];
+      const int there = seen.dimension(d);
+      TRY(visit(formula.substr(formula.find_first_not_of(' ')), there, seen.tensor->shape[there]));
+    }
+    return {};
+  }
+
+  // `names`: of the sizes that it contradicts.
+  Error contradiction(const Seen& seen, int d, const std::string& due, const std::vector<std::string>& names) const {
+    std::string by;
+    for (const std::string& name : names) {
+      const Tensor& of = *known_.find(name)->second.of;
+      by += (by.empty() ? ", by " : " and ") + tensor_text(of.name) + " " + to_string(of.shape);
+    }
+    return corrupt(tensor_text(seen.tensor->name) + " " + to_string(seen.tensor->shape) + ": expected " + due +
+                   " in dimension " + std::to_string(d) + by + ", got " + with_commas(seen.tensor->shape[d]));
+  }
+
+  std::map<std::string, Known, std::less<>> known_;
+};
+
+}  // namespace
+
+Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors) {
+  std::vector<Seen> all;
+  for (const Tensor* const tensor : tensors)
+    if (const auto seen = see(family, *tensor)) all.push_back(*seen);
+  // Those of the whole model come first: layers are many, and their matrices are what is transposed.
+  std::stable_partition(all.begin(), all.end(), [](const Seen& s) { return s.rule->place != NameRule::Place::kLayer; });
+  Sizes sizes;
+  for (const Seen& seen : all) TRY(sizes.learn(seen));
+  for (const Seen& seen : all) TRY(sizes.check(seen));
+  return {};
+}
+
+}  // namespace reshard
