@@ -5,6 +5,7 @@
 
 #include "lib/base/text.h"
 #include "lib/model/parts.h"
+#include "lib/model/shapes.h"
 
 namespace reshard {
 namespace {
@@ -81,6 +82,17 @@ void report_same_keys(const Catalog& catalog, FindingList& findings) {
   f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
 }
 
+void report_contradicting_shapes(const Catalog& catalog, const Family& family, FindingList& findings) {
+  std::vector<const Tensor*> tensors;
+  for (const Tensor& t : catalog.tensors()) tensors.push_back(&t);
+  const Status agree = check_shapes_agree(family, tensors);
+  if (agree) return;
+  Finding& f = findings.add(Severity::kError, "shape-contradiction");
+  f.what = "named as a model of family " + family.name + ", but not one by its shapes";
+  f.why.push_back(agree.error().message());
+  f.advice = "Give its config.json with --config: what is wrong can then be told tensor by tensor.";
+}
+
 }  // namespace
 
 bool is_placeholder(const Tensor& tensor, const Model& model) {
@@ -92,7 +104,9 @@ std::vector<Finding> audit_names(const Catalog& catalog, const Model& model) {
   FindingList findings;
   report_adapters(catalog, findings);
   report_placeholders(catalog, model, findings);
-  if (!model.is_described()) report_same_keys(catalog, findings);
+  if (model.is_described()) return findings.take();
+  report_same_keys(catalog, findings);
+  if (model.family) report_contradicting_shapes(catalog, *model.family, findings);
   return findings.take();
 }
 

@@ -1,5 +1,5 @@
 // What names and shapes tell of a model without its config: adapters that were not merged, weights that are empty
-// placeholders, one parameter under two names. Looks at metadata only.
+// placeholders, one parameter under two names, shapes of no model. Looks at metadata only.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 namespace reshard {
 
 // Findings "adapter-unmerged" (warning), "placeholder" (error), and where no config describes the model, so that
-// audit_model does not say it, "name-duplicate" (error).
+// audit_model does not say it, "name-duplicate" and "shape-contradiction" (errors).
 std::vector<Finding> audit_names(const Catalog& catalog, const Model& model);
 
 // Whether no parameter is expected to be so: an empty weight.

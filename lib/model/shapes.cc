@@ -37,7 +37,7 @@ bool is_of_two_shapes(const Family& family, const NameRule& rule) {
 
 std::optional<Seen> see(const Family& family, const Tensor& tensor) {
   const StateKey key = split_state_key(tensor.key());
-  if (key.kind != StateKind::kModel || !is_floating(tensor.dtype)) return std::nullopt;
+  if (key.kind != StateKind::kModel || !is_floating(tensor.dtype) || tensor.elements() == 0) return std::nullopt;
   const auto parsed = parse_name(family, key.parameter);
   if (!parsed || parsed->is_of_quantized() || parsed->rule->is_dropped()) return std::nullopt;
   const Form form = parsed->stored ? parsed->stored->form : Form::kSame;

@@ -85,6 +85,9 @@ TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
                                            "'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"),
                                  HasSubstr("--family none")));
   EXPECT_FALSE(path_exists(dir / "out"));
+  const CommandResult audit = reshard_cli({"verify", dir / "ck"});
+  EXPECT_EQ(audit.exit_code, 1);
+  EXPECT_THAT(audit.out, HasSubstr("'model.layers.0.mlp.down_proj.weight' [24, 16]: expected hidden_size 16"));
   EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf", "--allow", "config"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"convert", dir / "ck", dir / "none", "--to", "hf", "--family", "none"}).exit_code, 0);
 }
