@@ -11,18 +11,18 @@ constexpr Index kEndOfText = 50'256;  // GPT-2's, also where the vocabulary is p
 
 }  // namespace
 
-std::optional<Json> config_of_nano_gpt(const ModelArgs& args, DType dtype) {
+std::optional<Json> config_of_nano_gpt(const pickle::Value& args, DType dtype) {
   const auto size = [&](std::string_view key) -> std::optional<Index> {
     const auto value = args.find(key);
-    const auto n = value == args.end() ? std::nullopt : value->second.as_int();
+    const auto n = value ? value->as_int() : std::nullopt;
     return n && *n > 0 ? n : std::nullopt;
   };
   const auto layers = size("n_layer"), heads = size("n_head"), width = size("n_embd"), positions = size("block_size"),
              words = size("vocab_size");
   const auto bias = args.find("bias"), dropout = args.find("dropout");
-  const auto has_bias = bias == args.end() ? std::nullopt : bias->second.as_bool();
+  const auto has_bias = bias ? bias->as_bool() : std::nullopt;
   if (!layers || !heads || !width || !positions || !words || !has_bias) return std::nullopt;
-  const double dropped = dropout == args.end() ? 0 : dropout->second.as_float().value_or(0);
+  const double dropped = dropout ? dropout->as_float().value_or(0) : 0;
   const Json end = *words > kEndOfText ? Json(kEndOfText) : Json();
   Json architectures = Json::array();
   architectures.push_back("GPT2LMHeadModel");

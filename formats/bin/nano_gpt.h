@@ -4,9 +4,7 @@
 //    "bias": False, "vocab_size": 50304, "dropout": 0.0}, "iter_num": 2000, ...}
 #pragma once
 
-#include <map>
 #include <optional>
-#include <string>
 
 #include "formats/encoding/pickle.h"
 #include "lib/base/json.h"
@@ -14,10 +12,7 @@
 
 namespace reshard::bin {
 
-// By key. The values live as long as their document.
-using ModelArgs = std::map<std::string, pickle::Value, std::less<>>;
-
-// Nothing where they are not all of GPTConfig's (model.py).
-std::optional<Json> config_of_nano_gpt(const ModelArgs& args, DType dtype);
+// Of that dict, and the parameters' dtype. Nothing where not all of GPTConfig (model.py) is in it.
+std::optional<Json> config_of_nano_gpt(const pickle::Value& args, DType dtype);
 
 }  // namespace reshard::bin

@@ -25,9 +25,9 @@ class BinReader : public TensorFileReader {
 
   std::vector<std::string> names_;  // of the files to read
   std::optional<IndexedFiles> index_;
-  std::vector<std::string> unreadable_;  // values of classes: what is inside them is not looked at
-  std::string prefix_;                   // left out of the names
-  ModelArgs model_args_;                 // empty where there are none
+  std::vector<std::string> unreadable_;      // values of classes: what is inside them is not looked at
+  std::string prefix_;                       // left out of the names
+  std::optional<pickle::Value> model_args_;  // of the file that has such a value
 };
 
 // Whether a file is torch.optim's Optimizer.state_dict(): {"state": {id or name: {...}}, "param_groups": [...]}.
@@ -92,6 +92,7 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
     if (!optimizer.empty()) path.insert(path.begin(), optimizer);
     return path;
   };
+  if (const auto root = open.content->root()) model_args_ = root->find("model_args");
   for (const TensorFile::Entry& e : open.content->tensors()) {
     const std::string tensor = name_of(prefix.empty() ? e.name : e.name.substr(prefix.size() + 1));
     KeyPath path = path_of(KeyPath(e.path.begin() + (prefix.empty() ? 0 : 1), e.path.end()));
@@ -100,8 +101,6 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   }
   for (const TensorFile::Object& o : open.content->objects()) {
     TRY(add_object(name_of(o.name), path_of(o.path), open.file, o.value));
-    if (o.path.size() == 2 && o.path.front() == KeyPath::value_type("model_args"))
-      if (const auto* key = std::get_if<std::string>(&o.path.back())) model_args_.emplace(*key, o.value);
     if (o.value.kind() == pickle::Kind::kObject && !o.value.state().is_none()) unreadable_.push_back(o.name);
   }
   return {};
@@ -132,8 +131,9 @@ Status BinReader::open(const Place& place, const OpenOptions& options) {
 
 // Other trainers save arguments of these names for other models.
 Result<std::optional<Json>> BinReader::made_config() {
+  if (!model_args_) return std::optional<Json>();
   for (const Tensor& t : catalog_.tensors())
-    if (t.name.ends_with("transformer.h.0.attn.c_attn.weight")) return config_of_nano_gpt(model_args_, t.dtype);
+    if (t.name.ends_with("transformer.h.0.attn.c_attn.weight")) return config_of_nano_gpt(*model_args_, t.dtype);
   return std::optional<Json>();
 }
 

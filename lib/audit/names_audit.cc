@@ -83,9 +83,7 @@ void report_same_keys(const Catalog& catalog, FindingList& findings) {
 }
 
 void report_contradicting_shapes(const Catalog& catalog, const Family& family, FindingList& findings) {
-  std::vector<const Tensor*> tensors;
-  for (const Tensor& t : catalog.tensors()) tensors.push_back(&t);
-  const Status agree = check_shapes_agree(family, tensors);
+  const Status agree = check_shapes_agree(family, catalog);
   if (agree) return;
   Finding& f = findings.add(Severity::kError, "shape-contradiction");
   f.what = "named as a model of family " + family.name + ", but not one by its shapes";

@@ -117,9 +117,10 @@ void check_names(const Catalog& catalog, const Model& model, VerifyReport& repor
   const auto tensors = static_cast<Index>(catalog.tensors().size());
   report.checked("adapter", "no adapter is left beside the weights it changes", tensors);
   report.checked("placeholder", "no weight is an empty placeholder", tensors);
-  if (!model.is_described()) report.checked("name-duplicate", "no parameter is there under two names", tensors);
-  if (!model.is_described() && model.family)
-    report.checked("shape-contradiction", "the shapes are those of one model of the family", tensors);
+  if (!model.is_described()) {
+    report.checked("name-duplicate", "no parameter is there under two names", tensors);
+    if (model.family) report.checked("shape-contradiction", "the shapes are those of one model of the family", tensors);
+  }
   report.add(audit_names(catalog, model));
 }
 

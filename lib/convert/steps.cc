@@ -48,9 +48,7 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
   CoverChecker covers;
   for (const Tensor& t : view.catalog.tensors()) TRY(covers.check(t));
   if (!options.config) {
-    std::vector<const Tensor*> tensors;
-    for (const Tensor& t : view.catalog.tensors()) tensors.push_back(&t);
-    if (const Status agree = check_shapes_agree(*options.family, tensors); !agree) {
+    if (const Status agree = check_shapes_agree(*options.family, view.catalog); !agree) {
       const std::string fault = view.catalog.root + ": named as a model of family " + options.family->name +
                                 ", but not one by its shapes: " + agree.error().message();
       if (!allow)

@@ -307,8 +307,8 @@ Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string
                                                const ModelConfig* config, const std::string& what) {
   auto parsed = parse_name(family, name);
   if (!parsed || parsed->stored || parsed->is_of_quantized() || shape.rank() < 2) return parsed;
-  const StoredRule* const in_memory = stored_rule(family, *parsed->rule, Convention::kTransformers);
-  if (!in_memory || in_memory->form != Form::kTransposed || in_memory->stored != parsed->rule->hf) return parsed;
+  const StoredRule* const in_memory = transposed_in_memory(family, *parsed->rule);
+  if (!in_memory) return parsed;
   if (!config)
     return usage_error(what + ": files have its last two dimensions the other way round than the memory of " +
                        "transformers, and no config.json says which this is; give one with --config");
@@ -341,6 +341,11 @@ const StoredRule* stored_rule(const Family& family, const NameRule& rule, Conven
   for (const StoredRule& stored : stored_rules(family, convention))
     if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
   return nullptr;
+}
+
+const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule) {
+  const StoredRule* const stored = stored_rule(family, rule, Convention::kTransformers);
+  return stored && stored->form == Form::kTransposed && stored->stored == rule.hf ? stored : nullptr;
 }
 
 bool can_name(const Family& family, const ParsedName& name, Convention convention) {
@@ -476,6 +481,7 @@ bool is_kind_of(const Family& family, const Family& said, const ModelConfig& con
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
+  const auto as = [&](const Family& f) { return Detected{&f, *most_frequent(count_names(f, names))}; };
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
   const bool is_said = family && most_frequent(count_names(*family, names));
   if (!is_said) family = best_known(names).family;
@@ -487,9 +493,9 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
              check_shapes_agree(other, examples);
     };
     for (const Family* other : families())
-      if (may_be(*other)) return Detected{other, *most_frequent(count_names(*other, names))};
+      if (may_be(*other)) return as(*other);
   }
-  return Detected{family, *most_frequent(count_names(*family, names))};
+  return as(*family);
 }
 
 std::string rename_key(const Family& family, std::string_view key, Convention convention) {

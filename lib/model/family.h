@@ -202,6 +202,9 @@ std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 std::string canonical_name(const ParsedName& name);
 // What a convention stores a canonical parameter as; null for Hugging Face's, and where it has none.
 const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention);
+// What the memory of transformers has the parameter transposed as, under the same name, so that only its shape tells
+// which of the two it is; null for all others.
+const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule);
 // Whether it has a name for what `name` is; scales have one in files, and those of float8 in the memory of transformers
 // where their matrices are tensors of their own.
 bool can_name(const Family& family, const ParsedName& name, Convention convention);
@@ -250,8 +253,8 @@ struct Known {
 Known best_known(const NamePatterns& names);
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
-// The config's model_type decides where it has one that is known. Of families that know as many, the first of whose
-// shapes they are (shapes.h).
+// The config's model_type decides where it has one that is known. Of families that know equally many, it is the first
+// whose shapes do not contradict each other (shapes.h).
 struct Detected {
   const Family* family = nullptr;
   Convention convention = Convention::kHf;

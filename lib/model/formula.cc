@@ -69,6 +69,11 @@ Result<Index> evaluate(std::string_view formula, const NumberOf& number_of) {
   return *result;
 }
 
+bool is_single_name(std::string_view formula) {
+  const std::vector<Factor> factors = factors_of(formula);
+  return factors.size() == 1 && !is_number(factors.front().text);
+}
+
 std::string explain(std::string_view formula, const NumberOf& number_of) {
   std::string out;
   for (const Factor& f : factors_of(formula)) {

@@ -18,6 +18,9 @@ using NumberOf = std::function<std::optional<Index>(std::string_view name)>;
 // Fails where a name has no value ("num_experts is not given"), on overflow, and on what is no formula.
 Result<Index> evaluate(std::string_view formula, const NumberOf& number_of);
 
+// Whether it is nothing but one name.
+bool is_single_name(std::string_view formula);
+
 // The formula with its numbers, for people: "num_key_value_heads 8 x head_dim 128"; names without a value stay bare.
 std::string explain(std::string_view formula, const NumberOf& number_of);
 

@@ -1,9 +1,9 @@
 #include "lib/model/shapes.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "lib/base/text.h"
 #include "lib/model/formula.h"
@@ -23,18 +23,6 @@ struct Seen {
   }
 };
 
-bool is_name(std::string_view formula) {
-  const auto is_of_name = [](unsigned char c) { return std::isalnum(c) || c == '_'; };
-  return std::all_of(formula.begin(), formula.end(), is_of_name) &&
-         !std::isdigit(static_cast<unsigned char>(formula[0]));
-}
-
-// Whether the memory of transformers has the parameter transposed under the same name: only a config tells which it is.
-bool is_of_two_shapes(const Family& family, const NameRule& rule) {
-  const StoredRule* const in_memory = stored_rule(family, rule, Convention::kTransformers);
-  return in_memory && in_memory->form == Form::kTransposed && in_memory->stored == rule.hf;
-}
-
 std::optional<Seen> see(const Family& family, const Tensor& tensor) {
   const StateKey key = split_state_key(tensor.key());
   if (key.kind != StateKind::kModel || !is_floating(tensor.dtype) || tensor.elements() == 0) return std::nullopt;
@@ -44,7 +32,7 @@ std::optional<Seen> see(const Family& family, const Tensor& tensor) {
   const bool is_transposed = form == Form::kTransposed && tensor.shape.rank() >= 2;
   if (!is_transposed && form != Form::kSame && form != Form::kRotaryQuery && form != Form::kRotaryKey)
     return std::nullopt;
-  if (form == Form::kSame && is_of_two_shapes(family, *parsed->rule)) return std::nullopt;
+  if (form == Form::kSame && transposed_in_memory(family, *parsed->rule)) return std::nullopt;
   return Seen{&tensor, parsed->rule, is_transposed};
 }
 
@@ -53,7 +41,7 @@ class Sizes {
   // What a tensor tells of sizes that a dimension is, or where one contradicts what was told before.
   Status learn(const Seen& seen) {
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
-      if (!is_name(formula)) return {};
+      if (!is_single_name(formula)) return {};
       const auto [known, is_new] = known_.emplace(formula, Known{n, seen.tensor});
       if (is_new || known->second.size == n) return {};
       return contradiction(seen, d, formula + " " + with_commas(known->second.size), {formula});
@@ -62,17 +50,16 @@ class Sizes {
 
   // Whether what follows from the sizes that are known is there.
   Status check(const Seen& seen) const {
-    const NumberOf number_of = [&](std::string_view name) -> std::optional<Index> {
-      const auto known = known_.find(name);
-      return known == known_.end() ? std::nullopt : std::optional(known->second.size);
-    };
     return each_dimension(seen, [&](const std::string& formula, int d, Index n) -> Status {
-      if (is_name(formula)) return {};
+      if (is_single_name(formula)) return {};
+      std::set<std::string> names;
+      const NumberOf number_of = [&](std::string_view name) -> std::optional<Index> {
+        names.emplace(name);
+        const auto known = known_.find(name);
+        return known == known_.end() ? std::nullopt : std::optional(known->second.size);
+      };
       const auto due = evaluate(formula, number_of);
       if (!due || *due == n) return {};
-      std::vector<std::string> names;
-      for (const auto& [name, known] : known_)
-        if (formula.find(name) != std::string::npos) names.push_back(name);
       return contradiction(seen, d, with_commas(*due) + " (" + explain(formula, number_of) + ")", names);
     });
   }
@@ -96,7 +83,7 @@ class Sizes {
   }
 
   // `names`: of the sizes that it contradicts.
-  Error contradiction(const Seen& seen, int d, const std::string& due, const std::vector<std::string>& names) const {
+  Error contradiction(const Seen& seen, int d, const std::string& due, const std::set<std::string>& names) const {
     std::string by;
     for (const std::string& name : names) {
       const Tensor& of = *known_.find(name)->second.of;
@@ -121,6 +108,12 @@ Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>
   for (const Seen& seen : all) TRY(sizes.learn(seen));
   for (const Seen& seen : all) TRY(sizes.check(seen));
   return {};
+}
+
+Status check_shapes_agree(const Family& family, const Catalog& catalog) {
+  std::vector<const Tensor*> tensors;
+  for (const Tensor& t : catalog.tensors()) tensors.push_back(&t);
+  return check_shapes_agree(family, tensors);
 }
 
 }  // namespace reshard

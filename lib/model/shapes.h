@@ -11,5 +11,6 @@ namespace reshard {
 // have it, and where a formula says 3*hidden_size that is there. Corrupt where two contradict each other; the error
 // names both. Tensors that are not the family's, or stored in other forms, say nothing.
 Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors);
+Status check_shapes_agree(const Family& family, const Catalog& catalog);  // all of its tensors
 
 }  // namespace reshard
