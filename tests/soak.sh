@@ -24,33 +24,44 @@ mkdir -p "$logs/fuzz"
 
 build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build --preset "$1" -j "$jobs" "${@:2}" | tail -n 30; }
 
-echo "== every case, with the sanitizers"
+# run_tests BUILD REGEX: those of reshard_tests whose names match, on all processors; the time that each takes is in
+# build/logs/soak-BUILD.log.
+run_tests() {
+  local log=$logs/soak-$1.log
+  ctest --test-dir "build/$1" -j "$jobs" --timeout 14400 --output-on-failure -R "$2" -E '^gpu[.]|NOT_BUILT' > "$log" 2>&1 ||
+    status=1
+  grep -E '\*\*\*(Failed|Timeout|Exception|Not Run)|tests passed|Total Test time' "$log"
+}
+
+# The name of a part, and the minutes and seconds since the beginning.
+heading() { printf '\n== %s   [%d:%02d]\n' "$1" $((SECONDS / 60)) $((SECONDS % 60)); }
+
+heading "every case, with the sanitizers"
 if build dev --target reshard_tests; then
-  tests=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+, \w+' | sed -E 's/.*\((\w+), (\w+)/*\1.\2*/' | paste -sd:)
-  RESHARD_SOAK=1 build/dev/tests/reshard_tests --gtest_brief=1 --gtest_filter="$tests" || status=1
+  tests=$(grep -lr every_nth tests --include='*_test.cc' | xargs grep -hoE '^TEST(_F|_P)?\(\w+, \w+' | sed -E 's/.*\((\w+), (\w+)/\1[.]\2/' | paste -sd'|')
+  RESHARD_SOAK=1 run_tests dev "(^|/)($tests)"
 else
   status=1
 fi
 
-echo "== threads, with ThreadSanitizer"
-build tsan --target reshard_tests && build/tsan/tests/reshard_tests --gtest_brief=1 || status=1
+heading "threads, with ThreadSanitizer"
+if build tsan --target reshard_tests; then run_tests tsan .; else status=1; fi
 
-echo "== every float, a thousand ranks, what fails, dies or is damaged, in thousands of cases"
+heading "every float, a thousand ranks, what fails, dies or is damaged, in thousands of cases"
 if build release --target reshard_tests; then
-  RESHARD_SOAK=1 build/release/tests/reshard_tests --gtest_brief=1 \
-    --gtest_filter='*EveryFloat*:*ThousandRanks*:AllocationTest.*:PowerLossTest.*:FaultTest.*:ResumeTest.*:MpiRanks.*:*Mutation*' || status=1
+  RESHARD_SOAK=1 run_tests release 'EveryFloat|ThousandRanks|AllocationTest[.]|PowerLossTest[.]|FaultTest[.]|ResumeTest[.]|MpiRanks[.]|Mutation'
 else
   status=1
 fi
 
-echo "== others' readers"
+heading "others' readers"
 if python=$(tests/interop/venv.sh 2> /dev/null); then
   build release --target reshard && "$python" tests/differential.py --cases 2000 || status=1
 else
   echo "skipped: no Python with safetensors and h5py"
 fi
 
-echo "== ranks on one GPU, a stand-in"
+heading "ranks on one GPU, a stand-in"
 if cmake --build --preset release --target help | grep reshard_gpu_tests > /dev/null; then
   build release --target reshard_gpu_tests &&
     build/release/tests/reshard_gpu_tests --gtest_brief=1 --gtest_filter='*OnAGpu*:*OfAGpu*' || status=1
@@ -58,23 +69,30 @@ else
   echo "skipped: the headers of CUDA and NCCL are not here"
 fi
 
-echo "== Slurm"
+heading "Slurm"
 build release --target reshard && tests/slurm.sh
 code=$?
 [ $code = 0 ] || [ $code = 77 ] || status=1
 
-echo "== fuzz targets, $seconds seconds each"
+heading "fuzz targets, $seconds seconds each"
 build fuzz || exit 1
 [ -w /dev/shm ] && export TMPDIR=/dev/shm  # two targets give files by their names
-for target in build/fuzz/tests/fuzz/*_fuzz; do
-  name=$(basename "$target" _fuzz)
+fuzz() {
+  local name found
+  name=$(basename "$1" _fuzz)
   found=$logs/fuzz/$name
   mkdir -p "$found"
-  echo "$name"
-  "$target" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -entropic=0 -artifact_prefix="$found-" \
-    "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1 || { tail -n 20 "$found.log"; status=1; }
-done
+  "$1" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -entropic=0 -artifact_prefix="$found-" \
+    "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1
+  local code=$?
+  echo "$name: $(grep -oE '^Done [0-9]+ runs' "$found.log" || tail -n 20 "$found.log")"
+  return $code
+}
+export -f fuzz
+export logs seconds
+printf '%s\n' build/fuzz/tests/fuzz/*_fuzz | xargs -P "$jobs" -I{} bash -c 'fuzz {}' || status=1
 
-echo "== lines of formats/ that are run"
+heading "lines of formats/ that are run"
 tests/coverage.sh || status=1
+heading "$([ $status = 0 ] && echo "all well" || echo FAILED)"
 exit $status

@@ -19,10 +19,13 @@ inline constexpr bool kSanitized = false;
 inline constexpr bool kSanitized = false;
 #endif
 
-// Whether there is time for what takes minutes even where tests are built plainly.
-inline bool in_soak() { return std::getenv("RESHARD_SOAK") != nullptr; }
+// Whether RESHARD_SOAK is set.
+inline bool soak_is_asked() { return std::getenv("RESHARD_SOAK") != nullptr; }
+
+// Whether there is time for what takes minutes where tests are built plainly. The sanitizers would make hours of it.
+inline bool in_soak() { return !kSanitized && soak_is_asked(); }
 
 // 1, or how far the sanitized builds go at a time.
-inline int every_nth(int sanitized) { return kSanitized && !in_soak() ? sanitized : 1; }
+inline int every_nth(int sanitized) { return kSanitized && !soak_is_asked() ? sanitized : 1; }
 
 }  // namespace reshard
