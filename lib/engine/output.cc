@@ -261,8 +261,8 @@ Index Output::held_by_leftover(const std::string& destination) {
 
 std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
 
-Status Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
-                     Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
+Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                           Index element_bytes, Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
   const auto add_sum = [&](const Extent& extent, Index begin, Bytes bytes) {
     if (!target_.wants_crcs()) return;
     const CrcPiece sum{extent, begin, static_cast<Index>(bytes.size()), crc32(0, bytes)};
@@ -270,6 +270,7 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
     if (sums && sum.length > 0) sums->push_back(sum);
   };
   const Dims data_strides = row_major_strides(box.shape);
+  bool is_written = true;
   for (const PieceGroup& group :
        pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
     const auto place = [&](const Piece& p) {
@@ -308,10 +309,15 @@ Status Output::write(const FragmentList& fragments, const FragmentIndex& index, 
       continue;
     }
     add_sum(group.extent, group.begin, bytes);
-    TRY(put(group.extent.file, group.extent.offset + group.begin, bytes, scratch));
+    const Index offset = group.extent.offset + group.begin;
+    if (std::ssize(data) <= HeldWrites::kLongest && held_.add(group.extent.file, offset, bytes)) {
+      is_written = false;
+      continue;
+    }
+    TRY(put(group.extent.file, offset, bytes, scratch));
     unsynced_[group.extent.file] = true;
   }
-  return {};
+  return is_written;
 }
 
 void Output::make_chunks() {
@@ -396,7 +402,10 @@ Status Output::add_text(const std::string& name, const std::function<void(const 
 Status Output::commit() {
   // A group that was begun may not be closed once a sync of ours has failed.
   if (journal_) journal_->stop();
-  if (rank_of(ranks_) > 0) TRY(flush());
+  if (rank_of(ranks_) > 0) {
+    TRY(write_held());
+    TRY(flush());
+  }
   if (target_.wants_crcs())
     TRY(stream_values<CrcPiece>(
         ranks_, [&](const VisitPiece& visit) { crcs_.tell_everything(visit); },
@@ -407,6 +416,12 @@ Status Output::commit() {
     TRY(target_.is_file() ? publish_file() : publish());
   }
   return barrier(ranks_);  // the output is there
+}
+
+Status Output::write_held() {
+  JoinedWrites joined([this](std::uint32_t f, Index offset, Bytes bytes) { return put(f, offset, bytes, {}); });
+  TRY(held_.give_all([&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); }));
+  return joined.finish();
 }
 
 // Forces to disk what this rank wrote: on a shared file system nobody else can.
@@ -435,29 +450,15 @@ Status Output::seal() {
     last_number = f;
     return last->write_at(offset, bytes);
   };
-  // Where one item ends another begins: short bytes that follow each other are written at once.
-  constexpr Index kLong = Index{64} << 10;
-  std::uint32_t in_file = 0;
-  Index begin = 0;
-  std::string held;
-  const auto write_held = [&]() -> Status {
-    Status written = held.empty() ? Status() : write(in_file, begin, as_bytes(held));
-    held.clear();
-    return written;
-  };
-  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
-    const bool follows = f == in_file && offset == begin + std::ssize(held) && std::ssize(held) < kLong;
-    if (!follows || std::ssize(bytes) >= kLong) TRY(write_held());
-    if (std::ssize(bytes) >= kLong) return write(f, offset, bytes);
-    if (held.empty()) {
-      in_file = f;
-      begin = offset;
-    }
-    held += as_string(bytes);
-    return {};
-  };
-  TRY(target_.seal(crc, emit));
-  TRY(write_held());
+  // Where one item ends another begins.
+  JoinedWrites joined(write);
+  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); };
+  TRY(target_.seal(crc, [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    TRY(held_.give_before(f, offset, emit));
+    return emit(f, offset, bytes);
+  }));
+  TRY(held_.give_all(emit));
+  TRY(joined.finish());
   if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
   std::vector<std::string> all;
   for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {

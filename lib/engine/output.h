@@ -24,6 +24,7 @@
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/crc_ledger.h"
 #include "lib/engine/encoded_chunks.h"
+#include "lib/engine/held_writes.h"
 #include "lib/engine/journal.h"
 #include "lib/engine/old_output.h"
 #include "lib/transport/transport.h"
@@ -65,9 +66,10 @@ class Output {
 
   // Writes the elements of `box`, row-major in `data`, to where `fragments` (all of them, with their index) says. The
   // fragments may be a rewritten view of the target's own. `scratch` is the caller's memory: page-aligned, a page
-  // longer than `data`. Adds to `sums` what is known of checksums. Thread-safe.
-  Status write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
-               Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums = nullptr);
+  // longer than `data`. Adds to `sums` what is known of checksums. False: some of it stays in memory until commit()
+  // (held_writes.h), so that the journal is not to be told of it. Thread-safe.
+  Result<bool> write(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+                     Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums = nullptr);
 
   // Whether each tensor has to be written by one rank.
   bool keeps_tensors_whole() const { return target_.encodes(); }
@@ -105,6 +107,7 @@ class Output {
   Status take_leftover();
   Status remove_journals(const std::string& directory) const;
   Status sync_written();
+  Status write_held();
   Status flush();
   Status seal();
   Status publish();
@@ -136,6 +139,7 @@ class Output {
   FilePool direct_files_{File::Access::kWriteDirect};
   std::atomic<bool> direct_{true};  // until the file system refuses
   CrcLedger crcs_;
+  HeldWrites held_;
   std::unique_ptr<EncodedChunks> chunks_;    // of a target that encodes
   std::vector<std::atomic<bool>> written_;   // files this rank has written to
   std::vector<std::atomic<bool>> unsynced_;  // likewise, since they were last forced to disk

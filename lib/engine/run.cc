@@ -97,9 +97,10 @@ Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& so
         const Tensor& to = target.tensors()[plan.tensors[i].to];
         const Index eb = byte_size(to.dtype);
         std::vector<CrcPiece> sums;
-        TRY(output.write(to.fragments, *index[i], box, eb, elements, buffers.scratch, &sums));
-        if (!to.replicas.empty()) TRY(output.write(to.replicas, *copies[i], box, eb, elements, buffers.scratch, &sums));
-        if (!output.journal()) return {};
+        bool is_written = TRY(output.write(to.fragments, *index[i], box, eb, elements, buffers.scratch, &sums));
+        if (!to.replicas.empty())
+          is_written &= TRY(output.write(to.replicas, *copies[i], box, eb, elements, buffers.scratch, &sums));
+        if (!is_written || !output.journal()) return {};
         return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
       },
       output.keeps_tensors_whole(), &output);

@@ -13,6 +13,7 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/held_writes.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/transport/collectives.h"
 
@@ -67,14 +68,16 @@ Index largest_group(const std::vector<WalkItem>& items, const Catalog& source) {
 
 Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source) {
   constexpr Index kWalked = SlabList::item_bytes() + sizeof(TensorProof);
-  Index out = 0;
+  Index out = 0, held = 0;
   RecentBoxes indexed;
   for (const WalkItem& item : items) {
-    const FragmentList& fragments = source.tensors()[item.tensor].fragments;
+    const Tensor& tensor = source.tensors()[item.tensor];
+    const FragmentList& fragments = tensor.fragments;
+    if (const Index bytes = tensor.bytes(); bytes <= HeldWrites::kLongest) held += HeldWrites::bytes_of(bytes);
     out += kWalked + (fragments.has_crcs() ? static_cast<Index>(fragments.size()) * CrcLedger::kExtentBytes : 0);
     if (indexed.place_of(fragments).second) out += SharedIndexes::bytes(fragments);
   }
-  return out;
+  return out + std::min(held, HeldWrites::kMemory);
 }
 
 SlabList::SlabList(const std::vector<WalkItem>& items, const Catalog& catalog, Index usual, Index limit,

@@ -142,8 +142,8 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
                                       const RunOptions& options, const SlabSink& sink, bool whole_tensors = false,
                                       Output* journaled = nullptr);
 
-// What a walk keeps of its items until it ends, bytes: how they are cut, their proofs, where their fragments lie, and
-// the checksums that were seen.
+// What a walk keeps of its items until it ends, bytes: how they are cut, their proofs, where their fragments lie, the
+// checksums that were seen, and short tensors that an output holds.
 Index kept_bytes(const std::vector<WalkItem>& items, const Catalog& source);
 
 // The largest slab that cannot be made smaller, bytes.

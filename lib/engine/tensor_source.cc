@@ -204,6 +204,7 @@ Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, con
 }
 
 void FileSource::expect_once() {
+  in_order_ = true;
   // All files lie where the first does, as a rule.
   once_ = !catalog_.files.empty() && DirectReader::pays_at(catalog_.file_path(0));
 }
@@ -234,9 +235,12 @@ Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFi
     const bool past_cache = once_ && direct_.wants_direct(*file, offset, group.length()) && !has_gaps(group, eb);
     const auto at = static_cast<std::size_t>(past_cache ? DirectReader::place(offset, 0) : 0);
     const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.subspan(at, length);
-    TRY((past_cache ? direct_.read_through(file, offset, bytes, scratch) : file->read_at(offset, bytes)).context([&] {
-      return piece_text(tensor, first);
-    }));
+    const auto read = [&] {
+      if (past_cache) return direct_.read_through(file, offset, bytes, scratch);
+      if (!in_order_ || group.length() > ShortReads::kLongest) return file->read_at(offset, bytes);
+      return short_.read(group.extent.file, *file, catalog_.files[group.extent.file].size, offset, bytes);
+    };
+    TRY(read().context([&] { return piece_text(tensor, first); }));
 
     TRY(add_crc(tensor, fragment, group, bytes));
     if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));

@@ -17,6 +17,7 @@
 #include "lib/engine/crc_ledger.h"
 #include "lib/engine/direct_reader.h"
 #include "lib/engine/pieces.h"
+#include "lib/engine/short_reads.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {
@@ -129,7 +130,9 @@ class FileSource : public TensorSource {
   const Catalog& catalog_;
   FilePool& files_;
   DirectReader direct_;
-  bool once_ = false;  // what is not cached is read past the page cache
+  bool in_order_ = false;  // all is read about once, and in the order of the tensors
+  bool once_ = false;      // likewise, and what is not cached past the page cache
+  ShortReads short_;
   CrcLedger crcs_;
   ByPlace seen_before_;                 // CRCs that earlier runs have seen whole
   std::vector<std::size_t> continued_;  // tensors of which earlier runs have seen some

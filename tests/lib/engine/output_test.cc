@@ -67,8 +67,8 @@ TestTarget small_target() {
 Status write_all(Output& output, const Target& target, std::string_view bytes) {
   const FragmentList& list = target.catalog().tensors()[0].fragments;
   std::vector<std::byte> scratch(File::kDirectUnit + 64);
-  return output.write(list, FragmentIndex(list), {{0}, {static_cast<Index>(bytes.size())}}, 1, as_bytes(bytes),
-                      scratch);
+  TRY(output.write(list, FragmentIndex(list), {{0}, {static_cast<Index>(bytes.size())}}, 1, as_bytes(bytes), scratch));
+  return {};
 }
 
 // A destination that may be replaced where it is a checkpoint: of these files.
@@ -596,7 +596,7 @@ TEST(Output, WritesAnyBoxesToAnyStrides) {
       const Box box = slabs.slab(k);
       std::vector<std::byte> data(static_cast<std::size_t>(volume(box) * byte_size(dtype)));
       fill_pattern("w", dtype, shape, box, data);
-      const Status s = (*output)->write(placed.list, index, box, byte_size(dtype), data, scratch);
+      const auto s = (*output)->write(placed.list, index, box, byte_size(dtype), data, scratch);
       ASSERT_TRUE(s) << s.error().message();
     }
     const Status s = (*output)->commit();
