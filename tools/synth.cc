@@ -252,8 +252,9 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
     return unsupported("family " + std::string(subject.family->name) + " has no " +
                        std::string(convention_title(convention)));
   const Catalog stored = TRY(stored_catalog(model, *subject.family, convention));
-  const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, stored));
-  for (const Tensor& t : stored.tensors()) request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(t)});
+  const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, Placer::of(stored)));
+  for (const Tensor& t : stored.tensors())
+    request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(Placer::of(t))});
   const Format* format = TRY(find_format(options.to));
   if (!format->lay_out || format->is_file)
     return usage_error("--to " + options.to + ": expected one of " + join(targets(), ", "));

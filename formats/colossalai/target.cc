@@ -44,7 +44,7 @@ class ColossalaiLayout {
   Status add_stage(Index stage, Index stages) {
     std::vector<TargetTensor> held;
     for (const TargetTensor& t : request_.tensors)
-      if (stages == 1 || std::max<Index>(0, t.placement.stage) == stage) held.push_back(t);
+      if (stages == 1 || std::max<Index>(0, t.placement->stage) == stage) held.push_back(t);
     Index bytes = 0;
     const auto files = TRY(cut_by_size(held, request_.max_file_bytes, bytes));
     const auto sum = checked_add(total_, bytes);

@@ -32,7 +32,7 @@ Box joined(const Dims& at, const Box& box) {
 // How tensors of one shape and placement lie on the mesh.
 struct Cut {
   Dims shape;
-  Placement placement;
+  SharedPlacement placement;
   FragmentList boxes;  // extents say the rank, as the file, and no more
 };
 

@@ -67,13 +67,13 @@ bool is_cut_alike(Index size, Index first, Index second) {
 Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Axes& axes, const Mesh& mesh) {
   std::vector<AxisPlacement> out(axes.names.size());
   std::map<int, std::size_t> cut_by;  // the axis that has cut a dimension
-  for (const Split& split : t.placement.splits) {
+  for (const Split& split : t.placement->splits) {
     std::vector<std::string> cutting;
     for (const std::string& name : split.axes)
       if (mesh.size(name) > 1) cutting.push_back(name);
     if (cutting.empty()) continue;
     const auto refuse = [&](const std::string& why) {
-      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement.splits) + ", " + why);
+      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement->splits) + ", " + why);
     };
     const auto axis = std::find_if(axes.names.begin(), axes.names.end(), [&](const std::vector<std::string>& names) {
       return std::all_of(cutting.begin(), cutting.end(),
@@ -107,7 +107,7 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
                                return p.kind != AxisPlacement::Kind::kReplicate && p.dim == d;
                              }));
     if (cuts > 2)
-      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement.splits) +
+      return unsupported(tensor_text(t.name) + ": is cut " + to_string(t.placement->splits) +
                          ", three times along one dimension, which is not written");
   }
   return out;
@@ -139,7 +139,7 @@ Result<std::unique_ptr<Target>> lay_out(LayoutRequest request) {
   std::map<std::string, std::vector<std::size_t>> tensors;
   for (std::size_t i = 0; i < request.tensors.size(); ++i) {
     const TargetTensor& t = request.tensors[i];
-    const Index stage = request.mesh.size("pp") > 1 ? t.placement.stage : -1;
+    const Index stage = request.mesh.size("pp") > 1 ? t.placement->stage : -1;
     auto on = axes.find(stage);
     if (on == axes.end()) on = axes.emplace(stage, axes_of(request.mesh, stage)).first;
     auto placements = TRY(placements_of(t, on->second, request.mesh));

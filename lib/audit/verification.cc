@@ -276,10 +276,10 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
   }
   out.mesh = *options.mesh;
   out.title = out.mesh.to_string();
-  placer = TRY(Placer::make(out.mesh, model.family, model.config_or_null(), catalog));
+  placer = TRY(Placer::make(out.mesh, model.family, model.config_or_null(), Placer::of(catalog)));
   const bool has_own_rules = format.sharding == Sharding::kOwnLocal;
   out.place = [&placer, has_own_rules, mesh = out.mesh](const Tensor& t) -> Result<Placement> {
-    Placement p = placer->place(t);
+    Placement p = placer->place(Placer::of(t));
     for (const Split& split : p.splits) {
       Index ranks = 1;
       for (const std::string& axis : split.axes) ranks *= mesh.size(axis);

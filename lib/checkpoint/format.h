@@ -62,8 +62,10 @@ struct TargetTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
   KeyPath path;
-  Placement placement;
+  SharedPlacement placement;
   std::string plain_key = {};  // as a Tensor's
+
+  const std::string& key() const { return plain_key.empty() ? name : plain_key; }
 };
 
 // Non-tensor state to be written.

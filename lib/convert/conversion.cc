@@ -87,7 +87,7 @@ namespace {
 Index boxes_of(const TargetTensor& tensor, const Mesh& mesh) {
   Dims left = tensor.shape;  // of the largest box
   Index boxes = 1;
-  for (const Split& split : tensor.placement.splits) {
+  for (const Split& split : tensor.placement->splits) {
     if (split.dim >= left.rank()) continue;
     Index ranks = 1;
     for (const std::string& axis : split.axes) ranks *= mesh.size(axis);

@@ -139,7 +139,7 @@ class Conversion {
   // Tensors of the output that lie alike.
   struct Alike {
     Dims shape;
-    Placement placement;
+    SharedPlacement placement;
     Index element_bytes = 0;  // of all of them together
   };
   std::vector<Alike> alike_;

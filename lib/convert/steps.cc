@@ -298,27 +298,41 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   return out;
 }
 
+namespace {
+
+// Each of those that are the same once.
+class Placements {
+ public:
+  SharedPlacement of(Placement placement) {
+    const auto is_same = [&](const Placement& p) { return p == placement; };
+    const auto same = std::find_if(known_.rbegin(), known_.rend(), is_same);
+    return same != known_.rend() ? *same : known_.emplace_back(std::move(placement));
+  }
+
+ private:
+  std::vector<SharedPlacement> known_;  // the last ones are asked for most
+};
+
+}  // namespace
+
 Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const Model& model, const OnRanks& on,
              const Format& format, Notes& notes) {
+  Placements placements;
   if (on.layout) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
     for (TargetTensor& t : tensors)
-      t.placement = TRY(format.holds_local_tensors() ? on.layout->place(t.name, t.shape, layers)
-                                                     : on.layout->place_in_files(t.name, t.shape, layers));
+      t.placement =
+          placements.of(TRY(format.holds_local_tensors() ? on.layout->place(t.name, t.shape, layers)
+                                                         : on.layout->place_in_files(t.name, t.shape, layers)));
     return {};
   }
   if (on.mesh.ranks() == 1) return {};  // nothing is cut
-  Catalog placed;
-  TRY(placed.reserve(tensors.size()));
+  std::vector<Placer::Of> placed;
+  placed.reserve(tensors.size());
   for (const TargetTensor& t : tensors) {
-    Tensor tensor;
-    tensor.name = t.name;
-    tensor.plain_key = t.plain_key;
-    tensor.shape = t.shape;
-    if (const auto from = view.catalog.find(t.name); from && !model.family)
-      tensor.fragments = view.catalog.tensors()[*from].fragments;
-    TRY(placed.add(std::move(tensor)));
+    const auto from = model.family ? std::nullopt : view.catalog.find(t.name);
+    placed.push_back({t.key(), t.name, t.shape, from ? &view.catalog.tensors()[*from].fragments : nullptr});
   }
   const ModelConfig* config = model.config_or_null();
   const Mesh mesh = format.shares_experts ? on.mesh.without("ep") : on.mesh;
@@ -327,7 +341,7 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
   const bool whole_heads = format.holds_local_tensors() && config &&
                            on.mesh.size("tp") % std::max<Index>(1, config->num_key_value_heads()) == 0;
   if (!placer.warning().empty() && !whole_heads) notes.warnings.push_back(placer.warning());
-  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placer.place(placed.tensors()[i]);
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].placement = placements.of(placer.place(placed[i]));
   return {};
 }
 

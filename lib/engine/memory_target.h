@@ -51,7 +51,7 @@ class MemoryTarget : public Target {
 
   Mesh mesh_;
   std::optional<Index> rank_;
-  std::vector<Placement> placements_;              // of the catalog's tensors
+  std::vector<SharedPlacement> placements_;        // of the catalog's tensors
   std::vector<std::vector<Index>> replica_steps_;  // of the same; empty in a target of one rank
   std::vector<Index> offsets_;                     // of the same
 };

@@ -134,6 +134,11 @@ Interval chunk(Index size, Index n, Index k) {
   return {border(k), border(k + 1)};
 }
 
+const std::shared_ptr<const Placement>& SharedPlacement::whole() {
+  static const auto placement = std::make_shared<const Placement>();
+  return placement;
+}
+
 std::string to_string(const std::vector<Split>& splits) {
   std::vector<std::string> parts;
   for (const Split& s : splits)

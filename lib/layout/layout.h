@@ -16,8 +16,10 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/base/result.h"
@@ -78,6 +80,24 @@ struct Placement {
   Index stage = -1;           // the pipeline stage that holds the tensor; -1: every stage
 
   friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+// A placement that many tensors have: a model of 100,000 tensors has few. Never null.
+class SharedPlacement {
+ public:
+  SharedPlacement() : placement_(whole()) {}
+  SharedPlacement(Placement placement) : placement_(std::make_shared<const Placement>(std::move(placement))) {}
+
+  const Placement& operator*() const { return *placement_; }
+  const Placement* operator->() const { return placement_.get(); }
+  operator const Placement&() const { return *placement_; }
+  friend bool operator==(const SharedPlacement& a, const SharedPlacement& b) {
+    return a.placement_ == b.placement_ || *a == *b;
+  }
+
+ private:
+  static const std::shared_ptr<const Placement>& whole();
+  std::shared_ptr<const Placement> placement_;
 };
 
 // torch.chunk: the k-th of n pieces of [0, size) is [begin, end); empty pieces begin and end at `size`.

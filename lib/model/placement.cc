@@ -23,16 +23,25 @@ std::string heads_warning(const Mesh& mesh, const ModelConfig& config) {
 
 }  // namespace
 
-Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config, const Catalog& model,
-                            StageRule stages) {
+std::vector<Placer::Of> Placer::of(const Catalog& catalog) {
+  std::vector<Of> out;
+  out.reserve(catalog.tensors().size());
+  for (const Tensor& tensor : catalog.tensors()) out.push_back(of(tensor));
+  return out;
+}
+
+Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelConfig* config,
+                            const std::vector<Of>& model, StageRule stages) {
   if (mesh.size("ep") > 1)
     return usage_error("mesh " + mesh.to_string() + ": no family's rules say what ep cuts; only a layout file can");
   Placer placer(mesh, family, config, stages);
   if (family && config) placer.warning_ = heads_warning(mesh, *config);
-  for (const Tensor& tensor : model.tensors()) {
-    const StateKey key = split_state_key(tensor.key());
+  const bool has_optimizer = std::any_of(
+      model.begin(), model.end(), [](const Of& tensor) { return state_kind(tensor.key) == StateKind::kOptimizer; });
+  for (const Of& tensor : model) {
+    const StateKey key = split_state_key(tensor.key);
     if (key.kind != StateKind::kModel) continue;
-    placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
+    if (has_optimizer) placer.parameter_shapes_.emplace(key.parameter, tensor.shape);
     placer.layers_ = std::max(placer.layers_, layer_number(key.parameter) + 1);
   }
   if (config) placer.layers_ = std::max(placer.layers_, config->num_hidden_layers());
@@ -40,8 +49,8 @@ Result<Placer> Placer::make(const Mesh& mesh, const Family* family, const ModelC
   return placer;
 }
 
-Placement Placer::place(const Tensor& tensor) const {
-  const StateKey key = split_state_key(tensor.key());
+Placement Placer::place(const Of& tensor) const {
+  const StateKey key = split_state_key(tensor.key);
   Placement placement;
   if (key.parameter.empty()) return placement;
   placement.stage = stage(key.parameter);
@@ -57,7 +66,7 @@ Placement Placer::place(const Tensor& tensor) const {
 }
 
 // Its dim is -1 where tensor parallelism leaves the tensor whole.
-Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
+Split Placer::tp_split(const Of& tensor, std::string_view parameter) const {
   Split cut{{"tp"}, -1};
   if (family_) {
     const auto by_shape = parse_tensor(*family_, parameter, tensor.shape, config_, tensor.name);
@@ -72,8 +81,8 @@ Split Placer::tp_split(const Tensor& tensor, std::string_view parameter) const {
   }
   if (tensor.shape.rank() < 2) return cut;
   cut.dim = 0;
-  for (std::size_t i = 0; i < tensor.fragments.size() && cut.dim == 0; ++i) {
-    const Box box = tensor.fragments.box(i);
+  for (std::size_t i = 0; tensor.fragments && i < tensor.fragments->size() && cut.dim == 0; ++i) {
+    const Box box = tensor.fragments->box(i);
     for (int d = box.rank() - 1; d > 0; --d)
       if (!box.empty() && box.shape[d] < tensor.shape[d]) cut.dim = d;
   }

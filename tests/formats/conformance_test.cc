@@ -49,9 +49,9 @@ LayoutRequest request_for(const Format& format, const TensorValues& values) {
   for (const auto& [name, value] : values) {
     TargetTensor t{name, value.dtype, value.shape, {name}, {}};
     if (format.sharding == Sharding::kStages)
-      t.placement.stage = static_cast<Index>(request.tensors.size() % 2);
+      t.placement = Placement{{}, static_cast<Index>(request.tensors.size() % 2)};
     else if (format.takes_mesh() && value.shape.rank() > 0)
-      t.placement.splits = {{{"tp"}, 0}};
+      t.placement = Placement{{{{"tp"}, 0}}};
     request.tensors.push_back(std::move(t));
   }
   if (format.holds == Holds::kEverything)

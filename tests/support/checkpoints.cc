@@ -97,7 +97,7 @@ void write_dcp(const TensorValues& tensors, const std::string& path, const Mesh&
   request.mesh = mesh;
   for (const auto& [name, value] : tensors) {
     TargetTensor t{name, value.dtype, value.shape, {}, {}};
-    if (value.shape.rank() > 0) t.placement.splits = {{{"dp_shard"}, 0}};
+    if (value.shape.rank() > 0) t.placement = Placement{{{{"dp_shard"}, 0}}};
     request.tensors.push_back(std::move(t));
   }
   write_target(tensors, *must(kDcpFormat.lay_out(std::move(request))), path);

@@ -136,8 +136,7 @@ TEST(StandInCuda, LoadsAreUploadedAsTheyLieInSlabsOf8MiB) {
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i >> 7 & 0x3f);
   LayoutRequest request;
   request.mesh = *Mesh::parse("tp=8");
-  request.tensors.push_back({"w", DType::kFloat16, shape, {}, {}});
-  request.tensors[0].placement.splits = {{{"tp"}, 1}};
+  request.tensors.push_back({"w", DType::kFloat16, shape, {}, Placement{{{{"tp"}, 1}}}});
   const auto target = kDcpFormat.lay_out(std::move(request));
   ASSERT_TRUE(target);
   write_target({{"w", {DType::kFloat16, shape, bytes}}}, **target, dir / "source");

@@ -15,7 +15,7 @@ TargetTensor wanted(const std::string& name, const Dims& shape, Index stage = -1
   t.name = name;
   t.dtype = DType::kUint8;
   t.shape = shape;
-  t.placement.stage = stage;
+  t.placement = Placement{{}, stage};
   return t;
 }
 

@@ -23,8 +23,10 @@ LayoutRequest random_request(std::mt19937& rng) {
     for (Index d = number(4); d > 0; --d) t.shape.push_back(rng() % 8 == 0 ? 0 : 1 + number(9));
     if (t.shape.rank() > 0) {
       const int last = t.shape.rank() - 1;
-      if (rng() % 3 != 0) t.placement.splits.push_back({{"dp_shard"}, static_cast<int>(number(2)) * last, 1});
-      if (rng() % 2 == 0) t.placement.splits.push_back({{"tp"}, last, 1});
+      Placement placement;
+      if (rng() % 3 != 0) placement.splits.push_back({{"dp_shard"}, static_cast<int>(number(2)) * last, 1});
+      if (rng() % 2 == 0) placement.splits.push_back({{"tp"}, last, 1});
+      t.placement = placement;
     }
     kinds.push_back(t);
   }

@@ -241,11 +241,11 @@ LayoutRequest megabytes() {
   LayoutRequest request;
   request.mesh = Mesh({{"dp_shard", 3}, {"tp", 4}});
   request.tensors = {
-      {"rows", DType::kBFloat16, {1031, 1021}, {}, {{{{"tp"}, 0}, {{"dp_shard"}, 0}}, -1}},
-      {"columns", DType::kBFloat16, {1031, 1021}, {}, {{{{"tp"}, 1}, {{"dp_shard"}, 0}}, -1}},
-      {"deep", DType::kFloat32, {67, 31, 17, 19}, {}, {{{{"tp"}, 2}, {{"dp_shard"}, 3}}, -1}},
-      {"long", DType::kFloat64, {300'007}, {}, {{{{"dp_shard", "tp"}, 0}}, -1}},
-      {"wide", DType::kUint8, {3, 1'000'003}, {}, {{{{"dp_shard"}, 1}}, -1}},
+      {"rows", DType::kBFloat16, {1031, 1021}, {}, Placement{{{{"tp"}, 0}, {{"dp_shard"}, 0}}, -1}},
+      {"columns", DType::kBFloat16, {1031, 1021}, {}, Placement{{{{"tp"}, 1}, {{"dp_shard"}, 0}}, -1}},
+      {"deep", DType::kFloat32, {67, 31, 17, 19}, {}, Placement{{{{"tp"}, 2}, {{"dp_shard"}, 3}}, -1}},
+      {"long", DType::kFloat64, {300'007}, {}, Placement{{{{"dp_shard", "tp"}, 0}}, -1}},
+      {"wide", DType::kUint8, {3, 1'000'003}, {}, Placement{{{{"dp_shard"}, 1}}, -1}},
   };
   return request;
 }

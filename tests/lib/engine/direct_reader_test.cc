@@ -226,8 +226,7 @@ class ReadOnce : public testing::Test {
     for (char& c : bytes_) c = static_cast<char>(random_());
     LayoutRequest request;
     request.mesh = *Mesh::parse("dp_shard=3,tp=2");
-    request.tensors.push_back({"m", DType::kInt16, {kRows, kColumns}, {}, {}});
-    request.tensors.front().placement.splits = {{{"tp"}, 1}, {{"dp_shard"}, 0}};
+    request.tensors.push_back({"m", DType::kInt16, {kRows, kColumns}, {}, Placement{{{{"tp"}, 1}, {{"dp_shard"}, 0}}}});
     const auto target = kDcpFormat.lay_out(std::move(request));
     write_target({{"m", {DType::kInt16, {kRows, kColumns}, bytes_}}}, **target, dir_ / "ck");
     reader_ = std::move(open_checkpoint(dir_ / "ck")->reader);
