@@ -28,7 +28,7 @@ build() { cmake --preset "$1" > "$logs/configure-$1.log" 2>&1 && cmake --build -
 # build/logs/soak-BUILD.log.
 run_tests() {
   local log=$logs/soak-$1.log
-  ctest --test-dir "build/$1" -j "$jobs" --timeout 14400 --output-on-failure -R "$2" -E '^gpu[.]|NOT_BUILT' > "$log" 2>&1 ||
+  ctest --test-dir "build/$1" -j "$jobs" --timeout 14400 --output-on-failure -R "$2" -E '^(gpu|fuzz)[.]|NOT_BUILT' > "$log" 2>&1 ||
     status=1
   grep -E '\*\*\*(Failed|Timeout|Exception|Not Run)|tests passed|Total Test time' "$log"
 }

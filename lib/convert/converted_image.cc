@@ -14,13 +14,14 @@ namespace {
 constexpr int kDigestThreads = 2;
 
 // What a run takes beside its slabs, and slabs of the size that these tensors force.
-Index room_to_digest(const Plan& plan, const Catalog& source) {
+Index room_to_digest(const Plan& plan, const Catalog& source, Index worker_bytes) {
   std::vector<WalkItem> items;
   for (const PlannedTensor& p : plan.tensors)
     items.push_back({p.from, source.tensors()[p.from].dtype, source.tensors()[p.from].row_group});
   constexpr Index kBeside = Index{12} << 20, kParts = 6;  // slab, scratch and converted elements of up to four times
-  return kBeside +
-         kDigestThreads * (kParts * std::max(kMinSlab, largest_group(items, source)) + decoding_memory(source));
+  return kBeside + kept_bytes(items, source) +
+         kDigestThreads *
+             (kParts * std::max(kMinSlab, largest_group(items, source)) + decoding_memory(source) + worker_bytes);
 }
 
 Error copies_nothing(const Conversion& c) {
@@ -57,7 +58,7 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
   if (!out->origin_.computes()) out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view()));
-  out->digest_room_ = room_to_digest(c.plan_, c.source_view());
+  out->digest_room_ = room_to_digest(c.plan_, c.source_view(), run.worker_bytes);
   TRY(out->add_files_inside());
   out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,
                                   out->digest_room_));
@@ -116,7 +117,9 @@ Result<std::string> ConvertedImage::manifest_text() const {
   RunOptions run = conversion_.options_.run;
   run.progress = nullptr;
   run.threads = kDigestThreads;
-  run.memory = resident_bytes() + digest_room_;
+  run.kept_bytes = 0;
+  run.resident = resident_bytes();  // meanwhile others fill what is theirs
+  run.memory = *run.resident + digest_room_;
   std::string text = TRY(conversion_.manifest_text(run, recorded_ ? &*recorded_ : nullptr));
   TRY(unchanged());
   return text;

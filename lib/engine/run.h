@@ -22,6 +22,7 @@ namespace reshard {
 
 struct RunOptions {
   Index memory = 256 << 20;                      // bytes for the whole process, catalogs included, GPUs' drivers not
+  std::optional<Index> resident = std::nullopt;  // of these, held when a run begins; nothing: as it is seen then
   int threads = 0;                               // 0: two for each core this process may use, as half of them wait
   std::function<void(Index bytes)> progress;     // source bytes done so far; called from any thread
   const std::atomic<bool>* interrupt = nullptr;  // ends the run when set
