@@ -63,6 +63,8 @@ Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenO
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
     if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(place, options))};
+  if (!open)
+    if (const Place* const inner = TRY(checkpoint_of_step(place))) return open_place(*inner, options);
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
     return usage_error(place.path() +
                        ": --weights master is for training states that have their parameters twice, and " +
@@ -87,7 +89,9 @@ std::string others_text(const Place& place) {
   for (const auto& [end, owner] : kOthers)
     for (const std::string& name : names)
       if (name.ends_with(end)) told.push_back(printable(name) + " is " + std::string(owner));
-  return told.empty() ? "" : " (" + some_of(told) + ")";
+  if (!told.empty()) return " (" + some_of(told) + ")";
+  const std::vector<std::string> models = place.is_directory() ? bin::usual_names(place) : std::vector<std::string>();
+  return models.size() < 2 ? "" : " (" + some_of(models) + ": open one of them by its path)";
 }
 
 }  // namespace

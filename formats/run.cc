@@ -229,6 +229,11 @@ Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenO
   return std::optional(std::move(out));
 }
 
+Result<const Place*> checkpoint_of_step(const Place& place) {
+  constexpr std::string_view kCheckpoint = "model_and_optim";
+  return place.has_directory(kCheckpoint) ? place.inside(kCheckpoint) : Result<const Place*>(nullptr);
+}
+
 void note_optimizers(const Place& place, Catalog& catalog) {
   if (catalog.root != place.path()) return;
   std::set<std::string_view> read;

@@ -6,6 +6,8 @@
 //                                                (accelerate/utils/fsdp_utils.py)
 //     model.safetensors model_M.safetensors      several models without FSDP; or pytorch_model.bin and its like
 //                                                (accelerate/checkpointing.py)
+//   step1000/model_and_optim/       one Distributed Checkpoint, with what else was saved at that step beside it
+//                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/                         a run of several steps: the newest complete one is named
 #pragma once
 
@@ -20,6 +22,9 @@ namespace reshard {
 // The checkpoint that a directory's parts are together; nothing where it has none. Of several models each is a part,
 // and its names are under "model_M.".
 Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenOptions& options);
+
+// The place in a step's directory that is its checkpoint; null: there is none.
+Result<const Place*> checkpoint_of_step(const Place& place);
 
 // Tells of optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
 // (optimizer.pt) save torch's own, which numbers the parameters.

@@ -1,6 +1,7 @@
 #include "formats/bin/bin.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "formats/encoding/torch_file.h"
@@ -28,12 +29,26 @@ bool is_numbered_name(std::string_view name) {
   return is_of_model(name) && name.find("-of-") != std::string_view::npos;
 }
 
+std::vector<std::string> usual_names(const Place& directory) {
+  constexpr std::string_view kUsual[] = {"ckpt.pt",   "model.pt",       "checkpoint.pt",
+                                         "model.pth", "checkpoint.pth", "lit_model.pth"};
+  std::vector<std::string> out;
+  for (const DirectoryEntry& e : directory.entries()) {
+    const bool is_usual = std::find(std::begin(kUsual), std::end(kUsual), e.name) != std::end(kUsual);
+    if (!e.is_directory && (is_usual || e.name.ends_with(".ckpt"))) out.push_back(e.name);
+  }
+  return out;
+}
+
 namespace {
 
 Result<bool> recognises(const Place& place) {
   if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
-  return place.has_file_like(is_single_name) || place.has_file_like(is_index_name) ||
-         place.has_file_like(is_numbered_name) || place.has_file(kAdapterFile);
+  if (place.has_file_like(is_single_name) || place.has_file_like(is_index_name) ||
+      place.has_file_like(is_numbered_name) || place.has_file(kAdapterFile))
+    return true;
+  const std::vector<std::string> usual = usual_names(place);
+  return usual.size() == 1 && TorchFile::recognises(TRY(place.inside(usual.front()))->head());
 }
 
 // Each file is a dict of its tensors that torch.load(weights_only=True, mmap=True) takes.

@@ -60,7 +60,8 @@ Status BinReader::open_directory(const Place& directory, std::string index) {
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
     if (is_single_name(e.name)) single = e.name;
   }
-  if (single.empty() && indexes.empty() && numbered.empty()) single = kAdapterFile;
+  if (single.empty() && indexes.empty() && numbered.empty())
+    single = directory.has_file(kAdapterFile) ? std::string(kAdapterFile) : usual_names(directory).front();
   if (indexes.size() > 1 && index.empty())
     return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");

@@ -1,8 +1,8 @@
 #include "formats/dcp/metadata.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
+#include <iterator>
 #include <set>
 
 #include "formats/dcp/dcp.h"
@@ -29,9 +29,9 @@ bool is_place_of_data(const Dims& origin, const Dims& shape) {
 
 // Packages whose classes and functions may be named in metadata. Nothing is ever called; a name from elsewhere means
 // that somebody wrote a pickle to be executed, and the file is refused by that name.
-constexpr std::array<std::string_view, 9> kKnownPackages = {"torch.",         "collections.",  "pathlib.",
-                                                            "megatron.core.", "numpy.",        "builtins.getattr",
-                                                            "builtins.set",   "builtins.list", "builtins.dict"};
+constexpr std::string_view kKnownPackages[] = {
+    "torch.", "collections.",     "pathlib.",     "megatron.core.", "olmo_core.distributed.checkpoint.",
+    "numpy.", "builtins.getattr", "builtins.set", "builtins.list",  "builtins.dict"};
 
 // The classes moved once (torch 1.13 had them under _shard); the old package name still occurs.
 bool is_checkpoint_class(const Value& v, std::string_view name) {
@@ -43,7 +43,8 @@ bool is_chunk(const Value& v) { return is_checkpoint_class(v, "ChunkStorageMetad
 bool is_metadata_index(const Value& v) { return is_checkpoint_class(v, "MetadataIndex"); }
 bool is_storage_info(const Value& v) {
   return v.is_object(kFilesystemModule, "_StorageInfo") ||
-         v.is_object("torch.distributed._shard.checkpoint.filesystem", "_StorageInfo");
+         v.is_object("torch.distributed._shard.checkpoint.filesystem", "_StorageInfo") ||
+         v.is_object("olmo_core.distributed.checkpoint.filesystem", "_StorageInfo");
 }
 
 Result<Value> field(const Value& state, std::string_view name, std::string_view owner) {
@@ -115,7 +116,7 @@ Result<Value> MetadataReader::Fields::get(std::size_t name) const {
 
 Status MetadataReader::check_globals(const pickle::Document& document) const {
   for (const std::string& global : document.globals()) {
-    const bool known = std::any_of(kKnownPackages.begin(), kKnownPackages.end(),
+    const bool known = std::any_of(std::begin(kKnownPackages), std::end(kKnownPackages),
                                    [&](std::string_view p) { return global.starts_with(p); });
     if (!known)
       return corrupt(path_ + ": the pickle names '" + printable(global) +

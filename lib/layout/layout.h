@@ -86,11 +86,12 @@ struct Placement {
 class SharedPlacement {
  public:
   SharedPlacement() : placement_(whole()) {}
-  SharedPlacement(Placement placement) : placement_(std::make_shared<const Placement>(std::move(placement))) {}
+  SharedPlacement(Placement placement)  // NOLINT(google-explicit-constructor)
+      : placement_(std::make_shared<const Placement>(std::move(placement))) {}
 
   const Placement& operator*() const { return *placement_; }
   const Placement* operator->() const { return placement_.get(); }
-  operator const Placement&() const { return *placement_; }
+  operator const Placement&() const { return *placement_; }  // NOLINT(google-explicit-constructor)
   friend bool operator==(const SharedPlacement& a, const SharedPlacement& b) {
     return a.placement_ == b.placement_ || *a == *b;
   }

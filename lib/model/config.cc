@@ -9,6 +9,7 @@
 #include "lib/checkpoint/format.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/family.h"
+#include "lib/model/olmo_core.h"
 
 namespace reshard {
 namespace {
@@ -311,6 +312,8 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
     out.path = path_join(reader.catalog().root, kConfigFile);
     out.text = *std::move(kept);
   }
+  if (const auto json = parse_json(out.text, out.path); json && is_config_of_olmo_core(*json))
+    out.text = python_text(TRY(config_of_olmo_core(*json).context(out.path)));
   // As a writer that was killed leaves one; it is not as if there were none.
   if (!out.path.empty() && out.text.empty()) return corrupt(out.path + ": the file is empty");
   return out;

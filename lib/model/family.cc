@@ -155,9 +155,10 @@ Index count_known(const Family& family, const NamePatterns& names) {
 
 // Torchtitan's two generations share most names; those only one of them has decide between the two.
 std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
-  const auto [hub, old, newer, megatron, fused, nanotron, nano_gpt] = counts;
+  const auto [hub, old, newer, megatron, fused, nanotron, nano_gpt, olmo_core] = counts;
   const Index hf = hub + fused;  // but for their experts the names are Hugging Face's
-  if (hf + old + newer + megatron + nanotron + nano_gpt == 0) return std::nullopt;
+  if (hf + old + newer + megatron + nanotron + nano_gpt + olmo_core == 0) return std::nullopt;
+  if (olmo_core > std::max({hf, old + newer, megatron, nanotron, nano_gpt})) return Convention::kOlmoCore;
   if (nano_gpt > std::max({hf, old + newer, megatron, nanotron})) return Convention::kNanoGpt;
   if (nanotron > std::max({hf, old + newer, megatron})) return Convention::kNanotron;
   if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
@@ -167,7 +168,7 @@ std::optional<Convention> most_frequent(const std::array<Index, kConventions.siz
 
 // As in --names.
 constexpr std::array<std::string_view, kConventions.size()> kConventionOptions = {
-    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron", "nanogpt"};
+    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron", "nanogpt", "olmo-core"};
 
 }  // namespace
 
@@ -179,6 +180,8 @@ std::string_view convention_title(Convention convention) {
       return "nanotron names";
     case Convention::kNanoGpt:
       return "nanoGPT names";
+    case Convention::kOlmoCore:
+      return "OLMo-core names";
     case Convention::kMegatron:
       return "Megatron core names";
     case Convention::kTransformers:
@@ -481,9 +484,13 @@ bool is_kind_of(const Family& family, const Family& said, const ModelConfig& con
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
-  const auto as = [&](const Family& f) { return Detected{&f, *most_frequent(count_names(f, names))}; };
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
   const bool is_said = family && most_frequent(count_names(*family, names));
+  const auto as = [&](const Family& f) -> std::optional<Detected> {
+    const Convention convention = *most_frequent(count_names(f, names));
+    if (needs_config(convention) && !is_said) return std::nullopt;
+    return Detected{&f, convention};
+  };
   if (!is_said) family = best_known(names).family;
   if (!family) return std::nullopt;
   if (!check_shapes_agree(*family, examples)) {

@@ -27,16 +27,21 @@ enum class Convention {
   kTransformers,    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
   kNanotron,        // model.decoder.0.pp_block.attn.qkv_proj.weight
   kNanoGpt,         // transformer.h.0.attn.c_attn.weight, as Hugging Face's GPT-2 but [out, in]
+  kOlmoCore,        // blocks.0.attention.w_q.weight
 };
 inline constexpr std::array kConventions = {
     Convention::kHf,           Convention::kTorchtitan, Convention::kTorchtitan2026, Convention::kMegatron,
-    Convention::kTransformers, Convention::kNanotron,   Convention::kNanoGpt};
+    Convention::kTransformers, Convention::kNanotron,   Convention::kNanoGpt,        Convention::kOlmoCore};
 std::string_view convention_title(Convention convention);            // "torchtitan names"
 std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
 std::vector<std::string> convention_options();                       // of all of them
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
 // Whether a head that is tied to the embedding has no name of its own there.
 constexpr bool stores_ties_once(Convention c) { return c == Convention::kHf || c == Convention::kMegatron; }
+
+// Whether models of several kinds have the same names there, so that only a config says which it is: OLMo-core's norms
+// may stand before a block's parts or after them.
+constexpr bool needs_config(Convention c) { return c == Convention::kOlmoCore; }
 
 // How a tensor of another convention is made of canonical parameters, its parts.
 enum class Form {

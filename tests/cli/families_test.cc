@@ -68,6 +68,57 @@ TEST(FamiliesOnDisk, NanoGptIsToldFromGpt2ByItsShapes) {
   }
 }
 
+// tests/data/olmo_core: what OLMo-core 3.0 saves of a model with a window in its first layer, on two ranks of FSDP; the
+// digests are of what its convert_state_to_hf makes of it.
+TEST(FamiliesOnDisk, OlmoCoreSaysInItsOwnConfigWhichModelItIs) {
+  const TempDir dir;
+  const std::string saved = test_data("olmo_core/step1");
+  const CommandResult r = reshard_cli({"convert", saved, dir / "hf", "--to", "hf"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out, HasSubstr("OLMo-core names -> Hugging Face names"));
+  EXPECT_EQ(digests_of(load_checkpoint(dir / "hf")), read_digests(test_data("olmo_core/olmo3.hf.json")));
+  const auto config = parse_json(read_file(dir / "hf/config.json"), "config.json");
+  ASSERT_TRUE(config);
+  EXPECT_EQ(to_text(*config),
+            R"({"architectures":["Olmo3ForCausalLM"],"attention_bias":false,"bos_token_id":null,"eos_token_id":88,)"
+            R"("hidden_act":"silu","hidden_size":16,"intermediate_size":48,)"
+            R"("layer_types":["sliding_attention","full_attention"],"max_position_embeddings":64,"model_type":"olmo3",)"
+            R"("num_attention_heads":4,"num_hidden_layers":2,"num_key_value_heads":2,"pad_token_id":87,)"
+            R"("rms_norm_eps":1e-06,"rope_theta":500000,"sliding_window":8,"tie_word_embeddings":false,)"
+            R"("torch_dtype":"float32","vocab_size":90})");
+  for (const std::string& made : {std::string(dir / "hf"), saved, saved + "/model_and_optim"}) {
+    const CommandResult verified = reshard_cli({"verify", made, "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out;
+  }
+  const CommandResult back = reshard_cli(
+      {"convert", dir / "hf", dir / "back", "--to", "dcp", "--names", "olmo-core", "--mesh", "dp_shard=3", "-q"});
+  ASSERT_EQ(back.exit_code, 0) << back.err;
+  TensorValues model;
+  for (auto& [name, value] : load_checkpoint(saved)) model.emplace(name.substr(name.find('.') + 1), value);
+  EXPECT_EQ(load_checkpoint(dir / "back"), model);
+}
+
+// Norms may stand elsewhere, which names do not tell: without OLMo-core's config, or with another, they are nobody's.
+TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
+  const TempDir dir;
+  const std::string saved = test_data("olmo_core/step1");
+  std::filesystem::copy(saved + "/model_and_optim", dir / "ck");
+  const CommandResult unknown = reshard_cli({"convert", dir / "ck", dir / "hf", "--to", "hf"});
+  EXPECT_EQ(unknown.exit_code, 4);
+  EXPECT_THAT(unknown.err, HasSubstr("no model family that is known names its tensors so"));
+  EXPECT_FALSE(path_exists(dir / "hf"));
+
+  std::string text = read_file(saved + "/config.json");
+  const std::string reordered = "reordered_norm";
+  text.replace(text.find(reordered), reordered.size(), "default");
+  dir.write("ck/config.json", text);
+  const CommandResult refused = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
+  EXPECT_EQ(refused.exit_code, 4);
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr(dir / "ck/config.json"), HasSubstr("block.name 'default'"), HasSubstr("--config")));
+  EXPECT_FALSE(path_exists(dir / "out"));
+}
+
 // Names of a family, on tensors that no model of it has.
 TEST(FamiliesOnDisk, ShapesThatContradictEachOtherAreRefusedWithoutAConfigToo) {
   const TempDir dir;

@@ -55,6 +55,23 @@ TEST_F(TorchFormat, AnUnshardedSaveIsTheModelWithItsTie) {
   EXPECT_TRUE(open->reader->catalog().shares_extents);
 }
 
+TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
+  const std::string saved = RESHARD_TEST_DATA "/nanogpt/biased.pt";
+  dir_.write("notes.txt", "hello");
+  std::filesystem::copy_file(kData + "mixed.pt", dir_ / "optimizer.pt");
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a checkpoint that reshard knows; it reads "));
+  std::filesystem::copy_file(saved, dir_ / "ckpt.pt");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(saved));
+  std::filesystem::copy_file(saved, dir_ / "epoch=3-step=10.ckpt");
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("ckpt.pt"));
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("epoch=3-step=10.ckpt"));
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("open one of them by its path"));
+  std::filesystem::remove(dir_ / "ckpt.pt");
+  EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(saved));
+  dir_.write("epoch=3-step=10.ckpt", "of another program");
+  EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a checkpoint that reshard knows; it reads "));
+}
+
 TEST_F(TorchFormat, LeavesOutTheWordThatAllTensorsAreUnder) {
   const auto open = open_checkpoint(kData + "mixed.pt");
   ASSERT_TRUE(open) << open.error().message();

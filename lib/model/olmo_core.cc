@@ -1,0 +1,168 @@
+#include "lib/model/olmo_core.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lib/base/checked.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+Error no_such_model(const std::string& what) {
+  return unsupported("OLMo-core's config of a model that transformers' OLMo 2 and 3 are not: they have no " + what +
+                     "; --config gives the config.json of what it is");
+}
+
+// What is expected of a member that says how a model computes. One that is absent or null has the first of them.
+Status expect(const Json& of, std::string_view where, std::string_view key, const std::vector<std::string>& wanted) {
+  const Json* const value = of.find(key);
+  if (!value || value->is_null()) return {};
+  const std::string got = value->is_string() ? std::string(*value->as_string()) : to_text(*value);
+  if (std::find(wanted.begin(), wanted.end(), got) != wanted.end()) return {};
+  return no_such_model(std::string(where) + "." + std::string(key) + " '" + printable(got) + "'");
+}
+
+// Members that are absent from the models that transformers has.
+Status expect_none(const Json& of, std::string_view where, const std::vector<std::string_view>& keys) {
+  for (const std::string_view key : keys) TRY(expect(of, where, key, {"false"}));
+  return {};
+}
+
+Result<const Json*> object_at(const Json& of, std::string_view where, std::string_view key) {
+  const Json* const value = of.find(key);
+  if (!value || !value->is_object()) return no_such_model(std::string(where) + " without " + std::string(key));
+  return value;
+}
+
+Result<double> norm_eps(const Json& of, std::string_view where, std::string_view key) {
+  const Json& norm = *TRY(object_at(of, where, key));
+  TRY(expect(norm, key, "name", {"rms", "fused_rms"}));
+  TRY(expect(norm, key, "elementwise_affine", {"true"}));
+  TRY(expect_none(norm, key, {"bias"}));
+  constexpr double kUsual = 1e-5;  // LayerNormConfig's
+  return norm.contains("eps") ? norm.find("eps")->as_double() : kUsual;
+}
+
+// Which layers attend to a window, and to how many tokens.
+struct Windows {
+  Json types = Json::array();
+  std::optional<Index> size;
+};
+Result<Windows> windows_of(const Json& config, Index layers) {
+  Windows out;
+  const auto pattern = TRY(config.get_array("pattern"));
+  if (pattern.empty()) return no_such_model("empty pattern of windows");
+  const auto is_forced = [&](std::string_view key) -> Result<bool> {
+    return config.contains(key) ? config.get_bool(key) : Result<bool>(true);
+  };
+  const bool first = TRY(is_forced("force_full_attention_on_first_layer"));
+  const bool last = TRY(is_forced("force_full_attention_on_last_layer"));
+  for (Index layer = 0; layer < layers; ++layer) {
+    const bool is_full = (first && layer == 0) || (last && layer == layers - 1);
+    const auto at = static_cast<std::size_t>(layer - (first ? 1 : 0)) % pattern.size();
+    const Index size = is_full ? -1 : TRY(pattern[at].as_index());
+    out.types.push_back(size == -1 ? "full_attention" : "sliding_attention");
+    if (size == -1) continue;
+    if (out.size.value_or(size) != size) return no_such_model("windows of several sizes");
+    out.size = size;
+  }
+  return out;
+}
+
+Result<const Json*> only_block(const Json& model) {
+  TRY(expect(model, "model", "name", {"default"}));
+  TRY(expect_none(model, "model", {"block_pattern", "block_overrides", "embedding_norm", "embed_scale"}));
+  const Json* const block = TRY(object_at(model, "model", "block"));
+  if (!block->contains("name")) return no_such_model("block without a name");
+  TRY(expect(*block, "block", "name", {"reordered_norm"}));
+  TRY(expect_none(*block, "block", {"feed_forward_moe", "attention_residual_alpha", "feed_forward_residual_alpha"}));
+  return block;
+}
+
+Result<const Json*> only_attention(const Json& block) {
+  const Json& mixer = *TRY(object_at(block, "block", block.contains("attention") ? "attention" : "sequence_mixer"));
+  TRY(expect(mixer, "attention", "type", {"attention"}));
+  TRY(expect(mixer, "attention", "name", {"default"}));
+  TRY(expect_none(mixer, "attention",
+                  {"bias", "gate", "clip_qkv", "use_head_qk_norm", "scalable_softmax", "attention_sinks",
+                   "qk_norm_per_head_gains"}));
+  const Json& rope = *TRY(object_at(mixer, "attention", "rope"));
+  TRY(expect(rope, "rope", "name", {"default"}));
+  TRY(expect(rope, "rope", "partial_rotary_factor", {"1.0", "1"}));
+  TRY(expect_none(rope, "rope", {"no_global_rope", "scaling"}));
+  return &mixer;
+}
+
+}  // namespace
+
+bool is_config_of_olmo_core(const Json& json) {
+  const Json* const model = json.find("model");
+  const Json* const of = model ? model->find("_CLASS_") : nullptr;
+  return of && of->is_string() && of->as_string()->starts_with("olmo_core.");
+}
+
+Result<Json> config_of_olmo_core(const Json& json) {
+  const Json& model = *json.find("model");
+  const Json& block = *TRY(only_block(model));
+  const Json& mixer = *TRY(only_attention(block));
+  const Json& rope = *mixer.find("rope");
+  const Json& network = *TRY(object_at(block, "block", "feed_forward"));
+  TRY(expect(network, "feed_forward", "name", {"default"}));
+  TRY(expect(network, "feed_forward", "activation", {"silu"}));
+  TRY(expect_none(network, "feed_forward", {"bias"}));
+  const Json& head = *TRY(object_at(model, "model", "lm_head"));
+  TRY(expect(head, "lm_head", "name", {"default"}));
+  TRY(expect_none(head, "lm_head", {"bias"}));
+  const double eps = TRY(norm_eps(block, "block", "layer_norm"));
+  if (TRY(norm_eps(mixer, "attention", "qk_norm")) != eps || TRY(norm_eps(head, "lm_head", "layer_norm")) != eps)
+    return no_such_model("norms with an eps of their own");
+  const Index layers = TRY(model.get_index("n_layers")), heads = TRY(mixer.get_index("n_heads"));
+  constexpr Index kMostLayers = 100'000;
+  if (layers < 1 || layers > kMostLayers) return no_such_model("n_layers " + std::to_string(layers));
+
+  const auto or_null = [](const Json* of, std::string_view key) {
+    const Json* const value = of ? of->find(key) : nullptr;
+    return value ? *value : Json();
+  };
+  const auto has = [](const Json& of, std::string_view key) { return of.contains(key) && !of.find(key)->is_null(); };
+  Windows windows;
+  if (has(mixer, "sliding_window")) windows = TRY(windows_of(*mixer.find("sliding_window"), layers));
+  const std::string version = windows.size ? "3" : "2";
+  const Json* const dataset = json.find("dataset");
+  const Json* const tokenizer = dataset ? dataset->find("tokenizer") : nullptr;
+  Json positions = or_null(json.find("train_module"), "max_sequence_length");
+  if (positions.is_null()) positions = or_null(dataset, "sequence_length");
+
+  Json architectures = Json::array();
+  architectures.push_back("Olmo" + version + "ForCausalLM");
+  Json out = Json::object();
+  out.set("architectures", std::move(architectures))
+      .set("attention_bias", false)
+      .set("bos_token_id", or_null(tokenizer, "bos_token_id"))
+      .set("eos_token_id", or_null(tokenizer, "eos_token_id"));
+  if (has(mixer, "head_dim")) out.set("head_dim", TRY(mixer.get_index("head_dim")));
+  out.set("hidden_act", "silu")
+      .set("hidden_size", TRY(model.get_index("d_model")))
+      .set("intermediate_size", TRY(network.get_index("hidden_size")));
+  if (windows.size) out.set("layer_types", std::move(windows.types));
+  if (!positions.is_null()) out.set("max_position_embeddings", TRY(positions.as_index()));
+  out.set("model_type", "olmo" + version)
+      .set("num_attention_heads", heads)
+      .set("num_hidden_layers", layers)
+      .set("num_key_value_heads", has(mixer, "n_kv_heads") ? TRY(mixer.get_index("n_kv_heads")) : heads)
+      .set("pad_token_id", or_null(tokenizer, "pad_token_id"))
+      .set("rms_norm_eps", eps)
+      .set("rope_theta", has(rope, "theta") ? *rope.find("theta") : Json(500'000));
+  if (windows.size) out.set("sliding_window", *windows.size);
+  out.set("tie_word_embeddings", has(model, "tie_word_embeddings") ? TRY(model.get_bool("tie_word_embeddings")) : false)
+      .set("torch_dtype", has(model, "dtype") ? *model.find("dtype") : Json("float32"))
+      .set("vocab_size", TRY(model.get_index("vocab_size")));
+  return out;
+}
+
+}  // namespace reshard

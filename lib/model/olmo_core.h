@@ -1,0 +1,24 @@
+// What OLMo-core says of a model in its own config.json, beside its checkpoints.
+//
+//     {"model": {"d_model": 64, "n_layers": 3, "block": {"name": "reordered_norm", "sequence_mixer": {"n_heads": 4,
+//     ...},
+//                "feed_forward": {"hidden_size": 256, ...}, "_CLASS_": "olmo_core.nn..."}, "_CLASS_":
+//                "olmo_core.nn..."},
+//      "dataset": {"tokenizer": {"eos_token_id": ..., ...}, ...}, ...}
+//
+// Written by: olmo_core/nn/transformer/config.py (TransformerConfig), olmo_core/train/callbacks/config_saver.py. Until
+// version 2 the sequence mixer was called "attention". olmo_core/nn/hf/config.py says which model of transformers it
+// is.
+#pragma once
+
+#include "lib/base/json.h"
+#include "lib/base/result.h"
+
+namespace reshard {
+
+bool is_config_of_olmo_core(const Json& json);
+
+// The config of transformers' OLMo 2 or 3 that is the same model. Unsupported where there is none.
+Result<Json> config_of_olmo_core(const Json& json);
+
+}  // namespace reshard
