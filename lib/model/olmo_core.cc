@@ -1,6 +1,7 @@
 #include "lib/model/olmo_core.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -74,9 +75,77 @@ Result<Windows> windows_of(const Json& config, Index layers) {
   return out;
 }
 
+// What transformers calls this scaling of rotary embeddings; null where there is none.
+// (olmo_core/nn/rope.py, to_hf_config of each class)
+Result<Json> rope_scaling(const Json* scaling) {
+  if (!scaling || scaling->is_null()) return Json();
+  TRY(expect(*scaling, "scaling", "attention_rescale_factor", {"1.0", "1"}));
+  const auto number = [&](std::string_view key, double usual) {
+    return scaling->contains(key) ? scaling->find(key)->as_double() : Result<double>(usual);
+  };
+  const auto whole = [&](std::string_view key, Index usual) {
+    return scaling->contains(key) ? scaling->get_index(key) : Result<Index>(usual);
+  };
+  const std::string name(scaling->contains("_CLASS_") ? TRY(scaling->get_string("_CLASS_")) : "");
+  const auto is = [&](std::string_view type) { return name.ends_with("." + std::string(type) + "RoPEScalingConfig"); };
+  Json out = Json::object();
+  if (is("YaRN")) {
+    const double factor = TRY(number("factor", 8));
+    return std::move(out.set("attention_factor", 0.1 * std::log(factor) + 1)
+                         .set("beta_fast", TRY(whole("beta_fast", 32)))
+                         .set("beta_slow", TRY(whole("beta_slow", 1)))
+                         .set("factor", factor)
+                         .set("original_max_position_embeddings", TRY(whole("old_context_len", 8192)))
+                         .set("rope_type", "yarn"));
+  }
+  if (is("PI")) return std::move(out.set("factor", TRY(number("factor", 2))).set("rope_type", "linear"));
+  if (is("Stepwise"))
+    return std::move(out.set("factor", TRY(number("factor", 32)))
+                         .set("high_freq_factor", 1 / TRY(number("high_freq_proportion", 0.25)))
+                         .set("low_freq_factor", 1 / (1 - TRY(number("low_freq_proportion", 0))))
+                         .set("original_max_position_embeddings", TRY(whole("old_context_len", 8192)))
+                         .set("rope_type", "llama3"));
+  return no_such_model("scaling of rotary embeddings " + printable(name));
+}
+
+// Whether two values are the same but for members of this name. Absent and null are the same.
+bool are_same_but(const Json& a, const Json& b, std::string_view name) {
+  if (!a.is_object() || !b.is_object()) return to_text(a) == to_text(b);
+  const auto is_in = [&](const Json::Member& member, const Json& other) {
+    static const Json none;
+    const Json* const same = other.find(member.key);
+    return member.key == name || are_same_but(member.value, same ? *same : none, name);
+  };
+  const auto all_are_in = [&](const Json& of, const Json& other) {
+    const auto members = *of.as_object();
+    return std::all_of(members.begin(), members.end(), [&](const Json::Member& m) { return is_in(m, other); });
+  };
+  return all_are_in(a, b) && all_are_in(b, a);
+}
+
+// The scaling in the layers that have a block of their own, which are those that attend to everything.
+Result<Json> scaling_of_overrides(const Json& overrides, const Json& block, std::string_view mixer,
+                                  const std::vector<bool>& is_full) {
+  Json out;
+  const auto members = TRY(overrides.as_object());
+  for (const Json::Member& layer : members) {
+    const auto number = is_digits(layer.key) ? parse_number(layer.key) : std::nullopt;
+    const bool is_layer = number && *number < std::ssize(is_full) && is_full[static_cast<std::size_t>(*number)];
+    if (!is_layer || !are_same_but(layer.value, block, "scaling"))
+      return no_such_model("block of its own in layer " + printable(layer.key));
+    const Json scaling = TRY(rope_scaling(layer.value.find(mixer)->find("rope")->find("scaling")));
+    if (&layer == members.data()) out = scaling;
+    if (to_text(scaling) != to_text(out)) return no_such_model("scaling of rotary embeddings of several kinds");
+  }
+  const auto full = std::count(is_full.begin(), is_full.end(), true);
+  if (!out.is_null() && std::ssize(members) != full)
+    return no_such_model("scaling of rotary embeddings in some of the layers that attend to everything");
+  return out;
+}
+
 Result<const Json*> only_block(const Json& model) {
   TRY(expect(model, "model", "name", {"default"}));
-  TRY(expect_none(model, "model", {"block_pattern", "block_overrides", "embedding_norm", "embed_scale"}));
+  TRY(expect_none(model, "model", {"block_pattern", "embedding_norm", "embed_scale"}));
   const Json* const block = TRY(object_at(model, "model", "block"));
   if (!block->contains("name")) return no_such_model("block without a name");
   TRY(expect(*block, "block", "name", {"reordered_norm"}));
@@ -84,8 +153,10 @@ Result<const Json*> only_block(const Json& model) {
   return block;
 }
 
+std::string_view mixer_name(const Json& block) { return block.contains("attention") ? "attention" : "sequence_mixer"; }
+
 Result<const Json*> only_attention(const Json& block) {
-  const Json& mixer = *TRY(object_at(block, "block", block.contains("attention") ? "attention" : "sequence_mixer"));
+  const Json& mixer = *TRY(object_at(block, "block", mixer_name(block)));
   TRY(expect(mixer, "attention", "type", {"attention"}));
   TRY(expect(mixer, "attention", "name", {"default"}));
   TRY(expect_none(mixer, "attention",
@@ -94,7 +165,7 @@ Result<const Json*> only_attention(const Json& block) {
   const Json& rope = *TRY(object_at(mixer, "attention", "rope"));
   TRY(expect(rope, "rope", "name", {"default"}));
   TRY(expect(rope, "rope", "partial_rotary_factor", {"1.0", "1"}));
-  TRY(expect_none(rope, "rope", {"no_global_rope", "scaling"}));
+  TRY(expect_none(rope, "rope", {"no_global_rope"}));
   return &mixer;
 }
 
@@ -133,6 +204,15 @@ Result<Json> config_of_olmo_core(const Json& json) {
   Windows windows;
   if (has(mixer, "sliding_window")) windows = TRY(windows_of(*mixer.find("sliding_window"), layers));
   const std::string version = windows.size ? "3" : "2";
+  Json scaling = TRY(rope_scaling(rope.find("scaling")));
+  if (!scaling.is_null() && windows.size) return no_such_model("scaled rotary embeddings in layers with windows");
+  if (has(model, "block_overrides")) {
+    if (!scaling.is_null()) return no_such_model("scaling of rotary embeddings of several kinds");
+    std::vector<bool> is_full(static_cast<std::size_t>(layers), true);
+    const auto types = TRY(windows.types.as_array());
+    for (std::size_t i = 0; i < types.size(); ++i) is_full[i] = *types[i].as_string() == "full_attention";
+    scaling = TRY(scaling_of_overrides(*model.find("block_overrides"), block, mixer_name(block), is_full));
+  }
   const Json* const dataset = json.find("dataset");
   const Json* const tokenizer = dataset ? dataset->find("tokenizer") : nullptr;
   Json positions = or_null(json.find("train_module"), "max_sequence_length");
@@ -156,8 +236,9 @@ Result<Json> config_of_olmo_core(const Json& json) {
       .set("num_hidden_layers", layers)
       .set("num_key_value_heads", has(mixer, "n_kv_heads") ? TRY(mixer.get_index("n_kv_heads")) : heads)
       .set("pad_token_id", or_null(tokenizer, "pad_token_id"))
-      .set("rms_norm_eps", eps)
-      .set("rope_theta", has(rope, "theta") ? *rope.find("theta") : Json(500'000));
+      .set("rms_norm_eps", eps);
+  if (!scaling.is_null()) out.set("rope_scaling", std::move(scaling));
+  out.set("rope_theta", has(rope, "theta") ? *rope.find("theta") : Json(500'000));
   if (windows.size) out.set("sliding_window", *windows.size);
   out.set("tie_word_embeddings", has(model, "tie_word_embeddings") ? TRY(model.get_bool("tie_word_embeddings")) : false)
       .set("torch_dtype", has(model, "dtype") ? *model.find("dtype") : Json("float32"))

@@ -98,6 +98,41 @@ TEST(FamiliesOnDisk, OlmoCoreSaysInItsOwnConfigWhichModelItIs) {
   EXPECT_EQ(load_checkpoint(dir / "back"), model);
 }
 
+// As with_rope_scaling() leaves the config: layers that attend to everything have blocks of their own.
+TEST(FamiliesOnDisk, OlmoCoreScalesTheRotaryEmbeddingsOfSomeLayers) {
+  const std::string saved = test_data("olmo_core/step1"), text = read_file(saved + "/config.json");
+  const std::string before = R"("block": )", after = R"(, "lm_head")", in_rope = R"("partial_rotary_factor": 1.0)";
+  const std::size_t begin = text.find(before) + before.size(), end = text.find(after);
+  const std::string block = text.substr(begin, end - begin);
+  const auto scaled = [&](const std::string& scaling) {
+    std::string out = block;
+    return out.insert(out.find(in_rope) + in_rope.size(), R"(, "scaling": {)" + scaling + R"(RoPEScalingConfig"})");
+  };
+  const std::string yarn = R"("factor": 4.0, "old_context_len": 64, "_CLASS_": "olmo_core.nn.rope.YaRN)";
+  const auto converted = [&](const std::string& overrides, const std::string& out) {
+    const TempDir dir;
+    std::filesystem::copy(saved + "/model_and_optim", dir / "ck");
+    dir.write("ck/config.json", std::string(text).insert(end, R"(, "block_overrides": {)" + overrides + "}"));
+    return reshard_cli({"convert", dir / "ck", out, "--to", "hf"});
+  };
+  const TempDir dir;
+  const CommandResult r = converted(R"("1": )" + scaled(yarn), dir / "out");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(to_text(*parse_json(read_file(dir / "out/config.json"), "config.json")),
+              HasSubstr(R"("rope_scaling":{"attention_factor":1.138629436111989,"beta_fast":32,"beta_slow":1,)"
+                        R"("factor":4.0,"original_max_position_embeddings":64,"rope_type":"yarn"},)"));
+  const auto refused = [&](const std::string& overrides) {
+    const CommandResult no = converted(overrides, dir / "none");
+    EXPECT_EQ(no.exit_code, 4) << overrides;
+    return no.err;
+  };
+  EXPECT_THAT(refused(R"("0": )" + scaled(yarn)), HasSubstr("block of its own in layer 0"));
+  EXPECT_THAT(refused(R"("2": )" + scaled(yarn)), HasSubstr("block of its own in layer 2"));
+  EXPECT_THAT(refused(R"("1": {})"), HasSubstr("block of its own in layer 1"));
+  EXPECT_THAT(refused(R"("1": )" + scaled(R"("_CLASS_": "olmo_core.nn.rope.ABF)")),
+              HasSubstr("scaling of rotary embeddings olmo_core.nn.rope.ABFRoPEScalingConfig"));
+}
+
 // Norms may stand elsewhere, which names do not tell: without OLMo-core's config, or with another, they are nobody's.
 TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   const TempDir dir;
