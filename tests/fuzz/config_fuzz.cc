@@ -7,6 +7,7 @@
 #include "lib/base/json.h"
 #include "lib/model/config.h"
 #include "lib/model/family.h"
+#include "lib/model/olmo_core.h"
 #include "lib/model/parameters.h"
 #include "tests/fuzz/input_file.h"
 
@@ -15,6 +16,10 @@ using namespace reshard;
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const auto json = parse_json({reinterpret_cast<const char*>(data), size}, "input");
   if (!json) return 0;
+  if (is_config_of_olmo_core(*json)) {
+    const auto made = config_of_olmo_core(*json);
+    require(made ? made->contains("model_type") : !made.error().message().empty());
+  }
   const auto config = ModelConfig::parse(*json, "input");
   if (!config) {
     require(!config.error().message().empty());
