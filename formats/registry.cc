@@ -90,7 +90,8 @@ std::string others_text(const Place& place) {
     for (const std::string& name : names)
       if (name.ends_with(end)) told.push_back(printable(name) + " is " + std::string(owner));
   if (!told.empty()) return " (" + some_of(told) + ")";
-  const std::vector<std::string> models = place.is_directory() ? bin::usual_names(place) : std::vector<std::string>();
+  std::vector<std::string> models = place.is_directory() ? bin::usual_names(place) : std::vector<std::string>();
+  for (std::string& name : models) name = printable(name);
   return models.size() < 2 ? "" : " (" + some_of(models) + ": open one of them by its path)";
 }
 

@@ -6,7 +6,7 @@
 //                                                (accelerate/utils/fsdp_utils.py)
 //     model.safetensors model_M.safetensors      several models without FSDP; or pytorch_model.bin and its like
 //                                                (accelerate/checkpointing.py)
-//   step1000/model_and_optim/       one Distributed Checkpoint, with what else was saved at that step beside it
+//   step1000/model_and_optim/       one Distributed Checkpoint, what else was saved at that step beside it
 //                                                (olmo_core/train/checkpoint.py)
 //   outputs/{step-100, step-200}/                         a run of several steps: the newest complete one is named
 #pragma once

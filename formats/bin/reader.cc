@@ -60,8 +60,10 @@ Status BinReader::open_directory(const Place& directory, std::string index) {
     if (is_numbered_name(e.name)) numbered.push_back(e.name);
     if (is_single_name(e.name)) single = e.name;
   }
-  if (single.empty() && indexes.empty() && numbered.empty())
-    single = directory.has_file(kAdapterFile) ? std::string(kAdapterFile) : usual_names(directory).front();
+  if (single.empty() && indexes.empty() && numbered.empty()) {
+    const std::vector<std::string> usual = usual_names(directory);
+    single = usual.empty() || directory.has_file(kAdapterFile) ? std::string(kAdapterFile) : usual.front();
+  }
   if (indexes.size() > 1 && index.empty())
     return unsupported(path + ": expected one index, got " + names_text(indexes, "file") +
                        "; open one of them by its path");

@@ -1,14 +1,13 @@
 // What OLMo-core says of a model in its own config.json, beside its checkpoints.
 //
-//     {"model": {"d_model": 64, "n_layers": 3, "block": {"name": "reordered_norm", "sequence_mixer": {"n_heads": 4,
-//     ...},
-//                "feed_forward": {"hidden_size": 256, ...}, "_CLASS_": "olmo_core.nn..."}, "_CLASS_":
-//                "olmo_core.nn..."},
-//      "dataset": {"tokenizer": {"eos_token_id": ..., ...}, ...}, ...}
+//     {"model": {"d_model": 64, "n_layers": 3, "vocab_size": 1000, ..., "_CLASS_": "olmo_core.nn...",
+//                "block": {"name": "reordered_norm", "sequence_mixer": {"n_heads": 4, "rope": {...}, ...},
+//                          "feed_forward": {"hidden_size": 256, ...}, ...}},
+//      "dataset": {"tokenizer": {"eos_token_id": 88, ...}, "sequence_length": 64, ...}, ...}
 //
-// Written by: olmo_core/nn/transformer/config.py (TransformerConfig), olmo_core/train/callbacks/config_saver.py. Until
-// version 2 the sequence mixer was called "attention". olmo_core/nn/hf/config.py says which model of transformers it
-// is.
+// Written by: olmo_core/nn/transformer/config.py (TransformerConfig), olmo_core/train/callbacks/config_saver.py.
+// In earlier versions the sequence mixer is called "attention". olmo_core/nn/hf/config.py says which model of
+// transformers it is.
 #pragma once
 
 #include "lib/base/json.h"

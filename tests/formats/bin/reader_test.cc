@@ -66,10 +66,18 @@ TEST_F(TorchFormat, ADirectoryIsTheOneFileInItThatHasAUsualName) {
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("ckpt.pt"));
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("epoch=3-step=10.ckpt"));
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("open one of them by its path"));
+  dir_.write("\x1b[31m.ckpt", "x");
+  EXPECT_THAT(refusal(dir_.path()), testing::Not(HasSubstr("\x1b")));
+  std::filesystem::remove(dir_ / "\x1b[31m.ckpt");
   std::filesystem::remove(dir_ / "ckpt.pt");
   EXPECT_EQ(load_checkpoint(dir_.path()), load_checkpoint(saved));
   dir_.write("epoch=3-step=10.ckpt", "of another program");
   EXPECT_THAT(refusal(dir_.path()), HasSubstr("not a checkpoint that reshard knows; it reads "));
+}
+
+TEST_F(TorchFormat, AnIndexThatIsGoneIsAnError) {
+  dir_.write("notes.txt", "hello");
+  EXPECT_FALSE(open_if_known(dir_ / "pytorch_model.bin.index.json"));
 }
 
 TEST_F(TorchFormat, LeavesOutTheWordThatAllTensorsAreUnder) {

@@ -97,7 +97,7 @@ TEST(HeldWrites, TakeWhatIsShortWhileThereIsRoom) {
   EXPECT_EQ(given, n);
 }
 
-TEST(HeldWrites, TellAnErrorOnce) {
+TEST(HeldWrites, HandOnAnError) {
   HeldWrites held;
   EXPECT_TRUE(held.add(0, 8, as_bytes("abc")));
   const Status refused = held.give_all([](std::uint32_t, Index, Bytes) -> Status { return io_error("disk full"); });
