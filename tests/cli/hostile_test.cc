@@ -220,6 +220,7 @@ TEST(Hostile, AKilledProcessLeavesNoneOfHdf5Behind) {
       is_over = ::waitpid(parent, &status, WNOHANG) != 0;
     }
     if (is_over) continue;
+    ::usleep(static_cast<useconds_t>(100 * round));  // at once it has not asked yet to end with its parent
     ::kill(child, SIGSTOP);
     ::kill(parent, SIGKILL);
     ::waitpid(parent, &status, 0);
