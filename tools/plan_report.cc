@@ -19,8 +19,8 @@ namespace {
 std::string family_text(const Translation& names) {
   if (!names.model.family) return "names and rows as they are";
   const std::string text =
-      std::string(names.model.family->title) + ", " + std::string(convention_title(names.model.convention));
-  return names.to ? text + " -> " + std::string(convention_title(*names.to)) : text;
+      std::string(names.model.family->title) + ", " + std::string(info(names.model.convention).title);
+  return names.to ? text + " -> " + std::string(info(*names.to).title) : text;
 }
 
 std::vector<std::string> warnings_of(const PreparedConversion& prepared) {

@@ -250,7 +250,7 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
   const Convention convention = TRY(convention_of(options));
   if (!subject.family->has_convention(convention))
     return unsupported("family " + std::string(subject.family->name) + " has no " +
-                       std::string(convention_title(convention)));
+                       std::string(info(convention).title));
   const Catalog stored = TRY(stored_catalog(model, *subject.family, convention));
   const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, Placer::of(stored)));
   for (const Tensor& t : stored.tensors())

@@ -418,7 +418,7 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
   }
   const Convention convention = names.model.convention;
   if (!options.reader && names.model.family && convention != Convention::kHf && convention != Convention::kTransformers)
-    return unsupported(root + ": an adapter to a model under " + std::string(convention_title(convention)) +
+    return unsupported(root + ": an adapter to a model under " + std::string(info(convention).title) +
                        ", which PEFT does not know; --exclude '*lora_*' leaves it out");
   return std::optional(TRY(adapter.read(view, names)));
 }

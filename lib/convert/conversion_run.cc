@@ -138,7 +138,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
   add("--mesh", o.mesh.to_string());
   add("--layout", o.layout ? o.layout->name : "");
   add("--dtype", o.dtype ? std::string(info(*o.dtype).torch_name) : "");
-  add("--names", draft_.names.to ? std::string(convention_title(*draft_.names.to)) : "");
+  add("--names", draft_.names.to ? std::string(info(*draft_.names.to).title) : "");
   add("--part", o.part);
   add_list("--include", o.include);
   add_list("--exclude", o.exclude);

@@ -76,7 +76,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
       .set("mesh", o.mesh.to_string())
       .set("layout", o.layout ? Json(o.layout->name) : Json())
       .set("dtype", o.dtype ? info(*o.dtype).torch_name : "keep")
-      .set("names", names.to ? convention_title(*names.to) : "as in the source")
+      .set("names", names.to ? info(*names.to).title : "as in the source")
       .set("filters", std::move(globs));
   Json files = Json::object();
   for (const CatalogFile& file : c.target().catalog().files) files.set(file.path, file.size);

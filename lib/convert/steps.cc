@@ -224,8 +224,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   const Model& model = names.model;
   OutputTensors out;
   std::vector<std::size_t> taken;
-  const bool ties =
-      names.renames() && stores_ties_once(*names.to) && model.config && model.config->tie_word_embeddings();
+  const bool ties = names.renames() && info(*names.to).ties_once && model.config && model.config->tie_word_embeddings();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (view.values.contains(i)) continue;
     if (view.applied.contains(i)) continue;
@@ -252,7 +251,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     if (!scales.empty())
       return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
                          " are quantized values or their scales (" + some_of(scales) + "), and " +
-                         std::string(convention_title(*names.to)) +
+                         std::string(info(*names.to).title) +
                          " has no names for them: a loader would take the one without the other");
   }
   const bool packs = names.renames() && names.to != Convention::kHf;
@@ -483,14 +482,14 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wante
 Result<Catalog> name_view(const SourceView& view, const Translation& names, const Typing& typing) {
   if (typing.dtype) return usage_error("--dtype: a view shows what is stored");
   if (names.hf_rows && names.to != Convention::kHf)
-    return unsupported("a view in the row order of " + std::string(convention_title(*names.to)) +
+    return unsupported("a view in the row order of " + std::string(info(*names.to).title) +
                        "; there are views in the stored order and in Hugging Face's");
   std::vector<std::size_t> all(view.catalog.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   if (names.renames())
     for (const PackedGroup& group : TRY(pack(*names.model.family, *names.to, view.catalog, all)))
       if (group.stored)
-        return unsupported("a view under " + std::string(convention_title(*names.to)) + ": " + tensor_text(group.name) +
+        return unsupported("a view under " + std::string(info(*names.to).title) + ": " + tensor_text(group.name) +
                            " would be made of several");
   Catalog out;
   out.root = view.catalog.root;

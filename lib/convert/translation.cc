@@ -49,14 +49,14 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   const std::optional<Convention> own = find_convention(format.own_names);
   if (out.to && own && out.to != own)
     return unsupported("--names: a checkpoint of " + std::string(format.title) + " has " +
-                       std::string(convention_title(*own)) + " and no others");
+                       std::string(info(*own).title) + " and no others");
   if (!out.to) out.to = own;
   if (!out.to && format.hf_names) out.to = Convention::kHf;
   if (!out.to && naming.common_rows) out.to = out.model.convention;
   if (!out.to) return out;
   if (!out.model.family->has_convention(*out.to))
-    return unsupported("family " + std::string(out.model.family->name) + " has no " +
-                       std::string(convention_title(*out.to)) + "; --names keep leaves them as they are");
+    return unsupported("family " + std::string(out.model.family->name) + " has no " + std::string(info(*out.to).title) +
+                       "; --names keep leaves them as they are");
   out.hf_rows = naming.common_rows || !same_row_order(*out.model.family, out.model.convention, *out.to);
   return out;
 }

@@ -131,12 +131,25 @@ NamePatterns model_names(const Catalog& catalog, std::vector<const Tensor*>* exa
   return out;
 }
 
-std::array<Index, kConventions.size()> count_names(const Family& family, const NamePatterns& names) {
-  std::array<Index, kConventions.size()> counts{};
-  for (const auto& [pattern, alike] : names)
-    if (const auto parsed = parse_name(family, alike.example))
-      counts[static_cast<std::size_t>(parsed->convention)] += alike.count;
-  return counts;
+bool knows(const Family& family, std::string_view name, Convention convention) {
+  if (parse_as(family, name, convention)) return true;
+  if (convention != Convention::kHf && !info(convention).extends_hf) return false;
+  const auto parsed = parse_name(family, name);  // looks past the family's prefix
+  return parsed && parsed->convention == Convention::kHf;
+}
+
+// The convention that knows the most of the names; nothing where none knows any.
+std::optional<Convention> most_frequent(const Family& family, const NamePatterns& names) {
+  std::optional<Convention> best;
+  Index most = 0;
+  for (const ConventionInfo& row : kConventions) {
+    Index known = 0;
+    for (const auto& [pattern, alike] : names)
+      if (knows(family, alike.example, row.convention)) known += alike.count;
+    if (known > most) best = row.convention;
+    most = std::max(most, known);
+  }
+  return best;
 }
 
 Index count_carried(const Family& family, const NamePatterns& names) {
@@ -148,59 +161,31 @@ Index count_carried(const Family& family, const NamePatterns& names) {
 
 // How many are its parameters', or carried beside them.
 Index count_known(const Family& family, const NamePatterns& names) {
-  const auto counts = count_names(family, names);
-  const Index known = std::accumulate(counts.begin(), counts.end(), Index{0});
+  Index known = 0;
+  for (const auto& [pattern, alike] : names)
+    if (parse_name(family, alike.example)) known += alike.count;
   return known > 0 && !family.carried.empty() ? known + count_carried(family, names) : known;
 }
 
-// Torchtitan's two generations share most names; those only one of them has decide between the two.
-std::optional<Convention> most_frequent(const std::array<Index, kConventions.size()>& counts) {
-  const auto [hub, old, newer, megatron, fused, nanotron, nano_gpt, olmo_core] = counts;
-  const Index hf = hub + fused;  // but for their experts the names are Hugging Face's
-  if (hf + old + newer + megatron + nanotron + nano_gpt + olmo_core == 0) return std::nullopt;
-  if (olmo_core > std::max({hf, old + newer, megatron, nanotron, nano_gpt})) return Convention::kOlmoCore;
-  if (nano_gpt > std::max({hf, old + newer, megatron, nanotron})) return Convention::kNanoGpt;
-  if (nanotron > std::max({hf, old + newer, megatron})) return Convention::kNanotron;
-  if (megatron > std::max(hf, old + newer)) return Convention::kMegatron;
-  if (hf > old + newer) return fused > 0 ? Convention::kTransformers : Convention::kHf;
-  return newer > 0 ? Convention::kTorchtitan2026 : Convention::kTorchtitan;
+constexpr bool rows_are_in_order() {
+  for (std::size_t i = 0; i < kConventions.size(); ++i)
+    if (kConventions[i].convention != static_cast<Convention>(i)) return false;
+  return true;
 }
-
-// As in --names.
-constexpr std::array<std::string_view, kConventions.size()> kConventionOptions = {
-    "hf", "torchtitan", "torchtitan-2026", "megatron", "transformers", "nanotron", "nanogpt", "olmo-core"};
+static_assert(rows_are_in_order(), "kConventions has its rows in the order of Convention");
 
 }  // namespace
 
-std::string_view convention_title(Convention convention) {
-  switch (convention) {
-    case Convention::kHf:
-      return "Hugging Face names";
-    case Convention::kNanotron:
-      return "nanotron names";
-    case Convention::kNanoGpt:
-      return "nanoGPT names";
-    case Convention::kOlmoCore:
-      return "OLMo-core names";
-    case Convention::kMegatron:
-      return "Megatron core names";
-    case Convention::kTransformers:
-      return "transformers' run-time names";
-    default:
-      return "torchtitan names";
-  }
+std::vector<std::string> convention_options() {
+  std::vector<std::string> out;
+  for (const ConventionInfo& row : kConventions) out.emplace_back(row.option);
+  return out;
 }
-
-std::string_view convention_option(Convention convention) {
-  return kConventionOptions[static_cast<std::size_t>(convention)];
-}
-
-std::vector<std::string> convention_options() { return {kConventionOptions.begin(), kConventionOptions.end()}; }
 
 std::optional<Convention> find_convention(std::string_view option) {
   if (option == "colossalai") return Convention::kHf;
-  for (const Convention convention : kConventions)
-    if (option == convention_option(convention)) return convention;
+  for (const ConventionInfo& row : kConventions)
+    if (option == row.option) return row.convention;
   return std::nullopt;
 }
 
@@ -227,9 +212,7 @@ bool NameRule::stacks_experts() const {
 bool NameRule::is_per_expert() const { return hf.find(kHole, hf.find(kHole) + kHole.size()) != std::string_view::npos; }
 
 bool Family::has_convention(Convention convention) const {
-  // In memory most models have the names of their files.
-  return convention == Convention::kHf || convention == Convention::kTransformers ||
-         !stored_rules(*this, convention).empty();
+  return convention == Convention::kHf || info(convention).extends_hf || !stored_rules(*this, convention).empty();
 }
 
 bool Family::knows_model_type(std::string_view model_type) const {
@@ -298,8 +281,8 @@ bool same_row_order(const Family& family, Convention a, Convention b) {
 
 std::optional<ParsedName> parse_name(const Family& family, std::string_view name) {
   if (name.empty()) return std::nullopt;
-  for (const Convention convention : kConventions)
-    if (auto parsed = parse_as(family, name, convention)) return parsed;
+  for (const ConventionInfo& row : kConventions)
+    if (auto parsed = parse_as(family, name, row.convention)) return parsed;
   const std::string& prefix = family.optional_prefix;
   if (prefix.empty()) return std::nullopt;
   if (!name.starts_with(prefix)) return parse_as(family, prefix + std::string(name), Convention::kHf);
@@ -474,7 +457,7 @@ Known best_known(const NamePatterns& names, bool around_text) {
 Known best_known(const NamePatterns& names) { return best_known(names, true); }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
-  return most_frequent(count_names(family, model_names(catalog)));
+  return most_frequent(family, model_names(catalog));
 }
 
 bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config) {
@@ -485,10 +468,10 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
-  const bool is_said = family && most_frequent(count_names(*family, names));
+  const bool is_said = family && most_frequent(*family, names);
   const auto as = [&](const Family& f) -> std::optional<Detected> {
-    const Convention convention = *most_frequent(count_names(f, names));
-    if (needs_config(convention) && !is_said) return std::nullopt;
+    const Convention convention = *most_frequent(f, names);
+    if (info(convention).needs_config && !is_said) return std::nullopt;
     return Detected{&f, convention};
   };
   if (!is_said) family = best_known(names).family;

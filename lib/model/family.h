@@ -18,30 +18,53 @@
 
 namespace reshard {
 
-// Who named the parameters.
+// Who named the parameters. A new one is a value here, in the order of its row in kConventions, and names in the
+// families' tables.
 enum class Convention {
-  kHf,              // model.layers.0.self_attn.q_proj.weight; ColossalAI's are the same
-  kTorchtitan,      // layers.0.attention.wq.weight, output.weight: until April 2026
-  kTorchtitan2026,  // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
-  kMegatron,        // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
-  kTransformers,    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
-  kNanotron,        // model.decoder.0.pp_block.attn.qkv_proj.weight
-  kNanoGpt,         // transformer.h.0.attn.c_attn.weight, as Hugging Face's GPT-2 but [out, in]
-  kOlmoCore,        // blocks.0.attention.w_q.weight
+  kHf,
+  kTorchtitan,
+  kTorchtitan2026,
+  kMegatron,
+  kTransformers,
+  kNanotron,
+  kNanoGpt,
+  kOlmoCore,
 };
+struct ConventionInfo {
+  Convention convention = Convention::kHf;
+  std::string_view option = {};  // as in --names
+  std::string_view title = {};   // "torchtitan names"
+  bool extends_hf = false;       // its tables hold what differs from Hugging Face's names, and nothing else
+  bool ties_once = false;        // a head that is tied to the embedding has no name of its own
+  bool needs_config = false;     // models of several families have the same names: only a config tells which it is
+};
+// Where names fit several conventions equally well, the first of them counts.
 inline constexpr std::array kConventions = {
-    Convention::kHf,           Convention::kTorchtitan, Convention::kTorchtitan2026, Convention::kMegatron,
-    Convention::kTransformers, Convention::kNanotron,   Convention::kNanoGpt,        Convention::kOlmoCore};
-std::string_view convention_title(Convention convention);            // "torchtitan names"
-std::string_view convention_option(Convention convention);           // "torchtitan-2026", as in --names
+    // model.layers.0.self_attn.q_proj.weight; ColossalAI's are the same
+    ConventionInfo{.convention = Convention::kHf, .option = "hf", .title = "Hugging Face names", .ties_once = true},
+    // layers.0.attention.wq.weight, output.weight: until April 2026
+    ConventionInfo{.convention = Convention::kTorchtitan, .option = "torchtitan", .title = "torchtitan names"},
+    // layers.0.attention.qkv_linear.wq.weight, lm_head.weight
+    ConventionInfo{.convention = Convention::kTorchtitan2026, .option = "torchtitan-2026", .title = "torchtitan names"},
+    // decoder.layers.0.self_attention.linear_qkv.weight: Megatron core, layers numbered through
+    ConventionInfo{
+        .convention = Convention::kMegatron, .option = "megatron", .title = "Megatron core names", .ties_once = true},
+    // Hugging Face's, but experts fused as transformers 5 has them in memory: mlp.experts.gate_up_proj
+    ConventionInfo{.convention = Convention::kTransformers,
+                   .option = "transformers",
+                   .title = "transformers' run-time names",
+                   .extends_hf = true},
+    // model.decoder.0.pp_block.attn.qkv_proj.weight
+    ConventionInfo{.convention = Convention::kNanotron, .option = "nanotron", .title = "nanotron names"},
+    // transformer.h.0.attn.c_attn.weight, as Hugging Face's GPT-2 but [out, in]
+    ConventionInfo{.convention = Convention::kNanoGpt, .option = "nanogpt", .title = "nanoGPT names"},
+    // blocks.0.attention.w_q.weight; a block's norms may be before its parts or after them
+    ConventionInfo{
+        .convention = Convention::kOlmoCore, .option = "olmo-core", .title = "OLMo-core names", .needs_config = true},
+};
+constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all of them
 std::optional<Convention> find_convention(std::string_view option);  // "colossalai" too: it has none of its own
-// Whether a head that is tied to the embedding has no name of its own there.
-constexpr bool stores_ties_once(Convention c) { return c == Convention::kHf || c == Convention::kMegatron; }
-
-// Whether models of several kinds have the same names there, so that only a config says which it is: OLMo-core's norms
-// may stand before a block's parts or after them.
-constexpr bool needs_config(Convention c) { return c == Convention::kOlmoCore; }
 
 // How a tensor of another convention is made of canonical parameters, its parts.
 enum class Form {

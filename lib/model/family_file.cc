@@ -348,7 +348,7 @@ class FamilyReader {
     const auto [least, most] = part_counts(rule.form);
     if (rule.parts.size() < least || rule.parts.size() > most)
       return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
-    return put(table_of(convention).rules, std::move(rule), &StoredRule::stored, convention_option(convention));
+    return put(table_of(convention).rules, std::move(rule), &StoredRule::stored, info(convention).option);
   }
 
   static std::pair<std::size_t, std::size_t> part_counts(Form form) {
@@ -374,7 +374,7 @@ class FamilyReader {
       for (const StoredRule& rule : table.rules)
         for (const std::string& part : rule.parts)
           if (paired.try_emplace(part, rule.has_pairs(part)).first->second != rule.has_pairs(part))
-            return corrupt("names: " + std::string(convention_option(table.convention)) + ": '" + printable(part) +
+            return corrupt("names: " + std::string(info(table.convention).option) + ": '" + printable(part) +
                            "' is in rotary pairs in one tensor and not in another");
     }
     return {};

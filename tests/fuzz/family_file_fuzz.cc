@@ -33,8 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   for (const NameRule& rule : family->rules) {
     ask(*family, format_pattern(rule.hf, 3, 5));
     ask(*family, "_orig_mod.model." + format_pattern(rule.hf, 0, 0) + "_scale_inv");
-    for (const Convention convention : kConventions)
-      (void)rename_key(*family, "optimizer.state." + format_pattern(rule.hf, 1, 2) + ".exp_avg", convention);
+    for (const ConventionInfo& row : kConventions)
+      (void)rename_key(*family, "optimizer.state." + format_pattern(rule.hf, 1, 2) + ".exp_avg", row.convention);
   }
   for (const ConventionTable& table : family->conventions)
     for (const StoredRule& rule : table.rules) ask(*family, format_pattern(rule.stored, 3, 5));
