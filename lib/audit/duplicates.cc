@@ -23,9 +23,25 @@ bool is_tied(const Tensor& head, const Tensor& other, const Model& model) {
          (!model.config || model.config->tie_word_embeddings());
 }
 
-// Whether two names of equal weights are news.
-bool is_news(const Tensor& a, const Tensor& b, const Model& model) {
-  const auto ends_with = [](const std::string& name, const std::string& end) { return name.ends_with("." + end); };
+// What all keys of the model begin with, whole parts of names: the wrapper of a model whose family, and with it whose
+// own names, are not known.
+std::size_t common_prefix(const Catalog& view) {
+  std::optional<std::string_view> common;
+  for (const Tensor& t : view.tensors()) {
+    if (split_state_key(t.key()).kind != StateKind::kModel) continue;
+    const std::string_view key = t.key();
+    if (!common) common = key;
+    const auto differ = std::mismatch(common->begin(), common->end(), key.begin(), key.end()).first;
+    common = common->substr(0, static_cast<std::size_t>(differ - common->begin()));
+  }
+  return common ? common->rfind('.') + 1 : 0;
+}
+
+// Whether two names of equal weights are news. Their first `prefix` characters are a wrapper's.
+bool is_news(const Tensor& a, const Tensor& b, const Model& model, std::size_t prefix) {
+  const auto ends_with = [&](const std::string& name, const std::string& end) {
+    return std::string_view(name).substr(prefix).ends_with("." + end.substr(prefix));
+  };
   const auto parameter = [&](const Tensor& t) {
     return model.family ? canonical_key(*model.family, t.key()) : t.key();
   };
@@ -50,6 +66,7 @@ std::vector<Group> alike(const Catalog& view, const std::vector<Digest>& digests
       continue;
     groups[{digests[i].hex(), t.dtype, t.shape}].push_back(&t);
   }
+  const std::size_t prefix = model.family ? 0 : common_prefix(view);
   std::vector<Group> out;
   for (const auto& entry : groups) {
     const Group& group = entry.second;
@@ -57,7 +74,7 @@ std::vector<Group> alike(const Catalog& view, const std::vector<Digest>& digests
     Group news;
     for (const Tensor* t : group)
       if (std::any_of(group.begin(), end,
-                      [&](const Tensor* other) { return other != t && is_news(*t, *other, model); }))
+                      [&](const Tensor* other) { return other != t && is_news(*t, *other, model, prefix); }))
         news.push_back(t);
     if (!news.empty()) out.push_back(std::move(news));
   }

@@ -521,7 +521,7 @@ class MeshAuditor {
         if (rank < 0 || t.fragments.box(k).empty()) continue;
         const Index stage = mesh_.coordinate(rank, "pp");
         that_wrote.insert(stage);
-        if (const Index layer = layer_number(t.name); layer >= 0) stages_of_layer[layer].insert(stage);
+        if (const Index layer = layer_number(t.key()); layer >= 0) stages_of_layer[layer].insert(stage);
       }
     }
     report_stages(stages, that_wrote, stages_of_layer);

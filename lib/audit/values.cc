@@ -23,7 +23,7 @@ constexpr double kLargeHalf = 60000;     // of a float16, which ends at 65504
 
 // ---- what a tensor is
 
-// A tensor's name as its words: "layers.0.attn_norm.weight" has "attn" and "norm".
+// A tensor's key as its words: "layers.0.attn_norm.weight" has "attn" and "norm".
 std::vector<std::string> words_of(std::string_view name) {
   std::vector<std::string> words(1);
   for (const char c : name) {
@@ -142,7 +142,7 @@ class Judge {
   void look_at(const Tensor& tensor, const TensorHealth& h) {
     const StateKind state = split_state_key(tensor.key()).kind;
     if (state == StateKind::kOther || h.elements == 0) return;
-    const std::vector<std::string> words = words_of(tensor.name);
+    const std::vector<std::string> words = words_of(tensor.key());
     const bool finite = h.nans + h.infs == 0;
     const bool mask = h.nans == 0 && is_derived(words);  // minus infinity is what masks are made of
     if (!finite && !mask)

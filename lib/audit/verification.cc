@@ -235,7 +235,7 @@ void check_declared_vocabulary(const Catalog& catalog, const LayoutDescriptor& l
   Index looked_at = 0;
   for (const Tensor& t : catalog.tensors()) {
     if (t.shape.rank() == 0 || split_state_key(t.key()).kind != StateKind::kModel ||
-        !any_glob_matches(v.tensors, t.name))
+        !(any_glob_matches(v.tensors, t.name) || any_glob_matches(v.tensors, t.key())))
       continue;
     ++looked_at;
     const auto padded = v.padded_size ? Result<Index>(*v.padded_size) : layout.padded_rows(v.size.value_or(0));
@@ -270,8 +270,12 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
     out.stored_whole = layout.stored_as == StoredAs::kWhole;
     Index layers = model.config ? model.config->num_hidden_layers() : 0;
     if (!model.config)
-      for (const Tensor& t : catalog.tensors()) layers = std::max(layers, layer_number(t.name) + 1);
-    out.place = [&layout, layers](const Tensor& t) { return layout.place_in_files(t.name, t.shape, layers); };
+      for (const Tensor& t : catalog.tensors()) layers = std::max(layers, layer_number(t.key()) + 1);
+    // Patterns are of stored names, or of the model's own, as those of the built-in layouts are.
+    out.place = [&layout, layers](const Tensor& t) {
+      auto placed = layout.place_in_files(t.name, t.shape, layers);
+      return placed || t.plain_key.empty() ? placed : layout.place_in_files(t.plain_key, t.shape, layers);
+    };
     return out;
   }
   out.mesh = *options.mesh;

@@ -150,18 +150,20 @@ Status compare_manifest(const Json& manifest, const std::string& path, VerifyRep
   return {};
 }
 
-// A head that is stored although the config ties it has to equal the embedding: loaders take one of the two.
-void check_tied_head(const Model& model, VerifyReport& report) {
+// Reports a head that differs from the embedding that the config ties it to: loaders take one of the two.
+// report.tensors[i] is the digest of view.tensors()[i].
+void check_tied_head(const Catalog& view, const Model& model, VerifyReport& report) {
   if (!model.is_described() || !model.config->tie_word_embeddings()) return;
-  for (const VerifiedTensor& head : report.tensors) {
-    const auto parsed = parse_name(*model.family, head.name);
+  for (std::size_t head = 0; head < view.tensors().size(); ++head) {
+    const auto parsed = parse_name(*model.family, view.tensors()[head].key());
     if (!parsed || parsed->rule->tied_to.empty()) continue;
-    for (const VerifiedTensor& t : report.tensors) {
-      if (canonical_key(*model.family, t.name) != parsed->rule->tied_to) continue;
-      if (t.dtype != head.dtype || t.digest == head.digest) continue;
+    for (std::size_t i = 0; i < view.tensors().size(); ++i) {
+      if (canonical_key(*model.family, view.tensors()[i].key()) != parsed->rule->tied_to) continue;
+      const VerifiedTensor &stored = report.tensors[head], &embedding = report.tensors[i];
+      if (embedding.dtype != stored.dtype || embedding.digest == stored.digest) continue;
       Finding& f = report.add(Severity::kError, "tied-differ",
                               "differs from the embedding that " + model.config->path + " ties it to");
-      f.tensors = {head.name};
+      f.tensors = {stored.name};
       f.advice = "A loader keeps the embedding and drops the head: set tie_word_embeddings to false to keep both.";
     }
   }
@@ -202,7 +204,7 @@ Status read_everything(const Opened& opened, const Model& model, const VerifyOpt
                                 : TRY(chosen_tensors(opened.catalog(), wanted));
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
-  check_tied_head(model, report);
+  check_tied_head(view, model, report);
   std::vector<Digest> digests;
   for (const VerifiedTensor& t : report.tensors) digests.push_back(t.digest);
   report.checked("weights", "no weights are stored under two names", std::ssize(digests));

@@ -319,7 +319,7 @@ Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const M
   Placements placements;
   if (on.layout) {
     Index layers = 0;
-    for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.name) + 1);
+    for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.key()) + 1);
     for (TargetTensor& t : tensors)
       t.placement =
           placements.of(TRY(format.holds_local_tensors() ? on.layout->place(t.name, t.shape, layers)

@@ -89,7 +89,7 @@ class Inference {
           block_wrote_[static_cast<std::size_t>(block)] = 1;
         }
       if (range.last < 0) continue;
-      if (const Index layer = layer_number(t.name); layer >= 0) {
+      if (const Index layer = layer_number(t.key()); layer >= 0) {
         BlockRange& all = layers_[layer];
         all.add(range.first);
         all.add(range.last);
