@@ -10,8 +10,11 @@
 #include <tuple>
 
 #include "lib/audit/renaming.h"
+#include "lib/base/file.h"
+#include "lib/base/json.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
 #include "lib/engine/tensor_source.h"
 #include "lib/model/packing.h"
@@ -84,6 +87,66 @@ Sums compare_floats(DType a_type, DType b_type, Bytes a, Bytes b, Index n) {
     }
   }
   return sums;
+}
+
+// Where a tensor's first element is stored: file, extent and byte. Whatever a view calls the tensor, it is there.
+using FirstByte = std::tuple<std::uint32_t, Index, Index>;
+std::optional<FirstByte> first_byte(const Tensor& t) {
+  if (t.fragments.empty()) return std::nullopt;
+  const Fragment first = t.fragments.get(0);
+  return FirstByte{first.extent.file, first.extent.offset, first.start};
+}
+
+// The dtypes that a checkpoint's tensors were converted from by what its own manifest records; empty: it has none.
+using Casts = std::map<FirstByte, DType>;
+
+Result<Casts> recorded_casts(Reader& reader, const Model& model) {
+  Casts out;
+  const auto text = TRY(reader.side_file(std::string(kManifestFile), kMaxManifestBytes));
+  if (!text) return out;
+  const std::string path = path_join(reader.catalog().root, kManifestFile);
+  const Json manifest = TRY(parse_json(*text, path));
+  const Json* const recorded = manifest.find("tensors");
+  if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
+  const Catalog view = TRY(recorded_view(manifest, reader.catalog(), model.config_or_null()).context(path));
+  for (const Tensor& t : view.tensors()) {
+    const Json* const entry = recorded->find(t.name);
+    const auto from = entry && entry->contains("source_dtype")
+                          ? dtype_from_torch(TRY(entry->get_string("source_dtype")))
+                          : std::nullopt;
+    if (const auto at = first_byte(t); from && at) out.emplace(*at, *from);
+  }
+  return out;
+}
+
+// Of two floating-point dtypes the wider has all values of the narrower. Of two of one width each lacks values of the
+// other.
+bool are_of_one_width(const Tensor& a, const Tensor& b) {
+  return a.dtype != b.dtype && can_convert(a.dtype, b.dtype) && byte_size(a.dtype) == byte_size(b.dtype);
+}
+
+bool is_cast_from(const Casts& casts, const Tensor& tensor, DType from) {
+  const auto at = first_byte(tensor);
+  const auto found = at ? casts.find(*at) : casts.end();
+  return found != casts.end() && found->second == from;
+}
+
+// The dtypes in which two tensors' elements are compared.
+struct Meeting {
+  DType a, b;
+  Comparison::Cast cast = Comparison::Cast::kNone;
+};
+
+Meeting meet(const Tensor& a, const Tensor& b, const Casts& casts_a, const Casts& casts_b) {
+  using Cast = Comparison::Cast;
+  if (a.dtype == b.dtype || !can_convert(a.dtype, b.dtype)) return {a.dtype, b.dtype};
+  if (!are_of_one_width(a, b)) {
+    const DType narrower = byte_size(a.dtype) < byte_size(b.dtype) ? a.dtype : b.dtype;
+    return {narrower, narrower, Cast::kNarrower};
+  }
+  if (is_cast_from(casts_b, b, a.dtype)) return {b.dtype, b.dtype, Cast::kRecorded};
+  if (is_cast_from(casts_a, a, b.dtype)) return {a.dtype, a.dtype, Cast::kRecorded};
+  return {DType::kFloat32, DType::kFloat32, Cast::kUnrecorded};
 }
 
 Sums compare_bytes(Bytes a, Bytes b, Index element_bytes) {
@@ -352,13 +415,19 @@ Index Comparison::bytes() const {
 }
 
 Result<std::vector<Comparison::Digests>> Comparison::digests() {
+  const bool needs_casts = std::any_of(pairs_.begin(), pairs_.end(), [&](const Pair& p) {
+    return are_of_one_width(a_view_.tensors()[p.a], b_view_.tensors()[p.b]);
+  });
+  const Casts casts_a = needs_casts ? TRY(recorded_casts(a_, a_model_)) : Casts();
+  const Casts casts_b = needs_casts ? TRY(recorded_casts(b_, b_model_)) : Casts();
   std::vector<DigestRequest> from_a, from_b;
+  std::vector<Meeting> meetings;
   Index bytes_a = 0;
   for (const Pair& p : pairs_) {
     const Tensor &a = a_view_.tensors()[p.a], &b = b_view_.tensors()[p.b];
-    const bool stays = !can_convert(a.dtype, b.dtype), b_is_wider = byte_size(b.dtype) > byte_size(a.dtype);
-    from_a.push_back({p.a, stays || b_is_wider ? a.dtype : b.dtype});
-    from_b.push_back({p.b, !stays && b_is_wider ? a.dtype : b.dtype});
+    const Meeting& m = meetings.emplace_back(meet(a, b, casts_a, casts_b));
+    from_a.push_back({p.a, m.a});
+    from_b.push_back({p.b, m.b});
     bytes_a += a.bytes();
   }
   FileSource source_a(a_view_, a_.files()), source_b(b_view_, b_.files());
@@ -369,7 +438,7 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   checksums_ = source_a.checksums_checked() + source_b.checksums_checked();
   std::vector<Digests> out;
   for (std::size_t i = 0; i < pairs_.size(); ++i)
-    out.push_back({proofs_a[i].source, proofs_b[i].source, proofs_a[i].target, proofs_b[i].target});
+    out.push_back({proofs_a[i].source, proofs_b[i].source, proofs_a[i].target, proofs_b[i].target, meetings[i].cast});
   return out;
 }
 

@@ -47,9 +47,18 @@ class Comparison {
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
-  // Digests of all pairs, as stored and in one dtype, the narrower of the two: equal there where the tensors are.
+  // How the elements of two tensors of different dtypes are compared; the order of the two makes no difference.
+  enum class Cast {
+    kNone,       // as they are stored: of one dtype, or of two that no values are converted between
+    kNarrower,   // in the narrower of two dtypes, which the other may have been rounded to
+    kRecorded,   // of equal width, neither with all values of the other: as the manifest of one records its cast
+    kUnrecorded  // the same, and no manifest records one: equal only where no value was changed
+  };
+  // Digests of all pairs, as stored and in the dtype in which they are compared: `a` equals `b` there if the tensors
+  // are equal.
   struct Digests {
     Digest a_as_stored, b_as_stored, a, b;
+    Cast cast = Cast::kNone;
   };
   Result<std::vector<Digests>> digests();
   Index checksums_checked() const { return checksums_; }

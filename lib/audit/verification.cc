@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "lib/audit/comparison.h"
 #include "lib/audit/mesh_audit.h"
@@ -331,26 +332,40 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
 
 // ---- another checkpoint
 
+// What two dtypes of equal width have to do with a difference.
+std::string unrecorded_cast(const Tensor& a, const Tensor& b) {
+  return tensor_text(a.name) + " is " + std::string(info(a.dtype).torch_name) + " here and " +
+         std::string(info(b.dtype).torch_name) +
+         " there: a cast from one to the other changes values, and no reshard_manifest.json records one";
+}
+
 void report_pairs(const Comparison& c, const std::vector<Comparison::Digests>& digests, VerifyReport& report) {
-  Index equal = 0, converted = 0;
-  std::vector<std::string> differing;
+  using Cast = Comparison::Cast;
+  Index equal = 0;
+  std::map<Cast, Index> converted;
+  std::vector<std::string> differing, why;
   report.tensors.clear();
   for (std::size_t i = 0; i < digests.size(); ++i) {
     const Tensor &a = c.a().tensors()[c.pairs()[i].a], &b = c.b().tensors()[c.pairs()[i].b];
-    const bool same = digests[i].a == digests[i].b;
+    const Cast cast = digests[i].cast;
+    const bool same = digests[i].a == digests[i].b && (cast != Cast::kNone || a.dtype == b.dtype);
     report.tensors.push_back({a.name, a.dtype, a.shape, digests[i].a_as_stored,
                               VerifiedTensor::Other{b.dtype, digests[i].b_as_stored, same}});
     if (!same) differing.push_back(a.name);
+    if (!same && cast == Cast::kUnrecorded && why.empty()) why.push_back(unrecorded_cast(a, b));
     equal += same;
-    converted += same && a.dtype != b.dtype;
+    if (same) ++converted[cast];
   }
-  if (!differing.empty())
-    report.add(Severity::kError, "against-values", "values differ; reshard diff tells by how much").tensors =
-        std::move(differing);
-  report.fact(
-      "equal",
-      with_commas(equal) + " of " + count_of(std::ssize(digests), "tensor") + ", digest for digest" +
-          (converted > 0 ? ", " + with_commas(converted) + " of them after conversion to the narrower dtype" : ""));
+  if (!differing.empty()) {
+    Finding& f = report.add(Severity::kError, "against-values", "values differ; reshard diff tells by how much");
+    f.tensors = std::move(differing);
+    f.why = std::move(why);
+  }
+  std::string text = with_commas(equal) + " of " + count_of(std::ssize(digests), "tensor") + ", digest for digest";
+  for (const auto& [cast, how] : {std::pair(Cast::kNarrower, "after conversion to the narrower dtype"),
+                                  std::pair(Cast::kRecorded, "after the cast that reshard_manifest.json records")})
+    if (converted[cast] > 0) text += ", " + with_commas(converted[cast]) + " of them " + how;
+  report.fact("equal", std::move(text));
 }
 
 // What was found of a checkpoint that somebody writes to meanwhile may be of neither of its versions.

@@ -51,7 +51,7 @@ struct VerifiedTensor {
   struct Other {  // the tensor of that name of the other checkpoint
     DType dtype = DType::kFloat32;
     Digest digest;
-    bool equal = false;  // to this one's elements, in the narrower dtype of the two
+    bool equal = false;  // to this one's elements, in the dtype in which Comparison compares the two
   };
   std::optional<Other> against;
 };
