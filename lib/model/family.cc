@@ -25,8 +25,27 @@ constexpr std::pair<std::string_view, Quantized> kSuffixes[] = {{"_scale_inv", Q
                                                                 {"_scale", Quantized::kFloat8},
                                                                 {kMxfp4Blocks, Quantized::kMxfp4},
                                                                 {kMxfp4Scales, Quantized::kMxfp4}};
-constexpr std::string_view kActivationScales[] = {"input_scale", "output_scale", "activation_scale",
-                                                  "q_scale",     "k_scale",      "v_scale"};
+constexpr std::string_view kActivationScales[] = {"input_scale",
+                                                  "output_scale",
+                                                  "activation_scale",
+                                                  "q_scale",
+                                                  "k_scale",
+                                                  "v_scale",
+                                                  "kv_scale",
+                                                  "prob_scale",
+                                                  "input_global_scale",
+                                                  "input_zero_point",
+                                                  "output_zero_point",
+                                                  "k_zero_point",
+                                                  "v_zero_point",
+                                                  "q_global_scale",
+                                                  "k_global_scale",
+                                                  "v_global_scale",
+                                                  "input_scale_ub",
+                                                  "output_scale_2",
+                                                  "input_activation_scale",
+                                                  "output_activation_scale",
+                                                  "act_global_scale"};
 const NameRule kDerived = {.hf = ""};  // of names that stand for no parameter
 
 // ---- names
@@ -389,6 +408,8 @@ std::string base_prefix(const Family& family) {
   const std::size_t end = name.find('.') + 1;
   return std::string_view(name).substr(end).starts_with(kHole) ? "" : name.substr(0, end);
 }
+
+std::span<const std::string_view> activation_scales() { return kActivationScales; }
 
 bool is_activation_scale(std::string_view parameter) {
   const std::string_view leaf = parameter.substr(module_of(parameter).size());

@@ -255,8 +255,9 @@ std::string replace_prefix(std::string_view name, const std::vector<std::pair<st
 constexpr std::string_view module_of(std::string_view parameter) {
   return parameter.substr(0, parameter.rfind('.') + 1);
 }
-// Whether that is a number that float8 weights have beside them for what they are multiplied with, or for caches:
-// "x.input_scale".
+// What quantized models call the scales and zero points of activations and caches: "input_scale".
+std::span<const std::string_view> activation_scales();
+// Whether a parameter is one of these: "x.input_scale".
 bool is_activation_scale(std::string_view parameter);
 // What the names of the two tensors of a parameter in MXFP4 have after its own.
 inline constexpr std::string_view kMxfp4Blocks = "_blocks", kMxfp4Scales = "_scales";

@@ -1,0 +1,306 @@
+#include "lib/model/quantization.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/model/family.h"
+#include "lib/model/packed_layouts.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kWeight = "weight";
+
+// The model tensors of a catalog by their plain keys.
+class Keys {
+ public:
+  explicit Keys(const Catalog& catalog) : catalog_(catalog) {
+    const auto& tensors = catalog.tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      if (state_kind(tensors[i].key()) == StateKind::kModel) sorted_.emplace_back(tensors[i].key(), i);
+    std::sort(sorted_.begin(), sorted_.end());
+  }
+
+  using Entry = std::pair<std::string_view, std::size_t>;  // key, tensor
+  const std::vector<Entry>& all() const { return sorted_; }
+  const Tensor& tensor(const Entry& entry) const { return catalog_.tensors()[entry.second]; }
+
+  const Entry* find(std::string_view key) const {
+    const auto at = lower_bound(key);
+    return at != sorted_.end() && at->first == key ? &*at : nullptr;
+  }
+  template <class Visit>
+  void with_prefix(std::string_view prefix, const Visit& visit) const {
+    for (auto at = lower_bound(prefix); at != sorted_.end() && at->first.starts_with(prefix); ++at) visit(*at);
+  }
+
+ private:
+  std::vector<Entry>::const_iterator lower_bound(std::string_view key) const {
+    return std::lower_bound(sorted_.begin(), sorted_.end(), key,
+                            [](const Entry& entry, std::string_view k) { return entry.first < k; });
+  }
+
+  const Catalog& catalog_;
+  std::vector<Entry> sorted_;
+};
+
+// What the weight is called that a tensor of this role and name is part of; empty: the name is none of the role's.
+std::string weight_of(const PackedRole& role, std::string_view key) {
+  const std::string_view module = module_of(key);
+  switch (role.where) {
+    case PackedName::kAfter:
+      if (role.name.empty() || !key.ends_with(role.name) || key.size() == role.name.size()) return {};
+      return std::string(key.substr(0, key.size() - role.name.size()));
+    case PackedName::kInModule: {
+      if (!key.ends_with(role.name)) return {};
+      const std::string_view before = key.substr(0, key.size() - role.name.size());
+      return before.ends_with('.') ? std::string(before) + std::string(kWeight) : std::string();
+    }
+    case PackedName::kFlattened: {
+      const std::string_view leaf = key.substr(module.size());
+      if (module.empty() || !leaf.starts_with('_') || !leaf.ends_with(role.name)) return {};
+      if (leaf.size() <= 1 + role.name.size()) return {};
+      return std::string(module) + std::string(leaf.substr(1, leaf.size() - 1 - role.name.size()));
+    }
+  }
+  return {};
+}
+
+// The name of a role's tensor; empty where a weight of this name has none.
+std::string key_of(const PackedRole& role, std::string_view weight) {
+  const std::string_view module = module_of(weight), leaf = weight.substr(module.size());
+  switch (role.where) {
+    case PackedName::kAfter:
+      return std::string(weight) + std::string(role.name);
+    case PackedName::kInModule:
+      return leaf == kWeight ? std::string(module) + std::string(role.name) : std::string();
+    case PackedName::kFlattened:
+      return std::string(module) + "_" + std::string(leaf) + std::string(role.name);
+  }
+  return {};
+}
+
+bool contains(std::span<const std::string_view> list, std::string_view word) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+bool is_wide_integer(DType dtype) { return dtype == DType::kInt64 || dtype == DType::kUint64; }
+
+// Whether elements of this dtype may be packed values.
+bool may_be_packed(DType dtype) {
+  return dtype != DType::kBool && !is_floating(dtype) && !is_wide_integer(dtype) && byte_size(dtype) <= 4 &&
+         dtype != DType::kComplex32;
+}
+
+// A name that tells, beside packed values, that they are: "weight_scale", "zeros", "codebook".
+bool tells_of_packing(std::string_view leaf) {
+  static constexpr std::string_view kWords[] = {"scale", "zero", "absmax", "quant", "codebook", "centroid", "lut"};
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](std::string_view word) { return leaf.find(word) != std::string_view::npos; });
+}
+
+class Finder {
+ public:
+  Finder(const Catalog& catalog, const ModelConfig* config)
+      : catalog_(catalog),
+        keys_(catalog),
+        method_(config ? config->quantization : std::string()),
+        is_taken_(catalog.tensors().size()) {}
+
+  std::vector<PackedWeight> find() {
+    if (std::none_of(keys_.all().begin(), keys_.all().end(),
+                     [&](const Keys::Entry& e) { return !is_floating(keys_.tensor(e).dtype); }))
+      return {};  // packed values, or what describes them, are no ordinary floats
+    for (const PackedLayout& layout : packed_layouts()) find(layout, false);
+    for (const PackedLayout& layout : packed_layouts())
+      if (contains(layout.methods, method_)) find(layout, true);
+    find_unknown();
+    std::sort(out_.begin(), out_.end(),
+              [](const PackedWeight& a, const PackedWeight& b) { return natural_less(a.name, b.name); });
+    return std::move(out_);
+  }
+
+ private:
+  // Proposes a weight for each tensor whose name is a sign of the layout. `is_said`: the config's method has the
+  // layout, so that weights are found of which nothing is left but scales.
+  void find(const PackedLayout& layout, bool is_said) {
+    std::set<std::string, std::less<>> seen;
+    for (const PackedRole& role : layout.roles) {
+      if (!role.is_sign && !(is_said && role.is_needed && role.where == PackedName::kInModule)) continue;
+      for (const Keys::Entry& entry : keys_.all()) {
+        if (is_taken_[entry.second] || !fits(role.dtype, keys_.tensor(entry).dtype)) continue;
+        if (is_activation_scale(entry.first)) continue;
+        std::string weight = weight_of(role, entry.first);
+        if (weight.empty() || (is_said && !is_named_weight(weight, role))) continue;
+        if (seen.insert(weight).second) try_layout(layout, std::move(weight), is_said);
+      }
+    }
+  }
+
+  // Whether a name like "logit_scale" can be left out: nothing but its ending would tell that it is a scale of weights.
+  static bool is_named_weight(std::string_view weight, const PackedRole& role) {
+    return role.name != "scale" && weight.substr(module_of(weight).size()) == kWeight;
+  }
+
+  void try_layout(const PackedLayout& layout, std::string weight, bool is_proven) {
+    PackedWeight out{layout.packing, std::move(weight), {}, {}};
+    for (const PackedRole& role : layout.roles) {
+      const std::string key = key_of(role, out.name);
+      const Keys::Entry* const entry = key.empty() ? nullptr : keys_.find(key);
+      if (!entry || is_taken_[entry->second] || out.find(role.role)) continue;
+      if (!fits(role.dtype, keys_.tensor(*entry).dtype)) {
+        if (role.is_needed) return;
+        continue;
+      }
+      is_proven = is_proven || role.is_proof;
+      out.parts.push_back({std::string(role.role), entry->second});
+    }
+    if (!is_proven) return;
+    note_missing(layout, out);
+    add_rest(layout.rest, out);
+    refine(out);
+    take(std::move(out));
+  }
+
+  // Of several names of one role the first is told.
+  static void note_missing(const PackedLayout& layout, PackedWeight& weight) {
+    std::string_view told;
+    for (const PackedRole& role : layout.roles) {
+      if (!role.is_needed || weight.find(role.role) || role.role == told) continue;
+      told = role.role;
+      if (std::string key = key_of(role, weight.name); !key.empty()) weight.missing.push_back(std::move(key));
+    }
+  }
+
+  void add_part(PackedWeight& weight, std::string_view role, std::size_t tensor) const {
+    const auto is_it = [&](const PackedTensor& part) { return part.tensor == tensor; };
+    if (is_taken_[tensor] || std::any_of(weight.parts.begin(), weight.parts.end(), is_it)) return;
+    weight.parts.push_back({std::string(role), tensor});
+  }
+
+  void add_rest(PackedLayout::Rest rest, PackedWeight& weight) const {
+    const std::string_view module = module_of(weight.name), leaf = std::string_view(weight.name).substr(module.size());
+    const auto add_all = [&](const std::string& prefix, std::string_view but) {
+      keys_.with_prefix(prefix, [&](const Keys::Entry& entry) {
+        const std::string_view role = entry.first.substr(prefix.size());
+        if (role != but && !role.empty()) add_part(weight, role, entry.second);
+      });
+    };
+    if (rest == PackedLayout::Rest::kModule && leaf == kWeight && !module.empty()) add_all(std::string(module), "bias");
+    if (rest == PackedLayout::Rest::kFlattened) {
+      add_all(std::string(module) + "_" + std::string(leaf) + "_", {});
+      add_all(weight.name + ":", {});
+    }
+    if (leaf != kWeight) return;
+    for (const std::string_view scale : activation_scales())
+      if (const Keys::Entry* const entry = keys_.find(std::string(module) + std::string(scale)))
+        add_part(weight, scale, entry->second);
+  }
+
+  const Dims* shape(const PackedWeight& weight, std::string_view role) const {
+    const auto tensor = weight.find(role);
+    return tensor ? &catalog_.tensors()[*tensor].shape : nullptr;
+  }
+
+  // Tells layouts apart that have the same names.
+  void refine(PackedWeight& weight) const {
+    if (weight.packing == Packing::kGptq && !weight.find("g_idx")) {
+      // Both pack along one dimension: GPTQ the rows, so that the columns are those of the scales, AWQ the columns.
+      const Dims *const values = shape(weight, "qweight"), *const scales = shape(weight, "scales");
+      const bool packs_rows =
+          values && scales && values->rank() == 2 && scales->rank() == 2 && (*values)[1] == (*scales)[1];
+      if (method_ == "awq" || (method_ != "gptq" && values && scales && !packs_rows)) weight.packing = Packing::kAwq;
+    }
+    if (weight.packing == Packing::kInteger) {
+      const auto values = weight.find("weight"), scale = weight.find("scale");
+      if (values && scale && catalog_.tensors()[*values].dtype == DType::kUint8 &&
+          (method_ == "bitnet" || (method_.empty() && catalog_.tensors()[*scale].elements() == 1)))
+        weight.packing = Packing::kBitnet;
+    }
+  }
+
+  // Packed values of no layout, and everything else in their module or named after them.
+  void find_unknown() {
+    std::set<std::string_view> seen;  // modules
+    for (const Keys::Entry& entry : keys_.all()) {
+      const Tensor& t = keys_.tensor(entry);
+      if (is_taken_[entry.second] || !may_be_packed(t.dtype) || t.shape.rank() < 1) continue;
+      if (is_activation_scale(entry.first)) continue;
+      PackedWeight out{Packing::kUnknown, std::string(entry.first), {{"values", entry.second}}, {}};
+      bool is_told = false;
+      const auto add = [&](std::string_view prefix, const Keys::Entry& other) {
+        const std::string_view role = other.first.substr(prefix.size());
+        if (other.second == entry.second || role == "bias" || is_taken_[other.second]) return;
+        is_told = is_told || (tells_of_packing(role) && !is_activation_scale(other.first));
+        add_part(out, role, other.second);
+      };
+      for (const char separator : {'.', '_', ':'}) {
+        const std::string prefix = std::string(entry.first) + separator;
+        keys_.with_prefix(prefix, [&](const Keys::Entry& other) { add(prefix, other); });
+      }
+      const std::string_view module = module_of(entry.first);
+      if (!module.empty() && seen.insert(module).second)
+        keys_.with_prefix(module, [&](const Keys::Entry& other) {
+          if (other.first.find('.', module.size()) == std::string_view::npos) add(module, other);
+        });
+      if (is_told) take(std::move(out));
+    }
+  }
+
+  void take(PackedWeight weight) {
+    for (const PackedTensor& part : weight.parts) is_taken_[part.tensor] = true;
+    out_.push_back(std::move(weight));
+  }
+
+  const Catalog& catalog_;
+  const Keys keys_;
+  const std::string method_;  // of the config; mostly empty
+  std::vector<bool> is_taken_;
+  std::vector<PackedWeight> out_;
+};
+
+}  // namespace
+
+std::optional<std::size_t> PackedWeight::find(std::string_view role) const {
+  const auto part = std::find_if(parts.begin(), parts.end(), [&](const PackedTensor& p) { return p.role == role; });
+  return part == parts.end() ? std::nullopt : std::optional(part->tensor);
+}
+
+const PackedWeight* PackedWeights::of(std::size_t tensor) const {
+  return is_of(tensor) && of_[tensor] != kBeside ? &weights[of_[tensor]] : nullptr;
+}
+
+PackedWeights find_packed(const Catalog& catalog, const ModelConfig* config) {
+  PackedWeights out;
+  out.weights = Finder(catalog, config).find();
+  if (out.empty()) return out;
+  out.of_.resize(catalog.tensors().size(), PackedWeights::kNone);
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (const std::string& key = catalog.tensors()[i].key();
+        state_kind(key) == StateKind::kModel && is_activation_scale(key))
+      out.of_[i] = PackedWeights::kBeside;
+  for (std::size_t w = 0; w < out.weights.size(); ++w)
+    for (const PackedTensor& part : out.weights[w].parts) out.of_[part.tensor] = static_cast<std::uint32_t>(w);
+  return out;
+}
+
+std::string_view packing_title(Packing packing) {
+  for (const PackedLayout& layout : packed_layouts())
+    if (layout.packing == packing) return layout.title;
+  return "an unknown quantization";
+}
+
+std::string packed_text(const PackedWeights& packed) {
+  std::map<Packing, Index> counts;
+  for (const PackedWeight& weight : packed.weights) ++counts[weight.packing];
+  std::string out;
+  for (const auto& [packing, count] : counts)
+    out += (out.empty() ? count_of(count, "weight") + " packed as " : ", " + with_commas(count) + " as ") +
+           std::string(packing_title(packing));
+  return out;
+}
+
+}  // namespace reshard
