@@ -31,37 +31,55 @@ Result<Catalog> in_one_piece(const Catalog& source) {
   return out;
 }
 
+Status locate(Reader& source, Unpacking* unpacking, const std::vector<std::size_t>& selected,
+              const ConversionOptions& o) {
+  if (!unpacking) return source.locate(selected, o.run.threads, o.spool);
+  TRY(source.locate(unpacking->operands(selected), o.run.threads, o.spool));
+  unpacking->update(source.catalog());
+  return {};
+}
+
+Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format, const ConversionOptions& o,
+                                            const Draft& d) {
+  const bool writes_adapter = holds_adapter(format) && d.names.renames();
+  const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
+                         : writes_adapter ? AdapterUse::kWritten
+                                          : AdapterUse::kNone;
+  std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
+  if (out && out->is_merged() && !o.metadata_only) {
+    Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
+    TRY(reader.locate(out->operands(), o.run.threads, o.spool));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
   Draft d;
   d.config = TRY(read_config_file(source, o, d.notes));
-  d.names = TRY(translate(source.catalog(), o.model, d.config, o, format));  // settles the model, and the names of both
-  TRY(check_names(source.catalog(), d.names, o, format, d.config, d.notes));
-  const Selected selected = TRY(select(source.catalog(), o, format, o.allow.cover, !o.metadata_only, d.notes));
-  if (!o.metadata_only) TRY(source.locate(selected.tensors, o.run.threads, o.spool));  // where the source's bytes lie
+  d.unpacking = TRY(Unpacking::make(source, o, o.run.threads, d.config, d.notes));
+  const Catalog& catalog = d.unpacking ? d.unpacking->catalog() : source.catalog();
+  d.names = TRY(translate(catalog, o.model, d.config, o, format));  // settles the model, and the names of both
+  TRY(check_names(catalog, d.names, o, format, d.config, d.notes));
+  const Selected selected = TRY(select(catalog, o, format, o.allow.cover, !o.metadata_only, d.notes));
+  if (!o.metadata_only) TRY(locate(source, d.unpacking.get(), selected.tensors, o));  // where the source's bytes lie
   if (o.sizes_only) {
     Translation names = d.names;
     names.hf_rows = false;  // nor in which order its rows are
-    d.view = TRY(view_source(TRY(in_one_piece(source.catalog())), selected, names, o.keep_unknown, false, d.notes));
+    d.view = TRY(view_source(TRY(in_one_piece(catalog)), selected, names, o.keep_unknown, false, d.notes));
   } else {
-    d.view = TRY(view_source(source.catalog(), selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
+    d.view = TRY(view_source(catalog, selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
   }
   const Model& model = d.names.model;
   FitOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
   fit.run.progress = nullptr;
   if (d.names.renames())
     d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
-  const bool writes_adapter = holds_adapter(format) && d.names.renames();
-  const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
-                         : writes_adapter ? AdapterUse::kWritten
-                                          : AdapterUse::kNone;
-  d.adapter = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
-  if (d.adapter && d.adapter->is_merged() && !o.metadata_only) {
-    Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
-    TRY(reader.locate(d.adapter->operands(), o.run.threads, o.spool));
+  if (format.write_view) {
+    d.adapter = TRY(find_adapter(source, format, o, d));
+    return d;
   }
-  if (format.write_view) return d;
   if (format.holds == Holds::kAdam) {
     TRY(add_masters(d.view, d.notes));
     d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
@@ -69,8 +87,10 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
     TRY(add_steps(d.view, source, source.files()));
   }
   d.requantized = TRY(requantize(d.view, d.names, o, o, format, d.notes));
+  d.adapter = TRY(find_adapter(source, format, o, d));  // to the weights as they are now
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
-  TRY(repeat_heads(d.view, d.names, o, format, d.notes));           // settles the source's view
+  TRY(repeat_heads(d.view, d.names, o, format, d.notes));  // settles the source's view
+  if (d.unpacking) d.unpacking->note_computed(d.view);
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
   TRY(place(d.output.tensors, d.view, model, o, format, d.notes));  // and how it lies
   if (o.merge) d.merge = TRY(match_sources(d, format, o));
@@ -142,8 +162,9 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
   if (d.merge) write_as(*d.merge, c->target_view(), c->draft_.view.catalog);
   c->plan_ = TRY(make_plan(d.view.catalog, c->target_view()));  // and which box goes where
   c->options_.run.kept_bytes = c->kept_bytes();
-  c->options_.run.worker_bytes =
-      c->target_->worker_bytes() + d.requantized.worker_bytes + (d.merge ? merge_bytes(*d.merge) : 0);
+  c->options_.run.worker_bytes = c->target_->worker_bytes() + d.requantized.worker_bytes +
+                                 (d.unpacking ? d.unpacking->worker_bytes() : 0) +
+                                 (d.merge ? merge_bytes(*d.merge) : 0);
   return c;
 }
 

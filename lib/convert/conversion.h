@@ -13,6 +13,7 @@
 #include "lib/convert/merge.h"
 #include "lib/convert/requantization.h"
 #include "lib/convert/steps.h"
+#include "lib/convert/unpacking.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
@@ -45,7 +46,8 @@ struct ConversionOptions : Wanted {
 
 // What is to be written and how it lies, before any format has laid it out.
 struct Draft {
-  ConfigFile config;
+  ConfigFile config;                     // of the plain model, if it is unpacked
+  std::unique_ptr<Unpacking> unpacking;  // null: the source has no packed weights, or keeps them
   Translation names;
   SourceView view;
   std::optional<Identity> identity;  // with its config; nothing where none was held against it
@@ -85,7 +87,9 @@ class Conversion {
   }
   const std::optional<Identity>& identity() const { return draft_.identity; }
   // Whether tensors are computed as they are read: merged, with an adapter, with scales.
-  bool computes() const { return draft_.merge || draft_.requantized.stored || options_.merge_adapter; }
+  bool computes() const {
+    return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.merge_adapter;
+  }
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const std::vector<SideFile>& beside() const { return draft_.side_files; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings

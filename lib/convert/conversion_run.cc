@@ -39,6 +39,9 @@ Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOption
   for (const EqualTensors& e : draft.output.equal) {
     const Tensor &a = view.tensors()[e.kept], &b = view.tensors()[e.left_out];
     if (is_same_data(a, b)) continue;
+    if (draft.unpacking && (draft.view.computed.contains(e.kept) || draft.view.computed.contains(e.left_out)))
+      return unsupported(view.root + ": " + tensor_text(a.name) + " and " + tensor_text(b.name) +
+                         " must be equal, and one of them is packed: unpack them with --family none first");
     pairs.push_back(&e);
     kept.push_back({e.kept, a.dtype});
     left_out.push_back({e.left_out, a.dtype});

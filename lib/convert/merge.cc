@@ -17,10 +17,10 @@ constexpr Index kMostElements = Index{1} << 17;  // that are reckoned with at on
 bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
 
 Status check_whole(const Draft& draft, const MergeSource& source) {
-  if (!draft.adapter && !draft.requantized.stored) return {};
+  if (!draft.adapter && !draft.requantized.stored && !draft.unpacking) return {};
   return unsupported(source.path + ": " +
                      (draft.adapter ? "has an adapter, which is not part of the weights"
-                                    : "has float8 weights with scales of their own") +
+                                    : "has quantized weights, which --dtype unpacks") +
                      "; convert it first, and merge what comes out");
 }
 

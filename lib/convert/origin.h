@@ -17,7 +17,9 @@ class Origin {
   // anything is given out (checked_source.h).
   Origin(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
       : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
-        computes_(merges_adapter_ || draft.requantized.stored || draft.merge),
+        unpacks_(draft.unpacking != nullptr),
+        computes_(merges_adapter_ || draft.requantized.stored || unpacks_ || draft.merge),
+        packed_(source.catalog(), source.files()),
         stored_(draft.merge                ? draft.merge->stored
                 : draft.requantized.stored ? *draft.requantized.stored
                                            : draft.view.catalog,
@@ -25,11 +27,15 @@ class Origin {
         operands_(adapter.catalog(), adapter.files()),
         checked_(stored_, source.files()),
         checked_operands_(operands_, adapter.files()),
+        checked_packed_(packed_, source.files()),
         tensors_(check ? static_cast<TensorSource&>(checked_) : stored_),
-        computed_(draft.view.catalog, tensors_) {
-    set_requantized(draft.requantized, tensors_, computed_);
+        plain_(draft.view.catalog, tensors_),
+        computed_(draft.view.catalog, plain_) {
+    set_requantized(draft.requantized, tensors_, plain_);
+    TensorSource& packed = check ? static_cast<TensorSource&>(checked_packed_) : packed_;
+    if (draft.unpacking) draft.unpacking->set(packed, tensors_, plain_);
     TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
-    if (merges_adapter_) merge_adapter(*draft.adapter, tensors_, operands, computed_);
+    if (merges_adapter_) merge_adapter(*draft.adapter, plain_, operands, computed_);
     if (draft.merge) merge(*draft.merge, check);
   }
   Origin(const Origin&) = delete;
@@ -44,11 +50,12 @@ class Origin {
   Status finish(Transport* ranks) {
     std::vector<std::byte> scratch(std::size_t{1} << 20);
     if (merges_adapter_) TRY(operands_.finish(scratch, ranks));
+    if (unpacks_) TRY(packed_.finish(scratch, ranks));
     for (const auto& other : others_) TRY(other->tensors().finish(scratch, ranks));
     return digests_ ? digests_->add_up(ranks) : Status();
   }
   Index checksums_checked() const {
-    Index sum = stored_.checksums_checked() + operands_.checksums_checked();
+    Index sum = stored_.checksums_checked() + operands_.checksums_checked() + packed_.checksums_checked();
     for (const auto& other : others_) sum += other->checksums_checked();
     return sum;
   }
@@ -65,10 +72,11 @@ class Origin {
     set_merged(merge, merged_, *digests_, computed_);
   }
 
-  bool merges_adapter_, computes_;
-  FileSource stored_, operands_;
-  CheckedSource checked_, checked_operands_;
+  bool merges_adapter_, unpacks_, computes_;
+  FileSource packed_, stored_, operands_;
+  CheckedSource checked_, checked_operands_, checked_packed_;
   TensorSource& tensors_;
+  ComputedSource plain_;  // with quantized weights as they are to be
   ComputedSource computed_;
   std::vector<std::unique_ptr<Origin>> others_;
   std::vector<TensorSource*> merged_;

@@ -1544,6 +1544,45 @@ class Mxfp4(Case):
             self.assertTrue(torch.equal(a(ids).logits, b(ids).logits))
 
 
+class PackedWeights(Case):
+    """Quantized weights made plain, against the libraries that define them (tests/data/quantized/make.py)."""
+
+    def unpack(self, prefix):
+        spec = importlib.util.spec_from_file_location("make_quantized", ROOT / "tests/data/quantized/make.py")
+        maker = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(maker)
+        for name in (n for n in maker.CASES if n.startswith(prefix)):
+            try:
+                maker.make(str(self.out("made")), name)
+            except ImportError as missing:
+                self.skipTest(f"needs a library: {missing}")
+            expected = load_file(self.out(f"made/{name}.expected.safetensors"))
+            for dtype in ("bfloat16", "float16", "float32"):
+                out = self.out(f"{name}-{dtype}")
+                reshard("convert", self.out(f"made/{name}"), out, "--to", "hf", "--family", "none", "--dtype", dtype)
+                got = load_file(out / "model.safetensors")
+                got.pop("norm.weight")
+                wanted = {k.split(":")[0]: v for k, v in expected.items() if k.endswith(":" + dtype)}
+                self.assertEqual(got.keys(), wanted.keys(), name)
+                for key, value in wanted.items():
+                    self.assertTrue(same_bits(got[key], value), f"{name} {key} {dtype}")
+
+    def test_bitsandbytes(self):
+        self.unpack("bitsandbytes_")
+
+    def test_gptq(self):
+        self.unpack("gptq_")
+
+    def test_awq(self):
+        self.unpack("awq")
+
+    def test_compressed_tensors(self):
+        self.unpack("compressed_")
+
+    def test_modelopt(self):
+        self.unpack("modelopt_")
+
+
 class Conventions(Case):
     """Names and forms of Megatron core and torchtitan, against packing spelled out in torch."""
 

@@ -24,6 +24,8 @@ has peft || pip peft || true  # its tests skip without
 has "h5py, hdf5plugin" || pip h5py hdf5plugin || true  # for HDF5
 has "nanobind, scikit_build_core" || pip "nanobind>=2.9,<3" scikit-build-core || true  # what makes the Python package
 has compressed_tensors || pip --no-deps compressed-tensors loguru || true  # its tests skip without
+has bitsandbytes || pip --no-deps bitsandbytes || true  # likewise
+has modelopt.torch.quantization || pip --no-deps nvidia-modelopt nvidia-ml-py rich markdown-it-py mdurl pygments scipy omegaconf pulp || true  # likewise
 has ml_dtypes || pip ml_dtypes || true  # its tests skip without
 has mypy || pip mypy || true  # likewise
 # ColossalAI's source, for its checkpoint reader alone; nothing of it is installed or built.
