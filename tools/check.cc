@@ -158,7 +158,11 @@ std::string assumptions_text(const Checked& c) {
   return "Weights " + dtype_text(c) + ", gradients " + std::string(info(c.request.memory.gradients).torch_name) +
          ", Adam in float32 (two moments, and a master copy of what is not float32), " +
          (shards > 1 ? "all sharded by FSDP over dp_shard x cp = " + with_commas(shards) : "nothing sharded by FSDP") +
-         ". Left out: activations, buffers of communication" +
+         ". " +
+         (c.result.stages.size() > 1
+              ? "Stages hold the layers that torchtitan deals them, the embedding and the head counting as one each. "
+              : "") +
+         "Left out: activations, buffers of communication" +
          (c.config.num_prediction_layers() > 0 ? ", layers that predict further tokens" : "") + ".";
 }
 

@@ -74,19 +74,6 @@ int exit_code(const std::vector<Finding>& findings, Severity threshold) {
 
 // ---- checks and the findings that belong to them
 
-bool belongs_to(const Finding& finding, const CheckRun& check) {
-  return finding.id.starts_with(check.id) &&
-         (finding.id.size() == check.id.size() || finding.id[check.id.size()] == '-');
-}
-
-// The check with the longest id that fits; null where there is none.
-const CheckRun* check_of(const Finding& finding, const std::vector<CheckRun>& checks) {
-  const CheckRun* best = nullptr;
-  for (const CheckRun& check : checks)
-    if (belongs_to(finding, check) && (best == nullptr || check.id.size() > best->id.size())) best = &check;
-  return best;
-}
-
 // A check and what it found.
 struct Case {
   CheckRun check;

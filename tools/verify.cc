@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iterator>
+#include <map>
 
 #include "formats/registry.h"
 #include "lib/audit/verification.h"
@@ -58,23 +59,38 @@ Result<VerifyOptions> verify_options(const Options& options) {
   return o;
 }
 
-// The tensors with the largest values.
+void print_value(const ValueRow& r) {
+  std::printf("%s  %10.4g  %4.1f%%  %10s  %10s\n", padded(printable(r.name), 56).c_str(), r.health.absmax,
+              r.zero_percent(), with_commas(r.health.nans).c_str(), with_commas(r.health.infs).c_str());
+}
+
+void print_values_header(const char* title) {
+  std::printf("\n%s  %s  %s  %s  %s\n", padded(title, 56).c_str(), "    absmax", "zeros", "       nan", "       inf");
+}
+
+// The weights with the largest values, then of each kind of other state the tensor with the largest: steps and moments
+// are of other orders of magnitude, and would hide the weights.
 void print_values(const std::vector<ValueRow>& values, std::size_t limit) {
   if (values.empty()) return;
-  std::vector<const ValueRow*> rows;
-  for (const ValueRow& r : values) rows.push_back(&r);
-  std::stable_sort(rows.begin(), rows.end(),
-                   [](const ValueRow* a, const ValueRow* b) { return a->health.absmax > b->health.absmax; });
-  std::printf("\n%s  %s  %s  %s  %s\n", padded("largest values", 56).c_str(), "    absmax", "zeros", "       nan",
-              "       inf");
-  const std::size_t shown = std::min({rows.size(), kShownValues, limit});
-  for (std::size_t i = 0; i < shown; ++i) {
-    const ValueRow& r = *rows[i];
-    std::printf("%s  %10.4g  %4.1f%%  %10s  %10s\n", padded(printable(r.name), 56).c_str(), r.health.absmax,
-                r.zero_percent(), with_commas(r.health.nans).c_str(), with_commas(r.health.infs).c_str());
+  std::vector<const ValueRow*> weights;
+  std::map<std::string_view, const ValueRow*> others;
+  for (const ValueRow& r : values) {
+    if (r.kind == "weights") {
+      weights.push_back(&r);
+      continue;
+    }
+    const ValueRow*& largest = others[r.kind];
+    if (!largest || r.health.absmax > largest->health.absmax) largest = &r;
   }
-  if (rows.size() > shown)
-    std::printf("and %s more (--json has all)\n", with_commas(static_cast<Index>(rows.size() - shown)).c_str());
+  std::stable_sort(weights.begin(), weights.end(),
+                   [](const ValueRow* a, const ValueRow* b) { return a->health.absmax > b->health.absmax; });
+  const std::size_t shown = std::min({weights.size(), kShownValues, limit});
+  if (!weights.empty()) print_values_header("largest values");
+  for (std::size_t i = 0; i < shown; ++i) print_value(*weights[i]);
+  if (weights.size() > shown)
+    std::printf("and %s more (--json has all)\n", with_commas(std::ssize(weights) - static_cast<Index>(shown)).c_str());
+  if (!others.empty()) print_values_header("largest of each kind of other state");
+  for (const auto& [kind, row] : others) print_value(*row);
   std::printf("\n");
 }
 
@@ -103,7 +119,11 @@ Json tensors_json(const VerifyReport& verified) {
       entry.set("equal", t.against->equal);
     } else if (!verified.values.empty()) {
       const TensorHealth& h = verified.values[i].health;
-      entry.set("absmax", h.absmax).set("nan", h.nans).set("inf", h.infs).set("zeros", h.zeros);
+      entry.set("kind", verified.values[i].kind)
+          .set("absmax", h.absmax)
+          .set("nan", h.nans)
+          .set("inf", h.infs)
+          .set("zeros", h.zeros);
       Json counts = Json::array();
       for (const Index n : h.exponents.counts) counts.push_back(n);
       entry.set("exponents", Json::object().set("first", h.exponents.first).set("counts", std::move(counts)));

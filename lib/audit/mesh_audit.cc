@@ -38,6 +38,7 @@ enum class Cause {
   kOrder,          // FSDP cut before tensor parallelism
   kJoinedPlainly,  // a fused tensor was cut as if it were one
   kGathered,       // stored whole
+  kIncomplete,     // as declared, but for pieces that are in no file
   kOther,
 };
 
@@ -116,8 +117,12 @@ class MeshAuditor {
     check_world();
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) compare(i);
     set_flat_states_aside();
+    report_other_mesh();
     report_unlike();
-    if (unlike_.empty()) {
+    report_silent_ranks();
+    if (!unlike_.empty()) out_.ranks_skipped = "the tensors are not cut as declared";
+    if (observed_.ranks > mesh_.ranks()) out_.ranks_skipped = "the files are of more ranks than declared";
+    if (out_.ranks_skipped.empty()) {
       check_stages();
       check_writers();
     }
@@ -183,6 +188,10 @@ class MeshAuditor {
     Placement shape_only = *placed;
     shape_only.stage = -1;  // which stage holds it makes no difference to its boxes
     const auto [verdict, is_like] = verdict_of(t, shape_only);
+    if (verdict.cause == Cause::kIncomplete) {
+      incomplete_.push_back({i, *placed, verdict.placement});
+      return;
+    }
     // Column-parallel and row-parallel tensors are told of apart.
     const int dim = verdict.cause == Cause::kOtherDim ? tp_dim(*placed) : -1;
     if (!is_like) unlike_[{verdict.cause, dim}].push_back({i, *placed, verdict.placement});
@@ -196,8 +205,11 @@ class MeshAuditor {
         return {k.verdict, k.is_like};
     Known k{&t, placement, {}, false};
     const std::vector<Box> stored = boxes_of(t);
-    k.is_like = stored == boxes_on_mesh(placement, t.shape);
-    if (!k.is_like)
+    const std::vector<Box> declared = boxes_on_mesh(placement, t.shape);
+    k.is_like = stored == declared;
+    if (!k.is_like && std::includes(declared.begin(), declared.end(), stored.begin(), stored.end()))
+      k.verdict = {Cause::kIncomplete, placement};
+    else if (!k.is_like)
       for (Suspect& s : suspects(placement, mesh_, t.shape.rank()))
         if (stored == boxes_on_mesh(s.placement, t.shape)) {
           k.verdict = std::move(s);
@@ -278,9 +290,35 @@ class MeshAuditor {
     std::erase_if(unlike_, [](const auto& entry) { return entry.second.empty(); });
   }
 
+  // The mesh without its axes of one rank, for comparing.
+  static std::string degrees_of(const Mesh& mesh) {
+    std::vector<std::string> out;
+    for (const MeshAxis& a : mesh.axes())
+      if (a.size > 1) out.push_back(a.name + "=" + std::to_string(a.size));
+    std::sort(out.begin(), out.end());
+    return join(out, ",");
+  }
+
+  // Where tensors differ from the declaration in several ways, and another mesh explains all of them, that is the one
+  // thing to say.
+  void report_other_mesh() {
+    const auto is_declared = [&](const Mesh& m) { return degrees_of(m) == degrees_of(mesh_); };
+    if (unlike_.size() < 2 || observed_.hypotheses.empty() || declared_.stages_are_exact ||
+        std::any_of(observed_.hypotheses.begin(), observed_.hypotheses.end(), is_declared))
+      return;
+    Index tensors = 0;
+    for (const auto& entry : unlike_) tensors += std::ssize(entry.second);
+    Finding& f = findings_.add(Severity::kError, "layout-mesh");
+    f.what = "cut by another mesh than " + declared_.title;
+    f.why = {with_commas(tensors) + " of " + count_of(out_.tensors, "tensor"), found_text()};
+    f.advice = "Nothing is wrong with the checkpoint if the run was meant to have that mesh: declare it.";
+    f.causes = {"world-size"};
+  }
+
   void report_unlike() {
     for (const auto& [kind, list] : unlike_) {
       Finding& f = findings_.add(Severity::kError, "layout");
+      f.causes = {"world-size", "layout-mesh"};
       for (const Unlike& u : list) f.tensors.push_back(catalog_.tensors()[u.tensor].name);
       switch (kind.first) {
         case Cause::kNotReplicated:
@@ -328,9 +366,9 @@ class MeshAuditor {
           f.what = "stored whole by one rank, where the declared mesh cuts it";
           f.why.push_back("the whole tensor was gathered, or never distributed");
           break;
+        case Cause::kIncomplete:  // not among them
         case Cause::kOther:
           explain_other(list, f);
-          add_silent_ranks(list);
           break;
       }
       if (f.advice.empty() && f.why.empty()) f.why.push_back(found_text());
@@ -424,28 +462,46 @@ class MeshAuditor {
     f.why.push_back(found_text());
   }
 
-  // Ranks whose every box is missing, and who wrote nothing.
-  void add_silent_ranks(const std::vector<Unlike>& list) {
+  // The ranks that hold each piece which is in no file, the first of them before its replicas.
+  std::vector<std::vector<Index>> holders_of_missing(const Unlike& u) const {
+    const std::vector<Box> stored = boxes_of(catalog_.tensors()[u.tensor]);
+    std::map<Box, std::vector<Index>> out;
+    for (Index rank = 0; rank < mesh_.ranks(); ++rank)
+      for (const LocalBox& b : owned_boxes(mesh_, u.declared, shape_of(u), rank))
+        if (!b.box.empty() && !std::binary_search(stored.begin(), stored.end(), b.box)) out[b.box].push_back(rank);
+    std::vector<std::vector<Index>> holders;
+    for (auto& entry : out) holders.push_back(std::move(entry.second));
+    return holders;
+  }
+
+  // Ranks that wrote nothing, and whose pieces are in no file. A rank whose elements are stored in other boxes than
+  // declared is none of them: then it is the declaration that is wrong.
+  void report_silent_ranks() {
     if (!out_.writers_compared) return;
-    std::set<Index> wrote;
+    std::set<Index> wrote, silent;
     for (const Tensor& t : catalog_.tensors())
       for (std::size_t i = 0; i < t.fragments.size(); ++i) wrote.insert(writer_[t.fragments.extent(i).file]);
-    std::set<Index> silent;
-    for (const Unlike& u : list) {
-      const std::vector<Box> stored = boxes_of(catalog_.tensors()[u.tensor]);
-      for (Index rank = 0; rank < mesh_.ranks(); ++rank) {
-        if (wrote.contains(rank) || !is_first_replica(mesh_, u.declared, rank)) continue;
-        for (const LocalBox& b : owned_boxes(mesh_, u.declared, shape_of(u), rank))
-          if (!b.box.empty() && !std::binary_search(stored.begin(), stored.end(), b.box)) silent.insert(rank);
-      }
-    }
+    std::vector<std::vector<std::vector<Index>>> missing;  // of each incomplete tensor
+    for (const Unlike& u : incomplete_)
+      for (const std::vector<Index>& ranks : missing.emplace_back(holders_of_missing(u)))
+        if (!wrote.contains(ranks[0])) silent.insert(ranks[0]);
+    // Any of a piece's replicas may have had to write it.
+    const auto is_silent = [&](const std::vector<Index>& ranks) {
+      return std::any_of(ranks.begin(), ranks.end(), [&](Index rank) { return silent.contains(rank); });
+    };
+    for (std::size_t i = 0; i < missing.size(); ++i)
+      if (std::all_of(missing[i].begin(), missing[i].end(), is_silent))
+        out_.lacking.push_back(catalog_.tensors()[incomplete_[i].tensor].name);
     if (silent.empty()) return;
     Finding& f = findings_.add(Severity::kError, "ranks-silent");
     f.what = count_of(static_cast<Index>(silent.size()), "rank") + " wrote nothing although " +
              (silent.size() == 1 ? "it holds pieces of its" : "they hold pieces of their") +
              " own: " + rank_list(silent);
-    f.why.emplace_back("what they own by the declared mesh is in no file");
-    f.advice = "They died during the save, or their files were not copied.";
+    f.why.emplace_back("what they own by the declared mesh is in no file: " + with_commas(std::ssize(out_.lacking)) +
+                       " of " + count_of(out_.tensors, "tensor") + " lack pieces");
+    f.advice =
+        "They died during the save, or their files were not copied. convert --allow cover leaves such tensors out and "
+        "writes the others.";
   }
 
   static std::string rank_list(const std::set<Index>& ranks) {
@@ -536,6 +592,7 @@ class MeshAuditor {
       if (of.size() > 1) torn.push_back(std::to_string(layer));
     if (!absent.empty()) {
       Finding& f = findings_.add(Severity::kError, "stages-missing");
+      f.causes = {"ranks-silent"};
       f.what = "no tensor was written by pipeline stage " + join(absent, ", ") + " of " + with_commas(stages);
       f.why.push_back("a stage is " + with_commas(mesh_.ranks() / stages) + " ranks; stage " + absent[0] +
                       " is ranks " + with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
@@ -559,6 +616,7 @@ class MeshAuditor {
   std::map<std::size_t, Placement> placements_;
   std::unordered_map<std::uint64_t, std::vector<Known>> known_;
   std::map<std::pair<Cause, int>, std::vector<Unlike>> unlike_;  // and the dimension that was declared
+  std::vector<Unlike> incomplete_;                               // that lack pieces
 };
 
 }  // namespace

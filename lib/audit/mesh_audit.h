@@ -28,6 +28,9 @@ struct MeshAudit {
   Index not_placed = 0;  // tensors of which the layout says nothing
   Index flat = 0;        // tensors of optimizer state that are runs of elements, as FSDP1's flat parameters are
   bool writers_compared = false;  // whether file names tell who wrote what
+  std::string ranks_skipped;      // why neither stages nor writers could be compared; empty: they were
+  // Names of the tensors that lack the pieces of ranks which wrote nothing ("ranks-silent"), and no others.
+  std::vector<std::string> lacking;
 };
 
 // `observed` is what infer_mesh says of the same catalog.

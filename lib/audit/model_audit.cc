@@ -158,6 +158,7 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
   if (!shape || tensor.shape == *shape) return;
   Finding& f = findings.add(Severity::kError, "shape-other");
   f.tensors = {tensor.name};
+  f.causes = {"config-other"};
   f.what = to_string(tensor.shape) + " where " + to_string(*shape) + " is due";
   f.why.push_back(
       "it is made of " + join(due, ", ") +
@@ -385,6 +386,90 @@ void report_concatenated(const DescribedModel& subject, const std::vector<Mismat
   f.advice = "No data are lost: split each into " + std::to_string(ep) + " blocks of rows.";
 }
 
+// ---- another model's config
+
+// A formula of the family's table, and what the tensors have in its place.
+struct Said {
+  std::set<Index> by_config, stored;
+  Index tensors = 0;
+  bool is_sure = false;  // whether some tensor differs so as no cut of it would
+};
+
+std::string formula_of(const NameRule& rule, int dim) {
+  std::string formula = split(rule.shape, ',')[static_cast<std::size_t>(dim)];
+  return formula.substr(std::min(formula.size(), formula.find_first_not_of(' ')));
+}
+
+// The formulas whose result no tensor has, while all tensors agree on another: "hidden_size" of a larger model's
+// config.
+std::map<std::string, Said> contradicted(const DescribedModel& subject, const StoredModel& stored) {
+  std::map<std::string, Said> out;
+  for (const Parameter& p : subject.expected) {
+    const Tensor* t = stored.find(p);
+    if (!t || t->elements() == 0 || p.is_scale || t->shape.rank() != p.shape.rank() ||
+        std::ssize(split(p.rule->shape, ',')) != p.shape.rank())
+      continue;
+    const bool is_other = t->shape != p.shape && classify(p, *t).difference == Difference::kOther;
+    for (int d = 0; d < p.shape.rank(); ++d) {
+      Said& said = out[formula_of(*p.rule, d)];
+      said.by_config.insert(p.shape[d]);
+      said.stored.insert(t->shape[d]);
+      ++said.tensors;
+      said.is_sure = said.is_sure || (is_other && t->shape[d] != p.shape[d]);
+    }
+  }
+  std::erase_if(out, [](const auto& entry) {
+    const Said& s = entry.second;
+    return !s.is_sure || s.tensors < 2 || s.by_config.size() != 1 || s.stored.size() != 1 || s.by_config == s.stored;
+  });
+  return out;
+}
+
+// Takes out the mismatches that the contradicted formulas explain.
+std::vector<Mismatch> take_explained(const std::map<std::string, Said>& said, Mismatches& all) {
+  std::vector<Mismatch> out;
+  const auto is_explained = [&](const Mismatch& m) {
+    const Dims &want = m.parameter->shape, &got = m.tensor->shape;
+    if (m.parameter->is_scale || want.rank() != got.rank()) return false;
+    bool is_said = false;
+    for (int d = 0; d < want.rank(); ++d) {
+      if (want[d] == got[d]) continue;
+      if (said.contains(formula_of(*m.parameter->rule, d)))
+        is_said = true;
+      else if (d != 0 || !m.parameter->rule->is_vocabulary())
+        return false;
+    }
+    return is_said;
+  };
+  for (std::vector<Mismatch>* list : {&all.parts, &all.concatenated, &all.others}) {
+    std::copy_if(list->begin(), list->end(), std::back_inserter(out), is_explained);
+    std::erase_if(*list, is_explained);
+  }
+  return out;
+}
+
+// Returns whether the config is another model's: then nothing else that it says is news.
+bool report_other_config(const DescribedModel& subject, const std::map<std::string, Said>& said,
+                         const std::vector<Mismatch>& explained, FindingList& findings) {
+  if (explained.empty()) return false;
+  Finding& f = findings.add(Severity::kError, "config-other");
+  f.what = subject.config.path + " is not of this model: ";
+  std::vector<std::string> numbers;
+  for (const auto& [formula, s] : said) {
+    const std::string text = explain(formula, subject.config.numbers());
+    numbers.push_back(
+        text + (text.ends_with(with_commas(*s.by_config.begin())) ? "" : " = " + with_commas(*s.by_config.begin())) +
+        ", and " + count_of(s.tensors, "tensor") + " of the checkpoint " + (s.tensors == 1 ? "has " : "have ") +
+        with_commas(*s.stored.begin()));
+  }
+  f.what += numbers[0];
+  f.why.assign(numbers.begin() + 1, numbers.end());
+  f.why.push_back(count_of(std::ssize(explained), "tensor") + (explained.size() == 1 ? " differs" : " differ") +
+                  " for this reason");
+  f.advice = "Give the config.json of the run itself with --config.";
+  return true;
+}
+
 // ---- dtypes
 
 // The one dtype of training state, if that is what it is (ModelAudit::uniform_dtype).
@@ -437,7 +522,9 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
     ++audit.expected_tensors;
     audit.expected_elements += volume(p.shape);
   }
-  const Mismatches mismatches = compare_shapes(subject, stored);
+  Mismatches mismatches = compare_shapes(subject, stored);
+  const auto said = contradicted(subject, stored);
+  const bool is_other = report_other_config(subject, said, take_explained(said, mismatches), findings);
   audit.padded_rows = mismatches.padded_rows;
   report_vocabulary(subject, stored, mismatches, findings);
   report_parts(subject, stored, mismatches.parts, findings);
@@ -446,6 +533,9 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   audit_missing(subject, stored, experts_kept(subject, mismatches.concatenated), findings);
   audit.uniform_dtype = report_dtypes(subject, stored, findings);
   audit.findings = findings.take();
+  for (Finding& f : audit.findings)
+    if (is_other && f.id != "config-other" && f.id != "name-duplicate" && !f.id.starts_with("shape-"))
+      f.causes.emplace_back("config-other");
   return audit;
 }
 

@@ -338,6 +338,12 @@ std::vector<Finding> judge_values(const Catalog& catalog, const std::vector<Tens
   return judge.findings();
 }
 
+std::string value_kind(std::string_view key) {
+  const StateKey state = split_state_key(key);
+  if (state.kind == StateKind::kModel) return "weights";
+  return state.kind == StateKind::kOther || state.suffix.size() < 2 ? "other" : state.suffix.substr(1);
+}
+
 double ValueRow::zero_percent() const {
   return health.elements == 0 ? 0 : 100 * static_cast<double>(health.zeros) / static_cast<double>(health.elements);
 }
@@ -361,7 +367,8 @@ Result<ValueReport> check_values(const Catalog& view, FilePool& files, const Val
   std::vector<TensorHealth> health;
   for (const auto& scan : scans) health.push_back(scan->health());
   TRY(share_health(options.ranks, health));
-  for (std::size_t i = 0; i < health.size(); ++i) report.tensors.push_back({view.tensors()[i].name, health[i]});
+  for (std::size_t i = 0; i < health.size(); ++i)
+    report.tensors.push_back({view.tensors()[i].name, value_kind(view.tensors()[i].key()), health[i]});
   report.findings = judge_values(view, health, context);
   return report;
 }

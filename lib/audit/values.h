@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/audit/finding.h"
@@ -35,10 +36,15 @@ std::vector<Finding> judge_values(const Catalog& catalog, const std::vector<Tens
 // One tensor's line in a table of values.
 struct ValueRow {
   std::string name;
+  // Tensors of one kind have values of one order of magnitude: "weights"; of an optimizer what it keeps, "exp_avg";
+  // "other".
+  std::string kind;
   TensorHealth health;
 
   double zero_percent() const;  // of its elements; 0 when it has none
 };
+
+std::string value_kind(std::string_view key);
 
 struct ValueReport {
   std::vector<TensorProof> proofs;  // one for each of the view's tensors, as digest_tensors gives them

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "lib/audit/comparison.h"
 #include "lib/audit/mesh_audit.h"
@@ -296,6 +298,15 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
   return out;
 }
 
+// Tensors that lack pieces of ranks which wrote nothing are told of there.
+void explain_cover(const MeshAudit& audit, VerifyReport& report) {
+  const std::set<std::string> lacking(audit.lacking.begin(), audit.lacking.end());
+  for (Finding& f : report.findings)
+    if (f.id == "cover" && std::all_of(f.tensors.begin(), f.tensors.end(),
+                                       [&](const std::string& name) { return lacking.contains(name); }))
+      f.causes.emplace_back("ranks-silent");
+}
+
 Status check_layout(const Opened& opened, const Model& model, const VerifyOptions& options, VerifyReport& report) {
   if (!options.layout && !options.mesh) return {};
   const Catalog& catalog = opened.catalog();
@@ -307,11 +318,16 @@ Status check_layout(const Opened& opened, const Model& model, const VerifyOption
     return usage_error("layout " + options.layout->name + ": no pattern matches a tensor of " + options.path);
   report.checked("layout", "every tensor is cut as declared", audit.tensors);
   report.checked("world-size", "the files are of as many ranks as declared", declared.mesh.ranks());
-  report.checked("stages", "every pipeline stage wrote its layers", declared.mesh.size("pp"));
-  if (audit.writers_compared)
-    report.checked("ranks", "every rank wrote what it holds", declared.mesh.ranks());
-  else
-    report.skipped("ranks", "every rank wrote what it holds", "nothing tells which rank wrote a file");
+  const std::string unseen =
+      !audit.writers_compared ? "nothing tells which rank wrote a file" : std::string(audit.ranks_skipped);
+  for (const auto& [id, title, looked_at] :
+       {std::tuple("stages", "every pipeline stage wrote its layers", declared.mesh.size("pp")),
+        std::tuple("ranks", "every rank wrote what it holds", declared.mesh.ranks())})
+    if (unseen.empty())
+      report.checked(id, title, looked_at);
+    else
+      report.skipped(id, title, unseen);
+  explain_cover(audit, report);
   if (audit.findings.empty())
     report.fact("layout", declared.title + ": " + count_of(audit.tensors, "tensor") + " in " +
                               count_of(audit.pieces, "piece") + " are cut so");
@@ -455,6 +471,7 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   TRY(check_layout(opened, model, options, report));
   TRY(check_bytes(opened, model, structure, options, report));
   TRY(check_against(open, opened, structure, options, report));
+  fold_consequences(report.findings, report.checks);
   check_unchanged(read, report);
   sort_by_severity(report.findings);
   report.model = model;

@@ -110,6 +110,10 @@ class Audit {
   CheckRun& begin(std::string id, std::string title, Index looked_at) {
     return out_.checks.emplace_back(CheckRun{std::move(id), std::move(title), looked_at, {}});
   }
+  static void skip(CheckRun& check, std::string why) {
+    check.looked_at = 0;
+    check.skipped = std::move(why);
+  }
   void find(Finding finding) { out_.findings.push_back(std::move(finding)); }
 
   // What the sections of this rule are cut in: tp, but for experts whose ranks are all taken by ep.
@@ -122,10 +126,7 @@ class Audit {
 
   void check_world() {
     CheckRun& check = begin("world-size", "the degrees multiply to the number of ranks", 1);
-    if (!request_.world) {
-      check.skipped = "--world is not given";
-      return;
-    }
+    if (!request_.world) return skip(check, "--world is not given");
     const Index ranks = degrees().mesh.ranks(), world = *request_.world;
     if (ranks == world) return;
     Finding f;
@@ -314,7 +315,7 @@ class Audit {
 
   void check_stages() {
     const Index stages = size("pp"), layers = config_.num_hidden_layers();
-    begin("stages", "every pipeline stage has layers, and as many as the others", layers);
+    begin("stages", "every pipeline stage has layers, and stages of equal work are possible", layers);
     if (stages > layers) {
       Finding f;
       f.id = "stages-exceeded";
@@ -365,10 +366,7 @@ class Audit {
     const bool has_experts = !f.tensors.empty();
     CheckRun& check = begin("experts", "expert parallelism divides the experts and the ranks it shares out",
                             static_cast<Index>(f.tensors.size()));
-    if (ep == 1) {
-      check.skipped = has_experts ? "no ep is given" : "the model has no experts";
-      return;
-    }
+    if (ep == 1) return skip(check, has_experts ? "no ep is given" : "the model has no experts");
     if (!has_experts) {
       f.id = "experts-none";
       f.what = degree_text(kEp, ep) + ", and the model has no experts";
@@ -447,10 +445,7 @@ class Audit {
   void check_sequence() {
     const Index cp = size("cp"), tp = size("tp");
     CheckRun& check = begin("sequence", "context and sequence parallelism divide the sequence", 1);
-    if (!request_.sequence) {
-      check.skipped = "--sequence is not given";
-      return;
-    }
+    if (!request_.sequence) return skip(check, "--sequence is not given");
     const Index n = *request_.sequence, pieces = cp > 1 ? 2 * cp : 1;
     const auto find_uneven = [&](Severity severity, const char* id, Index unit, const std::string& product,
                                  std::string why) {

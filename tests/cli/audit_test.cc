@@ -827,7 +827,7 @@ TEST(Audit, FlatOptimizerStateIsNoFinding) {
   }
   // Of another mesh everything lies otherwise, and the optimizer with it.
   const CommandResult other = reshard_cli({"verify", data + "fsdp1_sharded", "--mesh", "dp_shard=2"});
-  EXPECT_THAT(other.out, HasSubstr("optimizer.state"));
+  EXPECT_THAT(other.out, HasSubstr("this explains 3 other findings"));
 }
 
 TEST(Audit, AMessageOfSeveralLinesIsAFindingWithReasons) {
@@ -895,6 +895,25 @@ TEST(Audit, JsonNamesWhatWasReadAndCompared) {
   ASSERT_EQ(pairs.size(), 39u);
   for (const char* member : {"against_dtype", "against_digest", "equal"})
     EXPECT_NE(pairs[0].find(member), nullptr) << member;
+}
+
+// Steps and moments have values of other orders of magnitude than weights.
+TEST(Audit, ValuesOfATrainingStateShowWeightsFirstAndOtherKindsApart) {
+  const Options verify = {"verify", sample("fsdp2_tp2_optim") + "/checkpoint", "--values", "--limit", "3"};
+  const std::string out = reshard_cli(verify).out;
+  const std::size_t weights = out.find("\nlargest values "),
+                    others = out.find("\nlargest of each kind of other state ");
+  ASSERT_NE(weights, std::string::npos) << out;
+  ASSERT_NE(others, std::string::npos) << out;
+  EXPECT_EQ(out.substr(weights, others - weights).find("optimizer."), std::string::npos) << out;
+  EXPECT_THAT(out.substr(weights, others - weights), HasSubstr("and 18 more"));
+  for (const char* kind : {".exp_avg ", ".exp_avg_sq ", ".step "}) EXPECT_THAT(out.substr(others), HasSubstr(kind));
+  const Json json = *parse_json(reshard_cli(verify, {"--json"}).out, "out");
+  std::map<std::string, Index> kinds;
+  const auto tensors = *json.get_array("tensors");
+  for (const Json& t : tensors) ++kinds[std::string(*t.get_string("kind"))];
+  EXPECT_EQ(kinds.at("weights"), 21);
+  for (const char* kind : {"exp_avg", "exp_avg_sq", "step"}) EXPECT_EQ(kinds.at(kind), 21) << kind;
 }
 
 TEST(Audit, JunitHasACaseForEachCheck) {

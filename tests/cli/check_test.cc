@@ -157,5 +157,29 @@ TEST(Check, WhatMakesNoSenseIsSaid) {
   EXPECT_THAT(r.err, HasSubstr("cannot create"));
 }
 
+// What was not looked at is not counted as looked at; stages that one framework deals out unevenly are not called even.
+TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
+  const CommandResult r =
+      reshard_cli({"check", "--config", RESHARD_TEST_DATA "/configs/llama-3.1-8b.json", "--mesh", "pp=4", "--json"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  const Json json = *parse_json(r.out, "out");
+  const auto checks = *json.get_array("checks");
+  std::set<std::string> skipped;
+  for (const Json& check : checks) {
+    if (*check.get_string("id") == "stages")
+      EXPECT_EQ(*check.get_string("title"), "every pipeline stage has layers, and stages of equal work are possible");
+    if (check.find("skipped")->is_null()) continue;
+    skipped.emplace(*check.get_string("id"));
+    EXPECT_EQ(*check.get_index("looked_at"), 0) << *check.get_string("id");
+  }
+  EXPECT_EQ(skipped, (std::set<std::string>{"world-size", "experts", "sequence"}));
+  std::vector<Index> layers;
+  const auto stages = *json.find("ranks")->get_array("stages");
+  for (const Json& stage : stages) layers.push_back(*stage.get_index("layers"));
+  EXPECT_EQ(layers, (std::vector<Index>{8, 9, 8, 7}));
+  EXPECT_THAT(reshard_cli({"check", "--config", RESHARD_TEST_DATA "/configs/llama-3.1-8b.json", "--mesh", "pp=4"}).out,
+              testing::ContainsRegex("Stages hold the layers that torchtitan deals +them"));
+}
+
 }  // namespace
 }  // namespace reshard

@@ -567,6 +567,8 @@ function exponentBars({ name, dtype, exponents: { first, counts } }) {
 }
 
 function valuesSection() {
+  const kinds = [...new Set(["weights", ...data.tensors.map((t) => t.kind)])];
+  const order = (t) => kinds.indexOf(t.kind);
   const tensors = data.tensors.filter((t) => "absmax" in t);
   if (!tensors.length) return "";
   const body = h("div");
@@ -574,10 +576,13 @@ function valuesSection() {
   const show = (t) => exponents.replaceChildren(h("h3", {}, "Exponents of ", h("code", {}, t.name)),
     t.exponents.counts.length ? exponentBars(t) : h("p", { class: "hint" }, `None: ${t.dtype}, ${counted(t.zeros, "zero")}.`));
   const link = (t, words) => h("button", { class: "link", onclick: () => (show(t), exponents.scrollIntoView({ block: "nearest" })) }, words);
-  const draw = (metric) => body.replaceChildren(layerMap(`Layers by modules: ${metric}`, tensors, ...kMetrics[metric], (t) => link(t, "its exponents")));
-  draw("largest value");
-  const choice = h("select", { "aria-label": "What is shown", onchange: (e) => draw(e.target.value) }, Object.keys(kMetrics).map((m) => h("option", {}, m)));
-  const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || b.absmax - a.absmax);
+  // Weights, moments and steps are of different orders of magnitude: each kind has a map, and so a scale, of its own.
+  const shown = { metric: "largest value", kind: kinds.find((k) => tensors.some((t) => t.kind === k)) };
+  const draw = () => body.replaceChildren(layerMap(`Layers by modules: ${shown.metric}`, tensors.filter((t) => t.kind === shown.kind), ...kMetrics[shown.metric], (t) => link(t, "its exponents")));
+  draw();
+  const select = (label, member, words) => h("select", { "aria-label": label, onchange: (e) => ((shown[member] = e.target.value), draw()) }, words.map((w) => h("option", {}, w)));
+  const choice = [select("What is shown", "metric", Object.keys(kMetrics)), select("Of which tensors", "kind", kinds.filter((k) => tensors.some((t) => t.kind === k)))];
+  const rows = [...tensors].sort((a, b) => b.nan + b.inf - a.nan - a.inf || order(a) - order(b) || b.absmax - a.absmax);
   const cells = (t) => [link(t, t.name), brief(t.absmax), percent(t.zeros / Math.max(1, product(t.shape))), number(t.nan), number(t.inf)];
   show(rows.find((t) => t.exponents.counts.length) ?? rows[0]);
   return section("Values", h("div", { class: "tools" }, choice), body, exponents, table(["tensor", "#absmax", "#zeros", "#NaN", "#infinite"], rows, cells, 20));
