@@ -154,16 +154,34 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
              " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
 }
 
-// Of a model of no known family: rows of the vocabulary that are one tensor-parallel rank's.
-void check_cut_vocabulary(const CommonFacts& facts, const ModelConfig& config, VerifyReport& report) {
+// Of a model of no known family: what its config says of any model. Rows of the vocabulary may be one tensor-parallel
+// rank's.
+void check_common_facts(const CommonFacts& facts, const ModelConfig& config, VerifyReport& report) {
   std::vector<VocabularyTensor> cut;
+  std::set<const Tensor*> explained;
   for (const Tensor* t : facts.vocabulary)
     if (t->shape[0] < config.vocab_size() &&
-        !explain_shard(t->shape[0], config.vocab_size(), config.num_attention_heads()).empty())
+        !explain_shard(t->shape[0], config.vocab_size(), config.num_attention_heads()).empty()) {
       cut.push_back({t->name, t->shape[0], t->shape[1] * byte_size(t->dtype)});
+      explained.insert(t);
+    }
   if (!facts.vocabulary.empty())
     report.checked("vocabulary", "embedding and head have a row for each word", std::ssize(facts.vocabulary));
   report.add(audit_vocabulary(cut, {config.path, config.vocab_size(), config.num_attention_heads()}));
+  report.checked("config-differs", "the numbers of words and layers are the config's",
+                 std::ssize(facts.confirmed) + std::ssize(facts.contradictions));
+  for (const CommonFacts::Contradiction& c : facts.contradictions) {
+    if (explained.contains(c.tensor)) continue;
+    Finding& f = report.add(Severity::kWarning, "config-differs", c.what);
+    if (c.tensor) f.tensors = {c.tensor->name};
+    f.advice = "Another model's config.json, or a model that was changed after it was written.";
+  }
+}
+
+// What was compared with a config of no known family, and that nothing else was.
+std::string unchecked_text(const CommonFacts& facts, const ModelConfig& config) {
+  return config.path + ": not checked: no family describes model_type '" + printable(config.model_type) + "'" +
+         (facts.confirmed.empty() ? "" : "; it confirms that " + join(facts.confirmed, " and "));
 }
 
 Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
@@ -192,7 +210,13 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
     }
     const bool is_other = model.config && !describing_family(*model.config);
     const CommonFacts facts = is_other ? common_facts(catalog, *model.config) : CommonFacts();
-    if (is_other) check_cut_vocabulary(facts, *model.config, report);
+    if (is_other) {
+      check_common_facts(facts, *model.config, report);
+      report.fact("config", unchecked_text(facts, *model.config));
+    } else if (model.config) {
+      report.fact("config", model.config->path + ": not checked: " +
+                                (options.model.is_none() ? "--family none" : "no tensor is a weight of its model"));
+    }
     if (!wanted) return skip("no config.json of a known family");
     if (describing_family(*model.config))
       return unsupported(options.path + ": no tensor is named as a parameter of the model that --config describes" +

@@ -35,6 +35,20 @@ class Fitter {
     return found == expected_.end() ? nullptr : &found->second;
   }
 
+  // Returns the name of a tensor for people and for the manifest: of a tied head that the source does not store, that
+  // of the embedding whose bytes it has in the view.
+  std::string shown(const Tensor& tensor) const {
+    const Parameter* p = parameter_of(tensor);
+    if (!p || p->rule->tied_to.empty() || !options_.is_stored || options_.is_stored(tensor.name)) return tensor.name;
+    const StateKey key = split_state_key(tensor.key());
+    return key.prefix + p->rule->tied_to + key.suffix;
+  }
+
+  void add_name(std::vector<std::string>& names, const Tensor& tensor) const {
+    std::string name = shown(tensor);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+
   static Json range(Index begin, Index end) {
     Json out = Json::array();
     out.push_back(begin);
@@ -178,11 +192,11 @@ class Fitter {
       rows = t.shape[0];
       const bool zero = !is_told && (options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows)));
       if (!zero && !is_told && !options_.repairs.vocabulary)
-        return corrupt(tensor_text(t.name) + ": " + options_.config->path + " says a vocabulary of " +
+        return corrupt(tensor_text(shown(t)) + ": " + options_.config->path + " says a vocabulary of " +
                        with_commas(size) + ", got " + with_commas(rows) +
                        " rows, and those beyond it are not zeros: padding of a " +
                        "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
-      (zero ? cut : is_told ? cut_told : cut_other).push_back(t.name);
+      add_name(zero ? cut : is_told ? cut_told : cut_other, t);
       cut_rows(view_.tensor(i), size);
     }
     report_cut(cut, size, rows, "rows of zeros");
@@ -204,7 +218,7 @@ class Fitter {
   Status complete(std::size_t i, Index size) {
     const Tensor& t = view_.tensors()[i];
     const Index rows = t.shape[0];
-    const std::string lost = tensor_text(t.name) + ": " + options_.config->path + " says " + with_commas(size) +
+    const std::string lost = tensor_text(shown(t)) + ": " + options_.config->path + " says " + with_commas(size) +
                              " rows, got " + with_commas(rows) + ": rows " + with_commas(rows) + " to " +
                              with_commas(size - 1) + " are not in this checkpoint";
     if (!options_.repairs.vocabulary || !options_.donor)
@@ -224,13 +238,13 @@ class Fitter {
       different = TRY(differing_rows(view_, files_, i, donor, options_.donor->files(), *found, rows));
     append_donor_rows(i, donor, d, rows, size);
     out_.notes.push_back(
-        with_commas(size - rows) + " rows of " + printable(t.name) + " come from " + donor.root + ". " +
+        with_commas(size - rows) + " rows of " + printable(shown(t)) + " come from " + donor.root + ". " +
         (options_.metadata_only ? "Whether the others agree with it was not looked at."
          : different == 0       ? "The others are the donor's bit by bit: the tensor was frozen, and is whole again."
                                 : with_commas(different) + " of the " + with_commas(rows) +
                                 " others differ from the donor's: it was trained, and these rows are not."));
     record(
-        "rows of a donor", {t.name},
+        "rows of a donor", {shown(t)},
         Json::object().set("donor", donor.root).set("rows", range(rows, size)).set("own_rows_that_differ", different));
     return {};
   }

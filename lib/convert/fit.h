@@ -6,6 +6,7 @@
 // file. No data moves before the conversion runs; what is looked at here is what a decision needs.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ struct FitOptions {
   bool metadata_only = false;  // decide without looking at data, as for a plan
   std::string spool = ".";
   RunOptions run;
+  // Whether the source stores what the view calls so; null: all of it. A tied head may be in the view alone.
+  std::function<bool(const std::string& canonical)> is_stored = nullptr;
 };
 
 // What was done, for people and for the manifest.

@@ -11,6 +11,7 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/cover_checker.h"
+#include "lib/checkpoint/model_code.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/adapter.h"
 #include "lib/convert/rows.h"
@@ -35,10 +36,12 @@ std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
 
 Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
                                        bool allow, Notes& notes) {
+  FitOptions of_view = options;
+  of_view.is_stored = [&view](const std::string& canonical) { return view.is_stored(canonical); };
   if (!options.config) {
     if (options.repairs.vocabulary || options.repairs.experts)
       return usage_error("--repair needs to know what the model should be; give its config.json with --config");
-  } else if (auto fitted = fit_to_config(view.catalog, files, options)) {
+  } else if (auto fitted = fit_to_config(view.catalog, files, of_view)) {
     for (std::string& note : fitted->notes) notes.warnings.push_back(std::move(note));
     notes.repairs = std::move(fitted->repairs);
   } else {
@@ -465,7 +468,8 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wante
   }
   const std::string beside = !config_path.empty() ? parent_path(config_path) : is_models ? source.root : "";
   if (!several.empty() && !beside.empty() && list_directory(beside))  // what may not be listed has none
-    for (const std::string& name : TRY(files_like(beside, several))) TRY(add(beside, name));
+    for (const std::string& name : TRY(files_like(beside, several)))
+      if (!name.ends_with(".py") || model_code(beside).contains(name)) TRY(add(beside, name));
   if (format.side_files.empty() || !is_models) return out;
   if (config_path.empty() && wanted.has_model_names) {
     const std::size_t before = out.size();

@@ -150,10 +150,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                  " of " + file.path +
                  (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
                  ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
-  for (const Tensor* t : facts.vocabulary)
-    if (t->shape[0] < config->vocab_size())
-      notes.warnings.push_back(tensor_text(t->name) + " has " + with_commas(t->shape[0]) + " rows where " + file.path +
-                               " says vocab_size " + with_commas(config->vocab_size()));
+  for (const CommonFacts::Contradiction& c : facts.contradictions)
+    notes.warnings.push_back((c.tensor ? tensor_text(c.tensor->name) + " " : "") + c.what);
   for (const Tensor& t : source.tensors())
     if (t.name.ends_with(kStackedExperts)) {
       notes.warnings.push_back(tensor_text(t.name) +

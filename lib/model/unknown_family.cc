@@ -159,6 +159,23 @@ Facts facts_of(const Names& names, const ModelConfig& config) {
   return out;
 }
 
+// What a config that describes one stack of layers says of their number, and the names do not: empty where they agree,
+// or where more than one list of modules may be the layers.
+std::string other_depth(const Names& names, const ModelConfig& config) {
+  if (names.lists.size() != 1 || !config.parts.empty() || config.num_prediction_layers() > 0) return {};
+  const auto& [prefix, numbers] = *names.lists.begin();
+  const Index modules = std::ssize(numbers);
+  std::string_view member;
+  for (const std::string_view name : kDepths) {
+    if (config.number(name) < 1) continue;
+    if (config.number(name) == modules || (!member.empty() && config.number(name) != config.number(member))) return {};
+    if (member.empty()) member = name;
+  }
+  if (member.empty() || modules < 2 || !Names::is_whole(numbers)) return {};
+  return printable(prefix) + " has " + count_of(modules, "layer") + " where " + config.path + " says " +
+         std::string(member) + " " + with_commas(config.number(member));
+}
+
 // Whether every part that says how many layers it has is there.
 bool has_all_parts(const Names& names, const ModelConfig& config) {
   return std::all_of(config.parts.begin(), config.parts.end(), [&](const ModelConfig& part) {
@@ -190,6 +207,11 @@ CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
     if (vocabulary_leaves().contain(leaf_of(split_state_key(t->key()).parameter)) &&
         !member_with(config, kWidths, t->shape[1]).empty() && config.vocab_size() <= kMaxWords)
       out.vocabulary.push_back(t);
+  for (const Tensor* t : out.vocabulary)
+    if (t->shape[0] < config.vocab_size())
+      out.contradictions.push_back({t, "has " + with_commas(t->shape[0]) + " rows where " + config.path +
+                                           " says vocab_size " + with_commas(config.vocab_size())});
+  if (std::string text = other_depth(names, config); !text.empty()) out.contradictions.push_back({nullptr, text});
   Facts facts = facts_of(names, config);
   // Of a model that only its parts describe, all of them are there, and the words are one's.
   for (const ModelConfig& part : config.parts) {

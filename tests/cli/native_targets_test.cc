@@ -261,5 +261,24 @@ TEST(NativeTargets, AnOptimizerThatIsMadeUpHasMadeOneNumberOfSteps) {
   EXPECT_EQ(parameters, 12);
 }
 
+// A head that only the view of a tied model has is in no message and in no manifest.
+TEST(TiedHeads, AreNotNamedWhereTheyAreNotStored) {
+  const TempDir dir;
+  dir.write("config.json", R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 40,
+    "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 4,
+    "vocab_size": 149, "tie_word_embeddings": true, "torch_dtype": "bfloat16"})");
+  const std::string config = dir / "config.json", padded = dir / "padded";
+  expect_success(reshard_cli({"synth", padded, "--config", config, "--to", "dcp", "--names", "megatron", "--shape",
+                              "*embed_tokens.weight=152x40", "-q"}));
+  const CommandResult refused = reshard_cli({"convert", padded, dir / "out", "--to", "hf", "--config", config});
+  expect_refusal(refused, 3, HasSubstr("tensor 'model.embed_tokens.weight': "));
+  const CommandResult cut =
+      reshard_cli({"convert", padded, dir / "out", "--to", "hf", "--config", config, "--repair", "vocab"});
+  expect_success(cut);
+  EXPECT_THAT(cut.out, HasSubstr("model.embed_tokens.weight."));
+  for (const std::string& text : {refused.err, cut.out + cut.err, read_file(dir / "out/reshard_manifest.json")})
+    EXPECT_EQ(text.find("lm_head"), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace reshard

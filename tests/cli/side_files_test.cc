@@ -69,12 +69,35 @@ TEST_F(FilesBesideAModel, WhatLoadersWantIsCarried) {
                                           "modeling_own.py",
                                           "additional_chat_templates/tools.jinja"};
   for (const std::string& name : names) write(name, "of " + name);
+  set_in_config(R"("auto_map": {"AutoModel": "modeling_own.OwnModel"})");
   for (const std::string to : {"hf", "bin", "hf"}) {  // in place of what was written before
     const CommandResult r = convert({"--force"}, to);
     ASSERT_EQ(r.exit_code, 0) << r.err;
     EXPECT_THAT(r.out, Not(HasSubstr("files beside the model")));
     for (const std::string& name : names) EXPECT_EQ(read_file(out_ + "/" + name), "of " + name);
   }
+}
+
+// transformers loads the files that auto_map names, and those that they import; trainers leave scripts of their own.
+TEST_F(FilesBesideAModel, OnlyCodeThatConfigsNameIsCarried) {
+  set_in_config(R"("auto_map": {"AutoModel": "modeling_own.OwnModel", "AutoConfig": "a/b--configuration_far.Config"})");
+  write("tokenizer_config.json", R"({"auto_map": {"AutoTokenizer": ["tokenization_own.Slow", null]}})");
+  write("modules.json",
+        R"([{"idx": 0, "type": "pooling_own.Pooling"}, {"idx": 1, "type": "sentence_transformers.models.Normalize"}])");
+  write("modeling_own.py", "import torch\nfrom .layers import (A,\n  B)\nfrom . import ops, masks as m  # both\n");
+  write("layers.py", "  from .deep.er import x\nfrom ..above import y\nimport tools\n");
+  const std::vector<std::string> carried = {"modeling_own.py", "layers.py",           "deep.py",       "ops.py",
+                                            "masks.py",        "tokenization_own.py", "pooling_own.py"};
+  const std::vector<std::string> others = {"zero_to_fp32.py", "train.py", "configuration_far.py",        "tools.py",
+                                           "above.py",        "setup.py", "sentence_transformers.py.bak"};
+  for (const auto* list : {&carried, &others})
+    for (const std::string& name : *list)
+      if (!fs::exists(source_ + "/" + name)) write(name, "# " + name);
+  const CommandResult r = convert();
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  for (const std::string& name : carried) EXPECT_TRUE(fs::exists(out_ + "/" + name)) << name;
+  for (const std::string& name : others) EXPECT_FALSE(fs::exists(out_ + "/" + name)) << name;
+  EXPECT_THAT(r.out, HasSubstr("left out: files beside the model (above.py, configuration_far.py, "));
 }
 
 TEST_F(FilesBesideAModel, WhatStaysIsTold) {

@@ -1,0 +1,100 @@
+#include "lib/checkpoint/model_code.h"
+
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMaxTextBytes = Index{16} << 20;  // of a config, or of a Python file
+
+std::string text_of(const std::string& directory, const std::string& name) {
+  auto text = read_whole_file(path_join(directory, name), kMaxTextBytes);
+  return text ? *std::move(text) : std::string();
+}
+
+// "modeling_own.py" of "modeling_own.OwnModel"; empty: it names no file of this directory. Those of another repository
+// are "owner/name--modeling_own.OwnModel".
+std::string file_of(std::string_view reference) {
+  const std::size_t dot = reference.find('.');
+  if (dot == std::string_view::npos || reference.find("--") != std::string_view::npos) return {};
+  return std::string(reference.substr(0, dot)) + ".py";
+}
+
+// Every string in a value of auto_map: {"AutoModel": "module.Class", "AutoTokenizer": ["module.Slow", null]}
+void add_references(const Json& value, std::set<std::string>& out) {
+  if (const auto text = value.as_string()) out.insert(file_of(*text));
+  if (const auto list = value.as_array())
+    for (const Json& item : *list) add_references(item, out);
+  if (const auto members = value.as_object())
+    for (const Json::Member& member : *members) add_references(member.value, out);
+}
+
+// The word at the beginning of `text`, which loses it and the blanks behind it.
+std::string_view take_word(std::string_view& text) {
+  const std::size_t end = std::min(text.find_first_of(" \t;#("), text.size());
+  const std::string_view word = text.substr(0, end);
+  text.remove_prefix(std::min(text.size(), text.find_first_not_of(" \t", end)));
+  return word;
+}
+
+// The files that a Python file imports from beside it: "from .layers import Norm", "from . import layers".
+void add_imports(std::string_view code, std::set<std::string>& out) {
+  for (const std::string& line : split(code, '\n')) {
+    std::string_view rest = line;
+    rest.remove_prefix(std::min(rest.size(), rest.find_first_not_of(" \t")));
+    if (const std::string_view word = take_word(rest); word != "from" && word != "import") continue;
+    std::string_view module = take_word(rest);
+    if (!module.starts_with('.') || module.starts_with("..")) continue;
+    module.remove_prefix(1);
+    if (!module.empty()) {
+      out.insert(std::string(module.substr(0, module.find('.'))) + ".py");
+      continue;
+    }
+    take_word(rest);  // "import"
+    for (const std::string& name : split(rest, ',')) {
+      std::string_view one = name;
+      one.remove_prefix(std::min(one.size(), one.find_first_not_of(" \t(")));
+      out.insert(std::string(take_word(one)) + ".py");
+    }
+  }
+}
+
+std::set<std::string> named_in_configs(const std::string& directory) {
+  static constexpr std::array<std::string_view, 6> kConfigs = {
+      "config.json",           "tokenizer_config.json",          "preprocessor_config.json",
+      "processor_config.json", "video_preprocessor_config.json", "generation_config.json"};
+  std::set<std::string> out;
+  for (const std::string_view name : kConfigs) {
+    const auto json = parse_json(text_of(directory, std::string(name)), name);
+    if (const Json* map = json ? json->find("auto_map") : nullptr) add_references(*map, out);
+  }
+  const auto modules = parse_json(text_of(directory, "modules.json"), "modules.json");
+  if (const auto list = modules ? modules->as_array() : Result<std::span<const Json>>(modules.error()))
+    for (const Json& module : *list)
+      if (const Json* type = module.find("type")) add_references(*type, out);
+  return out;
+}
+
+}  // namespace
+
+std::set<std::string> model_code(const std::string& directory) {
+  std::set<std::string> out, next = named_in_configs(directory);
+  while (!next.empty()) {
+    std::set<std::string> imported;
+    for (const std::string& name : next)
+      if (path_exists(path_join(directory, name)) && out.insert(name).second)
+        add_imports(text_of(directory, name), imported);
+    next.clear();
+    for (const std::string& name : imported)
+      if (!out.contains(name)) next.insert(name);
+  }
+  return out;
+}
+
+}  // namespace reshard
