@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -93,61 +94,106 @@ constexpr std::uint32_t kArchitecture = 0;
 #endif
 constexpr std::uint32_t kOtherNumbers = 0x40000000;  // x32's calls, on x86-64
 
-// Calls that no command needs. They fail with EPERM.
-constexpr std::uint32_t kRefused[] = {
-    __NR_socket,
-    __NR_socketpair,
-    __NR_connect,
-    __NR_bind,
-    __NR_listen,
-    __NR_accept4,
-    __NR_execve,
-    __NR_execveat,
-    __NR_process_vm_readv,
-    __NR_process_vm_writev,
-    __NR_mount,
-    __NR_umount2,
-    __NR_pivot_root,
-    __NR_chroot,
-    __NR_setns,
-    __NR_unshare,
-    __NR_bpf,
-    __NR_perf_event_open,
-    __NR_keyctl,
-    __NR_add_key,
-    __NR_request_key,
-    __NR_userfaultfd,
-    __NR_init_module,
-    __NR_finit_module,
-    __NR_delete_module,
-    __NR_kexec_load,
-    __NR_reboot,
-    __NR_open_by_handle_at,
-    425,  // io_uring_setup, which would go round this list
-    428,  // open_tree
-    429,  // move_mount
-    430,  // fsopen
-    438,  // pidfd_getfd
-#if !RESHARD_LEAKS_ARE_LOOKED_FOR
-    __NR_ptrace,  // LeakSanitizer looks at its own process that way
+// The calls that commands need: files, memory, threads, waiting, and what the C library does for them. Calls that older
+// headers do not name are given by number.
+constexpr std::uint32_t kAllowed[] = {
+    // files that are open, or that Landlock lets be opened
+    __NR_read, __NR_readv, __NR_pread64, __NR_preadv, __NR_preadv2, __NR_write, __NR_writev, __NR_pwrite64,
+    __NR_pwritev, __NR_pwritev2, __NR_openat, 437 /* openat2 */, __NR_close, 436 /* close_range */, __NR_lseek,
+    __NR_fstat, __NR_newfstatat, __NR_statx, __NR_faccessat, 439 /* faccessat2 */, __NR_readlinkat, __NR_getdents64,
+    __NR_getcwd, __NR_statfs, __NR_fstatfs, __NR_fsync, __NR_fdatasync, __NR_sync_file_range, __NR_fallocate,
+    __NR_truncate, __NR_ftruncate, __NR_fadvise64, __NR_copy_file_range, __NR_linkat, __NR_unlinkat, __NR_renameat,
+    __NR_renameat2, __NR_mkdirat, __NR_flock, __NR_fcntl, __NR_dup, __NR_dup3, __NR_pipe2, __NR_ppoll, __NR_pselect6,
+    __NR_eventfd2, __NR_memfd_create, __NR_umask,
+#ifdef __NR_open  // older calls, which newer architectures do without
+    __NR_open, __NR_stat, __NR_lstat, __NR_access, __NR_readlink, __NR_getdents, __NR_link, __NR_unlink, __NR_rename,
+    __NR_mkdir, __NR_rmdir, __NR_dup2, __NR_pipe, __NR_poll, __NR_select, __NR_alarm, __NR_pause, __NR_time,
+    __NR_getpgrp, __NR_arch_prctl, __NR_fork,
+#endif
+    // memory
+    __NR_mmap, __NR_munmap, __NR_mremap, __NR_mprotect, __NR_madvise, __NR_msync, __NR_brk, __NR_mincore, __NR_mlock,
+    __NR_munlock, __NR_membarrier, 462 /* mseal */,
+    // threads and the child that looks through an HDF5 file first
+    __NR_futex, 449 /* futex_waitv */, __NR_set_robust_list, __NR_get_robust_list, __NR_rseq, __NR_sched_yield,
+    __NR_sched_getaffinity, __NR_getcpu, __NR_gettid, __NR_set_tid_address, __NR_exit, __NR_exit_group, __NR_wait4,
+    __NR_waitid, __NR_prctl,
+    // signals and time
+    __NR_rt_sigaction, __NR_rt_sigprocmask, __NR_rt_sigreturn, __NR_rt_sigpending, __NR_rt_sigsuspend,
+    __NR_rt_sigtimedwait, __NR_sigaltstack, __NR_kill, __NR_tkill, __NR_tgkill, __NR_restart_syscall,
+    __NR_clock_gettime, __NR_clock_getres, __NR_clock_nanosleep, __NR_nanosleep, __NR_gettimeofday, __NR_times,
+    __NR_setitimer, __NR_getitimer,
+    // facts about this process and machine
+    __NR_getpid, __NR_getppid, __NR_getpgid, __NR_getsid, __NR_getuid, __NR_geteuid, __NR_getgid, __NR_getegid,
+    __NR_getgroups, __NR_getrlimit, __NR_setrlimit, __NR_prlimit64, __NR_getrusage, __NR_sysinfo, __NR_uname,
+    __NR_getrandom,
+#if RESHARD_LEAKS_ARE_LOOKED_FOR
+    __NR_ptrace,  // LeakSanitizer stops the threads of its own process
 #endif
 };
 
+// The last call that kAllowed was chosen from. Later ones fail with ENOSYS, so that a newer C library falls back on an
+// older call; all others that are not allowed fail with EPERM.
+constexpr std::uint32_t kLastKnown = 467;
+constexpr std::uint32_t kClone3 = 435;
+
+// The requests of ioctl that ask a terminal what it is.
+constexpr std::uint32_t kTerminalRequests[] = {0x5401 /* TCGETS */, 0x5413 /* TIOCGWINSZ */, 0x802c542a /* TCGETS2 */};
+
+// clone's flags that make namespaces (user, mount, network, process, IPC, UTS, cgroup).
+constexpr std::uint32_t kNamespaces = 0x7e020000;
+
+constexpr sock_filter load(std::size_t offset) {
+  return {BPF_LD | BPF_W | BPF_ABS, 0, 0, static_cast<std::uint32_t>(offset)};
+}
+constexpr sock_filter answer(std::uint32_t action) { return {BPF_RET | BPF_K, 0, 0, action}; }
+constexpr sock_filter kAllow = answer(SECCOMP_RET_ALLOW);
+constexpr sock_filter kRefuse = answer(SECCOMP_RET_ERRNO | EPERM);
+constexpr sock_filter kUnknown = answer(SECCOMP_RET_ERRNO | ENOSYS);
+// Runs the next instruction if the loaded word equals `value` (or is at least `value`), else skips it.
+constexpr sock_filter if_equal(std::uint32_t value) { return {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, value}; }
+constexpr sock_filter if_at_least(std::uint32_t value) { return {BPF_JMP | BPF_JGE | BPF_K, 0, 1, value}; }
+
+// Both architectures are little-endian: the lower half of an argument comes first.
+constexpr std::size_t argument(std::size_t i) { return offsetof(seccomp_data, args) + i * sizeof(std::uint64_t); }
+
+// Builds the filter: the calls of kAllowed; ioctl with kTerminalRequests; clone without namespaces, and not clone3,
+// whose flags a filter cannot read.
+std::vector<sock_filter> call_filter() {
+  std::vector<sock_filter> program = {
+      load(offsetof(seccomp_data, arch)),
+      {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, kArchitecture},
+      kRefuse,
+      load(offsetof(seccomp_data, nr)),
+      if_at_least(kOtherNumbers),
+      kRefuse,
+      if_at_least(kLastKnown + 1),
+      kUnknown,
+      if_equal(kClone3),
+      kUnknown,
+  };
+  for (const std::uint32_t call : kAllowed) {
+    program.push_back(if_equal(call));
+    program.push_back(kAllow);
+  }
+  constexpr auto requests = static_cast<std::uint8_t>(2 * std::size(kTerminalRequests) + 2);
+  program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, requests, __NR_ioctl});
+  program.push_back(load(argument(1)));
+  for (const std::uint32_t request : kTerminalRequests) {
+    program.push_back(if_equal(request));
+    program.push_back(kAllow);
+  }
+  program.push_back(kRefuse);
+  program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 3, __NR_clone});
+  program.push_back(load(argument(0)));
+  program.push_back({BPF_JMP | BPF_JSET | BPF_K, 1, 0, kNamespaces});
+  program.push_back(kAllow);
+  program.push_back(kRefuse);
+  return program;
+}
+
 bool give_up_calls() {
   if (kArchitecture == 0) return false;
-  constexpr auto load = [](std::size_t offset) {
-    return sock_filter{BPF_LD | BPF_W | BPF_ABS, 0, 0, static_cast<std::uint32_t>(offset)};
-  };
-  constexpr sock_filter refuse{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ERRNO | EPERM};
-  std::vector<sock_filter> program = {
-      load(offsetof(seccomp_data, arch)), {BPF_JMP | BPF_JEQ | BPF_K, 1, 0, kArchitecture}, refuse,
-      load(offsetof(seccomp_data, nr)),   {BPF_JMP | BPF_JGE | BPF_K, 0, 1, kOtherNumbers}, refuse,
-  };
-  for (const std::uint32_t call : kRefused) {
-    program.push_back({BPF_JMP | BPF_JEQ | BPF_K, 0, 1, call});
-    program.push_back(refuse);
-  }
-  program.push_back({BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW});
+  std::vector<sock_filter> program = call_filter();
   const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
   return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0;
 }

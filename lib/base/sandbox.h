@@ -1,5 +1,5 @@
-// What a process gives up before it reads the bytes of strangers, so that one that is taken over by them can do little:
-// Landlock for files, a list of system calls for the rest. On Linux, as far as the kernel has them.
+// What a process gives up before it reads untrusted bytes, so that an attacker who takes it over can do little: Landlock
+// restricts files, an allowlist of system calls the rest. On Linux, as far as the kernel supports them.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct Sandbox {
 // What took hold.
 struct Sandboxed {
   bool files = false;  // no other files can be opened, nothing can be executed
-  bool calls = false;  // no sockets, no programs, no other processes' memory, no mounts
+  bool calls = false;  // only the calls of the allowlist work: no sockets, programs, namespaces, mounts, file modes
 };
 
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are
