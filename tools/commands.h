@@ -86,7 +86,7 @@ inline constexpr std::size_t kScreenWidth = 120;
 std::string colored(std::string_view text, const char* code);
 // Columns that UTF-8 text takes, and text filled up with spaces to so many.
 std::size_t width_of(std::string_view text);
-std::string padded(std::string text, std::size_t width);
+std::string padded(std::string_view text, std::size_t width);
 // Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
 // `start` where that is not the indent.
 std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);

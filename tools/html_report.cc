@@ -1,29 +1,25 @@
 #include "tools/html_report.h"
 
 #include "lib/base/file.h"
+#include "lib/base/printable.h"
 #include "tools/job.h"
 
 namespace reshard::tools {
 namespace {
 
-// JSON that can stand inside a <script>: these characters occur in its strings only.
+// Returns JSON that can stand inside a <script>: "<", ">" and "&" occur only in its strings.
 std::string escaped(std::string_view json) {
   std::string out;
   out.reserve(json.size());
-  for (std::size_t i = 0; i < json.size(); ++i) {
-    const std::string_view rest = json.substr(i, 3);
-    if (rest == "\xe2\x80\xa8" || rest == "\xe2\x80\xa9") {
-      out += rest[2] == '\xa8' ? "\\u2028" : "\\u2029";
-      i += 2;
-    } else if (rest[0] == '<') {
+  for (const char c : json) {
+    if (c == '<')
       out += "\\u003c";
-    } else if (rest[0] == '>') {
+    else if (c == '>')
       out += "\\u003e";
-    } else if (rest[0] == '&') {
+    else if (c == '&')
       out += "\\u0026";
-    } else {
-      out += rest[0];
-    }
+    else
+      out += c;
   }
   return out;
 }
@@ -40,7 +36,7 @@ std::string html_page(std::string_view command, Json data) {
   const std::string_view viewer = report_viewer();
   const std::size_t mark = viewer.find(kDataMark);
   std::string out(viewer.substr(0, mark));
-  out += escaped(to_text(page));
+  out += escaped(printable_json(to_text(page)));
   return out += viewer.substr(mark + kDataMark.size());
 }
 

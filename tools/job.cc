@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/nccl.h"
@@ -48,7 +49,7 @@ int say(const Error& error) {
   std::fflush(stdout);
   const Transport* ranks = current ? current->ranks() : nullptr;
   const std::string rank = ranks ? "[" + std::to_string(ranks->rank()) + "]" : "";
-  std::fprintf(stderr, "reshard%s: error: %s\n", rank.c_str(), error.message().c_str());
+  std::fprintf(stderr, "reshard%s: error: %s\n", rank.c_str(), printable_lines(error.message()).c_str());
   return static_cast<int>(error.code());
 }
 

@@ -1,6 +1,7 @@
 // reshard layout: the layout that a checkpoint implies, for people or as the file that convert and verify take.
 #include <cstdio>
 
+#include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/infer/layout_inference.h"
@@ -127,7 +128,9 @@ std::string files_text(const LayoutDescriptor& layout) {
   return layout.stored_as == StoredAs::kWhole ? "files hold whole tensors" : "files hold the ranks' shards";
 }
 
-void print_json(const LayoutDescriptor& layout) { std::printf("%s\n", to_text(layout.to_json(), 2).c_str()); }
+void print_json(const LayoutDescriptor& layout) {
+  std::printf("%s\n", printable_json(to_text(layout.to_json(), 2)).c_str());
+}
 
 Result<int> show_builtin(const LayoutOptions& options) {
   if (!find_builtin_layout(options.builtin))

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lib/base/resident.h"
+#include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
 #include "tools/commands.h"
@@ -155,7 +156,9 @@ Result<int> mount_image(const MountOptions& options) {
     shown = bytes;
     std::fprintf(stderr, "\rread      %s\x1b[K", human_bytes(bytes).c_str());
   };
-  how.failed = [&](const std::string& line) { std::fprintf(stderr, "reshard: error: %s\n", line.c_str()); };
+  how.failed = [&](const std::string& line) {
+    std::fprintf(stderr, "reshard: error: %s\n", printable_lines(line).c_str());
+  };
   TRY(serve_image(listing, make, how));
   if (redraws && shown >= 0) std::fprintf(stderr, "\r\x1b[K");
   if (!quiet && !options.background) print_row("done", printable(options.destination) + " is unmounted");

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "lib/base/file.h"
+#include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/confine.h"
@@ -114,7 +115,7 @@ int run_program(int argc, char** argv, bool owns_process) {
   if (owns_process) raise_descriptor_limit();
   const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
   const auto code = without_exceptions(std::cref(work));  // by reference: a copy would need memory
-  if (!code) std::fprintf(stderr, "reshard: error: %s\n", code.error().message().c_str());
+  if (!code) std::fprintf(stderr, "reshard: error: %s\n", printable_lines(code.error().message()).c_str());
   const int exit_code = code ? *code : static_cast<int>(code.error().code());
   if (was_printed()) return exit_code;
   std::fprintf(stderr, "reshard: error: standard output: cannot write all of it\n");

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "lib/base/printable.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/job.h"
@@ -68,7 +69,8 @@ std::size_t width_of(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
-std::string padded(std::string text, std::size_t width) {
+std::string padded(std::string_view foreign, std::size_t width) {
+  std::string text = printable(foreign);
   const std::size_t n = width_of(text);
   if (n < width) text.append(width - n, ' ');
   return text;
@@ -78,7 +80,7 @@ std::string in_column(std::string_view text, std::size_t indent, std::size_t sta
   std::string out;
   std::size_t at = std::max(indent, start);
   bool is_first = true;
-  for (const std::string& word : split(text, ' ')) {
+  for (const std::string& word : split(printable_lines(text), ' ')) {
     const std::size_t n = width_of(word);
     if (!is_first && at + 1 + n > kScreenWidth) {
       out += "\n" + std::string(indent, ' ');
@@ -101,7 +103,7 @@ Json dims_json(const Dims& dims) {
 }
 
 void show_json(const Json& json, int depth) {
-  std::string text = to_text(json, depth);
+  std::string text = printable_json(to_text(json, depth));
   if (host())
     host()->answer = std::move(text);
   else
@@ -112,17 +114,17 @@ void show_json(const Json& object, const JsonList& list, int depth) {
   std::string* const answer = host() ? &host()->answer : nullptr;
   if (answer) answer->clear();
   write_text(object, list, depth, [answer](std::string_view text) {
+    const std::string shown = printable_json(text);
     if (answer)
-      answer->append(text);
+      answer->append(shown);
     else
-      std::fwrite(text.data(), 1, text.size(), stdout);
+      std::fwrite(shown.data(), 1, shown.size(), stdout);
   });
   if (!answer) std::printf("\n");
 }
 
 void print_row(std::string_view label, std::string_view text) {
-  std::printf("%-9.*s %.*s\n", static_cast<int>(label.size()), label.data(), static_cast<int>(text.size()),
-              text.data());
+  std::printf("%-9.*s %s\n", static_cast<int>(label.size()), label.data(), printable_lines(text).c_str());
 }
 
 // Not getrusage's: that figure outlives exec, and would be the program's that started this one.

@@ -5,6 +5,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+
+#include "lib/base/printable.h"
 
 namespace reshard {
 
@@ -118,26 +121,86 @@ std::optional<bool> ranges_contain(std::string_view list, Index value) {
   }
 }
 
-// How much of a pattern and of a name one element of the pattern takes.
+// A Unicode character and its length in UTF-8.
+struct Character {
+  char32_t code = 0;
+  std::size_t bytes = 1;
+};
+// Returns the UTF-8 character at the front of `text`, or nothing if its first byte begins none.
+std::optional<Character> first_character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return Character{lead, 1};
+  Character c;
+  c.bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < c.bytes) return std::nullopt;
+  c.code = lead & (0x7fu >> c.bytes);
+  for (std::size_t i = 1; i < c.bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
+    c.code = c.code << 6 | (byte(i) & 0x3fu);
+  }
+  const bool is_overlong = (c.bytes == 3 && c.code < 0x800) || (c.bytes == 4 && c.code < 0x10000);
+  if (is_overlong || (c.code >= 0xd800 && c.code < 0xe000) || c.code > 0x10ffff) return std::nullopt;
+  return c;
+}
+
+// The bytes that one element of a pattern consumes of the pattern and of the name.
 struct Step {
   std::size_t pattern = 1;
-  std::size_t name = 0;  // 0: it does not match
+  std::size_t name = 0;  // 0: the element does not match
 };
 
-// The element of `pattern` at p, not a '*', held against `name` at n.
+// Returns the character at `at`; a byte that begins no UTF-8 character counts as a character of its own, and as no
+// other's.
+Character character_at(std::string_view text, std::size_t at) {
+  constexpr char32_t kNotUnicode = 0x110000;
+  const auto c = first_character(text.substr(at));
+  return c ? *c : Character{kNotUnicode + static_cast<unsigned char>(text[at]), 1};
+}
+
+// Matches `c` against the set "[...]" at the front of `pattern`, as fnmatch does: "!" or "^" in front negates, "a-z" is
+// a range, "]" in front and "-" at either end stand for themselves. Returns nothing if no "]" closes the set.
+struct SetMatch {
+  std::size_t length = 0;  // of the set, in bytes of the pattern
+  bool matches = false;
+};
+std::optional<SetMatch> match_set(std::string_view pattern, char32_t c) {
+  std::size_t at = 1;
+  const bool negated = at < pattern.size() && (pattern[at] == '!' || pattern[at] == '^');
+  if (negated) ++at;
+  bool contains = false;
+  for (const std::size_t first = at; at < pattern.size();) {
+    if (pattern[at] == ']' && at > first) return SetMatch{at + 1, contains != negated};
+    const Character low = character_at(pattern, at);
+    at += low.bytes;
+    Character high = low;
+    if (at + 1 < pattern.size() && pattern[at] == '-' && pattern[at + 1] != ']') {
+      high = character_at(pattern, at + 1);
+      at += 1 + high.bytes;
+    }
+    contains = contains || (low.code <= c && c <= high.code);
+  }
+  return std::nullopt;
+}
+
+// Matches the element of `pattern` at p, which is not a '*', against `name` at n.
 Step match_element(std::string_view pattern, std::size_t p, std::string_view name, std::size_t n) {
   const char open = pattern[p];
-  const std::size_t close = open == '[' || open == '{' ? pattern.find(open == '[' ? ']' : '}', p + 1) : pattern.npos;
+  const Character c = character_at(name, n);
+  if (open == '[') {
+    if (const auto set = match_set(pattern.substr(p), c.code)) return {set->length, set->matches ? c.bytes : 0};
+  }
+  const std::size_t close = open == '{' ? pattern.find('}', p + 1) : pattern.npos;
   if (close != pattern.npos) {
-    const std::string_view inside = pattern.substr(p + 1, close - p - 1);
-    if (open == '[') return {close + 1 - p, inside.find(name[n]) != inside.npos ? std::size_t{1} : std::size_t{0}};
-    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    const auto is_digit = [](char digit) { return digit >= '0' && digit <= '9'; };
     const auto number = n > 0 && is_digit(name[n - 1]) ? std::nullopt : leading_number(name.substr(n));
     if (!number && name[n] != open) return {};
+    const std::string_view inside = pattern.substr(p + 1, close - p - 1);
     if (const auto contains = ranges_contain(inside, number ? number->value : 0))
       return {close + 1 - p, number && *contains ? number->digits : 0};
   }
-  return {1, open == '?' || open == name[n] ? std::size_t{1} : std::size_t{0}};
+  if (open == '?') return {1, c.bytes};
+  return {1, open == name[n] ? std::size_t{1} : std::size_t{0}};
 }
 
 }  // namespace
@@ -160,7 +223,8 @@ bool glob_match(std::string_view pattern, std::string_view name) {
       n += step.name;
     } else if (star != std::string_view::npos) {
       p = star + 1;
-      n = ++star_name;
+      star_name += character_at(name, star_name).bytes;
+      n = star_name;
     } else {
       return false;
     }
@@ -188,60 +252,83 @@ bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view
 
 namespace {
 
-struct Character {
-  char32_t code = 0;
-  std::size_t bytes = 1;
+// Ranges of characters that a terminal obeys or does not show: controls (C0, DEL, C1), separators of lines, and
+// Unicode's default ignorable characters, among them those that turn the writing direction and those of no width.
+struct CharacterRange {
+  char32_t first, last;
 };
-// The UTF-8 character that `text` begins with; nothing where its first byte begins none.
-std::optional<Character> first_character(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return Character{lead, 1};
-  Character c;
-  c.bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < c.bytes) return std::nullopt;
-  c.code = lead & (0x7fu >> c.bytes);
-  for (std::size_t i = 1; i < c.bytes; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return std::nullopt;
-    c.code = c.code << 6 | (byte(i) & 0x3fu);
-  }
-  const bool is_overlong = (c.bytes == 3 && c.code < 0x800) || (c.bytes == 4 && c.code < 0x10000);
-  if (is_overlong || (c.code >= 0xd800 && c.code < 0xe000) || c.code > 0x10ffff) return std::nullopt;
-  return c;
-}
+constexpr CharacterRange kUnprintable[] = {
+    {0x0, 0x1f},      {0x7f, 0x9f},     {0xad, 0xad},       {0x34f, 0x34f},     {0x61c, 0x61c},
+    {0x115f, 0x1160}, {0x17b4, 0x17b5}, {0x180b, 0x180f},   {0x200b, 0x200f},   {0x2028, 0x202e},
+    {0x2060, 0x206f}, {0x2800, 0x2800}, {0x3164, 0x3164},   {0xfe00, 0xfe0f},   {0xfeff, 0xfeff},
+    {0xffa0, 0xffa0}, {0xfff0, 0xfffb}, {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff}};
 
 bool is_printable(char32_t c) {
-  const bool is_control = c < 0x20 || (c >= 0x7f && c < 0xa0);
-  const bool is_separator = c == 0x2028 || c == 0x2029;
-  const bool turns_direction =
-      c == 0x061c || c == 0x200e || c == 0x200f || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
-  return !is_control && !is_separator && !turns_direction;
+  const auto contains = [c](const CharacterRange& r) { return r.first <= c && c <= r.last; };
+  return std::none_of(std::begin(kUnprintable), std::end(kUnprintable), contains);
+}
+
+void append_hex_bytes(std::string& out, std::string_view bytes) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  for (const char byte : bytes) {
+    const auto code = static_cast<unsigned char>(byte);
+    out += {'\\', 'x', kHex[code >> 4], kHex[code & 0xf]};
+  }
+}
+
+// Appends `text` with each character that cannot be printed replaced by what `escape` appends for its bytes.
+template <typename Escape>
+std::string escaped_text(std::string_view text, const Escape& escape) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const auto plain = std::find_if_not(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
+    out.append(text.begin(), plain);
+    text.remove_prefix(static_cast<std::size_t>(plain - text.begin()));
+    if (text.empty()) break;
+    const auto c = first_character(text);
+    const std::string_view bytes = text.substr(0, c ? c->bytes : 1);
+    text.remove_prefix(bytes.size());
+    if (c && is_printable(c->code))
+      out += bytes;
+    else
+      escape(out, bytes, c);
+  }
+  return out;
 }
 
 }  // namespace
 
 std::string printable(std::string_view name) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out;
-  out.reserve(name.size());
-  while (!name.empty()) {
-    const auto plain = std::find_if_not(name.begin(), name.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
-    out.append(name.begin(), plain);
-    name.remove_prefix(static_cast<std::size_t>(plain - name.begin()));
-    if (name.empty()) break;
-    const auto c = first_character(name);
-    const std::string_view bytes = name.substr(0, c ? c->bytes : 1);
-    name.remove_prefix(bytes.size());
-    if (c && is_printable(c->code)) {
-      out += bytes;
-      continue;
+  return escaped_text(name, [](std::string& out, std::string_view bytes, const std::optional<Character>&) {
+    append_hex_bytes(out, bytes);
+  });
+}
+
+std::string printable_lines(std::string_view text) {
+  return escaped_text(text, [](std::string& out, std::string_view bytes, const std::optional<Character>&) {
+    if (bytes == "\n")
+      out += '\n';
+    else
+      append_hex_bytes(out, bytes);
+  });
+}
+
+std::string printable_json(std::string_view text) {
+  return escaped_text(text, [](std::string& out, std::string_view bytes, const std::optional<Character>& c) {
+    if (bytes == "\n" || !c) {
+      out += c ? bytes : "\xef\xbf\xbd";  // U+FFFD for what is no character
+      return;
     }
-    for (const char byte : bytes) {
-      const auto code = static_cast<unsigned char>(byte);
-      out += {'\\', 'x', kHex[code >> 4], kHex[code & 0xf]};
-    }
-  }
-  return out;
+    const auto append_unit = [&](char32_t unit) {
+      char escape[8];
+      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(unit));
+      out += escape;
+    };
+    if (c->code < 0x10000) return append_unit(c->code);
+    append_unit(0xd800 + ((c->code - 0x10000) >> 10));
+    append_unit(0xdc00 + ((c->code - 0x10000) & 0x3ff));
+  });
 }
 
 std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }

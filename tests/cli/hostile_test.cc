@@ -74,18 +74,78 @@ TEST(Hostile, SlowPatternsOfADumpAreRefused) {
   }
 }
 
+// Characters of every kind that a terminal obeys or does not show, one string each, as UTF-8; the last is not UTF-8.
+std::vector<std::string> unprintable_texts() {
+  std::vector<std::string> out;
+  for (char c = 1; c < 0x20; ++c)
+    if (c != '\n') out.emplace_back(1, c);
+  for (const char* text :
+       {"\x7f",         "\xc2\x80",     "\xc2\x85",     "\xc2\x9b",     "\xc2\x9f",         "\xc2\xad",
+        "\xd8\x9c",     "\xe1\x85\x9f", "\xe1\xa0\x8e", "\xe2\x80\x8b", "\xe2\x80\x8d",     "\xe2\x80\x8f",
+        "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaa", "\xe2\x80\xae", "\xe2\x81\xa0",     "\xe2\x81\xa6",
+        "\xe2\x81\xa9", "\xe3\x85\xa4", "\xef\xb8\x8f", "\xef\xbb\xbf", "\xf3\xa0\x81\x81", "\xff"})
+    out.emplace_back(text);
+  return out;
+}
+
+void expect_printable(const std::string& output, const std::string& what) {
+  for (const std::string& text : unprintable_texts()) EXPECT_THAT(output, Not(HasSubstr(text))) << what;
+}
+
+// A shell's word for a path, a file name and a tensor's name each contain all of them.
 TEST(Hostile, NamesDoNotSteerTheTerminal) {
   const TempDir dir;
-  dir.write("model.safetensors", empty_tensors({"\\u001b]0;pwn\\u0007\\u009b31mC1\\u202eRTL\\u2066x", "caf\xc3\xa9"}));
-  for (const std::string command : {"inspect", "verify", "layout"}) {
-    const CommandResult r = reshard_cli({command, dir / "model.safetensors"});
-    EXPECT_EQ(r.exit_code, 0) << r.err;
-    for (const char* raw : {"\x1b]", "\x07", "\xc2\x9b", "\xe2\x80\xae", "\xe2\x81\xa6"})
-      if (command != "layout") {
-        EXPECT_THAT(r.out + r.err, Not(HasSubstr(raw))) << command;
-      }
+  std::vector<std::string> names = {"caf\xc3\xa9"};
+  std::string all;
+  for (const std::string& text : unprintable_texts()) {
+    all += text;
+    if (text == "\xff") continue;
+    std::string escaped;
+    append_json_string(escaped, "w" + text);
+    names.push_back(escaped.substr(1, escaped.size() - 2));
   }
-  EXPECT_THAT(reshard_cli({"inspect", dir / "model.safetensors"}).out, HasSubstr("caf\xc3\xa9"));
+  dir.write("model.safetensors", empty_tensors(names));
+  const std::string home = "a" + all, shards = "b" + all;
+  dir.write(home + "/model.safetensors", empty_tensors(names));
+  dir.write(home + "/config.json", "{\"model_type\": \"\\u001b[2J\\u202e\", \"vocab_size\": \"\\u009b\"}");
+  std::string index = "{\"weight_map\": {\"w\": ";
+  append_json_string(index, valid_utf8("gone" + all.substr(0, all.size() - 1)) + ".safetensors");
+  dir.write(shards + "/model.safetensors.index.json", index + "}}");
+  const std::string model = dir / "model.safetensors", where = dir / home;
+  const std::vector<std::vector<std::string>> commands = {
+      {"inspect", model},
+      {"inspect", model, "--json"},
+      {"inspect", where, "--filter", all},
+      {"inspect", where, "--html", dir / "page.html"},
+      {"inspect", dir / shards},
+      {"inspect", where + "/gone"},
+      {"verify", model},
+      {"verify", where, "--json", "--values"},
+      {"verify", where, "--junit", dir / "junit.xml"},
+      {"verify", model, "--against", dir / shards},
+      {"diff", model, where},
+      {"diff", model, where, "--json"},
+      {"plan", where, "--to", "dcp", "--family", "none", "--json"},
+      {"plan", where, "--to", all},
+      {"convert", where, dir / "out", "--to", "hf"},
+      {"convert", where, dir / ("out" + all), "--to", "dcp", "--family", "none"},
+      {"convert", where, dir / (all + "/" + all), "--to", "dcp"},
+      {"merge", model, where, dir / "merged", "--average", "--to", "dcp", "--family", "none", "--expression", all},
+      {"check", "--config", where + "/config.json", "--mesh", "tp=2"},
+      {"check", "--config", where + "/config.json", "--mesh", all},
+      {"latest", where},
+      {"layout", model},
+      {all},
+      {"inspect", "--" + all},
+  };
+  for (const std::vector<std::string>& command : commands) {
+    const CommandResult r = reshard_cli(command);
+    EXPECT_NE(r.exit_code, 70) << r.err;
+    expect_printable(r.out + r.err, testing::PrintToString(command));
+  }
+  expect_printable(read_file(dir / "junit.xml"), "JUnit");
+  expect_printable(read_file(dir / "page.html"), "HTML");
+  EXPECT_THAT(reshard_cli({"inspect", model}).out, HasSubstr("caf\xc3\xa9"));
 }
 
 std::string zstd_frame(const std::string& bytes) {

@@ -1,6 +1,10 @@
 "use strict";
 
-const page = JSON.parse(document.getElementById("data").textContent);
+// Characters that are not shown or turn the text (printable() in lib/base/text.cc), as the bytes of their UTF-8.
+const unprintable = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
+const hexBytes = (text) => Array.from(new TextEncoder().encode(text), (byte) => "\\x" + byte.toString(16).padStart(2, "0")).join("");
+const page = JSON.parse(document.getElementById("data").textContent, (key, value) =>
+  typeof value === "string" ? value.replace(unprintable, hexBytes) : value);
 const data = page.data;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

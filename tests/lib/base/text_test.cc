@@ -1,8 +1,16 @@
 #include "lib/base/text.h"
 
+#include <fnmatch.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <random>
+#include <string>
+
+#include "lib/base/json.h"
+#include "lib/base/printable.h"
 
 namespace reshard {
 namespace {
@@ -60,27 +68,52 @@ TEST(Text, ParseBytesRefusesWhatIsNoSize) {
   }
 }
 
-// The definition, by recursion.
-bool slow_match(std::string_view p, std::string_view n) {
-  if (p.empty()) return n.empty();
-  if (p[0] == '*') return slow_match(p.substr(1), n) || (!n.empty() && slow_match(p, n.substr(1)));
-  if (n.empty()) return false;
-  if (const auto close = p.find(']', 1); p[0] == '[' && close != std::string_view::npos)
-    return p.substr(1, close - 1).find(n[0]) != std::string_view::npos && slow_match(p.substr(close + 1), n.substr(1));
-  return (p[0] == '?' || p[0] == n[0]) && slow_match(p.substr(1), n.substr(1));
-}
-
-TEST(Text, GlobAgreesWithItsDefinition) {
-  std::mt19937 rng(3);
+// Compares with the C library's fnmatch, which matches as a shell does.
+void expect_same_as_fnmatch(std::string_view pattern_alphabet, std::string_view name_alphabet, std::uint32_t seed) {
+  std::mt19937 rng(seed);
   const auto random_text = [&](std::string_view alphabet, std::size_t longest) {
     std::string s(rng() % (longest + 1), ' ');
     for (char& c : s) c = alphabet[rng() % alphabet.size()];
     return s;
   };
+  int matches = 0;
   for (int i = 0; i < 50'000; ++i) {
-    const std::string pattern = random_text("ab*?[]", 7), name = random_text("ab[", 8);
-    ASSERT_EQ(glob_match(pattern, name), slow_match(pattern, name)) << pattern << " on " << name;
+    const std::string pattern = random_text(pattern_alphabet, 8), name = random_text(name_alphabet, 8);
+    const bool expected = ::fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+    ASSERT_EQ(glob_match(pattern, name), expected) << pattern << " on " << name;
+    matches += expected;
   }
+  EXPECT_GT(matches, 500);
+}
+
+TEST(Text, GlobMatchesAsAShellDoes) {
+  expect_same_as_fnmatch("ab*?[]", "ab[", 3);
+  expect_same_as_fnmatch("ac*[]!^-", "abc-]!^", 4);
+  expect_same_as_fnmatch("059*[]-!", "0123456789.", 5);
+  expect_same_as_fnmatch("az[]-\\?", "abyz\\-", 6);
+}
+
+TEST(Text, GlobSetsHaveRangesAndNegation) {
+  EXPECT_TRUE(glob_match("layers.[0-3].*", "layers.2.x"));
+  EXPECT_FALSE(glob_match("layers.[0-3].*", "layers.4.x"));
+  EXPECT_FALSE(glob_match("layers.[!0-3].*", "layers.2.x"));
+  EXPECT_FALSE(glob_match("layers.[^0-3].*", "layers.2.x"));
+  EXPECT_TRUE(glob_match("[!l]*", "model.norm"));
+  EXPECT_FALSE(glob_match("[!l]*", "layers.0"));
+  EXPECT_TRUE(glob_match("[]x]", "]")) << "in front it stands for itself";
+  EXPECT_FALSE(glob_match("[!]x]", "]"));
+  EXPECT_TRUE(glob_match("[a-]", "-"));
+  EXPECT_TRUE(glob_match("[-a]", "-"));
+  EXPECT_FALSE(glob_match("[z-a]", "m")) << "a range from high to low is empty";
+  EXPECT_TRUE(glob_match("[a", "[a")) << "no set without its end";
+}
+
+TEST(Text, GlobCountsCharactersNotBytes) {
+  EXPECT_TRUE(glob_match("?", "\xc3\xa9"));
+  EXPECT_TRUE(glob_match("[\xc3\xa8-\xc3\xaa].x", "\xc3\xa9.x"));
+  EXPECT_FALSE(glob_match("[!\xc3\xa9]", "\xc3\xa9"));
+  EXPECT_TRUE(glob_match("*?\xa9", "\xc3\xa9\xa9")) << "a byte that begins no character is one";
+  EXPECT_FALSE(glob_match("*\xa9", "\xc3\xa9"));
 }
 
 TEST(Text, GlobTakesDotsAndSlashesLikeAnyOther) {
@@ -127,6 +160,37 @@ TEST(Text, GlobWithManyStarsIsFast) {
   std::string pattern;
   for (int i = 0; i < 1000; ++i) pattern += "a*";
   EXPECT_FALSE(glob_match(pattern + "b", std::string(5000, 'a')));
+}
+
+std::string utf8(char32_t c) {
+  std::string json = "\"";
+  char escape[16];
+  if (c < 0x10000)
+    std::snprintf(escape, sizeof escape, "\\u%04x\"", static_cast<unsigned>(c));
+  else
+    std::snprintf(escape, sizeof escape, "\\u%04x\\u%04x\"", static_cast<unsigned>(0xd800 + ((c - 0x10000) >> 10)),
+                  static_cast<unsigned>(0xdc00 + ((c - 0x10000) & 0x3ff)));
+  return std::string(*parse_json(json + escape, "text")->as_string());
+}
+
+TEST(Text, JsonMadePrintableHasTheSameValues) {
+  for (char32_t first = 1; first < 0x110000; first += 64) {
+    std::string text;
+    for (char32_t c = first; c < first + 64; ++c)
+      if (c < 0xd800 || (c >= 0xe000 && c < 0x110000)) text += utf8(c);
+    std::string json;
+    append_json_string(json, text);
+    const std::string safe = printable_json(json);
+    ASSERT_EQ(*parse_json(safe, "text")->as_string(), text) << static_cast<unsigned>(first);
+    ASSERT_EQ(printable_lines(safe), safe) << static_cast<unsigned>(first);
+  }
+}
+
+TEST(Text, PrintableShowsCharactersThatHaveNoWidthOrTurnTheText) {
+  for (const char32_t c :
+       {0xadu, 0x61cu, 0x180eu, 0x200bu, 0x200fu, 0x202eu, 0x2066u, 0x3164u, 0xfe0fu, 0xfeffu, 0xe0041u})
+    EXPECT_THAT(printable("a" + utf8(c)), testing::StartsWith("a\\x")) << static_cast<unsigned>(c);
+  EXPECT_EQ(printable_lines("one\ntwo\x1b"), "one\ntwo\\x1b");
 }
 
 TEST(Text, PrintableHidesControlBytes) {
