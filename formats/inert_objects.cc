@@ -18,7 +18,8 @@ struct DataNames {
 };
 constexpr std::array kDataNames = {
     DataNames{"builtins", " set frozenset list dict tuple int float complex bool str bytes bytearray slice range "},
-    DataNames{"__builtin__", " set frozenset complex bytearray slice "},
+    DataNames{"__builtin__",  // what protocol 2, torch.save's, calls them
+              " set frozenset list dict tuple int long float complex bool str unicode bytes bytearray slice xrange "},
     DataNames{"_codecs", " encode "},
     DataNames{"_io", " BytesIO "},
     DataNames{"io", " BytesIO "},
@@ -37,12 +38,14 @@ constexpr std::array kDataNames = {
     DataNames{"numpy.core.multiarray", " _reconstruct scalar "},
     DataNames{"numpy.core.numeric", " _frombuffer "},
     DataNames{"numpy.random._mt19937", " MT19937 "},
+    DataNames{"numpy.random.bit_generator", " SeedSequence __pyx_unpickle_SeedSequence "},
     DataNames{"numpy.random._pcg64", " PCG64 "},
     DataNames{"numpy.random._pickle", " __bit_generator_ctor __generator_ctor __randomstate_ctor "},
     DataNames{"torch", " Size Tensor device "},
     DataNames{"torch._tensor", " _rebuild_from_type_v2 "},
     DataNames{"torch._utils", " _rebuild_parameter _rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 "},
     DataNames{"torch.nn.parameter", " Parameter "},
+    DataNames{"torch.serialization", " _get_layout "},
     DataNames{"torch.storage", " TypedStorage UntypedStorage "}};
 // Classes of megatron.core, whose modules move.
 constexpr std::string_view kMegatronNames =

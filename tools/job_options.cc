@@ -122,14 +122,28 @@ Result<Weights> SourceOptions::which_weights() const {
   return usage_error("--weights '" + printable(weights) + "': there are model and master");
 }
 
+namespace {
+
+// Whether `name` is one or more components, none of them empty: "model.layers", and not "", ".model" or "model.".
+bool is_components(const std::string& name) {
+  const std::vector<std::string> components = split(name, '.');
+  return std::none_of(components.begin(), components.end(), [](const std::string& c) { return c.empty(); });
+}
+
+Result<std::pair<std::string, std::string>> parse_rename(const std::string& rename) {
+  const std::size_t equals = rename.find('=');
+  const std::string from = rename.substr(0, equals), to = equals == rename.npos ? "" : rename.substr(equals + 1);
+  if (!is_components(from) || !is_components(to))
+    return usage_error("--rename '" + printable(rename) + "': expected FROM=TO, whole components of names such as " +
+                       "'transformer.h=model.layers'; --strip-prefix removes components from the front");
+  return std::pair(from, to);
+}
+
+}  // namespace
+
 Result<KeyChanges> SourceOptions::keys() const {
   KeyChanges out{strip_prefix, part, {}};
-  for (const std::string& rename : renames) {
-    const std::size_t equals = rename.find('=');
-    if (equals == std::string::npos || equals == 0)
-      return usage_error("--rename '" + printable(rename) + "': expected FROM=TO");
-    out.renames.emplace_back(rename.substr(0, equals), rename.substr(equals + 1));
-  }
+  for (const std::string& rename : renames) out.renames.push_back(TRY(parse_rename(rename)));
   return out;
 }
 

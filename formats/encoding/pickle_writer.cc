@@ -175,6 +175,10 @@ class ValueWriter {
       case Kind::kSet:
         return set(v, depth);
       case Kind::kObject:
+        if (is_empty_bytes(v)) {
+          bytes("");
+          return {};
+        }
         if (makes_data(v)) return call(v, depth);
         if (makes_numpy_data(v)) return call_and_build(v, depth);
         break;
@@ -191,13 +195,21 @@ class ValueWriter {
   }
 
  private:
+  static bool is_plain_call(Value v) { return v.state().is_none() && v.keywords().is_none() && v.items().is_none(); }
+
+  // Returns whether this calls a builtin of that name. Protocol 2 calls the module by its name of Python 2.
+  static bool calls_builtin(Value v, std::string_view name) {
+    return is_plain_call(v) && (v.callee().is_global("builtins", name) || v.callee().is_global("__builtin__", name));
+  }
+
+  // Protocol 2 writes b'' as the call bytes(). It is written as other bytes are, since torch.load with weights_only
+  // accepts no call of bytes.
+  static bool is_empty_bytes(Value v) { return calls_builtin(v, "bytes") && v.args().size() == 0; }
+
   // The calls that stand for data: what protocol 2 has no opcodes for.
   static bool makes_data(Value v) {
-    const Value callee = v.callee();
-    if (!v.state().is_none() || !v.keywords().is_none() || !v.items().is_none()) return false;
-    if (callee.is_global("_codecs", "encode") || callee.is_global("torch", "device")) return true;
-    const bool is_builtin = callee.module() == "__builtin__" || callee.module() == "builtins";
-    return is_builtin && (callee.name() == "set" || callee.name() == "complex" || callee.name() == "bytearray");
+    if (calls_builtin(v, "set") || calls_builtin(v, "complex") || calls_builtin(v, "bytearray")) return true;
+    return is_plain_call(v) && (v.callee().is_global("_codecs", "encode") || v.callee().is_global("torch", "device"));
   }
 
   // Arrays and scalars of numpy, and their dtypes:

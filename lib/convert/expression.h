@@ -4,8 +4,9 @@
 //   product  = factor { ("*" | "/") factor }
 //   factor   = "-" factor | number | source | "(" sum ")"
 //
-// Numbers among themselves are reckoned in double precision, once; what has a source in it, step by step in the
-// precision of the elements, each step rounded, in the order that it is written: as torch does the same expression.
+// Operations between numbers are computed once, in double precision. All others are computed in the precision of the
+// elements, in the order written, and each step is rounded to nearest, as NumPy does. (torch divides a number by a
+// tensor as a product with the reciprocal, which may differ in the last bit.)
 #pragma once
 
 #include <cstddef>

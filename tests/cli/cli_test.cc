@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
@@ -827,6 +828,37 @@ TEST(Cli, PlansTheSizesOfCompressedObjects) {
   for (const Json& file : files)
     EXPECT_EQ(static_cast<std::uintmax_t>(*file.get_index("bytes")),
               std::filesystem::file_size(dir / ("out/" + std::string(*file.get_string("path")))));
+}
+
+TEST(Cli, RenamesNeedWholeComponentsOnBothSides) {
+  const TempDir dir;
+  for (const std::string rename :
+       {"model=", "=p", "=", "model", ".norm=x", "model.=x", "norm=x.", "a..b=x", "norm=."}) {
+    const CommandResult r = reshard_cli(
+        {"convert", sample("tp8") + "/checkpoint", dir / "out", "--to", "dcp", "--family", "none", "--rename", rename});
+    EXPECT_EQ(r.exit_code, 2) << rename;
+    EXPECT_THAT(r.err, HasSubstr("expected FROM=TO, whole components of names")) << rename;
+    EXPECT_FALSE(fs::exists(dir / "out"));
+  }
+}
+
+TEST(Cli, GlobsMatchAsInAShell) {
+  const TempDir dir;
+  const std::string source = sample("tp8") + "/checkpoint";
+  const auto kept = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> command = {"convert",  source, dir / "out", "--to", "dcp",
+                                        "--family", "none", "--force",   "-q"};
+    command.insert(command.end(), options.begin(), options.end());
+    const CommandResult r = reshard_cli(command);
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    std::set<std::string> first;  // of each name
+    for (const auto& [name, value] : load_checkpoint(dir / "out")) first.insert(name.substr(0, name.find('.')));
+    return std::pair(first, load_checkpoint(dir / "out").size());
+  };
+  const std::size_t in_layer = kept({"--include", "layers.1.*"}).second;
+  EXPECT_EQ(kept({"--include", "layers.[0-3].*"}).second, 4 * in_layer);
+  EXPECT_EQ(kept({"--include", "layers.*", "--exclude", "layers.[!1-2].*"}).second, 2 * in_layer);
+  EXPECT_EQ(kept({"--exclude", "[!l]*"}).first, std::set<std::string>{"layers"});
 }
 
 }  // namespace

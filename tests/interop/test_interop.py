@@ -2482,6 +2482,41 @@ class Mounted(Case):
                 self.setUp()
 
 
+class PlainObjects(Case):
+    """What torch pickles for plain data, under every protocol, is data to reshard and not code."""
+
+    CARRIED = {"bytes": b"\x00\xff", "no bytes": b"", "bytearray": bytearray(b"x"), "empty bytearray": bytearray(), "set": {1, 2},
+               "empty set": set(), "complex": 1 + 2j, "big": 2**80, "none": None, "tuples": ((), [], (1, "a")), "dtype": torch.bfloat16,
+               "device": torch.device("cpu"), "float": 1e300, "text": "\u00e9", "bools": [True, False]}
+
+    def objects(self):
+        import argparse, collections, datetime, decimal, fractions, pathlib, types
+        import numpy
+        return {**self.CARRIED, "frozenset": frozenset([1]), "empty frozenset": frozenset(), "counter": collections.Counter("aab"),
+                "defaultdict": collections.defaultdict(list, a=[1]), "deque": collections.deque([1], 5), "range": range(3), "slice": slice(1, 2),
+                "types": [int, float, str, bytes, list, dict, bool, tuple, set, complex], "datetime": datetime.datetime(2020, 1, 1),
+                "date": datetime.date(2020, 1, 1), "timedelta": datetime.timedelta(1), "decimal": decimal.Decimal("1.5"),
+                "fraction": fractions.Fraction(1, 3), "path": pathlib.PurePosixPath("a"), "namespace": types.SimpleNamespace(a=1),
+                "arguments": argparse.Namespace(a=1), "bytesio": io.BytesIO(b"x"), "size": torch.Size([1]), "layout": torch.strided,
+                "numpy scalar": numpy.float32(1), "numpy array": numpy.arange(3), "generator": numpy.random.default_rng(0)}
+
+    def test_of_torch_save_are_carried(self):
+        for protocol in (2, 3, 4, 5):
+            source, out = self.out(f"objects{protocol}.pt"), self.out(f"out{protocol}")
+            torch.save({"w": torch.ones(2), **self.CARRIED}, source, pickle_protocol=protocol)
+            reshard("convert", source, out, "--to", "dcp", "--family", "none")
+            got = load_all(out)
+            for name, value in self.CARRIED.items():
+                self.assertEqual(got[name], value, f"{name}, protocol {protocol}")
+
+    def test_of_a_dcp_are_copied(self):
+        # Lists, because DCP takes mappings apart.
+        source, out = self.out("objects-dcp"), self.out("objects-out")
+        dcp.save({"w": torch.ones(2), **{k: [v] for k, v in self.objects().items()}}, checkpoint_id=source, no_dist=True)
+        reshard("convert", source, out, "--to", "dcp", "--family", "none")
+        self.assertEqual(load_all(out)["counter"], [self.objects()["counter"]])
+
+
 class Merges(Case):
     """reshard merge against the same expression in torch, of a DCP and a Hugging Face model of the same config."""
 
@@ -2500,6 +2535,24 @@ class Merges(Case):
         reshard("merge", f"base={sample / 'checkpoint'}", f"tuned={tuned}", out, "--to", "hf", *options)
         self.assert_same_tensors(load_file(out / "model.safetensors"),
                                  {k: expected(base[k], other[k]).to(dtype or base[k].dtype) for k in base})
+
+    def test_expressions_are_numpys(self):
+        """Bit for bit, in every order of operations; torch computes number / tensor by the reciprocal."""
+        torch.manual_seed(3)
+        sources = [self.out("x"), self.out("y")]
+        a, b = torch.randn(10007), torch.randn(10007)
+        for directory, tensor in zip(sources, (a, b)):
+            directory.mkdir()
+            save_file({"w": tensor}, directory / "model.safetensors")
+        for i, text in enumerate(["3/s1 + s2", "1e10/s1 + s2", "s1/3 + s2", "0.1 - s1 + s2", "(1/3)*s1 + s2", "2/3/s1 + s2", "s1/16777217 - s2",
+                                  "s1*0.1*0.1 + s2", "s1*(1 - 0.9) + s2*0.9", "s1/s2*s2/s1*s2", "s1*7e-39*1e38 + s2"]):
+            out = self.out(f"expression{i}")
+            reshard("merge", *sources, out, "--to", "hf", "--family", "none", "--expression", text)
+            got = load_file(out / "model.safetensors")["w"]
+            as_numpy = eval(text, {}, {"s1": a.numpy(), "s2": b.numpy()})
+            self.assertTrue(same_bits(got, torch.from_numpy(as_numpy)), text)
+            if "3/s1" not in text and "1e10/s1" not in text:
+                self.assertTrue(same_bits(got, eval(text, {}, {"s1": a, "s2": b})), text)
 
     def test_expressions_are_torchs(self):
         wide = ["--dtype", "float32"]
