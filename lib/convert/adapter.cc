@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
 #include "lib/base/json.h"
 #include "lib/base/text.h"
+#include "lib/convert/fused_parameters.h"
 #include "lib/convert/module_pattern.h"
 #include "lib/device/convert.h"
 #include "lib/device/low_rank.h"
@@ -44,8 +46,6 @@ Operand operand_of(std::string_view key) {
   for (const PairWord& word : kPairWords) {
     const std::size_t at = key.find(word.word);
     if (at == std::string_view::npos || !key.ends_with(word.end)) continue;
-    if (key.substr(0, at).find(".base_layer") != std::string_view::npos)
-      return {};  // of a parameter that is no layer's
     return {word.kind, std::string(key.substr(0, at)), word.is_embeddings};
   }
   if (key.ends_with(kTrainedRows))
@@ -54,14 +54,23 @@ Operand operand_of(std::string_view key) {
   std::string weight(key);
   if (const std::size_t at = weight.find(kTrainedModule); at != std::string::npos)
     weight.erase(at, weight.find('.', at + kTrainedModule.size()) - at);  // with the adapter's name
-  if (const std::size_t at = weight.find(kBaseLayer); at != std::string::npos) weight.erase(at, kBaseLayer.size() - 1);
+  for (std::size_t at; (at = weight.find(kBaseLayer)) != std::string::npos;) weight.erase(at, kBaseLayer.size() - 1);
   return {Operand::Kind::kWhole, weight};
 }
 
 struct Pair {
   std::optional<std::size_t> a, b;
   bool is_embeddings = false;
+  const FusedParameter* fused = nullptr;  // what it changes, if that is no module's weight
+  bool is_input_first = false;            // the rows of the fused parameter are inputs
 };
+
+// Returns the module that a wrapped one is in the model, without ".base_layer" at its end.
+std::string unwrapped_module(std::string module) {
+  constexpr std::string_view kWrapped = ".base_layer";
+  while (module.ends_with(kWrapped)) module.resize(module.size() - kWrapped.size());
+  return module;
+}
 
 class AdapterReader {
  public:
@@ -74,11 +83,25 @@ class AdapterReader {
 
   Result<Adapter> read(const SourceView& view, const Translation& names) {
     TRY(find_operands());
-    TRY(read_config());
+    const std::string path = find_adapter_config();
+    if (!path.empty()) {
+      text_ = TRY(read_whole_file(path, kMaxConfigBytes));
+      config_ = TRY(parse_json(text_, path));
+    }
+    if (has_modules_without_weight(view.catalog, names.model.family)) {
+      family_ = names.model.family;
+      fused_ = TRY(fused_parameters(view.catalog, names.model));
+      TRY(find_fused());
+    }
+    TRY(find_ranks());
+    TRY(read_config(path));
     Adapter out;
     out.config = text_;
+    out.changes_nothing = !pairs_.empty() && alpha_ == 0 && whole_.empty() && rows_.empty() &&
+                          std::all_of(alphas_.begin(), alphas_.end(), [](const auto& a) { return a.second == 0; });
     if (!merges_) return out;
     out.added = TRY(match_pairs(view, names));
+    TRY(check_changed_once(out.added, view));
     out.replaced = TRY(match_whole(view, names.model));
     out.trained_rows = TRY(match_rows(view, names));
     // A layer whose pair lies beside its weight: an embedding, in PEFT's own files.
@@ -153,13 +176,126 @@ class AdapterReader {
       if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
         return corrupt(root() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " + tensor_text(b.name) +
                        " " + to_string(b.shape) + ": expected as many rows of the one as columns of the other");
-      ranks_[a.shape[0]].push_back(module);
     }
     return {};
   }
 
-  Status read_config() {
-    std::string path = find_beside(reader_.catalog(), kAdapterConfigFile);
+  // Where trainers put adapter_config.json: beside the checkpoint, or in a directory of the adapter's (verl's
+  // lora_adapter, our own adapter, PEFT's name of it); empty if it is in none of them.
+  std::string find_adapter_config() const {
+    const std::string file(kAdapterConfigFile);
+    for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
+      if (std::string path = find_beside(reader_.catalog(), name); !path.empty()) return path;
+    return {};
+  }
+
+  // Returns the module as the weights' names have it: of a model that was saved without its head, with "model." in
+  // front.
+  std::string model_module(const std::string& module) const {
+    const auto is_known = [&](const std::string& name) {
+      return std::any_of(fused_.begin(), fused_.end(), [&](const FusedParameter& p) { return p.module == name; });
+    };
+    const std::string whole = family_ ? base_prefix(*family_) + module : module;
+    return !is_known(module) && is_known(whole) ? whole : module;
+  }
+
+  bool has_modules_without_weight(const Catalog& weights, const Family* family) const {
+    return std::any_of(pairs_.begin(), pairs_.end(),
+                       [&](const auto& pair) { return !find_weight(pair.first + ".weight", weights, family); });
+  }
+
+  // What a pair's matrices fit: a fused parameter as it is defined, or with its inputs first.
+  struct Fit {
+    bool as_defined = false, input_first = false;
+  };
+  Fit fit_of(const Pair& pair, const FusedParameter& parameter) const {
+    const auto& tensors = reader_.catalog().tensors();
+    const Dims &a = tensors[*pair.a].shape, &b = tensors[*pair.b].shape, &p = parameter.shape;
+    if (pair.is_embeddings || a[0] % parameter.experts() != 0) return {};
+    return {b[0] == p[1] && a[1] == p[2], a[1] == p[1] && b[0] == p[2]};
+  }
+
+  // Whether adapter_config.json allows a parameter to be a target; it does if it names none.
+  bool is_target(const FusedParameter& parameter) const {
+    const Json* const list = config_ ? config_->find("target_parameters") : nullptr;
+    if (!list || !list->is_array()) return true;
+    const auto names = list->as_array();
+    if (!names || names->empty()) return true;
+    const std::string whole = "." + parameter.module + "." + parameter.name;
+    return std::any_of(names->begin(), names->end(), [&](const Json& name) {
+      return name.is_string() && whole.ends_with("." + std::string(*name.as_string()));
+    });
+  }
+
+  // Finds the fused parameter of each pair whose module has no weight: of a module's pairs, innermost first, those of
+  // its parameters in their order. An error if the shapes allow none of the ways, or several.
+  Status find_fused() {
+    std::map<std::string, std::vector<std::pair<std::string, Pair*>>> by_module;
+    for (auto& [module, pair] : pairs_) {
+      const std::string name = model_module(unwrapped_module(module));
+      if (std::any_of(fused_.begin(), fused_.end(), [&](const FusedParameter& p) { return p.module == name; }))
+        by_module[name].emplace_back(module, &pair);
+    }
+    for (auto& [module, pairs] : by_module) {
+      std::sort(pairs.begin(), pairs.end(),
+                [](const auto& x, const auto& y) { return x.first.size() > y.first.size(); });
+      std::vector<const FusedParameter*> targets;
+      for (const FusedParameter& parameter : fused_)
+        if (parameter.module == module && is_target(parameter)) targets.push_back(&parameter);
+      TRY(assign(module, pairs, targets));
+    }
+    return {};
+  }
+
+  Status assign(const std::string& module, const std::vector<std::pair<std::string, Pair*>>& pairs,
+                const std::vector<const FusedParameter*>& targets) {
+    std::vector<std::vector<const FusedParameter*>> ways;
+    std::vector<const FusedParameter*> way;
+    const std::function<void(std::size_t)> extend = [&](std::size_t from) {
+      if (way.size() == pairs.size()) return ways.push_back(way);
+      for (std::size_t t = from; t < targets.size(); ++t) {
+        const Fit fit = fit_of(*pairs[way.size()].second, *targets[t]);
+        if (!fit.as_defined && !fit.input_first) continue;
+        way.push_back(targets[t]);
+        extend(t + 1);
+        way.pop_back();
+      }
+    };
+    extend(0);
+    const std::string what = root() + ": the adapter of '" + printable(module) + "' (" +
+                             count_of(std::ssize(pairs), "pair") + " of matrices, rank x experts)";
+    if (ways.empty()) {
+      std::vector<std::string> shapes;
+      for (const FusedParameter* p : targets) shapes.push_back("'" + printable(p->name) + "' " + to_string(p->shape));
+      return unsupported(what + " fits none of the parameters that the module has: " + join(shapes, ", "));
+    }
+    if (ways.size() > 1)
+      return unsupported(what + " fits several of its parameters; target_parameters in adapter_config.json says which");
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      Pair& pair = *pairs[i].second;
+      const Fit fit = fit_of(pair, *ways[0][i]);
+      pair.fused = ways[0][i];
+      pair.is_input_first = fit.input_first && (pair.fused->input_first || !fit.as_defined);
+    }
+    return {};
+  }
+
+  Status find_ranks() {
+    for (const auto& [module, pair] : pairs_) {
+      if (!pair.fused && module.ends_with(".base_layer"))
+        return unknown(reader_.catalog().tensors()[*pair.a], "no parameter of '" + printable(module) + "' is known; ");
+      ranks_[rank_of(pair)].push_back(pair.fused ? target_of(*pair.fused) : module);
+    }
+    return {};
+  }
+
+  Index rank_of(const Pair& pair) const {
+    return reader_.catalog().tensors()[*pair.a].shape[0] / (pair.fused ? pair.fused->experts() : 1);
+  }
+
+  static std::string target_of(const FusedParameter& parameter) { return parameter.module + "." + parameter.name; }
+
+  Status read_config(const std::string& path) {
     if (path.empty()) {
       if (!rows_.empty())
         return usage_error(root() + ": its adapter has rows of '" + printable(rows_.begin()->first) +
@@ -171,8 +307,7 @@ class AdapterReader {
       alpha_ = *options_.alpha;
       return {};
     }
-    const std::string text = TRY(read_whole_file(path, kMaxConfigBytes));
-    return use_config(TRY(parse_json(text, path)), text).context(path);
+    return use_config(*config_).context(path);
   }
 
   // Whether the matrices were made of the weights, which lost at once what they had gained (PiSSA, OLoRA, LoftQ, ...):
@@ -184,8 +319,7 @@ class AdapterReader {
     return word != "gaussian" && word != "eva" && word != "orthogonal";
   }
 
-  Status use_config(const Json& json, const std::string& text) {
-    text_ = text;
+  Status use_config(const Json& json) {
     if (is_taken_from_weights(json)) {
       if (options_.reader && merges_)
         return unsupported(
@@ -206,6 +340,12 @@ class AdapterReader {
     const Json* const alpha = json.find("lora_alpha");
     if (!alpha) return corrupt("lora_alpha: expected a number, got nothing");
     alpha_ = TRY(alpha_of(*alpha).context("lora_alpha"));
+    // verl writes 0 for its users to fill in.
+    if (options_.alpha && alpha_ == 0) {
+      alpha_ = *options_.alpha;
+      Json filled = TRY(parse_json(text_, "adapter_config.json"));
+      text_ = python_text(filled.set("lora_alpha", Json(alpha_)));
+    }
     if (options_.alpha && *options_.alpha != alpha_)
       return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
     if (!merges_) return {};
@@ -241,6 +381,14 @@ class AdapterReader {
     return static_cast<float>((own == alphas_.end() ? alpha_ : own->second) / (rooted_ ? std::sqrt(r) : r));
   }
 
+  // Returns what follows the last number of a name.
+  static std::string without_layer(const std::string& name) {
+    std::string_view rest = name;
+    for (std::size_t dot, begin = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1)
+      if (is_digits(std::string_view(name).substr(begin, dot - begin))) rest = std::string_view(name).substr(dot + 1);
+    return std::string(rest);
+  }
+
   // What PEFT needs to load it.
   std::string made_config() const {
     std::set<std::string> targets;
@@ -249,15 +397,23 @@ class AdapterReader {
                        })->first;
     Json pattern = Json::object(), list = Json::array();
     for (const auto& [rank, modules] : ranks_)
-      for (const std::string& module : modules) {
-        targets.insert(module.substr(module.rfind('.') + 1));
+      for (const std::string& module : modules)
         if (rank != most) pattern.set(module, rank);
-      }
+    for (const auto& [module, pair] : pairs_)
+      if (!pair.fused) targets.insert(module.substr(module.rfind('.') + 1));
     for (const std::string& target : targets) list.push_back(target);
     Json out = Json::object();
     out.set("peft_type", "LORA").set("task_type", "CAUSAL_LM").set("base_model_name_or_path", Json());
     out.set("r", most).set("lora_alpha", Json(*options_.alpha)).set("rank_pattern", std::move(pattern));
     out.set("target_modules", std::move(list)).set("bias", "none").set("inference_mode", true);
+    std::set<std::string> parameters;  // without their layer: "mlp.experts.down_proj"
+    for (const auto& [module, pair] : pairs_)
+      if (pair.fused) parameters.insert(without_layer(target_of(*pair.fused)));
+    if (!parameters.empty()) {
+      Json fused = Json::array();
+      for (const std::string& parameter : parameters) fused.push_back(parameter);
+      out.set("target_parameters", std::move(fused));
+    }
     std::set<std::string> modules;
     for (const auto& [weight, tensor] : whole_) modules.insert(weight.substr(0, weight.rfind('.')));
     if (!modules.empty()) {
@@ -274,6 +430,10 @@ class AdapterReader {
     const auto& weights = view.catalog.tensors();
     std::vector<LowRank> out;
     for (const auto& [module, pair] : pairs_) {
+      if (pair.fused) {
+        TRY(match_fused(pair, view, out));
+        continue;
+      }
       const std::string key = module + ".weight";
       const auto weight = find_weight(key, view.catalog, model.family);
       const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
@@ -286,10 +446,39 @@ class AdapterReader {
                        " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
                        " " + to_string(w.shape));
       TRY(check_changeable(w));
-      const Index rank = a.shape[0];
-      out.push_back({*weight, *pair.a, *pair.b, std::nullopt, rank, scaling_of(module, rank), pair.is_embeddings});
+      LowRank m{*weight, *pair.a, *pair.b, std::nullopt};
+      m.rank = a.shape[0];
+      m.scaling = scaling_of(module, m.rank);
+      m.is_transposed = m.is_rounded_to_weight = pair.is_embeddings;
+      out.push_back(m);
     }
     return out;
+  }
+
+  Status check_changed_once(const std::vector<LowRank>& added, const SourceView& view) const {
+    std::set<std::size_t> weights;
+    for (const LowRank& m : added)
+      if (!weights.insert(m.weight).second)
+        return unsupported(root() + ": several matrices of the adapter change " +
+                           tensor_text(view.catalog.tensors()[m.weight].name));
+    return {};
+  }
+
+  // Adds what a pair of a fused parameter adds to each weight of it.
+  Status match_fused(const Pair& pair, const SourceView& view, std::vector<LowRank>& out) const {
+    for (const FusedPart& part : pair.fused->parts) {
+      TRY(check_changeable(view.catalog.tensors()[part.weight]));
+      LowRank m{part.weight, *pair.a, *pair.b, std::nullopt};
+      m.rank = rank_of(pair);
+      m.scaling = scaling_of(target_of(*pair.fused), m.rank);
+      m.is_transposed = pair.is_input_first != part.transposed;
+      m.is_rounded_to_weight = pair.fused->experts() > 1;
+      m.experts = pair.fused->experts();
+      m.expert = part.expert;
+      m.first_row = part.first_row;
+      out.push_back(m);
+    }
+    return {};
   }
 
   Result<std::vector<Replaced>> match_whole(const SourceView& view, const Model& model) const {
@@ -391,6 +580,9 @@ class AdapterReader {
   std::map<std::string, std::optional<std::size_t>> whole_;  // by the weight
   std::map<std::string, std::optional<std::size_t>> rows_;   // by the module
   std::map<Index, std::vector<std::string>> ranks_;
+  std::vector<FusedParameter> fused_;
+  const Family* family_ = nullptr;
+  std::optional<Json> config_;  // adapter_config.json
   std::string text_;
   double alpha_ = 0;
   std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
@@ -459,25 +651,54 @@ std::vector<float> transposed(const std::vector<float>& matrix, Index rows) {
 
 }  // namespace
 
+namespace {
+
+// Returns the columns of an expert's matrix in a `b` of all experts, whose rows are `rank * experts` long.
+std::vector<float> columns_of_expert(const std::vector<float>& b, const LowRank& m, Index expert) {
+  if (m.experts == 1) return b;
+  std::vector<float> out(b.size() / static_cast<std::size_t>(m.experts));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = b[i * static_cast<std::size_t>(m.experts) + static_cast<std::size_t>(expert)];
+  return out;
+}
+
+// Adds the product of an expert's matrices to a box of its weight, [rows, columns], at `out`.
+Status add_to_matrix(const LowRank& m, Index expert, const Box& box, DType dtype, TensorSource& operands,
+                     std::byte* out, MutableBytes scratch) {
+  const int rows = m.is_transposed ? 1 : 0, columns = 1 - rows;  // of the weight: the product's
+  Dims origin = box.origin;
+  origin[0] += m.first_row;
+  const Box of_a = {{expert * m.rank, origin[columns]}, {m.rank, box.shape[columns]}};
+  const Box of_b = {{origin[rows], 0}, {box.shape[rows], m.rank * m.experts}};
+  const auto a = TRY(read_floats(operands, m.a, of_a, scratch));
+  const auto b = columns_of_expert(TRY(read_floats(operands, m.b, of_b, scratch)), m, expert);
+  std::vector<DType> rounded = {operands.catalog().tensors()[m.b].dtype};
+  if (m.is_rounded_to_weight) rounded.push_back(dtype);
+  const bool is_plain = !m.is_transposed;
+  const auto left = is_plain ? b : transposed(a, m.rank), right = is_plain ? a : transposed(b, box.shape[rows]);
+  add_low_rank(out, dtype, left.data(), right.data(), box.shape[0], box.shape[1], m.rank, m.scaling, rounded);
+  return {};
+}
+
+// Adds it to a box of the weight, of one matrix or of one for each expert.
+Status add_product(const LowRank& m, const Box& box, DType dtype, TensorSource& operands, MutableBytes out,
+                   MutableBytes scratch) {
+  if (m.expert >= 0) return add_to_matrix(m, m.expert, box, dtype, operands, out.data(), scratch);
+  const Box matrix = {Dims(box.origin.span().subspan(1)), Dims(box.shape.span().subspan(1))};
+  for (Index e = 0; e < box.shape[0]; ++e)
+    TRY(add_to_matrix(m, box.origin[0] + e, matrix, dtype, operands, out.data() + e * volume(matrix) * byte_size(dtype),
+                      scratch));
+  return {};
+}
+
+}  // namespace
+
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
   for (const LowRank& m : adapter.added) {
     source.set(m.weight, [&stored, &operands, m](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
       const DType dtype = stored.catalog().tensors()[m.weight].dtype;
       TRY(m.onto ? read_as(dtype, operands, *m.onto, box, out, scratch) : stored.read(m.weight, box, out, scratch));
-      if (box.empty()) return {};
-      std::vector<DType> rounded = {operands.catalog().tensors()[m.b].dtype};
-      const int rows = m.is_embedding ? 1 : 0, columns = 1 - rows;  // of the weight: the product's
-      const auto a = TRY(read_floats(operands, m.a, {{0, box.origin[columns]}, {m.rank, box.shape[columns]}}, scratch));
-      const auto b = TRY(read_floats(operands, m.b, {{box.origin[rows], 0}, {box.shape[rows], m.rank}}, scratch));
-      if (!m.is_embedding) {
-        add_low_rank(out.data(), dtype, b.data(), a.data(), box.shape[0], box.shape[1], m.rank, m.scaling, rounded);
-        return {};
-      }
-      rounded.push_back(dtype);  // as PEFT does to embeddings
-      const auto left = transposed(a, m.rank), right = transposed(b, box.shape[1]);
-      add_low_rank(out.data(), dtype, left.data(), right.data(), box.shape[0], box.shape[1], m.rank, m.scaling,
-                   rounded);
-      return {};
+      return box.empty() ? Status() : add_product(m, box, dtype, operands, out, scratch);
     });
   }
   for (const Replaced& r : adapter.replaced) {

@@ -8,6 +8,11 @@
 //   peft_adapter.base_model.model.model.embed_tokens.lora_embedding_A             [r, rows]   of an embedding
 //   peft_adapter.base_model.model.model.embed_tokens.lora_embedding_B             [width, r]
 //   peft_adapter.base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta   rows of an embedding
+//   peft_adapter.base_model.model.model.layers.0.mlp.experts.lora_A.weight              [E r, in]   of all experts
+//   peft_adapter.base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight   of another fused parameter
+//
+// A module may have several fused parameters (fused_parameters.h). Each adapter wraps the module once more, so the one
+// with the most ".base_layer" belongs to the parameter that is defined first.
 #pragma once
 
 #include <optional>
@@ -28,14 +33,19 @@ struct AdapterOptions {
   std::optional<double> alpha;  // where no adapter_config.json says it
 };
 
-// A weight and what is added to it: b x a * scaling.
+// A weight and what is added to it: b x a * scaling. Matrices of several experts hold those of expert e in the rows
+// [e rank, (e + 1) rank) of `a`, and in the columns e, e + experts, ... of `b`.
 struct LowRank {
   std::size_t weight = 0;           // in the view
   std::size_t a = 0, b = 0;         // in the adapter's catalog
   std::optional<std::size_t> onto;  // likewise: the weight as the adapter has it whole
-  Index rank = 0;
+  Index rank = 1;
   float scaling = 0;
-  bool is_embedding = false;  // what is added is the product's transpose
+  bool is_transposed = false;         // what is added is the product's transpose
+  bool is_rounded_to_weight = false;  // to the weight's dtype, before it is added
+  Index experts = 1;
+  Index expert = 0;     // whose matrix the weight is; -1: its first dimension are the experts
+  Index first_row = 0;  // of the product (or its transpose), that is added to the weight's first row
 };
 
 // A weight that the adapter has whole, of a module that was trained (modules_to_save) or a bias.
@@ -52,7 +62,8 @@ struct TrainedRows {
 };
 
 struct Adapter {
-  std::string config;  // adapter_config.json
+  std::string config;            // adapter_config.json
+  bool changes_nothing = false;  // its alpha is 0
   // Empty where it is not to be merged.
   std::vector<LowRank> added;
   std::vector<Replaced> replaced;

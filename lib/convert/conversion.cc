@@ -40,12 +40,15 @@ Status locate(Reader& source, Unpacking* unpacking, const std::vector<std::size_
 }
 
 Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format, const ConversionOptions& o,
-                                            const Draft& d) {
+                                            Draft& d) {
   const bool writes_adapter = holds_adapter(format) && d.names.renames();
   const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
                          : writes_adapter ? AdapterUse::kWritten
                                           : AdapterUse::kNone;
   std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
+  if (out && out->changes_nothing)
+    d.notes.warnings.push_back(
+        "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with by --lora-alpha");
   if (out && out->is_merged() && !o.metadata_only) {
     Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
     TRY(reader.locate(out->operands(), o.run.threads, o.spool));

@@ -351,7 +351,7 @@ class PartFinder {
   }
 
   std::string adapter_key(const std::string& name) const {
-    const auto [adapter, matrix] = adapter_of(without_wrappers(name));
+    const auto [adapter, matrix] = adapter_of(without_inner_wrappers(name));
     const std::size_t base = matrix.find(kPeftPrefix);
     const std::string rest = base == std::string::npos ? unwrapped(matrix, {.prefix = model_wrapper_.prefix})
                                                        : matrix.substr(base + kPeftPrefix.size());
@@ -361,8 +361,8 @@ class PartFinder {
   std::string without_wrappers(std::string_view name) const {
     std::string out = without_inner_wrappers(name);
     if (adapters_.empty()) return out;
-    for (const std::string_view word : {kBaseLayer, kUntrainedModule})
-      if (const std::size_t at = out.find(word); at != std::string::npos) out.erase(at + 1, word.size() - 1);
+    for (const std::string_view word : {kBaseLayer, kUntrainedModule})  // fused parameters are wrapped several times
+      for (std::size_t at; (at = out.find(word)) != std::string::npos;) out.erase(at + 1, word.size() - 1);
     return out;
   }
 

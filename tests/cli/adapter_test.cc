@@ -158,5 +158,80 @@ TEST_F(AdapterTest, NothingToMergeIsAUsageError) {
   EXPECT_THAT(r.err, HasSubstr("no adapter is there"));
 }
 
+// LoRA on fused experts (tests/data/lora_experts/make.py): of gate_up_proj and down_proj beside q_proj, with another
+// rank for down_proj; and of gpt-oss, whose square matrices do not say which of their dimensions are inputs.
+class ExpertAdapterTest : public testing::TestWithParam<std::string> {
+ protected:
+  std::string data(const std::string& name) const { return test_data("lora_experts/" + GetParam() + "/" + name); }
+  CommandResult convert(const std::string& source, const std::string& out, std::vector<std::string> more) {
+    more.insert(more.begin(), {"convert", source, dir_ / out, "--to", "hf", "-q"});
+    return reshard_cli(more);
+  }
+  void expect_merged(const CommandResult& r, const std::string& out) {
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(digests_of(load_checkpoint(dir_ / out)), read_digests(data("merged.json")));
+  }
+
+  const TempDir dir_;
+};
+
+TEST_P(ExpertAdapterTest, IsMergedAsPeftMergesIt) {
+  expect_merged(convert(data("base"), "from_base", {"--merge-adapter", "--adapter", data("adapter")}), "from_base");
+  fs::copy(data("state"), dir_ / "state", fs::copy_options::recursive);
+  fs::copy(data("adapter") + "/adapter_config.json", dir_ / "state/adapter_config.json");
+  expect_merged(convert(dir_ / "state", "from_state", {"--merge-adapter"}), "from_state");
+}
+
+TEST_P(ExpertAdapterTest, IsWrittenAsPeftWritesIt) {
+  const CommandResult r = convert(data("state"), "out", {"--lora-alpha", "6"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(load_checkpoint(dir_ / "out"), load_checkpoint(data("base")));
+  EXPECT_EQ(load_checkpoint(dir_ / "out/adapter/adapter_model.safetensors"),
+            load_checkpoint(data("adapter") + "/adapter_model.safetensors"));
+  const auto config = parse_json(read_file(dir_ / "out/adapter/adapter_config.json"), "config");
+  std::vector<std::string> parameters;
+  for (const Json& name : *config->get_array("target_parameters")) parameters.emplace_back(*name.as_string());
+  EXPECT_THAT(parameters, testing::Contains("mlp.experts.down_proj"));
+  EXPECT_EQ(*config->get_index("r"), 2);
+  expect_merged(convert(dir_ / "out", "merged", {"--merge-adapter", "--adapter", dir_ / "out/adapter"}), "merged");
+}
+
+TEST_P(ExpertAdapterTest, ThatFitsNoParameterIsRefused) {
+  fs::copy(data("adapter"), dir_ / "adapter", fs::copy_options::recursive);
+  std::string config = read_file(dir_ / "adapter/adapter_config.json");
+  for (std::size_t at; (at = config.find("experts.down_proj\"")) != std::string::npos;)
+    config.replace(at, 17, "experts.other");
+  write_file(dir_ / "adapter/adapter_config.json", config);
+  const CommandResult r = convert(data("base"), "out", {"--merge-adapter", "--adapter", dir_ / "adapter"});
+  EXPECT_EQ(r.exit_code, 4);
+  EXPECT_THAT(r.err, HasSubstr("fits none of the parameters that the module has"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Experts, ExpertAdapterTest, testing::Values("qwen", "oss"),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
+  set_config(R"({"r": 4, "lora_alpha": 0})");  // as verl writes it, for its users to fill in
+  const CommandResult base = reshard_cli({"convert", source_, dir_ / "base", "--to", "hf", "--merge-adapter"});
+  EXPECT_EQ(base.exit_code, 0);
+  EXPECT_THAT(base.out + base.err, HasSubstr("lora_alpha is 0, so the adapter changes nothing"));
+  const CommandResult r = convert({"--merge-adapter", "--lora-alpha", "8", "--force"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
+}
+
+TEST_F(AdapterTest, ItsConfigIsFoundWhereTrainersPutIt) {
+  for (const char* place : {"lora_adapter", "adapter", "default"}) {
+    SCOPED_TRACE(place);
+    fs::create_directory(source_ + "/" + place);
+    fs::rename(source_ + "/adapter_config.json", source_ + "/" + place + "/adapter_config.json");
+    const CommandResult r = convert({"--merge-adapter", "--force"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(digests_of(load_checkpoint(dir_ / "out")), read_digests(test_data("lora.merged.json")));
+    fs::rename(source_ + "/" + place + "/adapter_config.json", source_ + "/adapter_config.json");
+    fs::remove_all(source_ + "/" + place);
+  }
+}
+
 }  // namespace
 }  // namespace reshard
