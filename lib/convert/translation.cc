@@ -75,20 +75,40 @@ std::string prefix_of_all(const std::vector<const Tensor*>& model) {
          "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
 }
 
-// Of a model's files all is the model's: what was taken for a wrapper may be a module of it, with others beside it.
-Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted) {
-  std::vector<std::string> beside;
+// Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
+// "pretrained_model."): what an output that is a model leaves out without being asked to.
+std::vector<const Tensor*> beside_model(const Catalog& source, const Wanted& wanted) {
+  std::vector<const Tensor*> out;
   for (const Tensor& t : source.tensors())
-    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name))
-      beside.push_back("'" + printable(t.name) + "'");
-  const auto model = std::find_if(source.parts.begin(), source.parts.end(), [](const Part& part) {
-    return part.kind == StateKind::kModel && !part.prefix.empty();
-  });
-  if (beside.empty() || model == source.parts.end()) return {};
-  return unsupported(source.root + ": the names under '" + printable(model->prefix) + "' were taken for the model (" +
-                     model->evidence + "), and beside it " + (beside.size() == 1 ? "is " : "are ") + some_of(beside) +
-                     ", which would be left out of a model that no family describes; --exclude leaves out what is " +
-                     "no part of it, --family-file describes it");
+    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name)) out.push_back(&t);
+  return out;
+}
+
+std::string names_of(const std::vector<const Tensor*>& tensors) {
+  std::vector<std::string> out;
+  for (const Tensor* t : tensors) out.push_back("'" + printable(t->name) + "'");
+  return some_of(out);
+}
+
+// Fails if tensors of a model's files stand beside what was taken for the model: in such files all is the model's. In a
+// training state they are noted if they may be weights, which have several elements of a floating-point dtype.
+Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, Notes& notes) {
+  std::vector<const Tensor*> beside = beside_model(source, wanted);
+  const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
+  const auto model = std::find_if(source.parts.begin(), source.parts.end(), is_model);
+  const bool is_only_model = std::count_if(source.parts.begin(), source.parts.end(), is_model) == 1;
+  if (beside.empty() || !is_only_model || model->prefix.empty()) return {};
+  const std::string what =
+      "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
+  if (wanted.has_model_names)
+    return unsupported(source.root + ": " + what + ", and beside it " + (beside.size() == 1 ? "is " : "are ") +
+                       names_of(beside) +
+                       ", which the output would leave out; --exclude leaves out what is no part of " +
+                       "the model, --family none writes all under the source's own names");
+  std::erase_if(beside, [](const Tensor* t) { return volume(t->shape) < 2 || !is_floating(t->dtype); });
+  if (!beside.empty())
+    notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
+  return {};
 }
 
 }  // namespace
@@ -97,7 +117,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                    ConfigFile& file, Notes& notes) {
   const bool claims =
       wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
-  if (names.model.family || !claims) return {};
+  if (!claims) return {};
+  if (names.model.family) return check_nothing_is_beside(source, wanted, notes);
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
     const StateKind kind = state_kind(t.key());
@@ -111,11 +132,6 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
   const bool has_model_names = wanted.has_model_names || facts.is_its_model;
   if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
-    const auto names_of = [](const std::vector<const Tensor*>& tensors) {
-      std::vector<std::string> out;
-      for (const Tensor* t : tensors) out.push_back("'" + printable(t->name) + "'");
-      return some_of(out);
-    };
     std::string why =
         "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
     if (!model.empty())
@@ -137,7 +153,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family" + prefix_of_all(model));
   }
-  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted));
+  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted, notes));
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()

@@ -394,5 +394,20 @@ TEST_P(ModelsOfARun, AreToldApartByTheirNumbers) {
   EXPECT_EQ(verified.exit_code, 0) << verified.out;
 }
 
+// A value head beside the model, as TRL's AutoModelForCausalLMWithValueHead has it, was trained like the model.
+TEST(Parts, WeightsBesideTheModelAreNotLeftOutWithoutAWord) {
+  TensorValues values;
+  add_model(values, "pretrained_model.", 1);
+  values["v_head.summary.weight"] = values.begin()->second;
+  const SavedState run(values);
+  const CommandResult r = run.convert({"--to", "hf", "--strip-prefix", "pretrained_model."});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_THAT(r.out + r.err, HasSubstr("'v_head.summary.weight' is left out"));
+  const CommandResult asked =
+      run.convert({"--to", "hf", "--strip-prefix", "pretrained_model.", "--exclude", "v_head.*"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.err;
+  EXPECT_THAT(asked.out + asked.err, Not(HasSubstr("v_head")));
+}
+
 }  // namespace
 }  // namespace reshard
