@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/base/resident.h"
 #include "lib/base/printable.h"
+#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
 #include "tools/commands.h"
