@@ -123,6 +123,7 @@ Result<Subject> find_subject(const SynthOptions& options) {
   s.family = TRY(family_of(s.config));
   // A config without --dtype is taken at its word.
   if (const auto declared = dtype_from_torch(s.config.dtype); declared && options.dtype.empty()) s.dtype = *declared;
+  s.config.dtype = info(s.dtype).torch_name;
   return s;
 }
 
@@ -163,9 +164,7 @@ Result<Catalog> model_catalog(const Subject& subject, const SynthOptions& option
   };
   for (const Parameter& p : TRY(parameters(*subject.family, subject.config))) {
     if (p.is_tied) continue;
-    // Some parameters have a dtype of their own whatever the model's is.
-    const bool is_own = p.dtype != subject.config.dtype;
-    TRY(add(p.name, is_own ? dtype_from_torch(p.dtype).value_or(subject.dtype) : subject.dtype, p.shape));
+    TRY(add(p.name, dtype_from_torch(p.dtype).value_or(subject.dtype), p.shape));
     if (!options.optimizer) continue;
     for (const std::string_view moment : {kMomentSuffix, kSecondMomentSuffix})
       TRY(add("optimizer.state." + p.name + std::string(moment), DType::kFloat32, p.shape));

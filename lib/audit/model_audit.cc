@@ -64,8 +64,9 @@ std::string shapes_text(const Mismatch& m) {
   return to_string(m.tensor->shape) + " where " + to_string(m.parameter->shape) + " is due";
 }
 
-std::string formula_text(const NameRule& rule, int dim, const ModelConfig& config) {
-  return explain(split(rule.shape, ',')[static_cast<std::size_t>(dim)], config.numbers());
+std::string formula_text(const Parameter& p, int dim, const ModelConfig& config) {
+  const std::vector<std::string> formulas = split(p.rule->shape_in(config.layer_type(p.layer)), ',');
+  return explain(formulas[static_cast<std::size_t>(dim)], config.numbers());
 }
 
 // A line for each parameter of the table among the mismatches, a few of them.
@@ -296,8 +297,8 @@ void report_wrong_part(const DescribedModel& subject, const std::vector<Mismatch
                                                                 : "shape-wrong-dimension");
   f.tensors = names_of(list);
   f.what = shapes_text(m);
-  f.why.push_back(formula_text(rule, m.dim, subject.config) + "; " + with_commas(m.tensor->shape[m.dim]) + " is 1/" +
-                  std::to_string(m.times) + " of it");
+  f.why.push_back(formula_text(*m.parameter, m.dim, subject.config) + "; " + with_commas(m.tensor->shape[m.dim]) +
+                  " is 1/" + std::to_string(m.times) + " of it");
   if (rule.tp_dim < 0)
     f.why.push_back(
         "tensor parallelism leaves this tensor whole on every rank; it was cut by mistake, or it is a "
@@ -322,7 +323,6 @@ void report_parts(const DescribedModel& subject, const StoredModel& stored, cons
 }
 
 void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f) {
-  const NameRule& rule = *m.parameter->rule;
   if (m.parameter->is_scale) {
     f.why.push_back("a scale for each block of its matrix, as quantization_config of " + subject.config.path +
                     " has it");
@@ -339,7 +339,7 @@ void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f)
   }
   if (m.difference == Difference::kReplicated) {
     f.id = "shape-kv-heads";
-    f.why.push_back(formula_text(rule, 0, subject.config) + " = " + with_commas(m.parameter->shape[0]) + "; " +
+    f.why.push_back(formula_text(*m.parameter, 0, subject.config) + " = " + with_commas(m.parameter->shape[0]) + "; " +
                     with_commas(m.tensor->shape[0]) + " is " + std::to_string(m.times) +
                     " times that: key-value heads were replicated for a tensor-parallel degree above " +
                     with_commas(subject.config.num_key_value_heads()) + " and not merged");
@@ -347,7 +347,8 @@ void explain_shape(const DescribedModel& subject, const Mismatch& m, Finding& f)
     return;
   }
   for (int d = 0; d < m.parameter->shape.rank(); ++d) {
-    const std::string formula = formula_text(rule, d, subject.config), result = with_commas(m.parameter->shape[d]);
+    const std::string formula = formula_text(*m.parameter, d, subject.config),
+                      result = with_commas(m.parameter->shape[d]);
     f.why.push_back("dim " + std::to_string(d) + ": " + formula + (formula.ends_with(result) ? "" : " = " + result));
   }
   f.advice = "Another model's config, or another model's tensor: compare with the run's own config.";
@@ -475,20 +476,19 @@ bool report_other_config(const DescribedModel& subject, const std::map<std::stri
 // The one dtype of training state, if that is what it is (ModelAudit::uniform_dtype).
 std::string report_dtypes(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string>> by_dtype;  // stored, due
-  Index compared = 0;
+  Index compared = 0, in_float32 = 0;
   for (const Parameter& p : subject.expected) {
     const Tensor* found = stored.find(p);
     if (!found || p.dtype.empty()) continue;
     const std::string_view dtype = info(found->model_dtype.value_or(found->dtype)).torch_name;
     ++compared;
+    in_float32 += dtype == "float32";
     if (subject.config.float8 && subject.config.float8->is_chosen && dtype == "float8_e4m3fn") continue;
-    // What a family keeps in another dtype than the model's may have been cast with it.
+    // A parameter that transformers keeps in float32 may have been cast with the rest of the model.
     if (dtype != p.dtype && dtype != subject.config.dtype) by_dtype[{dtype, p.dtype}].push_back(found->name);
   }
   // Training keeps parameters in float32 and the config names what inference uses: ordinary when all of them do.
-  if (by_dtype.size() == 1 && by_dtype.begin()->first.first == "float32" &&
-      std::ssize(by_dtype.begin()->second) == compared)
-    return "float32";
+  if (!by_dtype.empty() && in_float32 == compared) return "float32";
   for (auto& [dtypes, names] : by_dtype) {
     const auto& [dtype, due] = dtypes;
     Finding& f = findings.add(Severity::kWarning, "dtype");
@@ -498,7 +498,8 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
         std::string(due);
     f.why.push_back(with_commas(std::ssize(names)) + " of " + with_commas(compared) + " tensors");
     f.tensors = std::move(names);
-    f.advice = "convert --dtype brings all of them to one.";
+    f.advice = "convert --dtype " + (subject.config.dtype.empty() ? "float32" : subject.config.dtype) +
+               " converts them. Parameters that transformers keeps in float32 stay float32.";
   }
   return {};
 }

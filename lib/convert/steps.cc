@@ -19,6 +19,7 @@
 #include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
 #include "lib/model/config.h"
+#include "lib/model/kept_dtypes.h"
 #include "lib/model/packing.h"
 #include "lib/model/placement.h"
 #include "lib/model/shapes.h"
@@ -87,22 +88,6 @@ Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& fo
   if (on.layout) return on.layout->kv_heads ? on.layout->kv_heads->replication : 1;
   const Index tp = on.mesh.size("tp"), heads = config ? config->num_key_value_heads() : 0;
   return format.holds_local_tensors() && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
-}
-
-// Parameters that a family keeps in a dtype of their own stay in it; quantised ones mean nothing without their scales.
-Result<DType> target_dtype(const Tensor& tensor, const std::string& native, const Family* family,
-                           const Typing& typing) {
-  const DType own = tensor.model_dtype.value_or(tensor.dtype), as = typing.dtype.value_or(own);
-  if (as == own || split_state_key(tensor.key()).kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
-      typing.keeps(native, tensor.name))
-    return own;
-  const auto parsed = family ? parse_name(*family, tensor.name) : std::nullopt;
-  if (parsed && (parsed->is_of_quantized() || !parsed->rule->dtype.empty())) return own;
-  if (parsed && parsed->rule->quantized == Quantized::kFloat8 && byte_size(tensor.dtype) == 1)
-    return unsupported(tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
-                       " with scales in a tensor of its own, and no config.json says of which blocks; --keep-dtype '" +
-                       printable(native) + "' leaves it as it is");
-  return as;
 }
 
 // The tensor of the view that the output has in place of a head; nothing for tensors that are no tied heads.
@@ -219,6 +204,64 @@ void note_orphans(const SourceView& view, const Family& family, const std::vecto
                            "), keeps its names and the order of its rows.");
 }
 
+// Decides the dtypes of the output's tensors.
+class TargetDtypes {
+ public:
+  TargetDtypes(const SourceView& view, const Translation& names, const Typing& typing)
+      : view_(view), family_(names.model.family), config_(names.said ? &*names.said : nullptr), typing_(typing) {}
+
+  // Of a tensor of the view. Some stay in a dtype of their own when transformers loads the model; quantized values mean
+  // nothing without their scales.
+  Result<DType> of(std::size_t number) {
+    const Tensor& tensor = view_.catalog.tensors()[number];
+    if (view_.computed.contains(number)) return tensor.dtype;
+    const DType own = tensor.model_dtype.value_or(tensor.dtype), as = typing_.dtype.value_or(own);
+    const std::string native = view_.native(tensor.name);
+    const StateKey key = split_state_key(tensor.key());
+    if (!typing_.dtype || key.kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
+        typing_.keeps(native, tensor.name))
+      return own;
+    if (const auto kept = kept_dtype(family_, config_, key.parameter, as)) {
+      if (!can_convert(tensor.dtype, *kept)) return own;
+      if (*kept != as) kept_.push_back("'" + printable(native) + "'");
+      return *kept;
+    }
+    if (as == own) return own;
+    const auto parsed = parse_key(family_, key);
+    if (parsed && parsed->is_of_quantized()) return own;
+    if (parsed && parsed->rule->quantized == Quantized::kFloat8 && byte_size(tensor.dtype) == 1)
+      return unsupported(
+          tensor_text(native) + " is " + std::string(info(tensor.dtype).torch_name) +
+          " with scales in a tensor of its own, and no config.json says of which blocks; --keep-dtype '" +
+          printable(native) + "' leaves it as it is");
+    narrows_ = narrows_ || (byte_size(as) < byte_size(own) && byte_size(as) < byte_size(DType::kFloat32));
+    return as;
+  }
+
+  // Tells which tensors are kept, and where transformers has no such model that nothing says so.
+  void note(Notes& notes) const {
+    if (!kept_.empty()) {
+      notes.warnings.push_back(count_of(std::ssize(kept_), "tensor") + " (" + some_of(kept_) +
+                               (kept_.size() == 1 ? ") keeps its" : ") keep their") +
+                               " own dtype, as when transformers " + "loads the model in " +
+                               std::string(info(*typing_.dtype).torch_name) + ".");
+    } else if (narrows_ && !family_ && config_ && !knows_kept_dtypes(*config_)) {
+      notes.warnings.push_back("transformers " + std::string(kept_dtypes_version()) + " has no model_type '" +
+                               printable(config_->model_type) + "': every floating-point tensor becomes " +
+                               std::string(info(*typing_.dtype).torch_name) +
+                               ", also any that the model needs in float32 (--keep-dtype GLOB).");
+    }
+  }
+
+ private:
+  const SourceView& view_;
+  const Family* const family_;       // may be null
+  const ModelConfig* const config_;  // likewise
+  const Typing& typing_;
+  std::vector<std::string> kept_;  // for messages
+  bool narrows_ = false;
+};
+
 }  // namespace
 
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
@@ -262,6 +305,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
   if (packs) groups = TRY(pack(*model.family, *names.to, view.catalog, taken));
   const std::size_t n = packs ? groups.size() : taken.size();
   out.tensors.reserve(n);
+  TargetDtypes dtypes(view, names, typing);
   for (std::size_t g = 0; g < n; ++g) {
     PackedGroup one;
     if (!packs)
@@ -272,9 +316,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     const Tensor& first = tensors[group.parts[0]];
     for (const std::size_t part : group.parts) {
       const Tensor& tensor = tensors[part];
-      const DType as = view.computed.contains(part)
-                           ? tensor.dtype
-                           : TRY(target_dtype(tensor, view.native(tensor.name), model.family, typing));
+      const DType as = TRY(dtypes.of(part));
       if (dtype && *dtype != as)
         return unsupported(tensor_text(group.name) + " of the output is made of tensors of " +
                            std::string(info(*dtype).torch_name) + " and " + std::string(info(as).torch_name));
@@ -297,6 +339,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     if (!names.renames()) t.plain_key = first.plain_key;
     out.tensors.push_back(std::move(t));
   }
+  dtypes.note(notes);
   return out;
 }
 

@@ -38,10 +38,17 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes&
 
 Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
                               const Naming& naming, const Format& format) {
-  std::optional<ModelConfig> config;
-  if (file.is_there() && !choice.is_none()) config = TRY(file.model());
-  const std::optional<Float8Scales> float8 = config ? config->float8 : std::nullopt;
-  Translation out{TRY(recognise(source, choice, std::move(config))), float8, {}, false};
+  std::optional<ModelConfig> said;
+  if (file.is_there()) {
+    auto config = file.model();
+    if (!config && !choice.is_none()) return std::move(config).error();
+    if (config) said = *std::move(config);
+  }
+  const bool is_used = said && !choice.is_none();
+  Translation out;
+  out.model = TRY(recognise(source, choice, is_used ? said : std::nullopt));
+  if (is_used) out.float8 = said->float8;
+  out.said = std::move(said);
   if (!out.model.family) out.model.config.reset();
   out.plain_names = !out.model.family && format.hf_names && !naming.keep_names;
   if (!out.model.family || naming.keep_names) return out;

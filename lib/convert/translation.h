@@ -18,7 +18,8 @@ Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes&
 
 struct Translation {
   Model model;                         // of the source; with a config only where it has a family
-  std::optional<Float8Scales> float8;  // as the source's config.json says, whatever its family
+  std::optional<ModelConfig> said;     // the source's config.json, of a known family or not
+  std::optional<Float8Scales> float8;  // as it says; nothing where no family is wanted
   std::optional<Convention> to;        // nothing: names and rows as in the source
   bool plain_names = false;            // of no family: the source's, without what wraps the model in it
   bool hf_rows = false;                // the two have rows in different orders, and the plan is made in Hugging Face's

@@ -71,7 +71,9 @@ class Audit {
       : family_(family), config_(config), request_(request) {}
 
   Result<Feasibility> run() {
-    out_.parameters = TRY(parameters(family_, config_));
+    ModelConfig loaded = config_;
+    if (request_.memory.weights) loaded.dtype = info(*request_.memory.weights).torch_name;
+    out_.parameters = TRY(parameters(family_, loaded));
     out_.elements = count_elements(out_.parameters);
     rules_ = by_rule(out_.parameters);
     check_world();

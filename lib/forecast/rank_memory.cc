@@ -113,7 +113,7 @@ std::optional<ExpertSharding> expert_sharding(const Degrees& degrees) {
 }
 
 DType weight_dtype(const Parameter& parameter, const MemoryOptions& options) {
-  if (options.weights) return *options.weights;
+  if (options.weights && !parameter.has_own_dtype) return *options.weights;
   return dtype_from_torch(parameter.dtype).value_or(DType::kFloat32);
 }
 

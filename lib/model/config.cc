@@ -18,6 +18,7 @@ constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
 constexpr std::size_t kShownValue = 40;     // bytes of one in a message
 constexpr std::size_t kMaxParts = 64;       // of a model; real ones have three
 constexpr int kMaxPartDepth = 3;
+constexpr Index kMaxListedLayer = 100'000;  // of a list of layers' numbers
 
 // The member that says of what type a model is; diffusers' models have their class's name.
 const Json* type_of(const Json& json) {
@@ -40,6 +41,49 @@ constexpr std::string_view kSizes[] = {"vocab_size",          "hidden_size",    
 
 bool is_size(std::string_view name) {
   return std::find(std::begin(kSizes), std::end(kSizes), name) != std::end(kSizes);
+}
+
+// The texts of a list, empty ones for what is no text; nothing where the member is no list.
+Result<std::optional<std::vector<std::string>>> words_of(const Json& json, std::string_view member) {
+  std::optional<std::vector<std::string>> out;
+  const Json* const list = json.find(member);
+  if (!list || !list->is_array()) return out;
+  out.emplace();
+  for (const Json& item : TRY(list->as_array()))
+    out->emplace_back(item.is_string() ? TRY(item.as_string()) : std::string_view());
+  return out;
+}
+
+// A list of 0 and 1 in the words that these stand for; none where the member is no list.
+Result<std::vector<std::string>> choices_of(const Json& json, std::string_view member, const std::string& zero,
+                                            const std::string& one) {
+  std::vector<std::string> out;
+  const Json* const list = json.find(member);
+  if (!list || !list->is_array()) return out;
+  for (const Json& item : TRY(list->as_array())) out.push_back(item.as_index() && *item.as_index() == 0 ? zero : one);
+  return out;
+}
+
+// The name that transformers has today for a type of layers (configuration_utils.remap_legacy_layer_types).
+std::string current_layer_type(const std::string& type) {
+  if (type == "mamba") return "linear_attention";
+  return type == "attention" ? "full_attention" : type;
+}
+
+// NemotronHConfig._pattern_to_list.
+std::string_view layer_type_of_letter(char letter) {
+  switch (letter) {
+    case 'M':
+      return "linear_attention";
+    case '*':
+      return "full_attention";
+    case 'E':
+      return "moe";
+    case '-':
+      return "mlp";
+    default:
+      return "";
+  }
 }
 
 // The rows and columns of a block; nothing where the member is not two such numbers.
@@ -113,7 +157,10 @@ void ModelConfig::read_parts(const Json& json, const std::string& prefix, int de
     ModelConfig nested;
     nested.path = path;
     nested.part = name;
-    if (names_model_type(member.value) && nested.read(member.value)) parts.push_back(std::move(nested));
+    if (const Json* type = type_of(member.value); type && nested.read(member.value)) {
+      nested.model_type = std::string(*type->as_string());
+      parts.push_back(std::move(nested));
+    }
     if (depth < kMaxPartDepth) read_parts(member.value, name + ".", depth + 1);
   }
 }
@@ -129,6 +176,10 @@ Status ModelConfig::read(const Json& json) {
       lengths_.insert_or_assign(member.key, std::ssize(TRY(member.value.as_array())));
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
+    } else if (member.value.is_object() && !names_model_type(member.value)) {
+      for (const Json::Member& inner : TRY(member.value.as_object()))
+        if (const auto number = inner.value.as_index(); inner.value.is_integer() && number)
+          set(member.key + "." + inner.key, *number);
     } else if (is_size(member.key) && family_of_model_type(model_type, text_model_type)) {
       const std::string text = to_text(member.value);
       return corrupt(member.key + ": expected a positive number, got " + printable(text.substr(0, kShownValue)) +
@@ -149,13 +200,41 @@ Status ModelConfig::read(const Json& json) {
       if (const auto n = layer.as_index()) moe_layers_->push_back(*n);
     std::sort(moe_layers_->begin(), moe_layers_->end());
   }
-  if (const Json* list = json.find("layer_types"); list && list->is_array()) {
-    layer_types_.clear();
-    for (const Json& type : TRY(list->as_array()))
-      layer_types_.emplace_back(type.is_string() ? TRY(type.as_string()) : std::string_view());
-  }
+  TRY(read_layer_types(json));
   if (const Json* quantized = json.find("quantization_config"); quantized && quantized->is_object())
     TRY(read_quantization(*quantized));
+  return {};
+}
+
+// Layers as transformers lists them, and in the published configs of some models: Nemotron-H's "M-M*E", Kimi Linear's
+// numbers of layers, from 1, and MiMo's lists of 0 and 1.
+Status ModelConfig::read_layer_types(const Json& json) {
+  for (const std::string_view member : {"layer_types", "layers_block_type"})
+    if (auto types = TRY(words_of(json, member))) layer_types_ = *std::move(types);
+  for (std::string& type : layer_types_) type = current_layer_type(type);
+  if (auto types = TRY(words_of(json, "mlp_layer_types"))) mlp_layer_types_ = *std::move(types);
+  const Json* const pattern = json.find("hybrid_override_pattern");
+  if (pattern && pattern->is_string() && layer_types_.empty())
+    for (const char letter : TRY(pattern->as_string())) layer_types_.emplace_back(layer_type_of_letter(letter));
+  if (const Json* linear = json.find("linear_attn_config"); linear && linear->is_object() && layer_types_.empty()) {
+    TRY(read_numbered_layers(*linear, "kda_layers", "linear_attention"));
+    TRY(read_numbered_layers(*linear, "full_attn_layers", "full_attention"));
+  }
+  if (layer_types_.empty())
+    layer_types_ = TRY(choices_of(json, "hybrid_layer_pattern", "full_attention", "sliding_attention"));
+  if (mlp_layer_types_.empty()) mlp_layer_types_ = TRY(choices_of(json, "moe_layer_freq", "dense", "sparse"));
+  return {};
+}
+
+Status ModelConfig::read_numbered_layers(const Json& json, std::string_view member, const std::string& type) {
+  const Json* const list = json.find(member);
+  if (!list || !list->is_array()) return {};
+  for (const Json& item : TRY(list->as_array())) {
+    const auto number = item.as_index();
+    if (!number || *number < 1 || *number > kMaxListedLayer) continue;
+    layer_types_.resize(std::max(layer_types_.size(), static_cast<std::size_t>(*number)));
+    layer_types_[static_cast<std::size_t>(*number) - 1] = type;
+  }
   return {};
 }
 
@@ -200,9 +279,11 @@ Status ModelConfig::derive() {
   const auto fill = [this](const ConfigDefault& d) {
     if (const auto n = evaluate(d.formula, numbers())) set(d.name, *n);
   };
-  if (const Family* family = family_of_model_type(model_type, text_model_type))
+  if (const Family* family = family_of_model_type(model_type, text_model_type)) {
+    if (!find("num_hidden_layers") && !layer_types_.empty()) set("num_hidden_layers", std::ssize(layer_types_));
     for (const ConfigDefault& d : family->defaults)
       if (!numbers_.contains(d.name)) fill(d);
+  }
   for (const std::string_view name : {"hidden_size", "num_attention_heads"})
     if (number(name) < 1) return corrupt(std::string(name) + ": expected a positive number, got " + shown(name));
   for (const ConfigDefault& d : kCommonDefaults)
@@ -254,16 +335,18 @@ bool ModelConfig::is_sparse_layer(Index layer) const {
   const auto has = [&](const std::vector<Index>& list) { return std::binary_search(list.begin(), list.end(), layer); };
   if (number("num_experts") < 1) return false;
   if (moe_layers_) return has(*moe_layers_);
+  if (layer < std::ssize(mlp_layer_types_)) return mlp_layer_types_[static_cast<std::size_t>(layer)] == "sparse";
   if (layer < number("first_k_dense_replace") || has(mlp_only_layers_)) return false;
   return (layer + 1) % std::max<Index>(1, find("decoder_sparse_step").value_or(1)) == 0;
 }
 
+std::string_view ModelConfig::layer_type(Index layer) const {
+  return layer >= 0 && layer < std::ssize(layer_types_) ? layer_types_[static_cast<std::size_t>(layer)]
+                                                        : std::string_view();
+}
+
 bool ModelConfig::is_linear_layer(Index layer) const {
-  if (!layer_types_.empty()) {
-    const std::string_view type =
-        layer < std::ssize(layer_types_) ? layer_types_[static_cast<std::size_t>(layer)] : std::string_view();
-    return type == "linear_attention" || type == "conv";
-  }
+  if (!layer_types_.empty()) return layer_type(layer) == "linear_attention" || layer_type(layer) == "conv";
   const Index interval = number("full_attention_interval");
   return interval > 0 && (layer + 1) % interval != 0;
 }

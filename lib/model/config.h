@@ -80,14 +80,19 @@ class ModelConfig {
   // Whether a quantized model leaves this parameter as it was.
   bool is_left_unquantized(std::string_view parameter) const;
 
-  // Whether the feed-forward part of a layer is experts: those of moe_layers, where there is such a list; else those
-  // from first_k_dense_replace on, every decoder_sparse_step-th, but for mlp_only_layers.
+  // Whether the feed-forward part of a layer is experts: those of moe_layers or mlp_layer_types, where there is such a
+  // list; else those from first_k_dense_replace on, every decoder_sparse_step-th, but for mlp_only_layers.
   bool is_sparse_layer(Index layer) const;
   // Whether the attention of a layer is linear: as layer_types says, else all but every full_attention_interval-th.
   bool is_linear_layer(Index layer) const;
+  // "full_attention", "linear_attention", "sliding_attention", "moe", "mlp": of layer_types, layers_block_type or
+  // hybrid_override_pattern; empty where the config does not say.
+  std::string_view layer_type(Index layer) const;
 
  private:
   Status read(const Json& json);
+  Status read_layer_types(const Json& json);
+  Status read_numbered_layers(const Json& json, std::string_view member, const std::string& type);
   Status read_quantization(const Json& json);
   Status read_compressed_tensors(const Json& json);
   void read_parts(const Json& json, const std::string& prefix, int depth);
@@ -100,7 +105,8 @@ class ModelConfig {
   std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
   std::optional<std::vector<Index>> moe_layers_;
-  std::vector<std::string> layer_types_;  // "linear_attention", of each layer; may be empty
+  std::vector<std::string> mlp_layer_types_;  // "sparse", of each layer; may be empty
+  std::vector<std::string> layer_types_;      // "linear_attention", of each layer; may be empty
 };
 
 Result<ModelConfig> read_config(const std::string& path);

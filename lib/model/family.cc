@@ -222,6 +222,12 @@ bool StoredRule::has_pairs(std::string_view part) const {
   return is_rotary(form) && (parts[0] == part || (form == Form::kRotaryQkvByGroup && parts[1] == part));
 }
 
+const std::string& NameRule::shape_in(std::string_view type) const {
+  for (const auto& [of, other] : shape_of_type)
+    if (of == type) return other;
+  return shape;
+}
+
 bool NameRule::is_matrix() const { return std::count(shape.begin(), shape.end(), ',') == 1; }
 
 bool NameRule::stacks_experts() const {
@@ -317,7 +323,7 @@ Result<std::optional<ParsedName>> parse_tensor(const Family& family, std::string
   if (!config)
     return usage_error(what + ": files have its last two dimensions the other way round than the memory of " +
                        "transformers, and no config.json says which this is; give one with --config");
-  const Dims in_files = TRY(expected_shape(*parsed->rule, *config));
+  const Dims in_files = TRY(expected_shape(*parsed->rule, *config, parsed->layer));
   Dims transposed = in_files;
   std::swap(transposed[transposed.rank() - 1], transposed[transposed.rank() - 2]);
   if (shape == transposed && shape == in_files)

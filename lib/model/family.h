@@ -113,13 +113,16 @@ struct NameRule {
   Index sections = 1;      // equal parts fused along that dimension, each cut by itself
   enum class Place { kFirst, kLayer, kLast } place = Place::kLayer;  // in a pipeline
   Layers layers = Layers::kAll;
-  std::string when = {};     // a formula that must not be 0, absent members being 0; "!name": that must be 0
-  std::string tied_to = {};  // not stored where tie_word_embeddings is set: the same bytes as this one
-  std::string dtype = {};    // where it is not the model's
-  bool buffer = false;       // no parameter: neither FSDP nor an optimizer touches it
+  std::vector<std::pair<std::string, std::string>> shape_of_type = {};  // in layers of a type that have another one
+  std::string layer_type = {};  // of those, the layers of this type (ModelConfig::layer_type); empty: all
+  std::string when = {};        // a formula that must not be 0, absent members being 0; "!name": that must be 0
+  std::string tied_to = {};     // not stored where tie_word_embeddings is set: the same bytes as this one
+  std::string dtype = {};       // where it is not the model's
+  bool buffer = false;          // no parameter: neither FSDP nor an optimizer touches it
   Quantized quantized = Quantized::kNever;
 
   bool is_per_expert() const;
+  const std::string& shape_in(std::string_view type) const;
   // Derived data that is not carried: a causal mask, the frequencies of a rotary embedding.
   bool is_dropped() const { return shape.empty(); }
   bool is_matrix() const;
@@ -169,7 +172,8 @@ struct Family {
   // What the names of the family that it extends begin with here, where any family's may stand for it: that of the
   // text_config in a config.json (family_over). Mostly empty.
   std::vector<std::pair<std::string, std::string>> around_text;
-  std::string extended;  // the name of the family that it extends
+  std::string extended;                       // the name of the family that it extends
+  std::vector<std::string> text_model_types;  // of its text model, where it is one family over another (family_over)
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;

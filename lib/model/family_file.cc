@@ -116,6 +116,7 @@ class FamilyReader {
     if (!std::all_of(out.rules.begin(), out.rules.end(), has_place)) return std::nullopt;
     out.name = std::move(name);
     out.title = outer.title + " over " + text.title;
+    out.text_model_types = out.model_types;
     out.model_types = outer.model_types;
     out.carried.insert(out.carried.end(), outer.carried.begin(), outer.carried.end());
     reader.rename_all(outer.around_text);
@@ -239,8 +240,8 @@ class FamilyReader {
   }
 
   Status read_rule(const Json& json) {
-    TRY(only(json, {"name", "shape", "dropped", "tp_dim", "heads", "sections", "place", "layers", "when", "tied_to",
-                    "dtype", "quantized", "buffer"}));
+    TRY(only(json, {"name", "shape", "dropped", "tp_dim", "shape_of_type", "heads", "sections", "place", "layers",
+                    "layer_type", "when", "tied_to", "dtype", "quantized", "buffer"}));
     NameRule rule{.hf = TRY(text(json, "name"))};
     TRY(check_pattern("name", rule.hf));
     rule.shape = TRY(text(json, "shape"));
@@ -251,6 +252,7 @@ class FamilyReader {
     const bool is_layer = rule.hf.find("{}") != std::string::npos;
     rule.place = TRY(word(json, "place", kPlaces, is_layer ? rule.place : NameRule::Place::kFirst));
     rule.layers = TRY(word(json, "layers", kLayers, rule.layers));
+    rule.layer_type = TRY(text(json, "layer_type"));
     rule.when = TRY(text(json, "when"));
     rule.tied_to = TRY(text(json, "tied_to"));
     rule.dtype = TRY(text(json, "dtype"));
@@ -264,6 +266,7 @@ class FamilyReader {
       return corrupt("shape: expected at most " + std::to_string(kMaxRank) + " dimensions, got " +
                      std::to_string(formulas.size()));
     for (const std::string& formula : formulas) TRY(check_formula(formula));
+    TRY(read_shapes_of_types(json, formulas.size(), rule));
     constexpr std::size_t kMatrix = 2, kExperts = 3;
     if (const std::size_t due = rule.quantized == Quantized::kMxfp4 ? kExperts : kMatrix;
         rule.quantized != Quantized::kNever && formulas.size() != due)
@@ -273,6 +276,20 @@ class FamilyReader {
       return corrupt("tp_dim: expected one of " + std::to_string(formulas.size()) + " dimensions, got " +
                      std::to_string(rule.tp_dim));
     return put(out_.rules, std::move(rule), &NameRule::hf, "");
+  }
+
+  // {"sliding_attention": "2*num_key_value_heads*head_dim, hidden_size"}
+  static Status read_shapes_of_types(const Json& json, std::size_t rank, NameRule& rule) {
+    if (!json.contains("shape_of_type")) return {};
+    for (const Json::Member& m : TRY(json.get_object("shape_of_type"))) {
+      rule.shape_of_type.emplace_back(m.key, TRY(m.value.as_string()));
+      const auto formulas = split(rule.shape_of_type.back().second, ',');
+      if (formulas.size() != rank)
+        return corrupt("shape_of_type: expected " + std::to_string(rank) + " dimensions as in shape, got " +
+                       std::to_string(formulas.size()));
+      for (const std::string& formula : formulas) TRY(check_formula(formula));
+    }
+    return {};
   }
 
   static Result<Quantized> quantized(const Json& json) {

@@ -37,6 +37,8 @@ struct BuiltinFamily {
   std::string_view name, text;
 };
 std::span<const BuiltinFamily> builtin_families();
+// The table of kept_dtypes.h, as text.
+std::string_view builtin_kept_dtypes();
 // That of builtin_families()[i], read at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
 // A family with around_text, extending another one: "llava+qwen2". Itself where that is the one it extends; null where

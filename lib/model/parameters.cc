@@ -7,6 +7,7 @@
 
 #include "lib/base/text.h"
 #include "lib/model/formula.h"
+#include "lib/model/kept_dtypes.h"
 
 namespace reshard {
 namespace {
@@ -21,6 +22,7 @@ bool holds(std::string_view condition, const ModelConfig& config) {
 
 bool has_layer(const NameRule& rule, const ModelConfig& config, Index layer) {
   if (rule.place != NameRule::Place::kLayer) return true;
+  if (!rule.layer_type.empty() && config.layer_type(layer) != rule.layer_type) return false;
   switch (rule.layers) {
     case Layers::kAll:
       return true;
@@ -89,23 +91,36 @@ class ParameterList {
     if (rule.is_dropped() || !holds(rule.when, config_)) return {};
     const Index experts = experts_of(rule);
     if (experts < 1) return {};
-    std::optional<Dims> shape;
+    std::optional<Parameter> alike;
     for (Index layer = begin; layer < end; ++layer) {
       if (!has_layer(rule, config_, layer)) continue;
-      if (!shape) shape = TRY(expected_shape(rule, config_));
-      const auto here = checked_mul(volume(*shape), experts);
+      if (!alike || !rule.shape_of_type.empty()) alike = of_rule(rule, TRY(expected_shape(rule, config_, layer)));
+      const auto here = checked_mul(volume(alike->shape), experts);
       if (!here || *here > kMaxElements - elements_)
         return corrupt(config_.path + ": describes more than " + with_commas(kMaxElements) + " elements");
       elements_ += *here;
-      for (Index expert = 0; expert < experts; ++expert) add(rule, *shape, layer, rule.is_per_expert() ? expert : -1);
+      for (Index expert = 0; expert < experts; ++expert) add(*alike, layer, rule.is_per_expert() ? expert : -1);
     }
     return {};
   }
 
-  void add(const NameRule& rule, const Dims& shape, Index layer, Index expert) {
-    Parameter p{format_pattern(rule.hf, layer, expert), shape, &rule, layer, expert, false, false, {}};
+  Parameter of_rule(const NameRule& rule, const Dims& shape) const {
+    Parameter p;
+    p.shape = shape;
+    p.rule = &rule;
     p.is_tied = !rule.tied_to.empty() && config_.tie_word_embeddings();
-    p.dtype = rule.dtype.empty() ? config_.dtype : rule.dtype;
+    const DType as = dtype_from_torch(config_.dtype).value_or(DType::kBFloat16);
+    const auto kept = kept_dtype(family_, &config_, rule, as);
+    p.has_own_dtype = kept && kept != as;
+    p.dtype = kept ? info(*kept).torch_name : config_.dtype;
+    return p;
+  }
+
+  void add(Parameter p, Index layer, Index expert) {
+    const NameRule& rule = *p.rule;
+    p.name = format_pattern(rule.hf, layer, expert);
+    p.layer = layer;
+    p.expert = expert;
     if (rule.quantized == Quantized::kMxfp4 && config_.has_mxfp4() && !config_.is_left_unquantized(p.name)) {
       add_mxfp4(std::move(p));
       return;
@@ -118,7 +133,7 @@ class ParameterList {
     }
     Parameter scale = p;
     scale.name += float8->suffix;
-    scale.shape = float8->shape(shape);
+    scale.shape = float8->shape(p.shape);
     scale.is_scale = true;
     scale.dtype = float8->is_chosen ? "" : "float32";
     if (!float8->is_chosen) p.dtype = "float8_e4m3fn";
@@ -157,9 +172,9 @@ Status check_quantization(const Family& family, const ModelConfig& config) {
 
 }  // namespace
 
-Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config) {
+Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config, Index layer) {
   Dims shape;
-  for (const std::string& formula : split(rule.shape, ',')) {
+  for (const std::string& formula : split(rule.shape_in(config.layer_type(layer)), ',')) {
     const Index n = TRY(evaluate(formula, config.numbers()).context(config.path).context(rule.hf));
     if (n < 1) return corrupt(config.path + ": " + explain(formula, config.numbers()) + ": expected a positive size");
     shape.push_back(n);

@@ -10,8 +10,9 @@
 
 namespace reshard {
 
-// The shape that a rule's parameters have. Fails where the config lacks a number that it needs.
-Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config);
+// The shape that a rule's parameters have in a layer (-1: outside of the layers). Fails where the config lacks a number
+// that it needs.
+Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config, Index layer);
 
 // A parameter that a model has by its config.
 struct Parameter {
@@ -20,10 +21,11 @@ struct Parameter {
   const NameRule* rule = nullptr;
   Index layer = -1;
   Index expert = -1;
-  bool is_tied = false;   // shares its bytes with another, and need not be stored
-  bool is_scale = false;  // holds the scales of a quantized one, whose the rule is
-  std::string dtype;      // "bfloat16": the rule's, a quantized model's, or the config's; may be empty
-  Dims values = {};       // the shape of what it holds, where an element packs several; else empty
+  bool is_tied = false;        // shares its bytes with another, and need not be stored
+  bool has_own_dtype = false;  // stays in it when the model is loaded in another one (kept_dtypes.h)
+  bool is_scale = false;       // holds the scales of a quantized one, whose the rule is
+  std::string dtype;           // "bfloat16": the rule's, a quantized model's, or the config's; may be empty
+  Dims values = {};            // the shape of what it holds, where an element packs several; else empty
   const Dims& value_shape() const { return values.rank() > 0 ? values : shape; }
 };
 // All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config

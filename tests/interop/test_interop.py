@@ -710,6 +710,32 @@ TINY_MODELS |= {
                           "vision_config": {**_SIGHT, "vision_output_dim": 32, "projector_input_dim": 32,
                                             "projector_output_dim": 32}}),
 }
+_KDA = {**{k: v for k, v in _LATENT.items() if k not in ("q_lora_rank", "n_routed_experts")}, "q_lora_rank": None,
+        "num_local_experts": 4, "linear_head_dim": 6, "linear_num_heads": 3, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "layer_types": ["linear_attention", "full_attention"]}
+_MAMBA = {**_GROUPED, "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+          "moe_shared_expert_intermediate_size": 20, "mamba_num_heads": 4, "mamba_head_dim": 6, "ssm_state_size": 8,
+          "n_groups": 2, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"]}
+_MAMBA.pop("num_hidden_layers")
+TINY_MODELS |= {
+    "hy_v3": ("hy_v3", {**_EXPERTS, "head_dim": 12}),
+    "hy_v3_biased_tied": ("hy_v3", {**_EXPERTS, "head_dim": 12, "num_hidden_layers": 3, "num_shared_experts": 2,
+                                    "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+                                    "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "mimo_v2_flash": ("mimo_v2_flash", {**_GLM, "v_head_dim": 6, "num_key_value_heads": 1}),
+    "mimo_v2_flash_biased_tied": ("mimo_v2_flash", {
+        **_GLM, "v_head_dim": 6, "num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "kimi_linear": ("kimi_linear", _KDA),
+    "kimi_linear_biased": ("kimi_linear", {**_KDA, "attention_bias": True, "num_hidden_layers": 3, "n_shared_experts": 2,
+                                           "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+                                           "mlp_layer_types": ["sparse", "sparse", "dense"]}),
+    "nemotron_h": ("nemotron_h", _MAMBA),
+    "nemotron_h_latent_biased": ("nemotron_h", {**_MAMBA, "moe_latent_size": 12, "mlp_bias": True, "use_bias": True,
+                                                "use_conv_bias": False}),
+    "nemotron_h_dense": ("nemotron_h", {**_MAMBA, "layers_block_type": ["linear_attention", "mlp", "full_attention"]}),
+}
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "image_newline")
 _OTHER_PARTS += tuple("model." + part for part in _OTHER_PARTS)
 _OTHER_NUMBERS = ".act_fn."  # of Apertus's activation

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "lib/base/file.h"
 #include "lib/model/packing.h"
@@ -106,6 +107,29 @@ TEST(Transformers, FilesAreAsTheTablesSay) {
     Shapes files = plain(sample.files, *family, sample.config);
     std::erase_if(files, [&](const auto& tensor) { return family->carries(tensor.first); });
     EXPECT_EQ(files, expected);
+  }
+}
+
+// tests/data/kept_float32.json: what save_pretrained writes in float32 of a model that was loaded in a narrower dtype.
+TEST(Transformers, WhatStaysInFloat32IsWhatTheTablesSay) {
+  const std::string path = std::string(RESHARD_TEST_DATA) + "/kept_float32.json";
+  const Json kept = *parse_json(*read_whole_file(path, Index{1} << 20), path);
+  for (Sample sample : samples()) {
+    const Family& family = *family_of_model_type(sample.config.model_type, sample.config.text_model_type);
+    for (const std::string dtype : {"bfloat16", "float16"}) {
+      SCOPED_TRACE(sample.name + " " + dtype);
+      std::set<std::string> wanted, got;
+      if (const Json* names = kept.find(sample.name))
+        for (const auto list = names->get_array(dtype); const Json& name : *list)
+          if (const std::string key = canonical_key(family, *name.as_string()); !family.carries(key))
+            wanted.insert(key);
+      sample.config.dtype = dtype;
+      const auto all = parameters(family, sample.config);
+      ASSERT_TRUE(all) << all.error().message();
+      for (const Parameter& p : *all)
+        if (p.dtype == "float32") got.insert(p.name);
+      EXPECT_EQ(got, wanted);
+    }
   }
 }
 

@@ -1,0 +1,381 @@
+#!/usr/bin/env python3
+"""What the families' tables have from transformers: made from it, and compared with it.
+
+    generate.py kept [--check] [--quick] [TYPE...]    samples/families/kept_float32.json: what stays in float32
+    generate.py tables [--write] [NAME...]            compares the families' tables with tiny models
+
+kept: every model type of the installed transformers, or those that are named. Models are made of their default configs, and of
+TINY_MODELS. --check compares instead of writing, and exits with 1 if they differ. --quick looks at the lists that classes
+declare, and makes no model: some seconds instead of some minutes.
+
+tables: every model of TINY_MODELS (tests/interop/test_interop.py), on torch's meta device. Names, shapes, ties and dtypes are
+those of `reshard check`. --write puts the report into docs/families.md, between its two marks, and what stays in float32 into
+tests/data/kept_float32.json.
+
+Models are made on the meta device, so they have no weights and nothing is downloaded. Needs torch and transformers, and
+RESHARD (default build/release/reshard) for tables.
+"""
+import argparse
+import collections
+import contextlib
+import fnmatch
+import functools
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
+
+import torch
+import transformers
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.models.auto import configuration_auto, modeling_auto
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TABLE = ROOT / "samples/families/kept_float32.json"
+REPORT = ROOT / "docs/families.md"
+SAMPLES = ROOT / "tests/data/kept_float32.json"
+MARKS = "<!-- generate.py: begin -->", "<!-- generate.py: end -->"
+SECONDS = 90  # for one model
+
+
+# ---- models without weights
+
+@contextlib.contextmanager
+def made_as(dtype, seconds=SECONDS):
+    """Models are made on the meta device, in this dtype, within some seconds."""
+    def too_long(*_):
+        raise TimeoutError(f"no model after {seconds} s")
+    before = signal.signal(signal.SIGALRM, too_long), torch.get_default_dtype()
+    signal.alarm(seconds)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        signal.alarm(0)
+        torch.set_default_dtype(before[1])
+        signal.signal(signal.SIGALRM, before[0])
+
+
+def model_types():
+    return sorted(configuration_auto.CONFIG_MAPPING_NAMES)
+
+
+def classes_of(model_type):
+    """The model classes of a type, without those whose packages are not installed."""
+    names = set()
+    for mapping in dir(modeling_auto):
+        found = getattr(modeling_auto, mapping).get(model_type, ()) if mapping.endswith("_MAPPING_NAMES") else ()
+        names.update([found] if isinstance(found, str) else found)
+    found = (getattr(transformers, name, None) for name in sorted(names))
+    return [cls for cls in found if isinstance(cls, type) and hasattr(cls, "_keep_in_fp32_modules_strict")]
+
+
+def is_kept(name, patterns):
+    """As core_model_loading.build_glob_alternation matches a dtype plan."""
+    return any(re.search(p.replace("*", ".*"), name) for p in patterns)
+
+
+def loaded_dtypes(model, dtype):
+    """{name in memory: dtype} of what from_pretrained(dtype=) makes of a model that was made in bfloat16."""
+    plan = model._get_dtype_plan(dtype)
+    return {name: torch.float32 if is_kept(name, plan) else dtype if tensor.dtype == torch.bfloat16 else tensor.dtype
+            for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def saved(model, dtype):
+    """{name in files: (shape, dtype)} of what save_pretrained writes of a model that was loaded in that dtype."""
+    dtypes = loaded_dtypes(model, dtype)
+    state = {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in model.state_dict().items()}
+    state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in state.items()}
+
+
+# ---- what stays in float32
+
+def as_glob(pattern):
+    """A glob over whole names for a pattern that transformers searches as a regular expression."""
+    if not re.fullmatch(r"[\w.*]+", pattern):
+        raise ValueError(f"{pattern!r}: neither a part of a name nor a glob")
+    return "*" + pattern.replace(".", "?") + "*"
+
+
+def matches(name, globs):
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def globs_for(wanted, others):
+    """Few globs that match every name of `wanted`, and none of `others`."""
+    out = []
+    for name in sorted(wanted, key=len):
+        if matches(name, out):
+            continue
+        parts = re.sub(r"\.\d+(?=\.|$)", ".*", name).split(".")
+        ends = ["*" + ".".join(["", *parts[i:]]) for i in range(len(parts) - 1, 0, -1)] + ["*" + ".".join(parts)]
+        modules = ["*" + ".".join([*parts[:i], "*"]) for i in range(1, len(parts))]
+        fitting = [g for g in modules + ends if not any(fnmatch.fnmatchcase(o, g) for o in others)]
+        # The one that says most; of equals the shortest.
+        best = max(fitting, key=lambda g: (sum(fnmatch.fnmatchcase(w, g) for w in wanted), g in ends, -len(g)))
+        out.append(best)
+    return out
+
+
+class Kept:
+    """What classes of one model type keep, as globs over names in memory and in files."""
+
+    def __init__(self, model_type):
+        self.model_type, self.always, self.float16 = model_type, set(), set()
+        self.replaced = set()  # globs of the classes that match too many names in files
+        self.problems = []
+
+    def declare(self, classes):
+        for cls in classes:
+            self.always.update(map(as_glob, cls._keep_in_fp32_modules_strict or ()))
+            self.float16.update(map(as_glob, cls._keep_in_fp32_modules or ()))
+
+    def observe(self, models):
+        """Adds what only instances show: lists of modules inside, parameters made in float32, other names in files."""
+        for model in models:
+            self.always.update(map(as_glob, model._keep_in_fp32_modules_strict))
+            self.float16.update(map(as_glob, model._keep_in_fp32_modules))
+        for dtype, globs in ((torch.bfloat16, self.always), (torch.float16, self.float16)):
+            kept, others = self.names(models, dtype)
+            for glob in [g for g in self.always | globs if any(fnmatch.fnmatchcase(name, g) for name in others - kept)]:
+                self.replaced.add(glob)
+                self.always.discard(glob)
+                self.float16.discard(glob)
+            known = self.always | globs
+            globs.update(globs_for({name for name in kept - others if not matches(name, known)}, others))
+        self.float16 -= self.always
+
+    def names(self, models, dtype):
+        """Names that are in float32 in a model that was loaded in that dtype, and the others; in memory and in files."""
+        kept, others = set(), set()
+        for model in models:
+            in_memory = loaded_dtypes(model, dtype)
+            in_files = self.in_files(model, dtype) if torch.float32 in in_memory.values() else {}
+            for name, to in [*in_memory.items(), *in_files.items()]:
+                (kept if to == torch.float32 else others).add(name)
+        return kept, others
+
+    def make(self, classes):
+        models = [make_tiny(t, members) for t, members in tiny_models().values() if t == self.model_type]
+        for cls in classes:
+            try:
+                config = transformers.AutoConfig.for_model(self.model_type)
+                with made_as(torch.bfloat16):
+                    models.append(cls(config))
+            except Exception as e:  # a default config that makes no model, or a package that is not there
+                self.problems.append(f"{cls.__name__}: {type(e).__name__}: {str(e).strip()[:80]}")
+        return models
+
+    def in_files(self, model, dtype):
+        try:
+            return {name: getattr(torch, to) for name, (_, to) in saved(model, dtype).items()
+                    if getattr(torch, to).is_floating_point}
+        except Exception as e:
+            self.problems.append(f"{type(model).__name__}: names in files: {type(e).__name__}")
+            return {}
+
+    def row(self):
+        return {word: sorted(globs) for word, globs in
+                (("always", self.always), ("float16", self.float16), ("replaced", self.replaced)) if globs}
+
+
+def kept_rows(types, quick):
+    """{model type: row}, and what could not be looked at."""
+    rows, problems = {}, []
+    for model_type in types:
+        kept = Kept(model_type)
+        classes = classes_of(model_type)
+        kept.declare(classes)
+        if not quick:
+            kept.observe(kept.make(classes))
+        problems += [f"{model_type}: {p}" for p in kept.problems]
+        rows[model_type] = kept.row()
+    return rows, problems
+
+
+def table_of_rows(rows):
+    groups = collections.defaultdict(list)
+    for model_type in sorted(rows):
+        groups[json.dumps(rows[model_type])].append(model_type)
+    others = groups.pop("{}", [])
+    kept = [{"model_types": types, **json.loads(row)} for row, types in sorted(groups.items(), key=lambda g: g[1])]
+    return {"transformers": transformers.__version__, "kept": kept, "others": others}
+
+
+def rows_of_table(table):
+    rows = {t: {k: v for k, v in row.items() if k != "model_types"} for row in table["kept"] for t in row["model_types"]}
+    return rows | {t: {} for t in table["others"]}
+
+
+def table_text(table):
+    rows = ",\n    ".join(map(json.dumps, table["kept"]))
+    others = json.dumps(table["others"])
+    lines = re.sub(r"(.{1,110}), ", r"\1,\n    ", others[1:-1])
+    return (f'{{\n  "transformers": {json.dumps(table["transformers"])},\n  "kept": [\n    {rows}\n  ],\n'
+            f'  "others": [\n    {lines}\n  ]\n}}\n')
+
+
+def kept_differences(old, new, quick):
+    """Lines that say how the rows of the table differ. The quick ones know less."""
+    lines = []
+    for model_type, row in new.items():
+        if model_type not in old:
+            lines.append(f"{model_type}: not in the table")
+            continue
+        for word in ("always", "float16"):
+            before, after = set(old[model_type].get(word, ())), set(row.get(word, ()))
+            known = before | set(old[model_type].get("replaced", ())) | set(old[model_type].get("always", ()))
+            lines += [f"{model_type}: {word}: {g} is missing" for g in sorted(after - known)]
+            lines += [f"{model_type}: {word}: {g} is no longer there" for g in sorted(before - after) if not quick]
+    return lines
+
+
+def kept(arguments):
+    old = rows_of_table(json.loads(TABLE.read_text())) if TABLE.exists() else {}
+    new, problems = kept_rows(arguments.types or model_types(), arguments.quick)
+    if not arguments.check:
+        TABLE.write_text(table_text(table_of_rows(old | new if arguments.types else new)))
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        return 0
+    lines = kept_differences(old, new, arguments.quick)
+    print("\n".join(lines) or f"kept_float32.json is as transformers {transformers.__version__} has it: {len(new)} model types")
+    return 1 if lines else 0
+
+
+# ---- the families' tables
+
+NARROW = torch.bfloat16, torch.float16
+OTHER_PARTS = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|image_newline)\b|\.act_fn\.")
+
+
+@functools.cache
+def tiny_models():
+    sys.path.insert(0, str(ROOT))
+    from tests.interop.test_interop import TINY_MODELS
+    return TINY_MODELS
+
+
+def make_tiny(model_type, members):
+    config = transformers.AutoConfig.for_model(model_type, **members)
+    auto = transformers.AutoModelForImageTextToText if "text_config" in members else transformers.AutoModelForCausalLM
+    cls = auto._model_mapping[type(config)]
+    config.architectures = [cls.__name__]
+    with made_as(torch.bfloat16):
+        return cls(config)
+
+
+def compared(tensors, model_type):
+    """Those that a table lists, under its names."""
+    out = {name.removeprefix("transformer."): value for name, value in tensors.items() if not OTHER_PARTS.search(name)}
+    # transformers 5.24 renames ".mlp." on saving wherever it stands; published files have it in the dense layers.
+    if model_type == "kimi_linear":
+        out = {re.sub(r"\.block_sparse_moe\.(gate|up|down)_proj\.", r".mlp.\1_proj.", k): v for k, v in out.items()}
+    return out
+
+
+def table_of(config, dtype):
+    """{name: (shape, dtype)} of what must be stored, and the names of what is tied, as `reshard check` has them."""
+    reshard = os.environ.get("RESHARD", str(ROOT / "build/release/reshard"))
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        done = subprocess.run([reshard, "check", "--config", f"{directory}/config.json", "--mesh", "dp_shard=1", "--tensors",
+                               "--json", "--dtype", str(dtype).removeprefix("torch.")], capture_output=True, text=True)
+    if not done.stdout.startswith("{"):
+        raise ValueError(done.stderr.strip())
+    tensors = json.loads(done.stdout)["tensors"]
+    stored = {t["name"]: (t["shape"], t["dtype"]) for t in tensors if not t["tied"]}
+    return compared(stored, config.model_type), set(compared({t["name"]: t for t in tensors if t["tied"]}, config.model_type))
+
+
+def differences(ours, theirs):
+    lines = [f"{name} is not in the table" for name in sorted(theirs.keys() - ours.keys())]
+    lines += [f"{name} is not in the model" for name in sorted(ours.keys() - theirs.keys())]
+    return lines + [f"{name}: {ours[name]} in the table, {theirs[name]} in the model"
+                    for name in sorted(ours.keys() & theirs.keys()) if ours[name] != theirs[name]]
+
+
+def compare(model):
+    """Lines that say how the tables differ from a model, and {dtype: names in files that stay in float32}."""
+    lines, kept_names, tensors = [], {}, 0
+    for dtype in NARROW:
+        ours, tied = table_of(model.config, dtype)
+        files = saved(model, dtype)
+        theirs = compared(files, model.config.model_type)
+        lines += [f"{str(dtype).removeprefix('torch.')}: {line}" for line in differences(ours, theirs)]
+        lines += [f"{name} is tied in the table, and stored" for name in sorted(tied & theirs.keys())]
+        kept_names[dtype] = sorted(name for name, (_, to) in files.items() if to == "float32")
+        tensors = len(files)
+    return lines, kept_names, tensors
+
+
+def shown(names):
+    """Names with the numbers left out, each once."""
+    return ", ".join(f"`{name}`" for name in sorted({re.sub(r"(?<=\.)\d+(?=\.)", "N", name) for name in names}))
+
+
+def report(found):
+    by_kept = collections.defaultdict(list)
+    for model_type, (_, always, more) in found.items():
+        if always or more:
+            by_kept[always, more].append(model_type)
+    rows = [f"| {', '.join(sorted(types))} | {always} | {more} |" for (always, more), types in by_kept.items()]
+    models, tensors = sum(n for n, _, _ in found.values()), len(found)
+    return "\n".join([f"`samples/families/generate.py tables` with transformers {transformers.__version__}: names, shapes, ties and dtypes of {models} tiny "
+                      f"models of {tensors} model types are those of the tables. `--dtype` leaves in float32, as transformers "
+                      "does:", "", "| `model_type` | with bfloat16 and float16 | with float16 only |", "| --- | --- | --- |",
+                      *sorted(rows)])
+
+
+def tables(arguments):
+    found, failures, samples = {}, [], {}
+    for name, (model_type, members) in tiny_models().items():
+        if arguments.names and name not in arguments.names:
+            continue
+        model = make_tiny(model_type, members)
+        lines, kept_names, _ = compare(model)
+        failures += [f"{name}: {line}" for line in lines]
+        always = set(kept_names[torch.bfloat16])
+        more = set(kept_names[torch.float16]) - always
+        count, before, before_more = found.get(model_type, (0, "", ""))
+        found[model_type] = count + 1, shown(always) or before, shown(more) or before_more
+        if always or more:
+            samples[name] = {str(dtype).removeprefix("torch."): kept_names[dtype] for dtype in NARROW}
+    print("\n".join(failures) or report(found))
+    if arguments.write and not failures:
+        text = REPORT.read_text()
+        begin, end = (text.index(mark) for mark in MARKS)
+        REPORT.write_text(text[:begin] + MARKS[0] + "\n" + report(found) + "\n" + text[end:])
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(sample)}" for name, sample in sorted(samples.items()))
+        SAMPLES.write_text("{\n" + rows + "\n}\n")
+    return 1 if failures else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("kept")
+    command.add_argument("--check", action="store_true")
+    command.add_argument("--quick", action="store_true")
+    command.add_argument("types", nargs="*")
+    command.set_defaults(run=kept)
+    command = commands.add_parser("tables")
+    command.add_argument("--write", action="store_true")
+    command.add_argument("names", nargs="*")
+    command.set_defaults(run=tables)
+    arguments = parser.parse_args()
+    sys.exit(arguments.run(arguments))
+
+
+if __name__ == "__main__":
+    main()
