@@ -7,6 +7,7 @@
 #   memory that is not to be had, calls that fail, kills, deaths of ranks, damage, and what a disk may hold after a loss of
 #   power, in thousands of cases;
 #   whole conversions and loads over NCCL between ranks on one GPU of the stand-in, where CUDA's and NCCL's headers are;
+#   every family's table, and what stays in float32, against the newest transformers (samples/families/generate.py);
 #   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz;
@@ -59,6 +60,14 @@ if python=$(tests/interop/venv.sh 2> /dev/null); then
   build release --target reshard && "$python" tests/differential.py --cases 2000 || status=1
 else
   echo "skipped: no Python with safetensors and h5py"
+fi
+
+heading "families, against transformers"
+if python=$(tests/interop/venv.sh 2> /dev/null); then
+  "$python" -W ignore samples/families/generate.py tables > "$logs/families.log" || { cat "$logs/families.log"; status=1; }
+  "$python" -W ignore samples/families/generate.py kept --check || status=1
+else
+  echo "skipped: no Python with transformers"
 fi
 
 heading "ranks on one GPU, a stand-in"
