@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "lib/base/file.h"
@@ -203,6 +204,97 @@ class JoinedReader : public Reader {
   std::unordered_map<std::string, std::pair<std::size_t, std::size_t>> tensors_, blobs_;
 };
 
+// ---- an optimizer that numbers its parameters, and its model
+
+// The shapes of parameters and how often each occurs: an optimizer's numbers tell no names, but its moments have the
+// shapes of the parameters that it trains, whatever their order.
+using Shapes = std::map<Dims, Index>;
+
+// Of each number the shape of its first moment; empty if the states are under names.
+Shapes shapes_of_moments(const Catalog& catalog) {
+  Shapes out;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.name);
+    if (key.kind == StateKind::kOptimizer && is_digits(key.parameter) &&
+        (key.suffix == kMomentSuffix || key.suffix == ".momentum_buffer"))
+      ++out[t.shape];
+  }
+  return out;
+}
+
+Shapes shapes_of_model(const Catalog& catalog) {
+  Shapes out;
+  for (const Tensor& t : catalog.tensors())
+    if (split_state_key(t.name).kind == StateKind::kModel) ++out[t.shape];
+  return out;
+}
+
+// The shapes of `some` that are too many for `all`.
+Shapes without_shapes(Shapes some, const Shapes& all) {
+  for (auto& [shape, count] : some)
+    if (const auto found = all.find(shape); found != all.end()) count = std::max<Index>(0, count - found->second);
+  std::erase_if(some, [](const auto& entry) { return entry.second == 0; });
+  return some;
+}
+
+// The number of parts of which each of these shapes is one, along some dimension, of a shape of the model; 0: none.
+Index parts_of_shapes(const Shapes& cut, const Shapes& model) {
+  constexpr Index kMostParts = 64;
+  for (Index parts = 2; parts <= kMostParts; ++parts) {
+    const auto is_part = [&](const auto& entry) {
+      for (int d = 0; d < entry.first.rank(); ++d) {
+        Dims whole = entry.first;
+        whole[d] *= parts;
+        if (model.contains(whole)) return true;
+      }
+      return false;
+    };
+    if (std::all_of(cut.begin(), cut.end(), is_part)) return parts;
+  }
+  return 0;
+}
+
+void compare_shapes(const std::string& path, const Catalog& optimizer, const Catalog& model,
+                    std::vector<std::string>& warnings) {
+  const Shapes parameters = shapes_of_model(model);
+  const Shapes others = without_shapes(shapes_of_moments(optimizer), parameters);
+  if (others.empty() || parameters.empty()) return;
+  Index count = 0;
+  std::vector<std::string> texts;
+  for (const auto& [shape, n] : others) {
+    count += n;
+    texts.push_back(to_string(shape));
+  }
+  const Index parts = parts_of_shapes(others, parameters);
+  warnings.push_back(
+      path + ": the moments of " + count_of(count, "parameter") + " have shapes that " + model.root +
+      " has no tensors for: " + some_of(texts) +
+      (parts > 0 ? ". They are one of " + std::to_string(parts) +
+                       " parts: what one rank of tensor parallelism held. The other ranks' moments are not here, and " +
+                       "training cannot resume from them"
+                 : ". They are of another model, or of a part of one"));
+}
+
+std::optional<OpenCheckpoint> open_beside(const Place& directory, const std::string& name) {
+  const auto place = directory.inside(name);
+  const auto format = place ? recognised_format(**place) : Result<const Format*>(nullptr);
+  if (!format || !*format) return std::nullopt;
+  auto reader = (*format)->open(**place, {.files_too = false});
+  if (!reader) return std::nullopt;
+  return OpenCheckpoint{*format, *std::move(reader)};
+}
+
+// Of a file that is an optimizer's numbered state: the model that its directory holds.
+void compare_with_model(const Place& file, Catalog& catalog) {
+  if (shapes_of_moments(catalog).empty()) return;
+  const auto directory = file.parent();
+  if (!directory) return;
+  const auto format = recognised_format(**directory);
+  if (!format || !*format) return;
+  const auto model = (*format)->open(**directory, {.files_too = false});
+  if (model) compare_shapes(file.path(), catalog, (*model)->catalog(), catalog.warnings);
+}
+
 }  // namespace
 
 Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenOptions& options) {
@@ -235,6 +327,7 @@ Result<const Place*> checkpoint_of_step(const Place& place) {
 }
 
 void note_optimizers(const Place& place, Catalog& catalog) {
+  if (place.is_file()) return compare_with_model(place, catalog);
   if (catalog.root != place.path()) return;
   std::set<std::string_view> read;
   for (const CatalogFile& file : catalog.files) read.insert(file.path);
@@ -243,6 +336,10 @@ void note_optimizers(const Place& place, Catalog& catalog) {
     const auto part = parse_part(entry);
     const bool is_optimizer = part ? !part->word->is_model : !entry.is_directory && entry.name == "optimizer.pt";
     if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) beside.push_back(entry.name);
+  }
+  for (const std::string& name : beside) {
+    const auto state = open_beside(place, name);
+    if (state) compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
   }
   if (!beside.empty())
     catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +

@@ -26,8 +26,9 @@ Result<std::optional<OpenCheckpoint>> open_parts(const Place& place, const OpenO
 // The place in a step's directory that is its checkpoint; null: there is none.
 Result<const Place*> checkpoint_of_step(const Place& place);
 
-// Tells of optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
-// (optimizer.pt) save torch's own, which numbers the parameters.
+// Notes optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
+// (optimizer.pt) save torch's own, which numbers the parameters. Of such a file, opened by itself or beside its model,
+// warns if its moments have shapes that no parameter of the model has. A file that cannot be read says nothing of that.
 void note_optimizers(const Place& place, Catalog& catalog);
 
 // The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none; what it may
