@@ -8,6 +8,7 @@
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
+#include "lib/model/parts.h"
 
 namespace reshard {
 namespace {
@@ -68,17 +69,19 @@ class SmallReader {
 // Whether a weight of this layout becomes a plain one by other means: block_scales.h, mxfp4.h.
 bool is_unpacked_elsewhere(Packing packing) { return packing == Packing::kFloat8 || packing == Packing::kMxfp4; }
 
-Status check_kept(const Catalog& source, const PackedWeights& packed, const Typing& typing) {
+bool stays(const Catalog& source, const PackedWeight& weight, const Typing& typing) {
+  return typing.keeps(weight.name, weight.name) ||
+         std::any_of(weight.parts.begin(), weight.parts.end(), [&](const PackedTensor& part) {
+           const Tensor& t = source.tensors()[part.tensor];
+           return typing.keeps(t.name, t.key());
+         });
+}
+
+// Whether all weights stay packed. A usage error if only some do.
+Result<bool> stay(const Catalog& source, const PackedWeights& packed, const Typing& typing) {
   const PackedWeight *kept = nullptr, *unpacked = nullptr;
-  for (const PackedWeight& w : packed.weights) {
-    const auto is_kept = [&](const PackedTensor& p) {
-      const Tensor& t = source.tensors()[p.tensor];
-      return typing.keeps(t.name, t.key());
-    };
-    const bool stays = typing.keeps(w.name, w.name) || std::any_of(w.parts.begin(), w.parts.end(), is_kept);
-    (stays ? kept : unpacked) = &w;
-  }
-  if (!kept || !unpacked) return {};
+  for (const PackedWeight& w : packed.weights) (stays(source, w, typing) ? kept : unpacked) = &w;
+  if (!kept || !unpacked) return kept != nullptr;
   return usage_error("--keep-dtype: '" + printable(kept->name) + "' would stay packed next to '" +
                      printable(unpacked->name) + "', which would not, and no config.json can say that");
 }
@@ -88,11 +91,6 @@ Status check_complete(const Catalog& source, const PackedWeight& weight) {
   return corrupt(source.root + ": '" + printable(weight.name) + "' is packed as " +
                  std::string(packing_title(weight.packing)) + ", and '" + printable(weight.missing.front()) +
                  "' is missing");
-}
-
-bool keeps_all(const PackedWeights& packed, const Typing& typing) {
-  return std::all_of(packed.weights.begin(), packed.weights.end(),
-                     [&](const PackedWeight& w) { return typing.keeps(w.name, w.name); });
 }
 
 }  // namespace
@@ -109,11 +107,10 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Wanted&
   const PackedWeights packed = find_packed(stored, model ? &*model : nullptr);
   const bool is_known = std::any_of(packed.weights.begin(), packed.weights.end(),
                                     [](const PackedWeight& w) { return can_unpack(w.packing); });
-  if (!is_known || keeps_all(packed, typing)) return std::unique_ptr<Unpacking>();
+  if (!is_known || TRY(stay(stored, packed, typing))) return std::unique_ptr<Unpacking>();
   if (!is_asked)
     return usage_error(stored.root + ": " + packed_text(packed) +
                        ": an adapter is added to plain weights; --dtype bfloat16 unpacks them");
-  TRY(check_kept(stored, packed, typing));
   Json plain, quantization;
   if (config.is_there())
     if (const auto json = parse_json(config.text, config.path); json && json->is_object())
@@ -129,7 +126,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Wanted&
   out->file_ = static_cast<std::uint32_t>(stored.files.size());
   out->catalog_.files.push_back({std::string(kFile), 0});
   TRY(out->catalog_.reserve(stored.tensors().size()));
-  LeftOut applied{"packed values and their scales, unpacked into weights", 0, 0, 0};
+  LeftOut applied{"tensors of " + packed_text(packed) + ", unpacked", 0, 0, 0};
   for (std::size_t i = 0; i < stored.tensors().size(); ++i) {
     const Tensor& t = stored.tensors()[i];
     const PackedWeight* const weight = packed.of(i);
@@ -151,8 +148,10 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Wanted&
     for (const PackedTensor& part : w.parts) parts.push_back(part.tensor);
     TRY(out->add(std::move(made), TRY(open_packed(in)), std::move(parts), *typing.dtype));
   }
+  // What wraps a model is told by its parameters' names, some of which are there only now.
+  out->catalog_.parts.clear();
+  TRY(find_parts(out->catalog_, {}, wanted.has_model_names));
   if (!plain.is_null() && !quantization.is_null()) config.text = python_text(plain);
-  notes.warnings.push_back(packed_text(packed) + ": unpacked, as the library that wrote them does it");
   notes.left_out.push_back(std::move(applied));
   return out;
 }
@@ -189,7 +188,12 @@ std::vector<std::size_t> Unpacking::operands(const std::vector<std::size_t>& ten
 
 void Unpacking::update(const Catalog& source) {
   for (std::size_t i = 0; i < sources_.size(); ++i)
-    if (!is_computed_[i]) catalog_.tensor(i) = source.tensors()[sources_[i].front()];
+    if (!is_computed_[i]) {
+      Tensor& t = catalog_.tensor(i);
+      std::string key = std::move(t.plain_key);
+      t = source.tensors()[sources_[i].front()];
+      t.plain_key = std::move(key);
+    }
 }
 
 const Unpacking::Weight& Unpacking::at(Index offset) const {

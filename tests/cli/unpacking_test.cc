@@ -6,9 +6,11 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "formats/load.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"
@@ -157,6 +159,59 @@ TEST_F(PackedLlamaTest, GetsAnAdapterAsPeftMergesIt) {
   const CommandResult refused = convert(source_, "packed", merge);
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, HasSubstr("--dtype"));
+}
+
+TEST_F(PackedLlamaTest, IsFoundInsideWrappers) {
+  const TensorValues stored = load_checkpoint(source_);
+  ASSERT_EQ(convert(source_, "plain", {"--to", "hf", "--dtype", "bfloat16"}).exit_code, 0);
+  for (const std::string wrapper : {"app.model.", "model.", "module."}) {
+    TensorValues wrapped;
+    for (const auto& [name, value] : stored) wrapped[wrapper + name] = value;
+    const std::string source = dir_ / (wrapper + "source");
+    write_dcp(wrapped, source, Mesh({{"dp_shard", 2}}));
+    fs::copy_file(source_ + "/config.json", source + "/config.json");
+    const CommandResult r = convert(source, wrapper, {"--to", "hf", "--dtype", "bfloat16"});
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(load_checkpoint(dir_ / wrapper), load_checkpoint(dir_ / "plain")) << wrapper;
+  }
+}
+
+// As PEFT's trainer has it: base_layer in the names of the weights that the adapter changes.
+TEST_F(PackedLlamaTest, IsMergedWithTheAdapterNextToIt) {
+  TensorValues trained;
+  for (const auto& [name, value] : load_checkpoint(source_)) {
+    std::string key = "base_model.model." + name;
+    for (const std::string module : {".q_proj.", ".down_proj."})
+      if (const std::size_t at = key.find(module); at != std::string::npos)
+        key.insert(at + module.size(), "base_layer.");
+    trained[key] = value;
+  }
+  for (const auto& [name, value] : load_checkpoint(test_data("quantized/llama.adapter")))
+    trained[std::string(name).replace(name.rfind(".weight"), 0, ".default")] = value;
+  write_dcp(trained, dir_ / "source", Mesh({{"dp_shard", 2}}));
+  fs::copy_file(source_ + "/config.json", dir_ / "source/config.json");
+  fs::copy_file(test_data("quantized/llama.adapter/adapter_config.json"), dir_ / "source/adapter_config.json");
+  const CommandResult r = convert(dir_ / "source", "out", {"--to", "hf", "--dtype", "bfloat16", "--merge-adapter"});
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(load_checkpoint(dir_ / "out"), load_checkpoint(test_data("quantized/llama.merged.safetensors")));
+}
+
+TEST_F(PackedLlamaTest, IsUnpackedByALoad) {
+  ASSERT_EQ(convert(source_, "plain", {"--to", "hf", "--dtype", "bfloat16"}).exit_code, 0);
+  const TensorValues plain = load_checkpoint(dir_ / "plain");
+  LoadOptions options;
+  options.threads = 2;
+  options.memory = 16 << 20;
+  options.dtype = DType::kBFloat16;
+  std::map<std::string, std::string> memory;
+  const auto report = load(source_, options, [&](const LoadTensor& t) -> Result<Destination> {
+    std::string& bytes = memory[t.name];
+    bytes.resize(static_cast<std::size_t>(t.bytes()));
+    return Destination{reinterpret_cast<std::byte*>(bytes.data()), std::nullopt};
+  });
+  ASSERT_TRUE(report) << report.error().message();
+  ASSERT_EQ(memory.size(), plain.size());
+  for (const auto& [name, bytes] : memory) EXPECT_TRUE(bytes == plain.at(name).bytes) << name;
 }
 
 TEST_F(PackedLlamaTest, IsNotHalfUnpacked) {
