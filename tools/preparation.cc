@@ -46,6 +46,8 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   OpenOptions how;
   how.files_too = files_too;
   how.keys = TRY(options.source_layout.keys());
+  how.keys.as_stored = o.model.is_none();
+  o.changed_names = !how.keys.model_prefix.empty() || !how.keys.renames.empty();
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
   const auto allows = [&](std::string_view what) {

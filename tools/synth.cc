@@ -224,7 +224,8 @@ class HeadersOnly : public Target {
 };
 
 // The model's tensors as a convention stores them.
-Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Convention convention) {
+Result<Catalog> stored_catalog(const Catalog& model, const Family& family, const ModelConfig& config,
+                               Convention convention) {
   std::vector<std::size_t> all(model.tensors().size());
   std::iota(all.begin(), all.end(), 0);
   Catalog out;
@@ -235,7 +236,7 @@ Result<Catalog> stored_catalog(const Catalog& model, const Family& family, Conve
     t.name = group.name;
     t.dtype = model.tensors()[group.parts[0]].dtype;
     t.shape = shapes[0];
-    if (group.stored && shapes[0].rank() > 0) t.shape = TRY(packed_shape(*group.stored, shapes));
+    if (group.stored && shapes[0].rank() > 0) t.shape = TRY(packed_shape(*group.stored, shapes, &config));
     TRY(out.add(std::move(t)));
   }
   return out;
@@ -250,7 +251,7 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
   if (!subject.family->has_convention(convention))
     return unsupported("family " + std::string(subject.family->name) + " has no " +
                        std::string(info(convention).title));
-  const Catalog stored = TRY(stored_catalog(model, *subject.family, convention));
+  const Catalog stored = TRY(stored_catalog(model, *subject.family, subject.config, convention));
   const Placer placer = TRY(Placer::make(request.mesh, subject.family, &subject.config, Placer::of(stored)));
   for (const Tensor& t : stored.tensors())
     request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(Placer::of(t))});

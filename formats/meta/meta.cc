@@ -9,6 +9,7 @@ namespace reshard {
 namespace meta {
 
 std::optional<Index> rank_of_file(std::string_view name) {
+  if (name == "consolidated.pth") return 0;
   const auto rank = take(name, "consolidated.") ? take_number(name) : std::nullopt;
   return name == ".pth" ? rank : std::nullopt;
 }

@@ -2,6 +2,7 @@
 //
 //   consolidated.00.pth          torch.save of a dict, the tensors of model-parallel rank 0
 //   consolidated.01.pth ...      (llama/generation.py: sorted by name)
+//   consolidated.pth             of one rank, as others write it; without a params.json too
 //   params.json                  {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256,
 //   ...}
 //
@@ -28,7 +29,7 @@ namespace meta {
 
 inline constexpr std::string_view kParamsFile = "params.json";
 
-// The rank in "consolidated.07.pth"; nothing for other names.
+// The rank in "consolidated.07.pth", 0 of "consolidated.pth"; nothing for other names.
 std::optional<Index> rank_of_file(std::string_view name);
 // "consolidated.safetensors", "consolidated-00001-of-00051.safetensors"
 bool is_safetensors_name(std::string_view name);

@@ -112,6 +112,55 @@ void report_missing_layers(const DescribedModel& subject, const Missing& missing
   f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
 }
 
+void report_unknown(const DescribedModel& subject, const StoredModel& stored, FindingList& findings) {
+  if (stored.unknown.empty()) return;
+  Finding& f = findings.add(Severity::kWarning, "name-unknown");
+  f.what = count_of(std::ssize(stored.unknown), "tensor") + " whose name family " + std::string(subject.family.name) +
+           " does not know";
+  for (const Tensor* t : stored.unknown) f.tensors.push_back(t->name);
+  f.advice =
+      "A head or an adapter of your own is carried with --keep-unknown; a misspelt name is a tensor that no "
+      "loader will find.";
+}
+
+// Whether the unknown tensors are the missing parameters under other names: half of these have their shapes, or all
+// have about as many elements.
+bool are_renamed(const StoredModel& stored, const std::vector<const Parameter*>& missing) {
+  std::map<Dims, Index> shapes;
+  Index there = 0, due = 0, alike = 0;
+  for (const Tensor* t : stored.unknown) {
+    ++shapes[t->shape];
+    there += t->elements();
+  }
+  for (const Parameter* p : missing) {
+    due += volume(p->shape);
+    if (const auto same = shapes.find(p->shape); same != shapes.end() && same->second > 0) {
+      --same->second;
+      ++alike;
+    }
+  }
+  const bool holds_as_much = there > 0 && there >= due / 2 && there / 2 <= due;
+  return !missing.empty() && !stored.unknown.empty() && (2 * alike >= std::ssize(missing) || holds_as_much);
+}
+
+void report_renamed(const DescribedModel& subject, const StoredModel& stored,
+                    const std::vector<const Parameter*>& missing, FindingList& findings) {
+  Finding& f = findings.add(Severity::kError, "names-other");
+  std::vector<std::string> unknown;
+  for (const Tensor* t : stored.unknown) unknown.push_back(t->name);
+  Index due = 0, there = 0;
+  for (const Parameter* p : missing) due += volume(p->shape);
+  for (const Tensor* t : stored.unknown) there += t->elements();
+  f.what = "no tensor has the name of " + count_of(std::ssize(missing), "parameter") + " that " + subject.config.path +
+           " describes, and " + count_of(std::ssize(unknown), "tensor") + " have names that family " +
+           subject.family.name + " does not know";
+  for (const Parameter* p : missing) f.tensors.push_back(p->name);
+  f.why.push_back("unknown: " + some_of(unknown));
+  f.why.push_back("they have " + with_commas(there) + " elements, and what is missing " + with_commas(due) +
+                  ": the same under other names, it seems");
+  f.advice = "--rename FROM=TO takes names for others; --family-file describes a family that has them.";
+}
+
 void report_missing(const DescribedModel& subject, const StoredModel& stored, const Missing& missing,
                     FindingList& findings) {
   if (missing.head) report_missing_head(subject, *missing.head, stored.other_head, findings);
@@ -150,7 +199,17 @@ void report_extra(const DescribedModel& subject, const StoredModel& stored, Find
 
 void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept,
                    FindingList& findings) {
-  report_missing(subject, stored, find_missing(subject, stored, experts_kept), findings);
+  const Missing missing = find_missing(subject, stored, experts_kept);
+  std::vector<const Parameter*> all = missing.layers;
+  all.insert(all.end(), missing.experts.begin(), missing.experts.end());
+  all.insert(all.end(), missing.others.begin(), missing.others.end());
+  if (missing.head && stored.other_head.empty()) all.push_back(missing.head);
+  if (are_renamed(stored, all)) {
+    report_renamed(subject, stored, all, findings);
+  } else {
+    report_missing(subject, stored, missing, findings);
+    report_unknown(subject, stored, findings);
+  }
   report_extra(subject, stored, findings);
 }
 

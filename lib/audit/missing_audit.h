@@ -2,6 +2,7 @@
 // config's.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -35,7 +36,9 @@ struct StoredModel {
   std::unordered_map<std::string, const Tensor*> found;  // by canonical name
   std::set<std::string> packed;                          // canonical names that a fused projection holds
   std::vector<std::pair<ParsedName, const Tensor*>> extra;
-  std::string other_head;  // "value_head", "score"
+  std::vector<const Tensor*> unknown;                     // whose names the family does not know
+  std::map<std::string, std::set<std::size_t>> sections;  // of parameters that are stored in some, which are there
+  std::string other_head;                                 // "value_head", "score"
 
   const Tensor* find(const Parameter& p) const {
     const auto it = found.find(p.name);
@@ -43,8 +46,9 @@ struct StoredModel {
   }
 };
 
-// The head, whole layers, experts and others that are missing, and tensors of layers or parameters that the model has
-// not. `experts_kept`: of experts that were joined, those numbered from this one on are in the others; 0: none were.
+// The head, whole layers, experts and others that are missing; tensors of layers or parameters that the model has not;
+// and names that the family does not know. Where these hold what is missing, that is one finding. `experts_kept`: of
+// experts that were joined, those numbered from this one on are in the others; 0: none were.
 void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept, FindingList& findings);
 
 inline constexpr std::size_t kShownKinds = 6;             // lines, one for each parameter of the table

@@ -12,6 +12,7 @@
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
 #include "lib/model/parts.h"
+#include "lib/model/shapes.h"
 
 namespace reshard {
 namespace {
@@ -90,22 +91,12 @@ struct Mismatches {
   std::vector<Mismatch> vocabulary;  // another number of words, and no other fault
   std::vector<Mismatch> parts;
   std::vector<Mismatch> concatenated;
+  std::vector<Mismatch> flat;  // of one dimension; with parts of such, parameters of one dimension that are parts too
   std::vector<Mismatch> others;
   Index padded_rows = 0;  // of a vocabulary that is padded as Megatron does, and whose writer does not say so
 };
 
 // ---- names
-
-void report_unknown(const DescribedModel& subject, std::vector<std::string> unknown, FindingList& findings) {
-  if (unknown.empty()) return;
-  Finding& f = findings.add(Severity::kWarning, "name-unknown");
-  f.what = count_of(std::ssize(unknown), "tensor") + " whose name family " + std::string(subject.family.name) +
-           " does not know";
-  f.tensors = std::move(unknown);
-  f.advice =
-      "A head or an adapter of your own is carried with --keep-unknown; a misspelt name is a tensor that no "
-      "loader will find.";
-}
 
 // Two tensors that are one parameter.
 struct Duplicate {
@@ -139,13 +130,19 @@ void report_duplicates(const DescribedModel& subject, const std::vector<Duplicat
   f.advice = "Find out which of them the training run updated; --exclude leaves the others out of a conversion.";
 }
 
+// Whether all sections of a parameter are there, or the tensor is none; `there` receives it.
+bool is_whole(const StoredRule& stored, std::set<std::size_t>& there) {
+  there.insert(stored.section);
+  return !stored.is_section() || there.size() == stored.sections.size();
+}
+
 // A packed tensor stands for its parts.
 void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const ParsedName& parsed, StoredModel& stored,
                     FindingList& findings) {
   std::vector<Dims> shapes;
   std::vector<std::string> due;
   for (const std::string& part : part_names(parsed, subject.config.number("num_experts"))) {
-    stored.packed.insert(part);
+    if (is_whole(*parsed.stored, stored.sections[part])) stored.packed.insert(part);
     const auto expected = subject.by_name.find(part);
     if (expected == subject.by_name.end()) continue;
     shapes.push_back(expected->second->shape);
@@ -155,7 +152,7 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
     stored.extra.emplace_back(parsed, &tensor);
     return;
   }
-  const auto shape = packed_shape(*parsed.stored, shapes);
+  const auto shape = packed_shape(*parsed.stored, shapes, &subject.config);
   if (!shape || tensor.shape == *shape) return;
   Finding& f = findings.add(Severity::kError, "shape-other");
   f.tensors = {tensor.name};
@@ -168,7 +165,6 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
 
 StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, FindingList& findings) {
   StoredModel out;
-  std::vector<std::string> unknown;
   std::vector<Duplicate> duplicates;
   for (const Tensor& tensor : subject.catalog.tensors()) {
     const StateKey key = split_state_key(tensor.key());
@@ -182,7 +178,7 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
         out.other_head = key.parameter.substr(0, key.parameter.find('.'));
       else if (!tensor.is_buffer && !is_adapter(key.parameter) &&  // audit_names tells of adapters
                !subject.family.carries(key.parameter))
-        unknown.push_back(tensor.name);
+        out.unknown.push_back(&tensor);
       continue;
     }
     ++audit.looked_at;
@@ -197,7 +193,6 @@ StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, Findin
     if (!subject.by_name.contains(name)) out.extra.emplace_back(*parsed, &tensor);
   }
   report_duplicates(subject, duplicates, findings);
-  report_unknown(subject, std::move(unknown), findings);
   return out;
 }
 
@@ -219,6 +214,19 @@ bool is_padding(const DescribedModel& subject, const Mismatch& m) {
           (subject.names == Convention::kMegatron && !explain_padding(rows, words).empty()));
 }
 
+// What one rank has of flattened parameters: those that have one dimension anyway are parts as well.
+void take_flat_parts(Mismatches& all) {
+  const auto is_part = [](const Mismatch& m) { return volume(m.tensor->shape) < volume(m.parameter->shape); };
+  if (std::none_of(all.flat.begin(), all.flat.end(), is_part)) return;
+  for (std::vector<Mismatch>* list : {&all.parts, &all.others}) {
+    const auto is_flat = [&](const Mismatch& m) {
+      return m.parameter->shape.rank() == 1 && m.tensor->shape.rank() == 1 && is_part(m);
+    };
+    std::copy_if(list->begin(), list->end(), std::back_inserter(all.flat), is_flat);
+    std::erase_if(*list, is_flat);
+  }
+}
+
 Mismatches compare_shapes(const DescribedModel& subject, const StoredModel& stored) {
   Mismatches out;
   for (const Parameter& p : subject.expected) {
@@ -230,13 +238,60 @@ Mismatches compare_shapes(const DescribedModel& subject, const StoredModel& stor
       if (subject.catalog.vocabulary == 0) out.padded_rows = m.tensor->shape[0];
       continue;
     }
-    (has_other_vocabulary(m)                     ? out.vocabulary
-     : m.difference == Difference::kPart         ? out.parts
-     : m.difference == Difference::kConcatenated ? out.concatenated
-                                                 : out.others)
+    (!explain_flat(found->shape, p.shape).empty() ? out.flat
+     : has_other_vocabulary(m)                    ? out.vocabulary
+     : m.difference == Difference::kPart          ? out.parts
+     : m.difference == Difference::kConcatenated  ? out.concatenated
+                                                  : out.others)
         .push_back(m);
   }
+  take_flat_parts(out);
   return out;
+}
+
+Index missing_bytes(const std::vector<Mismatch>& list) {
+  Index sum = 0;
+  for (const Mismatch& m : list)
+    sum += (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
+  return sum;
+}
+
+std::vector<std::string> names_of(const std::vector<Mismatch>& list) {
+  std::vector<std::string> out;
+  for (const Mismatch& m : list) out.push_back(m.tensor->name);
+  return out;
+}
+
+void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& flat, FindingList& findings) {
+  if (flat.empty()) return;
+  const auto is_part = [](const Mismatch& m) { return volume(m.tensor->shape) < volume(m.parameter->shape); };
+  const auto parts = std::count_if(flat.begin(), flat.end(), is_part);
+  Finding& f = findings.add(Severity::kError, "shape-flat");
+  f.tensors = names_of(flat);
+  f.what = std::string(flat.size() == 1 ? "has one dimension" : "have one dimension") +
+           ", as FSDP flattens parameters" + (parts > 0 ? ": what one rank had of them" : "");
+  std::map<const NameRule*, const Mismatch*> first;
+  for (const Mismatch& m : flat) first.emplace(m.parameter->rule, &m);
+  for (const auto& [rule, m] : first) {
+    if (f.why.size() == kShownKinds) {
+      f.why.push_back("and " + count_of(static_cast<Index>(first.size() - kShownKinds), "other kind") + " of tensor");
+      break;
+    }
+    const Index here = volume(m->tensor->shape), all = volume(m->parameter->shape);
+    f.why.push_back(leaf_of_rule(rule->hf) + ": " + to_string(m->tensor->shape) + " is " +
+                    (here == all       ? "all of"
+                     : all % here == 0 ? "1/" + with_commas(all / here) + " of"
+                                       : with_commas(here) + " of the " + with_commas(all) + " elements of") +
+                    " " + to_string(m->parameter->shape));
+  }
+  if (parts == 0) {
+    f.advice = "No data are lost: convert writes them in the shapes that " + subject.config.path + " says.";
+    return;
+  }
+  f.lost = human_bytes(missing_bytes(flat)) + " of them are not here.";
+  f.advice =
+      "Every rank has its own part: look for the other ranks' files, of the same step. If there are none, save "
+      "again with full state_dicts (FSDP's StateDictType.FULL_STATE_DICT).";
 }
 
 void report_vocabulary(const DescribedModel& subject, const StoredModel& stored, const Mismatches& mismatches,
@@ -253,19 +308,6 @@ void report_vocabulary(const DescribedModel& subject, const StoredModel& stored,
   const VocabularyContext context{subject.config.path, subject.config.vocab_size(),
                                   subject.config.num_attention_heads(), subject.catalog.lacks_optimizer};
   for (Finding& f : audit_vocabulary(tensors, context)) findings.add(std::move(f));
-}
-
-Index missing_bytes(const std::vector<Mismatch>& list) {
-  Index sum = 0;
-  for (const Mismatch& m : list)
-    sum += (volume(m.parameter->shape) - volume(m.tensor->shape)) * byte_size(m.tensor->dtype);
-  return sum;
-}
-
-std::vector<std::string> names_of(const std::vector<Mismatch>& list) {
-  std::vector<std::string> out;
-  for (const Mismatch& m : list) out.push_back(m.tensor->name);
-  return out;
 }
 
 void report_rank_part(const DescribedModel& subject, const StoredModel& stored, Index t,
@@ -527,6 +569,7 @@ Result<ModelAudit> audit_model(const Catalog& catalog, const Model& model) {
   const auto said = contradicted(subject, stored);
   const bool is_other = report_other_config(subject, said, take_explained(said, mismatches), findings);
   audit.padded_rows = mismatches.padded_rows;
+  report_flat(subject, mismatches.flat, findings);
   report_vocabulary(subject, stored, mismatches, findings);
   report_parts(subject, stored, mismatches.parts, findings);
   report_other_shapes(subject, mismatches.others, findings);

@@ -202,11 +202,12 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
     if (said && !wanted && holds_weights(catalog)) {
       report
           .add(Severity::kWarning, "model-other",
-               model.config->path + " is of family " + said->name + ", and no tensor is named as in it")
+               model.config->path + " is of family " + said->name + ", and " +
+                   compare_names(*said, catalog, model.config_or_null()).text())
           .advice =
           "Nothing was held against it, and convert refuses it; where it is of another model, --family none "
           "leaves it out, and --strip-prefix and --rename change names.";
-      return skip("no tensor is named as in family " + said->name);
+      return skip("the tensors are not named as in family " + said->name);
     }
     const bool is_other = model.config && !describing_family(*model.config);
     const CommonFacts facts = is_other ? common_facts(catalog, *model.config) : CommonFacts();
@@ -218,9 +219,14 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
                                 (options.model.is_none() ? "--family none" : "no tensor is a weight of its model"));
     }
     if (!wanted) return skip("no config.json of a known family");
-    if (describing_family(*model.config))
-      return unsupported(options.path + ": no tensor is named as a parameter of the model that --config describes" +
+    if (const Family* const described = describing_family(*model.config)) {
+      const NameAgreement names = compare_names(*described, catalog, model.config_or_null());
+      return unsupported(options.path + ": " +
+                         (names.known.empty()
+                              ? "no tensor is named as a parameter of the model that --config describes"
+                              : "--config describes a model of family " + described->name + ", and " + names.text()) +
                          choice_of_part(catalog));
+    }
     const std::string what = "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
                              " belongs to no family that reshard knows";
     const std::string held = facts.confirmed.empty()

@@ -35,6 +35,7 @@ struct KeyChanges {
   std::string model_prefix;  // what wraps the model; empty: it is found
   std::string part;          // that is taken, by its name; empty: all, "model" for the model
   std::vector<std::pair<std::string, std::string>> renames;  // parts of names, "transformer.h" to "model.layers"
+  bool as_stored = false;  // nothing is taken off the model's names but a prefix that is given
 };
 
 bool is_optimizer_word(std::string_view word);  // "optimizer", "optim", "optimizer_0", "optimizer_state_dict"

@@ -30,7 +30,7 @@ Status describe(FusedParameter& out, const PackedGroup& group, const Catalog& vi
   }
   std::vector<Dims> shapes;
   for (const std::size_t part : group.parts) shapes.push_back(tensors[part].shape);
-  out.shape = TRY(packed_shape(*group.stored, shapes));
+  out.shape = TRY(packed_shape(*group.stored, shapes, model.config_or_null()));
   const auto parsed = parse_name(*model.family, group.name);
   if (!parsed || !parsed->stored || out.shape.rank() != 3) return {};
   for (const PackedPart& part : TRY(parts_of(*parsed, out.shape, model.config_or_null(), true, group.name))) {

@@ -30,6 +30,7 @@ struct Selection {
 struct Naming {
   std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
   bool keep_names = false;               // the source's own whatever the format's habit is
+  bool changed_names = false;            // --strip-prefix or --rename was given
   bool common_rows = false;              // the plan is made in common names and rows, needed or not
 };
 

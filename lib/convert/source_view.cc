@@ -114,7 +114,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
   if (tensors.empty())
     return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": holds no tensors");
-  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert");
+  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert" + choice_of_part(source));
   return out;
 }
 
@@ -165,9 +165,15 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
       view.natives.emplace(std::move(canonical), SourceView::Native{t.name, t.key()});
   std::vector<std::string> dropped;
   const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
-  view.catalog = TRY(canonical_view(chosen, how, &dropped));
+  std::vector<std::string> reshaped;
+  view.catalog = TRY(canonical_view(chosen, how, &dropped, &reshaped));
+  if (!reshaped.empty())
+    notes.warnings.push_back(count_of(std::ssize(reshaped), "tensor") + (reshaped.size() == 1 ? " is" : " are") +
+                             " flattened, as FSDP has parameters (" + some_of(reshaped) +
+                             "): written in the shape that " + model.config->path + " says");
   if (!dropped.empty()) {
-    LeftOut out{"derived tensors (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")", 0, 0, 0};
+    LeftOut out{"derived tensors or the trainer's own (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")",
+                0, 0, 0};
     for (const std::string& name : dropped) {
       ++out.tensors;
       out.bytes += chosen.tensors()[*chosen.find(name)].bytes();

@@ -334,7 +334,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
     t.dtype = *dtype;
     t.shape = first.shape;
     if (group.stored && first.shape.rank() > 0)
-      t.shape = TRY(packed_shape(*group.stored, shapes).context(tensor_text(group.name)));
+      t.shape = TRY(packed_shape(*group.stored, shapes, model.config_or_null()).context(tensor_text(group.name)));
     t.path = rename_path(first.path, view.key(first.name), t.name);
     if (!names.renames()) t.plain_key = first.plain_key;
     out.tensors.push_back(std::move(t));

@@ -50,7 +50,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   if (is_used) out.float8 = said->float8;
   out.said = std::move(said);
   if (!out.model.family) out.model.config.reset();
-  out.plain_names = !out.model.family && format.hf_names && !naming.keep_names;
+  const bool changes = choice.is_none() ? naming.changed_names : format.hf_names;
+  out.plain_names = !out.model.family && !naming.keep_names && changes;
   if (!out.model.family || naming.keep_names) return out;
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
@@ -80,6 +81,20 @@ std::string prefix_of_all(const std::vector<const Tensor*>& model) {
   const std::string whole = model[0]->name.substr(0, model[0]->name.size() - first.size()) + std::string(prefix);
   return "; every name begins with '" + printable(whole) +
          "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
+}
+
+// Why the names of the model's tensors are of no family.
+std::string other_names(const Catalog& source, const std::optional<ModelConfig>& config, const Family* said,
+                        const std::string& config_path, const std::string& names) {
+  if (said) {
+    const NameAgreement agreement = compare_names(*said, source, &*config);
+    return config_path + " is of family " + said->name + ", and " + agreement.text() +
+           (agreement.known.empty() ? " (" + names + ")" : "");
+  }
+  const auto convention = convention_without_config(source);
+  if (!convention) return "no model family that is known names its tensors so (" + names + ")";
+  return "its tensors have " + std::string(info(*convention).title) + ", which several families' models have" +
+         (config ? "" : ": --config FILE says which this is");
 }
 
 // Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
@@ -137,14 +152,12 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
   const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
-  const bool has_model_names = wanted.has_model_names || facts.is_its_model;
+  const bool has_model_names =
+      (wanted.has_model_names || facts.is_its_model) && (said || !convention_without_config(source));
   if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
     std::string why =
         "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
-    if (!model.empty())
-      why = (said ? file.path + " is of family " + said->name + ", and no tensor is named as in it"
-                  : "no model family that is known names its tensors so") +
-            " (" + names_of(model) + ")";
+    if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model));
     const auto is_of_adapter = [](const Tensor* t) {
       return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
     };

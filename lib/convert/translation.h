@@ -21,8 +21,10 @@ struct Translation {
   std::optional<ModelConfig> said;     // the source's config.json, of a known family or not
   std::optional<Float8Scales> float8;  // as it says; nothing where no family is wanted
   std::optional<Convention> to;        // nothing: names and rows as in the source
-  bool plain_names = false;            // of no family: the source's, without what wraps the model in it
-  bool hf_rows = false;                // the two have rows in different orders, and the plan is made in Hugging Face's
+  // Of no family: the source's names without what wraps the model in it. Where none was wanted, they are as stored
+  // unless --strip-prefix or --rename changes them.
+  bool plain_names = false;
+  bool hf_rows = false;  // the two have rows in different orders, and the plan is made in Hugging Face's
   bool renames() const { return model.family && to; }
   // What the output calls a tensor of the canonical view; `key` is its plain key in the source.
   std::string target_name(const std::string& canonical, const std::string& key) const;

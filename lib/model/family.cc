@@ -4,10 +4,13 @@
 #include <array>
 #include <map>
 #include <numeric>
+#include <set>
 
+#include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/model/family_file.h"
 #include "lib/model/parameters.h"
+#include "lib/model/parts.h"
 #include "lib/model/shapes.h"
 
 namespace reshard {
@@ -99,8 +102,10 @@ std::optional<ParsedName> parse_stored(const Family& family, std::string_view na
     if (!may_match(stored.stored, name)) continue;
     const auto n = match(stored.stored, name);
     if (!n) continue;
+    if (stored.of_prediction && family.layers == 0) continue;
     const NameRule* rule = stored.form == Form::kDropped ? &kDerived : rule_of(family, stored.parts[0]);
-    if (rule) return ParsedName{rule, &stored, convention, n->layer, n->expert};
+    const Index layer = stored.of_prediction && n->layer >= 0 ? family.layers + n->layer : n->layer;
+    if (rule) return ParsedName{rule, &stored, convention, layer, n->expert};
   }
   return std::nullopt;
 }
@@ -348,10 +353,31 @@ std::string canonical_name(const ParsedName& name) {
   return format_pattern(name.rule->hf, name.layer, name.expert) + std::string(name.suffix);
 }
 
-const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention) {
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention, Index layer) {
+  const bool is_prediction = family.layers > 0 && layer >= family.layers;
+  const StoredRule* any = nullptr;
+  for (const StoredRule& stored : stored_rules(family, convention)) {
+    if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) == stored.parts.end()) continue;
+    if (stored.of_prediction == is_prediction) return &stored;
+    if (!stored.of_prediction && !any) any = &stored;
+  }
+  return any;
+}
+
+std::vector<const StoredRule*> stored_sections(const Family& family, const NameRule& rule, Convention convention,
+                                               Index layer) {
+  const StoredRule* const first = stored_rule(family, rule, convention, layer);
+  if (!first) return {};
+  std::vector<const StoredRule*> out = {first};
   for (const StoredRule& stored : stored_rules(family, convention))
-    if (std::find(stored.parts.begin(), stored.parts.end(), rule.hf) != stored.parts.end()) return &stored;
-  return nullptr;
+    if (first->is_section() && stored.is_section() && stored.parts == first->parts && stored.section == out.size() &&
+        stored.of_prediction == first->of_prediction)
+      out.push_back(&stored);
+  return out;
+}
+
+std::string stored_name(const Family& family, const StoredRule& rule, Index layer, Index expert) {
+  return format_pattern(rule.stored, rule.of_prediction ? layer - family.layers : layer, expert);
 }
 
 const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule) {
@@ -361,7 +387,7 @@ const StoredRule* transposed_in_memory(const Family& family, const NameRule& rul
 
 bool can_name(const Family& family, const ParsedName& name, Convention convention) {
   if (!name.is_of_quantized() || convention == Convention::kHf) return true;
-  const StoredRule* const stored = stored_rule(family, *name.rule, convention);
+  const StoredRule* const stored = stored_rule(family, *name.rule, convention, name.layer);
   return convention == Convention::kTransformers && name.rule->quantized != Quantized::kMxfp4 &&
          (!stored || stored->form == Form::kSame);
 }
@@ -377,6 +403,7 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
     case Form::kRotaryQkvByGroup:
       cut.heads = "num_key_value_heads";
       break;
+    case Form::kQkvOfGroups:
     case Form::kQkv:  // three sections of different sizes, which no split expresses: every rank holds all of it
       cut = {};
       break;
@@ -390,11 +417,16 @@ TensorParallelCut tensor_parallel_cut(const ParsedName& name) {
     case Form::kStacked:
       ++cut.dim;
       break;
+    case Form::kSection:
+      if (cut.dim == 0) cut.sections = 1;
+      break;
+    case Form::kTransposedSection:
     case Form::kTransposed:
     case Form::kTransposedQkv: {
       if (rule.is_matrix()) cut.dim = 1 - cut.dim;
       if (rule.stacks_experts() && cut.dim > 0) cut.dim = 3 - cut.dim;
-      if (name.stored->form == Form::kTransposedQkv) cut.sections = 1;  // each head's rows are together
+      if (name.stored->form != Form::kTransposed)
+        cut.sections = 1;  // each head's rows are together, or it is one section
       break;
     }
     case Form::kSame:
@@ -491,18 +523,64 @@ bool is_kind_of(const Family& family, const Family& said, const ModelConfig& con
   return &family == &said || (family.extended == said.name && family.knows_model_type(config.model_type));
 }
 
+namespace {
+
+NameAgreement compare_names(const Family& family, const NamePatterns& names, const ModelConfig* config) {
+  NameAgreement out;
+  std::set<std::string_view> found;  // canonical patterns
+  for (const auto& [pattern, alike] : names) {
+    const auto parsed = parse_name(family, alike.example);
+    if (!parsed) {
+      if (!family.carries(alike.example) && !is_other_head(alike.example) && !is_adapter(alike.example))
+        out.unknown.push_back(alike.example);
+      continue;
+    }
+    out.known.push_back(alike.example);
+    found.insert(parsed->rule->hf);
+    if (parsed->stored) found.insert(parsed->stored->parts.begin(), parsed->stored->parts.end());
+  }
+  for (const NameRule* rule : required_rules(family, config))
+    if (!found.contains(rule->hf)) out.missing.push_back(rule->hf);
+  return out;
+}
+
+}  // namespace
+
+std::string NameAgreement::text() const {
+  if (known.empty()) return "no tensor is named as in it";
+  const auto quoted = [](const std::vector<std::string>& names) {
+    std::vector<std::string> out;
+    for (const std::string& name : names) out.push_back("'" + printable(name) + "'");
+    return " (" + some_of(out) + ")";
+  };
+  return count_of(std::ssize(known), "kind") + " of name " + (known.size() == 1 ? "is" : "are") + " its" +
+         quoted(known) + ", and " + with_commas(std::ssize(unknown)) + " are not" + quoted(unknown);
+}
+
+NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config) {
+  return compare_names(family, model_names(catalog), config);
+}
+
+std::optional<Convention> convention_without_config(const Catalog& catalog) {
+  const NamePatterns names = model_names(catalog);
+  const Known known = best_known(names);
+  if (!known.family || known.names * 2 <= count_all(names)) return std::nullopt;
+  const auto convention = most_frequent(*known.family, names);
+  return convention && info(*convention).needs_config ? convention : std::nullopt;
+}
+
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
-  const bool is_said = family && most_frequent(*family, names);
+  const bool is_said = family && most_frequent(*family, names) && !compare_names(*family, names, config).is_of_others();
   const auto as = [&](const Family& f) -> std::optional<Detected> {
     const Convention convention = *most_frequent(f, names);
     if (info(convention).needs_config && !is_said) return std::nullopt;
     return Detected{&f, convention};
   };
   if (!is_said) family = best_known(names).family;
-  if (!family) return std::nullopt;
+  if (!family || (!is_said && compare_names(*family, names, nullptr).is_of_others())) return std::nullopt;
   if (!check_shapes_agree(*family, examples)) {
     const Index known = count_known(*family, names);
     const auto may_be = [&](const Family& other) {
@@ -526,9 +604,9 @@ std::string rename_key(const Family& family, std::string_view key, Convention co
   if (!parsed || parsed->rule->is_dropped() || parsed->is_packed()) return std::string(key);
   if (convention == Convention::kHf) return parts.prefix + canonical_name(*parsed) + parts.suffix;
   const StoredRule* stored =
-      can_name(family, *parsed, convention) ? stored_rule(family, *parsed->rule, convention) : nullptr;
+      can_name(family, *parsed, convention) ? stored_rule(family, *parsed->rule, convention, parsed->layer) : nullptr;
   if (!stored) return std::string(key);
-  return parts.prefix + format_pattern(stored->stored, parsed->layer, parsed->expert) + std::string(parsed->suffix) +
+  return parts.prefix + stored_name(family, *stored, parsed->layer, parsed->expert) + std::string(parsed->suffix) +
          parts.suffix;
 }
 

@@ -3,6 +3,7 @@
 // done with it stands beside: view.h brings checkpoints under common names, placement.h lays them out on a mesh.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -29,6 +30,8 @@ enum class Convention {
   kNanotron,
   kNanoGpt,
   kOlmoCore,
+  kLitGpt,
+  kTorchtune,
 };
 struct ConventionInfo {
   Convention convention = Convention::kHf;
@@ -61,6 +64,15 @@ inline constexpr std::array kConventions = {
     // blocks.0.attention.w_q.weight; a block's norms may be before its parts or after them
     ConventionInfo{
         .convention = Convention::kOlmoCore, .option = "olmo-core", .title = "OLMo-core names", .needs_config = true},
+    // transformer.h.0.attn.qkv.weight, transformer.h.0.norm_1.weight: of models of all families
+    ConventionInfo{
+        .convention = Convention::kLitGpt, .option = "litgpt", .title = "litgpt names", .needs_config = true},
+    // layers.0.attn.q_proj.weight, layers.0.sa_norm.scale: in rotary pairs in some families and not in others
+    ConventionInfo{.convention = Convention::kTorchtune,
+                   .option = "torchtune",
+                   .title = "torchtune names",
+                   .ties_once = true,
+                   .needs_config = true},
 };
 constexpr const ConventionInfo& info(Convention c) { return kConventions[static_cast<std::size_t>(c)]; }
 std::vector<std::string> convention_options();                       // of all of them
@@ -68,18 +80,21 @@ std::optional<Convention> find_convention(std::string_view option);  // "colossa
 
 // How a tensor of another convention is made of canonical parameters, its parts.
 enum class Form {
-  kSame,              // is the one part
-  kRotaryQuery,       // is the one part, the rows of each of its num_attention_heads heads in rotary pairs
-  kRotaryKey,         // the same of num_key_value_heads heads
-  kQkvByGroup,        // rows of q, k and v: for each key-value head its query heads, the key, the value
-  kRotaryQkvByGroup,  // the same, the rows of each head of q and k in rotary pairs
-  kQkv,               // rows of q, then of k, then of v
-  kSections,          // the parts, all of one shape, one after the other along dimension 0
-  kStacked,           // the part of every expert, along a new first dimension
-  kStackedSections,   // the sections of every expert, along a new first dimension
-  kTransposed,        // [out, in] of the part's [in, out], of each expert where they are in one tensor
-  kTransposedQkv,     // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
-  kDropped,           // derived data that is not carried
+  kSame,               // is the one part
+  kRotaryQuery,        // is the one part, the rows of each of its num_attention_heads heads in rotary pairs
+  kRotaryKey,          // the same of num_key_value_heads heads
+  kQkvByGroup,         // rows of q, k and v: for each key-value head its query heads, the key, the value
+  kRotaryQkvByGroup,   // the same, the rows of each head of q and k in rotary pairs
+  kQkv,                // rows of q, then of k, then of v
+  kQkvOfGroups,        // the same of one part that has them as kQkvByGroup
+  kSections,           // the parts, all of one shape, one after the other along dimension 0
+  kStacked,            // the part of every expert, along a new first dimension
+  kStackedSections,    // the sections of every expert, along a new first dimension
+  kTransposed,         // [out, in] of the part's [in, out], of each expert where they are in one tensor
+  kTransposedQkv,      // rows of each head's query, key and value, of [in, q | k | v]; of a bias the same without [in]
+  kSection,            // one of the sections of the part along dimension 0: StoredRule::sections
+  kTransposedSection,  // the same along its last dimension, transposed in the last two
+  kDropped,            // not carried: derived data, or what only its trainer has
 };
 // Rotary pairs: the rows that a rotary embedding rotates together, 2j and 2j + 1 of a head. Hugging Face has them half
 // a head apart: first halves, then second halves.
@@ -137,8 +152,15 @@ struct StoredRule {
   std::string stored;  // with "{}" as in a NameRule
   Form form = Form::kSame;
   std::vector<std::string> parts;  // NameRule::hf, as many as the form has
+  // Of a section: the sizes of all of them, formulas over the config, and which one it is.
+  std::vector<std::string> sections = {};
+  std::size_t section = 0;
+  // Whether its {} numbers the layers that predict further tokens, from 0. Hugging Face numbers them on after the last
+  // of the others, so that such names mean something in a numbered() family alone.
+  bool of_prediction = false;
 
   bool is_stacked() const { return form == Form::kStacked || form == Form::kStackedSections; }
+  bool is_section() const { return form == Form::kSection || form == Form::kTransposedSection; }
   // Whether the tensor is something else than one canonical parameter under another name.
   bool is_packed() const;
   // Whether the rows of this one of its parts are in rotary pairs.
@@ -174,6 +196,7 @@ struct Family {
   std::vector<std::pair<std::string, std::string>> around_text;
   std::string extended;                       // the name of the family that it extends
   std::vector<std::string> text_model_types;  // of its text model, where it is one family over another (family_over)
+  Index layers = 0;                           // num_hidden_layers of the model that it is numbered() for; 0: of none
 
   bool has_convention(Convention convention) const;
   bool knows_model_type(std::string_view model_type) const;
@@ -233,7 +256,16 @@ std::string format_pattern(std::string_view pattern, Index layer, Index expert);
 // The canonical name of a parameter that is not packed.
 std::string canonical_name(const ParsedName& name);
 // What a convention stores a canonical parameter as; null for Hugging Face's, and where it has none.
-const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention);
+// `layer` tells apart those of layers that predict further tokens.
+const StoredRule* stored_rule(const Family& family, const NameRule& rule, Convention convention, Index layer = -1);
+// All sections that a convention stores it as, in order; one where it is not stored in sections; none as above.
+std::vector<const StoredRule*> stored_sections(const Family& family, const NameRule& rule, Convention convention,
+                                               Index layer);
+// What a convention calls the tensor of a layer and an expert (-1: of none).
+std::string stored_name(const Family& family, const StoredRule& rule, Index layer, Index expert);
+// The family for a model of so many layers, where some of its names depend on that; the family itself otherwise. It
+// lives as long as the process. Thread-safe.
+const Family& numbered(const Family& family, Index layers);
 // What the memory of transformers has the parameter transposed as, under the same name, so that only its shape tells
 // which of the two it is; null for all others.
 const StoredRule* transposed_in_memory(const Family& family, const NameRule& rule);
@@ -293,6 +325,22 @@ struct Detected {
   Convention convention = Convention::kHf;
 };
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr);
+// How a checkpoint's names agree with a family's: an example of each kind of name that the family knows, and of each
+// that it does not, and the canonical pattern of each parameter that no name is. `config` tells which parameters the
+// model has; null: those that every model of the family has.
+struct NameAgreement {
+  std::vector<std::string> known, unknown, missing;
+
+  // Whether the names are others', of which some agree by chance: more kinds of names are unknown than known, and as
+  // many parameters are missing. Modules beside the model leave none missing, a lost stage none unknown.
+  bool is_of_others() const { return std::min(unknown.size(), missing.size()) > known.size(); }
+  // Of such: "no tensor is named as in it", "1 kind of name is its ('lm_head.weight'), and 9 are not ('wte.weight',
+  // ...)".
+  std::string text() const;
+};
+NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config);
+// What the names are of, where that alone keeps detect_family from knowing the model (ConventionInfo::needs_config).
+std::optional<Convention> convention_without_config(const Catalog& catalog);
 // Whether a family is the one that a config's model_type says, or extends it for models of that type.
 bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config);
 // How a catalog names this family's parameters; nothing where it has none of them.

@@ -33,12 +33,15 @@ constexpr std::array<Word<Layers>, 6> kLayers = {{{"all", Layers::kAll},
                                                   {"attention", Layers::kAttention},
                                                   {"prediction", Layers::kPrediction}}};
 constexpr std::array<Word<Quantized>, 2> kQuantized = {{{"float8", Quantized::kFloat8}, {"mxfp4", Quantized::kMxfp4}}};
-constexpr std::array<Word<Form>, 12> kForms = {{{"same", Form::kSame},
+constexpr std::array<Word<Form>, 15> kForms = {{{"same", Form::kSame},
                                                 {"rotary_query", Form::kRotaryQuery},
                                                 {"rotary_key", Form::kRotaryKey},
                                                 {"qkv_by_group", Form::kQkvByGroup},
                                                 {"rotary_qkv_by_group", Form::kRotaryQkvByGroup},
                                                 {"qkv", Form::kQkv},
+                                                {"qkv_of_groups", Form::kQkvOfGroups},
+                                                {"section", Form::kSection},
+                                                {"transposed_section", Form::kTransposedSection},
                                                 {"sections", Form::kSections},
                                                 {"stacked", Form::kStacked},
                                                 {"stacked_sections", Form::kStackedSections},
@@ -352,7 +355,7 @@ class FamilyReader {
   }
 
   Status read_stored(const Json& json, Convention convention) {
-    TRY(only(json, {"stored", "form", "parts"}));
+    TRY(only(json, {"stored", "form", "parts", "sections", "section", "layers"}));
     StoredRule rule;
     rule.stored = TRY(text(json, "stored"));
     TRY(check_pattern("stored", rule.stored));
@@ -362,10 +365,25 @@ class FamilyReader {
       if (are_known({rule.parts.back()})) return {};
       return corrupt("'" + printable(rule.parts.back()) + "' is none of the parameters");
     }));
+    TRY(read_section(json, rule));
+    rule.of_prediction = TRY(word(json, "layers", kLayers, Layers::kAll)) == Layers::kPrediction;
     const auto [least, most] = part_counts(rule.form);
     if (rule.parts.size() < least || rule.parts.size() > most)
       return corrupt("parts: expected " + std::to_string(least) + ", got " + std::to_string(rule.parts.size()));
     return put(table_of(convention).rules, std::move(rule), &StoredRule::stored, info(convention).option);
+  }
+
+  static Status read_section(const Json& json, StoredRule& rule) {
+    if (json.contains("sections") != rule.is_section() || json.contains("section") != rule.is_section())
+      return corrupt("section, sections: expected both with form section or transposed_section, and only there");
+    TRY(each(json, "sections", [&](const Json& item) -> Status {
+      rule.sections.emplace_back(TRY(item.as_string()));
+      return check_formula(rule.sections.back());
+    }));
+    if (!rule.is_section()) return {};
+    if (rule.sections.size() < 2) return corrupt("sections: expected the sizes of two or more");
+    rule.section = static_cast<std::size_t>(TRY(number(json, "section", 0, std::ssize(rule.sections) - 1)));
+    return {};
   }
 
   static std::pair<std::size_t, std::size_t> part_counts(Form form) {
@@ -453,6 +471,21 @@ Result<Family> parse_family(std::string_view text, std::string_view path) {
 const Family* builtin_family(std::size_t i) {
   static BuiltinReader reader;
   return reader.at(i);
+}
+
+const Family& numbered(const Family& family, Index layers) {
+  static std::mutex mutex;
+  static std::map<std::pair<const Family*, Index>, Family> made;
+  const auto is_numbered = [](const ConventionTable& table) {
+    return std::any_of(table.rules.begin(), table.rules.end(), [](const StoredRule& r) { return r.of_prediction; });
+  };
+  if (layers < 1 || family.layers == layers ||
+      std::none_of(family.conventions.begin(), family.conventions.end(), is_numbered))
+    return family;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = made.try_emplace({&family, layers}, family);
+  found->second.layers = layers;
+  return found->second;
 }
 
 const Family* family_over(const Family& outer, const Family& text) {

@@ -10,6 +10,10 @@ bool is_named_otherwise(const Family& family, const ModelConfig& config) {
   return config.architecture.ends_with("ForQuestionAnswering") && base_prefix(family) == "model.";
 }
 
+const Family* numbered_for(const Family& family, const std::optional<ModelConfig>& config) {
+  return &numbered(family, config ? config->num_hidden_layers() : 0);
+}
+
 }  // namespace
 
 const Family* describing_family(const ModelConfig& config) {
@@ -29,7 +33,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
       return usage_error(model.config->path + ": expected a model of family " + std::string(choice.family->name) +
                          ", got model_type '" + printable(model.config->model_type) + "'");
     if (model.config) TRY(model.config->check().context(model.config->path));
-    model.family = choice.family;
+    model.family = numbered_for(*choice.family, model.config);
     model.convention = *convention;
     return model;
   }
@@ -37,7 +41,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
   if (model.config && !said) return model;  // another model whose names may look alike
   if (const auto detected = detect_family(catalog, model.config_or_null());
       detected && (!said || is_kind_of(*detected->family, *said, *model.config))) {
-    model.family = detected->family;
+    model.family = numbered_for(*detected->family, model.config);
     model.convention = detected->convention;
   }
   return model;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "lib/base/text.h"
+#include "lib/model/formula.h"
 
 namespace reshard {
 namespace {
@@ -72,11 +74,22 @@ FragmentList transpose(const FragmentList& in, int rank) {
   return out;
 }
 
+FragmentList shift_last(const FragmentList& in, Index by, int rank) {
+  FragmentList out(rank);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    Fragment f = in.get(i);
+    f.box.origin[rank - 1] += by;
+    out.add(f);
+  }
+  return out;
+}
+
 FragmentList part_fragments(const FragmentList& in, const PackedPart& part, int rank, Index element_bytes) {
   FragmentList out = part.index < 0 ? in : slice(in, part.index, rank, element_bytes);
   if (part.index >= 0) --rank;
   if (!part.rows.empty()) out = map_rows(out, part.rows, rank, element_bytes);
-  return part.transposed ? transpose(out, rank) : out;
+  if (part.transposed) out = transpose(out, rank);
+  return part.first > 0 ? shift_last(out, part.first, rank) : out;
 }
 
 std::string times(std::string_view a, Index x, std::string_view b, Index y) {
@@ -89,6 +102,19 @@ Result<const ModelConfig*> need_head_counts(const ModelConfig* config, const std
   return usage_error(what +
                      ": its rows are ordered by attention head, and no config.json says how many heads there are; "
                      "give one with --config");
+}
+
+Result<std::vector<Index>> section_sizes(const StoredRule& stored, const ModelConfig* config, const std::string& what) {
+  if (!config)
+    return usage_error(what + ": is a part of a tensor, and no config.json says how large the others are; give one " +
+                       "with --config");
+  std::vector<Index> out;
+  for (const std::string& formula : stored.sections) {
+    const Index n = TRY(evaluate(formula, config->numbers()).context(config->path).context(what));
+    if (n < 1) return corrupt(config->path + ": " + explain(formula, config->numbers()) + ": expected a positive size");
+    out.push_back(n);
+  }
+  return out;
 }
 
 // Finds the parts of one tensor.
@@ -108,6 +134,11 @@ class Unpacker {
         return by_group();
       case Form::kQkv:
         return one_after_the_other();
+      case Form::kQkvOfGroups:
+        return of_groups();
+      case Form::kSection:
+      case Form::kTransposedSection:
+        return section();
       case Form::kSections:
         return sections();
       case Form::kStacked:
@@ -207,6 +238,44 @@ class Unpacker {
     return out;
   }
 
+  // Stored block b of q | k | v is block kv * R + s of the part, with R and s as in by_group().
+  Result<std::vector<PackedPart>> of_groups() {
+    const ModelConfig& c = *TRY(need_head_counts(config_, what_));
+    const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
+    TRY(check_head_rows(c));
+    const Index group = heads / kv_heads, blocks = group + 2;
+    PackedPart part{.name = part_name(0, name_.expert), .shape = shape_, .row_group = d};
+    const auto add = [&](Index block, Index stored) { part.rows.push_back({block * d, stored * d, d, 1}); };
+    for (Index head = 0; head < heads; ++head) add(head / group * blocks + head % group, head);
+    for (Index kv = 0; kv < kv_heads; ++kv) add(kv * blocks + group, heads + kv);
+    for (Index kv = 0; kv < kv_heads; ++kv) add(kv * blocks + group + 1, heads + kv_heads + kv);
+    return std::vector{std::move(part)};
+  }
+
+  Result<std::vector<PackedPart>> section() {
+    const StoredRule& stored = *name_.stored;
+    const std::vector<Index> sizes = TRY(section_sizes(stored, config_, what_));
+    const bool transposed = form_ == Form::kTransposedSection;
+    const int stored_dim = transposed ? shape_.rank() - 2 : 0;
+    if (stored_dim < 0 || shape_[stored_dim] != sizes[stored.section])
+      return corrupt(what_ + ": " + config_->path + " says " + std::to_string(sizes[stored.section]) + " (" +
+                     stored.sections[stored.section] + ") in dimension " + std::to_string(std::max(stored_dim, 0)) +
+                     ", got shape " + to_string(shape_));
+    const auto here = sizes.begin() + static_cast<std::ptrdiff_t>(stored.section);
+    const Index before = std::accumulate(sizes.begin(), here, Index{0});
+    const Index all = std::accumulate(here, sizes.end(), before);
+    PackedPart part{.name = part_name(0, name_.expert), .shape = shape_, .transposed = transposed};
+    if (transposed) {
+      swap_last_two(part.shape);
+      part.shape[part.shape.rank() - 1] = all;
+      part.first = before;
+    } else {
+      part.shape[0] = all;
+      part.rows = {{before, 0, shape_[0], 1}};
+    }
+    return std::vector{std::move(part)};
+  }
+
   Result<std::vector<PackedPart>> sections() {
     const Index n = std::ssize(name_.stored->parts);
     if (shape_[0] % n != 0)
@@ -303,8 +372,14 @@ Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& sha
   return Unpacker(name, shape, config, hf_rows, what).parts();
 }
 
-Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts) {
+Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config) {
   Dims out = parts[0];
+  if (stored.is_section()) {
+    const int dim = stored.form == Form::kSection ? 0 : out.rank() - 1;
+    out[dim] = TRY(section_sizes(stored, config, "'" + stored.stored + "'"))[stored.section];
+    if (stored.form == Form::kTransposedSection && out.rank() >= 2) swap_last_two(out);
+    return out;
+  }
   const auto refuse = [&](const Dims& part) {
     return unsupported("parts of shapes " + to_string(parts[0]) + " and " + to_string(part) +
                        " do not make one tensor");
@@ -347,9 +422,15 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     const std::string& canonical = view.tensors()[i].name;
     const StateKey key = split_state_key(canonical);
     const auto parsed = key.parameter.empty() ? std::nullopt : parse_name(family, key.parameter);
-    const StoredRule* stored =
-        parsed && !parsed->is_of_quantized() ? stored_rule(family, *parsed->rule, convention) : nullptr;
+    const bool has_rule = parsed && !parsed->is_of_quantized();
+    const StoredRule* stored = has_rule ? stored_rule(family, *parsed->rule, convention, parsed->layer) : nullptr;
     const std::string name = rename_key(family, canonical, convention);
+    if (stored && stored->is_section()) {
+      for (const StoredRule* section : stored_sections(family, *parsed->rule, convention, parsed->layer))
+        out.push_back(
+            {key.prefix + stored_name(family, *section, parsed->layer, parsed->expert) + key.suffix, section, {i}});
+      continue;
+    }
     if (!stored || !stored->is_packed()) {
       out.push_back({name, nullptr, {i}});
       continue;

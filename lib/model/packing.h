@@ -30,6 +30,7 @@ struct PackedPart {
   std::vector<RowSegment> rows;  // ascending in the stored rows within a head; empty: the rows as they are
   bool transposed = false;       // after that, in its last two dimensions
   Index row_group = 1;           // of the part, as in Tensor
+  Index first = 0;               // where it begins in the last dimension of `shape`, after all that
 };
 
 // The part as a tensor over the same bytes, of that name.
@@ -40,15 +41,16 @@ Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
 // The parts of a tensor that a convention stores, of this shape (not of an optimizer's number: rank 0); one part where
-// its rows are in rotary pairs and nothing is packed. With `hf_rows` such rows come into Hugging Face's order, else
+// its rows are in rotary pairs and nothing is packed, and where it is a section: in the shape of the whole, of which it
+// has a box. With `hf_rows` such rows come into Hugging Face's order, else
 // they stay. `config` may be null where the form needs no head counts. Errors say what `what` (the tensor, for
 // messages) should have been.
 Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
                                          bool hf_rows, const std::string& what);
 
 // The shape of the packed tensor whose parts have these shapes, in the order of part_names(). Unsupported where they do
-// not fit together.
-Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts);
+// not fit together; a usage error where it is a section and there is no config.
+Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config);
 
 // A tensor that a convention stores, and the canonical tensors that it is made of.
 struct PackedGroup {

@@ -183,6 +183,22 @@ Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config, Ind
   return shape;
 }
 
+std::vector<const NameRule*> required_rules(const Family& family, const ModelConfig* config) {
+  const auto is_required = [&](const NameRule& rule) {
+    if (rule.is_dropped() || rule.layers == Layers::kPrediction) return false;
+    if (!config) return rule.when.empty() && rule.tied_to.empty() && rule.layers == Layers::kAll;
+    if (!rule.tied_to.empty() && (config->tie_word_embeddings() || has_other_head(*config))) return false;
+    if (!holds(rule.when, *config)) return false;
+    for (Index layer = 0; layer < config->num_hidden_layers(); ++layer)
+      if (has_layer(rule, *config, layer)) return true;
+    return rule.place != NameRule::Place::kLayer;
+  };
+  std::vector<const NameRule*> out;
+  for (const NameRule& rule : family.rules)
+    if (is_required(rule)) out.push_back(&rule);
+  return out;
+}
+
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config) {
   TRY(check_quantization(family, config));
   ParameterList list(family, config);

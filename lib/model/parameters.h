@@ -28,6 +28,9 @@ struct Parameter {
   Dims values = {};            // the shape of what it holds, where an element packs several; else empty
   const Dims& value_shape() const { return values.rank() > 0 ? values : shape; }
 };
+// The rules of which a model has parameters, but for those that may be missing: tied ones, other heads, layers that
+// predict further tokens. Without a config: those that every model of the family has.
+std::vector<const NameRule*> required_rules(const Family& family, const ModelConfig* config);
 // All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
 // lacks a number that a shape needs, and for models quantized in a way that is not known.
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);

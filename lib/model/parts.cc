@@ -255,6 +255,7 @@ class PartFinder {
       : catalog_(catalog),
         renames_(changes.renames),
         is_model_(is_model),
+        as_stored_(changes.as_stored && changes.model_prefix.empty()),
         given_(changes.model_prefix),
         wanted_(changes.part) {
     if (!given_.empty() && !given_.ends_with('.')) given_ += '.';
@@ -262,7 +263,9 @@ class PartFinder {
 
   Status find() {
     find_adapters();
-    for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()));
+    for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()), t.elements() > 1);
+    // A count and a flag beside an average are no model (ema-pytorch's `step` and `initted`).
+    if (!averages_.empty() && !has_weights_) model_.clear();
     number_optimizers();
     if (given_.empty()) find_models();
     name_averages();
@@ -298,8 +301,9 @@ class PartFinder {
     return is_given_model(name) || (!chosen_.empty() && name.starts_with(chosen_)) ? Told{} : tell(name);
   }
 
-  void count(const std::string& name) {
+  void count(const std::string& name, bool is_weight) {
     const Told told = tell_of(name);
+    has_weights_ = has_weights_ || (told.kind == StateKind::kModel && is_weight);
     if (told.kind == StateKind::kModel && !is_beside_weights(name)) add_name(model_, without_wrappers(name));
     if (told.is_average) add_name(averages_[std::string(told.prefix)], without_inner_wrappers(name));
     if (told.kind != StateKind::kOptimizer) return;
@@ -495,6 +499,8 @@ class PartFinder {
       case StateKind::kModel:
         break;
     }
+    if (as_stored_) return name;
+    if (!averages_.empty() && !has_weights_ && chosen_.empty()) return "extra_state." + name;
     if (is_beside_weights(name)) return adapter_key(name);
     std::string clean = without_wrappers(name);
     return clean.starts_with(model_wrapper_.prefix) ? unwrapped(std::move(clean), model_wrapper_)
@@ -508,7 +514,8 @@ class PartFinder {
   std::set<std::string> adapters_;  // beside the weights they change, by their names in PEFT: "default"
   const std::vector<std::pair<std::string, std::string>>& renames_;
   std::set<std::string, std::less<>> named_optimizers_;  // prefixes of those in a dict
-  bool is_model_;
+  bool is_model_, as_stored_;
+  bool has_weights_ = false;  // of a model, more than numbers
   std::string given_, wanted_;
   std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
   std::vector<Part> models_;  // side by side; empty: there is one

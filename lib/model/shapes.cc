@@ -73,7 +73,13 @@ class Sizes {
   template <class Visit>
   static Status each_dimension(const Seen& seen, const Visit& visit) {
     const std::vector<std::string> formulas = split(seen.rule->shape, ',');
-    if (std::ssize(formulas) != seen.tensor->shape.rank()) return {};
+    if (std::ssize(formulas) != seen.tensor->shape.rank()) {
+      const Dims& shape = seen.tensor->shape;
+      if (shape.rank() != 1) return {};
+      return corrupt(tensor_text(seen.tensor->name) + " " + to_string(shape) + ": expected " +
+                     std::to_string(formulas.size()) + " dimensions (" + seen.rule->shape + "), got one: a flattened " +
+                     "parameter, as FSDP has it, all of it or one rank's part; its config.json (--config) tells which");
+    }
     for (int d = 0; d < seen.tensor->shape.rank(); ++d) {
       const std::string& formula = formulas[static_cast<std::size_t>(d)];
       const int there = seen.dimension(d);
@@ -97,6 +103,15 @@ class Sizes {
 };
 
 }  // namespace
+
+std::string explain_flat(const Dims& got, const Dims& expected) {
+  const Index all = volume(expected), here = volume(got);
+  if (got.rank() != 1 || expected.rank() < 2 || here == 0 || here > all) return {};
+  const std::string what = "a flattened parameter, as FSDP has it: ";
+  if (here == all) return what + "all of its " + with_commas(all) + " elements";
+  if (all % here == 0) return what + "1/" + with_commas(all / here) + " of its " + with_commas(all) + " elements";
+  return what + with_commas(here) + " of its " + with_commas(all) + " elements";
+}
 
 Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors) {
   std::vector<Seen> all;

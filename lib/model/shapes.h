@@ -13,4 +13,8 @@ namespace reshard {
 Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors);
 Status check_shapes_agree(const Family& family, const Catalog& catalog);  // all of its tensors
 
+// What a tensor of one dimension is to a parameter of two or more: "a flattened parameter, as FSDP has it: 1/2 of its
+// 3,072 elements". Empty where that is not what it is.
+std::string explain_flat(const Dims& got, const Dims& expected);
+
 }  // namespace reshard

@@ -187,6 +187,7 @@ bool has_all_parts(const Names& names, const ModelConfig& config) {
 
 // Whether modules are named as no files of models name them.
 bool has_other_names(const Catalog& catalog) {
+  if (convention_without_config(catalog)) return true;
   const auto detected = detect_family(catalog);
   if (!detected || detected->convention == Convention::kHf || detected->convention == Convention::kTransformers)
     return false;

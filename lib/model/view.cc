@@ -2,12 +2,15 @@
 #include "lib/model/view.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/layout/flat_boxes.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
+#include "lib/model/shapes.h"
 
 namespace reshard {
 namespace {
@@ -23,8 +26,9 @@ Tensor renamed(const Tensor& from, std::string name) {
 
 class ViewBuilder {
  public:
-  ViewBuilder(const Catalog& from, const ViewOptions& options, std::vector<std::string>* dropped)
-      : from_(from), options_(options), dropped_(dropped) {}
+  ViewBuilder(const Catalog& from, const ViewOptions& options, std::vector<std::string>* dropped,
+              std::vector<std::string>* reshaped)
+      : from_(from), options_(options), dropped_(dropped), reshaped_(reshaped) {}
 
   Result<Catalog> build() {
     out_.root = from_.root;
@@ -36,6 +40,7 @@ class ViewBuilder {
     for (const Tensor& tensor : from_.tensors()) TRY(add(tensor));
     if (!unknown_.empty()) return unknown_error();
     if (!twice_.empty()) return twice_error();
+    TRY(check_sections());
     add_tied_head();
     out_.sort_by_name();
     return std::move(out_);
@@ -65,7 +70,42 @@ class ViewBuilder {
     if (parsed->is_packed()) return add_parts(tensor, key, *parsed);
     const bool is_paired = parsed->stored && is_rotary(parsed->stored->form) && tensor.shape.rank() > 0;
     if (is_paired && options_.hf_rows) return add_parts(tensor, key, *parsed);
-    return put(renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix));
+    Tensor as = renamed(tensor, key.prefix + canonical_name(*parsed) + key.suffix);
+    TRY(unflatten(as, *parsed));
+    return put(std::move(as));
+  }
+
+  // All elements of a parameter in one dimension, as FSDP's flat parameters leave them, get the shape that it has.
+  Status unflatten(Tensor& tensor, const ParsedName& parsed) {
+    if (tensor.shape.rank() != 1 || !options_.config || parsed.is_of_quantized()) return {};
+    const auto shape = expected_shape(*parsed.rule, *options_.config);
+    if (!shape || shape->rank() < 2 || volume(*shape) != tensor.shape[0]) return {};
+    for (FragmentList* list : {&tensor.fragments, &tensor.replicas})
+      *list = unflattened(*list, *shape, byte_size(tensor.dtype));
+    tensor.shape = *shape;
+    if (reshaped_) reshaped_->push_back(tensor.name);
+    return {};
+  }
+  static FragmentList unflattened(const FragmentList& flat, const Dims& shape, Index element_bytes) {
+    FragmentList out(shape.rank());
+    const Dims strides = row_major_strides(shape);
+    for (std::size_t i = 0; i < flat.size(); ++i) {
+      const Fragment from = flat.get(i);
+      if (from.box.empty()) continue;
+      for (const Box& box : boxes_of_run(shape, from.box.begin(0), from.box.end(0))) {
+        Fragment part = from;
+        Index first = -from.box.begin(0);
+        part.strides = strides;
+        for (int d = 0; d < shape.rank(); ++d) {
+          first += box.origin[d] * strides[d];
+          part.strides[d] *= from.strides[0];
+        }
+        part.box = box;
+        part.start += first * from.strides[0] * element_bytes;
+        out.add(part);
+      }
+    }
+    return out;
   }
 
   // A name that is taken is an error in the end, with all others.
@@ -76,14 +116,50 @@ class ViewBuilder {
   }
 
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
+    const bool is_section = parsed.stored->is_section();
     if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; stored it is the first one's
       std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
       if (options_.as_stored) names.resize(1);
-      for (const std::string& name : names) TRY(put(renamed(tensor, key.prefix + name + key.suffix)));
+      for (const std::string& name : names)
+        if (std::string canonical = key.prefix + name + key.suffix; !is_section || !out_.find(canonical))
+          TRY(put(renamed(tensor, std::move(canonical))));
       return {};
     }
     for (const PackedPart& part : TRY(parts_of(parsed, tensor.shape, options_.config, options_.hf_rows, what(tensor))))
-      TRY(put(unpack(tensor, part, key.prefix + part.name + key.suffix)));
+      TRY(is_section ? put_section(unpack(tensor, part, key.prefix + part.name + key.suffix), parsed)
+                     : put(unpack(tensor, part, key.prefix + part.name + key.suffix)));
+    return {};
+  }
+
+  // Adds its boxes to those of the sections that were there before.
+  Status put_section(Tensor section, const ParsedName& parsed) {
+    Sections& known = sections_[section.name];
+    known.of = parsed;
+    if (!known.found.insert(parsed.stored->section).second) {
+      twice_.push_back(std::move(section));
+      return {};
+    }
+    const auto there = out_.find(section.name);
+    if (!there) return put(std::move(section));
+    Tensor& whole = out_.tensor(*there);
+    if (whole.shape != section.shape || whole.dtype != section.dtype)
+      return corrupt(tensor_text(section.name) + ": its parts are " + std::string(info(whole.dtype).torch_name) + " " +
+                     to_string(whole.shape) + " and " + std::string(info(section.dtype).torch_name) + " " +
+                     to_string(section.shape));
+    for (const auto& [to, from] :
+         {std::pair(&whole.fragments, &section.fragments), std::pair(&whole.replicas, &section.replicas)})
+      for (std::size_t i = 0; i < from->size(); ++i) to->add(from->get(i));
+    return {};
+  }
+
+  Status check_sections() const {
+    for (const auto& [name, sections] : sections_) {
+      const ParsedName& of = sections.of;
+      for (const StoredRule* stored : stored_sections(*options_.family, *of.rule, of.convention, of.layer))
+        if (!sections.found.contains(stored->section))
+          return corrupt(from_.root + ": " + tensor_text(name) + " is stored in parts, and '" +
+                         stored_name(*options_.family, *stored, of.layer, of.expert) + "' is not there");
+    }
     return {};
   }
 
@@ -113,10 +189,16 @@ class ViewBuilder {
     for (std::size_t i = 0; i < std::min<std::size_t>(unknown_.size(), 20); ++i)
       list += "\n  " + printable(unknown_[i]);
     if (unknown_.size() > 20) list += "\n  and " + std::to_string(unknown_.size() - 20) + " more";
-    return unsupported(
-        from_.root + ": " + count_of(std::ssize(unknown_), "tensor") +
-        (unknown_.size() == 1 ? " has a name" : " have names") + " that family " + std::string(options_.family->name) +
-        " does not know (--keep-unknown carries them as they are, " + "--exclude leaves them out):" + list);
+    const std::string what = from_.root + ": " + count_of(std::ssize(unknown_), "tensor") +
+                             (unknown_.size() == 1 ? " has a name" : " have names") + " that family " +
+                             std::string(options_.family->name) + " does not know";
+    const std::vector<std::string> missing = compare_names(*options_.family, from_, options_.config).missing;
+    if (missing.empty())
+      return unsupported(what + " (--keep-unknown carries them as they are, --exclude leaves them out):" + list);
+    // Carried or left out, the model would lack them all the same.
+    return unsupported(what + ", and no tensor is named as " + some_of(missing) + ", which the model has too; where " +
+                       "they are the same, --rename FROM=TO gives them the family's names; --family none writes all " +
+                       "of it under the names that it has:" + list);
   }
 
   Error twice_error() const {
@@ -136,15 +218,22 @@ class ViewBuilder {
   const Catalog& from_;
   const ViewOptions& options_;
   std::vector<std::string>* dropped_;
+  std::vector<std::string>* reshaped_;
   Catalog out_;
+  struct Sections {
+    ParsedName of;  // one of them
+    std::set<std::size_t> found;
+  };
+  std::map<std::string, Sections> sections_;  // by canonical name
   std::vector<std::string> unknown_;
   std::vector<Tensor> twice_;  // under canonical names that others had already
 };
 
 }  // namespace
 
-Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped) {
-  return ViewBuilder(catalog, options, dropped).build();
+Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped,
+                               std::vector<std::string>* reshaped) {
+  return ViewBuilder(catalog, options, dropped, reshaped).build();
 }
 
 Result<Catalog> plain_view(Catalog catalog) {
@@ -173,7 +262,8 @@ Result<const Family*> recorded_family(const Json& manifest) {
 Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config) {
   const Family* const family = TRY(recorded_family(manifest));
   if (!family) return catalog;
-  return canonical_view(catalog, {family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
+  const Family& numbered_family = numbered(*family, config ? config->num_hidden_layers() : 0);
+  return canonical_view(catalog, {&numbered_family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
 }
 
 Result<Identity> check_against_config(const Catalog& view, const Family& family, const ModelConfig& config,
@@ -184,8 +274,9 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
   const auto check_shape = [&](const Parameter& p) -> Status {
     const Dims& shape = view.tensors()[*view.find(p.name)].shape;
     if (p.is_scale ? is_shape_of_scales(shape, p.shape) : shape == p.shape) return {};
+    const std::string flat = explain_flat(shape, p.shape);
     return corrupt(tensor_text(p.name) + ": " + config.path + " says " + to_string(p.shape) + ", got " +
-                   to_string(shape));
+                   to_string(shape) + (flat.empty() ? "" : ": " + flat));
   };
   for (const Parameter& p : TRY(parameters(family, config))) {
     expected.insert(p.name);
@@ -215,7 +306,7 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
                    " does not describe: " + some_of(extra) + "; --exclude leaves them out");
   if (missing.empty() || !complete) return out;
   return corrupt(view.root + ": " + std::to_string(missing.size()) + " tensors that " + config.path +
-                 " describes are missing, the first is '" + missing.front() + "'");
+                 " describes are missing, the first is '" + missing.front() + "'; --allow config writes the others");
 }
 
 }  // namespace reshard

@@ -25,8 +25,10 @@ struct ViewOptions {
 };
 // The canonical view of a catalog; optimizer state is renamed and permuted with its parameter. The tensors that take
 // part must be located if rows are to change. A model tensor that no rule knows is an error that lists them all.
-// `dropped` receives the names of tensors left out as derived data.
-Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped);
+// `dropped` receives the names of tensors left out (NameRule::is_dropped); `reshaped` those of tensors that were stored
+// flat, all elements of what the config says has two dimensions or more.
+Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& options, std::vector<std::string>* dropped,
+                               std::vector<std::string>* reshaped = nullptr);
 
 // Of a model of no family: its tensors under their plain keys (parts.h), in their order. Fails where two have one.
 Result<Catalog> plain_view(Catalog catalog);

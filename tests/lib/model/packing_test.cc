@@ -262,7 +262,7 @@ TEST(Packing, PackingAndUnpackingAreInverse) {
   for (const PackedGroup& g : *groups) {
     std::vector<Dims> shapes;
     for (const std::size_t p : g.parts) shapes.push_back(model.tensors()[p].shape);
-    stored[g.name] = g.stored && shapes[0].rank() > 0 ? *packed_shape(*g.stored, shapes) : shapes[0];
+    stored[g.name] = g.stored && shapes[0].rank() > 0 ? *packed_shape(*g.stored, shapes, nullptr) : shapes[0];
   }
   EXPECT_EQ(stored.at("layers.0.moe.experts.w1"), (Dims{2, 5, 6}));
   EXPECT_EQ(stored.at("layers.0.moe.experts.w3"), (Dims{2, 5, 6}));

@@ -151,7 +151,7 @@ TEST(Transformers, WhatIsInMemoryIsWhatIsInFilesAndBack) {
     for (const PackedGroup& group : *groups) {
       std::vector<Dims> parts;
       for (const std::size_t part : group.parts) parts.push_back(view->tensors()[part].shape);
-      memory.emplace(group.name, group.stored ? *packed_shape(*group.stored, parts) : parts[0]);
+      memory.emplace(group.name, group.stored ? *packed_shape(*group.stored, parts, nullptr) : parts[0]);
     }
     EXPECT_EQ(plain(memory, family, sample.config), plain(sample.memory, family, sample.config));
   }
