@@ -75,7 +75,8 @@ std::vector<std::string> with_others(std::vector<std::string> others, const std:
 }  // namespace
 
 void ModelOptions::add(CommandLine& line) {
-  line.add_option("--family", family, "Model family: auto, none (names stay as stored), or one of: " + join(family_names(), ", "))
+  line.add_option("--family", family,
+                  "Model family: auto, none (names stay as stored), or one of: " + join(family_names(), ", "))
       .suggests(with_others({"auto", "none"}, family_names()))
       .shows_default();
   line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
