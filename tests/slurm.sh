@@ -218,7 +218,7 @@ expect "--signal=TERM: the ranks end with 143 and say how to go on" signal.log \
 start_again "$id"
 wait_for 240 job_is "$id" COMPLETED
 expect "the job that is queued again goes on from there" signal.log \
-  eval 'same many && [ "$(grep -c "continues many.partial" signal.log)" = 1 ]'
+  eval 'same many && [ "$(grep -c "resuming many.partial" signal.log)" = 1 ]'
 
 cat > limit.sh << 'EOF'
 #!/bin/bash
@@ -246,7 +246,7 @@ expect "its plug is pulled: the other ranks end with 6 and say why" node.log \
   eval 'grep -qx "code 6" node.log && grep -q "no sign of life.*the same command goes on" node.log && [ ! -e many ]'
 start_again "$id"
 wait_for 240 job_is "$id" COMPLETED
-expect "the job goes on, on another node" node.log eval 'same many && grep -q "continues many.partial" node.log'
+expect "the job goes on, on another node" node.log eval 'same many && grep -q "resuming many.partial" node.log'
 
 start_node n2
 wait_for 30 state_is n2 idle
@@ -258,7 +258,7 @@ wait_for 30 eval 'scontrol show job $id | grep -q Restarts=1'
 expect "scontrol says it is down: Slurm ends the job and queues it again" node.log [ ! -e many -a -d many.partial ]
 start_again "$id" nodelist=
 wait_for 240 job_is "$id" COMPLETED
-expect "the job goes on, on another node" node.log eval 'same many && grep -q "continues many.partial" node.log'
+expect "the job goes on, on another node" node.log eval 'same many && grep -q "resuming many.partial" node.log'
 
 echo "== 512 MiB"
 group=$3

@@ -44,18 +44,22 @@ Result<OldOutput> look_at_old(const std::string& path) {
   return old;
 }
 
+namespace {
+
+constexpr std::string_view kRefusal = "; it will not be replaced";
+
+Status check_not_mounted(const std::string& destination) {
+  if (!is_mount_point(destination)) return {};
+  return usage_error(destination +
+                     ": a file system is mounted there, whose place nothing can take; name a new directory in it");
+}
+
+}  // namespace
+
 // Not a link to a checkpoint: taking its place would leave the checkpoint itself where it is.
-Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target) {
-  constexpr std::string_view kRefusal = "; it will not be replaced";
-  if (is_mount_point(destination))
-    return usage_error(destination +
-                       ": a file system is mounted there, whose place nothing can take; name a new directory in it");
+Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination) {
+  TRY(check_not_mounted(destination));
   OldOutput old = TRY(look_at_old(destination));
-  TRY(check_holds_no_input(to, destination));
-  if (target.is_file()) {
-    if (old.self.is_regular() && target.is_own_file(destination)) return old;
-    return usage_error(destination + ": the destination is not a file of this format" + std::string(kRefusal));
-  }
   if (!old.self.is_directory())
     return usage_error(destination + ": the destination is not a directory" + std::string(kRefusal));
   if (old.inside.empty()) return old;
@@ -65,11 +69,12 @@ Result<OldOutput> replaceable(const OutputPath& to, const std::string& destinati
                      some_of(foreign, 5) + std::string(kRefusal));
 }
 
-Status check_holds_no_input(const OutputPath& to, const std::string& path) {
-  for (const std::string& input : to.inputs)
-    if (lies_in(input, path))
-      return usage_error(path + ": holds " + printable(input) + ", which this job reads; it will not be replaced");
-  return {};
+Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target) {
+  if (!target.is_file()) return replaceable_directory(to, destination);
+  TRY(check_not_mounted(destination));
+  OldOutput old = TRY(look_at_old(destination));
+  if (old.self.is_regular() && target.is_own_file(destination)) return old;
+  return usage_error(destination + ": the destination is not a file of this format" + std::string(kRefusal));
 }
 
 }  // namespace reshard

@@ -16,7 +16,7 @@ struct OutputPath {
   // The files of the checkpoint that a directory is, relative to it; an error where it is none. Given, an existing
   // destination is replaced if it is empty, or holds these files and nothing else. Null: there must be none.
   std::function<Result<std::vector<std::string>>(const std::string& directory)> files_of_checkpoint = nullptr;
-  std::vector<std::string> inputs = {};  // files and directories that the job reads: what holds one is not replaced
+  std::vector<std::string> inputs = {};  // files and directories that the job reads (output_guard.h)
 };
 
 // A destination as it was when that was decided; of a directory without what marks it as a work directory.
@@ -27,10 +27,10 @@ struct OldOutput {
 };
 Result<OldOutput> look_at_old(const std::string& path);
 
-// What stands at `destination` if `target`'s output may replace it; a usage error otherwise.
+// Returns what is at `destination` if a new output may replace it: an empty directory, or one that holds
+// to.files_of_checkpoint and nothing else. A usage error otherwise, which names what is not of the checkpoint.
+Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination);
+// The same for the output of `target`, which may be a file of its kind.
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target);
-
-// A usage error where `path` holds one of the inputs.
-Status check_holds_no_input(const OutputPath& to, const std::string& path);
 
 }  // namespace reshard

@@ -1,11 +1,6 @@
 #include "lib/engine/output.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <new>
@@ -15,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/names.h"
+#include "lib/base/output_guard.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/device/copy.h"
@@ -81,6 +77,10 @@ std::set<std::string> directories_of(const Catalog& catalog) {
   return out;
 }
 
+Error cannot_resume(const std::string& work, const std::string& why) {
+  return usage_error(work + ": cannot be resumed: " + why + "; leave --resume require out to start over");
+}
+
 std::string without_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
@@ -100,7 +100,8 @@ Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
 Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
     : to_(std::move(destination)),
       destination_(by_own_name(without_slash(to_.path))),
-      work_(destination_ + ".partial"),
+      work_(work_directory(destination_)),
+      publishing_(publishing_directory(destination_)),
       target_(target),
       continuation_(std::move(continuation)),
       ranks_(ranks),
@@ -111,9 +112,9 @@ Output::Output(OutputPath destination, Target& target, Transport* ranks, std::op
 Output::~Output() {
   try {
     if (made_work_) (void)remove_work(work_);
+    if (made_publishing_) (void)remove_work(publishing_);
   } catch (const std::bad_alloc&) {  // the next run removes it
   }
-  if (lock_ >= 0) ::close(lock_);
 }
 
 Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
@@ -131,19 +132,15 @@ Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& t
 }
 
 Status Output::prepare(Space space) {
+  for (const std::string& path : {destination_, work_, publishing_}) TRY(check_spares_inputs(path, to_.inputs));
   if (path_exists(destination_)) {
     if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
     old_ = TRY(replaceable(to_, destination_, target_));
   }
   TRY(take_leftover());
   if (continued_) return {};
-  TRY(make_directory(work_));
+  lock_.emplace(TRY(make_work(work_)));
   made_work_ = true;
-  lock_ = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0)
-    return io_error(work_ + ": cannot lock: " + std::strerror(errno));
-  TRY(File::create(path_join(work_, kMarker)));
-  TRY(sync_directory(work_));  // before there is anything else in it
   for (const std::string& directory : directories_of(target_.catalog()))
     TRY(make_directory(path_join(work_, directory)));
   for (const CatalogFile& f : target_.catalog().files) {
@@ -155,25 +152,18 @@ Status Output::prepare(Space space) {
   return {};
 }
 
-// What a killed run has left in the work directory is continued, or removed.
+// Resumes what a killed run has left in the work directory, or removes it.
 Status Output::take_leftover() {
   const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
+  if (path_exists(publishing_)) {
+    const DirectoryLock lock = TRY(claim_work(publishing_));
+    TRY(remove_work(publishing_));
+  }
   if (!path_exists(work_)) {
     if (resume != Resume::kRequire) return {};
-    return usage_error(work_ + ": there is nothing to continue; without --resume require a run begins anew");
+    return usage_error(work_ + ": nothing to resume; leave --resume require out to start from the beginning");
   }
-  const int fd = ::open(work_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0)
-    return io_error(work_ + ": is in the way and " +
-                    (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
-                                                        : "cannot be opened: " + std::string(std::strerror(errno))));
-  lock_ = fd;
-  const bool free = ::flock(fd, LOCK_EX | LOCK_NB) == 0;
-  // A run may have been killed before it made the marker; an empty directory is nobody's loss.
-  const bool ours = path_exists(path_join(work_, kMarker)) || TRY(walk(work_)).empty();
-  if (!ours) return usage_error(work_ + ": is in the way and was not made by reshard; move it elsewhere");
-  if (!free) return usage_error(work_ + ": another reshard is writing there now");
-  TRY(check_holds_no_input(to_, work_));
+  lock_.emplace(TRY(claim_work(work_)));
   std::string why;
   if (resume != Resume::kNever) {
     Leftover left = TRY(read_leftover(work_, target_, continuation_->facts));
@@ -183,34 +173,41 @@ Status Output::take_leftover() {
       TRY(remove_what_is_not_data(work_, target_));
       journal_length_ = TRY(join_journals(work_, *continued_));
       if (continuation_->tell)
-        continuation_->tell("continues " + work_ +
-                            ", left by a killed run: " + human_bytes(continued_->finished.bytes) + " are done");
+        continuation_->tell("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
+                            " already written, which are read again first to check them");
       return {};
     }
-    if (resume == Resume::kRequire)
-      return usage_error(work_ + ": cannot be continued: " + why + "; without --resume require it is begun anew");
+    if (resume == Resume::kRequire) return cannot_resume(work_, why);
   }
-  ::close(std::exchange(lock_, -1));
+  lock_.reset();
   TRY(remove_work(work_));
   removed_leftover_ = true;
   if (continuation_ && continuation_->tell)
     continuation_->tell("removed " + work_ + ", left by a killed run" +
-                        (why.empty() ? "" : ", and began anew: " + why));
+                        (why.empty() ? "" : ", and started over: " + why));
   return {};
 }
 
-// Of the ranks of this job; what is left is only the marker.
-Status Output::remove_journals(const std::string& directory) const {
-  for (int r = 1; journal_ && r < rank_count(ranks_); ++r)
-    if (const std::string path = path_join(directory, std::string(kMarker) + "." + std::to_string(r));
-        path_exists(path))
-      TRY(remove_file(path));
+Status Output::start_over(const std::string& why) {
+  if (rank_of(ranks_) == 0) {
+    const bool is_required = continuation_->resume == Resume::kRequire;
+    continued_.reset();  // and the directory stays as it is
+    if (is_required) return cannot_resume(work_, why);
+    const File marker = TRY(File::open(path_join(work_, kMarker), File::Access::kReadWrite));
+    TRY(marker.set_length(0));
+    TRY(marker.sync_data());
+    journal_length_ = 0;
+    made_work_ = true;
+    if (continuation_->tell) continuation_->tell("started over: " + why);
+  }
+  make_journal();
   return {};
 }
 
 void Output::make_journal() {
   const int rank = rank_of(ranks_);
   const std::string marker = path_join(work_, kMarker);
+  journal_.reset();
   const auto open = [rank, marker] {
     return rank == 0 ? File::open(marker, File::Access::kReadWrite) : File::create(marker + "." + std::to_string(rank));
   };
@@ -246,17 +243,29 @@ Error Output::give_up(const Error& error) {
   (void)journal_->close_group();
   made_work_ = false;
   return {error.code(), error.message() + ". What is finished stays in " + work_ +
-                            ": the same command goes on from there (--resume never begins anew)"};
+                            ": rerun the same command to resume, or add --resume never to start over"};
 }
 
 Index Output::held_by_leftover(const std::string& destination) {
-  const std::string work = without_slash(destination) + ".partial";
+  const std::string own = by_own_name(without_slash(destination));
   Index sum = 0;
-  const auto inside =
-      path_exists(path_join(work, kMarker)) ? walk(work) : Result<std::vector<Node>>(std::vector<Node>());
-  for (std::size_t i = 0; inside && i < inside->size(); ++i)
-    if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
+  for (const std::string& directory : {work_directory(own), publishing_directory(own)}) {
+    const auto inside =
+        path_exists(path_join(directory, kMarker)) ? walk(directory) : Result<std::vector<Node>>(std::vector<Node>());
+    for (std::size_t i = 0; inside && i < inside->size(); ++i)
+      if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
+  }
   return sum;
+}
+
+Status Output::read(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+                    MutableBytes scratch, const VisitStored& visit) {
+  for (const PieceGroup& group : pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()))) {
+    const MutableBytes stored = scratch.first(static_cast<std::size_t>(group.length()));
+    TRY(TRY(files_.open(file_path(group.extent.file)))->read_at(group.extent.offset + group.begin, stored));
+    for (const Piece& piece : group.pieces) visit(piece, stored.data() + (piece.begin - group.begin));
+  }
+  return {};
 }
 
 std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
@@ -413,7 +422,7 @@ Status Output::commit() {
   TRY(barrier(ranks_));  // every rank's data are on disk
   if (rank_of(ranks_) == 0) {
     TRY(seal());
-    TRY(target_.is_file() ? publish_file() : publish());
+    TRY(publish());
   }
   return barrier(ranks_);  // the output is there
 }
@@ -472,105 +481,83 @@ Status Output::seal() {
   return sync_directory(work_);
 }
 
-// Moves what was made to the destination's name. True: what was there, the old one that create() saw, is now where
-// that was. Anything else that has come to stand there stays, or comes back.
+// Moves what was made to the destination's name. Returns whether the old one that create() saw is now where that was.
+// Anything else that has appeared under the name stays there, or is put back.
 Result<bool> Output::take_place(const std::string& made) {
   if (!old_ || !path_exists(destination_)) {
     const Status moved = rename_no_replace(made, destination_);
     if (moved) return false;
-    return path_exists(destination_) ? keep_finished(moved.error()) : moved.error();
+    return path_exists(destination_) ? keep_finished(made, moved.error()) : moved.error();
   }
   const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
   const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(look_at_old(path)) == *old_; };
-  if (!TRY(is_old(destination_))) return keep_finished(changed);
-  // A directory is about to become the work directory, and must be known as such if this run is killed.
-  const std::string marker = path_join(destination_, kMarker);
-  if (!target_.is_file() && !path_exists(marker)) TRY(File::create(marker));
-  const Status known = target_.is_file() ? Status() : sync_directory(destination_);
-  if (!known) {
-    (void)remove_file(marker);
-    return known.error();
-  }
-  if (Status swapped = exchange_paths(made, destination_); !swapped) {
-    if (!target_.is_file()) (void)remove_file(marker);
-    return swapped.error();
-  }
+  if (!TRY(is_old(destination_))) return keep_finished(made, changed);
+  TRY(exchange_paths(made, destination_));
   const Result<bool> is_replaced = is_old(made);
   if (is_replaced && *is_replaced) return true;
-  if (!is_replaced && exchange_paths(made, destination_)) {
-    if (!target_.is_file()) (void)remove_file(marker);
-    return is_replaced.error();
-  }
-  made_work_ = false;  // what came in between is not ours
-  if (!target_.is_file()) (void)remove_file(path_join(made, kMarker));
+  if (!is_replaced && exchange_paths(made, destination_)) return is_replaced.error();
+  // What came in between is not ours, nor the next run's to remove.
+  made_work_ = made_publishing_ = false;
+  (void)remove_markers(around());
   TRY(exchange_paths(made, destination_)
-          .context("the output is complete in " + destination_ + ", what came there meanwhile is " + made));
-  return keep_finished(changed);
+          .context("the output is complete in " + destination_ + ", what appeared there meanwhile is " + made));
+  return keep_finished(made, changed);
 }
 
-// The error of an output that is complete but cannot have its name. It stays in the work directory, which is no longer
-// ours to clear away.
-Error Output::keep_finished(const Error& error) {
-  if (!remove_journals(work_) || !remove_file(path_join(work_, kMarker))) return error;
-  made_work_ = false;
-  return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? file_path(0) : work_) +
+// Returns the error of an output that is complete but cannot have its name, and leaves the output to the user: in the
+// work directory, without its marker.
+Error Output::keep_finished(const std::string& made, const Error& error) {
+  if (!remove_markers(around())) return error;
+  made_work_ = made_publishing_ = false;
+  if (!target_.is_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
+    return {error.code(), error.message() + ". The finished output is " + made + ": move it to where it is wanted"};
+  return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? made : work_) +
                             ": move it to where it is wanted"};
 }
 
-// Removes what was replaced, which has the work directory's name: the files that create() saw, and no others. The
-// marker goes last.
-Status Output::remove_old() {
-  made_work_ = false;
-  for (auto node = old_->inside.rbegin(); node != old_->inside.rend(); ++node) {
-    const std::string path = path_join(work_, node->name);
-    TRY(node->is_directory() ? remove_directory(path) : remove_file(path));
-  }
-  for (const std::string& name : journals_of_ranks(work_)) TRY(remove_file(path_join(work_, name)));
-  return remove_marked(work_);
+// Removes what was replaced, which is now where the output was made: the files that create() saw, and no others.
+Status Output::remove_old(const std::string& made) {
+  const auto remove = [](const Node& node, const std::string& path) {
+    return node.is_directory() ? remove_directory(path) : remove_file(path);
+  };
+  for (auto node = old_->inside.rbegin(); node != old_->inside.rend(); ++node)
+    TRY(remove(*node, path_join(made, node->name)));
+  // A run that was killed by an earlier version may have left its marker there.
+  if (old_->self.is_directory()) TRY(remove_markers(made));
+  return remove(old_->self, made);
 }
 
-// Moves the finished file to its name; a file it replaces takes its place in the work directory, which is known as ours
-// all the while.
-Status Output::publish_file() {
-  const std::string made = file_path(0);
+// Moves the finished directory into one that has the marker in its place. The syncs are in the order in which a power
+// cut may lose what comes before them: until the move is lasting the output needs its own marker, and what is published
+// must not have one.
+Status Output::move_aside(const std::string& made) {
+  publishing_lock_.emplace(TRY(make_work(publishing_)));
+  made_publishing_ = true;
+  TRY(rename_no_replace(work_, made));
+  made_work_ = false;
+  TRY(sync_directory(parent_path(work_)));
+  TRY(remove_markers(made));
+  return sync_directory(made);
+}
+
+// Moves the finished directory or file to its name. If that cannot be made lasting it is taken back: after an error the
+// destination is what it was before.
+Status Output::publish() {
+  const std::string made = target_.is_file() ? file_path(0) : path_join(publishing_, "output");
+  if (!target_.is_file()) TRY(move_aside(made));
   const bool replaces = TRY(take_place(made));
   Status lasting = sync_directory(parent_path(destination_));
   if (lasting) {
-    made_work_ = false;
-    return remove_work(work_).context("the new checkpoint is complete in " + destination_ +
-                                      ", but its work directory could not be removed");
+    made_work_ = made_publishing_ = false;
+    const std::string complete = "the new checkpoint is complete in " + destination_;
+    if (replaces) TRY(remove_old(made).context(complete + ", but the old one could not be removed"));
+    return remove_work(around()).context(complete + ", but its work directory could not be removed");
   }
   if (replaces ? exchange_paths(made, destination_) : rename_no_replace(destination_, made)) return lasting;
-  made_work_ = false;
+  made_work_ = made_publishing_ = false;
   return std::move(lasting).context(destination_ +
                                     ": the output is complete, but may not survive a power cut, and could not be "
                                     "taken back");
-}
-
-// Moves the finished directory to its name. When that cannot be made lasting it is taken back: after an error the
-// destination is what it was before.
-Status Output::publish() {
-  const std::string marker = path_join(destination_, kMarker);
-  const bool replaces = TRY(take_place(work_));
-  // The marker only now: a leftover without one could not be told from somebody else's directory.
-  Status lasting = sync_directory(parent_path(destination_));
-  if (lasting) lasting = remove_journals(destination_);
-  if (lasting) lasting = remove_file(marker);
-  if (lasting) {
-    made_work_ = false;
-    if (!replaces) return {};
-    return remove_old().context("the new checkpoint is complete in " + destination_ +
-                                ", but the old one could not be removed");
-  }
-  const Status back = replaces ? exchange_paths(work_, destination_) : rename_no_replace(destination_, work_);
-  if (back) {
-    if (replaces) (void)remove_file(marker);
-    return lasting;
-  }
-  made_work_ = false;
-  return std::move(lasting).context(destination_ +
-                                    ": the output is complete, but may not survive a power cut, and "
-                                    "could not be taken back");
 }
 
 }  // namespace reshard

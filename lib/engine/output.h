@@ -1,12 +1,12 @@
 // The output directory, or file, while it is being made.
 //
-// Everything is written into a work directory beside the destination, `DST.partial`, under the files' final names; the
+// Everything is written into a work directory next to the destination, `DST.partial`, under the files' final names; the
 // finished directory (of a target that is a file: the file in it) is moved to its name in one step. Until then the
 // destination does not exist (or is the old one), so nothing half-written ever looks finished. A killed run leaves the
 // work directory, which the next run to the same destination recognises by its marker file. The marker is also a
-// journal (journal.h) of what is finished: the next run goes on from there where it makes the same output of the same
-// source, and otherwise removes the directory. An error leaves the directory only where there is something to go on
-// from.
+// journal (journal.h) of what is finished: the next run resumes from there if it makes the same output of the same
+// source and finds what was finished unchanged (finished_check.h), and otherwise starts over. An error leaves the
+// directory only if a run can resume from it.
 //
 // Of a job of several ranks, rank 0 makes the directory, seals the files and moves them; every rank writes its part of
 // the data into them and forces it to disk.
@@ -27,6 +27,8 @@
 #include "lib/engine/held_writes.h"
 #include "lib/engine/journal.h"
 #include "lib/engine/old_output.h"
+#include "lib/engine/pieces.h"
+#include "lib/engine/work_directory.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {
@@ -81,6 +83,16 @@ class Output {
   Journal* journal() const { return journal_.get(); }
   // What earlier runs have finished; on rank 0, null elsewhere and where there is nothing.
   const JournalText* continued() const { return continued_ ? &*continued_ : nullptr; }
+  // Forgets what earlier runs have finished, because of `why`: everything is written anew. A usage error with
+  // Resume::kRequire. Every rank calls it, before its first write().
+  Status start_over(const std::string& why);
+
+  // Reads back what the files hold of `box`; the arguments are those of write(). Calls visit(piece, its first element)
+  // for each piece, while its bytes are in `scratch`, with the strides of the piece. Thread-safe. Not for a target that
+  // encodes.
+  using VisitStored = std::function<void(const Piece& piece, const std::byte* first)>;
+  Status read(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+              MutableBytes scratch, const VisitStored& visit);
 
   // Adds a file of its own to the directory, or to the file that the output is. For rank 0.
   Status add_file(const std::string& name, std::string_view contents);
@@ -105,16 +117,16 @@ class Output {
   Status prepare(Space space);
   void make_journal();
   Status take_leftover();
-  Status remove_journals(const std::string& directory) const;
   Status sync_written();
   Status write_held();
   Status flush();
   Status seal();
   Status publish();
-  Status publish_file();
+  Status move_aside(const std::string& made);
   Result<bool> take_place(const std::string& made);
-  Error keep_finished(const Error& error);
-  Status remove_old();
+  Error keep_finished(const std::string& made, const Error& error);
+  Status remove_old(const std::string& made);
+  const std::string& around() const { return target_.is_file() ? work_ : publishing_; }
   void make_chunks();
   Status encode(Index offset, Bytes bytes);
   Status put(std::uint32_t file, Index offset, Bytes bytes, MutableBytes scratch);
@@ -123,6 +135,7 @@ class Output {
   OutputPath to_;
   std::string destination_;  // its path
   std::string work_;
+  std::string publishing_;  // where a finished directory is on its way to its name
   Target& target_;
   std::optional<OldOutput> old_;  // what is replaced
   std::optional<Continuation> continuation_;
@@ -131,8 +144,8 @@ class Output {
   std::unique_ptr<Journal> journal_;
   Transport* ranks_;
   bool removed_leftover_ = false;
-  bool made_work_ = false;
-  int lock_ = -1;  // descriptor of the work directory, locked while this run lives
+  bool made_work_ = false, made_publishing_ = false;
+  std::optional<DirectoryLock> lock_, publishing_lock_;  // of the two, while this run lives
   FilePool files_{File::Access::kReadWrite};
   // The same files past the page cache: large outputs are written at the disk's speed and need no long flush at the
   // end.

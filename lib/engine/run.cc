@@ -7,6 +7,7 @@
 #include "lib/base/parallel.h"
 #include "lib/base/resident.h"
 #include "lib/base/text.h"
+#include "lib/engine/finished_check.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/engine/slab_walk.h"
 #include "lib/transport/collectives.h"
@@ -80,26 +81,31 @@ Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Ca
 Result<std::vector<TensorProof>> copy_tensors(const Plan& plan, TensorSource& source, const Catalog& target,
                                               Output& output, const RunOptions& options) {
   CopyItems copy = copy_items(plan, source.catalog(), target);
-  std::vector<const FragmentIndex*> index, copies;
-  index.reserve(copy.items.size());
-  copies.reserve(copy.items.size());
+  std::vector<StoredItem> stored;
+  stored.reserve(copy.items.size());
   SharedIndexes indexes;
   for (std::size_t i = 0; i < copy.items.size(); ++i) {
     copy.items[i].columns = std::max(copy.items[i].columns, source.columns(copy.items[i].tensor));
     const Tensor& to = target.tensors()[plan.tensors[i].to];
-    index.push_back(indexes.of(to.fragments));
-    copies.push_back(indexes.of(to.replicas));
+    stored.push_back({&to, indexes.of(to.fragments), indexes.of(to.replicas)});
+  }
+  if (output.journal()) {
+    const MemoryPlan memory = TRY(copy_memory(plan, source.catalog(), target, options));
+    if (const auto changed =
+            TRY(find_changed(copy.items, stored, source.catalog(), output, memory, copy.extra, options)))
+      TRY(output.start_over("what the killed run wrote of " + tensor_text(*changed) + " was changed since"));
   }
   auto proofs = walk(
       copy.items, source, copy.extra, options,
       [&](const SeenSlab& seen, Bytes elements, const Buffers& buffers) -> Status {
         const auto& [i, box, number] = seen.slab;
-        const Tensor& to = target.tensors()[plan.tensors[i].to];
+        const auto& [tensor, index, copies] = stored[i];
+        const Tensor& to = *tensor;
         const Index eb = byte_size(to.dtype);
         std::vector<CrcPiece> sums;
-        bool is_written = TRY(output.write(to.fragments, *index[i], box, eb, elements, buffers.scratch, &sums));
+        bool is_written = TRY(output.write(to.fragments, *index, box, eb, elements, buffers.scratch, &sums));
         if (!to.replicas.empty())
-          is_written &= TRY(output.write(to.replicas, *copies[i], box, eb, elements, buffers.scratch, &sums));
+          is_written &= TRY(output.write(to.replicas, *copies, box, eb, elements, buffers.scratch, &sums));
         if (!is_written || !output.journal()) return {};
         return output.journal()->add(number, static_cast<Index>(i), seen.bytes, {seen.source, seen.target}, sums);
       },

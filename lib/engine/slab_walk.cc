@@ -1,18 +1,16 @@
 #include "lib/engine/slab_walk.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <mutex>
 #include <span>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/crc_ledger.h"
+#include "lib/engine/finished_check.h"
 #include "lib/engine/held_writes.h"
 #include "lib/engine/slab_exchange.h"
 #include "lib/transport/collectives.h"
@@ -250,36 +248,6 @@ Result<DeviceBuffer> bring(const DeviceBuffer& elements, Side side, DType from, 
   return buffers.extra;
 }
 
-namespace {
-
-// What earlier runs have finished, the same for all ranks; how slabs are cut then, else as `cut` says.
-struct Continued {
-  SlabCut cut;
-  std::map<Index, Index> finished;
-};
-Result<Continued> continued(SlabCut cut, const Output* journaled, Transport* ranks) {
-  std::vector<Index> numbers;
-  if (const JournalText* const before = journaled ? journaled->continued() : nullptr) {
-    numbers = {before->cut.usual, before->cut.limit};
-    for (const auto& [first, count] : before->finished.slabs) numbers.insert(numbers.end(), {first, count});
-  }
-  const std::string_view mine(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Index));
-  const std::string all = TRY(broadcast(ranks, std::string(mine)));
-  numbers.resize(all.size() / sizeof(Index));
-  if (numbers.empty()) return Continued{cut, {}};
-  std::memcpy(numbers.data(), all.data(), numbers.size() * sizeof(Index));
-  Continued out{{numbers[0], numbers[1]}, {}};
-  for (std::size_t i = 2; i < numbers.size(); i += 2) out.finished.emplace(numbers[i], numbers[i + 1]);
-  return out;
-}
-
-Status check_fits(const std::map<Index, Index>& finished, Index total) {
-  if (finished.empty() || finished.rbegin()->first + finished.rbegin()->second <= total) return {};
-  return corrupt("the journal of the killed run tells of more than there is to do; --resume never starts over");
-}
-
-}  // namespace
-
 Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, TensorSource& source, Index extra,
                                       const RunOptions& options, const SlabSink& sink, bool whole_tensors,
                                       Output* journaled) {
@@ -294,10 +262,9 @@ Result<std::vector<TensorProof>> walk(const std::vector<WalkItem>& items, Tensor
   SlabCut cut{usual, TRY(minimum(options.ranks, limit))};
   std::map<Index, Index> finished;
   if (journaled && journaled->journal()) {
-    Continued from = TRY(continued(cut, journaled, options.ranks));
+    Continued from = TRY(continued(cut, *journaled, options.ranks));
     cut = from.cut;
     finished = std::move(from.finished);
-    TRY(check_fits(finished, SlabList(items, source.catalog(), cut.usual, cut.limit).total()));
   }
   const SlabList list(items, source.catalog(), cut.usual, cut.limit, finished);
   staging.bytes = std::max(staging.bytes, list.largest());

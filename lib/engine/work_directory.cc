@@ -1,7 +1,13 @@
 #include "lib/engine/work_directory.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -12,6 +18,45 @@
 
 namespace reshard {
 
+Result<std::optional<DirectoryLock>> DirectoryLock::take(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0)
+    return io_error(path + ": is in the way and " +
+                    (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
+                                                        : "cannot be opened: " + std::string(std::strerror(errno))));
+  DirectoryLock lock(fd);
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return std::optional(std::move(lock));
+  if (errno == EWOULDBLOCK) return std::optional<DirectoryLock>();
+  return io_error(path + ": cannot lock: " + std::strerror(errno));
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<DirectoryLock> make_work(const std::string& work) {
+  TRY(make_directory(work));
+  auto lock = TRY(DirectoryLock::take(work));
+  if (!lock) return usage_error(work + ": another reshard is writing there now");
+  const auto mark = [&]() -> Status {
+    TRY(File::create(path_join(work, kMarker)));
+    return sync_directory(work);  // before there is anything else in it
+  };
+  const Status marked = mark();
+  if (marked) return std::move(*lock);
+  (void)remove_work(work);
+  return marked.error();
+}
+
+Result<DirectoryLock> claim_work(const std::string& work) {
+  auto lock = TRY(DirectoryLock::take(work));
+  // A run may have been killed before it made the marker; an empty directory is nobody's loss.
+  const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(walk(work)).empty();
+  if (!is_ours) return usage_error(work + ": is in the way and was not made by reshard; move it elsewhere");
+  if (!lock) return usage_error(work + ": another reshard is writing there now");
+  return std::move(*lock);
+}
+
 std::vector<std::string> journals_of_ranks(const std::string& work) {
   std::vector<std::string> out;
   const std::string prefix = std::string(kMarker) + ".";
@@ -20,6 +65,16 @@ std::vector<std::string> journals_of_ranks(const std::string& work) {
     if (const DirectoryEntry& e = (*entries)[i]; !e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
   return out;
 }
+
+namespace {
+
+// How many names a file has; 0 where it is not there.
+Index names_of(const std::string& path) {
+  struct stat st {};
+  return ::lstat(path.c_str(), &st) == 0 ? static_cast<Index>(st.st_nlink) : 0;
+}
+
+}  // namespace
 
 Result<Leftover> read_leftover(const std::string& work, const Target& target, const std::string& facts) {
   const std::string marker = path_join(work, kMarker);
@@ -41,11 +96,15 @@ Result<Leftover> read_leftover(const std::string& work, const Target& target, co
   const auto changed = changed_facts(text->facts, facts);
   if (!changed) return Leftover{std::nullopt, "its journal is damaged"};
   if (!changed->empty()) return Leftover{std::nullopt, "not the same as then: " + some_of(*changed, 5)};
+  std::map<std::string, Node> inside;
+  for (Node& node : TRY(walk(work))) inside.emplace(node.name, node);
   for (const CatalogFile& f : target.catalog().files) {
     const std::string path = path_join(work, f.path);
-    const auto node = look_at(path);
-    if (!node || !node->is_regular() || node->size < f.size)
+    const auto found = inside.find(f.path);
+    if (found == inside.end() || !found->second.is_regular() || found->second.size < f.size)
       return Leftover{std::nullopt, path + " is missing or too short"};
+    // Writing to it would change a file that has another name elsewhere.
+    if (names_of(path) > 1) return Leftover{std::nullopt, path + " has a second name (a hard link)"};
   }
   return Leftover{std::move(text), {}};
 }
@@ -78,11 +137,10 @@ Result<Index> join_journals(const std::string& work, const JournalText& text) {
   return length;
 }
 
-Status remove_marked(const std::string& work) {
-  TRY(sync_directory(work));
+Status remove_markers(const std::string& work) {
+  for (const std::string& name : journals_of_ranks(work)) TRY(remove_file(path_join(work, name)));
   const std::string marker = path_join(work, kMarker);
-  if (path_exists(marker)) TRY(remove_file(marker));
-  return remove_directory(work);
+  return path_exists(marker) ? remove_file(marker) : Status();
 }
 
 Status remove_work(const std::string& work) {
@@ -91,7 +149,9 @@ Status remove_work(const std::string& work) {
     const std::string inner = path_join(work, node.name);
     TRY(node.is_directory() ? remove_tree(inner) : remove_file(inner));
   }
-  return remove_marked(work);
+  TRY(sync_directory(work));
+  TRY(remove_markers(work));
+  return remove_directory(work);
 }
 
 }  // namespace reshard

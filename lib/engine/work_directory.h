@@ -1,9 +1,13 @@
-// The directory in which an output is made, DST.partial, and what a killed run has left there.
+// The directories in which an output is made, DST.partial and DST.publishing, and what a killed run has left there.
+//
+// An output grows in DST.partial. A finished directory then moves into DST.publishing, which has the marker in its
+// place, and from there to its name: what is published never holds a marker, whenever the run is killed.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lib/checkpoint/format.h"
@@ -14,6 +18,32 @@ namespace reshard {
 // The file by which a work directory is known as one of ours, and the journal of rank 0; those of other ranks have
 // their number after it.
 inline constexpr std::string_view kMarker = ".reshard-partial";
+
+// Where the output of that name grows, and where a finished one is on its way to the name.
+inline std::string work_directory(const std::string& destination) { return destination + ".partial"; }
+inline std::string publishing_directory(const std::string& destination) { return destination + ".publishing"; }
+
+// A directory that no other process can lock while this lives.
+class DirectoryLock {
+ public:
+  // Nothing where another process holds the lock. An I/O error where `path` is no directory, or a link to one.
+  static Result<std::optional<DirectoryLock>> take(const std::string& path);
+  DirectoryLock(DirectoryLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  DirectoryLock& operator=(DirectoryLock&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~DirectoryLock();
+
+ private:
+  explicit DirectoryLock(int fd) : fd_(fd) {}
+  int fd_ = -1;
+};
+
+// Makes an empty work directory that the next run will recognise, and locks it.
+Result<DirectoryLock> make_work(const std::string& work);
+// Locks what a killed run has left. A usage error where the directory is not one of ours, or another process uses it.
+Result<DirectoryLock> claim_work(const std::string& work);
 
 // Names of the other ranks' journals.
 std::vector<std::string> journals_of_ranks(const std::string& work);
@@ -35,7 +65,7 @@ Result<Index> join_journals(const std::string& work, const JournalText& text);
 // Removes a work directory. The marker goes last, when the rest is gone for good: a run that is killed meanwhile, or
 // loses its power, leaves something that the next one knows.
 Status remove_work(const std::string& work);
-// The same of one that holds nothing but the marker.
-Status remove_marked(const std::string& work);
+// Removes the marker and the journals.
+Status remove_markers(const std::string& work);
 
 }  // namespace reshard

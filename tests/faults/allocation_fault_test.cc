@@ -174,7 +174,7 @@ TEST_F(AllocationTest, EachThatFailsIsAnErrorThatSaysSo) {
     const Files expected = files();
     EXPECT_EQ(expected.empty(), !s.writes);
     if (!s.left.empty()) {
-      EXPECT_THAT(healthy.out, HasSubstr("continues " + out_ + ".partial"));
+      EXPECT_THAT(healthy.out, HasSubstr("resuming " + out_ + ".partial"));
     }
     for (std::int64_t n = 1 + way++ % step; n <= total; n += total - n > last ? step : of_last, ++runs) {
       const bool all = runs % 3 == 2;

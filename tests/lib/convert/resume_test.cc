@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -151,6 +152,7 @@ class ResumeTest : public testing::Test {
   void clear() const {
     fs::remove_all(out_);
     fs::remove_all(work_);
+    fs::remove_all(out_ + ".publishing");
   }
   // What a run gives that nothing happens to, and how many changes it makes.
   Index expect(const Wish& wish) {
@@ -175,7 +177,7 @@ class ResumeTest : public testing::Test {
     EXPECT_EQ(outcome_.checksums, checksums_);
     EXPECT_FALSE(fs::exists(work_));
     EXPECT_EQ(notes_.size(), left ? 1u : 0u);
-    return left && notes_.size() == 1 && notes_[0].starts_with("continues");
+    return left && notes_.size() == 1 && notes_[0].starts_with("resuming");
   }
 
   TempDir dir_;
@@ -198,7 +200,10 @@ TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {
       SCOPED_TRACE(wish.to + ", killed at " + std::to_string(at) + " of " + std::to_string(all));
       clear();
       ASSERT_TRUE(convert_killed(wish, at));
-      if (fs::exists(out_)) continue;  // nothing but the marker was left to remove
+      if (fs::exists(out_)) {  // nothing but the directory around it was left to remove
+        EXPECT_TRUE(files() == expected_);
+        continue;
+      }
       ++runs;
       if (!expect_continued(wish)) continue;
       ++continued;
@@ -227,7 +232,6 @@ TEST_F(ResumeTest, KilledOverAndOverItEndsAllTheSame) {
     while (!fs::exists(out_) && convert_killed(wish, 20 + static_cast<Index>(random()) % all) && kills < 30) ++kills;
     EXPECT_LT(kills, 30);
     kills_in_all += kills;
-    if (fs::exists(out_ + "/.reshard-partial")) continue;
     EXPECT_TRUE(files() == expected_);
   }
   std::printf("%lld kills\n", static_cast<long long>(kills_in_all));
@@ -267,12 +271,12 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code(), ErrorCode::kUsage);
     EXPECT_THAT(refused.error().message(),
-                testing::AllOf(StartsWith(work_ + ": cannot be continued: "), HasSubstr(what)));
+                testing::AllOf(StartsWith(work_ + ": cannot be resumed: "), HasSubstr(what)));
     EXPECT_TRUE(fs::exists(work_));
     changed.resume = Resume::kAuto;
     ASSERT_TRUE(convert(changed));
     ASSERT_EQ(notes_.size(), 1u);
-    EXPECT_THAT(notes_[0], testing::AllOf(StartsWith("removed " + work_ + ", left by a killed run, and began anew: "),
+    EXPECT_THAT(notes_[0], testing::AllOf(StartsWith("removed " + work_ + ", left by a killed run, and started over: "),
                                           HasSubstr(what)));
     clear();
   };
@@ -290,7 +294,7 @@ TEST_F(ResumeTest, WhatChangedIsNamedAndBegunAnew) {
   clear();
   const Status nothing = convert({.resume = Resume::kRequire});
   ASSERT_FALSE(nothing);
-  EXPECT_THAT(nothing.error().message(), HasSubstr("there is nothing to continue"));
+  EXPECT_THAT(nothing.error().message(), HasSubstr("nothing to resume"));
   // A file of the output that is gone, or shorter.
   again();
   fs::resize_file(work_ + "/__0_0.distcp", 100);
@@ -328,6 +332,94 @@ TEST_F(ResumeTest, ADamagedJournalCostsWhatItNoLongerTells) {
     }
 }
 
+// What a killed run left, changed in every way that keeps its files long enough: the next run gives what a run gives
+// that nothing happened to, or fails. Formats with copies of pieces, in one file, and of one rank and several.
+TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
+  std::mt19937 random(9);
+  const std::string kept = dir_ / "kept";
+  for (const Wish& wish : {Wish{}, Wish{.mesh = "dp_replicate=2,dp_shard=2"}, Wish{.to = "hdf5", .mesh = ""},
+                           Wish{.to = "torch_checkpointing"}, Wish{.dtype = DType::kBFloat16, .ranks = 3}}) {
+    SCOPED_TRACE(wish.to + " " + wish.mesh + ", " + std::to_string(wish.ranks) + " ranks");
+    const Index all = expect(wish);
+    ASSERT_TRUE(convert_killed(wish, all * 2 / 3));
+    fs::remove_all(kept);
+    fs::copy(work_, kept, fs::copy_options::recursive);
+    std::vector<std::string> files;
+    for (const auto& [name, bytes] : all_files(kept))
+      if (!bytes.empty()) files.push_back(name);
+    Index noticed = 0;
+    const auto expect_the_same = [&](const std::string& what, const std::function<void(const std::string&)>& change) {
+      const std::string file = files[random() % files.size()];
+      SCOPED_TRACE(what + " " + file);
+      clear();
+      fs::copy(kept, work_, fs::copy_options::recursive);
+      change(work_ + "/" + file);
+      end(End::kNone, 0);
+      const Status status = convert(wish);
+      ASSERT_TRUE(status) << status.error().message();
+      ASSERT_TRUE(this->files() == expected_);
+      ASSERT_EQ(outcome_.checksums, checksums_);
+      EXPECT_FALSE(fs::exists(work_));
+      noticed += std::any_of(notes_.begin(), notes_.end(),
+                             [](const std::string& note) { return note.find("started over: ") != std::string::npos; });
+    };
+    const auto edit = [](const auto& change) {
+      return [change](const std::string& path) {
+        std::string bytes = read_file(path);
+        change(bytes);
+        write_file(path, bytes);
+      };
+    };
+    for (int n = 0; n < (in_soak() ? 200 : 6); ++n) {
+      expect_the_same("a bit of",
+                      edit([&](std::string& bytes) { bytes[random() % bytes.size()] ^= 1 << random() % 8; }));
+      expect_the_same("zeros in", edit([&](std::string& bytes) {
+                        const std::size_t at = random() % bytes.size();
+                        std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), (bytes.size() - at + 1) / 2, '\0');
+                      }));
+    }
+    expect_the_same("a shorter", edit([](std::string& bytes) { bytes.resize(bytes.size() / 2); }));
+    expect_the_same("a longer", edit([](std::string& bytes) { bytes += "more"; }));
+    expect_the_same("a reversed", edit([](std::string& bytes) { std::reverse(bytes.begin(), bytes.end()); }));
+    files.erase(std::find(files.begin(), files.end(), ".reshard-partial"));
+    expect_the_same("no", [](const std::string& path) { fs::remove(path); });
+    EXPECT_GT(noticed, 2);
+    // A second name for a file, and a link: what it leads to is not written to.
+    const std::string elsewhere = dir_ / "elsewhere";
+    for (const bool is_link : {false, true}) {
+      fs::remove(elsewhere);
+      std::string before;
+      expect_the_same("another name of", [&](const std::string& path) {
+        before = read_file(path);
+        fs::copy_file(path, elsewhere);
+        fs::remove(path);
+        is_link ? fs::create_symlink(elsewhere, path) : fs::create_hard_link(elsewhere, path);
+      });
+      EXPECT_EQ(read_file(elsewhere), before);
+    }
+    clear();
+  }
+}
+
+TEST_F(ResumeTest, WhatWasChangedMeanwhileIsLeftWhereResumingIsRequired) {
+  const Wish wish{.resume = Resume::kRequire};
+  const Index all = expect({});
+  ASSERT_TRUE(convert_killed({}, all * 2 / 3));
+  const std::string file = work_ + "/__0_0.distcp";
+  std::string bytes = read_file(file);
+  std::fill_n(bytes.begin() + 6000, 4000, 'x');
+  write_file(file, bytes);
+  end(End::kNone, 0);
+  const Status status = convert(wish);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code(), ErrorCode::kUsage);
+  EXPECT_THAT(status.error().message(),
+              testing::AllOf(StartsWith(work_ + ": cannot be resumed: what the killed run wrote of tensor '"),
+                             HasSubstr("was changed since")));
+  EXPECT_TRUE(read_file(file) == bytes);
+  EXPECT_FALSE(fs::exists(out_));
+}
+
 TEST_F(ResumeTest, AFullDiskLeavesWhatIsFinished) {
   const Wish wish;
   const Index all = expect(wish);
@@ -338,6 +430,10 @@ TEST_F(ResumeTest, AFullDiskLeavesWhatIsFinished) {
     end(End::kNoSpace, at);
     const Status status = convert(wish);
     if (status) continue;  // it could do without
+    if (status.error().message().find("the new checkpoint is complete in " + out_) != std::string::npos) {
+      EXPECT_TRUE(files() == expected_);
+      continue;
+    }
     const bool left = fs::exists(work_);
     EXPECT_EQ(left, status.error().message().find("What is finished stays in " + work_) != std::string::npos)
         << status.error().message();
@@ -356,7 +452,7 @@ TEST_F(ResumeTest, AnInterruptedRunLeavesWhatIsFinished) {
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code(), ErrorCode::kIo);
   EXPECT_EQ(status.error().message(), "interrupted. What is finished stays in " + work_ +
-                                          ": the same command goes on from there (--resume never begins anew)");
+                                          ": rerun the same command to resume, or add --resume never to start over");
   const Index before = bytes_written;
   EXPECT_TRUE(expect_continued({}));
   EXPECT_LT(before + bytes_written, whole_ + 20'000);  // all that was written was finished

@@ -257,18 +257,23 @@ TEST(Output, DoesNotReplaceWhatTheJobReads) {
   for (const std::string input : {"out", "out/weights", "link", "away/other", "away/other/weights"}) {
     OutputPath to = replacing(dir / "out");
     to.inputs = {"", dir / "nowhere", dir / "away/model", dir / input};
-    expect_usage(Output::create(to, target),
-                 dir / "out: holds " + (dir / input) + ", which this job reads; it will not be replaced");
+    const bool is_itself = input == "out" || input == "away/other";
+    expect_usage(Output::create(to, target), dir / "out: " + std::string(is_itself ? "is " : "holds ") + (dir / input) +
+                                                 ", which this job reads; it will not be replaced");
   }
   // Nor is it removed where it looks like the leftover of a killed run.
   dir.write("new.partial/.reshard-partial", "");
   dir.write("new.partial/weights", "mine");
   expect_usage(Output::create({dir / "new", nullptr, {dir / "new.partial"}}, target),
-               dir / "new.partial: holds " + (dir / "new.partial") + ", which this job reads; it will not be replaced");
+               dir / "new.partial: is " + (dir / "new.partial") + ", which this job reads; it will not be replaced");
   EXPECT_EQ(text_of(dir / "new.partial/weights"), "mine");
   EXPECT_EQ(text_of(dir / "out/weights"), "old");
+  // Nor is anything written into it.
   OutputPath to = replacing(dir / "out");
-  to.inputs = {dir.path(), dir / "away/model"};  // what holds the destination is not in it
+  to.inputs = {dir.path()};
+  expect_usage(Output::create(to, target),
+               dir / "out: is inside " + dir.path() + ", which this job reads; choose a place outside it");
+  to.inputs = {dir / "away/model"};
   const auto output = finished(to, target);
   ASSERT_TRUE(output) << output.error().message();
 }

@@ -1,0 +1,151 @@
+#include "lib/base/output_guard.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "lib/base/file.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr int kMostLinks = 40;  // as the kernel follows
+constexpr int kDeepest = 32;    // directories in each other
+constexpr Index kMostNames = 1'000'000;
+
+struct Identity {
+  std::uint64_t device = 0, inode = 0;
+  bool is_directory = false;
+  friend auto operator<=>(const Identity&, const Identity&) = default;
+};
+
+// Of what a path leads to; nothing where that is not there.
+std::optional<Identity> identity_of(const std::string& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) return std::nullopt;
+  return Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)};
+}
+
+// The path that is opened when `path` is written to: a link to a file that is not there yet makes that file.
+std::string end_of_links(std::string path) {
+  std::array<char, 4096> to{};
+  for (int n = 0; n < kMostLinks; ++n) {
+    const ssize_t length = ::readlink(path.c_str(), to.data(), to.size());
+    if (length <= 0) break;
+    const std::string_view target(to.data(), static_cast<std::size_t>(length));
+    path = target.starts_with('/') ? std::string(target) : path_join(parent_path(path), target);
+  }
+  return path;
+}
+
+std::string real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&::free)> real(::realpath(path.c_str(), nullptr), &::free);
+  return real ? real.get() : "";
+}
+
+// An output as the disk has it.
+class Written {
+ public:
+  explicit Written(const std::string& path) : path_(path) {
+    if (const auto there = identity_of(path)) {
+      (there->is_directory ? directory_ : file_) = *there;
+      if (there->is_directory) around_.insert(*there);
+    }
+    add_around(parent_path(path));
+    if (const std::string end = end_of_links(path); end != path) add_around(parent_path(end));
+  }
+
+  bool holds(const std::string& input) const { return directory_ && lies_in(input, path_); }
+  bool is(const Identity& input) const { return input == file_ || input == directory_; }
+  bool is_in(const Identity& directory) const { return around_.contains(directory); }
+  // Whether a regular file's identity has to be known to tell.
+  bool is_file() const { return file_.has_value(); }
+
+ private:
+  // The directory, or the nearest that exists, and those above it.
+  void add_around(std::string directory) {
+    while (!reshard::is_directory(directory) && directory != "/" && directory != ".")
+      directory = parent_path(directory);
+    for (std::string at = real_path(directory); !at.empty(); at = parent_path(at)) {
+      if (const auto there = identity_of(at)) around_.insert(*there);
+      if (at == "/") break;
+    }
+  }
+
+  const std::string path_;
+  std::optional<Identity> file_, directory_;
+  std::set<Identity> around_;
+};
+
+// Looks through an input that is a directory for what would be changed.
+class Search {
+ public:
+  explicit Search(const Written& written) : written_(written) {}
+
+  // The path of it, and what is said of the output. Directories behind links count for the files in them alone.
+  struct Found {
+    std::string path;
+    bool is_inside = false, is_held = false;
+  };
+  std::optional<Found> find(const std::string& directory, bool behind_link = false, int depth = kDeepest) {
+    const auto self = identity_of(directory);
+    if (!self || depth == 0 || !seen_.insert(*self).second) return std::nullopt;
+    if (!behind_link && written_.is_in(*self)) return Found{directory, true};
+    std::vector<std::pair<std::string, bool>> below;  // and whether a link leads there
+    const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(directory.c_str()), &::closedir);
+    while (const dirent* entry = open ? ::readdir(open.get()) : nullptr) {
+      const std::string_view name = entry->d_name;
+      if (name == "." || name == ".." || ++names_ > kMostNames) continue;
+      if (entry->d_type == DT_REG && !written_.is_file()) continue;
+      std::string path = path_join(directory, name);
+      const auto node = look_at(path);
+      const bool is_link = node && node->is_link();
+      if (is_link && written_.holds(path)) return Found{path, false, true};
+      const auto there = identity_of(path);
+      if (there && written_.is(*there)) return Found{path};
+      if (there && there->is_directory) below.emplace_back(std::move(path), behind_link || is_link);
+    }
+    for (const auto& [path, is_link] : below)
+      if (auto found = find(path, is_link, depth - 1)) return found;
+    return std::nullopt;
+  }
+
+ private:
+  const Written& written_;
+  std::set<Identity> seen_;
+  Index names_ = 0;
+};
+
+}  // namespace
+
+Status check_spares_inputs(const std::string& output, const std::vector<std::string>& inputs) {
+  const Written written(output);
+  const auto refused = [&](const std::string& how, const std::string& input, const std::string& advice) {
+    return usage_error(printable(output) + ": " + how + " " + printable(input) + ", which this job reads; " + advice);
+  };
+  const std::string kept = "it will not be replaced";
+  for (const std::string& input : inputs) {
+    const auto there = input.empty() ? std::nullopt : identity_of(input);
+    if (!there) continue;
+    if (written.is(*there)) return refused("is", input, kept);
+    if (written.holds(input)) return refused("holds", input, kept);
+    if (!there->is_directory) continue;
+    const auto found = Search(written).find(input);
+    if (!found) continue;
+    if (found->is_inside) return refused("is inside", input, "choose a place outside it");
+    return refused(found->is_held ? "holds" : "is", found->path, kept);
+  }
+  return {};
+}
+
+}  // namespace reshard

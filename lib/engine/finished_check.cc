@@ -1,0 +1,163 @@
+#include "lib/engine/finished_check.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+// The slabs of `all` that are not in `finished`.
+std::map<Index, Index> unfinished(const std::map<Index, Index>& finished, Index all) {
+  std::map<Index, Index> out;
+  Index at = 0;
+  for (const auto& [first, count] : finished) {
+    if (first > at) out.emplace(at, first - at);
+    at = first + count;
+  }
+  if (at < all) out.emplace(at, all - at);
+  return out;
+}
+
+// What was read of one tensor's finished slabs.
+struct Seen {
+  Digest digest;
+  Index different_copies = 0;
+};
+
+// The memory of one thread: a slab as the output stores it, what files hold of it, and a piece of each to compare.
+struct Room {
+  std::vector<std::byte> slab, stored, piece, copy;
+};
+
+class FinishedCheck {
+ public:
+  FinishedCheck(const std::vector<StoredItem>& stored, Output& output)
+      : stored_(stored), output_(output), seen_(stored.size()) {}
+
+  // Thread-safe.
+  Status read(const WalkSlab& slab, Room& room) {
+    const StoredItem& item = stored_[slab.item];
+    const Tensor& tensor = *item.tensor;
+    const Index element = byte_size(tensor.dtype);
+    const Dims strides = row_major_strides(slab.box.shape);
+    room.slab.resize(static_cast<std::size_t>(volume(slab.box) * element));
+    const auto place = [&](const Piece& piece) {
+      return room.slab.data() + offset_in(slab.box, strides, piece.box) * element;
+    };
+    TRY(output_.read(tensor.fragments, *item.index, slab.box, element, room.stored,
+                     [&](const Piece& piece, const std::byte* first) {
+                       copy_box(piece.box.shape, element, first, piece.strides, place(piece), strides);
+                     }));
+    Seen seen;
+    seen.digest = digest_box(tensor.shape, slab.box, element, room.slab.data());
+    if (!tensor.replicas.empty())
+      TRY(output_.read(tensor.replicas, *item.copies, slab.box, element, room.stored,
+                       [&](const Piece& piece, const std::byte* first) {
+                         if (!is_same(piece, element, first, place(piece), strides, room)) ++seen.different_copies;
+                       }));
+    const std::lock_guard lock(mutex_);
+    seen_[slab.item].digest += seen.digest;
+    seen_[slab.item].different_copies += seen.different_copies;
+    return {};
+  }
+
+  // Of all ranks.
+  Result<std::vector<Seen>> take(Transport* ranks) {
+    TRY(combine_values(ranks, std::span(seen_), [](Seen& mine, const Seen& theirs) {
+      mine.digest += theirs.digest;
+      mine.different_copies += theirs.different_copies;
+    }));
+    return std::move(seen_);
+  }
+
+ private:
+  static bool is_same(const Piece& piece, Index element, const std::byte* first, const std::byte* expected,
+                      const Dims& expected_strides, Room& room) {
+    const Dims packed = row_major_strides(piece.box.shape);
+    room.piece.resize(static_cast<std::size_t>(volume(piece.box) * element));
+    room.copy.resize(room.piece.size());
+    copy_box(piece.box.shape, element, first, piece.strides, room.piece.data(), packed);
+    copy_box(piece.box.shape, element, expected, expected_strides, room.copy.data(), packed);
+    return room.piece == room.copy;
+  }
+
+  const std::vector<StoredItem>& stored_;
+  Output& output_;
+  std::vector<Seen> seen_;
+  std::mutex mutex_;
+};
+
+Status check_fits(const std::map<Index, Index>& finished, Index total) {
+  if (finished.empty() || finished.rbegin()->first + finished.rbegin()->second <= total) return {};
+  return corrupt("the journal of the killed run lists more slabs than this run has; add --resume never to start over");
+}
+
+}  // namespace
+
+Result<Continued> continued(SlabCut cut, const Output& output, Transport* ranks) {
+  std::vector<Index> numbers;
+  if (const JournalText* const before = output.continued()) {
+    numbers = {before->cut.usual, before->cut.limit};
+    for (const auto& [first, count] : before->finished.slabs) numbers.insert(numbers.end(), {first, count});
+  }
+  const std::string_view mine(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(Index));
+  const std::string all = TRY(broadcast(ranks, std::string(mine)));
+  numbers.resize(all.size() / sizeof(Index));
+  if (numbers.empty()) return Continued{cut, {}};
+  std::memcpy(numbers.data(), all.data(), numbers.size() * sizeof(Index));
+  Continued out{{numbers[0], numbers[1]}, {}};
+  for (std::size_t i = 2; i < numbers.size(); i += 2) out.finished.emplace(numbers[i], numbers[i + 1]);
+  return out;
+}
+
+Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& items,
+                                                const std::vector<StoredItem>& stored, const Catalog& source,
+                                                Output& output, const MemoryPlan& memory, Index extra,
+                                                const RunOptions& options) {
+  const Continued before = TRY(continued({1, 1}, output, options.ranks));
+  if (before.finished.empty()) return std::optional<std::string>();
+  const Index all = SlabList(items, source, before.cut.usual, before.cut.limit).total();
+  TRY(check_fits(before.finished, all));
+  const SlabList list(items, source, before.cut.usual, before.cut.limit, unfinished(before.finished, all));
+  const std::vector<Index> shares = list.shares(rank_count(options.ranks), false);
+  const auto me = static_cast<std::size_t>(rank_of(options.ranks));
+  const Index first = shares[me], count = shares[me + 1] - first;
+
+  const bool has_copies =
+      std::any_of(stored.begin(), stored.end(), [](const StoredItem& item) { return !item.tensor->replicas.empty(); });
+  const Index slab = std::max<Index>(1, extra) * list.largest(), scratch = std::max(kMinSlab, memory.scratch_bytes);
+  const Index room = worker_count(options) * ((1 + extra) * memory.slab_bytes + memory.scratch_bytes);
+  const int threads =
+      static_cast<int>(std::clamp<Index>(room / (slab * (has_copies ? 3 : 1) + scratch), 1,
+                                         std::max<Index>(1, std::min<Index>(count, worker_count(options)))));
+  std::vector<Room> rooms(static_cast<std::size_t>(threads));
+  for (Room& r : rooms) r.stored.resize(static_cast<std::size_t>(scratch));
+
+  FinishedCheck check(stored, output);
+  TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
+    TRY(may_go_on(options));
+    return check.read(list.get(first + k), rooms[static_cast<std::size_t>(thread)]);
+  }));
+  const std::vector<Seen> seen = TRY(check.take(options.ranks));
+  std::string changed;  // its number
+  if (const JournalText* const text = output.continued())
+    for (std::size_t i = 0; i < seen.size() && changed.empty(); ++i) {
+      const auto recorded = text->finished.digests.find(static_cast<Index>(i));
+      const Digest expected = recorded == text->finished.digests.end() ? Digest() : recorded->second.target;
+      if (seen[i].digest != expected || seen[i].different_copies > 0) changed = std::to_string(i);
+    }
+  const auto number = parse_number(TRY(broadcast(options.ranks, std::move(changed))));
+  if (!number) return std::optional<std::string>();
+  return std::optional(stored[static_cast<std::size_t>(*number)].tensor->name);
+}
+
+}  // namespace reshard
