@@ -120,21 +120,18 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
 }
 
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {
-  const std::vector<std::string> recorded = files_of_manifest(directory);
-  std::set<std::string> own(recorded.begin(), recorded.end());
-  const auto open = open_checkpoint(directory, {.files_too = false, .validated = false});
-  if (!open && own.empty()) return open.error();
-  if (open) {
-    const Catalog& catalog = open->reader->catalog();
-    const std::string inside = path_join(directory, "");  // some have their files in a directory of it
-    const std::string below = catalog.root.starts_with(inside) ? catalog.root.substr(inside.size()) : std::string();
-    const auto add = [&](const std::string& name) {
-      own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());
-    };
-    for (const CatalogFile& file : catalog.files) add(file.path);
-    for (const std::string& name : catalog.metadata_files) add(name);
-    if (!catalog.latest_file.empty()) add(catalog.latest_file);
-  }
+  if (auto recorded = TRY(files_of_manifest(directory))) return std::move(*recorded);
+  std::set<std::string> own;
+  const auto open = TRY(open_checkpoint(directory, {.files_too = false, .validated = false}));
+  const Catalog& catalog = open.reader->catalog();
+  const std::string inside = path_join(directory, "");  // some have their files in a directory of it
+  const std::string below = catalog.root.starts_with(inside) ? catalog.root.substr(inside.size()) : std::string();
+  const auto add = [&](const std::string& name) {
+    own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());
+  };
+  for (const CatalogFile& file : catalog.files) add(file.path);
+  for (const std::string& name : catalog.metadata_files) add(name);
+  if (!catalog.latest_file.empty()) add(catalog.latest_file);
   std::set<std::string> places = {""};
   for (const std::string& file : own) places.insert(file.substr(0, file.rfind('/') + 1));  // npos + 1 is 0
   for (const std::string& place : places) {

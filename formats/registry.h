@@ -38,9 +38,10 @@ Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, con
 // An error where no format recognises the path; of a run's directory it says what to open.
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
 
-// The files of the checkpoint that a directory is, relative to it: those its reader goes by, those that reshard's
-// manifest there records, and config, tokenizer and manifest beside either (which need not exist). An error where it is
-// no checkpoint.
+// Returns the files, relative to a directory, that may be removed with the checkpoint there: those that reshard's own
+// manifest records (files_of_manifest), and nothing else. Where reshard did not write the checkpoint, the files that
+// its reader uses, and config, tokenizer and manifest next to them (which need not exist). An error if it is no
+// checkpoint.
 Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory);
 
 }  // namespace reshard

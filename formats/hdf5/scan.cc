@@ -291,7 +291,7 @@ std::uint32_t Scanner::file_number(const std::string& stored) {
 }
 
 Status Scanner::locate_external(Id creation, Tensor& tensor, bool big_endian) {
-  if (!external_too_) return unsupported("data in another file (--allow external reads them)");
+  if (!external_too_) return unsupported("data in another file (convert --allow external reads them)");
   if (H5Pget_external_count(creation) != 1) return unsupported("data in several other files");
   std::string name(kMaxLink, '\0');
   off_t offset = 0;

@@ -50,21 +50,20 @@ Result<std::vector<std::string>> files_like(const std::string& directory, std::s
   return out;
 }
 
-std::vector<std::string> files_of_manifest(const std::string& directory) {
-  std::vector<std::string> out;
+Result<std::optional<std::vector<std::string>>> files_of_manifest(const std::string& directory) {
   const std::string path = path_join(directory, kManifestFile);
-  const auto text = read_whole_file(path, kMaxManifestBytes);
-  const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
-  const Json* const files = json ? json->find("files") : nullptr;
-  if (files == nullptr || !files->is_object()) return out;
-  const std::span<const Json::Member> members = *files->as_object();
-  for (const Json::Member& member : members) {
+  if (!path_exists(path)) return std::optional<std::vector<std::string>>();
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxManifestBytes)), path));
+  const Json* const files = json.find("files");
+  if (files == nullptr) return std::optional<std::vector<std::string>>();
+  std::vector<std::string> out = {std::string(kManifestFile), std::string(kConfigFile)};
+  for (const Json::Member& member : TRY(files->as_object().context(path))) {
     if (!is_safe_relative_path(member.key)) continue;
     const auto size = member.value.as_index();
     const auto there = look_at(path_join(directory, member.key));
     if (size && there && there->is_regular() && there->size == *size) out.push_back(member.key);
   }
-  return out;
+  return std::optional(std::move(out));
 }
 
 }  // namespace reshard

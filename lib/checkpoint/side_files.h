@@ -38,7 +38,9 @@ std::optional<std::string> leads_out(const std::string& path, const std::string&
 // the path at a time), by their names from there on: "tokenizer.json", "1_Pooling/config.json". In the patterns' order.
 Result<std::vector<std::string>> files_like(const std::string& directory, std::span<const std::string_view> patterns);
 
-// The files that reshard recorded in the manifest it wrote into this directory, and that have the length recorded.
-std::vector<std::string> files_of_manifest(const std::string& directory);
+// The files of an output of reshard in this directory: those that its manifest records and that have the length
+// recorded, the manifest itself and config.json. Nothing if there is no manifest, or one that records no files. Corrupt
+// if the manifest cannot be read.
+Result<std::optional<std::vector<std::string>>> files_of_manifest(const std::string& directory);
 
 }  // namespace reshard

@@ -75,6 +75,42 @@ TEST(Destination, WhatReshardWroteIsReplacedAndNothingBesideIt) {
   }
 }
 
+// Weights that somebody put there, in files that the formats' readers would take for the checkpoint's own.
+TEST(Destination, WhatTheManifestDoesNotListIsNotReshards) {
+  const std::string source = sample("tp8") + "/checkpoint";
+  const std::string weights = read_file(sample("tp8") + "/hf.safetensors");
+  for (const Format* format : formats()) {
+    if (!format->lay_out || format->is_file) continue;
+    SCOPED_TRACE(std::string(format->name));
+    const TempDir dir;
+    std::vector<std::string> line = to(*format);
+    expect_success(reshard_cli({"convert", source, dir / "out", "-q"}, line));
+    line.emplace_back("--force");
+    for (const std::string name : {"lora.safetensors", "ema.safetensors", "model2.safetensors", "pytorch_model.bin",
+                                   "__99_0.distcp", "tokenizer.json", "sub/model.safetensors"}) {
+      dir.write("out/" + name, weights);
+      const auto before = all_files(dir.path());
+      const std::string named = name.substr(0, name.find('/') + 1);
+      expect_refused(reshard_cli({"convert", source, dir / "out"}, line),
+                     "the destination holds what is not of the checkpoint there: " + (named.empty() ? name : named));
+      expect_refused(reshard_cli({"merge", source, source, dir / "out", "--average"}, line),
+                     "the destination holds what is not of the checkpoint there: ");
+      EXPECT_TRUE(all_files(dir.path()) == before) << name;
+      fs::remove_all(dir / ("out/" + name.substr(0, name.find('/'))));
+    }
+    // Nor is a file of a listed name that another program has written since.
+    const std::string listed = all_files(dir / "out").begin()->first;
+    const std::string bytes = read_file(dir / ("out/" + listed));
+    if (listed == "config.json" || listed == "reshard_manifest.json") continue;
+    dir.write("out/" + listed, bytes + "more");
+    expect_refused(reshard_cli({"convert", source, dir / "out"}, line), listed);
+    dir.write("out/" + listed, bytes);
+    expect_success(reshard_cli({"convert", source, dir / "out", "-q"}, line));
+    dir.write("out/reshard_manifest.json", "{\"files\": ");
+    EXPECT_NE(reshard_cli({"convert", source, dir / "out"}, line).exit_code, 0);
+  }
+}
+
 TEST(Destination, APlainTorchModelIsACheckpoint) {
   const TempDir dir;
   const std::string source = sample("tp8") + "/checkpoint";
