@@ -80,6 +80,11 @@ const Option& Option::written() const {
   return *this;
 }
 
+const Option& Option::read() const {
+  hints_->read = true;
+  return *this;
+}
+
 const Option& Option::of_a_rank() const {
   hints_->of_a_rank = true;
   return *this;
@@ -181,6 +186,30 @@ OptionText text_of(const CLI::Option& option, const HintTable& hints) {
 
 }  // namespace
 
+namespace {
+
+PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
+  PathsOfLine out;
+  for (const CLI::Option* option : app.get_options()) {
+    const auto found = hints.find(option);
+    std::vector<std::string> values = option->results();
+    if (found == hints.end() || values.empty()) continue;
+    if (found->second.written) {
+      out.written.push_back(values.back());
+      values.pop_back();
+    }
+    if (!found->second.read) continue;
+    for (const std::string& value : values) {
+      out.read.push_back(value);
+      if (const std::size_t equals = value.find('='); equals != std::string::npos)
+        out.read.push_back(value.substr(equals + 1));
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   Parser parser(program);
   ParsedLine parsed;
@@ -204,6 +233,7 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
     if (!hints.written) continue;
     if (!values.empty() || option->get_positional()) parsed.written.push_back(values.empty() ? "." : values.back());
   }
+  parsed.paths = paths_of(chosen, parser.hints);
   const std::string used = chosen.get_name();
   parsed.of_all_ranks.insert(0, used);
   parsed.command = &*std::find_if(program.commands.begin(), program.commands.end(),
@@ -224,18 +254,20 @@ std::vector<CommandText> describe(const Program& program) {
   return out;
 }
 
-Result<Action> parse_options(const std::vector<std::string>& words, const std::function<void(CommandLine&)>& add) {
+Result<ParsedOptions> parse_options(const std::vector<std::string>& words,
+                                    const std::function<void(CommandLine&)>& add) {
   CLI::App app;
-  Action action;
+  ParsedOptions out;
   HintTable hints;
-  CommandLine line(app, action, hints);
+  CommandLine line(app, out.action, hints);
   add(line);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& e) {  // the library's way to say so
     return usage_error(printable(e.what()));
   }
-  return action;
+  out.paths = paths_of(app, hints);
+  return out;
 }
 
 }  // namespace reshard::tools

@@ -26,6 +26,7 @@ using Action = std::function<Result<int>()>;
 struct OptionHints {
   std::vector<std::string> words;  // that it may be given, not always all of them
   bool written = false;            // the path of an output
+  bool read = false;               // the path of an input, or NAME=PATH
   bool tensors = false;            // a glob over names of the tensors of the checkpoint on the line
   bool of_a_rank = false;          // what one of several ranks has may be another's not
 };
@@ -49,6 +50,7 @@ class Option {
   const Option& names_tensors() const;                           // globs over them, of the checkpoint on the line
   const Option& of_a_rank() const;                               // of several ranks each may have its own
   const Option& written() const;  // the path of an output; of a list its last. Absent: in the current directory
+  const Option& read() const;     // the path of an input, or NAME=PATH; of a list that has an output all but the last
 
  private:
   CLI::Option* option_;
@@ -90,14 +92,20 @@ struct Command {
   bool is_confined;   // to the paths of its command line (confine.h)
 };
 
+// What a command line names to be read and to be written.
+struct PathsOfLine {
+  std::vector<std::string> read, written;
+};
+
 // What a command line asked for.
 struct ParsedLine {
   const Command* command = nullptr;  // null: it is done with already (--help), or wrong, and that has been said
   Action action;
   std::map<std::string, std::vector<std::string>> values;  // of the options and places that were given, by their names
   std::vector<std::string> written;                        // values of outputs
-  std::string of_all_ranks;                                // the command and what has to be the same on all ranks
-  int exit_code = 0;                                       // where there is no command
+  PathsOfLine paths;
+  std::string of_all_ranks;  // the command and what has to be the same on all ranks
+  int exit_code = 0;         // where there is no command
 };
 
 // The whole of a program's command line.
@@ -126,7 +134,11 @@ struct CommandText {
 std::vector<CommandText> describe(const Program& program);
 
 // A subcommand's words alone, within another program: what is wrong with them is a usage error, and nothing is printed.
-// The value is what is to be done, where `add` says so.
-Result<Action> parse_options(const std::vector<std::string>& words, const std::function<void(CommandLine&)>& add);
+struct ParsedOptions {
+  Action action;  // null where `add` names none
+  PathsOfLine paths;
+};
+Result<ParsedOptions> parse_options(const std::vector<std::string>& words,
+                                    const std::function<void(CommandLine&)>& add);
 
 }  // namespace reshard::tools

@@ -200,7 +200,8 @@ void add_completions(CommandLine& line) {
   auto checkpoint = std::make_shared<std::string>();
   line.add_option("shell", *shell, "For which shell").one_of({"bash", "zsh", "fish"});
   line.add_option("--tensors", *checkpoint,
-                  "Print the names of this checkpoint's tensors, their numbers folded, as --include takes them");
+                  "Print the names of this checkpoint's tensors, their numbers folded, as --include takes them")
+      .read();
   line.footer(
       "Examples:\n"
       "  source <(reshard completions bash)                                        in this shell\n"

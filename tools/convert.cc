@@ -1,17 +1,19 @@
 // reshard convert and reshard plan.
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "lib/base/output_guard.h"
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/transport/collectives.h"
 #include "tools/commands.h"
 #include "tools/html_report.h"
 #include "tools/job.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 #include "tools/plan_page.h"
 #include "tools/plan_report.h"
 
@@ -19,11 +21,10 @@ namespace reshard::tools {
 namespace {
 
 Status check_destination(const ConvertOptions& options) {
-  std::error_code ignored;
-  if (std::filesystem::equivalent(options.source, options.destination, ignored))
-    return usage_error(options.destination + ": the destination is the source");
   if (!options.force && path_exists(options.destination))
     return usage_error(options.destination + ": the destination exists; --force replaces it");
+  if (options.force && path_exists(options.destination) && !TRY(find_format(options.to))->is_file)
+    TRY(replaceable_directory({options.destination, files_of_checkpoint}, options.destination));
   if (const std::string parent = parent_path(options.destination); !is_directory(parent))
     return io_error(parent + ": not found; the destination's directory must exist");
   return {};
@@ -60,6 +61,31 @@ Json view_json(const ConvertOptions& options, const PreparedConversion& prepared
       .set("seconds", seconds);
 }
 
+// Whether the output holds what the source does, under whatever names and cut, so that verify finds the two equal.
+bool equals_source(const Conversion& conversion, const ConvertOptions& options) {
+  const SourceOptions& source = options.source_layout;
+  const bool is_all = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
+                      options.repair.empty() && options.model.config.empty() && options.vocab_padding.empty() &&
+                      options.vocab_divisible_by == 0;
+  const bool is_plain = source.layout.empty() && source.mesh.empty() && source.strip_prefix.empty() &&
+                        source.part.empty() && source.renames.empty() && source.weights == "model" &&
+                        options.model.family == "auto" && options.model.family_file.empty();
+  return is_all && is_plain && !conversion.computes() && conversion.converted_tensors() == 0 &&
+         conversion.notes().repairs.as_array()->empty();
+}
+
+// The command that shows that the output is what was written: against the source where the two are equal, otherwise by
+// its own manifest. An output that is not all that its config describes is not compared with that.
+std::string check_command(const PreparedConversion& prepared, const ConvertOptions& options) {
+  const Conversion& conversion = *prepared.conversion;
+  const std::string verify = "reshard verify ", out = shell_path(options.destination);
+  if (equals_source(conversion, options)) return verify + shell_path(options.source) + " --against " + out;
+  const bool is_whole = options.include.empty() && options.exclude.empty() && options.allow.empty() &&
+                        options.keep_dtype.empty() && options.quantize.empty() && options.source_layout.part.empty() &&
+                        options.model.family_file.empty();
+  return verify + out + (is_whole ? "" : " --family none");
+}
+
 // Makes a view: nothing is copied.
 Result<int> make_view(const ConvertOptions& options, const PreparedConversion& prepared,
                       std::chrono::steady_clock::time_point start) {
@@ -69,10 +95,7 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
     if (!TRY(look_at(options.destination)).is_regular() || !there || !there->is_file)
       return usage_error(options.destination +
                          ": the destination is not a file of this format; it will not be replaced");
-    const Catalog& source = prepared.source.reader->catalog();
-    for (std::uint32_t f = 0; f < source.files.size(); ++f)
-      if (lies_in(source.file_path(f), options.destination))
-        return usage_error(options.destination + ": is a file of the source; it will not be replaced");
+    TRY(check_spares_inputs(options.destination, files_of(prepared.source.reader->catalog())));
   }
   const bool quiet = options.resources.quiet || options.as_json;
   if (!quiet) print_view_plan(prepared);
@@ -158,9 +181,10 @@ Result<int> convert(const ConvertOptions& options) {
                       with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
                       config.path);
   }
-  if (prepared.target->open && !conversion.computes())
-    print_row("", "check it any time: reshard verify " + printable(options.source) + " --against " +
-                      printable(options.destination));
+  // Of some formats the names mean nothing without a config, which an output of no family does not have.
+  const bool can_be_read =
+      prepared.target->open && (options.model.family != "none" || open_checkpoint(options.destination));
+  if (can_be_read) print_row("", "check it any time: " + check_command(prepared, options));
   return 0;
 }
 
@@ -174,6 +198,7 @@ Result<int> plan(const PlanOptions& options) {
   const PreparedConversion prepared = TRY(prepare(options, true));
   if (prepared.target->write_view)
     return usage_error("--to " + options.to + " copies nothing: there is no plan to show");
+  if (!options.html.empty()) TRY(check_spares_inputs(options.html, prepared.conversion->inputs()));
   if (!options.html.empty()) TRY(write_html(options.html, "plan", plan_page_json(prepared, options)));
   if (options.as_json) {
     show_json(plan_json(prepared, options), 2);
@@ -217,7 +242,7 @@ void add_convert(CommandLine& line) {
       "  reshard convert step-1000 look.h5 --to hdf5-view --names hf   for h5py and h5dump, without copying\n"
       "The destination appears when it is complete: until then everything is in DST.partial. After a kill, a full "
       "disk\n"
-      "or the end of a job's time the same command goes on from there.");
+      "or the end of a job's time the same command resumes from there.");
   line.action([options] { return convert(*options); });
 }
 

@@ -4,7 +4,9 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/html_report.h"
+#include "tools/job.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -64,7 +66,10 @@ Result<int> diff(const DiffOptions& options) {
   OpenOptions changed = plain;
   changed.keys = TRY(options.source_layout.keys());
   changed.weights = TRY(options.source_layout.which_weights());
-  OpenCheckpoint a = TRY(open_checkpoint(options.a, changed)), b = TRY(open_checkpoint(options.b, plain));
+  NotedInputs inputs;
+  const Opener open = inputs.opener();
+  OpenCheckpoint a = TRY(open(options.a, changed)), b = TRY(open(options.b, plain));
+  if (leads()) TRY(inputs.check(options.html));
   const ModelChoice model = TRY(options.model.choice());
   const auto c = TRY(Comparison::prepare(
       *a.reader, *b.reader,
@@ -126,8 +131,8 @@ Result<int> diff(const DiffOptions& options) {
 
 void add_diff(CommandLine& line) {
   auto options = std::make_shared<DiffOptions>();
-  line.add_option("A", options->a, "A checkpoint").required();
-  line.add_option("B", options->b, "Another").required();
+  line.add_option("A", options->a, "A checkpoint").read().required();
+  line.add_option("B", options->b, "Another").read().required();
   line.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
       .not_negative()
       .shows_default();

@@ -6,6 +6,7 @@
 #include "tools/inspect_report.h"
 #include "tools/inspection.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -19,6 +20,9 @@ struct InspectOptions {
 
 Result<int> inspect(const InspectOptions& options) {
   const Inspection in = TRY(look_at(options.path, options.source_layout));
+  NotedInputs inputs;
+  inputs.add(in.catalog());
+  TRY(inputs.check(options.html));
   if (options.json) {
     print_json(in, options.report);
   } else {
@@ -32,7 +36,7 @@ Result<int> inspect(const InspectOptions& options) {
 
 void add_inspect(CommandLine& line) {
   auto options = std::make_shared<InspectOptions>();
-  line.add_option("path", options->path, "The checkpoint: a directory or a file").required();
+  line.add_option("path", options->path, "The checkpoint: a directory or a file").read().required();
   line.add_flag("--json", options->json, "Everything as JSON; docs/cli.md describes it");
   add_html_option(line, options->html);
   line.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");

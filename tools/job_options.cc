@@ -79,8 +79,9 @@ void ModelOptions::add(CommandLine& line) {
                   "Model family: auto, none (names stay as stored), or one of: " + join(family_names(), ", "))
       .suggests(with_others({"auto", "none"}, family_names()))
       .shows_default();
-  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)");
-  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)");
+  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)").read();
+  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)")
+      .read();
 }
 
 Result<ModelChoice> ModelOptions::choice() const {
@@ -97,8 +98,9 @@ Result<ModelChoice> ModelOptions::choice() const {
 
 void SourceOptions::add(CommandLine& line) {
   line.add_option(
-      "--source-layout", layout,
-      "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names());
+          "--source-layout", layout,
+          "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names())
+      .read();
   line.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
   line.add_option("--strip-prefix", strip_prefix,
                   "What wraps the names of the model's tensors, 'app.model.'; what lies beside it is other state "
@@ -199,7 +201,9 @@ Status check_is_for(std::string_view option, bool given, bool (*is)(const Format
 }  // namespace
 
 void ConvertOptions::add(CommandLine& line, bool destination_required) {
-  line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows").required();
+  line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows")
+      .read()
+      .required();
   line.add_option("DST", destination, "The directory to make; for --to " + formats_where(is_file) + " the file")
       .written()
       .required(destination_required);
@@ -224,7 +228,8 @@ void ConvertOptions::add_changes(CommandLine& line) {
       "Target mesh for --to " + formats_where(takes_mesh) + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
   line.add_option("--layout", layout,
                   "Target layout for --to " + formats_where(takes_mesh) +
-                      ": a file (reshard layout prints them) or one of " + builtin_layout_names());
+                      ": a file (reshard layout prints them) or one of " + builtin_layout_names())
+      .read();
   line.add_option(
           "--dtype", dtype,
           "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
@@ -267,14 +272,14 @@ void ConvertOptions::add_changes(CommandLine& line) {
                   "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
                   "--donor), experts (split matrices that hold the rows of several experts)")
       .one_of({"vocab", "experts"});
-  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab");
+  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab").read();
   line.add_option("--vocab-divisible-by", vocab_divisible_by,
                   "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
       .within(Index{1}, Index{1} << 20);
   line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
       .one_of({"zero", "repeat-last", "mean"});
   line.add_flag("--merge-adapter", merge_adapter, "Add a LoRA adapter to the weights, as PEFT's merge_and_unload does");
-  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)");
+  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)").read();
   line.add_option("--lora-alpha", lora_alpha, "The adapter's alpha, where no adapter_config.json beside it says it");
   line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
   source_layout.add(line);

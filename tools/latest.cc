@@ -28,7 +28,7 @@ Result<int> latest(const std::string& path, bool all) {
 void add_latest(CommandLine& line) {
   auto path = std::make_shared<std::string>();
   auto all = std::make_shared<bool>(false);
-  line.add_option("run", *path, "The run's directory, which holds a directory for each step").required();
+  line.add_option("run", *path, "The run's directory, which holds a directory for each step").read().required();
   line.add_flag("--all", *all, "Every checkpoint, and what is wrong with those that are not complete");
   line.footer(
       "By the numbers in the names, of those whose metadata are whole and whose files are all there.\n"

@@ -184,7 +184,7 @@ Result<int> layout(const LayoutOptions& options) {
 
 void add_layout(CommandLine& line) {
   auto options = std::make_shared<LayoutOptions>();
-  line.add_option("PATH", options->path, "The checkpoint: a directory or a file");
+  line.add_option("PATH", options->path, "The checkpoint: a directory or a file").read();
   line.add_option("--hypothesis", options->hypothesis, "Which of the layouts that fit, from 1 on")
       .positive()
       .shows_default();

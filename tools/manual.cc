@@ -119,7 +119,7 @@ void add_manual(CommandLine& line) {
   auto name = std::make_shared<std::string>();
   auto directory = std::make_shared<std::string>();
   line.add_option("command", *name, "Of which command (default: of reshard itself)");
-  line.add_option("--all", *directory, "Write the pages of all commands into this directory");
+  line.add_option("--all", *directory, "Write the pages of all commands into this directory").written();
   line.footer(
       "Examples:\n"
       "  reshard man convert | man -l -\n"

@@ -87,6 +87,7 @@ void add_merge(CommandLine& line) {
   auto options = std::make_shared<MergeLine>();
   line.add_option("places", options->places,
                   "The sources, checkpoints of one model (DIR or NAME=DIR), and what to make")
+      .read()
       .written()
       .required();
   line.add_flag("--average", options->average, "Their mean");

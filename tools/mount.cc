@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "lib/base/printable.h"
+#include "lib/base/output_guard.h"
 #include "lib/base/resident.h"
+#include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"
 #include "tools/commands.h"
@@ -31,7 +33,7 @@ struct MountOptions : ConvertOptions {
   bool check = false, background = false;
 };
 
-Status check_mount_point(const std::string& directory, const std::string& source) {
+Status check_mount_point(const std::string& directory) {
   constexpr auto kFuseMagic = 0x65735546;  // linux/magic.h, FUSE_SUPER_MAGIC
   const std::string name = printable(directory);
   // Asks whoever answers for the mount: the kernel may still know what stat() wants.
@@ -39,12 +41,11 @@ Status check_mount_point(const std::string& directory, const std::string& source
   struct stat s {};
   if (::statfs(directory.c_str(), &system) != 0 || ::stat(directory.c_str(), &s) != 0) {
     if (errno == ENOTCONN)
-      return io_error(name + ": is the mount of a process that is gone; fusermount3 -u " + name + " removes it");
+      return io_error(name + ": is the mount of a process that is gone; fusermount3 -u " + shell_path(directory) +
+                      " removes it");
     return io_error(name + ": " + std::strerror(errno) + "; it takes an empty directory to mount on");
   }
   if (!S_ISDIR(s.st_mode)) return usage_error(name + ": is not a directory");
-  if (lies_in(directory, source)) return usage_error(name + ": is in the source, and would hide it");
-  if (lies_in(source, directory)) return usage_error(name + ": holds the source, and would hide it");
   if (system.f_type == kFuseMagic && s.st_ino == 1) return usage_error(name + ": something is mounted there already");
   if (!TRY(list_directory(directory)).empty())
     return usage_error(name + ": is not empty; what is in it would be hidden");
@@ -55,11 +56,10 @@ Status check_mount_point(const std::string& directory, const std::string& source
 class Background {
  public:
   // Of two processes that return from this, the old one gets the new one's exit code as soon as it is ready or has
-  // failed, the new one nothing. What that says once it is ready goes to `log`; nowhere where that is empty.
-  Result<std::optional<int>> split(const std::string& log) {
-    null_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    said_ = log.empty() ? null_ : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (null_ < 0 || said_ < 0) return io_error(printable(log) + ": " + std::strerror(errno));
+  // failed, the new one nothing.
+  Result<std::optional<int>> split() {
+    null_ = said_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null_ < 0) return io_error(std::string("/dev/null: ") + std::strerror(errno));
     std::array<int, 2> ends{};
     if (::pipe2(ends.data(), O_CLOEXEC) != 0) return io_error(std::string("pipe: ") + std::strerror(errno));
     std::fflush(nullptr);
@@ -80,6 +80,12 @@ class Background {
     int status = 0;
     ::waitpid(child, &status, 0);
     return std::optional(WIFEXITED(status) ? WEXITSTATUS(status) : static_cast<int>(ErrorCode::kInternal));
+  }
+
+  // For the new process: where it writes what it says once it is ready. Without, nowhere.
+  Status say_to(const std::string& log) {
+    said_ = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    return said_ < 0 ? io_error(printable(log) + ": " + std::strerror(errno)) : Status();
   }
 
   // For the new process: it is ready.
@@ -106,10 +112,10 @@ void keep_freed_memory() {
 }
 
 Result<int> mount_image(const MountOptions& options) {
-  TRY(check_mount_point(options.destination, options.source));
+  TRY(check_mount_point(options.destination));
   Background background;
   if (options.background)
-    if (const auto exit_code = TRY(background.split(options.log))) return *exit_code;
+    if (const auto exit_code = TRY(background.split())) return *exit_code;
   // One thread makes a slab and another gives it back: with an arena for each, a seventh more memory was held.
   ::mallopt(M_ARENA_MAX, 1);
   PreparedConversion prepared = TRY(open_sources(options, true));
@@ -126,6 +132,10 @@ Result<int> mount_image(const MountOptions& options) {
   const bool quiet = options.resources.quiet;
   const MakeImage make = [&]() -> Result<std::unique_ptr<ConvertedImage>> {
     TRY(prepare_again(prepared, PlanOf::kData));
+    if (!options.log.empty()) {
+      TRY(check_spares_inputs(options.log, prepared.conversion->inputs()));
+      TRY(background.say_to(options.log));
+    }
     if (!quiet) print_view_plan(prepared);
     auto files = TRY(ConvertedImage::open(*prepared.conversion, options.check));
     keep_freed_memory();
@@ -146,7 +156,7 @@ Result<int> mount_image(const MountOptions& options) {
       print_row("mounted", printable(options.destination) + "   " + count_of(std::ssize(entries), "file") + ", " +
                                human_bytes(bytes) + (options.check ? "   checksums first" : ""));
       print_row("", (options.background ? "process " + std::to_string(::getpid()) + "; " : "Ctrl-C or ") +
-                        "fusermount3 -u " + printable(options.destination) + " ends it");
+                        "fusermount3 -u " + shell_path(options.destination) + " ends it");
       std::fflush(stdout);
     }
     background.leave_terminal();
@@ -170,13 +180,15 @@ Result<int> mount_image(const MountOptions& options) {
 void add_mount(CommandLine& line) {
   auto options = std::make_shared<MountOptions>();
   line.add_option("SRC", options->source, "The checkpoint: a directory or a file of any format that inspect knows")
+      .read()
       .required();
-  line.add_option("DIR", options->destination, "An empty directory, where it is to be seen").required();
+  line.add_option("DIR", options->destination, "An empty directory, where it is to be seen").written().required();
   options->add_format(line, "--as", "The format that it is seen in", false);
   line.add_flag("--check", options->check,
                 "Read what has a checksum whole, and hold it against that, before anything of it is given out");
   line.add_flag("--background", options->background, "Return once it is mounted");
-  line.add_option("--log", options->log, "With --background, where failed reads are told: a file that is appended to");
+  line.add_option("--log", options->log, "With --background, where failed reads are told: a file that is appended to")
+      .written();
   options->add_changes(line);
   line.footer(
       "Examples:\n"

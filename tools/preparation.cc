@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "formats/inert_objects.h"
 #include "lib/base/resident.h"
@@ -11,28 +12,32 @@
 namespace reshard::tools {
 namespace {
 
-// The error, and what --allow cover would make of the rest.
-Error with_way_out(const Error& error, const std::string& path, OpenOptions options) {
-  options.files_too = options.validated = false;
-  const auto open = open_checkpoint(path, options);
-  if (!open) return error;
-  const Catalog& catalog = open->reader->catalog();
-  const auto faulty = static_cast<Index>(tensor_faults(catalog, true).size());
-  const auto all = static_cast<Index>(catalog.tensors().size());
-  if (faulty == 0 || faulty == all) return error;
-  return {error.code(), error.message() + "; --allow cover would leave out " + count_of(faulty, "tensor") +
-                            " with faults and write the other " + with_commas(all - faulty)};
+// The error, and what --allow cover would make of the rest, if that leaves anything to write.
+Error with_way_out(const Error& error, ConvertOptions options, OpenOptions how) {
+  const bool files_too = std::exchange(how.files_too, false);
+  how.validated = false;
+  const auto open = open_checkpoint(options.source, how);
+  const auto faulty = open ? std::ssize(tensor_faults(open->reader->catalog(), true)) : 0;
+  for (const char* const more : {"cover", "config"}) {
+    if (faulty == 0) break;
+    options.allow.emplace_back(more);
+    const auto rest = prepare(options, !files_too);
+    if (!rest || rest->target->write_view) continue;
+    return {error.code(), error.message() + "; --allow " + join(options.allow, " --allow ") + " would leave out " +
+                              count_of(faulty, "tensor") + " with faults and write the other " +
+                              with_commas(std::ssize(rest->conversion->plan().tensors))};
+  }
+  return error;
 }
 
 // With `allow_faults`, a checkpoint whose tensors are not all stored as they should be is opened all the same.
-Result<OpenCheckpoint> open_source(const std::string& path, const OpenOptions& options, bool allow_faults) {
-  OpenOptions how = options;
+Result<OpenCheckpoint> open_source(const ConvertOptions& options, OpenOptions how, bool allow_faults) {
   how.validated = !allow_faults;
-  auto open = open_checkpoint(path, how);
+  auto open = open_checkpoint(options.source, how);
   if (open) return open;
-  if (!allow_faults) return with_way_out(open.error(), path, options);
+  if (!allow_faults) return with_way_out(open.error(), options, how);
   how.files_too = false;
-  return open_checkpoint(path, how);
+  return open_checkpoint(options.source, how);
 }
 
 }  // namespace
@@ -55,7 +60,7 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   };
   how.external_too = allows("external");
   p.allows_objects = allows("objects");
-  p.source = TRY(open_source(options.source, how, o.allow.cover));
+  p.source = TRY(open_source(options, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor));

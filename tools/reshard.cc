@@ -15,6 +15,7 @@
 #include "tools/commands.h"
 #include "tools/confine.h"
 #include "tools/job.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -70,7 +71,8 @@ Result<int> run(int argc, char** argv, bool owns_process) {
   const bool is_alone = how_launched(process_environment) == Launch::kAlone;
   if (owns_process && parsed.command->is_confined && is_alone && !no_sandbox && !uses_gpu(parsed))
     TRY(confine_to(parsed));
-  return run_in_job(parsed.action, parsed.of_all_ranks, parsed.command->on_all_ranks, patience);
+  return run_in_job(sparing_inputs(parsed.action, parsed.paths), parsed.of_all_ranks, parsed.command->on_all_ranks,
+                    patience);
 }
 
 // A descriptor that the caller closed would be that of the next file to be opened.
@@ -103,9 +105,9 @@ Result<int> run_for(Host& caller, const std::string& command, const std::vector<
   const auto* row =
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return c.name == command; });
   if (row == std::end(kCommands)) return usage_error("'" + printable(command) + "' is no command");
-  const Action action = TRY(parse_options(words, row->add));
+  const ParsedOptions parsed = TRY(parse_options(words, row->add));
   const HostScope scope(caller);
-  return without_exceptions(action);
+  return without_exceptions(sparing_inputs(parsed.action, parsed.paths));
 }
 
 int run_program(int argc, char** argv, bool owns_process) {

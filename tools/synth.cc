@@ -310,7 +310,8 @@ void add_synth(CommandLine& line) {
   auto options = std::make_shared<SynthOptions>();
   line.add_option("DST", options->destination, "The directory to make").written().required();
   line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
-  line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows");
+  line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows")
+      .read();
   options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) {
                   return f->lay_out && f->own_names.empty();
                 }))->name;

@@ -12,7 +12,9 @@
 #include "tools/commands.h"
 #include "tools/findings_report.h"
 #include "tools/html_report.h"
+#include "tools/job.h"
 #include "tools/job_options.h"
+#include "tools/outputs.h"
 
 namespace reshard::tools {
 namespace {
@@ -148,7 +150,7 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
 }
 
 // --lineage, --source
-Result<Lineage> check_lineage(const Options& options) {
+Result<Lineage> check_lineage(const Options& options, const Opener& open) {
   RecordedMerge merge = TRY(recorded_merge(options.path));
   for (const std::string& text : options.moved) {
     const std::size_t equals = text.find('=');
@@ -156,26 +158,29 @@ Result<Lineage> check_lineage(const Options& options) {
       return usage_error("--source '" + printable(text) + "': expected NAME=DIR, where a source of the merge is now");
     TRY(merge.move(text.substr(0, equals), text.substr(equals + 1)));
   }
-  return reshard::check_lineage(merge, open_checkpoint, *TRY(find_format(merge.to)), TRY(options.model.choice()),
+  return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), TRY(options.model.choice()),
                                 options.model.config, TRY(options.resources.run_options()));
 }
 
 Result<int> run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Severity threshold = TRY(options.findings.threshold());
-  VerifyReport verified = TRY(verify(open_checkpoint, TRY(verify_options(options))));
+  NotedInputs inputs;
+  VerifyReport verified = TRY(verify(inputs.opener(), TRY(verify_options(options))));
   AuditReport audit;
   audit.title = "reshard verify " + options.path;
   audit.findings = verified.findings;
   audit.checks = verified.checks;
   if (options.lineage) {
-    Lineage lineage = TRY(check_lineage(options));
+    Lineage lineage = TRY(check_lineage(options, inputs.opener()));
     if (lineage.findings.empty())
       verified.facts.emplace_back(
           "lineage", "the recorded sources, merged once more, give these " + count_of(lineage.tensors, "tensor"));
     audit.checks.push_back({"lineage", "the sources, merged once more, give what was written", lineage.tensors, ""});
     std::move(lineage.findings.begin(), lineage.findings.end(), std::back_inserter(audit.findings));
   }
+  if (leads())
+    for (const std::string& report : {options.findings.html, options.findings.junit}) TRY(inputs.check(report));
   audit.looked_at = count_of(verified.tensor_count, "tensor") + " looked at";
   audit.how = verified.read_data ? "all data read" : "headers only";
   audit.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -192,11 +197,13 @@ Result<int> run(const Options& options) {
 
 void add_verify(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("PATH", options->path, "The checkpoint").required();
+  line.add_option("PATH", options->path, "The checkpoint").read().required();
   options->model.add(line);
-  line.add_option("--layout", options->layout, "The layout it was saved in: a file (reshard layout) or a built-in");
+  line.add_option("--layout", options->layout, "The layout it was saved in: a file (reshard layout) or a built-in")
+      .read();
   line.add_option("--mesh", options->mesh, "The mesh it was saved by, e.g. dp_replicate=2,dp_shard=8");
-  line.add_option("--against", options->against, "Another checkpoint of the same model, of any format and layout");
+  line.add_option("--against", options->against, "Another checkpoint of the same model, of any format and layout")
+      .read();
   line.add_flag("--bytes", options->bytes, "Read all data: checksums, digests (default where nothing else is asked)");
   line.add_flag("--values", options->values, "Look for NaN, infinities, zero and constant rows while reading");
   line.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
@@ -204,6 +211,7 @@ void add_verify(CommandLine& line) {
                 "Of what merge has written: make it of its sources once more, and compare");
   line.add_option("--source", options->moved,
                   "With --lineage: NAME=DIR, where a source of the merge is now (repeatable)")
+      .read()
       .one_value_each();
   line.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all").shows_default();
   options->source_layout.add(line);

@@ -40,11 +40,11 @@ void check_covers(const Catalog& catalog, FindingList& findings) {
   if (names.empty()) return;
   Finding& f = findings.add(Severity::kError, "cover");
   f.what = "the stored pieces do not cover " + std::string(names.size() == 1 ? "it" : "them") + " exactly once";
+  f.advice = "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy.";
+  if (names.size() < catalog.tensors().size())
+    f.advice += " convert --allow cover leaves such tensors out and writes the others.";
   f.tensors = std::move(names);
   f.why = std::move(first_messages);
-  f.advice =
-      "A rank that did not write, or metadata of another save: look for the missing pieces in an earlier copy. "
-      "convert --allow cover leaves such tensors out and writes the others.";
 }
 
 // `missing` are names of files that are not there.

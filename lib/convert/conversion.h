@@ -97,6 +97,8 @@ class Conversion {
   Index disk_needed() const;                                           // bytes, of all files
   Result<MemoryPlan> memory() const;
 
+  std::vector<std::string> inputs() const;  // files that it reads, and sources of a merge
+
   // Bytes of each rank's part of the output, on the mesh that it is laid out for.
   std::vector<Index> bytes_of_ranks() const;
 
@@ -133,7 +135,6 @@ class Conversion {
   Status check_merged(const Origin& origin) const;
   Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded, const WatchedFiles& read);
   Result<std::string> facts(std::uint64_t print) const;
-  std::vector<std::string> inputs() const;  // files that it reads
   Result<std::vector<SideFile>> side_files() const;
 
   Reader& source_;

@@ -188,7 +188,9 @@ Status Conversion::check_merged(const Origin& origin) const {
 std::vector<std::string> Conversion::inputs() const {
   std::vector<std::string> out = {draft_.config.path};
   const auto add = [&](const Reader& reader) {
-    for (std::string& path : reader.catalog().file_paths()) out.push_back(std::move(path));
+    const Catalog& catalog = reader.catalog();
+    for (std::string& path : catalog.file_paths()) out.push_back(std::move(path));
+    for (const std::string& name : catalog.metadata_files) out.push_back(path_join(catalog.root, name));
   };
   for (const Reader* reader : {static_cast<const Reader*>(&source_), static_cast<const Reader*>(options_.donor),
                                static_cast<const Reader*>(options_.adapter.reader)})

@@ -1050,10 +1050,10 @@ TEST(Audit, WhatCannotBeDecodedForWantOfAPlaceIsNotCalledDamaged) {
 // What lies around tensors is not known where there are none.
 TEST(Audit, AFileWithoutTensorsHasNoBytesThatBelongToNone) {
   const TempDir dir;
-  dir.write("model.safetensors", std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
-  const CommandResult r = reshard_cli({"verify", dir.path()});
+  dir.write("ck/model.safetensors", std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
+  const CommandResult r = reshard_cli({"verify", dir / "ck"});
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
-  const CommandResult converted = reshard_cli({"convert", dir.path(), dir / "out", "--to", "hf"});
+  const CommandResult converted = reshard_cli({"convert", dir / "ck", dir / "out", "--to", "hf"});
   EXPECT_EQ(converted.exit_code, 2);
   EXPECT_THAT(converted.err, HasSubstr("model.safetensors: holds no tensors"));
 }

@@ -358,7 +358,7 @@ TEST(Cli, TheSourceIsNeverTheDestination) {
   for (const std::string& destination : {copy.checkpoint, copy.dir / "link", copy.checkpoint + "/../checkpoint"}) {
     const CommandResult r = convert(copy.checkpoint, destination, {"--to", "hf", "--force"});
     EXPECT_EQ(r.exit_code, 2);
-    EXPECT_THAT(r.err, HasSubstr("the destination is the source"));
+    EXPECT_THAT(r.err, HasSubstr("which this job reads; it will not be replaced"));
   }
   EXPECT_TRUE(all_files(copy.checkpoint) == before);
 }

@@ -320,10 +320,10 @@ TEST(MountRefuses, PlacesThatWouldHideSomething) {
     EXPECT_THAT(r.err, HasSubstr(why)) << where;
   };
   refused(dir / "nowhere", 5, "No such file or directory; it takes an empty directory");
-  refused(dir / "config.json", 2, "is not a directory");
-  refused(dir / "checkpoint", 2, "is in the source");
-  refused(dir / "checkpoint/inside", 2, "is in the source");
-  refused(dir.path(), 2, "holds the source");
+  refused(dir.write("file", "x"), 2, "is not a directory");
+  refused(dir / "checkpoint", 2, "which this job reads");
+  refused(dir / "checkpoint/inside", 2, "is inside " + (dir / "checkpoint"));
+  refused(dir.path(), 2, "holds " + (dir / "checkpoint"));
   dir.write("full/file", "x");
   refused(dir / "full", 2, "is not empty");
   const CommandResult view = reshard_cli({"mount", dir / "checkpoint", dir / "empty", "--as", "hdf5-view"});

@@ -1,0 +1,287 @@
+// No output of any command changes what the command reads: every option that writes, against every input, by every name
+// that leads to it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "lib/base/text.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+// What the values of all options are. An option that is in none of these lists fails the test below: a new one that
+// writes belongs into kWriters, one that reads into kReaders, where its paths are tried.
+const std::set<std::string> kReaders = {"--config",  "--family-file", "--layout", "--source-layout", "--donor",
+                                        "--adapter", "--against",     "--source", "--tensors"};
+const std::set<std::string> kWriters = {"--html", "--junit", "--log", "--all"};
+const std::set<std::string> kWords = {"--accumulate",
+                                      "--allow",
+                                      "--as",
+                                      "--builtin",
+                                      "--codec",
+                                      "--device",
+                                      "--dtype",
+                                      "--ema",
+                                      "--exclude",
+                                      "--expression",
+                                      "--fail-on",
+                                      "--family",
+                                      "--filter",
+                                      "--gpu-memory",
+                                      "--grad-dtype",
+                                      "--hypothesis",
+                                      "--include",
+                                      "--keep-dtype",
+                                      "--layers",
+                                      "--limit",
+                                      "--lora-alpha",
+                                      "--max-shard-size",
+                                      "--memory",
+                                      "--mesh",
+                                      "--model",
+                                      "--names",
+                                      "--others-from",
+                                      "--part",
+                                      "--quantize",
+                                      "--rank-timeout",
+                                      "--ranks",
+                                      "--ranks-per-machine",
+                                      "--rename",
+                                      "--repair",
+                                      "--resume",
+                                      "--sequence",
+                                      "--shape",
+                                      "--shard-format",
+                                      "--source-mesh",
+                                      "--strategy",
+                                      "--strip-prefix",
+                                      "--threads",
+                                      "--to",
+                                      "--tolerance",
+                                      "--transport",
+                                      "--vocab-divisible-by",
+                                      "--vocab-padding",
+                                      "--weights",
+                                      "--without",
+                                      "--world"};
+
+Words commands() {
+  Words out;
+  bool is_list = false;
+  for (const std::string& line : split(reshard_cli({"--help"}).out, '\n')) {
+    if (is_list && line.empty()) break;
+    if (is_list && line.starts_with("  ") && line[2] != ' ') out.push_back(line.substr(2, line.find(' ', 2) - 2));
+    is_list = is_list || line == "Subcommands:";
+  }
+  return out;
+}
+
+// The options of a command that take a value: "  --to TEXT ...".
+std::set<std::string> options_with_values(const std::string& command) {
+  std::set<std::string> out;
+  for (const std::string& line : split(reshard_cli({command, "--help"}).out, '\n')) {
+    const std::size_t dashes = line.find("--");
+    if (dashes == std::string::npos || line.find_first_not_of(' ') != dashes) continue;
+    const std::size_t end = line.find_first_of(" ,", dashes);
+    if (end == std::string::npos || line[end] != ' ' || end + 1 >= line.size()) continue;
+    if (line[end + 1] >= 'A' && line[end + 1] <= 'Z') out.insert(line.substr(dashes, end - dashes));
+  }
+  return out;
+}
+
+TEST(OutputGuardTable, KnowsEveryOption) {
+  std::set<std::string> all;
+  for (const std::string& command : commands())
+    for (const std::string& option : options_with_values(command)) {
+      all.insert(option);
+      EXPECT_EQ(kReaders.contains(option) + kWriters.contains(option) + kWords.contains(option), 1)
+          << command << " " << option << ": does it read or write? Say so where it is declared, and here";
+    }
+  EXPECT_GT(all.size(), 40u);
+  for (const std::string& option : kWriters) EXPECT_TRUE(all.contains(option)) << option;
+}
+
+// Two checkpoints, one of a file, their config, a layout, a family and other files, all of them inputs.
+class OutputGuard : public testing::Test {
+ protected:
+  OutputGuard() {
+    copy_sample("tp8", dir_.path());
+    fs::rename(dir_ / "checkpoint", dir_ / "dcp");
+    for (const std::string model : {"hf", "donor"}) {
+      fs::create_directory(dir_ / model);
+      fs::copy(sample("tp8") + "/hf.safetensors", dir_ / (model + "/model.safetensors"));
+      fs::copy(dir_ / "config.json", dir_ / (model + "/config.json"));
+    }
+    dir_.write("hf/tokenizer.json", "{}");
+    dir_.write("layout.json", reshard_cli({"layout", dir_ / "dcp", "--json"}).out);
+    fs::copy(sample("tp8") + "/../../families/llama.json", dir_ / "family.json");
+    fs::create_directory(dir_ / "mnt");
+    before_ = all_files(dir_.path());
+  }
+
+  // Refused as a wrong command line is, and nothing has changed.
+  void expect_refused(Words line, const std::string& output) {
+    const CommandResult r = reshard_cli(line);
+    EXPECT_EQ(r.exit_code, 2) << join(line, " ") << "\n" << r.out << r.err;
+    EXPECT_THAT(r.err, AllOf(HasSubstr(", which this job reads; "),
+                             AnyOf(HasSubstr("it will not be replaced"), HasSubstr("choose a place outside it"))))
+        << join(line, " ");
+    EXPECT_EQ(r.out, "") << join(line, " ");
+    ASSERT_EQ(all_files(dir_.path()), before_) << join(line, " ") << ": " << output;
+  }
+
+  // Names of a file, or of something new in a directory, that are not the plain one.
+  Words names_of(const std::string& path) {
+    const fs::path at(path);
+    fs::remove(dir_ / "link");
+    fs::remove(dir_ / "hard");
+    fs::remove(dir_ / "around");
+    fs::create_symlink(path, dir_ / "link");
+    fs::create_directory_symlink(at.parent_path(), dir_ / "around");
+    Words out = {path, dir_ / "link", at.parent_path() / ".." / at.parent_path().filename() / at.filename(),
+                 dir_ / "around/" + at.filename().string()};
+    if (fs::is_regular_file(at)) {
+      fs::create_hard_link(path, dir_ / "hard");
+      out.push_back(dir_ / "hard");
+    }
+    before_ = all_files(dir_.path());
+    return out;
+  }
+
+  TempDir dir_;
+  std::map<std::string, std::string> before_;
+};
+
+TEST_F(OutputGuard, NoReportReplacesAnInput) {
+  const std::string hf = dir_ / "hf", dcp = dir_ / "dcp", config = dir_ / "config.json";
+  const Words in_hf = {hf + "/model.safetensors", hf + "/config.json", hf + "/tokenizer.json", hf + "/new"};
+  const Words in_dcp = {dcp + "/.metadata", dcp + "/__3_0.distcp", dcp + "/new", config};
+  struct Case {
+    Words line, outputs, inputs;
+  };
+  const auto both = [](Words a, const Words& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  };
+  const Words audit = {"--html", "--junit"}, page = {"--html"};
+  const std::vector<Case> cases = {
+      {{"inspect", hf}, page, in_hf},
+      {{"inspect", dcp}, page, in_dcp},
+      {{"inspect", hf + "/model.safetensors"}, page, {hf + "/model.safetensors", hf + "/config.json"}},
+      {{"inspect", dcp, "--source-layout", dir_ / "layout.json"}, page, {dir_ / "layout.json"}},
+      {{"verify", dcp}, audit, in_dcp},
+      {{"verify", dcp, "--against", hf}, audit, in_hf},
+      {{"verify", dcp, "--layout", dir_ / "layout.json"}, audit, {dir_ / "layout.json"}},
+      {{"verify", hf, "--family-file", dir_ / "family.json", "--config", config},
+       audit,
+       {dir_ / "family.json", config}},
+      {{"verify", hf, "--lineage", "--source", "a=" + (dir_ / "donor")}, audit, {dir_ / "donor/model.safetensors"}},
+      {{"diff", dcp, hf}, page, both(in_hf, in_dcp)},
+      {{"plan", hf, "--to", "dcp", "--donor", dir_ / "donor", "--repair", "vocab"},
+       page,
+       both(in_hf, {dir_ / "donor/model.safetensors"})},
+      {{"plan", dcp, "--to", "hf", "--merge-adapter", "--adapter", dir_ / "donor"}, page, {dir_ / "donor/config.json"}},
+      {{"check", "--config", config, "--mesh", "tp=2", "--family-file", dir_ / "family.json"},
+       audit,
+       {config, dir_ / "family.json"}},
+      {{"mount", hf, dir_ / "mnt", "--as", "dcp", "--background"}, {"--log"}, in_hf},
+      {{"mount", dcp, dir_ / "mnt", "--as", "hf", "--background", "--config", config}, {"--log"}, in_dcp},
+  };
+  for (const Case& c : cases)
+    for (const std::string& input : c.inputs)
+      for (const std::string& name : names_of(input))
+        for (const std::string& option : c.outputs) {
+          Words line = c.line;
+          line.insert(line.end(), {option, name});
+          ASSERT_NO_FATAL_FAILURE(expect_refused(line, name));
+        }
+}
+
+TEST_F(OutputGuard, NoDestinationIsAnInputNorInOneNorHoldsOne) {
+  const std::string hf = dir_ / "hf", dcp = dir_ / "dcp", donor = dir_ / "donor", config = dir_ / "config.json";
+  struct Case {
+    Words line, to, places;
+  };
+  const Words around_hf = {hf, hf + "/new", dir_.path()};
+  const std::vector<Case> cases = {
+      {{"convert", hf}, {"--to", "dcp"}, around_hf},
+      {{"convert", hf}, {"--to", "hdf5"}, {hf, hf + "/new", hf + "/model.safetensors"}},
+      {{"convert", hf}, {"--to", "hdf5-view", "--names", "hf"}, {hf, hf + "/new", hf + "/model.safetensors"}},
+      {{"convert", dcp}, {"--to", "hf", "--config", config}, {dcp + "/new", config}},
+      {{"convert", hf}, {"--to", "dcp", "--donor", donor, "--repair", "vocab"}, {donor, donor + "/new"}},
+      {{"convert", hf}, {"--to", "hf", "--merge-adapter", "--adapter", donor}, {donor, donor + "/new"}},
+      {{"convert", hf}, {"--to", "dcp", "--layout", dir_ / "layout.json"}, {dir_ / "layout.json"}},
+      {{"plan", hf}, {"--to", "dcp"}, {hf, hf + "/new"}},
+      {{"merge", hf, "b=" + donor}, {"--average", "--to", "hf"}, {hf, donor, hf + "/new", donor + "/new", dir_.path()}},
+      {{"synth"}, {"--config", config}, {config, dir_.path()}},
+      {{"mount", hf}, {"--as", "dcp"}, {hf, hf + "/new", dir_.path()}},
+  };
+  for (const Case& c : cases)
+    for (const std::string& place : c.places)
+      for (const std::string& name : names_of(place))
+        for (const bool force : {false, true}) {
+          const std::string& command = c.line.front();
+          if (force && (command == "plan" || command == "mount")) continue;
+          Words line = c.line;
+          line.push_back(name);
+          line.insert(line.end(), c.to.begin(), c.to.end());
+          if (force) line.emplace_back("--force");
+          ASSERT_NO_FATAL_FAILURE(expect_refused(line, name));
+        }
+}
+
+// Inputs that are elsewhere than the line says: behind links, and files that a file refers to.
+TEST_F(OutputGuard, FollowsInputsToWhereTheyAre) {
+  fs::create_directory(dir_ / "farm");
+  fs::create_symlink(dir_ / "hf/model.safetensors", dir_ / "farm/model.safetensors");
+  fs::create_directory_symlink(dir_ / "donor", dir_ / "farm/more");
+  ASSERT_EQ(reshard_cli({"convert", dir_ / "hf", dir_ / "view.h5", "--to", "hdf5-view", "-q"}).exit_code, 0);
+  before_ = all_files(dir_.path());
+  expect_refused({"inspect", dir_ / "farm", "--html", dir_ / "hf/model.safetensors"}, "");
+  expect_refused({"verify", dir_ / "farm", "--junit", dir_ / "donor/model.safetensors"}, "");
+  expect_refused({"convert", dir_ / "farm", dir_ / "hf", "--to", "hf", "--force"}, "");
+  const CommandResult r = reshard_cli({"verify", dir_ / "view.h5", "--html", dir_ / "hf/model.safetensors"});
+  EXPECT_NE(r.exit_code, 0);
+  EXPECT_EQ(all_files(dir_.path()), before_);
+}
+
+// What is next to an input, or was written before, is nobody's input.
+TEST_F(OutputGuard, LetsEverythingElseBeWritten) {
+  const std::string hf = dir_ / "hf";
+  const auto expect_fine = [&](const Words& line) {
+    for (int n = 0; n < 2; ++n) {
+      const CommandResult r = reshard_cli(line);
+      EXPECT_EQ(r.exit_code, 0) << join(line, " ") << r.out << r.err;
+    }
+    for (const auto& [name, bytes] : before_) EXPECT_EQ(read_file(dir_ / name), bytes) << name;
+  };
+  fs::create_symlink("page.html", dir_ / "link.html");
+  expect_fine({"inspect", hf, "--html", dir_ / "page.html"});
+  expect_fine({"inspect", hf, "--html", dir_ / "link.html"});
+  expect_fine({"inspect", hf + "/model.safetensors", "--html", hf + "/page.html"});
+  fs::remove(hf + "/page.html");
+  expect_fine({"verify", hf, "--html", dir_ / "hf.html", "--junit", dir_ / "hf.xml"});
+  expect_fine({"convert", hf, dir_ / "hf.dcp", "--to", "dcp", "--force"});
+  expect_fine({"convert", hf, dir_ / "hf2", "--to", "hf", "--force"});
+  // A word of the line that happens to be the name of a directory is no input.
+  const CommandResult r = run_command(
+      {"/bin/sh", "-c",
+       "cd '" + dir_.path() + "' && mkdir tp=2 && " RESHARD_BINARY " convert hf tp=2/out --to dcp --mesh tp=2 -q"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+}
+
+}  // namespace
+}  // namespace reshard

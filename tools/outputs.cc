@@ -1,0 +1,78 @@
+#include "tools/outputs.h"
+
+#include <utility>
+
+#include "lib/base/file.h"
+#include "lib/base/output_guard.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/engine/work_directory.h"
+#include "tools/job.h"
+
+namespace reshard::tools {
+namespace {
+
+// The files that commands read, besides the tensors, in a directory: those that exist.
+void add_side_files(const std::string& directory, std::vector<std::string>& out) {
+  std::vector<std::string_view> patterns = {kConfigFile, kManifestFile};
+  for (const Format* format : formats())
+    patterns.insert(patterns.end(), format->side_files.begin(), format->side_files.end());
+  const auto names = files_like(directory, patterns);
+  for (std::size_t i = 0; names && i < names->size(); ++i) out.push_back(path_join(directory, (*names)[i]));
+}
+
+std::vector<std::string> inputs_of(const std::vector<std::string>& read) {
+  std::vector<std::string> out;
+  for (const std::string& path : read) {
+    if (!path_exists(path)) continue;
+    out.push_back(path);
+    const std::string home = is_directory(path) ? path : parent_path(path);
+    add_side_files(home, out);
+    add_side_files(path_join(home, ".."), out);
+  }
+  return out;
+}
+
+Status check_outputs(const PathsOfLine& paths) {
+  if (paths.written.empty()) return {};
+  const std::vector<std::string> inputs = inputs_of(paths.read);
+  for (const std::string& output : paths.written) {
+    TRY(check_spares_inputs(output, inputs));
+    for (const std::string& made_in : {work_directory(output), publishing_directory(output)})
+      if (path_exists(made_in)) TRY(check_spares_inputs(made_in, inputs));
+  }
+  return {};
+}
+
+}  // namespace
+
+Action sparing_inputs(const Action& action, const PathsOfLine& paths) {
+  return [action, paths]() -> Result<int> {
+    if (leads()) TRY(check_outputs(paths));
+    return action();
+  };
+}
+
+std::vector<std::string> files_of(const Catalog& catalog) {
+  std::vector<std::string> out = catalog.file_paths();
+  for (const std::string& name : catalog.metadata_files) out.push_back(path_join(catalog.root, name));
+  if (!catalog.latest_file.empty()) out.push_back(path_join(catalog.root, catalog.latest_file));
+  return out;
+}
+
+Opener NotedInputs::opener() {
+  return [this](const std::string& path, const OpenOptions& options) -> Result<OpenCheckpoint> {
+    OpenCheckpoint open = TRY(open_checkpoint(path, options));
+    add(open.reader->catalog());
+    return open;
+  };
+}
+
+void NotedInputs::add(const Catalog& catalog) {
+  for (std::string& file : files_of(catalog)) files_.push_back(std::move(file));
+}
+
+Status NotedInputs::check(const std::string& output) const {
+  return output.empty() ? Status() : check_spares_inputs(output, files_);
+}
+
+}  // namespace reshard::tools
