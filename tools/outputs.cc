@@ -1,5 +1,7 @@
 #include "tools/outputs.h"
 
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "lib/base/file.h"
@@ -11,13 +13,15 @@
 namespace reshard::tools {
 namespace {
 
-// The files that commands read, besides the tensors, in a directory: those that exist.
+// Adds the files that commands may read in a directory besides the tensors. Asks for each by its name: listing what is
+// next to a checkpoint would wait for file servers that are away.
 void add_side_files(const std::string& directory, std::vector<std::string>& out) {
-  std::vector<std::string_view> patterns = {kConfigFile, kManifestFile};
+  std::set<std::string_view> names = {kConfigFile, kManifestFile};
   for (const Format* format : formats())
-    patterns.insert(patterns.end(), format->side_files.begin(), format->side_files.end());
-  const auto names = files_like(directory, patterns);
-  for (std::size_t i = 0; names && i < names->size(); ++i) out.push_back(path_join(directory, (*names)[i]));
+    for (const std::string_view name : format->side_files)
+      if (name.find_first_of("*?[{") == std::string_view::npos) names.insert(name);
+  for (const std::string_view name : names)
+    if (const std::string path = path_join(directory, name); path_exists(path)) out.push_back(path);
 }
 
 std::vector<std::string> inputs_of(const std::vector<std::string>& read) {
