@@ -53,7 +53,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string& directory = model_directory();
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   require(write(path_join(directory, kManifestFile), text));
-  for (const std::string& file : files_of_manifest(directory)) require(is_safe_relative_path(file));
+  const auto recorded = files_of_manifest(directory);
+  if (recorded && *recorded)
+    for (const std::string& file : **recorded) require(is_safe_relative_path(file));
 
   static OpenCheckpoint open = *open_checkpoint(directory);
   static const Catalog& catalog = open.reader->catalog();
