@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/base/printable.h"
 #include "lib/base/output_guard.h"
+#include "lib/base/printable.h"
 #include "lib/base/resident.h"
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
