@@ -78,7 +78,7 @@ class ViewBuilder {
   // All elements of a parameter in one dimension, as FSDP's flat parameters leave them, get the shape that it has.
   Status unflatten(Tensor& tensor, const ParsedName& parsed) {
     if (tensor.shape.rank() != 1 || !options_.config || parsed.is_of_quantized()) return {};
-    const auto shape = expected_shape(*parsed.rule, *options_.config);
+    const auto shape = expected_shape(*parsed.rule, *options_.config, parsed.layer);
     if (!shape || shape->rank() < 2 || volume(*shape) != tensor.shape[0]) return {};
     for (FragmentList* list : {&tensor.fragments, &tensor.replicas})
       *list = unflattened(*list, *shape, byte_size(tensor.dtype));
