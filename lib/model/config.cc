@@ -176,14 +176,14 @@ Status ModelConfig::read(const Json& json) {
       lengths_.insert_or_assign(member.key, std::ssize(TRY(member.value.as_array())));
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
-    } else if (member.value.is_object() && !names_model_type(member.value)) {
-      for (const Json::Member& inner : TRY(member.value.as_object()))
-        if (const auto number = inner.value.as_index(); inner.value.is_integer() && number)
-          set(member.key + "." + inner.key, *number);
     } else if (is_size(member.key) && family_of_model_type(model_type, text_model_type)) {
       const std::string text = to_text(member.value);
       return corrupt(member.key + ": expected a positive number, got " + printable(text.substr(0, kShownValue)) +
                      (text.size() > kShownValue ? "..." : ""));
+    } else if (member.value.is_object() && !names_model_type(member.value)) {
+      for (const Json::Member& inner : TRY(member.value.as_object()))
+        if (const auto number = inner.value.as_index(); inner.value.is_integer() && number)
+          set(member.key + "." + inner.key, *number);
     }
   }
   if (const Json* list = json.find("architectures"); list && list->is_array() && list->size() > 0)
@@ -214,8 +214,9 @@ Status ModelConfig::read_layer_types(const Json& json) {
   for (std::string& type : layer_types_) type = current_layer_type(type);
   if (auto types = TRY(words_of(json, "mlp_layer_types"))) mlp_layer_types_ = *std::move(types);
   const Json* const pattern = json.find("hybrid_override_pattern");
-  if (pattern && pattern->is_string() && layer_types_.empty())
-    for (const char letter : TRY(pattern->as_string())) layer_types_.emplace_back(layer_type_of_letter(letter));
+  const std::string_view letters = pattern && pattern->is_string() ? TRY(pattern->as_string()) : std::string_view();
+  if (layer_types_.empty() && std::ssize(letters) <= kMaxListedLayer)
+    for (const char letter : letters) layer_types_.emplace_back(layer_type_of_letter(letter));
   if (const Json* linear = json.find("linear_attn_config"); linear && linear->is_object() && layer_types_.empty()) {
     TRY(read_numbered_layers(*linear, "kda_layers", "linear_attention"));
     TRY(read_numbered_layers(*linear, "full_attn_layers", "full_attention"));

@@ -3,6 +3,7 @@
 // memory.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -130,6 +131,46 @@ TEST(Transformers, WhatStaysInFloat32IsWhatTheTablesSay) {
         if (p.dtype == "float32") got.insert(p.name);
       EXPECT_EQ(got, wanted);
     }
+  }
+}
+
+// Configs as their authors publish them, which transformers rewrites when it saves a model.
+TEST(Transformers, PublishedConfigsListTheirLayersOtherwise) {
+  struct Published {
+    std::string sample;
+    std::vector<std::string> without;
+    std::string with;
+  };
+  const auto names_of = [](const Json& json) {
+    const auto config = ModelConfig::parse(json, "config.json");
+    EXPECT_TRUE(config) << config.error().message();
+    const auto all = parameters(*family_of_model_type(config->model_type), *config);
+    EXPECT_TRUE(all) << all.error().message();
+    Shapes out;
+    for (const Parameter& p : *all) out.emplace(p.name, p.shape);
+    return out;
+  };
+  for (const Published& p :
+       {Published{
+            "kimi_linear_biased",
+            {"layer_types", "mlp_layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim"},
+            R"({"linear_attn_config": {"kda_layers": [2, 3], "full_attn_layers": [1], "head_dim": 6, "num_heads": 3,
+                      "short_conv_kernel_size": 4}, "moe_layer_freq": [1, 1, 0]})"},
+        Published{"mimo_v2_flash_biased_tied",
+                  {"layer_types", "mlp_layer_types"},
+                  R"({"hybrid_layer_pattern": [1, 0, 1], "moe_layer_freq": [1, 0, 1]})"},
+        Published{
+            "nemotron_h", {"layers_block_type"}, R"({"hybrid_override_pattern": "ME*-", "num_hidden_layers": 4})"}}) {
+    SCOPED_TRACE(p.sample);
+    const std::string path = std::string(RESHARD_TEST_DATA) + "/families/" + p.sample + ".json";
+    const Json sample = *parse_json(*read_whole_file(path, Index{1} << 20), path);
+    const Json with = *parse_json(p.with, "with");
+    Json published = Json::object();
+    const auto members = sample.find("config")->as_object(), more = with.as_object();
+    for (const Json::Member& m : *members)
+      if (std::find(p.without.begin(), p.without.end(), m.key) == p.without.end()) published.set(m.key, m.value);
+    for (const Json::Member& m : *more) published.set(m.key, m.value);
+    EXPECT_EQ(names_of(published), names_of(*sample.find("config")));
   }
 }
 
