@@ -72,6 +72,19 @@ struct DLManagedTensor {
 };
 static_assert(sizeof(void*) != 8 || sizeof(DLManagedTensor) == 64);
 
+// What a producer says of the memory (DLPACK_FLAG_BITMASK_*).
+enum Flag : std::uint64_t { kReadOnly = 1, kIsCopied = 2 };
+
+// The same since DLPack 1.0, whose major version is 1.
+struct DLManagedTensorVersioned {
+  std::uint32_t major = 1, minor = 0;
+  void* manager_ctx = nullptr;
+  void (*deleter)(DLManagedTensorVersioned* self) = nullptr;
+  std::uint64_t flags = 0;
+  DLTensor dl_tensor;
+};
+static_assert(sizeof(void*) != 8 || offsetof(DLManagedTensorVersioned, dl_tensor) == 32);
+
 // Every DType has one.
 inline DLDataType data_type(DType dtype) {
   const auto of = [&](TypeCode code) { return DLDataType{code, static_cast<std::uint8_t>(8 * byte_size(dtype)), 1}; };

@@ -41,6 +41,7 @@ Status check_strides(const Dims& shape, const Dims& strides, Index element_bytes
   std::sort(steps.begin(), steps.end());
   Index reach = 0;  // elements from the first to the furthest so far
   for (const auto& [stride, extent] : steps) {
+    if (stride < 0) return refused("a negative one; expected memory in which no dimension is reversed");
     if (stride <= reach) return refused("elements would share a place");
     const auto length = checked_mul(stride, extent - 1);
     const auto end = length ? checked_add(reach, *length) : std::nullopt;

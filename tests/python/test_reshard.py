@@ -5,8 +5,11 @@
 torch and ml_dtypes are used where they are there. The last line is `python: N passed, N failed, N skipped`.
 """
 
+import ast
+import collections.abc
 import concurrent.futures
 import contextlib
+import ctypes
 import dataclasses
 import errno
 import importlib.util
@@ -23,12 +26,15 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 import unittest
+import unittest.mock
 import warnings
 
 import numpy
 
 import reshard
+import reshard._load
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
@@ -80,6 +86,36 @@ def program(*arguments, code=0):
 def bits(array):
     """An array as unsigned integers of its elements' size."""
     return numpy.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") if array.dtype.kind != "b" else array
+
+
+class OnlyDlpack:
+    """A tensor of which nothing is known but that it speaks DLPack."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, max_version=None):
+        return self.tensor.__dlpack__(max_version=max_version)
+
+
+class OldDlpack(OnlyDlpack):
+    def __dlpack__(self):
+        return self.tensor.__dlpack__()
+
+
+class FlaggedDlpack(OnlyDlpack):
+    """One that says of its memory that it is read-only (1) or a copy (2)."""
+
+    def __init__(self, tensor, flag):
+        super().__init__(tensor)
+        self.flag = flag
+
+    def __dlpack__(self, max_version=None):
+        capsule = self.tensor.__dlpack__(max_version=(1, 0))
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_uint64.from_address(pointer(capsule, b"dltensor_versioned") + 24).value = self.flag
+        return capsule
 
 
 class Case(unittest.TestCase):
@@ -167,6 +203,60 @@ class Reading(Case):
                 with self.assertRaises(TypeError):
                     t[key]
             self.assert_same(numpy.asarray(t), array)
+
+    def test_the_index_of_any_python_integer_is_as_numpy_has_it(self):
+        """Slices and indices of numbers that no machine word holds, and of what looks like one."""
+        rng = numpy.random.default_rng(11)
+        array = rng.standard_normal((5, 1, 7)).astype("f4")
+        write_safetensors(self.tmp / "any.safetensors", {"t": ("F32", array), "e": ("F32", array[:0])})
+        numbers = [None, 0, 1, -1, 4, 5, -5, -6, 7, *(sign * (2**bits + d) for bits in (31, 62, 63, 64, 100)
+                                                    for d in (-1, 0, 1) for sign in (1, -1))]  # fmt: skip
+        with reshard.open(self.tmp / "any.safetensors") as checkpoint:
+            for name, whole in (("t", array), ("e", array[:0])):
+                t = checkpoint[name]
+                keys = [slice(None, None, n) for n in numbers if n != 0] + [n for n in numbers if n is not None]
+                keys += [tuple(slice(numbers[i], numbers[j], numbers[k] or 1) for i, j, k in rng.integers(0, len(numbers), (3, 3)))
+                         for _ in range(300)]  # fmt: skip
+                keys += [numpy.uint64(2**63), numpy.array(3), (..., numpy.int8(-1)), slice(numpy.uint64(2**64 - 1)), slice(0, 5, 0)]
+                for key in keys:
+                    with self.subTest(name=name, key=key):
+                        try:
+                            expected = whole[key]
+                        except (IndexError, OverflowError, ValueError) as error:  # NumPy overflows from 2**63 on
+                            with self.assertRaises(ValueError if isinstance(error, ValueError) else IndexError):
+                                t[key]
+                        else:
+                            self.assert_same(t[key], expected)
+            for key in ([1, 2], numpy.array([3]), numpy.True_, False, "1", 1.0, None):
+                with self.assertRaisesRegex(TypeError, r"only integers, slices and `\.\.\.`.*" + type(key).__name__):
+                    checkpoint["t"][key]
+
+    def test_every_character_of_a_name_counts(self):
+        names = ["a", "a\0b", "a\0c", "\0", "é\0", "a\nb", "a\u202eb", "a b", "a*[b]", '"', "\\", "\U0001f600"]
+        tensors = {name: ("F32", numpy.full(3, i, "f4")) for i, name in enumerate(names)}
+        path = self.tmp / "names.safetensors"
+        write_safetensors(path, tensors)
+        with reshard.open(path) as checkpoint:
+            self.assertEqual(set(checkpoint), set(names))
+            for i, name in enumerate(names):
+                self.assertEqual(checkpoint[name][0], i)
+                self.assertEqual(list(checkpoint.view(include=[reshard._load._glob_escaped(name)], family="none")), [name])
+            self.assertIn("12 tensors", repr(checkpoint))
+        self.assertEqual({n: a[0] for n, a in reshard.load(path, family="none").items()}, {n: i for i, n in enumerate(names)})
+        into = {name: numpy.zeros(3, "f4") for name in names}
+        self.assertEqual(set(reshard.load(path, into=into, family="none").digests), set(names))
+        self.assertEqual({t["name"] for t in reshard.inspect(path).tensors}, set(names))
+        self.assertEqual({t["name"] for t in reshard.verify(path).tensors}, set(names))
+        self.assertEqual({t.name for t in reshard.diff(path, path).tensors}, set(names))
+        reshard.convert(path, self.tmp / "names", to="dcp", family="none")
+        with reshard.open(self.tmp / "names") as checkpoint:
+            self.assertEqual({n: t[0] for n, t in checkpoint.items()}, {n: i for i, n in enumerate(names)})
+
+    def test_a_path_with_a_nul_is_no_other_path(self):
+        for call in (lambda p: reshard.open(p), lambda p: reshard.load(p), lambda p: reshard.verify(p), lambda p: reshard.inspect(p),
+                     lambda p: reshard.convert(WHOLE, p, to="hf"), lambda p: reshard.verify(WHOLE, config=p)):  # fmt: skip
+            with self.assertRaises(reshard.UsageError):
+                call(f"{WHOLE}\0x")
 
     def test_large_slices_across_shards(self):
         array = numpy.arange(3 * 2048 * 1024, dtype="f4").reshape(2048, 3072)
@@ -444,6 +534,149 @@ class Loading(Case):
         with self.assertRaises(TypeError):
             reshard.load(self.tmp / "titan", into={name: [1, 2]}, part="model")
 
+    def destinations(self):
+        """Of each thing that may be true of a buffer: (what it is, how to make one like an array, why it is refused or None)."""
+        def strided(a, steps):
+            whole = numpy.zeros([n * abs(s) for n, s in zip(a.shape, steps)], a.dtype)
+            return whole[tuple(slice(None, None, s) for s in steps)]
+
+        masked = lambda a: numpy.ma.masked_array(a, mask=True)
+        readonly = numpy.memmap(self.tmp / "mapped", mode="w+", dtype="f4", shape=(4096,))
+        readonly.flush()
+        rows = [
+            ("plain", lambda a: a, None),
+            ("of Fortran's order", lambda a: numpy.asfortranarray(a), None),
+            ("with gaps", lambda a: strided(a, (2, 3)), None),
+            ("not aligned", lambda a: numpy.zeros(a.nbytes + 1, "u1")[1:].view(a.dtype).reshape(a.shape), None),
+            ("of this byte order by name", lambda a: a.astype(a.dtype.newbyteorder("=")), None),
+            ("a memory map", lambda a: numpy.memmap(self.tmp / "map", mode="w+", dtype=a.dtype, shape=a.shape), None),
+            ("a private map", lambda a: numpy.memmap(self.tmp / "mapped", mode="c", dtype=a.dtype, shape=a.shape), None),
+            ("a matrix", lambda a: numpy.asmatrix(a), None),
+            ("big-endian", lambda a: a.astype(">f4"), "byte order"),
+            ("reversed", lambda a: strided(a, (1, -1)), "negative"),
+            ("one element many times", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (0, 4), writeable=True), "share"),
+            ("rows that overlap", lambda a: numpy.lib.stride_tricks.as_strided(a, a.shape, (4, 4), writeable=True), "share"),
+            ("strides of odd bytes", lambda a: numpy.zeros(a.shape, [("x", "f4"), ("y", "u1")])["x"], "strides"),
+            ("read-only", lambda a: numpy.frombuffer(bytes(a.nbytes), a.dtype).reshape(a.shape), "written"),
+            ("a map that is read-only", lambda a: numpy.memmap(self.tmp / "mapped", mode="r", dtype=a.dtype, shape=a.shape), "written"),
+            ("masked", masked, "mask"),
+            ("objects", lambda a: a.astype(object), "object"),
+            ("records", lambda a: a.view([("f", "f4")]), "dtype"),
+            ("dates", lambda a: a.astype("f8").view("M8[s]"), "datetime64"),
+            ("other integers", lambda a: a.view("i4"), "int32"),
+            ("another shape", lambda a: a.reshape(-1), "shape"),
+            ("a tensor of a checkpoint", lambda a: reshard.open(WHOLE)["layers.0.w1"], "never written"),
+            ("a list", lambda a: a.tolist(), "list"),
+            ("a scalar", lambda a: a[0, 0], "float32"),
+        ]  # fmt: skip
+        if not HAS_TORCH:
+            return rows
+        import torch
+
+        def freed(a):
+            t = torch.zeros(a.shape)
+            t.untyped_storage().resize_(0)
+            return t
+
+        def cut(a):
+            t = torch.zeros(a.shape)
+            t.untyped_storage().resize_(a.nbytes - 4)
+            return t
+
+        class Plain(torch.Tensor):
+            pass
+
+        class Wrapper(torch.Tensor):
+            @staticmethod
+            def __new__(cls, shape):
+                return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+            @classmethod
+            def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+                raise NotImplementedError
+
+        def of_inference(a):
+            with torch.inference_mode():
+                return torch.zeros(a.shape)
+
+        read_only_map = numpy.memmap(self.tmp / "mapped", mode="r", dtype="f4", shape=(4096,))
+        complex_view = lambda a: torch.zeros(a.shape, dtype=torch.complex64).conj().imag
+        rows += [
+            ("torch", lambda a: torch.zeros(a.shape), None),
+            ("a parameter", lambda a: torch.nn.Parameter(torch.zeros(a.shape)), None),
+            ("transposed", lambda a: torch.zeros(a.shape[::-1]).T, None),
+            ("a view with an offset", lambda a: torch.zeros(a.shape[0] + 2, a.shape[1] + 3)[1:-1, 2:-1], None),
+            ("of inference mode", of_inference, None),
+            ("a subclass that is a tensor", lambda a: torch.zeros(a.shape).as_subclass(Plain), None),
+            ("the real part", lambda a: torch.zeros(a.shape, dtype=torch.complex64).real, None),
+            ("DLPack", lambda a: OnlyDlpack(torch.zeros(a.shape)), None),
+            ("DLPack of before 1.0", lambda a: OldDlpack(torch.zeros(a.shape)), None),
+            ("negated", lambda a: torch._neg_view(torch.zeros(a.shape)), "negative bit"),
+            ("an imaginary part of a conjugate", complex_view, "negative bit"),
+            ("expanded", lambda a: torch.zeros(1, a.shape[1]).expand(a.shape), "share"),
+            ("freed", freed, "storage"),
+            ("cut", cut, "storage"),
+            ("meta", lambda a: torch.zeros(a.shape, device="meta"), "meta device"),
+            ("sparse", lambda a: torch.zeros(a.shape).to_sparse(), "sparse"),
+            ("sparse rows", lambda a: torch.zeros(a.shape).to_sparse_csr(), "sparse"),
+            ("quantized", lambda a: torch.quantize_per_tensor(torch.zeros(a.shape), 1.0, 0, torch.quint8), "quantized"),
+            ("nested", lambda a: torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)]), "nested"),
+            ("zeros without memory", lambda a: torch._efficientzerotensor(a.shape), "zeros"),
+            ("a wrapper", lambda a: Wrapper(a.shape), "Wrapper"),
+            ("another dtype", lambda a: torch.zeros(a.shape, dtype=torch.float64), "float64"),
+            ("a torch view of a read-only map", lambda a: torch.from_numpy(read_only_map)[: a.size].view(a.shape), "mapped"),
+            ("DLPack that is read-only", lambda a: FlaggedDlpack(torch.zeros(a.shape), 1), "read-only"),
+            ("DLPack of a copy", lambda a: FlaggedDlpack(torch.zeros(a.shape), 2), "copy"),
+        ]  # fmt: skip
+        return rows
+
+    def test_what_is_true_of_a_buffer_is_heeded_or_refused_with_why(self):
+        name = "layers.0.w1"
+        expected = raw_safetensors(WHOLE)[name]
+        for what, make, why in self.destinations():
+            with self.subTest(what), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                into = make(numpy.zeros(expected.shape, "f4"))
+                if why is None:
+                    reshard.load(WHOLE, into={name: into}, strict=False)
+                    got = into.tensor if hasattr(into, "tensor") else into
+                    self.assert_same(numpy.asarray(got.detach() if hasattr(got, "detach") else got), expected)
+                else:
+                    with self.assertRaisesRegex((reshard.UsageError, TypeError), why):
+                        reshard.load(WHOLE, into={name: into}, strict=False)
+
+    def test_tensors_of_one_buffer(self):
+        """Slices of one buffer are filled; tensors that share elements are refused, unless they are one."""
+        whole = raw_safetensors(WHOLE)
+        a, b = "layers.0.w1", "layers.0.w2"
+        self.assertEqual(len(whole[a].shape), 2)
+        rows, columns = whole[a].shape
+        for axis in (0, 1):
+            fused = numpy.zeros((2 * rows, columns) if axis == 0 else (rows, 2 * columns), "f4")
+            halves = numpy.split(fused, 2, axis)
+            write_safetensors(self.tmp / "two.safetensors", {"x": ("F32", whole[a]), "y": ("F32", whole[a] + 1)})
+            reshard.load(self.tmp / "two.safetensors", into={"x": halves[0], "y": halves[1]})
+            self.assert_same(fused, numpy.concatenate([whole[a], whole[a] + 1], axis))
+        one = numpy.zeros((rows + 1, columns), "f4")
+        with self.assertRaisesRegex(reshard.UsageError, "shares memory with tensor 'x'|shares memory with tensor 'y'"):
+            reshard.load(self.tmp / "two.safetensors", into={"x": one[1:], "y": one[:-1]})
+        with self.assertRaisesRegex(reshard.UsageError, "different values"):
+            reshard.load(self.tmp / "two.safetensors", into={"x": one[1:], "y": one[1:]})
+        write_safetensors(self.tmp / "tied.safetensors", {"x": ("F32", whole[a]), "y": ("F32", whole[a])})
+        reshard.load(self.tmp / "tied.safetensors", into={"x": one[1:], "y": one[1:]})
+        self.assert_same(one[1:], whole[a])
+
+    @unittest.skipUnless(HAS_TORCH, "no torch")
+    def test_autograd_hears_of_a_load(self):
+        import torch
+
+        name = "layers.0.w1"
+        weight = torch.nn.Parameter(torch.zeros(raw_safetensors(WHOLE)[name].shape))
+        loss = (weight * weight).sum()
+        reshard.load(WHOLE, into={name: weight}, strict=False)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            loss.backward()
+
     def test_not_strict_leaves_the_rest_out(self):
         with reshard.open(self.tmp / "titan") as checkpoint:
             name = "tok_embeddings.weight"
@@ -702,8 +935,6 @@ class Process(Case):
 
 class Stubs(Case):
     def test_stubs_say_what_is_there(self):
-        import ast
-
         stub = ast.parse((pathlib.Path(reshard.__file__).parent / "__init__.pyi").read_text())
         functions = {n.name: n for n in stub.body if isinstance(n, ast.FunctionDef)}
         classes = {n.name: n for n in stub.body if isinstance(n, ast.ClassDef)}
@@ -760,6 +991,7 @@ except reshard.MissingError as error:
 """
         wrong = """
 import reshard
+import reshard._load
 arrays: int = reshard.load("a", part="model")
 reshard.load("a", into={}, stricty=False)
 reshard.convert("a", "b")
@@ -773,6 +1005,127 @@ reshard.open("a", weights="both")
             lines = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
             self.assertEqual(len(lines), errors, done.stdout + done.stderr)
 
+
+class EveryName(Case):
+    """All that the stub declares is taken from a real object, and is of the type that the stub says."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        program("synth", cls.tmp / "model", "--model", "llama3-tiny", "--to", "hf")
+        program("synth", cls.tmp / "less", "--model", "llama3-tiny", "--to", "hf", "--without", "*layers.0.mlp.up_proj*")
+        cls.stub = ast.parse((pathlib.Path(reshard.__file__).parent / "__init__.pyi").read_text())
+
+    def functions(self):
+        model, less, config = self.tmp / "model", self.tmp / "less", self.tmp / "model/config.json"
+        return {
+            "open": lambda: reshard.open(model),
+            "load": lambda: [reshard.load(model), reshard.load(model, into=reshard.load(model))][1],
+            "convert": lambda: reshard.convert(model, self.tmp / "out", to="dcp", force=True),
+            "plan": lambda: reshard.plan(model, to="hf"),
+            "verify": lambda: reshard.verify(less, config=config),
+            "check": lambda: reshard.check(config=config, mesh="tp=2"),
+            "diff": lambda: reshard.diff(model, model),
+            "inspect": lambda: reshard.inspect(model),
+        }
+
+    def objects(self):
+        """One of each class."""
+        f = {name: call() for name, call in self.functions().items()}
+        view = reshard.convert(self.tmp / "model", self.tmp / "look.h5", to="hdf5-view", force=True)
+        tensor = next(iter(f["open"].values()))
+        with self.assertRaises(reshard.MissingError) as caught:
+            reshard.open(self.tmp / "nowhere")
+        found = [f["open"], tensor, tensor.pieces[0], f["load"], f["convert"], f["plan"], f["verify"], f["verify"].findings[0],
+                 f["verify"].checks[0], f["check"], f["check"].largest, f["diff"], f["diff"].tensors[0], f["inspect"], view,
+                 caught.exception]  # fmt: skip
+        out = {type(o).__name__: o for o in found}
+        for name in ("Error", "UsageError", "CorruptError", "UnsupportedError", "FileError", "RankError", "InternalError"):
+            out[name] = getattr(reshard, name)("message", "path", "tensor", 3)
+        return out
+
+    CALLS = {
+        ("Tensor", "numpy"): lambda t: t.numpy(),
+        ("Tensor", "torch"): lambda t: t.torch() if HAS_TORCH else None,
+        ("Tensor", "__len__"): lambda t: len(t),
+        ("Tensor", "__getitem__"): lambda t: t[0],
+        ("Tensor", "__array__"): lambda t: t.__array__(),
+        ("Tensor", "__dlpack__"): lambda t: t.__dlpack__(),
+        ("Tensor", "__dlpack_device__"): lambda t: t.__dlpack_device__(),
+        ("Checkpoint", "__getitem__"): lambda c: c["model.norm.weight"],
+        ("Checkpoint", "__iter__"): lambda c: iter(c),
+        ("Checkpoint", "__len__"): lambda c: len(c),
+        ("Checkpoint", "view"): lambda c: c.view(names="hf"),
+        ("Checkpoint", "__enter__"): lambda c: c.__enter__(),
+        ("Checkpoint", "__exit__"): lambda c: reshard.open(c.path).__exit__(None, None, None),
+        ("Checkpoint", "close"): lambda c: reshard.open(c.path).close(),
+        ("VerifyReport", "__bool__"): bool,
+        ("CheckReport", "__bool__"): bool,
+        ("DiffReport", "__bool__"): bool,
+    }
+
+    def is_of(self, value, hint):
+        """Whether a value is of a type as the stub writes it."""
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if hint is typing.Any or hint is None:
+            return hint is typing.Any or value is None
+        if origin is typing.Union:
+            return any(self.is_of(value, h) for h in arguments)
+        if origin is typing.Literal:
+            return value in arguments
+        if origin is tuple and arguments[-1:] == (...,):
+            return isinstance(value, tuple) and all(self.is_of(v, arguments[0]) for v in value)
+        if origin is tuple:
+            return isinstance(value, tuple) and len(value) == len(arguments) and all(map(self.is_of, value, arguments))
+        if origin in (list, collections.abc.Iterator) and origin is list:
+            return isinstance(value, list) and all(self.is_of(v, arguments[0]) for v in value)
+        if origin is dict:
+            return isinstance(value, dict) and all(self.is_of(k, arguments[0]) and self.is_of(v, arguments[1]) for k, v in value.items())
+        if origin is not None:
+            return isinstance(value, origin)
+        return isinstance(value, (int, float) if hint is float else hint)
+
+    def hint(self, annotation):
+        scope = dict(vars(typing), **{n: getattr(reshard, n) for n in reshard.__all__}, Iterator=collections.abc.Iterator,
+                     _Array=numpy.ndarray)  # fmt: skip
+        return eval(compile(ast.Expression(annotation), "stub", "eval"), scope)
+
+    def test_every_class(self):
+        objects = self.objects()
+        for node in (n for n in self.stub.body if isinstance(n, ast.ClassDef)):
+            thing = objects[node.name]
+            for member in node.body:
+                if isinstance(member, ast.AnnAssign):
+                    name, annotation, call = member.target.id, member.annotation, None
+                elif isinstance(member, ast.FunctionDef):
+                    name, annotation = member.name, member.returns
+                    call = None if member.decorator_list else self.CALLS[node.name, name]
+                else:
+                    continue
+                with self.subTest(f"{node.name}.{name}"):
+                    value = call(thing) if call else getattr(thing, name)
+                    self.assertTrue(self.is_of(value, self.hint(annotation)), f"{value!r} is no {ast.unparse(annotation)}")
+            self.assertTrue(repr(thing))
+            if hasattr(thing, "_repr_html_"):
+                self.assertIn("</", thing._repr_html_())
+
+    def test_every_function(self):
+        calls = self.functions()
+        declared = {n.name for n in self.stub.body if isinstance(n, ast.FunctionDef)}
+        self.assertEqual(declared, set(calls))
+        for name, call in calls.items():
+            returns = [self.hint(n.returns) for n in self.stub.body if isinstance(n, ast.FunctionDef) and n.name == name]
+            self.assertTrue(any(self.is_of(call(), hint) for hint in returns), name)
+
+    def test_what_convert_returns_follows_from_its_arguments(self):
+        model = self.tmp / "model"
+        for to, dry_run, kind in (("dcp", False, reshard.Conversion), ("dcp", True, reshard.ConversionPlan),
+                                  ("hdf5-view", False, reshard.TensorView)):  # fmt: skip
+            done = reshard.convert(model, self.tmp / f"as_{to}", to=to, dry_run=dry_run, force=True)
+            self.assertIs(type(done), kind)
+        formats = {f["name"] for f in json.loads(program("--version", "--json"))["formats"] if f["writes"]}
+        literal = next(n.value for n in self.stub.body if isinstance(n, ast.Assign) and n.targets[0].id == "_Format")
+        self.assertEqual(set(typing.get_args(self.hint(literal))), formats - {"hdf5-view"})
 
 class Documentation(Case):
     def test_every_example_of_docs_python_md(self):
@@ -804,6 +1157,39 @@ class Documentation(Case):
                     exec(compile(block, "docs/python.md", "exec"), scope)
                 said = [line.split("# prints ", 1)[1] for line in block.splitlines() if "# prints " in line]
                 self.assertEqual(out.getvalue().splitlines(), said, block)
+        finally:
+            os.chdir(here)
+
+    @unittest.skipUnless(HAS_MYPY, "no mypy")
+    def test_every_example_is_of_the_types_that_it_takes(self):
+        """The blocks of each document are one program for a type checker."""
+        settings = self.tmp / "mypy.ini"
+        settings.write_text("[mypy]\nstrict = True\n" + "".join(
+            f"[mypy-{name}.*]\nignore_missing_imports = True\nfollow_imports = skip\n" for name in ("torch", "ml_dtypes")))  # fmt: skip
+        for document in ("docs/python.md", "README.md"):
+            text = "from typing import Any\nmodel: Any = None\n" if document == "README.md" else ""
+            text += "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S))
+            file = self.tmp / "examples.py"
+            file.write_text(text)
+            done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", settings, "--cache-dir", self.tmp / "cache", file],
+                                  capture_output=True, text=True, timeout=300)  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_example_of_the_readme(self):
+        (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+        (self.tmp / "readme").mkdir()
+        program("synth", self.tmp / "readme/step-1000", "--model", "llama3-tiny", "--mesh", "tp=2", "--names", "torchtitan")
+        here = os.getcwd()
+        os.chdir(self.tmp / "readme")
+        try:
+            arrays = reshard.load("step-1000", mesh="tp=4,dp_shard=2", rank=3)
+            into = {name: numpy.zeros_like(array) for name, array in arrays.items()}
+            model = type("Model", (), {"state_dict": lambda self: into})()
+            with contextlib.redirect_stderr(io.StringIO()):
+                exec(compile(block, "README.md", "exec"), {"model": model})
+            for name, array in arrays.items():
+                self.assert_same(bits(into[name]), bits(array))
+            self.assertTrue(reshard.verify("step-1000", against="model"))
         finally:
             os.chdir(here)
 

@@ -126,7 +126,11 @@ nb::tuple tuple_of(const Dims& dims) {
   return nb::tuple(out);
 }
 
-nb::str text(std::string_view bytes) { return nb::str(valid_utf8(std::string(bytes)).c_str()); }
+// With every character, a NUL too.
+nb::str text(std::string_view bytes) {
+  const std::string utf8 = valid_utf8(std::string(bytes));
+  return nb::str(utf8.data(), utf8.size());
+}
 
 // The devices that were asked for, for as long as the process lives.
 Result<Device*> device_of_process(const std::string& name, Index cap) {
@@ -306,6 +310,7 @@ class PyLoad {
 // ---- DLPack
 
 const char* const kCapsule = "dltensor";
+const char* const kVersionedCapsule = "dltensor_versioned";  // since DLPack 1.0
 
 // A capsule that shows memory of the CPU; `owner` is kept until who takes it has done with it.
 nb::object to_dlpack(std::uintptr_t address, const std::string& dtype, const std::vector<Index>& shape,
@@ -331,11 +336,21 @@ nb::object to_dlpack(std::uintptr_t address, const std::string& dtype, const std
   return nb::steal<nb::object>(capsule);
 }
 
-// What somebody's capsule shows: address, shape, strides or None, (code, bits, lanes), (device type, number).
+// The tensor of somebody's capsule, and its flags: before DLPack 1.0 there are none.
+std::pair<const dlpack::DLTensor*, std::uint64_t> tensor_of(const nb::object& capsule) {
+  const bool is_versioned = PyCapsule_IsValid(capsule.ptr(), kVersionedCapsule) != 0;
+  const void* const pointer = PyCapsule_GetPointer(capsule.ptr(), is_versioned ? kVersionedCapsule : kCapsule);
+  if (!pointer) throw nb::python_error();
+  if (!is_versioned) return {&static_cast<const dlpack::DLManagedTensor*>(pointer)->dl_tensor, 0};
+  const auto* const m = static_cast<const dlpack::DLManagedTensorVersioned*>(pointer);
+  if (m->major != 1) throw nb::type_error("a tensor of an unknown version of DLPack");
+  return {&m->dl_tensor, m->flags};
+}
+
+// What somebody's capsule shows: address, shape, strides or None, (code, bits, lanes), (device type, number), flags.
 nb::tuple from_dlpack(const nb::object& capsule) {
-  const auto* const m = static_cast<const dlpack::DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
-  if (!m) throw nb::python_error();
-  const dlpack::DLTensor& t = m->dl_tensor;
+  const auto [tensor, flags] = tensor_of(capsule);
+  const dlpack::DLTensor& t = *tensor;
   nb::list shape, strides;
   for (int d = 0; d < t.ndim; ++d) {
     shape.append(t.shape[d]);
@@ -344,7 +359,7 @@ nb::tuple from_dlpack(const nb::object& capsule) {
   return nb::make_tuple(reinterpret_cast<std::uintptr_t>(t.data) + t.byte_offset, nb::tuple(shape),
                         t.strides ? nb::object(nb::tuple(strides)) : nb::object(nb::none()),
                         nb::make_tuple(t.dtype.code, t.dtype.bits, t.dtype.lanes),
-                        nb::make_tuple(t.device.device_type, t.device.device_id));
+                        nb::make_tuple(t.device.device_type, t.device.device_id), flags);
 }
 
 nb::tuple dlpack_type(const std::string& dtype) {

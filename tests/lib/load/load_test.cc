@@ -571,7 +571,7 @@ TEST(Load, RefusesDestinationsThatDoNotFit) {
   EXPECT_EQ(refused({{memory.data(), Dims{1}}}), what + "[1] of shape [129, 64]: expected 2 of them, got 1");
   EXPECT_EQ(refused({{memory.data(), Dims{63, 1}}}), what + "[63, 1] of shape [129, 64]: elements would share a place");
   EXPECT_EQ(refused({{memory.data(), Dims{64, -1}}}),
-            what + "[64, -1] of shape [129, 64]: elements would share a place");
+            what + "[64, -1] of shape [129, 64]: a negative one; expected memory in which no dimension is reversed");
   EXPECT_EQ(refused({{memory.data(), Dims{Index{1} << 60, 1}}}),
             what + "[1152921504606846976, 1] of shape [129, 64]: they reach further than 2^63 bytes");
   EXPECT_EQ(refused({{memory.data(), std::nullopt}}), "loaded");

@@ -1,23 +1,41 @@
 """Checkpoints that are open, and their tensors."""
 
-import os
 from collections import namedtuple
 from collections.abc import Mapping
 
 from . import _reshard
 from ._dtypes import numpy_type, tell_raw, torch_type
-from ._errors import Error
-from ._words import words_of
+from ._errors import Error, UnsupportedError
+from ._words import path_of, words_of
 
 _SHOWN = 20
 _SHOWN_HTML = 100
 
 
 def _bytes(n):
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if n < 1000 or unit == "TB":
-            return f"{n:.3g} {unit}" if n < 1000 else f"{n:,.0f} {unit}"
+    """Decimal units, three digits, as the program writes them: "3.00 GB", "864 B"."""
+    if n < 1000:
+        return f"{n} B"
+    for unit in ("kB", "MB", "GB", "TB", "PB", "EB"):
         n /= 1000
+        if n < 999.5 or unit == "EB":
+            break
+    return f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f} {unit}"
+
+
+def _count(n, noun):
+    """ "1,024 tensors", "1 tensor"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _by_name(pairs, path):
+    """A dict of (name, value) pairs. Fails if two names are one: bytes that are not UTF-8 are escaped in them."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnsupportedError(f"{path}: two tensors are called {twice!r} once what is not UTF-8 is escaped", path, twice)
+    return out
 
 
 class Piece(namedtuple("Piece", "file offset length origin shape copy")):
@@ -158,6 +176,21 @@ class Tensor:
         return f"<table><caption><code>{escape(self.name)}</code></caption>{cells}</table>"
 
 
+def _integer(key):
+    """An index that drops its dimension. Booleans and arrays of one element are masks and lists for NumPy."""
+    import operator
+
+    try:
+        if type(key).__name__ in ("bool", "bool_") or getattr(key, "ndim", 0) > 0:
+            raise TypeError
+        return operator.index(key)
+    except TypeError:
+        raise TypeError(
+            f"lazy tensors accept only integers, slices and `...` as indices, got {type(key).__name__}; "
+            "t.numpy() accepts all that NumPy does"
+        ) from None
+
+
 def _ranges(key, shape):
     """[(start, count, step > 0)], whether each is backwards, and the shape without what integers drop."""
     keys = list(key) if isinstance(key, tuple) else [key]
@@ -173,25 +206,19 @@ def _ranges(key, shape):
         if isinstance(k, slice):
             start, stop, step = k.indices(extent)
             count = len(range(start, stop, step))
+            if count < 2:
+                step = 1  # which may be any number then
             if step < 0:
-                start, step = start + (count - 1) * step if count else 0, -step
-                flips.append(count > 1)
+                start, step = start + (count - 1) * step, -step
+                flips.append(True)
             else:
                 flips.append(False)
             ranges.append((start if count else 0, count, step))
             kept.append(count)
             continue
-        try:
-            index = k.__index__()
-        except AttributeError:
-            raise TypeError(
-                f"{type(k).__name__} is no index of a tensor that is not read yet: integers, slices and ... are; "
-                "take t.numpy() for more"
-            ) from None
-        if isinstance(k, bool):
-            raise TypeError("a tensor that is not read yet takes integers, slices and ...")
+        index = _integer(k)
         if not -extent <= index < extent:
-            raise IndexError(f"index {index} of dimension {d}, which has {extent}")
+            raise IndexError(f"index {index} is out of bounds for dimension {d} with size {extent}")
         ranges.append((index % extent, 1, 1))
         flips.append(False)
     return ranges, flips, kept
@@ -205,7 +232,7 @@ class Checkpoint(Mapping):
 
     def __init__(self, native, path):
         self._native = native
-        self._indices = dict(native.names())
+        self._indices = _by_name(native.names(), path)
         self._axes = None
         self._is_view = False
         self.path = path  #: as it was given
@@ -236,7 +263,7 @@ class Checkpoint(Mapping):
     @property
     def warnings(self):
         """Sentences on what is odd, but can be read."""
-        return self._open().warnings()
+        return self._open().warnings
 
     @property
     def nbytes(self):
@@ -295,7 +322,7 @@ class Checkpoint(Mapping):
             return f"<reshard.Checkpoint {str(self.path)!r}: closed>"
         tensors = [self[name] for name in list(self)[:_SHOWN]]
         mesh = ", ".join(f"{axis}={size or '?'}" for axis, size in ({} if self._is_view else self.mesh).items())
-        head = f"<reshard.Checkpoint {str(self.path)!r}: {self.title}, {len(self):,} tensors"
+        head = f"<reshard.Checkpoint {str(self.path)!r}: {self.title}, {_count(len(self), 'tensor')}"
         head += f", {_bytes(self.nbytes)}" + (f", {mesh}" if mesh else "") + ">"
         width = max((len(t.name) for t in tensors), default=0)
         rows = [
@@ -316,7 +343,8 @@ class Checkpoint(Mapping):
         more = f"<p>and {len(self) - _SHOWN_HTML:,} more</p>" if len(self) > _SHOWN_HTML else ""
         head = "<tr><th>tensor</th><th>dtype</th><th>shape</th><th>bytes</th><th>placement</th></tr>"
         return (
-            f"<p><b>{escape(str(self.path))}</b>: {escape(self.title)}, {len(self):,} tensors, {_bytes(self.nbytes)}</p>"
+            f"<p><b>{escape(str(self.path))}</b>: {escape(self.title)}, {_count(len(self), 'tensor')}, "
+            f"{_bytes(self.nbytes)}</p>"
             f"<table>{head}{''.join(rows)}</table>{more}"
         )
 
@@ -328,7 +356,7 @@ def open(path, *, part=None, strip_prefix=None, rename=None, weights=None, sourc
     taken for; weights: "model" or "master" (the optimizer's float32), where it has both; source_layout, source_mesh: how
     the files of ranks join, where they do not say. As the options of `reshard inspect`. A pickle is never executed.
     """
-    path = os.fsdecode(path)
+    path = path_of(path)
     words = words_of(dict(part=part, strip_prefix=strip_prefix, rename=rename, weights=weights,
                           source_layout=source_layout, source_mesh=source_mesh))  # fmt: skip
     try:

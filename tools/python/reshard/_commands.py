@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from . import _reshard
-from ._checkpoint import _bytes
+from ._checkpoint import _bytes, _count
 from ._errors import Error
 from ._words import progress_of, words_of
 
@@ -74,7 +74,7 @@ class _Audit:
 
     def __repr__(self):
         head = f"<reshard.{type(self).__name__} of {self._of()!r}: {'ok' if self.ok else 'not ok'}, "
-        head += f"{len(self.findings)} findings in {len(self.checks)} checks>"
+        head += f"{_count(len(self.findings), 'finding')} in {_count(len(self.checks), 'check')}>"
         lines = [f"  {line}" for f in self.findings[:_SHOWN] for line in str(f).split("\n")]
         if len(self.findings) > _SHOWN:
             lines.append(f"  ... and {len(self.findings) - _SHOWN} more")
@@ -89,7 +89,7 @@ class _Audit:
             for f in self.findings[:100]
         )
         verdict = "ok" if self.ok else "not ok"
-        return f"<p><b>{escape(str(self._of()))}</b>: {verdict}, {len(self.findings)} findings</p><ul>{items}</ul>"
+        return f"<p><b>{escape(str(self._of()))}</b>: {verdict}, {_count(len(self.findings), 'finding')}</p><ul>{items}</ul>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,10 +160,11 @@ class ConversionPlan:
     disk_free: Optional[int] = None  #: bytes
 
     def __repr__(self):
+        files = sum(file.get("tensors", True) for file in self.files)
         return (
-            f"<reshard.{type(self).__name__} {self.source_format} -> {self.target_format}: {self.tensors:,} tensors, "
-            f"{_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in "
-            f"{len(self.files)} file{'s' if len(self.files) != 1 else ''}>"
+            f"<reshard.{type(self).__name__} {self.source_format} -> {self.target_format}: "
+            f"{_count(self.tensors, 'tensor')}, {_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in "
+            f"{_count(files, 'file')}>"
         )
 
 
@@ -225,10 +226,10 @@ class DiffReport:
     def __repr__(self):
         differ = sorted((t for t in self.tensors if t.differs), key=lambda t: -(t.relative_l2 or 0))
         head = f"<reshard.DiffReport of {self.a!r} and {self.b!r}: {'equal' if self.equal else 'not equal'}, "
-        head += f"{len(self.tensors) - len(differ)} of {len(self.tensors)} tensors equal>"
+        head += f"{len(self.tensors) - len(differ)} of {_count(len(self.tensors), 'tensor')} equal>"
         lines = [f"  {s}" for s in self.structure[:_SHOWN]]
         lines += [
-            f"  {t.name}  {t.different_elements:,} elements, relative L2 {t.relative_l2 or 0:.3g}"
+            f"  {t.name}  {_count(t.different_elements, 'element')}, relative L2 {t.relative_l2 or 0:.3g}"
             for t in differ[:_SHOWN]
         ]
         return "\n".join([head, *lines])
@@ -255,12 +256,12 @@ class Inspection:
 
     def __repr__(self):
         mesh = ", ".join(f"{a['name']}={a['size'] or '?'}" for a in self.mesh["axes"])
-        lines = [f"<reshard.Inspection of {self.path!r}: {self.format['title']}, {len(self.tensors):,} tensors"
+        lines = [f"<reshard.Inspection of {self.path!r}: {self.format['title']}, {_count(len(self.tensors), 'tensor')}"
                  f"{', ' + mesh if mesh else ''}, {'complete' if self.complete else 'not complete'}>"]  # fmt: skip
         for kind, facts in self.state.items():
             if facts["tensors"]:
                 lines.append(
-                    f"  {kind:9}  {facts['tensors']:,} tensors, {_bytes(facts['bytes'])}, {', '.join(facts['dtypes'])}"
+                    f"  {kind:9}  {_count(facts['tensors'], 'tensor')}, {_bytes(facts['bytes'])}, {', '.join(facts['dtypes'])}"
                 )
         return "\n".join(lines + [f"  {p}" for p in [*self.problems, *self.warnings]])
 

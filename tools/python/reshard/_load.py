@@ -1,12 +1,13 @@
 """Loading into memory."""
 
-import os
 from dataclasses import dataclass, field
 
 from . import _reshard
+from ._checkpoint import _by_name
+from ._destinations import check_memory, destination, mark_written
 from ._dtypes import numpy_type, tell_raw
 from ._errors import Error, UsageError
-from ._words import progress_of, words_of
+from ._words import path_of, progress_of, words_of
 
 _SHOWN = 8
 
@@ -29,8 +30,8 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
     """Reads what one rank of a mesh holds of a checkpoint, straight into the caller's tensors.
 
     into: a mapping from names to tensors, such as model.state_dict(): torch tensors, NumPy arrays or what else speaks
-    DLPack, in the CPU's memory or all on one GPU, of any strides, of the rank's shapes and of the dtype that is loaded.
-    They are filled in place; a LoadReport is returned. Without it: a dict of new NumPy arrays. After an exception the
+    DLPack, in the CPU's memory or all on one GPU, of any strides that are not negative and that no two elements share, of the
+    rank's shapes and of the dtype that is loaded. They are filled in place; a LoadReport is returned. Without it: a dict of new NumPy arrays. After an exception the
     tensors hold anything.
 
     mesh, rank: "tp=4,dp_shard=2" or a dict, and which of its ranks this is; layout: how tensors are cut, where not by the
@@ -43,8 +44,8 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
         for k, v in locals().items()
         if k not in ("path", "into", "rank", "strict", "check_whole_items", "progress")
     }
-    path = os.fsdecode(path)
-    holders = {name: _holder(name, tensor) for name, tensor in into.items()} if into is not None else None
+    path = path_of(path)
+    holders = {name: destination(name, tensor) for name, tensor in into.items()} if into is not None else None
     devices = {h.device for h in holders.values()} if holders else {"cpu"}
     if len(devices) > 1:
         raise UsageError(f"into: expected tensors on one device, got {', '.join(sorted(devices))}", path)
@@ -61,19 +62,33 @@ def load(path, *, into=None, mesh=None, rank=0, names=None, layout=None, dtype=N
             if beyond:
                 job = prepare(exclude=[*_list(exclude), *map(_glob_escaped, beyond)])
                 tensors = job.tensors()
-        arrays = None if holders is not None else {name: _empty(dtype, shape) for name, dtype, shape, _ in tensors}
+        by_name = _by_name([(t[0], t) for t in tensors], path)
+        arrays = None if holders is not None else {n: _empty(t[1], t[2]) for n, t in by_name.items()}
         if holders is None:
-            holders = {name: _holder(name, array, t[1]) for (name, array), t in zip(arrays.items(), tensors)}
+            holders = {name: destination(name, array, t[1]) for (name, array), t in zip(arrays.items(), tensors)}
         places = _places(holders, tensors, path)
+        tied = check_memory(holders) if into is not None else []
         callback, close = progress_of(progress, "load")
         try:
             report = job.run(places, callback)
         finally:
             close()
+            mark_written(holders.values())
+        _check_tied(tied, report["digests"], path)
     except Error as e:
         e.path = e.path or path
         raise
     return arrays if arrays is not None else LoadReport(tensors=len(tensors), **report)
+
+
+def _check_tied(pairs, digests, path):
+    """Fails if tensors that are one in memory have different values in the checkpoint: the last written remained."""
+    for a, b in pairs:
+        if digests[a] != digests[b]:
+            raise UsageError(
+                f"{path}: tensors {a!r} and {b!r} are one tensor in `into`, and the checkpoint has different values for them; "
+                "give one of them memory of its own", path, b,
+            )  # fmt: skip
 
 
 def _list(value):
@@ -91,53 +106,6 @@ def _empty(dtype, shape):
     if not is_own:
         tell_raw(dtype, kind)
     return numpy.empty(shape, kind)
-
-
-class _Holder:
-    """Somebody's memory: address, shape, strides in elements or None, torch's name of the dtype or DLPack's."""
-
-    __slots__ = ("address", "device", "dtype", "keep", "shape", "strides")
-
-    def __init__(self, address, shape, strides, dtype, device, keep):
-        self.address, self.shape, self.strides = address, tuple(shape), strides
-        self.dtype, self.device, self.keep = dtype, device, keep
-
-
-def _holder(name, tensor, dtype=None):
-    module = type(tensor).__module__
-    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):  # torch's
-        if hasattr(tensor, "to_local"):
-            tensor = tensor.to_local()  # a DTensor's part
-        device = "cpu" if tensor.device.type == "cpu" else f"{tensor.device.type}:{tensor.device.index or 0}"
-        return _Holder(
-            tensor.data_ptr(), tensor.shape, list(tensor.stride()), str(tensor.dtype).split(".")[1], device, tensor
-        )
-    if hasattr(tensor, "__array_interface__") or module.startswith("numpy"):
-        if not tensor.flags.writeable:
-            raise UsageError(f"into: tensor {name!r}: the array cannot be written to", tensor=name)
-        size = max(tensor.itemsize, 1)
-        if any(s % size for s in tensor.strides):
-            raise UsageError(f"into: tensor {name!r}: strides are no whole elements", tensor=name)
-        return _Holder(
-            tensor.ctypes.data,
-            tensor.shape,
-            [s // size for s in tensor.strides],
-            dtype or tensor.dtype.name,
-            "cpu",
-            tensor,
-        )
-    if hasattr(tensor, "__dlpack__"):
-        capsule = tensor.__dlpack__()
-        address, shape, strides, code, (kind, number) = _reshard.from_dlpack(capsule)
-        devices = {1: "cpu", 2: f"cuda:{number}", 3: "cpu", 13: "cpu"}
-        if kind not in devices:
-            raise UsageError(f"into: tensor {name!r}: memory of a device of DLPack's kind {kind}", tensor=name)
-        return _Holder(
-            address, shape, list(strides) if strides is not None else None, code, devices[kind], (tensor, capsule)
-        )
-    raise TypeError(
-        f"into: {name!r} is a {type(tensor).__name__}: expected a torch tensor, a NumPy array or what has __dlpack__"
-    )
 
 
 def _places(holders, tensors, path):

@@ -2,6 +2,20 @@
 
 import os
 
+from ._errors import UsageError
+
+
+# Whose values are names of tensors, in which any character may be.
+_NAMES = ("include", "exclude", "keep_dtype", "filter", "strip_prefix", "rename", "part")
+
+
+def path_of(path):
+    """A path as text. A NUL would end it where the system reads it."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise UsageError(f"{text!r}: a path has no NUL character")
+    return text
+
 
 def words_of(options, *positional):
     """["--keep-dtype=*norm*", "--force", "--", "step-1000"] of a dict and positional arguments. None: left out."""
@@ -14,15 +28,22 @@ def words_of(options, *positional):
             out.append(flag)
         elif value is False:
             out.append("--no-" + name)
-        elif name in ("mesh", "source_mesh") and isinstance(value, dict):
-            out.append(flag + "=" + ",".join(f"{axis}={size}" for axis, size in value.items()))
-        elif name in ("rename", "source") and isinstance(value, dict):
-            out.extend(f"{flag}={a}={b}" for a, b in value.items())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            out.extend(f"{flag}={os.fspath(v) if isinstance(v, os.PathLike) else v}" for v in value)
         else:
-            out.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
-    return out + ["--", *(os.fsdecode(p) for p in positional)] if positional else out
+            out.extend(f"{flag}={text}" for text in _texts(name, value))
+    return out + ["--", *map(path_of, positional)] if positional else out
+
+
+def _texts(name, value):
+    """The values of an option as words."""
+    if name in ("mesh", "source_mesh") and isinstance(value, dict):
+        value = ",".join(f"{axis}={size}" for axis, size in value.items())
+    elif name in ("rename", "source") and isinstance(value, dict):
+        value = [f"{a}={b}" for a, b in value.items()]
+    values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    texts = [os.fsdecode(v) if isinstance(v, (bytes, os.PathLike)) else str(v) for v in values]
+    if name not in _NAMES and any("\0" in text for text in texts):
+        raise UsageError(f"{name}: {value!r}: expected text without a NUL character")
+    return texts
 
 
 def progress_of(progress, what):
