@@ -40,7 +40,7 @@ class PackedMatrix {
   Index columns() const { return shape_.rank() == 0 ? 1 : shape_[shape_.rank() - 1]; }
   // The dtype of the library's result. A caller who wants another dtype rounds to this one first.
   DType rounded_to() const { return rounded_to_; }
-  // Memory that a thread needs in values() besides `out`, in bytes.
+  // Memory that a thread needs in values() in addition to `out`, in bytes.
   Index worker_bytes() const { return worker_bytes_; }
 
  protected:
@@ -74,7 +74,7 @@ OpenedMatrix open_bitsandbytes8(const PackedInput& in);
 OpenedMatrix open_gptq(const PackedInput& in);
 OpenedMatrix open_awq(const PackedInput& in);
 OpenedMatrix open_packed_integers(const PackedInput& in);  // int32 words of compressed-tensors
-OpenedMatrix open_scaled_integers(const PackedInput& in);  // an int8 matrix beside its scales
+OpenedMatrix open_scaled_integers(const PackedInput& in);  // an int8 matrix next to its scales
 OpenedMatrix open_compressed_nvfp4(const PackedInput& in);
 OpenedMatrix open_modelopt_nvfp4(const PackedInput& in);
 

@@ -272,7 +272,7 @@ Status Unpacking::fill(TensorSource& packed, TensorSource& stored, const Tensor&
   return {};
 }
 
-bool Unpacking::lies_here(const Tensor& tensor) const {
+bool Unpacking::is_unpacked(const Tensor& tensor) const {
   for (std::size_t f = 0; f < tensor.fragments.size(); ++f)
     if (tensor.fragments.extent(f).file == file_) return true;
   return false;
@@ -281,13 +281,13 @@ bool Unpacking::lies_here(const Tensor& tensor) const {
 void Unpacking::note_computed(SourceView& view) const {
   const auto& tensors = view.catalog.tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (lies_here(tensors[i])) view.computed.insert(i);
+    if (is_unpacked(tensors[i])) view.computed.insert(i);
 }
 
 void Unpacking::set(TensorSource& packed, TensorSource& stored, ComputedSource& computed) const {
   const auto& tensors = computed.catalog().tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (lies_here(tensors[i]))
+    if (is_unpacked(tensors[i]))
       computed.set(
           i, [this, &packed, &stored, &tensor = tensors[i], i](const Box& box, MutableBytes out, MutableBytes scratch) {
             return fill(packed, stored, tensor, i, box, out, scratch);

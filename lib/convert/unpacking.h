@@ -18,25 +18,26 @@ namespace reshard {
 
 class Unpacking {
  public:
-  // Nothing if the source has no packed weights that can be unpacked, or `wanted` does not ask for it (--dtype with 2
-  // bytes or more): then an adapter cannot be merged, which is a usage error. Errors name a weight that is incomplete
-  // or contradicts itself, one that would stay packed next to others that do not (--keep-dtype), and a layout that
-  // cannot be unpacked. Reads small tensors. `config` becomes that of the plain model.
+  // Opens the packed weights of a source. Returns null if there are none that can be unpacked, or if `wanted` does not
+  // ask for it (--dtype with 2 bytes or more). Replaces `config` with that of the plain model. Reads small tensors.
+  // Errors: a usage error if an adapter is to be merged without --dtype, or if --keep-dtype keeps only some weights
+  // packed; corrupt for a weight that is incomplete or contradicts itself; unsupported for a layout that cannot be
+  // unpacked.
   static Result<std::unique_ptr<Unpacking>> make(Reader& source, const Wanted& wanted, int threads, ConfigFile& config,
                                                  Notes& notes);
 
-  // The plain model. The computed tensors lie in a file that does not exist, row-major, one after the other: a view of
-  // them is of this file, whatever their rows and names become.
+  // The plain model. Its computed tensors are recorded as stored in a file that does not exist, row-major, one after
+  // the other, so that a view can rename them and cut and reorder their rows like any others.
   const Catalog& catalog() const { return catalog_; }
-  // The source's tensors that these of catalog() are read from.
+  // Returns the source's tensors that the given tensors of catalog() are read from.
   std::vector<std::size_t> operands(const std::vector<std::size_t>& tensors) const;
-  // After the source has located these.
+  // Takes over where the source's tensors are stored, after it has located them.
   void update(const Catalog& source);
 
   // Marks the tensors of a view that are computed (SourceView::computed).
   void note_computed(SourceView& view) const;
-  // Makes the tensors of `computed` that lie in the file that does not exist what they are. `packed` has the source's
-  // tensors. Refers to all.
+  // Sets how the unpacked tensors of `computed` are filled. `packed` reads the source's tensors, `stored` the other
+  // rows of a view, such as padding. All of them must outlive `computed`.
   void set(TensorSource& packed, TensorSource& stored, ComputedSource& computed) const;
   Index worker_bytes() const { return worker_bytes_; }
 
@@ -44,13 +45,13 @@ class Unpacking {
   struct Weight {
     std::unique_ptr<PackedMatrix> matrix;
     DType dtype = DType::kFloat32;
-    Index offset = 0;  // in the file
+    Index offset = 0;  // in the file that does not exist
   };
 
   Unpacking() = default;
   Status add(Tensor like, std::unique_ptr<PackedMatrix> matrix, std::vector<std::size_t> parts, DType dtype);
   const Weight& at(Index offset) const;
-  bool lies_here(const Tensor& tensor) const;  // some of it, in the file that does not exist
+  bool is_unpacked(const Tensor& tensor) const;  // at least partly
   Status fill(TensorSource& packed, TensorSource& stored, const Tensor& tensor, std::size_t number, const Box& box,
               MutableBytes out, MutableBytes scratch) const;
   Status fill_fragment(TensorSource& packed, const Tensor& tensor, const Fragment& fragment, const Box& part,
