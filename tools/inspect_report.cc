@@ -140,6 +140,7 @@ void print_state(const Inspection& in) {
                 padded(what, kWhat - 2).append("  ").c_str(), padded(types_text(facts), kType - 2).append("  ").c_str(),
                 human_bytes(facts.bytes).c_str());
   }
+  if (!in.packed.empty()) print_labelled("packed", "1", in.packed);
   std::string label = "names";
   for (const Part& part : in.catalog().parts) {
     if (part.prefix.empty() || part.prefix == kPlainOptimizer) continue;
@@ -288,6 +289,7 @@ Json state_json(const Inspection& in) {
     Json kind = Json::object();
     kind.set("tensors", facts.tensors).set("elements", facts.elements).set("bytes", facts.bytes);
     kind.set("dtypes", strings_json(facts.dtypes)).set("names", strings_json(facts.names));
+    if (k == 0 && !in.packed.empty()) kind.set("packed", in.packed);
     out.set(kKindNames[k], std::move(kind));
   }
   return out;

@@ -5,6 +5,7 @@
 
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/model/quantization.h"
 
 namespace reshard::tools {
 namespace {
@@ -89,6 +90,7 @@ Result<Inspection> look_at(const std::string& path, const SourceOptions& options
     const StateKey key = split_state_key(t.key());
     count_tensor(t, in.kinds[static_cast<std::size_t>(key.kind)], key);
   }
+  if (const PackedWeights packed = find_packed(in.catalog(), nullptr); !packed.empty()) in.packed = packed_text(packed);
   describe_objects(in);
   return in;
 }

@@ -47,6 +47,7 @@ struct Inspection {
   FileFacts files;
   InferredMesh mesh;
   std::array<KindFacts, 3> kinds;  // by StateKind
+  std::string packed;              // "14 weights packed as GPTQ"; empty: none
   Index object_count = 0;
   std::vector<std::pair<std::string, std::string>> objects;  // the most telling ones and their values
 

@@ -12,6 +12,7 @@
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
 #include "lib/model/parts.h"
+#include "lib/model/quantization.h"
 #include "lib/model/shapes.h"
 
 namespace reshard {
@@ -166,9 +167,16 @@ void look_at_packed(const DescribedModel& subject, const Tensor& tensor, const P
 StoredModel match_names(const DescribedModel& subject, ModelAudit& audit, FindingList& findings) {
   StoredModel out;
   std::vector<Duplicate> duplicates;
-  for (const Tensor& tensor : subject.catalog.tensors()) {
+  const PackedWeights packed = find_packed(subject.catalog, &subject.config);
+  for (std::size_t i = 0; i < subject.catalog.tensors().size(); ++i) {
+    const Tensor& tensor = subject.catalog.tensors()[i];
     const StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
+    if (const PackedWeight* const weight = packed.of(i); weight && !is_known_to_families(weight->packing)) {
+      out.packed.insert(canonical_key(subject.family, weight->name));
+      ++audit.looked_at;
+      continue;
+    }
     const auto by_shape =
         parse_tensor(subject.family, key.parameter, tensor.shape, &subject.config, tensor_text(tensor.name));
     const auto parsed = by_shape ? *by_shape : parse_name(subject.family, key.parameter);

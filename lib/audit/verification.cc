@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <set>
 #include <tuple>
 
@@ -9,6 +10,7 @@
 #include "lib/audit/model_audit.h"
 #include "lib/audit/names_audit.h"
 #include "lib/audit/optimizer_audit.h"
+#include "lib/audit/packed_audit.h"
 #include "lib/audit/structure_audit.h"
 #include "lib/audit/tokenizer.h"
 #include "lib/audit/verification_steps.h"
@@ -18,6 +20,7 @@
 #include "lib/engine/watched_files.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
+#include "lib/model/quantization.h"
 #include "lib/model/unknown_family.h"
 
 namespace reshard {
@@ -127,6 +130,14 @@ void check_names(const Catalog& catalog, const Model& model, VerifyReport& repor
   report.add(audit_names(catalog, model));
 }
 
+void check_packed(const Catalog& catalog, const Model& model, VerifyReport& report) {
+  PackedAudit audit = audit_packed(catalog, model);
+  if (audit.looked_at == 0) return;
+  report.checked("packed", "every packed weight has all its tensors, in shapes that fit", audit.looked_at);
+  report.fact("packed", audit.text);
+  report.add(std::move(audit.findings));
+}
+
 void check_optimizer(const Catalog& catalog, VerifyReport& report) {
   const std::string title = "optimizer state fits its parameters";
   if (holds_optimizer_alone(catalog))
@@ -227,8 +238,13 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
                               : "--config describes a model of family " + described->name + ", and " + names.text()) +
                          choice_of_part(catalog));
     }
-    const std::string what = "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
-                             " belongs to no family that reshard knows";
+    const bool is_packed = !model.config->quantization.empty() &&
+                           family_of_model_type(model.config->model_type, model.config->text_model_type);
+    const std::string what = is_packed
+                                 ? model.config->path + ": models quantized with " +
+                                       printable(model.config->quantization) + " have tensors that no family describes"
+                                 : "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
+                                       " belongs to no family that reshard knows";
     const std::string held = facts.confirmed.empty()
                                  ? "no name and no shape was held against it"
                                  : "nothing was held against it but that " + join(facts.confirmed, " and ");
@@ -315,7 +331,12 @@ Result<DeclaredLayout> declared_layout(const Catalog& catalog, const Model& mode
   out.title = out.mesh.to_string();
   placer = TRY(Placer::make(out.mesh, model.family, model.config_or_null(), Placer::of(catalog)));
   const bool has_own_rules = format.sharding == Sharding::kOwnLocal;
-  out.place = [&placer, has_own_rules, mesh = out.mesh](const Tensor& t) -> Result<Placement> {
+  const auto packed = std::make_shared<const PackedWeights>(find_packed(catalog, model.config_or_null()));
+  out.place = [&placer, &catalog, packed, has_own_rules, has_family = model.family != nullptr,
+               mesh = out.mesh](const Tensor& t) -> Result<Placement> {
+    const PackedWeight* const weight = packed->of(static_cast<std::size_t>(&t - catalog.tensors().data()));
+    if (weight && !(has_family && is_known_to_families(weight->packing)))
+      return unsupported(tensor_text(t.name) + ": part of a packed weight, of which no rule says how it is cut");
     Placement p = placer->place(Placer::of(t));
     for (const Split& split : p.splits) {
       Index ranks = 1;
@@ -496,6 +517,7 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   const Structure structure = check_structure(opened, options, report);
   TRY(check_model(opened.catalog(), model, options, report));
   check_names(opened.catalog(), model, report);
+  check_packed(opened.catalog(), model, report);
   check_optimizer(opened.catalog(), report);
   check_tokenizer(opened.catalog(), model, report);
   TRY(check_layout(opened, model, options, report));

@@ -66,6 +66,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.names = TRY(translate(catalog, o.model, d.config, o, format));  // settles the model, and the names of both
   TRY(check_names(catalog, d.names, o, format, d.config, d.notes));
   const Selected selected = TRY(select(catalog, o, format, o.allow.cover, !o.metadata_only, d.notes));
+  if (!o.takes_parts) TRY(check_packed_whole(catalog, selected, d.names.packed));
   if (!o.metadata_only) TRY(locate(source, d.unpacking.get(), selected.tensors, o));  // where the source's bytes lie
   if (o.sizes_only) {
     Translation names = d.names;
@@ -94,8 +95,8 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
   TRY(repeat_heads(d.view, d.names, o, format, d.notes));  // settles the source's view
   if (d.unpacking) d.unpacking->note_computed(d.view);
-  d.output = TRY(name_tensors(d.view, d.names, o, d.notes));        // names, dtypes and shapes of the output
-  TRY(place(d.output.tensors, d.view, model, o, format, d.notes));  // and how it lies
+  d.output = TRY(name_tensors(d.view, d.names, o, d.notes));  // names, dtypes and shapes of the output
+  TRY(place(d.output, d.view, model, o, format, d.notes));    // and how it lies
   if (o.merge) d.merge = TRY(match_sources(d, format, o));
   d.side_files = TRY(find_side_files(source.catalog(), o, d.config.path, format, d.notes));
   if (d.adapter && !o.merge_adapter)

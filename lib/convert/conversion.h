@@ -36,6 +36,7 @@ struct ConversionOptions : Wanted {
   Index max_file_bytes = kUsualFileBytes;
   Compression compression;  // for formats that can
   Allowed allow;
+  bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
   bool metadata_only = false;  // plan without looking into the data files
   bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
   Resume resume = Resume::kAuto;

@@ -24,10 +24,14 @@ constexpr Index kKeptScales = Index{4} << 20;  // bytes of scales that are remem
 struct BlockScale {
   float scale = 1, inverse = 1;  // elements are multiplied by the one, the other is stored
 };
-// Of the largest magnitude. Where float32 has no such scale the block becomes zeros.
+// Returns the scale for a block with this largest magnitude. Below 448 / 3.4e38 float32 cannot hold that scale; 2^127
+// is used instead, whose reciprocal is a denormal that float32 holds exactly, so that the values are kept as well as
+// float8 can.
 BlockScale scale_of(float largest) {
+  constexpr float kGreatest = 0x1p127F;
   const float scale = 1 / largest * kLargest;  // as torch divides a number by a tensor
-  if (largest == 0 || scale > std::numeric_limits<float>::max()) return {};
+  if (largest == 0) return {};
+  if (scale > std::numeric_limits<float>::max()) return {kGreatest, 1 / kGreatest};
   return {scale, 1 / scale};
 }
 

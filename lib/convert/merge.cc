@@ -17,11 +17,18 @@ constexpr Index kMostElements = Index{1} << 17;  // that are reckoned with at on
 bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
 
 Status check_whole(const Draft& draft, const MergeSource& source) {
-  if (!draft.adapter && !draft.requantized.stored && !draft.unpacking) return {};
-  return unsupported(source.path + ": " +
-                     (draft.adapter ? "has an adapter, which is not part of the weights"
-                                    : "has quantized weights, which --dtype unpacks") +
-                     "; convert it first, and merge what comes out");
+  if (draft.adapter)
+    return unsupported(
+        source.path + ": has an adapter, which is not part of the weights; convert it first, and merge what comes out");
+  const auto& tensors = draft.view.catalog.tensors();
+  const auto packed =
+      std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return draft.view.packed.contains(t.name); });
+  if (packed == tensors.end() && !draft.requantized.stored && !draft.unpacking) return {};
+  const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
+  return unsupported(source.path + ": has " + what +
+                     (packed == tensors.end() ? "" : ", such as " + tensor_text(draft.view.native(packed->name))) +
+                     ": packed values and their scales cannot be merged one by one; convert it to bfloat16 first " +
+                     "(--dtype), and merge what comes out");
 }
 
 Error differs(const MergeSource& a, const MergeSource& b, const std::vector<std::string>& names) {

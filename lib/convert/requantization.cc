@@ -16,23 +16,26 @@
 namespace reshard {
 namespace {
 
-// Float8 elements are a model's weights only once they are multiplied by the scales that lie beside them, whatever
-// those are called ("weight_scale", "weight_scale_inv", "qscale_weight"), and however many there are.
+bool is_float8(DType dtype, DType as) { return byte_size(dtype) == 1 && can_convert(dtype, as); }
+
+// Fails if a float8 matrix is part of a packed weight whose scales nobody has applied: its elements are not the model's
+// weights.
 Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
   if (!typing.dtype || byte_size(*typing.dtype) == 1) return {};
   const auto& tensors = view.catalog.tensors();
-  std::unordered_map<std::string_view, std::size_t> scales;  // by module
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const std::string_view name = tensors[i].name, module = module_of(name);
-    if (name.substr(module.size()).find("scale") != std::string_view::npos && !view.applied.contains(i))
-      scales.insert_or_assign(module, i);
-  }
+  std::unordered_map<std::string_view, std::size_t> scales;  // by the weight
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (const auto found = view.packed.find(tensors[i].name);
+        found != view.packed.end() && !found->second.is_matrix && !view.applied.contains(i))
+      scales.insert_or_assign(found->second.name, i);
   for (std::size_t i = 0; i < tensors.size() && !scales.empty(); ++i) {
     const Tensor& t = tensors[i];
-    if (byte_size(t.dtype) != 1 || !can_convert(t.dtype, *typing.dtype) || view.computed.contains(i)) continue;
+    const auto packed = view.packed.find(t.name);
+    if (packed == view.packed.end() || !packed->second.is_matrix || view.computed.contains(i)) continue;
+    if (!is_float8(t.dtype, *typing.dtype)) continue;
     const std::string& native = view.native(t.name);
     if (typing.keeps(native, t.name)) continue;
-    if (const auto found = scales.find(module_of(t.name)); found != scales.end())
+    if (const auto found = scales.find(packed->second.name); found != scales.end())
       return unsupported(
           view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) + " beside " +
           tensor_text(view.native(tensors[found->second].name)) + ": without its scale it would have other values as " +
@@ -40,6 +43,27 @@ Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
           ", and how these are applied is not known (docs/families.md). Leave out --dtype to keep both");
   }
   return {};
+}
+
+bool stacks_experts(const Family& family) {
+  return std::any_of(family.rules.begin(), family.rules.end(),
+                     [](const NameRule& rule) { return rule.stacks_experts(); });
+}
+
+// Whether models of the family have matrices for it.
+bool has_matrices(const Family& family, Quantization quantization) {
+  if (quantization == Quantization::kFp8Tensor) return !stacks_experts(family);
+  const Quantized due = quantization == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
+  return std::any_of(family.rules.begin(), family.rules.end(),
+                     [&](const NameRule& rule) { return rule.quantized == due; });
+}
+
+// "; --quantize fp8-tensor quantizes them": the choices that the family has; mostly one.
+std::string other_quantizations(const Family& family) {
+  std::vector<std::string> out;
+  for (const auto& [name, quantization] : kQuantizations)
+    if (has_matrices(family, quantization)) out.push_back("--quantize " + std::string(name));
+  return out.empty() ? "" : "; " + join(out, " or ") + " quantizes a model of this family";
 }
 
 // That the output has a place for scales, and the model matrices that may have them.
@@ -59,18 +83,19 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
     return usage_error(
         view.catalog.root + ": " + what +
         "a config.json has to say that the model is quantized, and none is there; give it with --config");
-  const auto& rules = model.family->rules;
-  if (typing.quantize == Quantization::kFp8Tensor &&
-      std::any_of(rules.begin(), rules.end(), [](const NameRule& rule) { return rule.stacks_experts(); }))
-    return unsupported(what + "models of family " + model.family->name + " have all experts in one tensor");
-  const Quantized due = typing.quantize == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
-  if (typing.quantize != Quantization::kFp8Tensor &&
-      std::none_of(rules.begin(), rules.end(), [&](const NameRule& rule) { return rule.quantized == due; }))
-    return unsupported(what + "models of family " + model.family->name + " have no matrices in " +
-                       (due == Quantized::kMxfp4 ? "MXFP4" : "float8 blocks"));
+  if (!has_matrices(*model.family, typing.quantize)) {
+    const std::string why = typing.quantize == Quantization::kFp8Tensor ? " have all experts in one tensor"
+                            : typing.quantize == Quantization::kMxfp4   ? " have no matrices in MXFP4"
+                                                                        : " have no matrices in float8 blocks";
+    return unsupported(what + "models of family " + model.family->name + why + other_quantizations(*model.family));
+  }
   if (!model.config->quantization.empty())
     return unsupported(model.config->path + ": " + what + "the model is quantized already (" +
                        printable(model.config->quantization) + "); --dtype bfloat16 first");
+  const auto& tensors = view.catalog.tensors();
+  if (std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return view.packed.contains(t.name); }))
+    return unsupported(view.catalog.root + ": " + what + "the model has " + packed_text(names.packed) +
+                       " already; --dtype bfloat16 first");
   if (selection.merge_adapter) return usage_error(what + "merge the adapter first, and quantize what comes out");
   if (typing.dtype && byte_size(*typing.dtype) == 1)
     return usage_error(what + "--dtype says what the other tensors become, and it is no float8");

@@ -132,6 +132,49 @@ const std::string& SourceView::key(const std::string& canonical) const {
   return found == natives.end() ? canonical : found->second.key;
 }
 
+Status check_packed_whole(const Catalog& source, const Selected& selected, const PackedWeights& packed) {
+  if (packed.empty() || selected.tensors.size() == source.tensors().size()) return {};
+  const std::unordered_set<std::size_t> taken(selected.tensors.begin(), selected.tensors.end());
+  for (const PackedWeight& weight : packed.weights) {
+    const auto is_taken = [&](const PackedTensor& part) { return taken.contains(part.tensor); };
+    const auto left = std::find_if_not(weight.parts.begin(), weight.parts.end(), is_taken);
+    const auto count = std::count_if(weight.parts.begin(), weight.parts.end(), is_taken);
+    if (count == 0 || left == weight.parts.end()) continue;
+    return usage_error(source.root + ": " + with_commas(count) + " of the " +
+                       count_of(std::ssize(weight.parts), "tensor") + " of '" + printable(weight.name) +
+                       "' are selected; packed as " + std::string(packing_title(weight.packing)) +
+                       " it means nothing without " + tensor_text(source.tensors()[left->tensor].name) +
+                       "; --include or --exclude all of its tensors");
+  }
+  return {};
+}
+
+namespace {
+
+// Fills SourceView::packed. `packed` is of `source`.
+void note_packed(const Catalog& source, const Translation& names, SourceView& view) {
+  const PackedWeights& packed = names.packed;
+  for (std::size_t i = 0; i < source.tensors().size() && !packed.empty(); ++i) {
+    if (!packed.is_of(i)) continue;
+    const Tensor& t = source.tensors()[i];
+    const PackedWeight* const weight = packed.of(i);
+    SourceView::Packed part;
+    if (weight) part = {weight->name, weight->packing, weight->find("weight") == i || weight->find("values") == i};
+    const bool is_raw = weight && !is_known_to_families(weight->packing);  // as canonical_view() names it
+    view.packed.emplace(names.renames() && !is_raw             ? canonical_key(*names.model.family, t.key())
+                        : names.renames() || names.plain_names ? t.key()
+                                                               : t.name,
+                        part);
+  }
+}
+
+}  // namespace
+
+bool SourceView::is_known_to_families(const std::string& canonical) const {
+  const auto found = packed.find(canonical);
+  return found != packed.end() && reshard::is_known_to_families(found->second.packing);
+}
+
 Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
                                bool keep_unknown, bool is_located, Notes& notes) {
   Catalog chosen;
@@ -146,8 +189,12 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   }
   for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
   if (is_located) TRY(validate(chosen));
-  if (!names.renames() && !names.plain_names) return SourceView{std::move(chosen), {}};
   SourceView view;
+  note_packed(source, names, view);
+  if (!names.renames() && !names.plain_names) {
+    view.catalog = std::move(chosen);
+    return view;
+  }
   const Model& model = names.model;
   if (names.plain_names) {
     for (const Tensor& t : chosen.tensors())

@@ -37,13 +37,24 @@ struct SourceView {
     std::string name, key;
   };
   std::unordered_map<std::string, Native> natives;
-  std::unordered_set<std::size_t> applied = {};        // of quantized ones, that become others
-  std::unordered_set<std::size_t> computed = {};       // what is made of others as it is read, in its dtype (the same)
-  std::unordered_set<std::size_t> values = {};         // tensors that the output has as one value (adam.h)
-  bool is_stored(const std::string& canonical) const;  // of a tied head
+  std::unordered_set<std::size_t> applied = {};   // of quantized ones, that become others
+  std::unordered_set<std::size_t> computed = {};  // what is made of others as it is read, in its dtype (the same)
+  std::unordered_set<std::size_t> values = {};    // tensors that the output has as one value (adam.h)
+  // Tensors of packed weights, and scales of activations and caches beside them, by canonical name.
+  struct Packed {
+    std::string name;  // of the weight; empty for scales of activations and caches
+    Packing packing = Packing::kFloat8;
+    bool is_matrix = false;  // its elements are the weight's, but for the scales
+  };
+  std::unordered_map<std::string, Packed> packed = {};
+  bool is_known_to_families(const std::string& canonical) const;  // of one that is packed
+  bool is_stored(const std::string& canonical) const;             // of a tied head
   const std::string& native(const std::string& canonical) const;  // its name in the source
   const std::string& key(const std::string& canonical) const;     // and its plain key there
 };
+// Fails if the selection has some tensors of a packed weight and leaves out others.
+Status check_packed_whole(const Catalog& source, const Selected& selected, const PackedWeights& packed);
+
 // Of located tensors the extents are checked once more: now the payloads' own headers have spoken.
 Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
                                bool keep_unknown, bool is_located, Notes& notes);

@@ -90,6 +90,14 @@ Index head_copies(const ModelConfig* config, const OnRanks& on, const Format& fo
   return format.holds_local_tensors() && heads > 0 && tp > heads && tp % heads == 0 ? tp / heads : 1;
 }
 
+// Fails if the tensor is part of a packed weight that is written as it is stored.
+Status check_not_packed(const SourceView& view, const Tensor& tensor, std::string_view to_do) {
+  const auto i = view.catalog.find(tensor.name);
+  if (!view.packed.contains(tensor.name) || (i && view.computed.contains(*i))) return {};
+  return unsupported(tensor_text(view.native(tensor.name)) + " is part of a packed weight and cannot " +
+                     std::string(to_do) + "; --dtype bfloat16 unpacks those whose quantization is known");
+}
+
 // The tensor of the view that the output has in place of a head; nothing for tensors that are no tied heads.
 const NameRule* tied_rule(const Family& family, std::string_view canonical) {
   const auto parsed = parse_name(family, canonical);
@@ -127,6 +135,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     const Index wanted =
         TRY(by_layout ? on.layout->padded_rows(t.shape[0]) : padded_to_multiple(t.shape[0], divisible_by, on.mesh));
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
+    TRY(check_not_packed(view, t, "get rows of padding"));
     if (!fill)
       return usage_error(tensor_text(name) + " has " + with_commas(t.shape[0]) + " rows, the target's vocabulary " +
                          with_commas(wanted) +
@@ -167,6 +176,7 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
         on.layout ? any_glob_matches(on.layout->kv_heads->tensors, names.target_name(t.name, view.key(t.name)))
                   : is_heads;
     if (!wanted || t.shape.rank() == 0) continue;
+    TRY(check_not_packed(view, t, "have its key-value heads repeated"));
     if (view.computed.contains(i))
       return unsupported(tensor_text(t.name) + ": the layout repeats its key-value heads, and it is made of a matrix " +
                          "with scales as it is read; convert it to hf first");
@@ -185,6 +195,37 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
 // ---- the output's tensors
 
 namespace {
+
+// Whether the tensor is part of a packed weight that no rule of the family cuts.
+bool is_uncut(const SourceView& view, const Model& model, const std::string& canonical) {
+  const auto i = view.catalog.find(canonical);
+  if (!view.packed.contains(canonical) || (i && view.computed.contains(*i))) return false;
+  return !model.family || !view.is_known_to_families(canonical);
+}
+
+// Whether a convention has a name for the tensor.
+bool can_name(const SourceView& view, const Model& model, const std::string& canonical, Convention to) {
+  if (const auto i = view.catalog.find(canonical); i && view.computed.contains(*i)) return true;
+  if (view.packed.contains(canonical) && !view.is_known_to_families(canonical)) return false;
+  const auto parsed = parse_name(*model.family, canonical);
+  return !parsed || can_name(*model.family, *parsed, to);
+}
+
+// Says which packed weights --dtype leaves as they are.
+void note_packed(const SourceView& view, const Translation& names, const Typing& typing, Notes& notes) {
+  if (!typing.dtype) return;
+  std::set<std::string_view> kept;
+  for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
+    if (const auto found = view.packed.find(view.catalog.tensors()[i].name);
+        found != view.packed.end() && !view.computed.contains(i) && !view.applied.contains(i))
+      kept.insert(found->second.name);
+  PackedWeights left;
+  for (const PackedWeight& weight : names.packed.weights)
+    if (kept.contains(weight.name)) left.weights.push_back(weight);
+  if (left.empty()) return;
+  notes.warnings.push_back(packed_text(left) + ": --dtype leaves their tensors as they are, which mean nothing in " +
+                           "another dtype");
+}
 
 // Optimizer state under names that no parameter has does not follow the model.
 void note_orphans(const SourceView& view, const Family& family, const std::vector<std::size_t>& tensors, Notes& notes) {
@@ -219,7 +260,7 @@ class TargetDtypes {
     const std::string native = view_.native(tensor.name);
     const StateKey key = split_state_key(tensor.key());
     if (!typing_.dtype || key.kind != StateKind::kModel || !can_convert(tensor.dtype, as) ||
-        typing_.keeps(native, tensor.name))
+        typing_.keeps(native, tensor.name) || view_.packed.contains(tensor.name))
       return own;
     if (const auto kept = kept_dtype(family_, config_, key.parameter, as)) {
       if (!can_convert(tensor.dtype, *kept)) return own;
@@ -266,6 +307,7 @@ class TargetDtypes {
 
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
                                    Notes& notes) {
+  note_packed(view, names, typing, notes);
   const auto& tensors = view.catalog.tensors();
   const Model& model = names.model;
   OutputTensors out;
@@ -288,11 +330,10 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
                                "tie_word_embeddings to false to keep both"});
   }
   if (names.renames()) note_orphans(view, *model.family, taken, notes);
-  if (names.renames() && names.to != Convention::kHf) {
+  if (names.renames() && (names.to != Convention::kHf || model.convention != Convention::kHf)) {
     std::vector<std::string> scales;
     for (const std::size_t i : taken)
-      if (const auto parsed = parse_name(*model.family, tensors[i].name);
-          parsed && !can_name(*model.family, *parsed, *names.to))
+      if (!can_name(view, model, tensors[i].name, *names.to))
         scales.push_back("'" + printable(view.native(tensors[i].name)) + "'");
     if (!scales.empty())
       return unsupported(view.catalog.root + ": " + count_of(std::ssize(scales), "tensor") +
@@ -337,6 +378,7 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
       t.shape = TRY(packed_shape(*group.stored, shapes, model.config_or_null()).context(tensor_text(group.name)));
     t.path = rename_path(first.path, view.key(first.name), t.name);
     if (!names.renames()) t.plain_key = first.plain_key;
+    out.uncut.push_back(is_uncut(view, model, first.name));
     out.tensors.push_back(std::move(t));
   }
   dtypes.note(notes);
@@ -344,6 +386,16 @@ Result<OutputTensors> name_tensors(const SourceView& view, const Translation& na
 }
 
 namespace {
+
+// Fails if the layout cuts a tensor of a packed weight, whose parts would not be those of one packed weight each.
+Status check_uncut(const TargetTensor& tensor, const OnRanks& on) {
+  for (const Split& split : tensor.placement->splits)
+    for (const std::string& axis : split.axes)
+      if (on.mesh.size(axis) > 1)
+        return unsupported("layout '" + printable(on.layout->name) + "' cuts " + tensor_text(tensor.name) + " along " +
+                           axis + ": it is part of a packed weight, which every rank holds whole");
+  return {};
+}
 
 // Each of those that are the same once.
 class Placements {
@@ -360,24 +412,30 @@ class Placements {
 
 }  // namespace
 
-Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const Model& model, const OnRanks& on,
-             const Format& format, Notes& notes) {
+Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
+             Notes& notes) {
   Placements placements;
+  std::vector<TargetTensor>& tensors = output.tensors;
   if (on.layout) {
     Index layers = 0;
     for (const TargetTensor& t : tensors) layers = std::max(layers, layer_number(t.key()) + 1);
-    for (TargetTensor& t : tensors)
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      TargetTensor& t = tensors[i];
       t.placement =
           placements.of(TRY(format.holds_local_tensors() ? on.layout->place(t.name, t.shape, layers)
                                                          : on.layout->place_in_files(t.name, t.shape, layers)));
+      if (output.uncut[i]) TRY(check_uncut(t, on));
+    }
     return {};
   }
   if (on.mesh.ranks() == 1) return {};  // nothing is cut
   std::vector<Placer::Of> placed;
   placed.reserve(tensors.size());
-  for (const TargetTensor& t : tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TargetTensor& t = tensors[i];
     const auto from = model.family ? std::nullopt : view.catalog.find(t.name);
-    placed.push_back({t.key(), t.name, t.shape, from ? &view.catalog.tensors()[*from].fragments : nullptr});
+    placed.push_back(
+        {t.key(), t.name, t.shape, from ? &view.catalog.tensors()[*from].fragments : nullptr, output.uncut[i]});
   }
   const ModelConfig* config = model.config_or_null();
   const Mesh mesh = format.shares_experts ? on.mesh.without("ep") : on.mesh;

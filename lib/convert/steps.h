@@ -43,14 +43,15 @@ struct EqualTensors {
 struct OutputTensors {
   std::vector<TargetTensor> tensors;  // in the order of the view; not placed yet
   std::vector<EqualTensors> equal;
-  Index converted = 0;  // of the view, that change their dtype
+  Index converted = 0;      // of the view, that change their dtype
+  std::vector<bool> uncut;  // of `tensors`: part of a packed weight, which every rank holds whole
 };
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
                                    Notes& notes);
 
-// Gives each tensor its placement.
-Status place(std::vector<TargetTensor>& tensors, const SourceView& view, const Model& model, const OnRanks& on,
-             const Format& format, Notes& notes);
+// Gives each tensor its placement. Unsupported if a layout cuts a tensor that is part of a packed weight.
+Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
+             Notes& notes);
 
 // Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
 // become one their objects must be equal. Without `with_bytes` those that cannot be read are zeros as long as what is

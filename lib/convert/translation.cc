@@ -19,6 +19,30 @@ namespace {
 
 constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, whatever the model
 
+// Fails if --rename gives the tensors of one packed weight names that loaders do not take for one weight.
+Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
+  const auto& tensors = source.tensors();
+  if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.plain_key.empty(); })) return {};
+  Catalog stored;
+  for (Tensor t : tensors) {
+    if (state_kind(t.key()) != StateKind::kModel) continue;
+    t.plain_key.clear();
+    TRY(stored.add(std::move(t)));
+  }
+  for (const PackedWeight& weight : find_packed(stored, nullptr).weights) {
+    const auto renamed = [&](const PackedTensor& part) { return *source.find(stored.tensors()[part.tensor].name); };
+    const PackedWeight* const there = packed.of(renamed(weight.parts.front()));
+    const auto has_role = [&](const PackedTensor& part) { return there->find(part.role) == renamed(part); };
+    if (there && there->packing == weight.packing && there->parts.size() == weight.parts.size() &&
+        std::all_of(weight.parts.begin(), weight.parts.end(), has_role))
+      continue;
+    return usage_error(source.root + ": --rename takes apart '" + printable(weight.name) + "', which is packed as " +
+                       std::string(packing_title(weight.packing)) + " in " +
+                       count_of(std::ssize(weight.parts), "tensor") + ": rename its module, which all of them have");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes& notes) {
@@ -48,6 +72,8 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   Translation out;
   out.model = TRY(recognise(source, choice, is_used ? said : std::nullopt));
   if (is_used) out.float8 = said->float8;
+  out.packed = find_packed(source, said ? &*said : nullptr);
+  TRY(check_packed_names(source, out.packed));
   out.said = std::move(said);
   if (!out.model.family) out.model.config.reset();
   const bool changes = choice.is_none() ? naming.changed_names : format.hf_names;

@@ -9,6 +9,7 @@
 #include "lib/convert/options.h"
 #include "lib/model/config.h"
 #include "lib/model/model.h"
+#include "lib/model/quantization.h"
 
 namespace reshard {
 
@@ -20,6 +21,7 @@ struct Translation {
   Model model;                         // of the source; with a config only where it has a family
   std::optional<ModelConfig> said;     // the source's config.json, of a known family or not
   std::optional<Float8Scales> float8;  // as it says; nothing where no family is wanted
+  PackedWeights packed;                // of the catalog that was translated
   std::optional<Convention> to;        // nothing: names and rows as in the source
   // Of no family: the source's names without what wraps the model in it. Where none was wanted, they are as stored
   // unless --strip-prefix or --rename changes them.

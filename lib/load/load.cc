@@ -44,6 +44,7 @@ Result<std::unique_ptr<Load>> Load::prepare(Reader& source, LoadOptions options)
   ConversionOptions conversion;
   static_cast<Wanted&>(conversion) = o;
   conversion.source_path = source.catalog().root;
+  conversion.takes_parts = true;
   conversion.run = o;
   // What is read before the load are a few tensors: by each rank for itself, and by its processor.
   conversion.run.progress = nullptr;

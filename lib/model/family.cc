@@ -11,6 +11,7 @@
 #include "lib/model/family_file.h"
 #include "lib/model/parameters.h"
 #include "lib/model/parts.h"
+#include "lib/model/quantization.h"
 #include "lib/model/shapes.h"
 
 namespace reshard {
@@ -572,6 +573,9 @@ std::optional<Convention> convention_without_config(const Catalog& catalog) {
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
+  const PackedWeights packed = find_packed(catalog, config);  // whose shapes are not those of their weights
+  std::erase_if(examples,
+                [&](const Tensor* t) { return packed.is_of(static_cast<std::size_t>(t - catalog.tensors().data())); });
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
   const bool is_said = family && most_frequent(*family, names) && !compare_names(*family, names, config).is_of_others();
   const auto as = [&](const Family& f) -> std::optional<Detected> {

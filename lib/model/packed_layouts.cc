@@ -255,6 +255,33 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kFloat8, "float8 with scales", kFloat8Methods, kFloat8Roles},
 };
 
+constexpr std::string_view kBitsandbytes4Shapes[] = {"size(quant_map) = 16", "size(nested_quant_map) = 256"};
+constexpr std::string_view kBitsandbytes8Shapes[] = {"size(SCB) = weight[0]"};
+// Elements a word: qzeros[1] words for scales[1] columns, qweight[0] words for g_idx[0] rows.
+constexpr std::string_view kGptqShapes[] = {"qzeros[0] = scales[0]", "qweight[1]*g_idx[0] = scales[1]*g_idx[0]",
+                                            "qzeros[1]*g_idx[0] = qweight[0]*scales[1]"};
+constexpr std::string_view kAwqGemm[] = {"qweight[1]*8 = scales[1]", "qzeros[1] = qweight[1]", "qzeros[0] = scales[0]"};
+constexpr std::string_view kAwqGemv[] = {"qweight[0] = scales[0]", "qzeros[0] = scales[0]"};
+constexpr std::string_view kAwqFast[] = {"qweight[0]*4 = scales[1]", "qzeros[1] = scales[1]", "qzeros[0] = scales[0]"};
+constexpr std::string_view kPackedByRows[] = {"packed[0] = scale[0]", "size(shape) = rank(packed)"};
+constexpr std::string_view kPackedWhole[] = {"size(scale) = 1"};
+constexpr std::string_view kNvfp4Shapes[] = {"packed[0] = scale[0]", "packed[-1] = scale[-1]*8"};
+constexpr std::string_view kCompressedMxfp4Shapes[] = {"packed[0] = scale[0]", "packed[-1] = scale[-1]*16"};
+constexpr std::string_view kModeloptShapes[] = {"weight[0] = scale[0]", "weight[-1] = scale[-1]*8"};
+constexpr std::string_view kMxfp4Shapes[] = {"blocks[0] = scales[0]", "blocks[1] = scales[1]", "blocks[2] = scales[2]",
+                                             "blocks[3] = 16"};
+constexpr std::string_view kAqlmShapes[] = {"codes[2] = codebooks[0]", "codes[0]*codebooks[2] = scales[0]"};
+constexpr std::string_view kEetqShapes[] = {"size(scales) = weight[1]"};
+constexpr std::string_view kAffineShapes[] = {"weight[0] = scales[0]", "scales[-1] = biases[-1]"};
+
+constexpr ShapeEquations kBitsandbytes4Either[] = {kBitsandbytes4Shapes},
+                         kBitsandbytes8Either[] = {kBitsandbytes8Shapes}, kGptqEither[] = {kGptqShapes},
+                         kAwqEither[] = {kAwqGemm, kAwqGemv, kAwqFast}, kPackedEither[] = {kPackedByRows, kPackedWhole},
+                         kNvfp4Either[] = {kNvfp4Shapes}, kCompressedMxfp4Either[] = {kCompressedMxfp4Shapes},
+                         kModeloptEither[] = {kModeloptShapes}, kMxfp4Either[] = {kMxfp4Shapes},
+                         kAqlmEither[] = {kAqlmShapes}, kEetqEither[] = {kEetqShapes},
+                         kAffineEither[] = {kAffineShapes};
+
 bool is_integer(DType dtype) { return dtype >= DType::kUint8 && dtype <= DType::kInt64; }
 
 }  // namespace
@@ -286,5 +313,36 @@ bool fits(PackedDType class_of, DType dtype) {
 }
 
 std::span<const PackedLayout> packed_layouts() { return kLayouts; }
+
+std::span<const ShapeEquations> shape_equations(Packing packing) {
+  switch (packing) {
+    case Packing::kBitsandbytes4:
+      return kBitsandbytes4Either;
+    case Packing::kBitsandbytes8:
+      return kBitsandbytes8Either;
+    case Packing::kGptq:
+      return kGptqEither;
+    case Packing::kAwq:
+      return kAwqEither;
+    case Packing::kCompressedPacked:
+      return kPackedEither;
+    case Packing::kCompressedNvfp4:
+      return kNvfp4Either;
+    case Packing::kCompressedMxfp4:
+      return kCompressedMxfp4Either;
+    case Packing::kModeloptNvfp4:
+      return kModeloptEither;
+    case Packing::kMxfp4:
+      return kMxfp4Either;
+    case Packing::kAqlm:
+      return kAqlmEither;
+    case Packing::kEetq:
+      return kEetqEither;
+    case Packing::kAffine:
+      return kAffineEither;
+    default:
+      return {};
+  }
+}
 
 }  // namespace reshard

@@ -51,6 +51,12 @@ struct PackedLayout {
   enum class Rest : std::uint8_t { kNone, kModule, kFlattened } rest = Rest::kNone;
 };
 
+// Equations between the shapes of a layout's tensors: "qweight[1] = scales[1]". "[-1]" is the last dimension, "size(x)"
+// the number of elements. An equation about an absent tensor or dimension holds.
+using ShapeEquations = std::span<const std::string_view>;
+// The alternatives, of which one must hold; none: nothing is known.
+std::span<const ShapeEquations> shape_equations(Packing packing);
+
 // In the order in which they are tried: a layout comes before others that its tensors would fit as well.
 std::span<const PackedLayout> packed_layouts();
 

@@ -54,6 +54,7 @@ Placement Placer::place(const Of& tensor) const {
   Placement placement;
   if (key.parameter.empty()) return placement;
   placement.stage = stage(key.parameter);
+  if (tensor.is_uncut) return placement;
   if (key.kind == StateKind::kOptimizer) {
     const auto shape = parameter_shapes_.find(key.parameter);
     if (shape == parameter_shapes_.end() || shape->second != tensor.shape) return placement;

@@ -23,6 +23,7 @@ class Placer {
     const std::string& name;
     const Dims& shape;
     const FragmentList* fragments;  // how the source was cut; null: in no way. Of no account where there is a family
+    bool is_uncut = false;          // every rank holds all of it: part of a packed weight
   };
   static Of of(const Tensor& tensor) { return {tensor.key(), tensor.name, tensor.shape, &tensor.fragments}; }
   static std::vector<Of> of(const Catalog& catalog);

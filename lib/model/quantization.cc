@@ -7,6 +7,7 @@
 
 #include "lib/base/text.h"
 #include "lib/model/family.h"
+#include "lib/model/formula.h"
 #include "lib/model/packed_layouts.h"
 
 namespace reshard {
@@ -214,6 +215,12 @@ class Finder {
           values && scales && values->rank() == 2 && scales->rank() == 2 && (*values)[1] == (*scales)[1];
       if (method_ == "awq" || (method_ != "gptq" && values && scales && !packs_rows)) weight.packing = Packing::kAwq;
     }
+    if (weight.packing == Packing::kBitsandbytes4) {  // doubly quantized: the scales are packed too
+      const auto absmax = weight.find("absmax");
+      for (const std::string_view role : {"nested_absmax", "nested_quant_map"})
+        if (absmax && catalog_.tensors()[*absmax].dtype == DType::kUint8 && !weight.find(role))
+          weight.missing.push_back(weight.name + "." + std::string(role));
+    }
     if (weight.packing == Packing::kInteger) {
       const auto values = weight.find("weight"), scale = weight.find("scale");
       if (values && scale && catalog_.tensors()[*values].dtype == DType::kUint8 &&
@@ -285,6 +292,73 @@ PackedWeights find_packed(const Catalog& catalog, const ModelConfig* config) {
   for (std::size_t w = 0; w < out.weights.size(); ++w)
     for (const PackedTensor& part : out.weights[w].parts) out.of_[part.tensor] = static_cast<std::uint32_t>(w);
   return out;
+}
+
+namespace {
+
+// The value of a name in a shape equation: "scales[1]", "scales[-1]", "size(scales)", "rank(scales)".
+std::optional<Index> shape_number(const Catalog& catalog, const PackedWeight& weight, std::string_view name) {
+  const std::size_t open = name.find_first_of("([");
+  if (open == std::string_view::npos) return std::nullopt;
+  const std::string_view inner = name.substr(open + 1, name.size() - open - 2);
+  const bool is_dimension = name[open] == '[';
+  const auto tensor = weight.find(is_dimension ? name.substr(0, open) : inner);
+  if (!tensor) return std::nullopt;
+  const Dims& shape = catalog.tensors()[*tensor].shape;
+  if (!is_dimension) return name.starts_with("size") ? volume(shape) : Index{shape.rank()};
+  const Index d = inner == "-1" ? shape.rank() - 1 : parse_number(inner).value_or(-1);
+  if (d < 0 || d >= shape.rank()) return std::nullopt;
+  return shape[static_cast<int>(d)];
+}
+
+// The first equation that does not hold; empty: all do.
+std::string_view failed_equation(const Catalog& catalog, const PackedWeight& weight, ShapeEquations equations) {
+  const NumberOf number_of = [&](std::string_view name) { return shape_number(catalog, weight, name); };
+  for (const std::string_view equation : equations) {
+    const std::size_t sign = equation.find(" = ");
+    const auto left = evaluate(equation.substr(0, sign), number_of),
+               right = evaluate(equation.substr(sign + 3), number_of);
+    if (left && right && *left != *right) return equation;
+  }
+  return {};
+}
+
+// Whether scales of this shape can be those of equal blocks of a matrix: one, one for each row, or for each block.
+bool are_of_blocks(const Dims& scales, const Dims& matrix) {
+  if (volume(scales) == 1 || (scales.rank() == 1 && matrix.rank() > 0 && scales[0] == matrix[0])) return true;
+  if (scales.rank() != matrix.rank()) return false;
+  for (int d = 0; d < scales.rank(); ++d)
+    if (scales[d] < 1 || scales[d] > matrix[d] || ceil_div(matrix[d], ceil_div(matrix[d], scales[d])) != scales[d])
+      return false;
+  return true;
+}
+
+// "qweight [8, 64], scales [2, 64]"
+std::string shapes_of(const Catalog& catalog, const PackedWeight& weight) {
+  std::string out;
+  for (const PackedTensor& part : weight.parts)
+    out += (out.empty() ? "" : ", ") + printable(part.role) + " " + to_string(catalog.tensors()[part.tensor].shape);
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeight& weight) {
+  const std::string shapes = "its shapes disagree: " + shapes_of(catalog, weight);
+  if (weight.packing == Packing::kFloat8 || weight.packing == Packing::kInteger) {
+    const auto values = weight.find("weight"), scale = weight.find("scale");
+    const auto& tensors = catalog.tensors();
+    if (!values || !scale || are_of_blocks(tensors[*scale].shape, tensors[*values].shape)) return std::nullopt;
+    return shapes + "; expected one scale, one a row, or one a block";
+  }
+  std::string_view failed;
+  for (const ShapeEquations equations : shape_equations(weight.packing)) {
+    const std::string_view here = failed_equation(catalog, weight, equations);
+    if (here.empty()) return std::nullopt;
+    if (failed.empty()) failed = here;
+  }
+  if (failed.empty()) return std::nullopt;
+  return shapes + "; expected " + std::string(failed);
 }
 
 std::string_view packing_title(Packing packing) {

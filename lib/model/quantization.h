@@ -85,6 +85,17 @@ class PackedWeights {
 // Finds the packed weights among the model tensors of a catalog, by their plain keys. `config` may be null.
 PackedWeights find_packed(const Catalog& catalog, const ModelConfig* config);
 
+// What is wrong with the tensors of a packed weight by themselves: a clause without a full stop, "its shapes disagree:
+// qweight [8, 64], ...". Nothing if they fit together, or if nothing is known of the layout. Missing tensors are in
+// PackedWeight::missing.
+std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeight& weight);
+
+// Whether families name, shape and cut the tensors of this packing themselves (NameRule::quantized). Every other packed
+// weight keeps its names and is never cut.
+constexpr bool is_known_to_families(Packing packing) {
+  return packing == Packing::kFloat8 || packing == Packing::kMxfp4;
+}
+
 // For people: "GPTQ", "bitsandbytes 4-bit".
 std::string_view packing_title(Packing packing);
 // "14 weights packed as GPTQ", "1 weight packed as AWQ, 2 as float8 with scales".

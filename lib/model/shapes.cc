@@ -7,6 +7,7 @@
 
 #include "lib/base/text.h"
 #include "lib/model/formula.h"
+#include "lib/model/quantization.h"
 
 namespace reshard {
 namespace {
@@ -127,7 +128,9 @@ Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>
 
 Status check_shapes_agree(const Family& family, const Catalog& catalog) {
   std::vector<const Tensor*> tensors;
-  for (const Tensor& t : catalog.tensors()) tensors.push_back(&t);
+  const PackedWeights packed = find_packed(catalog, nullptr);
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i)
+    if (!packed.is_of(i)) tensors.push_back(&catalog.tensors()[i]);
   return check_shapes_agree(family, tensors);
 }
 

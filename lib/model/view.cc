@@ -10,6 +10,7 @@
 #include "lib/layout/flat_boxes.h"
 #include "lib/model/packing.h"
 #include "lib/model/parameters.h"
+#include "lib/model/quantization.h"
 #include "lib/model/shapes.h"
 
 namespace reshard {
@@ -28,7 +29,11 @@ class ViewBuilder {
  public:
   ViewBuilder(const Catalog& from, const ViewOptions& options, std::vector<std::string>* dropped,
               std::vector<std::string>* reshaped)
-      : from_(from), options_(options), dropped_(dropped), reshaped_(reshaped) {}
+      : from_(from),
+        options_(options),
+        dropped_(dropped),
+        reshaped_(reshaped),
+        packed_(find_packed(from, options.config)) {}
 
   Result<Catalog> build() {
     out_.root = from_.root;
@@ -37,7 +42,7 @@ class ViewBuilder {
     out_.attributes = from_.attributes;
     out_.vocabulary = from_.vocabulary;
     TRY(out_.reserve(from_.tensors().size()));
-    for (const Tensor& tensor : from_.tensors()) TRY(add(tensor));
+    for (std::size_t i = 0; i < from_.tensors().size(); ++i) TRY(add(i));
     if (!unknown_.empty()) return unknown_error();
     if (!twice_.empty()) return twice_error();
     TRY(check_sections());
@@ -47,7 +52,10 @@ class ViewBuilder {
   }
 
  private:
-  Status add(const Tensor& tensor) {
+  Status add(std::size_t i) {
+    const Tensor& tensor = from_.tensors()[i];
+    if (const PackedWeight* const weight = packed_.of(i); weight && !is_known_to_families(weight->packing))
+      return put(renamed(tensor, tensor.key()));
     const StateKey key = split_state_key(tensor.key());
     const auto parsed =
         key.parameter.empty()
@@ -219,6 +227,7 @@ class ViewBuilder {
   const ViewOptions& options_;
   std::vector<std::string>* dropped_;
   std::vector<std::string>* reshaped_;
+  const PackedWeights packed_;
   Catalog out_;
   struct Sections {
     ParsedName of;  // one of them

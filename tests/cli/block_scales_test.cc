@@ -286,10 +286,10 @@ TEST(Scales, ThatNobodyKnowsToApplyAreNotLeftOut) {
     EXPECT_THAT(r.err, HasSubstr("'trunk.0.up.weight' is float8_e4m3fn beside tensor '" + std::string(name) + "'"));
     EXPECT_FALSE(std::filesystem::exists(out));
     EXPECT_EQ(reshard_cli({"convert", source, out, "--to", "dcp", "-q"}).exit_code, 0);
-    EXPECT_EQ(reshard_cli({"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q", "--force", "--exclude",
-                           "*scale*"})
-                  .exit_code,
-              0);
+    const CommandResult half = reshard_cli(
+        {"convert", source, out, "--to", "dcp", "--dtype", "bfloat16", "-q", "--force", "--exclude", "*scale*"});
+    EXPECT_EQ(half.exit_code, 2);
+    EXPECT_THAT(half.err, HasSubstr("it means nothing without tensor '" + std::string(name) + "'"));
   }
 }
 

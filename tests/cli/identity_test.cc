@@ -399,8 +399,11 @@ TEST(Identity, ACutVocabularyOfAModelOfNoFamilyIsFound) {
 TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
   const TempDir dir;
   TensorValues tensors;
-  for (const char* name : {"model.layers.0.mlp.up_proj.qweight", "model.layers.0.mlp.up_proj.g_idx"})
-    tensors[name] = {DType::kInt32, {8, 8}, std::string(256, name[30])};
+  const std::string module = "model.layers.0.mlp.up_proj.";
+  tensors[module + "qweight"] = {DType::kInt32, {1, 8}, std::string(32, 'q')};
+  tensors[module + "qzeros"] = {DType::kInt32, {1, 1}, std::string(4, 'z')};
+  tensors[module + "scales"] = {DType::kFloat16, {1, 8}, std::string(16, 's')};
+  tensors[module + "g_idx"] = {DType::kInt32, {8}, std::string(32, '\0')};
   tensors["model.embed_tokens.weight"] = {DType::kBFloat16, {64, 8}, std::string(1024, 'e')};
   tensors["lm_head.weight"] = {DType::kBFloat16, {64, 8}, std::string(1024, 'h')};
   write_dcp(tensors, dir / "made", *Mesh::parse("dp_shard=2"));

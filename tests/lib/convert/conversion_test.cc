@@ -132,7 +132,7 @@ TEST(ConversionSteps, TensorsArePlacedByTheFamilysRules) {
   Notes notes;
   OutputTensors out = must(name_tensors(view, names, {}, notes));
   const OnRanks on{must(Mesh::parse("tp=2")), {}};
-  ASSERT_TRUE(place(out.tensors, view, names.model, on, kModels, notes));
+  ASSERT_TRUE(place(out, view, names.model, on, kModels, notes));
   for (const TargetTensor& t : out.tensors) {
     Index elements = 0;
     for (const LocalBox& b : owned_boxes(on.mesh, t.placement, t.shape, 1)) elements += volume(b.box);

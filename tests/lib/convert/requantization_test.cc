@@ -28,6 +28,11 @@ class Requantizing : public testing::Test {
   Result<Requantization> run(const Typing& typing, const Format& format = kModels, const Selection& selection = {}) {
     source_.write();
     view_ = {source_.catalog(), {}};
+    const PackedWeights packed = find_packed(source_.catalog(), nullptr);
+    for (const PackedWeight& weight : packed.weights)
+      for (const PackedTensor& part : weight.parts)
+        view_.packed[view_.catalog.tensors()[part.tensor].name] = {weight.name, weight.packing,
+                                                                   part.role == "weight" || part.role == "values"};
     notes_ = {};
     return requantize(view_, names_, selection, typing, format, notes_);
   }
@@ -169,10 +174,10 @@ TEST_F(Quantizing, NeedsAModelThatMayBeQuantized) {
   names_ = must(translate(source_.catalog(), {}, {}, {}, kModels));
   EXPECT_THAT(error(fp8_), HasSubstr("a config.json has to say that the model is quantized"));
   translate_to(kModels);
-  EXPECT_THAT(error(mxfp4_), HasSubstr("models of family llama have no matrices in MXFP4"));
+  EXPECT_THAT(error(mxfp4_), HasSubstr("models of family llama have no matrices in MXFP4; --quantize fp8-tensor"));
   Typing blocks = fp8_;
   blocks.quantize = Quantization::kFp8Block;
-  EXPECT_THAT(error(blocks), HasSubstr("models of family llama have no matrices in float8 blocks"));
+  EXPECT_THAT(error(blocks), HasSubstr("have no matrices in float8 blocks; --quantize fp8-tensor quantizes a model"));
   Typing both = fp8_;
   both.dtype = DType::kFloat8E5M2;
   EXPECT_THAT(error(both), HasSubstr("it is no float8"));
