@@ -153,6 +153,11 @@ Json* Json::try_add(std::string key) {
 }
 
 Json& Json::push_back(Json value) {
+  add_item(std::move(value));
+  return *this;
+}
+
+Json& Json::add_item(Json value) {
   if (!is_array()) value_ = Items{};
   auto& items = std::get<Items>(value_);
   if (items.empty()) items.reserve(4);  // a shape has rarely more
@@ -392,13 +397,13 @@ class Builder {
 
   bool count() {
     if (++held_ <= limits_.values) return true;
-    return fail(reached() - 1, "expected at most " + with_commas(limits_.values) + " values");
+    return fail(reached() - 1, "expected at most " + count_of(limits_.values, "value"));
   }
 
   // Puts a value where the text has come to.
   Json* place(Json value) {
     if (open_.empty()) return &(root_ = std::move(value));
-    if (open_.back()->is_array()) return &open_.back()->push_back(std::move(value));
+    if (open_.back()->is_array()) return &open_.back()->add_item(std::move(value));
     return &(*value_ = std::move(value));
   }
 
@@ -411,7 +416,7 @@ class Builder {
   bool open(Json value) {
     if (member_ && open_.empty() && !value.is_object()) return fail(reached() - 1, "expected an object, got an array");
     if (static_cast<int>(open_.size()) == limits_.depth)
-      return fail(reached() - 1, "expected at most " + std::to_string(limits_.depth) + " levels of nesting");
+      return fail(reached() - 1, "expected at most " + count_of(limits_.depth, "level") + " of nesting");
     open_.push_back(place(std::move(value)));
     return count();
   }

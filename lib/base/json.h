@@ -79,8 +79,10 @@ class Json {
   Json& set(std::string_view key, Json value);
   // Adds a member and returns its value to be filled; null when the key is there already.
   Json* try_add(std::string key);
-  // Appends to an array and returns the new item. A null becomes an array first.
+  // Appends to an array. A null becomes an array first. Returns *this, as set() does.
   Json& push_back(Json value);
+  // Appends to an array and returns the new item, to be filled. A null becomes an array first.
+  Json& add_item(Json value);
 
   std::size_t size() const;  // members or items; 0 for anything else
 

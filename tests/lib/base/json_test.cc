@@ -171,6 +171,15 @@ TEST(Json, FindsEachOfManyMembers) {
   EXPECT_EQ(json.try_add("key0"), nullptr);
 }
 
+// set() and push_back() both return what they add to, so that a value that is made in one expression is the whole one.
+TEST(Json, MembersAndItemsAreAddedAlike) {
+  const Json json = Json::object().set("list", Json::array().push_back(1).push_back("two")).set("empty", Json::array());
+  EXPECT_EQ(to_text(json), R"({"list":[1,"two"],"empty":[]})");
+  Json list;
+  list.add_item(Json()).set("a", 1);
+  EXPECT_EQ(to_text(list), R"([{"a":1}])");
+}
+
 TEST(Json, TextIsIndentedAsPythonDoes) {
   Json json;
   json.set("metadata", Json::object().set("total_size", 12));
