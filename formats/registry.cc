@@ -70,7 +70,7 @@ Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenO
                        ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
   if (open) note_optimizers(place, open->reader->catalog());
-  if (open) TRY(find_parts(open->reader->catalog(), options.keys, is_model(*open)));
+  if (open) TRY(find_parts(open->reader->catalog(), options.keys, is_model(*open), Families(options.own_family)));
   return open;
 }
 

@@ -82,7 +82,7 @@ std::map<std::string, std::string> names_in(const Family& family, const std::map
 
 }  // namespace
 
-PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters) {
+PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters, Families families) {
   const auto layers = layers_of(parameters);
   if (!layers || layers->empty()) return {};
   const auto most = std::max_element(layers->begin(), layers->end(),
@@ -92,7 +92,7 @@ PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters) {
     if (same_names(layer, most->second)) numbers.emplace(number, std::ssize(numbers));
   const Index first = numbers.begin()->first, last = numbers.rbegin()->first;
   if (last - first + 1 != std::ssize(numbers)) return {};
-  for (const Family* family : families()) {
+  for (const Family* family : families) {
     PipelineNames out{names_in(*family, *layers, numbers), {}};
     if (out.names.empty()) continue;
     out.evidence = "layers " + std::to_string(first) + " to " + std::to_string(last) + " are those of the model (" +

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "lib/layout/box.h"
+#include "lib/model/families.h"
 
 namespace reshard::deepspeed {
 
@@ -22,6 +23,6 @@ struct PipelineNames {
   std::map<std::string, std::string> names;  // of each, its Hugging Face name; empty: no family that is known has them
   std::string evidence;                      // a phrase for people; empty likewise
 };
-PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters);
+PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters, Families families = {});
 
 }  // namespace reshard::deepspeed

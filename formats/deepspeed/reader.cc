@@ -194,22 +194,22 @@ Status DeepspeedReader::resolve_shared() {
 }
 
 // Of a pipeline's parameters, whose names are those of its layers.
-std::map<std::string, std::string> DeepspeedReader::plain_names() {
+std::map<std::string, std::string> DeepspeedReader::plain_names(Families families) {
   if (first().has_module) return {};
   std::map<std::string, Dims> shapes;
   for (const auto& [name, weight] : weights_)
     if (const auto& any = weight.stored ? weight.stored : weight.master) shapes.emplace(name, any->shape);
-  PipelineNames names = name_pipeline(shapes);
+  PipelineNames names = name_pipeline(shapes, families);
   if (!names.evidence.empty()) catalog_.attributes.emplace_back("pipeline", names.evidence);
   return std::move(names.names);
 }
 
-Status DeepspeedReader::finish_weights(Weights wanted) {
+Status DeepspeedReader::finish_weights(Weights wanted, Families families) {
   if (wanted == Weights::kMaster && !has_masters_)
     return usage_error(catalog_.root + ": --weights master: there are none, as " +
                        (set_.optimizers.empty() ? "the files of optimizer states are not there"
                                                 : "the optimizer keeps no second copy"));
-  const std::map<std::string, std::string> plain = plain_names();
+  const std::map<std::string, std::string> plain = plain_names(families);
   for (auto& [name, weight] : weights_) {
     const bool takes_master = weight.master && (wanted == Weights::kMaster || !weight.stored);
     if (!takes_master && !weight.stored)
@@ -311,7 +311,7 @@ Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
   TRY(read_optimizers());
   TRY(join_frozen());
   TRY(resolve_shared());
-  TRY(finish_weights(options.weights));
+  TRY(finish_weights(options.weights, Families(options.own_family)));
   TRY(add_extra());
   describe_run(options.weights);
   if (!set_.unread.empty())

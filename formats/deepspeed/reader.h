@@ -14,6 +14,7 @@
 #include "formats/deepspeed/flat_groups.h"
 #include "formats/tensor_files/reader.h"
 #include "lib/base/parallel.h"
+#include "lib/model/families.h"
 
 namespace reshard::deepspeed {
 
@@ -54,8 +55,8 @@ class DeepspeedReader : public TensorFileReader {
   Status add_universal_state(const UniversalState& state, const std::map<std::string, Dims>& shapes);
   Status read_universal_options(const std::vector<std::vector<std::string>>& groups);
   Status resolve_shared();
-  std::map<std::string, std::string> plain_names();
-  Status finish_weights(Weights wanted);
+  std::map<std::string, std::string> plain_names(Families families);
+  Status finish_weights(Weights wanted, Families families);
   Status add_extra();
   void describe_run(Weights wanted);
 

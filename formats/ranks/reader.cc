@@ -32,7 +32,7 @@ class RanksReader : public TensorFileReader {
   Status read_file(Index rank, SafetensorsEnd end);
   Status choose_layout(const OpenOptions& options, bool has_layout);
   Status check_patterns() const;
-  Status infer_layout();
+  Status infer_layout(Families families);
   Result<bool> have_same_bytes(std::size_t tensor, Index a, Index b);
   Status check_rank_count() const;
 
@@ -155,22 +155,22 @@ Status RanksReader::choose_layout(const OpenOptions& options, bool has_layout) {
     catalog_.metadata_files.push_back(layout_text_);
     if (!layout_.mesh) return corrupt(path + ": expected a mesh, got none");
   } else {
-    TRY(infer_layout());
+    TRY(infer_layout(Families(options.own_family)));
     is_inferred_ = true;
     layout_text_ = "'inferred'";
   }
   return check_rank_count();
 }
 
-Status RanksReader::infer_layout() {
+Status RanksReader::infer_layout(Families families) {
   std::vector<RankTensor> tensors;
   for (std::size_t i = 0; i < names_.size(); ++i) {
     RankTensor t{names_[i], std::vector<std::optional<Dims>>(static_cast<std::size_t>(ranks()))};
     for (const Part& part : parts_[i]) t.shapes[static_cast<std::size_t>(part.rank)] = part.stored.shape();
     tensors.push_back(std::move(t));
   }
-  const std::optional<ModelConfig> config = TRY(config_of(*this));
-  layout_ = TRY(infer_rank_layout(catalog_.root, tensors, ranks(), config ? &*config : nullptr,
+  const std::optional<ModelConfig> config = TRY(config_of(*this, {}, families));
+  layout_ = TRY(infer_rank_layout(catalog_.root, tensors, ranks(), config ? &*config : nullptr, families,
                                   [this](std::size_t t, Index a, Index b) { return have_same_bytes(t, a, b); }));
   return {};
 }

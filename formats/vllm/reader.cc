@@ -28,7 +28,7 @@ class VllmReader : public TensorFileReader {
         TRY(read_worker(place, {stage, rank}, options));
       ranks_ = rank;
     }
-    const VllmLayout layout = TRY(find_layout());
+    const VllmLayout layout = TRY(find_layout(Families(options.own_family)));
     for (const TargetTensor& t : layout.request().tensors) tensors_.emplace_back(t);
     for (const VllmLayout::Stack& p : layout.parameters())
       for (Index rank = 0; rank < ranks_; ++rank) TRY(add_parameter(TRY(layout.local(p, rank)), {p.stage, rank}));
@@ -61,15 +61,15 @@ class VllmReader : public TensorFileReader {
   }
 
   // That of the tensors which the first workers of the stages have.
-  Result<VllmLayout> find_layout() {
-    const auto found_config = TRY(config_of(*this));
+  Result<VllmLayout> find_layout(Families families) {
+    const auto found_config = TRY(config_of(*this, {}, families));
     if (!found_config)
       return unsupported(catalog_.root +
                          ": expected a config.json beside vLLM's sharded_state, which says how its parameters are "
                          "stacked; got none of a model");
     const ModelConfig& config = *found_config;
     const std::string& path = config.path;
-    const Family* family = family_of_model_type(config.model_type);
+    const Family* family = family_of_model_type(config.model_type, {}, families);
     if (!family) return unsupported(path + ": model_type '" + printable(config.model_type) + "' is of no family known");
     std::map<std::string, Part, std::less<>> stored = parts_.front();
     for (Index stage = 1; stage < stages_; ++stage)

@@ -100,7 +100,7 @@ std::optional<FirstByte> first_byte(const Tensor& t) {
 // The dtypes that a checkpoint's tensors were converted from by what its own manifest records; empty: it has none.
 using Casts = std::map<FirstByte, DType>;
 
-Result<Casts> recorded_casts(Reader& reader, const Model& model) {
+Result<Casts> recorded_casts(Reader& reader, const Model& model, Families families) {
   Casts out;
   const auto text = TRY(reader.side_file(std::string(kManifestFile), kMaxManifestBytes));
   if (!text) return out;
@@ -108,7 +108,7 @@ Result<Casts> recorded_casts(Reader& reader, const Model& model) {
   const Json manifest = TRY(parse_json(*text, path));
   const Json* const recorded = manifest.find("tensors");
   if (!recorded || !recorded->is_object()) return corrupt(path + ": expected an object 'tensors'");
-  const Catalog view = TRY(recorded_view(manifest, reader.catalog(), model.config_or_null()).context(path));
+  const Catalog view = TRY(recorded_view(manifest, reader.catalog(), model.config_or_null(), families).context(path));
   for (const Tensor& t : view.tensors()) {
     const Json* const entry = recorded->find(t.name);
     const auto from = entry && entry->contains("source_dtype")
@@ -196,7 +196,9 @@ Status Comparison::make_views() {
 // Both as one family's, or as none's. What the config of either says counts for the other too.
 Result<std::pair<Model, Model>> Comparison::recognise_pair() {
   if (options_.model.is_none()) return std::pair<Model, Model>();
-  auto config_a = TRY(config_of(a_, options_.config)), config_b = TRY(config_of(b_, options_.config));
+  const Families families = options_.model.families;
+  auto config_a = TRY(config_of(a_, options_.config, families)),
+       config_b = TRY(config_of(b_, options_.config, families));
   if (!config_a) config_a = config_b;
   if (!config_b) config_b = config_a;
   Model a = TRY(recognise(a_.catalog(), options_.model, config_a));
@@ -221,7 +223,7 @@ Status Comparison::match() {
     if (compared[k]) continue;
     const bool first = kinds_a[k].tensors > 0;
     const KindCount& c = first ? kinds_a[k] : kinds_b[k];
-    not_compared_.push_back(std::string(kTitles[k]) + ": " + std::to_string(c.tensors) + " tensors, " +
+    not_compared_.push_back(std::string(kTitles[k]) + ": " + count_of(c.tensors, "tensor") + ", " +
                             human_bytes(c.bytes) + ", only in " + (first ? a_view_ : b_view_).root);
   }
   // Of a run and of the weights alone, or of two formats, each has objects of its own.
@@ -292,7 +294,7 @@ bool Comparison::may_be_tied(const Tensor& t) const {
   if (state_kind(t.name) != StateKind::kModel || t.shape.rank() == 0) return false;
   const ModelConfig* const config = a_model_.config ? a_model_.config_or_null() : b_model_.config_or_null();
   const bool is_denied = config && config->find("tie_word_embeddings") == Index{0};
-  return !is_denied || is_embedding(t.name);
+  return !is_denied || is_embedding(t.name, options_.model.families);
 }
 
 Status Comparison::leave_out_ties() {
@@ -418,8 +420,8 @@ Result<std::vector<Comparison::Digests>> Comparison::digests() {
   const bool needs_casts = std::any_of(pairs_.begin(), pairs_.end(), [&](const Pair& p) {
     return are_of_one_width(a_view_.tensors()[p.a], b_view_.tensors()[p.b]);
   });
-  const Casts casts_a = needs_casts ? TRY(recorded_casts(a_, a_model_)) : Casts();
-  const Casts casts_b = needs_casts ? TRY(recorded_casts(b_, b_model_)) : Casts();
+  const Casts casts_a = needs_casts ? TRY(recorded_casts(a_, a_model_, options_.model.families)) : Casts();
+  const Casts casts_b = needs_casts ? TRY(recorded_casts(b_, b_model_, options_.model.families)) : Casts();
   std::vector<DigestRequest> from_a, from_b;
   std::vector<Meeting> meetings;
   Index bytes_a = 0;

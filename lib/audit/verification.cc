@@ -32,7 +32,8 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
                   .validated = false,
                   .keys = options.keys,
                   .layout = options.source_layout ? &*options.source_layout : nullptr,
-                  .weights = options.weights};
+                  .weights = options.weights,
+                  .own_family = options.model.families.own()};
   auto whole = open(options.path, how);
   if (whole) return Opened{*std::move(whole), ""};
   how.files_too = false;
@@ -44,7 +45,7 @@ Result<Opened> open_to_audit(const Opener& open, const VerifyOptions& options) {
 // The model by the config that was given, or by the checkpoint's own: that one may be of a model reshard does
 // not know, or damaged.
 Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
-  auto config = config_of(reader, options.config);
+  auto config = config_of(reader, options.config, options.model.families);
   if (!config && !options.config.empty()) return std::move(config).error();
   report.checked("config", "config.json describes a model", config && *config ? 1 : 0);
   if (!config && !options.model.is_none()) {
@@ -158,8 +159,8 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
   const Index n = audit.expected_elements;
   Finding& f = report.add(Severity::kNote, "dtype-wider",
                           "the weights are " + audit.uniform_dtype + " where " + config.path + " says " + config.dtype);
-  f.why.push_back(with_commas(n) + " parameters of " + std::to_string(byte_size(*stored)) + " bytes are " +
-                  human_bytes(n * byte_size(*stored)) + ", of " + std::to_string(byte_size(*due)) + " bytes " +
+  f.why.push_back(count_of(n, "parameter") + " of " + bytes_of(byte_size(*stored)) + " are " +
+                  human_bytes(n * byte_size(*stored)) + ", of " + bytes_of(byte_size(*due)) + " " +
                   human_bytes(n * byte_size(*due)));
   f.advice = "Loaders that follow the config cast them. convert --dtype " + config.dtype +
              " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
@@ -267,7 +268,7 @@ Status check_model(const Catalog& catalog, const Model& model, const VerifyOptio
                      count_of(audit->expected_elements, "parameter");
   if (audit->head_is_tied) text += "; the head is tied to the embedding and not stored";
   if (audit->padded_rows > 0)
-    text += "; the vocabulary padded to " + with_commas(audit->padded_rows) + " rows, as Megatron does";
+    text += "; the vocabulary padded to " + count_of(audit->padded_rows, "row") + ", as Megatron does";
   if (!audit->uniform_dtype.empty()) text += "; kept in " + audit->uniform_dtype + ", for use in " + config.dtype;
   report.fact("config", text);
   if (audit->findings.empty() && !catalog.shape_doubt.empty())
@@ -290,7 +291,7 @@ void check_declared_vocabulary(const Catalog& catalog, const LayoutDescriptor& l
     const auto padded = v.padded_size ? Result<Index>(*v.padded_size) : layout.padded_rows(v.size.value_or(0));
     if ((v.size && t.shape[0] == *v.size) || (padded && t.shape[0] == *padded)) continue;
     Finding& f = report.add(Severity::kError, "declared-vocabulary",
-                            with_commas(t.shape[0]) + " rows, which layout " + layout.name + " does not declare");
+                            count_of(t.shape[0], "row") + ", which layout " + layout.name + " does not declare");
     f.tensors = {t.name};
     f.why.push_back("declared: " + (v.size ? with_commas(*v.size) + " true rows" : std::string("no true size")) +
                     (padded ? ", " + with_commas(*padded) + " with padding" : ""));
@@ -455,7 +456,8 @@ Status check_against(const Opener& open, const Opened& opened, const Structure& 
     return {};
   }
   const OpenCheckpoint other =
-      TRY(open(options.against, {.layout = options.source_layout ? &*options.source_layout : nullptr}));
+      TRY(open(options.against, {.layout = options.source_layout ? &*options.source_layout : nullptr,
+                                 .own_family = options.model.families.own()}));
   const auto c = TRY(Comparison::prepare(opened.reader(), *other.reader,
                                          {.model = options.model,
                                           .config = options.config,

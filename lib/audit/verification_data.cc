@@ -200,8 +200,10 @@ Status read_everything(const Opened& opened, const Model& model, const VerifyOpt
   for (std::size_t i = 0; i < opened.catalog().tensors().size(); ++i)
     if (is_of_part(opened.catalog().tensors()[i].key(), options.keys.part)) wanted.push_back(i);
   TRY(opened.reader().locate(wanted, options.run.threads, options.spool));
-  const Catalog view = manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null()).context(path))
-                                : TRY(chosen_tensors(opened.catalog(), wanted));
+  const Catalog view =
+      manifest ? TRY(recorded_view(*manifest, opened.catalog(), model.config_or_null(), options.model.families)
+                         .context(path))
+               : TRY(chosen_tensors(opened.catalog(), wanted));
   TRY(read_tensors(view, opened, model, options, report));
   if (manifest) TRY(compare_manifest(*manifest, path, report));
   check_tied_head(view, model, report);

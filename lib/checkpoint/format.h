@@ -20,6 +20,8 @@
 
 namespace reshard {
 
+struct Family;
+
 // An open checkpoint.
 class Reader {
  public:
@@ -175,6 +177,7 @@ struct OpenOptions {
   KeyChanges keys = {};                      // to the plain keys of what it holds
   const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
   Weights weights = Weights::kModel;         // masters are for formats that have them (Format::has_masters)
+  const Family* own_family = nullptr;        // that the user describes, known before the program's; null: none
 };
 
 // Format::open of readers that have a `Status open(const Place&, const OpenOptions&)`.

@@ -72,7 +72,9 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
         "direct");
   if (draft_.merge) TRY(check_merged(origin));
   // What is read of computed weights is not what was recorded.
-  const auto recorded = origin.computes() ? std::nullopt : TRY(SourceManifest::open(source_, plan_, source_view()));
+  const auto recorded = origin.computes()
+                            ? std::nullopt
+                            : TRY(SourceManifest::open(source_, plan_, source_view(), options_.model.families));
   destination.inputs.push_back(options_.source_path);
   for (std::string& path : inputs()) destination.inputs.push_back(std::move(path));
   // What computed tensors were read from, and where compressed data came to lie, is in no journal.

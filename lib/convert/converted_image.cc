@@ -57,7 +57,8 @@ Result<std::unique_ptr<ConvertedImage>> ConvertedImage::open(Conversion& c, bool
   const RunOptions& run = c.options_.run;
   TRY(check_equal_tensors(c.draft_, c.source_.files(), run));
   std::unique_ptr<ConvertedImage> out(new ConvertedImage(c, check));
-  if (!out->origin_.computes()) out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view()));
+  if (!out->origin_.computes())
+    out->recorded_ = TRY(SourceManifest::open(c.source_, c.plan_, c.source_view(), c.options_.model.families));
   out->digest_room_ = room_to_digest(c.plan_, c.source_view(), run.worker_bytes);
   TRY(out->add_files_inside());
   out->image_ = TRY(Image::create({c.plan_, out->origin_.tensors(), *c.target_, c.target_view(), out->data_}, run,

@@ -139,8 +139,9 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
     if (!path_exists(source.path))
       return io_error(recorded.path + ": source " + source.name + ", " + source.path +
                       ": not found; if it is elsewhere now: --source " + source.name + "=DIR");
-  const OpenCheckpoint first = TRY(open(merge.sources.front().path, {}).context(recorded.path));
-  const auto others = TRY(open_others(merge, *first.reader, open, {}).context(recorded.path));
+  const OpenOptions how{.own_family = choice.families.own()};
+  const OpenCheckpoint first = TRY(open(merge.sources.front().path, how).context(recorded.path));
+  const auto others = TRY(open_others(merge, *first.reader, open, how).context(recorded.path));
   ConversionOptions o;
   static_cast<Selection&>(o) = recorded.selection;
   static_cast<Typing&>(o) = recorded.typing;

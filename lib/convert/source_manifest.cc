@@ -29,7 +29,8 @@ bool lies_in(const Tensor& tensor, const std::set<std::uint32_t>& files) {
 
 }  // namespace
 
-Result<std::optional<SourceManifest>> SourceManifest::open(Reader& source, const Plan& plan, const Catalog& view) {
+Result<std::optional<SourceManifest>> SourceManifest::open(Reader& source, const Plan& plan, const Catalog& view,
+                                                           Families families) {
   if (std::all_of(plan.tensors.begin(), plan.tensors.end(),
                   [&](const auto& t) { return has_checksums(view.tensors()[t.from]); }))
     return std::optional<SourceManifest>();
@@ -42,8 +43,8 @@ Result<std::optional<SourceManifest>> SourceManifest::open(Reader& source, const
   const std::span<const Json::Member> tensors = *recorded->as_object();
   for (const Json::Member& member : tensors)
     TRY(member.value.get_string("digest").context(path + ": " + tensor_text(member.key)));
-  TRY(recorded_family(manifest).context(path));
-  return std::optional(SourceManifest(source, std::move(path), std::move(manifest), plan, view));
+  TRY(recorded_family(manifest, families).context(path));
+  return std::optional(SourceManifest(source, std::move(path), std::move(manifest), plan, view, families));
 }
 
 Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, const Model& model,
@@ -64,7 +65,8 @@ Result<Index> SourceManifest::check(const std::vector<TensorProof>& proofs, cons
     return false;
   };
 
-  const Catalog view = TRY(recorded_view(manifest_, source_->catalog(), model.config_or_null()).context(path_));
+  const Catalog view =
+      TRY(recorded_view(manifest_, source_->catalog(), model.config_or_null(), families_).context(path_));
   Index held = 0;
   std::vector<DigestRequest> again;
   for (std::size_t i = 0; i < view.tensors().size(); ++i) {

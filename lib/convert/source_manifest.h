@@ -21,7 +21,8 @@ class SourceManifest {
   // The manifest of a source of which a conversion reads the tensors of `plan` in `view`; all of them stay the
   // caller's. Nothing where there is none, or where checksums guard all. Corrupt or Unsupported where it cannot be made
   // use of.
-  static Result<std::optional<SourceManifest>> open(Reader& source, const Plan& plan, const Catalog& view);
+  static Result<std::optional<SourceManifest>> open(Reader& source, const Plan& plan, const Catalog& view,
+                                                    Families families);
 
   // Compares digests with those of the manifest; how many there were. Tensors that checksums guard are left alone, and
   // so are files whose length is not the recorded one: they were written by another program since. What is recorded in
@@ -30,8 +31,14 @@ class SourceManifest {
   Result<Index> check(const std::vector<TensorProof>& proofs, const Model& model, RunOptions options) const;
 
  private:
-  SourceManifest(Reader& source, std::string path, Json manifest, const Plan& plan, const Catalog& view)
-      : source_(&source), path_(std::move(path)), manifest_(std::move(manifest)), plan_(&plan), view_(&view) {}
+  SourceManifest(Reader& source, std::string path, Json manifest, const Plan& plan, const Catalog& view,
+                 Families families)
+      : source_(&source),
+        path_(std::move(path)),
+        manifest_(std::move(manifest)),
+        plan_(&plan),
+        view_(&view),
+        families_(families) {}
   const Tensor& planned(std::size_t k) const { return view_->tensors()[plan_->tensors[k].from]; }
   Result<std::set<std::uint32_t>> unchanged_files() const;
   Status compare(const Tensor& tensor, const Digest& digest) const;
@@ -41,6 +48,7 @@ class SourceManifest {
   Json manifest_;
   const Plan* plan_;
   const Catalog* view_;
+  Families families_;
 };
 
 }  // namespace reshard

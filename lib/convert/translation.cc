@@ -46,7 +46,7 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
 }  // namespace
 
 Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes& notes) {
-  ConfigFile out = TRY(find_config_file(source, wanted.config_path));
+  ConfigFile out = TRY(find_config_file(source, wanted.config_path, wanted.model.families));
   if (!out.is_there() || out.is_given) return out;
   if (!TRY(out.is_of_model())) {
     notes.warnings.push_back(out.path + " names no model_type: it is no model's, and is not used");
@@ -111,13 +111,13 @@ std::string prefix_of_all(const std::vector<const Tensor*>& model) {
 
 // Why the names of the model's tensors are of no family.
 std::string other_names(const Catalog& source, const std::optional<ModelConfig>& config, const Family* said,
-                        const std::string& config_path, const std::string& names) {
+                        const std::string& config_path, const std::string& names, Families families) {
   if (said) {
     const NameAgreement agreement = compare_names(*said, source, &*config);
     return config_path + " is of family " + said->name + ", and " + agreement.text() +
            (agreement.known.empty() ? " (" + names + ")" : "");
   }
-  const auto convention = convention_without_config(source);
+  const auto convention = convention_without_config(source, families);
   if (!convention) return "no model family that is known names its tensors so (" + names + ")";
   return "its tensors have " + std::string(info(*convention).title) + ", which several families' models have" +
          (config ? "" : ": --config FILE says which this is");
@@ -178,12 +178,12 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
   const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
-  const bool has_model_names =
-      (wanted.has_model_names || facts.is_its_model) && (said || !convention_without_config(source));
+  const bool has_model_names = (wanted.has_model_names || facts.is_its_model) &&
+                               (said || !convention_without_config(source, wanted.model.families));
   if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
     std::string why =
         "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
-    if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model));
+    if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model), wanted.model.families);
     const auto is_of_adapter = [](const Tensor* t) {
       return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
     };
@@ -205,7 +205,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
       (facts.confirmed.empty()
            ? "nothing was held against a model"
            : "no known family describes the " +
-                 printable(family_of_model_type(config->model_type, config->text_model_type) &&
+                 printable(family_of_model_type(config->model_type, config->text_model_type, config->families) &&
                                    !config->architecture.empty()
                                ? config->architecture
                                : config->model_type) +

@@ -158,7 +158,7 @@ class Inference {
     } else if (that_wrote.size() > 1) {
       axis.confidence = group > 1 || best_->misfits > 0 ? Confidence::kCertain : Confidence::kLikely;
       if (stores_copies())
-        axis.evidence = "each box is in the files of " + with_commas(replicas_) + " ranks: r, r + " +
+        axis.evidence = "each box is in the files of " + count_of(replicas_, "rank") + ": r, r + " +
                         with_commas(group) + (replicas_ > 2 ? ", ..." : "");
       else
         axis.evidence = group > 1 ? "one box is written now by rank r, now by rank r + " + with_commas(group) +

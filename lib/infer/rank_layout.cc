@@ -46,8 +46,13 @@ struct Known {
 class RankLayoutInference {
  public:
   RankLayoutInference(const std::string& where, std::span<const RankTensor> tensors, Index ranks,
-                      const ModelConfig* config, const SameBytes& same_bytes)
-      : where_(where), tensors_(tensors), ranks_(ranks), config_(config), same_bytes_(same_bytes) {}
+                      const ModelConfig* config, Families families, const SameBytes& same_bytes)
+      : where_(where),
+        tensors_(tensors),
+        ranks_(ranks),
+        config_(config),
+        families_(families),
+        same_bytes_(same_bytes) {}
 
   Result<LayoutDescriptor> infer() {
     TRY(find_family());
@@ -70,8 +75,8 @@ class RankLayoutInference {
       tensor.shape = **std::find_if(t.shapes.begin(), t.shapes.end(), [](const auto& s) { return s.has_value(); });
       TRY(names_.add(std::move(tensor)));
     }
-    TRY(find_parts(names_));
-    const auto detected = detect_family(names_, config_);
+    TRY(find_parts(names_, {}, false, families_));
+    const auto detected = detect_family(names_, config_, families_);
     if (!detected) return refusal("no model family knows the names of these tensors, and shapes alone do not tell");
     family_ = detected->family;
     return {};
@@ -239,6 +244,7 @@ class RankLayoutInference {
   std::span<const RankTensor> tensors_;
   Index ranks_;
   const ModelConfig* config_;
+  const Families families_;
   const SameBytes& same_bytes_;
   Catalog names_;  // the tensors, for their keys
   const Family* family_ = nullptr;
@@ -276,8 +282,8 @@ Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const N
 }
 
 Result<LayoutDescriptor> infer_rank_layout(const std::string& where, std::span<const RankTensor> tensors, Index ranks,
-                                           const ModelConfig* config, const SameBytes& same_bytes) {
-  return RankLayoutInference(where, tensors, ranks, config, same_bytes).infer();
+                                           const ModelConfig* config, Families families, const SameBytes& same_bytes) {
+  return RankLayoutInference(where, tensors, ranks, config, families, same_bytes).infer();
 }
 
 }  // namespace reshard

@@ -39,6 +39,6 @@ using SameBytes = std::function<Result<bool>(std::size_t tensor, Index a, Index 
 // must be equal on all ranks of their stage, and without a config some that are cut must differ. Unsupported, with the
 // reasons, where no layout fits or several do; `where` begins the messages. The tensors have a shape in some rank.
 Result<LayoutDescriptor> infer_rank_layout(const std::string& where, std::span<const RankTensor> tensors, Index ranks,
-                                           const ModelConfig* config, const SameBytes& same_bytes);
+                                           const ModelConfig* config, Families families, const SameBytes& same_bytes);
 
 }  // namespace reshard

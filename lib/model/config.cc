@@ -126,8 +126,9 @@ Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
 
 }  // namespace
 
-Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
+Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path, Families families) {
   ModelConfig config;
+  config.families = families;
   config.path = std::move(path);
   const Json* const type = type_of(json);
   config.model_type = std::string(TRY(type ? type->as_string() : json.get_string("model_type")));
@@ -143,7 +144,8 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path) {
   config.read_parts(json, {}, 1);
   const Status makes_sense = config.make_whole();
   // Of a model that no family knows nothing is derived, and it may have none of these numbers.
-  if (!makes_sense && family_of_model_type(config.model_type, config.text_model_type)) return makes_sense.error();
+  if (!makes_sense && family_of_model_type(config.model_type, config.text_model_type, config.families))
+    return makes_sense.error();
   return config;
 }
 
@@ -176,7 +178,7 @@ Status ModelConfig::read(const Json& json) {
       lengths_.insert_or_assign(member.key, std::ssize(TRY(member.value.as_array())));
     } else if (member.value.is_null()) {
       numbers_.insert_or_assign(member.key, std::nullopt);
-    } else if (is_size(member.key) && family_of_model_type(model_type, text_model_type)) {
+    } else if (is_size(member.key) && family_of_model_type(model_type, text_model_type, families)) {
       const std::string text = to_text(member.value);
       return corrupt(member.key + ": expected a positive number, got " + printable(text.substr(0, kShownValue)) +
                      (text.size() > kShownValue ? "..." : ""));
@@ -280,7 +282,7 @@ Status ModelConfig::derive() {
   const auto fill = [this](const ConfigDefault& d) {
     if (const auto n = evaluate(d.formula, numbers())) set(d.name, *n);
   };
-  if (const Family* family = family_of_model_type(model_type, text_model_type)) {
+  if (const Family* family = family_of_model_type(model_type, text_model_type, families)) {
     if (!find("num_hidden_layers") && !layer_types_.empty()) set("num_hidden_layers", std::ssize(layer_types_));
     for (const ConfigDefault& d : family->defaults)
       if (!numbers_.contains(d.name)) fill(d);
@@ -352,10 +354,10 @@ bool ModelConfig::is_linear_layer(Index layer) const {
   return interval > 0 && (layer + 1) % interval != 0;
 }
 
-Result<ModelConfig> read_config(const std::string& path) {
+Result<ModelConfig> read_config(const std::string& path, Families families) {
   const std::string text = TRY(read_whole_file(path, kMaxConfigBytes));
   const Json json = TRY(parse_json(text, path));
-  return ModelConfig::parse(json, path).context(path);
+  return ModelConfig::parse(json, path, families).context(path);
 }
 
 Json llama3_rope_scaling(double factor) {
@@ -383,11 +385,12 @@ std::string find_beside(const Catalog& catalog, std::string_view name) {
 Result<bool> ConfigFile::is_of_model() const { return names_model_type(TRY(parse_json(text, path))); }
 
 Result<ModelConfig> ConfigFile::model() const {
-  return ModelConfig::parse(TRY(parse_json(text, path)), path).context(path);
+  return ModelConfig::parse(TRY(parse_json(text, path)), path, families).context(path);
 }
 
-Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
+Result<ConfigFile> find_config_file(Reader& reader, const std::string& given, Families families) {
   ConfigFile out;
+  out.families = families;
   out.is_given = !given.empty();
   out.path = out.is_given ? given : find_beside(reader.catalog(), kConfigFile);
   if (!out.path.empty()) {
@@ -403,12 +406,12 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given) {
   return out;
 }
 
-Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given) {
-  const ConfigFile file = TRY(find_config_file(reader, given));
+Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given, Families families) {
+  const ConfigFile file = TRY(find_config_file(reader, given, families));
   if (!file.is_there()) return std::optional<ModelConfig>();
   const Json json = TRY(parse_json(file.text, file.path));
   if (!file.is_given && !names_model_type(json)) return std::optional<ModelConfig>();
-  return std::optional<ModelConfig>(TRY(ModelConfig::parse(json, file.path).context(file.path)));
+  return std::optional<ModelConfig>(TRY(ModelConfig::parse(json, file.path, families).context(file.path)));
 }
 
 }  // namespace reshard

@@ -9,6 +9,7 @@
 
 #include "lib/base/json.h"
 #include "lib/layout/box.h"
+#include "lib/model/families.h"
 #include "lib/model/formula.h"
 
 namespace reshard {
@@ -38,11 +39,12 @@ class ModelConfig {
   // Fails where a number that every model of a known family has is missing, not positive, or makes no sense beside the
   // others. What the family of the model_type derives or leaves to its defaults (families' tables) is filled in. A
   // model with several parts is described by its text_config.
-  static Result<ModelConfig> parse(const Json& json, std::string path);
+  static Result<ModelConfig> parse(const Json& json, std::string path, Families families = {});
 
   // That it has the numbers which every model of a known family has. Of other models nobody has checked.
   Status check() const;
 
+  Families families;                   // that it was read with: describing it asks the same ones
   std::string path;                    // where it was read
   std::string model_type;              // "llama"
   std::string text_model_type;         // that of its text_config, where it has one: "qwen2"; mostly empty
@@ -109,7 +111,7 @@ class ModelConfig {
   std::vector<std::string> layer_types_;      // "linear_attention", of each layer; may be empty
 };
 
-Result<ModelConfig> read_config(const std::string& path);
+Result<ModelConfig> read_config(const std::string& path, Families families = {});
 
 // The rope_scaling of Llama 3.1 and later, whose context was 8192 before it was stretched by `factor`.
 Json llama3_rope_scaling(double factor);
@@ -121,6 +123,7 @@ std::string find_beside(const Catalog& catalog, std::string_view name);
 // The config.json of an open checkpoint; an empty text: there is none.
 struct ConfigFile {
   std::string path, text;
+  Families families;      // that its model is read with
   bool is_given = false;  // by the user, and not found
   bool is_copied = true;  // to an output; false: a link that leads out of the checkpoint, and the user did not name it
 
@@ -131,9 +134,9 @@ struct ConfigFile {
 };
 // The file `given`, if that is not empty; else the one beside the checkpoint (find_beside); else what the format itself
 // keeps or makes (Reader::side_file).
-Result<ConfigFile> find_config_file(Reader& reader, const std::string& given = {});
+Result<ConfigFile> find_config_file(Reader& reader, const std::string& given = {}, Families families = {});
 
 // The model that it describes. Nothing where there is none, or where the one that was found, not given, is no model's.
-Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {});
+Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {}, Families families = {});
 
 }  // namespace reshard

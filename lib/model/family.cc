@@ -17,11 +17,6 @@
 namespace reshard {
 namespace {
 
-// Those of files, the last given first.
-std::vector<const Family*>& families_of_files() {
-  static std::vector<const Family*> families;
-  return families;
-}
 constexpr std::string_view kHole = "{}";
 constexpr std::string_view kOver = "+";  // in a name, between those of two families
 // What quantized models have instead of a parameter, or beside it, by what follows its name.
@@ -256,28 +251,26 @@ bool Family::carries(std::string_view parameter) const {
 }
 
 const Family* Families::Iterator::operator*() const {
-  const auto& given = families_of_files();
-  return at_ < given.size() ? given[at_] : builtin_family(at_ - given.size());
+  if (own_ && at_ == 0) return own_;
+  return builtin_family(at_ - (own_ ? 1 : 0));
 }
 
-Families::Iterator Families::end() const { return Iterator(families_of_files().size() + builtin_families().size()); }
+Families::Iterator Families::end() const { return {own_, builtin_families().size() + (own_ ? 1 : 0)}; }
 
-void add_family(const Family& family) { families_of_files().insert(families_of_files().begin(), &family); }
-
-std::vector<std::string> family_names() {
+std::vector<std::string> family_names(Families families) {
   std::vector<std::string> out;
-  for (const Family* family : families_of_files()) out.push_back(family->name);
+  if (families.own()) out.push_back(families.own()->name);
   for (const BuiltinFamily& family : builtin_families()) out.emplace_back(family.name);
   return out;
 }
 
-const Family* find_family(std::string_view name) {
-  const std::vector<std::string> names = family_names();
+const Family* find_family(std::string_view name, Families families) {
+  const std::vector<std::string> names = family_names(families);
   const auto found = std::find(names.begin(), names.end(), name);
-  if (found != names.end()) return *Families::Iterator(static_cast<std::size_t>(found - names.begin()));
+  if (found != names.end()) return *Families::Iterator(families.own(), static_cast<std::size_t>(found - names.begin()));
   const std::size_t over = name.find(kOver);
-  const Family* const outer = over == std::string_view::npos ? nullptr : find_family(name.substr(0, over));
-  const Family* const text = outer ? find_family(name.substr(over + kOver.size())) : nullptr;
+  const Family* const outer = over == std::string_view::npos ? nullptr : find_family(name.substr(0, over), families);
+  const Family* const text = outer ? find_family(name.substr(over + kOver.size()), families) : nullptr;
   return text ? family_over(*outer, *text) : nullptr;
 }
 
@@ -291,11 +284,11 @@ bool knows_quantization(const Family& family, const ModelConfig& config) {
                                                  [&](const NameRule& rule) { return rule.quantized == how; });
 }
 
-const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type) {
-  for (const Family* family : families()) {
+const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type, Families families) {
+  for (const Family* family : families) {
     if (!family->knows_model_type(model_type)) continue;
     if (family->around_text.empty() || text_model_type.empty()) return family;
-    const Family* const text = family_of_model_type(text_model_type);
+    const Family* const text = family_of_model_type(text_model_type, {}, families);
     return text ? family_over(*family, *text) : nullptr;
   }
   return nullptr;
@@ -495,18 +488,18 @@ NamePatterns text_names(const Family& outer, const NamePatterns& names) {
   return out;
 }
 
-Known best_known(const NamePatterns& names, bool around_text) {
+Known best_known(const NamePatterns& names, Families families, bool around_text) {
   const Index all = count_all(names);
   Known best;
   const auto look = [&](const Family* family) {
     if (const Index known = count_known(*family, names); known > best.names) best = {family, known, known == all};
   };
-  for (const Family* family : families()) {
+  for (const Family* family : families) {
     if (best.names == all) break;
     look(family);
     if (best.names == all || !around_text || family->around_text.empty()) continue;
     const NamePatterns inner = text_names(*family, names);
-    const Family* const text = inner.empty() ? nullptr : best_known(inner, false).family;
+    const Family* const text = inner.empty() ? nullptr : best_known(inner, families, false).family;
     if (const Family* const over = text ? family_over(*family, *text) : nullptr) look(over);
   }
   return best;
@@ -514,7 +507,7 @@ Known best_known(const NamePatterns& names, bool around_text) {
 
 }  // namespace
 
-Known best_known(const NamePatterns& names) { return best_known(names, true); }
+Known best_known(const NamePatterns& names, Families families) { return best_known(names, families, true); }
 
 std::optional<Convention> detect_convention(const Family& family, const Catalog& catalog) {
   return most_frequent(family, model_names(catalog));
@@ -562,28 +555,28 @@ NameAgreement compare_names(const Family& family, const Catalog& catalog, const 
   return compare_names(family, model_names(catalog), config);
 }
 
-std::optional<Convention> convention_without_config(const Catalog& catalog) {
+std::optional<Convention> convention_without_config(const Catalog& catalog, Families families) {
   const NamePatterns names = model_names(catalog);
-  const Known known = best_known(names);
+  const Known known = best_known(names, families);
   if (!known.family || known.names * 2 <= count_all(names)) return std::nullopt;
   const auto convention = most_frequent(*known.family, names);
   return convention && info(*convention).needs_config ? convention : std::nullopt;
 }
 
-std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config) {
+std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config, Families families) {
   std::vector<const Tensor*> examples;
   const NamePatterns names = model_names(catalog, &examples);
   const PackedWeights packed = find_packed(catalog, config);  // whose shapes are not those of their weights
   std::erase_if(examples,
                 [&](const Tensor* t) { return packed.is_of(static_cast<std::size_t>(t - catalog.tensors().data())); });
-  const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type) : nullptr;
+  const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type, families) : nullptr;
   const bool is_said = family && most_frequent(*family, names) && !compare_names(*family, names, config).is_of_others();
   const auto as = [&](const Family& f) -> std::optional<Detected> {
     const Convention convention = *most_frequent(f, names);
     if (info(convention).needs_config && !is_said) return std::nullopt;
     return Detected{&f, convention};
   };
-  if (!is_said) family = best_known(names).family;
+  if (!is_said) family = best_known(names, families).family;
   if (!family || (!is_said && compare_names(*family, names, nullptr).is_of_others())) return std::nullopt;
   if (!check_shapes_agree(*family, examples)) {
     const Index known = count_known(*family, names);
@@ -591,7 +584,7 @@ std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig*
       return (!is_said || is_kind_of(other, *family, *config)) && count_known(other, names) == known &&
              check_shapes_agree(other, examples);
     };
-    for (const Family* other : families())
+    for (const Family* other : families)
       if (may_be(*other)) return as(*other);
   }
   return as(*family);

@@ -16,6 +16,7 @@
 #include "lib/checkpoint/catalog.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/model/config.h"
+#include "lib/model/families.h"
 
 namespace reshard {
 
@@ -203,30 +204,6 @@ struct Family {
   bool carries(std::string_view parameter) const;  // by its name in files or in memory
 };
 
-// Every family there is. Where names fit several, the first of them. The program's own are each read when a loop comes
-// to it: one that ends early is short.
-class Families {
- public:
-  class Iterator {
-   public:
-    explicit Iterator(std::size_t at) : at_(at) {}
-    const Family* operator*() const;
-    Iterator& operator++() { return ++at_, *this; }
-    bool operator==(const Iterator&) const = default;
-
-   private:
-    std::size_t at_;
-  };
-  Iterator begin() const { return Iterator(0); }
-  Iterator end() const;
-};
-inline Families families() { return {}; }
-// Puts one before the others. Not thread-safe: for the start of the program, as family_file.h does it.
-void add_family(const Family& family);
-std::vector<std::string> family_names();           // as in --family; reads no family
-const Family* find_family(std::string_view name);  // null where there is none
-// Of what config.json and its text_config say; null where there is none.
-const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type = {});
 // Whether the family says what a model quantized as the config has it holds, or the config's is not quantized.
 bool knows_quantization(const Family& family, const ModelConfig& config);
 // Whether two conventions keep the rows of every parameter in the same order: rotary pairs in both, or in neither.
@@ -315,7 +292,7 @@ struct Known {
   Index names = 0;
   bool is_all = false;
 };
-Known best_known(const NamePatterns& names);
+Known best_known(const NamePatterns& names, Families families = {});
 
 // The family that knows the most of a catalog's model tensors, and how they are named; nothing when none knows any.
 // The config's model_type decides where it has one that is known. Of families that know equally many, it is the first
@@ -324,7 +301,8 @@ struct Detected {
   const Family* family = nullptr;
   Convention convention = Convention::kHf;
 };
-std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr);
+std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config = nullptr,
+                                      Families families = {});
 // How a checkpoint's names agree with a family's: an example of each kind of name that the family knows, and of each
 // that it does not, and the canonical pattern of each parameter that no name is. `config` tells which parameters the
 // model has; null: those that every model of the family has.
@@ -340,7 +318,7 @@ struct NameAgreement {
 };
 NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config);
 // What the names are of, where that alone keeps detect_family from knowing the model (ConventionInfo::needs_config).
-std::optional<Convention> convention_without_config(const Catalog& catalog);
+std::optional<Convention> convention_without_config(const Catalog& catalog, Families families = {});
 // Whether a family is the one that a config's model_type says, or extends it for models of that type.
 bool is_kind_of(const Family& family, const Family& said, const ModelConfig& config);
 // How a catalog names this family's parameters; nothing where it has none of them.

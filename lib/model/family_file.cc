@@ -273,10 +273,10 @@ class FamilyReader {
     constexpr std::size_t kMatrix = 2, kExperts = 3;
     if (const std::size_t due = rule.quantized == Quantized::kMxfp4 ? kExperts : kMatrix;
         rule.quantized != Quantized::kNever && formulas.size() != due)
-      return corrupt("quantized: expected a shape of " + std::to_string(due) + " dimensions, got " +
+      return corrupt("quantized: expected a shape of " + count_of(due, "dimension") + ", got " +
                      std::to_string(formulas.size()));
     if (rule.tp_dim >= static_cast<int>(formulas.size()) && rule.tp_dim >= 0)
-      return corrupt("tp_dim: expected one of " + std::to_string(formulas.size()) + " dimensions, got " +
+      return corrupt("tp_dim: expected one of " + count_of(std::ssize(formulas), "dimension") + ", got " +
                      std::to_string(rule.tp_dim));
     return put(out_.rules, std::move(rule), &NameRule::hf, "");
   }
@@ -288,7 +288,7 @@ class FamilyReader {
       rule.shape_of_type.emplace_back(m.key, TRY(m.value.as_string()));
       const auto formulas = split(rule.shape_of_type.back().second, ',');
       if (formulas.size() != rank)
-        return corrupt("shape_of_type: expected " + std::to_string(rank) + " dimensions as in shape, got " +
+        return corrupt("shape_of_type: expected " + count_of(rank, "dimension") + " as in shape, got " +
                        std::to_string(formulas.size()));
       for (const std::string& formula : formulas) TRY(check_formula(formula));
     }
@@ -425,10 +425,12 @@ Result<Family> read_family(std::string_view text, std::string_view path, const F
   return FamilyReader(family_of).read(json).context(path);
 }
 
-// Families live as long as the process: configs and views keep pointers to them.
+// Families live as long as the process, threads that outlive main() included: configs and views keep pointers to them.
 const Family* keep_forever(Family family) {
-  static std::deque<Family> kept;
-  return &kept.emplace_back(std::move(family));
+  static std::mutex mutex;
+  static auto* const kept = new std::deque<Family>;
+  const std::lock_guard lock(mutex);
+  return &kept->emplace_back(std::move(family));
 }
 
 class BuiltinReader {
@@ -465,17 +467,17 @@ class BuiltinReader {
 }  // namespace
 
 Result<Family> parse_family(std::string_view text, std::string_view path) {
-  return read_family(text, path, find_family);
+  return read_family(text, path, [](std::string_view name) { return find_family(name); });
 }
 
 const Family* builtin_family(std::size_t i) {
-  static BuiltinReader reader;
-  return reader.at(i);
+  static auto* const reader = new BuiltinReader;
+  return reader->at(i);
 }
 
 const Family& numbered(const Family& family, Index layers) {
   static std::mutex mutex;
-  static std::map<std::pair<const Family*, Index>, Family> made;
+  static auto* const made = new std::map<std::pair<const Family*, Index>, Family>;
   const auto is_numbered = [](const ConventionTable& table) {
     return std::any_of(table.rules.begin(), table.rules.end(), [](const StoredRule& r) { return r.of_prediction; });
   };
@@ -483,30 +485,33 @@ const Family& numbered(const Family& family, Index layers) {
       std::none_of(family.conventions.begin(), family.conventions.end(), is_numbered))
     return family;
   const std::lock_guard lock(mutex);
-  const auto [found, is_new] = made.try_emplace({&family, layers}, family);
+  const auto [found, is_new] = made->try_emplace({&family, layers}, family);
   found->second.layers = layers;
   return found->second;
 }
 
 const Family* family_over(const Family& outer, const Family& text) {
   static std::mutex mutex;
-  static std::map<std::pair<const Family*, const Family*>, std::optional<Family>> made;
+  static auto* const made = new std::map<std::pair<const Family*, const Family*>, std::optional<Family>>;
   if (outer.around_text.empty()) return nullptr;
   if (outer.extended == text.name) return &outer;
   const std::lock_guard lock(mutex);
-  auto found = made.find({&outer, &text});
-  if (found == made.end())
-    found = made.emplace(std::pair(&outer, &text), FamilyReader::over(outer, text, outer.name + "+" + text.name)).first;
+  auto found = made->find({&outer, &text});
+  if (found == made->end())
+    found =
+        made->emplace(std::pair(&outer, &text), FamilyReader::over(outer, text, outer.name + "+" + text.name)).first;
   return found->second ? &*found->second : nullptr;
 }
 
 Result<const Family*> load_family(const std::string& path) {
-  static std::map<std::string, const Family*> loaded;
-  if (const auto found = loaded.find(path); found != loaded.end()) return found->second;
-  const Family* family = keep_forever(TRY(parse_family(TRY(read_whole_file(path, kMaxFamilyFile)), path)));
-  add_family(*family);
-  loaded.emplace(path, family);
-  return family;
+  static std::mutex mutex;
+  static auto* const loaded = new std::map<std::string, const Family*>;  // by their texts
+  std::string text = TRY(read_whole_file(path, kMaxFamilyFile));
+  Family family = TRY(parse_family(text, path));
+  const std::lock_guard lock(mutex);
+  const Family*& kept = (*loaded)[std::move(text)];
+  if (!kept) kept = keep_forever(std::move(family));
+  return kept;
 }
 
 }  // namespace reshard

@@ -25,11 +25,11 @@
 namespace reshard {
 
 // Reads a family strictly: members nobody knows, formulas that are none, parts that are no parameters are errors that
-// name path and member. What it extends is one of families().
+// name path and member. What it extends is one of the program's.
 Result<Family> parse_family(std::string_view text, std::string_view path);
 
-// The same of a file, read once; the family is then one of families(), before those that come with the program, as long
-// as the process lives. Not thread-safe: to be called before any work begins.
+// Reads the same of a file. Equal texts give the same family, which lives as long as the process, as configs and views
+// keep pointers to it; but only a call that is given it (families.h) knows it. Thread-safe.
 Result<const Family*> load_family(const std::string& path);
 
 // The families of the program as text, in the order in which names are held against them.

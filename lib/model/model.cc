@@ -17,7 +17,7 @@ const Family* numbered_for(const Family& family, const std::optional<ModelConfig
 }  // namespace
 
 const Family* describing_family(const ModelConfig& config) {
-  const Family* family = family_of_model_type(config.model_type, config.text_model_type);
+  const Family* family = family_of_model_type(config.model_type, config.text_model_type, config.families);
   return family && knows_quantization(*family, config) && !is_named_otherwise(*family, config) ? family : nullptr;
 }
 
@@ -39,7 +39,7 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
   }
   const Family* said = model.config ? describing_family(*model.config) : nullptr;
   if (model.config && !said) return model;  // another model whose names may look alike
-  if (const auto detected = detect_family(catalog, model.config_or_null());
+  if (const auto detected = detect_family(catalog, model.config_or_null(), choice.families);
       detected && (!said || is_kind_of(*detected->family, *said, *model.config))) {
     model.family = numbered_for(*detected->family, model.config);
     model.convention = detected->convention;
@@ -50,10 +50,11 @@ Result<Model> recognise(const Catalog& catalog, const ModelChoice& choice, std::
 Result<const Family*> family_of(const ModelConfig& config, const ModelChoice& choice) {
   if (choice.is_none()) return usage_error("--family none: the table of a family's tensors is needed here");
   if (!choice.detect) return choice.family;
-  if (const Family* family = family_of_model_type(config.model_type, config.text_model_type)) return family;
+  if (const Family* family = family_of_model_type(config.model_type, config.text_model_type, config.families))
+    return family;
   return unsupported(config.path + ": model_type '" + printable(config.model_type) + "'" +
                      (config.text_model_type.empty() ? "" : " around '" + printable(config.text_model_type) + "'") +
-                     " belongs to no known family (" + join(family_names(), ", ") + ")");
+                     " belongs to no known family (" + join(family_names(config.families), ", ") + ")");
 }
 
 }  // namespace reshard

@@ -11,6 +11,7 @@ namespace reshard {
 struct ModelChoice {
   bool detect = true;              // by the config and the tensors' names
   const Family* family = nullptr;  // where not: this one; null: none, names and rows are as they are
+  Families families = {};          // that are known: the user's own too
   bool is_none() const { return !detect && !family; }
 };
 

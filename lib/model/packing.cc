@@ -162,7 +162,7 @@ class Unpacker {
 
   Status check_rows(Index expected, const ModelConfig& config, const std::string& arithmetic) const {
     if (shape_[0] == expected) return {};
-    return corrupt(what_ + ": " + config.path + " says " + std::to_string(expected) + " rows (" + arithmetic +
+    return corrupt(what_ + ": " + config.path + " says " + count_of(expected, "row") + " (" + arithmetic +
                    "), got shape " + to_string(shape_));
   }
 
@@ -453,7 +453,7 @@ Result<std::vector<PackedGroup>> pack(const Family& family, Convention conventio
     }
     if (out[group.group].parts.size() != group.parts.size())
       return unsupported(tensor_text(name) + " of the output is made of " +
-                         with_commas(std::ssize(out[group.group].parts)) + " tensors, got " +
+                         count_of(std::ssize(out[group.group].parts), "tensor") + ", got " +
                          with_commas(std::ssize(group.parts)));
   }
   return out;

@@ -81,7 +81,7 @@ class ParameterList {
       const auto count = checked_mul(end - begin, each);
       if (!count || *count > room)
         return corrupt(config_.path + ": describes more than " + with_commas(kMaxParameters) + " tensors: " +
-                       with_commas(end - begin) + " layers of " + with_commas(each) + " '" + printable(rule.hf) + "'");
+                       count_of(end - begin, "layer") + " of " + with_commas(each) + " '" + printable(rule.hf) + "'");
       room -= *count;
     }
     return {};

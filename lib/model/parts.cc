@@ -121,7 +121,7 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
 }
 
 // best_known() of the names under the prefix, without it. Some that happen to be like a family's tell nothing.
-Known known_without(const NamePatterns& names, std::string_view prefix) {
+Known known_without(const NamePatterns& names, std::string_view prefix, Families families) {
   NamePatterns without;
   bool have_prefix = names.size() <= kMaxPatterns;
   for (const auto& [pattern, alike] : names) {
@@ -130,7 +130,7 @@ Known known_without(const NamePatterns& names, std::string_view prefix) {
     if (!pattern.starts_with(prefix) || pattern.size() == prefix.size()) continue;
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
-  Known best = best_known(without);
+  Known best = best_known(without, families);
   best.is_all = best.is_all && have_prefix;
   return best.names > count_all(without) / 2 ? best : Known{};
 }
@@ -156,9 +156,9 @@ Wrapper best_wrapper(const NamePatterns& names, const WrapperOf& wrapper_of) {
 }
 
 // A family whose names these all are, but for base_prefix(): where it has others in memory, those.
-const Family* family_without_base(const NamePatterns& names, std::string_view prefix) {
+const Family* family_without_base(const NamePatterns& names, std::string_view prefix, Families families) {
   if (count_all(names) < kFewNames) return nullptr;
-  for (const Family* family : families()) {
+  for (const Family* family : families) {
     const std::string base = base_prefix(*family);
     Index parameters = 0;
     const auto is_known = [&](const auto& name) {
@@ -175,12 +175,12 @@ const Family* family_without_base(const NamePatterns& names, std::string_view pr
   return nullptr;
 }
 
-Wrapper wrapper_by_family(const NamePatterns& names) {
+Wrapper wrapper_by_family(const NamePatterns& names, Families families) {
   const Index all = count_all(names);
   return best_wrapper(names, [&](const std::string& prefix) -> Wrapper {
     constexpr const char* kEvidence = "the names under it are those of family ";
-    const Known known = known_without(names, prefix);
-    const Family* const base = known.names * 2 > all ? nullptr : family_without_base(names, prefix);
+    const Known known = known_without(names, prefix, families);
+    const Family* const base = known.names * 2 > all ? nullptr : family_without_base(names, prefix, families);
     if (base)
       return {prefix, base_prefix(*base), kEvidence + base->name + " without '" + base_prefix(*base) + "'", all};
     return {prefix, "", prefix.empty() || !known.family ? "" : kEvidence + known.family->name, known.names};
@@ -234,10 +234,10 @@ Wrapper wrapper_by_match(const NamePatterns& names, const PatternSet& others,
 }
 
 // Why the names under `prefix`, all of these, are a model by themselves; nothing where they are none.
-std::optional<std::string> model_under(const NamePatterns& names, const std::string& prefix) {
+std::optional<std::string> model_under(const NamePatterns& names, const std::string& prefix, Families families) {
   for (const std::string& inner : common_prefixes(names)) {
     if (inner.size() < prefix.size()) continue;
-    if (const Known known = known_without(names, inner); known.names >= kFewNames)
+    if (const Known known = known_without(names, inner, families); known.names >= kFewNames)
       return "the names under it are those of family " + known.family->name;
   }
   return std::nullopt;
@@ -251,11 +251,12 @@ std::string unwrapped(std::string name, const Wrapper& wrapper) {
 
 class PartFinder {
  public:
-  PartFinder(Catalog& catalog, const KeyChanges& changes, bool is_model)
+  PartFinder(Catalog& catalog, const KeyChanges& changes, bool is_model, Families families)
       : catalog_(catalog),
         renames_(changes.renames),
         is_model_(is_model),
         as_stored_(changes.as_stored && changes.model_prefix.empty()),
+        families_(families),
         given_(changes.model_prefix),
         wanted_(changes.part) {
     if (!given_.empty() && !given_.ends_with('.')) given_ += '.';
@@ -383,7 +384,8 @@ class PartFinder {
     if (!models_.empty()) return;
     const std::vector<std::string> bases = common_prefixes(model_);
     // A family may have several networks: a language model and what sees for it.
-    if (std::any_of(bases.begin(), bases.end(), [&](const auto& base) { return known_without(model_, base).is_all; }))
+    if (std::any_of(bases.begin(), bases.end(),
+                    [&](const auto& base) { return known_without(model_, base, families_).is_all; }))
       return;
     for (const std::string& base : bases) {
       std::map<std::string, NamePatterns> groups;  // by prefix
@@ -396,7 +398,7 @@ class PartFinder {
       if (groups.size() > kMaxModels) continue;
       std::vector<Part> models;
       for (const auto& [prefix, names] : groups) {
-        auto evidence = model_under(names, prefix);
+        auto evidence = model_under(names, prefix, families_);
         if (!evidence) continue;
         std::string word = prefix.substr(base.size(), prefix.size() - base.size() - 1);
         if (is_average_word(word))
@@ -459,7 +461,7 @@ class PartFinder {
                        [&](const auto& m) { return m.second.example.starts_with(given_); }))
         return usage_error(catalog_.root + ": no name begins with '" + printable(given_) + "'");
     } else if (models_.empty() || !chosen_.empty()) {
-      model_wrapper_ = wrapper_by_family(model_);
+      model_wrapper_ = wrapper_by_family(model_, families_);
       const auto is_beside = [&](const auto& name) { return !name.first.starts_with(model_wrapper_.prefix); };
       if (is_model_ && std::any_of(model_.begin(), model_.end(), is_beside)) model_wrapper_ = {};
       // A family's model may be one of several networks of what the optimizer trains.
@@ -479,7 +481,7 @@ class PartFinder {
       plain.insert(unwrapped(pattern, model_wrapper_));
       parameters.emplace(unwrapped(pattern, model_wrapper_), alike);
     }
-    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_)
+    optimizer_wrapper_ = model_.empty() ? wrapper_by_family(optimized_, families_)
                                         : wrapper_by_match(optimized_, plain, common_prefixes(parameters));
     return {};
   }
@@ -516,6 +518,7 @@ class PartFinder {
   std::set<std::string, std::less<>> named_optimizers_;  // prefixes of those in a dict
   bool is_model_, as_stored_;
   bool has_weights_ = false;  // of a model, more than numbers
+  Families families_;
   std::string given_, wanted_;
   std::string chosen_;        // the prefix of the part that stands for the model; empty: none was chosen
   std::vector<Part> models_;  // side by side; empty: there is one
@@ -547,8 +550,8 @@ bool is_adapter(std::string_view key) {
   return key.starts_with("lora_") || key.find(".lora_") != std::string_view::npos || key.starts_with(kAdapterPrefix);
 }
 
-Status find_parts(Catalog& catalog, const KeyChanges& changes, bool is_model) {
-  return PartFinder(catalog, changes, is_model).find();
+Status find_parts(Catalog& catalog, const KeyChanges& changes, bool is_model, Families families) {
+  return PartFinder(catalog, changes, is_model, families).find();
 }
 
 }  // namespace reshard

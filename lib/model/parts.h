@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "lib/checkpoint/catalog.h"
+#include "lib/model/families.h"
 
 namespace reshard {
 
@@ -30,7 +31,7 @@ namespace reshard {
 // (`is_model`), as in its files, nothing lies beside it. Where `changes` gives a prefix,
 // it is the model's: a usage error where no name begins with it. Its renames come first, wherever their whole parts of
 // names occur.
-Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_model = false);
+Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_model = false, Families families = {});
 
 // Whether the part of this name (Part::name, or a word of other state) has a plain key; an empty name is all parts.
 bool is_of_part(std::string_view key, std::string_view part);

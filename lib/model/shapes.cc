@@ -78,7 +78,8 @@ class Sizes {
       const Dims& shape = seen.tensor->shape;
       if (shape.rank() != 1) return {};
       return corrupt(tensor_text(seen.tensor->name) + " " + to_string(shape) + ": expected " +
-                     std::to_string(formulas.size()) + " dimensions (" + seen.rule->shape + "), got one: a flattened " +
+                     count_of(std::ssize(formulas), "dimension") + " (" + seen.rule->shape +
+                     "), got one: a flattened " +
                      "parameter, as FSDP has it, all of it or one rank's part; its config.json (--config) tells which");
     }
     for (int d = 0; d < seen.tensor->shape.rank(); ++d) {
@@ -109,9 +110,9 @@ std::string explain_flat(const Dims& got, const Dims& expected) {
   const Index all = volume(expected), here = volume(got);
   if (got.rank() != 1 || expected.rank() < 2 || here == 0 || here > all) return {};
   const std::string what = "a flattened parameter, as FSDP has it: ";
-  if (here == all) return what + "all of its " + with_commas(all) + " elements";
-  if (all % here == 0) return what + "1/" + with_commas(all / here) + " of its " + with_commas(all) + " elements";
-  return what + with_commas(here) + " of its " + with_commas(all) + " elements";
+  if (here == all) return what + "all of its " + count_of(all, "element");
+  if (all % here == 0) return what + "1/" + with_commas(all / here) + " of its " + count_of(all, "element");
+  return what + with_commas(here) + " of its " + count_of(all, "element");
 }
 
 Status check_shapes_agree(const Family& family, const std::vector<const Tensor*>& tensors) {

@@ -49,17 +49,21 @@ std::string_view leaf_of(std::string_view name) {
 struct VocabularyLeaves {
   std::set<std::string, std::less<>> embeddings, heads;
 
+  void add(const Family& family) {
+    for (const NameRule& rule : family.rules)
+      if (rule.is_vocabulary() && rule.place != NameRule::Place::kLayer)
+        (rule.place == NameRule::Place::kFirst ? embeddings : heads).emplace(leaf_of(rule.hf));
+  }
   bool contain(std::string_view leaf) const { return embeddings.contains(leaf) || heads.contains(leaf); }
 };
-const VocabularyLeaves& vocabulary_leaves() {
-  static const VocabularyLeaves leaves = [] {
-    VocabularyLeaves out;
-    for (const Family* family : families())
-      for (const NameRule& rule : family->rules)
-        if (rule.is_vocabulary() && rule.place != NameRule::Place::kLayer)
-          (rule.place == NameRule::Place::kFirst ? out.embeddings : out.heads).emplace(leaf_of(rule.hf));
+VocabularyLeaves vocabulary_leaves(Families families) {
+  static const auto* const builtin = [] {
+    auto* const out = new VocabularyLeaves;
+    for (const Family* family : Families()) out->add(*family);
     return out;
   }();
+  VocabularyLeaves leaves = *builtin;
+  if (families.own()) leaves.add(*families.own());
   return leaves;
 }
 
@@ -186,9 +190,9 @@ bool has_all_parts(const Names& names, const ModelConfig& config) {
 }
 
 // Whether modules are named as no files of models name them.
-bool has_other_names(const Catalog& catalog) {
-  if (convention_without_config(catalog)) return true;
-  const auto detected = detect_family(catalog);
+bool has_other_names(const Catalog& catalog, Families families) {
+  if (convention_without_config(catalog, families)) return true;
+  const auto detected = detect_family(catalog, nullptr, families);
   if (!detected || detected->convention == Convention::kHf || detected->convention == Convention::kTransformers)
     return false;
   return std::any_of(catalog.tensors().begin(), catalog.tensors().end(), [&](const Tensor& t) {
@@ -199,18 +203,21 @@ bool has_other_names(const Catalog& catalog) {
 
 }  // namespace
 
-bool is_embedding(std::string_view parameter) { return vocabulary_leaves().embeddings.contains(leaf_of(parameter)); }
+bool is_embedding(std::string_view parameter, Families families) {
+  return vocabulary_leaves(families).embeddings.contains(leaf_of(parameter));
+}
 
 CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
   const Names names = names_of(catalog);
+  const VocabularyLeaves leaves = vocabulary_leaves(config.families);
   CommonFacts out;
   for (const Tensor* t : names.matrices)
-    if (vocabulary_leaves().contain(leaf_of(split_state_key(t->key()).parameter)) &&
+    if (leaves.contain(leaf_of(split_state_key(t->key()).parameter)) &&
         !member_with(config, kWidths, t->shape[1]).empty() && config.vocab_size() <= kMaxWords)
       out.vocabulary.push_back(t);
   for (const Tensor* t : out.vocabulary)
     if (t->shape[0] < config.vocab_size())
-      out.contradictions.push_back({t, "has " + with_commas(t->shape[0]) + " rows where " + config.path +
+      out.contradictions.push_back({t, "has " + count_of(t->shape[0], "row") + " where " + config.path +
                                            " says vocab_size " + with_commas(config.vocab_size())});
   if (std::string text = other_depth(names, config); !text.empty()) out.contradictions.push_back({nullptr, text});
   Facts facts = facts_of(names, config);
@@ -223,7 +230,7 @@ CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
   const bool numbered_first = std::any_of(names.lists.begin(), names.lists.end(),
                                           [](const auto& list) { return list.first.find('.') == std::string::npos; });
   out.is_its_model = !facts.width.empty() && !facts.layers.empty() && names.tops.size() > 1 &&
-                     (!numbered_first || is_headless(config)) && !has_other_names(catalog);
+                     (!numbered_first || is_headless(config)) && !has_other_names(catalog, config.families);
   for (std::string* fact : {&facts.width, &facts.layers})
     if (!fact->empty()) out.confirmed.push_back(std::move(*fact));
   return out;

@@ -29,7 +29,7 @@ struct CommonFacts {
   bool is_its_model = false;
 };
 // Whether a parameter is named as the embedding of words is in some family: "shared.embed_tokens.weight".
-bool is_embedding(std::string_view parameter);
+bool is_embedding(std::string_view parameter, Families families);
 
 CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config);
 

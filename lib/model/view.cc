@@ -260,16 +260,17 @@ Result<Catalog> plain_view(Catalog catalog) {
   return out;
 }
 
-Result<const Family*> recorded_family(const Json& manifest) {
+Result<const Family*> recorded_family(const Json& manifest, Families families) {
   const Json* const name = manifest.find("family");
   if (!name || name->is_null()) return nullptr;
-  if (const Family* const family = find_family(TRY(name->as_string()))) return family;
+  if (const Family* const family = find_family(TRY(name->as_string()), families)) return family;
   return unsupported("family '" + printable(TRY(name->as_string())) +
                      "' is none that this version knows; where it is one of yours, --family-file says what it is");
 }
 
-Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config) {
-  const Family* const family = TRY(recorded_family(manifest));
+Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config,
+                              Families families) {
+  const Family* const family = TRY(recorded_family(manifest, families));
   if (!family) return catalog;
   const Family& numbered_family = numbered(*family, config ? config->num_hidden_layers() : 0);
   return canonical_view(catalog, {&numbered_family, config, TRY(manifest.get_bool("hf_rows")), true, true}, nullptr);
@@ -314,8 +315,9 @@ Result<Identity> check_against_config(const Catalog& view, const Family& family,
     return corrupt(view.root + ": " + count_of(std::ssize(extra), "tensor") + " that " + config.path +
                    " does not describe: " + some_of(extra) + "; --exclude leaves them out");
   if (missing.empty() || !complete) return out;
-  return corrupt(view.root + ": " + std::to_string(missing.size()) + " tensors that " + config.path +
-                 " describes are missing, the first is '" + missing.front() + "'; --allow config writes the others");
+  return corrupt(view.root + ": " + count_of(std::ssize(missing), "tensor") + " that " + config.path + " describes " +
+                 (missing.size() == 1 ? "is" : "are") + " missing, the first is '" + printable(missing.front()) +
+                 "'; --allow config writes the others");
 }
 
 }  // namespace reshard

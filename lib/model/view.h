@@ -34,9 +34,10 @@ Result<Catalog> canonical_view(const Catalog& catalog, const ViewOptions& option
 Result<Catalog> plain_view(Catalog catalog);
 
 // The family by whose rules reshard_manifest.json records digests; null: by none. Unsupported where it is not known.
-Result<const Family*> recorded_family(const Json& manifest);
+Result<const Family*> recorded_family(const Json& manifest, Families families);
 // The view in which it records them.
-Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config);
+Result<Catalog> recorded_view(const Json& manifest, const Catalog& catalog, const ModelConfig* config,
+                              Families families);
 
 // How many of the tensors that a config describes are there, tied ones not counted.
 struct Identity {

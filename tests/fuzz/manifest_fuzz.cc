@@ -78,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const PlannedTensor& t : plan.tensors) all.push_back({t.from, catalog.tensors()[t.from].dtype});
     return *digest_tensors(all, source, options);
   }();
-  const auto manifest = SourceManifest::open(*open.reader, plan, catalog);
+  const auto manifest = SourceManifest::open(*open.reader, plan, catalog, {});
   if (!manifest) {
     require(!manifest.error().message().empty());
     return 0;

@@ -46,7 +46,7 @@ struct Model {
   Result<LayoutDescriptor> infer(bool with_config) const {
     std::optional<ModelConfig> config;
     if (with_config) config = *ModelConfig::parse(*parse_json(kConfig, "c"), "config.json");
-    return infer_rank_layout("D", tensors, pp * tp, config ? &*config : nullptr,
+    return infer_rank_layout("D", tensors, pp * tp, config ? &*config : nullptr, {},
                              [&](std::size_t t, Index, Index) -> Result<bool> {
                                const std::string& name = tensors[t].name;
                                if (name == differs) return false;

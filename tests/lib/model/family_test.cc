@@ -95,7 +95,7 @@ TEST(Family, EveryParameterParsesBackToItsRule) {
 
 // A rule that names a dimension its shape has not, or a tied name that is none, would be found only by its victims.
 TEST(Family, TablesAreConsistent) {
-  for (const Family* family : families()) {
+  for (const Family* family : Families()) {
     for (const NameRule& rule : family->rules) {
       const Index rank = std::count(rule.shape.begin(), rule.shape.end(), ',') + 1;
       EXPECT_TRUE(rule.shape.empty() || rule.tp_dim < rank) << rule.hf;

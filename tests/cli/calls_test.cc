@@ -1,0 +1,29 @@
+// What another program calls in threads, as the Python module does (calls.cc); ThreadSanitizer sees it too.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/checkpoints.h"
+#include "tests/support/run_command.h"
+#include "tests/support/temp_dir.h"
+
+namespace reshard {
+namespace {
+
+// A later call knew the family that an earlier one was given, and threads that gave families of their own crashed.
+TEST(Calls, OfThreadsSeeNothingOfEachOther) {
+  const TempDir dir;
+  const std::string threads = "4", model = dir / "model";
+  ASSERT_EQ(reshard_cli({"synth", model, "--model", "llama3-tiny", "--to", "hf"}).exit_code, 0);
+  std::filesystem::copy_file(model + "/config.json", dir / "config.json");
+  for (int t = 0; t < std::stoi(threads); ++t) {
+    const std::string name = "mine_" + std::to_string(t);
+    write_file(dir / ("family_" + std::to_string(t) + ".json"),
+               R"({"reshard_family": 1, "name": ")" + name + R"(", "model_types": ["llama"], "extends": "llama"})");
+  }
+  const CommandResult result = run_command({RESHARD_CALLS_BINARY, dir.path(), threads, "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+}  // namespace
+}  // namespace reshard
