@@ -70,6 +70,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     }
   }
   LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  bool holds_model = false;
   LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (is_faulty[i]) continue;
@@ -89,11 +90,13 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     }
     if (!left) {
       out.tensors.push_back(i);
+      holds_model = holds_model || kind == StateKind::kModel;
       continue;
     }
     ++left->tensors;
     left->bytes += tensors[i].bytes();
   }
+  out.complete = out.complete && holds_model;  // of state beside a model no config says what is missing
   for (std::size_t i = 0; i < source.blobs.size(); ++i) {
     const Blob& blob = source.blobs[i];
     LeftOut* left = nullptr;

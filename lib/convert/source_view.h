@@ -20,7 +20,7 @@ bool selects(const Selection& selection, std::string_view name);
 
 struct Selected {
   std::vector<std::size_t> tensors, blobs;  // of the source's catalog
-  bool complete = true;                     // no filter and no fault took tensors out
+  bool complete = true;                     // a model takes part, and no filter and no fault took tensors out
 };
 // `without_faulty`: tensors that are not stored exactly once are left out, and with `files_too` those whose files are
 // damaged. A usage error where none is left.

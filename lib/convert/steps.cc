@@ -65,7 +65,7 @@ Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const 
     return std::optional<Identity>();
   }
   const auto fits = check_against_config(view.catalog, *options.family, *options.config, complete);
-  if (fits) return std::optional(*fits);
+  if (fits) return fits->present > 0 ? std::optional(*fits) : std::nullopt;
   const Error& error = fits.error();
   if (!allow)
     return Error(error.code(), error.message() + "; reshard verify explains it, --allow config writes what is there");
@@ -78,7 +78,7 @@ namespace {
 // `rows` as --vocab-divisible-by has them.
 Result<Index> padded_to_multiple(Index rows, Index divisible_by, const Mesh& mesh) {
   const auto padded = padded_vocabulary(rows, divisible_by, mesh.size("tp"));
-  if (!padded) return usage_error("--vocab-divisible-by: " + with_commas(rows) + " rows are too many to pad");
+  if (!padded) return usage_error("--vocab-divisible-by: " + count_of(rows, "row") + ": too many to pad");
   return *padded;
 }
 
@@ -137,7 +137,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     if (wanted <= t.shape[0]) continue;  // the layout says what is wrong with fewer
     TRY(check_not_packed(view, t, "get rows of padding"));
     if (!fill)
-      return usage_error(tensor_text(name) + " has " + with_commas(t.shape[0]) + " rows, the target's vocabulary " +
+      return usage_error(tensor_text(name) + " has " + count_of(t.shape[0], "row") + ", the target's vocabulary " +
                          with_commas(wanted) +
                          "; --vocab-padding zero, repeat-last or mean says what the others are to be");
     added = wanted - t.shape[0];
@@ -145,7 +145,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
     TRY(pad_rows(view.catalog, i, wanted, *fill, files, options.spool, !options.metadata_only));
   }
   if (padded.empty()) return {};
-  notes.warnings.push_back(with_commas(added) + " rows (" + std::string(padding_fill_name(*fill)) +
+  notes.warnings.push_back(count_of(added, "row") + " (" + std::string(padding_fill_name(*fill)) +
                            ") are added to the vocabulary of " + printable(padded.front()) +
                            (padded.size() > 1 ? " and " + count_of(std::ssize(padded) - 1, "other") : "") + ".");
   Json tensors = Json::array();
@@ -187,7 +187,7 @@ Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& o
     ++repeated;
   }
   if (repeated > 0)
-    notes.warnings.push_back("Each key-value head is held by " + with_commas(copies) + " ranks: " +
+    notes.warnings.push_back("Each key-value head is held by " + count_of(copies, "rank") + ": " +
                              count_of(repeated, "tensor") + " become " + with_commas(copies) + " times as long.");
   return {};
 }
