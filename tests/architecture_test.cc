@@ -303,5 +303,27 @@ TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
       EXPECT_EQ(file.text.find(place), std::string::npos) << file.path << " names " << place;
 }
 
+// "1 tensors": what counts things in text does so by count_of or bytes_of, which know the singular.
+TEST(Architecture, CountsAgreeWithTheirNouns) {
+  const std::vector<std::string> nouns = {
+      "tensors", "moves",    "files",    "bytes",  "elements", "rows",    "columns", "layers",    "objects", "ranks",
+      "pieces",  "findings", "values",   "heads",  "experts",  "shards",  "stages",  "names",     "groups",  "checks",
+      "sources", "threads",  "machines", "blocks", "steps",    "digests", "words",   "dimensions"};
+  for (const SourceFile& file : sources())
+    for (const std::string_view call : {"with_commas(", "std::to_string("})
+      for (std::size_t at = 0; (at = file.text.find(call, at)) != std::string::npos;) {
+        const std::size_t begin = at += call.size();
+        for (int depth = 1; depth > 0 && at < file.text.size(); ++at)
+          depth += file.text[at] == '(' ? 1 : file.text[at] == ')' ? -1 : 0;
+        if (file.text.substr(begin, at - begin).find("kMax") != std::string::npos) continue;  // never 1
+        std::string after = file.text.substr(at, 80);
+        std::erase_if(after, [](char c) { return c == ' ' || c == '\n' || c == '+'; });
+        for (const std::string& noun : nouns)
+          if (after.starts_with("\"" + noun))
+            ADD_FAILURE() << file.path << ": count_of or bytes_of counts " << noun << ": "
+                          << file.text.substr(begin, at - begin);
+      }
+}
+
 }  // namespace
 }  // namespace reshard

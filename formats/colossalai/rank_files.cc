@@ -82,7 +82,7 @@ Result<DistMeta> read_dist_meta(Value value) {
     out.zero_elements = TRY(read_number(fields, "zero_numel", INT64_MAX));
     for (const Index n : TRY(read_numbers(fields, "zero_orig_shape", INT64_MAX))) out.zero_shape.push_back(n);
     if (checked_volume(out.zero_shape) != out.zero_elements)
-      return fields.mismatch("zero_orig_shape", "a shape of " + std::to_string(*out.zero_elements) + " elements");
+      return fields.mismatch("zero_orig_shape", "a shape of " + count_of(*out.zero_elements, "element"));
   }
   return out;
 }
@@ -238,8 +238,8 @@ Status RankReader::place_part(Tensor& tensor, const StoredPart& part, const Dims
   const Index elements = volume(flat);
   if (flat.rank() != 1 || elements > *part.meta.zero_elements - begin)
     return corrupt(catalog_.file_path(part.file) + ": " + tensor_text(tensor.name) +
-                   ": expected a flat run of at most " + std::to_string(*part.meta.zero_elements - begin) +
-                   " elements, got " + to_string(flat));
+                   ": expected a flat run of at most " + count_of(*part.meta.zero_elements - begin, "element") +
+                   ", got " + to_string(flat));
   const Index stride = part.stored.strides[0];
   if (stride != 1 && elements > 1)
     return unsupported(catalog_.file_path(part.file) + ": " + tensor_text(tensor.name) +
@@ -315,8 +315,8 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
       TRY(place_part(tensor, part, shape, offset, begin));
     }
     if (const auto all = stored.front().meta.zero_elements; all && begin != *all)
-      return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected runs of " + std::to_string(*all) +
-                     " elements together, got " + std::to_string(begin) + ": the files of a rank are missing");
+      return corrupt(catalog_.root + ": " + tensor_text(name) + ": expected runs of " + count_of(*all, "element") +
+                     " together, got " + std::to_string(begin) + ": the files of a rank are missing");
   }
   return catalog_.add(std::move(tensor));
 }

@@ -100,7 +100,7 @@ Status DcpReader::read_metadata(const std::vector<DirectoryEntry>& entries) {
     for (const DirectoryEntry& e : entries)
       if (is_rank_metadata(e.name)) names.push_back(e.name);
     std::sort(names.begin(), names.end(), natural_less);
-    how += ", " + std::to_string(names.size()) + " ranks saved on their own";
+    how += ", " + count_of(std::ssize(names), "rank") + " saved on their own";
   }
   if (names.empty())
     return corrupt(catalog_.root +

@@ -172,7 +172,7 @@ Result<std::vector<AxisPlacement>> read_placements(Value v, int rank, std::size_
       p.kind = name == "Shard" ? AxisPlacement::Kind::kShard : AxisPlacement::Kind::kStridedShard;
       const auto dim = TRY(needed(v[i], "placement", "dim")).as_int();
       if (!dim || *dim < -rank || *dim >= rank)
-        return v[i].mismatch("placement", "one of the tensor's " + std::to_string(rank) + " dimensions");
+        return v[i].mismatch("placement", "one of the tensor's " + count_of(rank, "dimension"));
       p.dim = static_cast<int>(*dim < 0 ? *dim + rank : *dim);
     } else if (name != "Replicate") {
       Error other = v[i].mismatch("placement", "Shard, _StridedShard or Replicate");

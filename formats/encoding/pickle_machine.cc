@@ -33,8 +33,7 @@ class Machine : RecordReader {
   Machine(Tree& tree, const Limits& limits, RecordSink* sink) : RecordReader(tree, limits, sink) {}
 
   Status run() {
-    if (!reserve(!has_sink()))
-      return io_error(tree_.path + ": pickle of " + std::to_string(size_) + " bytes: out of memory");
+    if (!reserve(!has_sink())) return io_error(tree_.path + ": pickle of " + bytes_of(size_) + ": out of memory");
     if (follow()) return {};
     TRY(std::move(file_));
     const unsigned char op = op_at_ < size_ ? raw_[op_at_] : 0;
@@ -515,7 +514,7 @@ Result<Document> read_pickle(internal::Text text, std::string_view path, const L
   const auto size = static_cast<Index>(text.size());
   if (size > std::min(limits.bytes, Limits{}.bytes))
     return unsupported(std::string(path) + ": pickle: expected at most " +
-                       with_commas(std::min(limits.bytes, Limits{}.bytes)) + " bytes, got " + with_commas(size));
+                       count_of(std::min(limits.bytes, Limits{}.bytes), "byte") + ", got " + with_commas(size));
   auto tree = std::make_unique<internal::Tree>();
   tree->text = std::move(text);
   tree->path = path;

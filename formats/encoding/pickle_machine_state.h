@@ -41,14 +41,13 @@ class MachineState {
   }
 
   [[gnu::cold, gnu::noinline]] bool fail_short(std::uint64_t wanted) {
-    return fail("expected " + std::to_string(wanted) + " bytes, got " + std::to_string(size_ - pos_) + " to the end");
+    return fail("expected " + bytes_of(wanted) + ", got " + std::to_string(size_ - pos_) + " to the end");
   }
   [[gnu::cold, gnu::noinline]] bool fail_depth(std::uint32_t n) {
-    return fail("expected " + std::to_string(n) + " values on the stack, got " +
-                std::to_string(stack_.size() - floor_));
+    return fail("expected " + count_of(n, "value") + " on the stack, got " + std::to_string(stack_.size() - floor_));
   }
   [[gnu::cold, gnu::noinline]] bool fail_stack() {
-    return fail("more than " + with_commas(limits_.stack) + " values on the stack");
+    return fail("more than " + count_of(limits_.stack, "value") + " on the stack");
   }
   [[gnu::cold, gnu::noinline]] bool fail_cells() {
     lacks_cells_ = true;

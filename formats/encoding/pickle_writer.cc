@@ -4,6 +4,7 @@
 #include <cassert>
 #include <utility>
 
+#include "lib/base/text.h"
 #include "lib/layout/dtype.h"
 
 namespace reshard::pickle {
@@ -143,8 +144,7 @@ class ValueWriter {
 
   Status write(Value v, int depth) {
     if (depth > kMaxDepth) return unsupported("containers nested deeper than " + std::to_string(kMaxDepth) + " levels");
-    if (w_.size() > max_bytes_)
-      return unsupported("a value whose pickle takes more than " + std::to_string(max_bytes_) + " bytes");
+    if (w_.size() > max_bytes_) return unsupported("a value whose pickle takes more than " + bytes_of(max_bytes_));
     switch (v.kind()) {
       case Kind::kNone:
         w_.none();
@@ -241,7 +241,7 @@ class ValueWriter {
   Status big_integer(Value v) {
     const std::string_view digits = *v.as_big_int();
     if (digits.size() > UINT8_MAX)
-      return unsupported("an int of " + std::to_string(digits.size()) + " bytes; at most 255 are carried");
+      return unsupported("an int of " + bytes_of(std::ssize(digits)) + "; at most 255 are carried");
     w_.big_integer(digits);
     return {};
   }

@@ -69,7 +69,7 @@ Result<SafetensorsEntry> parse_entry(const std::string& name, const Json& value)
                    std::to_string(end) + "]");
   const Index bytes = TRY(byte_length(entry.shape, entry.dtype));
   if (end - begin != bytes)
-    return corrupt("data_offsets: expected " + std::to_string(bytes) + " bytes for " +
+    return corrupt("data_offsets: expected " + bytes_of(bytes) + " for " +
                    std::string(info(entry.dtype).safetensors_name) + " " + to_string(entry.shape) + ", got " +
                    std::to_string(end - begin));
   entry.offset = begin;
@@ -119,8 +119,7 @@ Result<std::string> read_json_text(const File& file, Index offset, Index length)
     return corrupt(where + ": expected at most " + std::to_string(kMaxSafetensorsHeader) + " bytes, got " +
                    std::to_string(stated));
   if (stated > static_cast<std::uint64_t>(left))
-    return corrupt(where + ": expected " + std::to_string(stated) + " bytes, got " + std::to_string(left) +
-                   " to the end");
+    return corrupt(where + ": expected " + bytes_of(stated) + ", got " + std::to_string(left) + " to the end");
   if (stated < 2) return corrupt(where + ": expected at least 2 bytes, got " + std::to_string(stated));
   char first = 0;
   TRY(file.read_at(offset + kLengthBytes, {reinterpret_cast<std::byte*>(&first), 1}));
@@ -146,12 +145,12 @@ Status check_end(const SafetensorsHeader& header, const File& file, Index bytes_
   if (rule == SafetensorsEnd::kUnchecked || header.end == bytes_end) return {};
   const std::string where = at(file.path(), header.data_start);
   if (header.end > bytes_end)
-    return corrupt(where + ": tensor data: expected " + with_commas(header.end - header.data_start) + " bytes, got " +
+    return corrupt(where + ": tensor data: expected " + count_of(header.end - header.data_start, "byte") + ", got " +
                    with_commas(bytes_end - header.data_start) + " to the end: the file is cut short");
   if (rule == SafetensorsEnd::kWithin) return {};
-  return corrupt(where + ": tensor data: expected " + with_commas(header.end - header.data_start) + " bytes, got " +
-                 with_commas(bytes_end - header.data_start) + ": " + with_commas(bytes_end - header.end) +
-                 " bytes belong to no tensor");
+  return corrupt(where + ": tensor data: expected " + count_of(header.end - header.data_start, "byte") + ", got " +
+                 with_commas(bytes_end - header.data_start) + ": " + count_of(bytes_end - header.end, "byte") +
+                 (bytes_end - header.end == 1 ? " belongs" : " belong") + " to no tensor");
 }
 
 // The entries and metadata of the JSON text at `base`, whose data_offsets count from the start of the data.
@@ -259,8 +258,7 @@ Result<Index> SafetensorsHeaderWriter::finish(Index align_data_to) {
   const Index data_start = ceil_div(end, align_data_to) * align_data_to;
   if (data_start - kBegin > kMaxSafetensorsHeader)
     return unsupported("safetensors header: expected at most " + std::to_string(kMaxSafetensorsHeader) +
-                       " bytes, got " + std::to_string(data_start - kBegin) + " for " + with_commas(tensors_) +
-                       " tensors");
+                       " bytes, got " + std::to_string(data_start - kBegin) + " for " + count_of(tensors_, "tensor"));
   if (!checked_add(data_start, end_)) return unsupported("safetensors header: the file's size overflows 2^63 bytes");
   text_.append(static_cast<std::size_t>(data_start - end), ' ');
   return data_start;

@@ -166,14 +166,14 @@ Status check_reach(const StoredTensor& t, std::string_view place) {
   if (!end || *end > t.extent.length)
     return corrupt(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " with strides " +
                    to_string(t.strides) + " from byte " + std::to_string(t.start) +
-                   " on: expected to stay inside the storage of " + std::to_string(t.extent.length) + " bytes, got " +
+                   " on: expected to stay inside the storage of " + bytes_of(t.extent.length) + ", got " +
                    (end ? std::to_string(*end) : "an overflow"));
   // expand() gives a tensor strides of 0, and any size.
   const Index most = checked_mul(t.extent.length, kMostRepeats).value_or(INT64_MAX - kFreeRepeated) + kFreeRepeated;
   if (const Index bytes = *elements * byte_size(t.dtype); bytes > most)
     return unsupported(std::string(place) + ": tensor: shape " + to_string(t.shape()) + " with strides " +
-                       to_string(t.strides) + " repeats the storage's " + std::to_string(t.extent.length) +
-                       " bytes to " + with_commas(bytes) + "; no more than " + std::to_string(kMostRepeats) +
+                       to_string(t.strides) + " repeats the storage's " + bytes_of(t.extent.length) + " to " +
+                       with_commas(bytes) + "; no more than " + std::to_string(kMostRepeats) +
                        " times is read. Save the tensor before expand()");
   return {};
 }
@@ -225,12 +225,12 @@ class PickleStream {
       n = pickle::length_of(rest);
       if (n || static_cast<Index>(buffer_.size()) == length_) break;
       if (static_cast<Index>(rest.size()) > max_bytes)
-        return unsupported(place + ": expected a pickle of at most " + with_commas(max_bytes) + " bytes");
+        return unsupported(place + ": expected a pickle of at most " + count_of(max_bytes, "byte"));
       TRY(read_on());
     }
     const Index size = n.value_or(length_ - position_);
     if (size > max_bytes)
-      return unsupported(place + ": expected a pickle of at most " + with_commas(max_bytes) + " bytes, got " +
+      return unsupported(place + ": expected a pickle of at most " + count_of(max_bytes, "byte") + ", got " +
                          with_commas(size));
     std::string bytes = buffer_.substr(static_cast<std::size_t>(position_), static_cast<std::size_t>(size));
     position_ += size;
@@ -309,7 +309,7 @@ Result<TorchFile::Reference> TorchFile::read_reference(Value value, std::string_
   const std::optional<Index> start = checked_mul(TRY(read_count(view[1], "storage view offset")), out.width());
   const std::optional<Index> size = checked_mul(TRY(read_count(view[2], "storage view size")), out.width());
   if (!start || !size || !fits_inside(*start, *size, out.bytes))
-    return view.mismatch("storage view", "a part of the storage's " + std::to_string(out.bytes) + " bytes");
+    return view.mismatch("storage view", "a part of the storage's " + bytes_of(out.bytes));
   out.start_bytes = *start;
   return out;
 }
@@ -334,9 +334,9 @@ Result<std::unordered_map<std::string, TorchFile::Reference>> TorchFile::referen
     Reference reference = TRY(read_reference(v, place));
     const auto [it, is_new] = out.try_emplace(reference.key, reference);
     if (!is_new && (it->second.width() != reference.width() || it->second.bytes != reference.bytes))
-      return id.mismatch("storage '" + printable(reference.key) + "'",
-                         std::to_string(it->second.bytes) + " bytes in elements of " +
-                             std::to_string(it->second.width()) + ", as in another reference");
+      return id.mismatch("storage '" + printable(reference.key) + "'", bytes_of(it->second.bytes) + " in elements of " +
+                                                                           std::to_string(it->second.width()) +
+                                                                           ", as in another reference");
   }
   return out;
 }
@@ -431,7 +431,7 @@ Result<TorchFile> TorchFile::open_stream(const File& file, Index offset, Index l
     position += static_cast<Index>(buffer.size());
     if (!bytes || !fits_inside(position, *bytes, length))
       return corrupt(at(file.path(), offset + position) + ": " + name + ": expected " +
-                     (bytes ? std::to_string(*bytes) + " bytes" : "a size that fits 63 bits") + ", got " +
+                     (bytes ? bytes_of(*bytes) : "a size that fits 63 bits") + ", got " +
                      std::to_string(length - position) + " to the end");
     if (!out.storages_.emplace(std::string(*key), Storage{offset + position, *bytes, std::nullopt}).second)
       return corrupt(at(file.path(), offset + position) + ": " + name + ": comes twice");
@@ -476,7 +476,7 @@ Result<StoredTensor> TorchFile::resolve(Value value) const {
   const auto name = [&] { return storage_text_ + printable(storage.key) + "'"; };
   if (stored == storages_.end()) return corrupt(place_ + ": torch archive: no " + name());
   if (stored->second.length != storage.bytes)
-    return corrupt(place_ + ": " + name() + ": expected " + std::to_string(storage.bytes) + " bytes, got " +
+    return corrupt(place_ + ": " + name() + ": expected " + bytes_of(storage.bytes) + ", got " +
                    std::to_string(stored->second.length));
 
   out.box = whole(TRY(read_dims(args[2], "tensor size")));

@@ -136,8 +136,8 @@ Status Archive::load_windows() {
 Result<std::string_view> Archive::bytes_at(Index offset, Index n, std::string_view what, std::string& room) const {
   if (!fits_inside(offset, n, length_))
     return error(0, what,
-                 "expected it inside the archive's " + std::to_string(length_) + " bytes, got " + std::to_string(n) +
-                     " bytes at " + std::to_string(offset));
+                 "expected it inside the archive's " + bytes_of(length_) + ", got " + bytes_of(n) + " at " +
+                     std::to_string(offset));
   for (const Window& w : windows_)
     if (offset >= w.offset && fits_inside(offset - w.offset, n, static_cast<Index>(w.bytes.size())))
       return std::string_view(w.bytes).substr(static_cast<std::size_t>(offset - w.offset), static_cast<std::size_t>(n));
@@ -164,8 +164,7 @@ Result<Archive::Directory> Archive::find_directory() const {
   const auto comment = TRY(c.read<std::uint16_t>("comment length"));
   if ((disk != 0 && disk != kOnes16) || (directory_disk != 0 && directory_disk != kOnes16) || count_here16 != count16)
     return error(end_at, "zip end record", "expected an archive of one part");
-  if (comment != 0)
-    return error(end_at, "zip end record", "comment of " + std::to_string(comment) + " bytes: expected none");
+  if (comment != 0) return error(end_at, "zip end record", "comment of " + bytes_of(comment) + ": expected none");
 
   std::uint64_t count = count16, size = size32, offset = offset32;
   Index directory_end = end_at;
@@ -192,9 +191,9 @@ Result<Archive::Directory> Archive::find_directory() const {
       if ((count16 != kOnes16 && count16 != count64) || (size32 != kOnes32 && size32 != size64) ||
           (offset32 != kOnes32 && offset32 != offset64))
         return error(*end64_at, "zip64 end record",
-                     "contradicts the end record: " + std::to_string(count64) + " entries in " +
-                         std::to_string(size64) + " bytes at " + std::to_string(offset64) + ", there " +
-                         std::to_string(count16) + " in " + std::to_string(size32) + " at " + std::to_string(offset32));
+                     "contradicts the end record: " + std::to_string(count64) + " entries in " + bytes_of(size64) +
+                         " at " + std::to_string(offset64) + ", there " + std::to_string(count16) + " in " +
+                         std::to_string(size32) + " at " + std::to_string(offset32));
       count = count64;
       size = size64;
       offset = offset64;
@@ -204,14 +203,14 @@ Result<Archive::Directory> Archive::find_directory() const {
   const auto d_offset = to_index(offset), d_size = to_index(size), d_count = to_index(count);
   if (!d_offset || !d_size || !fits_inside(*d_offset, *d_size, directory_end) || *d_offset + *d_size != directory_end)
     return error(end_at, "central directory",
-                 "expected it to end at " + std::to_string(directory_end) + ", got " + std::to_string(size) +
-                     " bytes at " + std::to_string(offset));
+                 "expected it to end at " + std::to_string(directory_end) + ", got " + bytes_of(size) + " at " +
+                     std::to_string(offset));
   if (*d_size > kMaxDirectoryBytes)
     return unsupported(at(file_->path(), base_ + *d_offset) + ": central directory: expected at most " +
                        with_commas(kMaxDirectoryBytes) + " bytes, got " + with_commas(*d_size));
   if (!d_count || *d_count > *d_size / kCentralBytes)
     return error(*d_offset, "central directory",
-                 "expected room for " + std::to_string(count) + " entries, got " + std::to_string(size) + " bytes");
+                 "expected room for " + std::to_string(count) + " entries, got " + bytes_of(size));
   return Directory{*d_offset, *d_size, *d_count};
 }
 
@@ -238,7 +237,7 @@ Result<Index> Archive::check_local(const Header& h, Index header_at, Index end, 
   std::uint16_t extra_bytes;
   std::memcpy(&extra_bytes, local.data() + kLocalBytes - 2, sizeof extra_bytes);
   if (!fits_inside(header_at + fixed, extra_bytes, end))
-    return error(header_at, member(), "extra fields of " + std::to_string(extra_bytes) + " bytes reach too far");
+    return error(header_at, member(), "extra fields of " + bytes_of(extra_bytes) + " reach too far");
   if (extra_bytes > 0) local = TRY(bytes_at(header_at, fixed + extra_bytes, "local extra fields", room));
 
   Cursor l(as_bytes(local), file_->path(), base_ + header_at);
@@ -298,21 +297,21 @@ Status Archive::read_directory(const Directory& directory) {
       return wrong("expected a stored size of " + std::to_string(h.size) + ", got " + std::to_string(h.stored_size));
     const Index fixed = kLocalBytes + static_cast<Index>(h.name.size());
     if (!fits_inside(*header_at, fixed, directory.offset))
-      return wrong("expected a local header inside the first " + std::to_string(directory.offset) +
-                   " bytes, got one at " + std::to_string(h.local_offset));
+      return wrong("expected a local header inside the first " + bytes_of(directory.offset) + ", got one at " +
+                   std::to_string(h.local_offset));
 
     const Index extra_bytes = TRY(check_local(h, *header_at, directory.offset, local_room));
     const Index payload = *header_at + fixed + extra_bytes;
     if (!fits_inside(payload, *size, directory.offset))
       return error(*header_at, member(),
-                   "expected " + std::to_string(*size) + " bytes before the central directory, got " +
+                   "expected " + bytes_of(*size) + " before the central directory, got " +
                        std::to_string(directory.offset - payload));
     regions.push_back({*header_at, payload + *size, entries_.size()});
     Entry entry{std::string(h.name), base_ + payload, *size, h.crc};
     if (h.crc == 0 && *size > 0) entry.crc = std::nullopt;
     entries_.push_back(std::move(entry));
   }
-  if (!c.done()) return c.error("central directory", std::to_string(c.left()) + " bytes after its last entry");
+  if (!c.done()) return c.error("central directory", bytes_of(c.left()) + " after its last entry");
 
   std::sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < regions.size(); ++i)
@@ -326,7 +325,7 @@ Result<Archive> Archive::open(const File& file, Index offset, Index length) {
   Archive archive(file, offset, length);
   if (offset < 0 || length < kEndBytes || !checked_add(offset, length))
     return archive.error(0, "zip archive",
-                         "expected at least " + std::to_string(kEndBytes) + " bytes, got " + std::to_string(length));
+                         "expected at least " + bytes_of(kEndBytes) + ", got " + std::to_string(length));
   TRY(archive.load_windows());
   std::string room;
   const std::string_view magic = TRY(archive.bytes_at(0, 4, "zip archive", room));
@@ -348,8 +347,8 @@ const Entry* Archive::find(std::string_view name) const {
 Result<std::string> Archive::read(const Entry& entry, Index limit) const {
   const std::string member = "member '" + printable(entry.name) + "'";
   if (entry.size > limit)
-    return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " + with_commas(limit) +
-                       " bytes, got " + with_commas(entry.size));
+    return unsupported(at(file_->path(), entry.offset) + ": " + member + ": expected at most " +
+                       count_of(limit, "byte") + ", got " + with_commas(entry.size));
   TRY(may_take(entry.size, [&] { return at(file_->path(), entry.offset) + ": " + member; }));
   std::string room;
   const std::string_view bytes = TRY(bytes_at(entry.offset - base_, entry.size, member, room));

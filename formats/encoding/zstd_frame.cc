@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "lib/base/text.h"
+
 namespace reshard::zstd {
 namespace {
 
@@ -36,8 +38,7 @@ Status decode_stream(const Pull& pull, const Push& push, Index limit, const std:
       if (ZSTD_getErrorCode(left) == ZSTD_error_memory_allocation) return io_error(place + ": out of memory for zstd");
       if (ZSTD_isError(left)) return corrupt(place + ": zstd frame: " + ZSTD_getErrorName(left));
       total += static_cast<Index>(out.pos);
-      if (total > limit)
-        return corrupt(place + ": zstd frame: expected at most " + std::to_string(limit) + " bytes, got more");
+      if (total > limit) return corrupt(place + ": zstd frame: expected at most " + bytes_of(limit) + ", got more");
       TRY(push(Bytes(buffer).first(out.pos)));
       full = out.pos == out.size;
       if (left == 0) break;

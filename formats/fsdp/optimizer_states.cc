@@ -81,7 +81,7 @@ FlatUnits flat_units(const std::vector<NamedShape>& parameters, const std::vecto
   for (std::size_t i = 0; i < ids.size(); ++i)
     if (ids[i].lengths.empty() || !fits(out.units[i], ids[i]))
       return fail("the flat states of id " + std::to_string(ids[i].id) + " are not as long as the " +
-                  with_commas(out.units[i].elements) + " elements of the parameters they should be of");
+                  count_of(out.units[i].elements, "element") + " of the parameters they should be of");
   out.evidence = count_of(std::ssize(ids), "flat state") + " of " +
                  (is_each ? "the parameters, in the order in which the model defines them"
                           : "what is in no layer and of each layer, in the model's order") +

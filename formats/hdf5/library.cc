@@ -156,8 +156,7 @@ Result<std::string> read_text_attribute(Id object, const char* name, std::size_t
   const bool is_text = H5Tget_class(type.get()) == H5T_STRING && H5Tis_variable_str(type.get()) == 0 &&
                        H5Sget_simple_extent_npoints(space.get()) == 1;
   const std::size_t size = H5Tget_size(type.get());
-  if (!is_text || size == 0 || size > limit)
-    return corrupt(what + ": expected one text of at most " + std::to_string(limit) + " bytes");
+  if (!is_text || size == 0 || size > limit) return corrupt(what + ": expected one text of at most " + bytes_of(limit));
   std::string text(size, '\0');
   TRY(checked_call(H5Aread(attribute.get(), type.get(), text.data()), ErrorCode::kCorrupt, what));
   text.resize(std::min(text.size(), text.find_last_not_of('\0') + 1));

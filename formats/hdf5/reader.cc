@@ -67,8 +67,8 @@ Result<std::string> Hdf5Reader::bytes_of(const Extent& extent, Index limit, cons
     return unsupported(what + " takes " + human_bytes(extent.length) + "; at most " + human_bytes(limit) + " are read");
   const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
   if (!fits_inside(extent.offset, extent.length, TRY(file->size())))
-    return corrupt(at(file->path(), extent.offset) + ": " + what + ": expected " + std::to_string(extent.length) +
-                   " bytes, the file ends before");
+    return corrupt(at(file->path(), extent.offset) + ": " + what + ": expected " + reshard::bytes_of(extent.length) +
+                   ", the file ends before");
   std::string bytes(static_cast<std::size_t>(extent.length), '\0');
   TRY(file->read_at(extent.offset, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()}));
   return bytes;

@@ -98,8 +98,8 @@ Result<Listing> Scanner::run() {
   const Handle creation = TRY(checked(H5Fget_create_plist(open.get()), ErrorCode::kCorrupt, path_));
   hsize_t user_block = 0;
   if (H5Pget_userblock(creation.get(), &user_block) >= 0 && user_block > 0)
-    return unsupported(path_ + ": " + std::to_string(user_block) +
-                       " bytes of something else before the HDF5 data (a user block); h5unjam takes them off");
+    return unsupported(path_ + ": " + bytes_of(user_block) +
+                       " of something else before the HDF5 data (a user block); h5unjam takes them off");
   const Handle root = TRY(checked(H5Gopen2(open.get(), "/", H5P_DEFAULT), ErrorCode::kCorrupt, path_));
   H5O_info_t object{};
   TRY(checked_call(H5Oget_info2(root.get(), &object, H5O_INFO_BASIC), ErrorCode::kCorrupt, path_));
@@ -172,7 +172,7 @@ Result<Dims> Scanner::shape_of(Id dataset) {
   if (kind != H5S_SIMPLE) return unsupported("a dataset without a shape");
   const int rank = H5Sget_simple_extent_ndims(space.get());
   if (rank < 0 || rank > kMaxRank)
-    return unsupported(std::to_string(rank) + " dimensions; at most " + std::to_string(kMaxRank) + " are read");
+    return unsupported(count_of(rank, "dimension") + "; at most " + std::to_string(kMaxRank) + " are read");
   std::array<hsize_t, kMaxRank> extents{};
   TRY(checked_call(H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr), ErrorCode::kCorrupt, "shape"));
   Dims shape;
@@ -342,7 +342,7 @@ Status Scanner::locate_chunks(Id dataset, Id creation, Tensor& tensor, bool big_
   const Index element_bytes = byte_size(tensor.dtype);
   std::array<hsize_t, kMaxRank> extents{};
   if (H5Pget_chunk(creation, rank, extents.data()) != rank)
-    return corrupt(place + ": expected chunks of " + std::to_string(rank) + " dimensions");
+    return corrupt(place + ": expected chunks of " + count_of(rank, "dimension"));
   Dims shape, grid;
   Index count = 1;
   for (int d = 0; d < rank; ++d) {

@@ -176,8 +176,8 @@ Status Hdf5Target::describe(const Handle& dataset, const std::string& name, cons
                             const KeyPath& key) {
   const std::string key_text = key.empty() || key == KeyPath{name} ? "" : key_path_text(key);
   if (name.size() > kMaxTextAttribute || key_text.size() > kMaxTextAttribute)
-    return unsupported("'" + printable(name.substr(0, 100)) + "...': a name of " + with_commas(std::ssize(name)) +
-                       " bytes; HDF5 has room for " + with_commas(static_cast<Index>(kMaxTextAttribute)));
+    return unsupported("'" + printable(name.substr(0, 100)) + "...': a name of " + count_of(std::ssize(name), "byte") +
+                       "; HDF5 has room for " + with_commas(static_cast<Index>(kMaxTextAttribute)));
   if (name_of_path(path) != name) TRY(write_text_attribute(dataset.get(), kNameAttribute, name));
   if (!key_text.empty()) TRY(write_text_attribute(dataset.get(), kPathAttribute, key_text));
   return {};

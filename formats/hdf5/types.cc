@@ -206,8 +206,8 @@ Result<StoredType> read_type(Id type, const std::string& attribute) {
       if (attribute.empty()) return out;
       const auto named = dtype_from_torch(attribute);
       if (!named || byte_size(*named) != byte_size(out.dtype))
-        return corrupt("attribute reshard_dtype: expected a type of " + std::to_string(byte_size(out.dtype)) +
-                       " bytes, got '" + printable(attribute) + "'");
+        return corrupt("attribute reshard_dtype: expected a type of " + bytes_of(byte_size(out.dtype)) + ", got '" +
+                       printable(attribute) + "'");
       out.dtype = *named;
       return out;
     }

@@ -164,7 +164,7 @@ Result<Handle> ViewWriter::add_joined(const Tensor& tensor, const std::string& p
 
 Status ViewWriter::add(const Tensor& tensor, const std::string& path) {
   if (tensor.name.size() > kMaxTextAttribute)
-    return unsupported("a name of " + with_commas(std::ssize(tensor.name)) + " bytes; HDF5 has room for " +
+    return unsupported("a name of " + count_of(std::ssize(tensor.name), "byte") + "; HDF5 has room for " +
                        with_commas(static_cast<Index>(kMaxTextAttribute)));
   const auto fragments = TRY(fragments_of(tensor));
   const Handle type = TRY(type_of(tensor.dtype, !fragments.empty() && fragments.front().big_endian));

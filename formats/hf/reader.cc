@@ -236,7 +236,7 @@ Status HfReader::join(Tensor& tensor, const Piece& piece) const {
     return corrupt(what + ": expected " + std::string(info(tensor.dtype).safetensors_name) + " as in " +
                    catalog_.file_path(first) + ", got " + std::string(info(piece.entry.dtype).safetensors_name));
   if (piece.entry.shape.rank() != tensor.shape.rank())
-    return corrupt(what + ": expected " + std::to_string(tensor.shape.rank()) + " dimensions as in " +
+    return corrupt(what + ": expected " + count_of(tensor.shape.rank(), "dimension") + " as in " +
                    catalog_.file_path(first) + ", got " + std::to_string(piece.entry.shape.rank()));
   for (int d = 0; d < tensor.shape.rank(); ++d)
     tensor.shape[d] = std::max(tensor.shape[d], piece.origin[d] + piece.entry.shape[d]);

@@ -135,7 +135,7 @@ std::string vocabulary_text(const Arguments& args, const Catalog& catalog) {
   const Index words = vocabulary_of(args, catalog);
   if (words == 0) return {};
   const Index rows = catalog.tensors()[*catalog.find(kEmbedding)].shape[0];
-  return rows > words ? "; " + with_commas(words) + " words, padded to " + with_commas(rows) + " rows" : std::string();
+  return rows > words ? "; " + count_of(words, "word") + ", padded to " + count_of(rows, "row") : std::string();
 }
 
 namespace {

@@ -169,7 +169,7 @@ namespace {
 Status check_cut(const Cut& cut, const Dims& shape, Index pieces) {
   if (cut.dim < shape.rank() && (cut.dim < 0 || shape[cut.dim] % pieces == 0)) return {};
   return corrupt("expected " +
-                 (cut.dim < shape.rank() ? "a multiple of " + std::to_string(pieces) + " rows or columns"
+                 (cut.dim < shape.rank() ? "a multiple of " + count_of(pieces, "row") + " or columns"
                                          : count_of(cut.dim + 1, "dimension")) +
                  ", got shape " + to_string(shape));
 }

@@ -75,8 +75,8 @@ Result<int> MetaReader::cut_of_embedding(const StoredTensor& stored) const {
   if (shape[1] == width) return 0;
   const auto columns = checked_mul(shape[1], std::ssize(catalog_.files));
   if (columns && *columns == width) return 1;
-  return corrupt("expected rows of " + std::to_string(width) + " columns, or " + std::to_string(width) + "/" +
-                 std::to_string(catalog_.files.size()) + " columns, got shape " + to_string(shape));
+  return corrupt("expected rows of " + count_of(width, "column") + ", or " + std::to_string(width) + "/" +
+                 count_of(std::ssize(catalog_.files), "column") + ", got shape " + to_string(shape));
 }
 
 // The parts of all ranks, side by side.
@@ -93,12 +93,12 @@ Status MetaReader::join(const std::string& name, const std::vector<Part>& parts)
   if (parts.size() > 1) {
     const auto cut = cut_of(name);
     if (!cut)
-      return unsupported(what + ": is in the files of " + std::to_string(parts.size()) +
-                         " ranks, and is none of Llama's: nothing says how its parts join");
+      return unsupported(what + ": is in the files of " + count_of(std::ssize(parts), "rank") +
+                         ", and is none of Llama's: nothing says how its parts join");
     dim = *cut == kEmbedding ? TRY(cut_of_embedding(first).context(what)) : *cut;
   }
   if (dim >= first.shape().rank())
-    return corrupt(what + ": expected " + std::to_string(dim + 1) + " dimensions or more, got shape " +
+    return corrupt(what + ": expected " + count_of(dim + 1, "dimension") + " or more, got shape " +
                    to_string(first.shape()));
   Dims shape = first.shape();
   for (std::size_t i = 1; i < parts.size(); ++i) {
@@ -138,7 +138,7 @@ Status MetaReader::check_count() const {
   const Index files = std::ssize(catalog_.files), width = shape[1] / files;
   const std::string wanted = width > 0 && vector[0] % width == 0 ? std::to_string(vector[0] / width) : "more";
   return io_error(catalog_.root + ": expected the files of " + wanted + " ranks, whose parts of 'attention.wo' have " +
-                  std::to_string(vector[0]) + " columns together; got " + count_of(files, "file") + " with " +
+                  count_of(vector[0], "column") + " together; got " + count_of(files, "file") + " with " +
                   std::to_string(shape[1]));
 }
 

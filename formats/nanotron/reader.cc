@@ -80,11 +80,11 @@ Status NanotronReader::check_ranks(const std::string& parameter, const std::vect
   std::set<Index> there;
   for (const Part& part : parts) {
     if (part.name.experts != 1)
-      return unsupported(path_join(catalog_.root, part.path) + ": is of " + std::to_string(part.name.experts) +
-                         " ranks of expert parallelism, which is not read");
+      return unsupported(path_join(catalog_.root, part.path) + ": is of " + count_of(part.name.experts, "rank") +
+                         " of expert parallelism, which is not read");
     if (part.name.ranks != parts.front().name.ranks)
       return corrupt(path_join(catalog_.root, part.path) + ": expected a file of " +
-                     std::to_string(parts.front().name.ranks) + " ranks, as " + parts.front().path + " is");
+                     count_of(parts.front().name.ranks, "rank") + ", as " + parts.front().path + " is");
     there.insert(part.name.rank);
   }
   for (Index rank = 0; rank < parts.front().name.ranks; ++rank)
@@ -140,14 +140,13 @@ Result<Tensor> NanotronReader::without_pairs(Tensor tensor) const {
   const Json* said = config_.find("num_key_value_heads");
   const Index kv_heads = said && said->is_integer() ? TRY(said->as_index()) : heads;
   if (heads < 1 || heads > kMaxHeads || kv_heads < 1 || kv_heads > heads || width < heads || width / heads % 2 != 0)
-    return corrupt(where + ": " + std::to_string(heads) + " heads, " + std::to_string(kv_heads) +
+    return corrupt(where + ": " + count_of(heads, "head") + ", " + std::to_string(kv_heads) +
                    " of keys and values, of a hidden_size of " + std::to_string(width));
   const Index d = width / heads;
   const auto rows = checked_mul(heads + 2 * kv_heads, d);
   if (!rows || tensor.shape.rank() < 1 || tensor.shape[0] != *rows)
     return corrupt(catalog_.root + ": " + tensor_text(tensor.name) + ": expected " + std::to_string(heads) + " + 2 x " +
-                   std::to_string(kv_heads) + " heads of " + std::to_string(d) + " rows, got shape " +
-                   to_string(tensor.shape));
+                   count_of(kv_heads, "head") + " of " + count_of(d, "row") + ", got shape " + to_string(tensor.shape));
   PackedPart all{tensor.name, tensor.shape, -1, {}, false, d};
   for (Index head = 0; head < heads + 2 * kv_heads; ++head) {
     const Index row = head * d;

@@ -78,8 +78,8 @@ Status AdamObjects::add(const TargetBlob& blob) {
     const auto counted = whole_number(documents_.back().root());
     documents_.pop_back();
     if (counted_ && counted != counted_)
-      return unsupported("object '" + printable(blob.name) + "': expected " + std::to_string(*counted_) +
-                         " steps, as other parameters have, got another number" + std::string(kWithout));
+      return unsupported("object '" + printable(blob.name) + "': expected " + count_of(*counted_, "step") +
+                         ", as other parameters have, got another number" + std::string(kWithout));
     counted_ = counted;
     return {};
   }

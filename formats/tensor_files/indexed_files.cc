@@ -58,7 +58,7 @@ Status IndexedFiles::check(Catalog& catalog) const {
     const auto stated = total.as_index();
     if (!stated || *stated != catalog.tensor_bytes())
       catalog.warnings.push_back("The index gives a total_size of " + printable(to_text(total).substr(0, 64)) +
-                                 "; the tensors have " + std::to_string(catalog.tensor_bytes()) + " bytes.");
+                                 "; the tensors have " + bytes_of(catalog.tensor_bytes()) + ".");
   }
   return {};
 }

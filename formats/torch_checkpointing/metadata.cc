@@ -103,7 +103,7 @@ class Parser {
   Status read_layout(const std::string& name, Value layout, const OfItem& of_item, Item& out) {
     if (layout.kind() != Kind::kDict) return layout.mismatch("rank_to_layout_info", "a dict");
     if (static_cast<Index>(layout.size()) != world_size_)
-      return layout.mismatch("rank_to_layout_info", "each of the " + std::to_string(world_size_) + " ranks");
+      return layout.mismatch("rank_to_layout_info", "each of the " + count_of(world_size_, "rank"));
     // What is shared through the pickle's memo may say the same of any number of items.
     files_ += world_size_;
     if (files_ > bytes_) return layout.mismatch("rank_to_layout_info", "fewer files than the pickle has bytes");
@@ -211,7 +211,7 @@ class Parser {
     }
     const Value dim = TRY(member(v, "dim"));
     const auto d = dim.as_int();
-    if (!d || *d < -rank || *d >= rank) return dim.mismatch("dim", "one of " + std::to_string(rank) + " dimensions");
+    if (!d || *d < -rank || *d >= rank) return dim.mismatch("dim", "one of " + count_of(rank, "dimension"));
     out.dim = static_cast<int>(*d < 0 ? *d + rank : *d);
     return out;
   }

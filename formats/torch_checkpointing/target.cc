@@ -93,9 +93,9 @@ Result<std::vector<AxisPlacement>> placements_of(const TargetTensor& t, const Ax
       out[i].kind = AxisPlacement::Kind::kStridedShard;
       out[i].split_factor = axes.mesh->sizes[before->second];
       if (!is_cut_alike(t.shape[split.dim], out[i].split_factor, size))
-        return refuse("and torch's loader would place some of its " + with_commas(t.shape[split.dim]) +
-                      " rows elsewhere (" + std::to_string(out[i].split_factor) + " and " + std::to_string(size) +
-                      " ranks do not divide them); take a --mesh that does, or --to dcp");
+        return refuse("and torch's loader would place some of its " + count_of(t.shape[split.dim], "row") +
+                      " elsewhere (" + std::to_string(out[i].split_factor) + " and " + count_of(size, "rank") +
+                      " do not divide them); take a --mesh that does, or --to dcp");
     }
     before->second = axes.names.size();  // a third cut would have to be told from both
   }

@@ -229,7 +229,7 @@ Status VllmLayout::check_stack(const Stack& p) const {
   const bool is_gate_up = p.name.find("gate_up_proj") != std::string::npos;
   const std::size_t wanted = is_qkv ? 3 : is_gate_up ? 2 : 1;
   if (p.tensors.size() != wanted)
-    return refusal(first, "vLLM stacks " + std::to_string(wanted) + " tensors to " + p.name + ", got " +
+    return refusal(first, "vLLM stacks " + count_of(wanted, "tensor") + " to " + p.name + ", got " +
                               std::to_string(p.tensors.size()));
   for (const std::size_t i : p.tensors) {
     const TargetTensor& t = request_.tensors[i];

@@ -98,7 +98,7 @@ std::string grid_text(const std::vector<Box>& boxes, const Dims& shape) {
   for (int d = 0; d < shape.rank(); ++d) {
     std::set<Index> begins;
     for (const Box& b : boxes) begins.insert(b.begin(d));
-    if (begins.size() > 1) parts.push_back(std::to_string(begins.size()) + " pieces of dim " + std::to_string(d));
+    if (begins.size() > 1) parts.push_back(count_of(std::ssize(begins), "piece") + " of dim " + std::to_string(d));
   }
   return parts.empty() ? count_of(static_cast<Index>(boxes.size()), "box") : join(parts, " x ");
 }
@@ -409,18 +409,18 @@ class MeshAuditor {
   void explain_not_replicated(const std::vector<Unlike>& list, Finding& f) {
     const Index replicas = mesh_.size("dp_replicate"), shards = fsdp_ranks(), all = replicas * shards;
     f.id = "layout-not-replicated";
-    f.what = "declared HSDP, " + with_commas(replicas) + " replicas x " + with_commas(shards) +
-             " shards; found plain FSDP over " + with_commas(all);
+    f.what = "declared HSDP, " + with_commas(replicas) + " replicas x " + count_of(shards, "shard") +
+             "; found plain FSDP over " + with_commas(all);
     f.why.push_back(
         "tensors have " + with_commas(all) + " distinct dim-0 boxes where " + with_commas(shards) +
-        " would be held by " + with_commas(replicas) + " ranks each" +
+        " would be held by " + count_of(replicas, "rank") + " each" +
         (each_box_by_its_rank(list) ? ", and box i was always written by rank i: nothing is replicated" : ""));
     const Index bytes = parameter_bytes() / mesh_.size("tp") / mesh_.size("pp");
     f.why.push_back("memory: each rank held 1/" + with_commas(all) + " of the parameters instead of 1/" +
                     with_commas(shards) + " (" + human_bytes(bytes / all) + " instead of " +
                     human_bytes(bytes / shards) + ")");
-    f.why.push_back("traffic: every all-gather and reduce-scatter crossed all " + with_commas(all) +
-                    " ranks instead of staying within groups of " + with_commas(shards) + "; each rank received " +
+    f.why.push_back("traffic: every all-gather and reduce-scatter crossed all " + count_of(all, "rank") +
+                    " instead of staying within groups of " + with_commas(shards) + "; each rank received " +
                     human_bytes(bytes / all * (all - 1)) + " a pass from the whole job");
     f.lost = "";
     f.advice =
@@ -594,8 +594,8 @@ class MeshAuditor {
       Finding& f = findings_.add(Severity::kError, "stages-missing");
       f.causes = {"ranks-silent"};
       f.what = "no tensor was written by pipeline stage " + join(absent, ", ") + " of " + with_commas(stages);
-      f.why.push_back("a stage is " + with_commas(mesh_.ranks() / stages) + " ranks; stage " + absent[0] +
-                      " is ranks " + with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
+      f.why.push_back("a stage is " + count_of(mesh_.ranks() / stages, "rank") + "; stage " + absent[0] + " is ranks " +
+                      with_commas(std::stoll(absent[0]) * (mesh_.ranks() / stages)) + " and on");
       f.why.push_back(found_text());
       f.advice =
           "With the layers complete, the job ran without these stages; with layers missing, the stage was not saved.";

@@ -108,7 +108,7 @@ void report_missing_layers(const DescribedModel& subject, const Missing& missing
                   "; nothing of " + (layers.size() == 1 ? "this layer" : "these layers") + " is stored");
   if (is_one_run(layers) && layers.size() > 1)
     f.why.push_back("they are one run: a pipeline stage that was not saved, or a file that was not copied, looks so");
-  f.lost = with_commas(std::ssize(f.tensors)) + " tensors, " + human_bytes(bytes) + ", not in any file.";
+  f.lost = count_of(std::ssize(f.tensors), "tensor") + ", " + human_bytes(bytes) + ", not in any file.";
   f.advice = "Look for the files of the other pipeline stages; if num_hidden_layers is wrong, mend the config.";
 }
 
@@ -156,7 +156,7 @@ void report_renamed(const DescribedModel& subject, const StoredModel& stored,
            subject.family.name + " does not know";
   for (const Parameter* p : missing) f.tensors.push_back(p->name);
   f.why.push_back("unknown: " + some_of(unknown));
-  f.why.push_back("they have " + with_commas(there) + " elements, and what is missing " + with_commas(due) +
+  f.why.push_back("they have " + count_of(there, "element") + ", and what is missing " + with_commas(due) +
                   ": the same under other names, it seems");
   f.advice = "--rename FROM=TO takes names for others; --family-file describes a family that has them.";
 }

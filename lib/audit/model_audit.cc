@@ -289,7 +289,7 @@ void report_flat(const DescribedModel& subject, const std::vector<Mismatch>& fla
     f.why.push_back(leaf_of_rule(rule->hf) + ": " + to_string(m->tensor->shape) + " is " +
                     (here == all       ? "all of"
                      : all % here == 0 ? "1/" + with_commas(all / here) + " of"
-                                       : with_commas(here) + " of the " + with_commas(all) + " elements of") +
+                                       : with_commas(here) + " of the " + count_of(all, "element") + " of") +
                     " " + to_string(m->parameter->shape));
   }
   if (parts == 0) {
@@ -330,12 +330,12 @@ void report_rank_part(const DescribedModel& subject, const StoredModel& stored, 
                   : std::ssize(list) == cut
                       ? "every tensor that tensor parallelism cuts is 1/" + std::to_string(t) +
                             " of its size: this is what one rank of tp=" + std::to_string(t) + " held"
-                      : with_commas(std::ssize(list)) + " of " + with_commas(cut) +
-                            " tensors that tensor parallelism cuts, the others are whole");
+                      : with_commas(std::ssize(list)) + " of " + count_of(cut, "tensor") +
+                            " that tensor parallelism cuts, the others are whole");
   f.lost = "Not here: " + std::to_string(t - 1) + " of " + std::to_string(t) + " parts (" +
            human_bytes(missing_bytes(list)) + ").";
-  f.advice = "If every rank wrote its own file, join the " + std::to_string(t) +
-             " files in rank order. If only rank 0 wrote, save again with the tensors gathered.";
+  f.advice = "If every rank wrote its own file, join the " + count_of(t, "file") +
+             " in rank order. If only rank 0 wrote, save again with the tensors gathered.";
 }
 
 void report_wrong_part(const DescribedModel& subject, const std::vector<Mismatch>& list, FindingList& findings) {
@@ -427,14 +427,14 @@ void report_concatenated(const DescribedModel& subject, const std::vector<Mismat
   const Index ep = list[0].times, kept = experts_kept(subject, list);
   Finding& f = findings.add(Severity::kError, "shape-experts-concatenated");
   f.tensors = names_of(list);
-  f.what = "hold " + std::to_string(ep) + " experts each, one below the other";
+  f.what = "hold " + count_of(ep, "expert") + " each, one below the other";
   f.why = lines_by_rule(list);
   if (kept > 0)
-    f.why.push_back(with_commas(ep * kept) + " experts over ep=" + std::to_string(ep) + " are " + with_commas(kept) +
+    f.why.push_back(count_of(ep * kept, "expert") + " over ep=" + std::to_string(ep) + " are " + with_commas(kept) +
                     " a rank: expert i holds the rows of experts i, i + " + with_commas(kept) +
                     (ep > 2 ? ", ..." : "") + ", in the order of the ranks");
   f.why.push_back("this is what ColossalAI's MoE plugin writes unsharded (shard=False) under expert parallelism");
-  f.advice = "No data are lost: split each into " + std::to_string(ep) + " blocks of rows.";
+  f.advice = "No data are lost: split each into " + count_of(ep, "block") + " of rows.";
 }
 
 // ---- another model's config
@@ -546,7 +546,7 @@ std::string report_dtypes(const DescribedModel& subject, const StoredModel& stor
         (names.size() == 1 ? "is " : "are ") + std::string(dtype) + " where " +
         (due == subject.config.dtype ? subject.config.path + " says " : std::string(subject.family.title) + " has ") +
         std::string(due);
-    f.why.push_back(with_commas(std::ssize(names)) + " of " + with_commas(compared) + " tensors");
+    f.why.push_back(with_commas(std::ssize(names)) + " of " + count_of(compared, "tensor"));
     f.tensors = std::move(names);
     f.advice = "convert --dtype " + (subject.config.dtype.empty() ? "float32" : subject.config.dtype) +
                " converts them. Parameters that transformers keeps in float32 stay float32.";

@@ -190,10 +190,12 @@ class Replicas {
         const auto& [copy, difference] = copies[i];
         const Fragment further = tensor.replicas.get(copy.replica), first = original_of(tensor, further);
         const Index element = byte_size(tensor.dtype);
-        f.why.push_back(
-            to_string(further.box) + ": " + with_commas(difference.count) + " of " + with_commas(volume(further.box)) +
-            " elements differ, the first of them " + to_string(place_of(further.box, difference.first)) + ", at " +
-            place_text(first, difference.first, element) + " and " + place_text(further, difference.first, element));
+        f.why.push_back(to_string(further.box) + ": " + with_commas(difference.count) + " of " +
+                        count_of(volume(further.box), "element") +
+                        (difference.count == 1 ? " differs, at " : " differ, the first of them ") +
+                        to_string(place_of(further.box, difference.first)) + ", at " +
+                        place_text(first, difference.first, element) + " and " +
+                        place_text(further, difference.first, element));
       }
       if (copies.size() > kShownCopies)
         f.why.push_back("and " + with_commas(static_cast<Index>(copies.size() - kShownCopies)) + " copies more");

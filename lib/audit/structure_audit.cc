@@ -76,7 +76,7 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
     if (file.size < 0 || file.size >= needs[f]) continue;
     cut.insert(f);
     if (lines.size() < kShownFiles)
-      lines.push_back(printable(file.path) + ": has " + with_commas(file.size) + " bytes, needs " +
+      lines.push_back(printable(file.path) + ": has " + count_of(file.size, "byte") + ", needs " +
                       with_commas(needs[f]));
   }
   if (cut.empty()) return;
@@ -112,7 +112,7 @@ void check_unclaimed(const Catalog& catalog, FindingList& findings) {
       if (begin > end) {
         bytes += begin - end;
         if (lines.size() < kShownFiles)
-          lines.push_back(printable(catalog.files[f].path) + ": " + with_commas(begin - end) + " bytes at " +
+          lines.push_back(printable(catalog.files[f].path) + ": " + count_of(begin - end, "byte") + " at " +
                           with_commas(end));
       }
       end = std::max(end, next);

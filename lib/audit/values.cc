@@ -131,7 +131,7 @@ std::string number_text(double v) {
 }
 
 std::string rows_of(const RowSet& rows, Index of) {
-  return (rows.count == 1 ? "row " : with_commas(rows.count) + " of " + with_commas(of) + " rows: ") + rows_text(rows);
+  return (rows.count == 1 ? "row " : with_commas(rows.count) + " of " + count_of(of, "row") + ": ") + rows_text(rows);
 }
 
 // Gathers what is to be said of each kind.
@@ -151,10 +151,10 @@ class Judge {
     if (!is_derived(words)) add_range(tensor, h);
     if (!is_weight(tensor, words)) return;
     if (h.zeros == h.elements) {
-      add(kZeroWeights, tensor, static_cast<double>(h.elements), with_commas(h.elements) + " elements");
+      add(kZeroWeights, tensor, static_cast<double>(h.elements), count_of(h.elements, "element"));
     } else if (finite && h.constant && tensor.shape.rank() >= 2) {
       add(kConstantWeights, tensor, static_cast<double>(h.elements),
-          with_commas(h.elements) + " elements of magnitude " + number_text(h.absmax));
+          count_of(h.elements, "element") + " of magnitude " + number_text(h.absmax));
     } else if (is_vocabulary(tensor, context_)) {
       add_vocabulary_rows(tensor, h);
     } else {
@@ -183,8 +183,7 @@ class Judge {
 
   void add_non_finite(KindNumber kind, const Tensor& tensor, const TensorHealth& h) {
     add(kind, tensor, static_cast<double>(h.nans + h.infs),
-        with_commas(h.nans) + " NaN and " + with_commas(h.infs) + " infinite of " + with_commas(h.elements) +
-            " elements" +
+        with_commas(h.nans) + " NaN and " + with_commas(h.infs) + " infinite of " + count_of(h.elements, "element") +
             (tensor.shape.rank() > 0 ? ", the first at index " + with_commas(h.first_not_finite_row) + " of dimension 0"
                                      : ""));
   }
@@ -207,7 +206,7 @@ class Judge {
     const auto say = [&](KindNumber kind, const RowSet& set, std::string_view value, Index of, std::string_view where) {
       if (set.count > 0)
         add(kind, tensor, static_cast<double>(set.count),
-            with_commas(set.count) + " of the " + with_commas(of) + " rows" + std::string(where) + " hold " +
+            with_commas(set.count) + " of the " + count_of(of, "row") + std::string(where) + " hold " +
                 std::string(value) + ": " + rows_text(set));
     };
     const std::string past = " past the true vocabulary of " + with_commas(known);

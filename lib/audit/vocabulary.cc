@@ -60,7 +60,7 @@ std::string how_to_avoid(Index size, const VocabularyCut& cut) {
 
 std::string rows_missing(Index rows, Index size, Index row_bytes) {
   const Index missing = size - rows;
-  return "Rows " + with_commas(rows) + " to " + with_commas(size - 1) + " (" + with_commas(missing) + " rows, " +
+  return "Rows " + with_commas(rows) + " to " + with_commas(size - 1) + " (" + count_of(missing, "row") + ", " +
          human_bytes(missing * row_bytes) + ") are in no file.";
 }
 
@@ -74,7 +74,7 @@ Finding too_few(const VocabularyTensor& tensor, const VocabularyContext& context
   if (cuts.empty()) {
     f.id = "vocabulary-rows";
     f.why.push_back("No tensor-parallel degree up to " + with_commas(kMaxDegree) + " with a customary padding leaves " +
-                    with_commas(rows) + " rows to a rank");
+                    count_of(rows, "row") + " to a rank");
     f.advice =
         "Compare with the config and the tokenizer of the training run; reshard cannot tell which rows these are.";
     return f;
@@ -124,7 +124,7 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
                   degree_text(cuts[0]) + " and not cut back; " + tail);
   add_others(cuts, f.why);
   f.advice = "Loaders that go by the config refuse these shapes. No data are lost: cut the tensor to " +
-             with_commas(size) + " rows. --values tells whether the rows beyond are zero, as padding is.";
+             count_of(size, "row") + ". --values tells whether the rows beyond are zero, as padding is.";
   return f;
 }
 
@@ -165,7 +165,7 @@ std::vector<Finding> audit_vocabulary(const std::vector<VocabularyTensor>& tenso
     if (rows == context.size) continue;
     Finding f = rows < context.size ? too_few(*same[0], context) : too_many(*same[0], context);
     f.what =
-        with_commas(rows) + " rows where " + context.config_path + " says vocab_size = " + with_commas(context.size);
+        count_of(rows, "row") + " where " + context.config_path + " says vocab_size = " + with_commas(context.size);
     for (const VocabularyTensor* t : same) f.tensors.push_back(t->name);
     for (const VocabularyTensor& other : tensors)
       if (other.rows != rows)

@@ -4,6 +4,8 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "lib/base/text.h"
+
 namespace reshard {
 
 static_assert(std::endian::native == std::endian::little, "on-disk integers are read as they lie in memory");
@@ -19,7 +21,7 @@ Error Cursor::error(std::string_view what, std::string_view detail) const {
 }
 
 Error Cursor::short_error(Index wanted, std::string_view what) const {
-  return error(what, "expected " + std::to_string(wanted) + " bytes, got " + std::to_string(left()) + " to the end");
+  return error(what, "expected " + bytes_of(wanted) + ", got " + std::to_string(left()) + " to the end");
 }
 
 }  // namespace reshard

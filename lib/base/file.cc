@@ -17,6 +17,7 @@
 #include "lib/base/resident.h"
 #include "lib/base/sandbox.h"
 #include "lib/base/sys.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 namespace {
@@ -109,8 +110,8 @@ Status File::read_at(Index offset, MutableBytes out) const {
     const ssize_t n = retry([&] { return sys().pread(fd_, out.data() + done, out.size() - done, where); });
     if (n < 0) return errno_error(at(path_, where), "cannot read");
     if (n == 0)
-      return corrupt(at(path_, offset) + ": expected " + std::to_string(out.size()) + " bytes, got " +
-                     std::to_string(done) + " to the end of the file");
+      return corrupt(at(path_, offset) + ": expected " + bytes_of(std::ssize(out)) + ", got " + std::to_string(done) +
+                     " to the end of the file");
     done += static_cast<std::size_t>(n);
   }
   return {};
@@ -135,7 +136,7 @@ void File::expect(Reads reads) const {
 Status File::allocate(Index length) const {
   if (length > 0 && retry([&] { return sys().fallocate(fd_, 0, 0, length); }) == 0) return {};
   if (length > 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL)
-    return errno_error(path_, "cannot reserve " + std::to_string(length) + " bytes");
+    return errno_error(path_, "cannot reserve " + bytes_of(length));
   return set_length(length);
 }
 
@@ -157,8 +158,7 @@ Status File::close() {
 Result<std::string> read_whole_file(const std::string& path, Index limit) {
   const File file = TRY(File::open(path));
   const Index size = TRY(file.size());
-  if (size > limit)
-    return corrupt(path + ": expected at most " + std::to_string(limit) + " bytes, got " + std::to_string(size));
+  if (size > limit) return corrupt(path + ": expected at most " + bytes_of(limit) + ", got " + std::to_string(size));
   TRY(may_take(size, [&] { return path; }));
   std::string out(static_cast<std::size_t>(size), '\0');
   TRY(file.read_at(0, {reinterpret_cast<std::byte*>(out.data()), out.size()}));

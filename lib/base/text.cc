@@ -22,6 +22,8 @@ std::string count_of(Index n, std::string_view noun) {
   return with_commas(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
 }
 
+std::string bytes_of(std::uint64_t n) { return std::to_string(n) + (n == 1 ? " byte" : " bytes"); }
+
 std::string human_bytes(Index n) {
   static constexpr std::array<const char*, 6> kUnits = {"kB", "MB", "GB", "TB", "PB", "EB"};
   if (n < 1000) return std::to_string(n) + " B";

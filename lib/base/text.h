@@ -13,6 +13,7 @@ namespace reshard {
 
 std::string with_commas(Index n);                      // 1498482688 -> "1,498,482,688"
 std::string count_of(Index n, std::string_view noun);  // "1,024 tensors", "1 tensor"
+std::string bytes_of(std::uint64_t n);                 // "4096 bytes", "1 byte": digits as offsets have them
 std::string human_bytes(Index n);                      // decimal units, three digits: "3.00 GB", "864 B"
 std::string human_seconds(double s);                   // "0.4 s", "1 m 20 s"
 Result<Index> parse_bytes(std::string_view text);  // "5GB", "256MiB", "1000"; the units are SI or IEC, case as written

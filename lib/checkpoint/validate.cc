@@ -226,8 +226,8 @@ Status check_cover(const Tensor& tensor) {
   }
   if (covered == expected) return {};
   return corrupt(tensor_text(tensor.name) + " " + to_string(tensor.shape) + ": " + with_commas(expected - covered) +
-                 " of " + with_commas(expected) + " elements are stored nowhere" +
-                 (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
+                 " of " + count_of(expected, "element") + (expected - covered == 1 ? " is" : " are") +
+                 " stored nowhere" + (grid ? ", the first of them in " + to_string(grid->first_hole()) : ""));
 }
 
 Status CoverChecker::check(const Tensor& tensor) {

@@ -198,7 +198,7 @@ OpenedMatrix open_bitsandbytes4(const PackedInput& in) {
   const Index elements = volume(state.shape);
   if (!is_line(weight.shape) || weight.bytes() != ceil_div(elements, 2))
     return in.corrupt_part("weight", "its quant_state says a weight of " + to_string(state.shape) + ", in " +
-                                         with_commas(ceil_div(elements, 2)) + " bytes; got " + to_string(weight.shape) +
+                                         count_of(ceil_div(elements, 2), "byte") + "; got " + to_string(weight.shape) +
                                          " of " + std::string(info(weight.dtype).torch_name));
   if (in.has("quant_map")) TRY(check_code(in, state));
   const Index blocks = ceil_div(elements, state.block);

@@ -95,7 +95,7 @@ class Fitter {
     if (joined.empty()) return {};
     const std::string what = count_of(std::ssize(joined), "tensor") + " (" +
                              printable(view_.tensors()[joined[0].tensor].name) + ", ...) hold the rows of " +
-                             with_commas(joined[0].times) + " experts each: an unsharded save of expert-parallel " +
+                             count_of(joined[0].times, "expert") + " each: an unsharded save of expert-parallel " +
                              "groups, which are there under the names of experts 0 to " + with_commas(present - 1) +
                              " of " + with_commas(experts);
     if (!options_.repairs.experts) return corrupt(view_.root + ": " + what + "; --repair experts splits them");
@@ -193,8 +193,8 @@ class Fitter {
       const bool zero = !is_told && (options_.metadata_only || TRY(are_zero(view_, files_, i, size, rows)));
       if (!zero && !is_told && !options_.repairs.vocabulary)
         return corrupt(tensor_text(shown(t)) + ": " + options_.config->path + " says a vocabulary of " +
-                       with_commas(size) + ", got " + with_commas(rows) +
-                       " rows, and those beyond it are not zeros: padding of a " +
+                       with_commas(size) + ", got " + count_of(rows, "row") +
+                       ", and those beyond it are not zeros: padding of a " +
                        "framework that initialises it, or a vocabulary that was enlarged. --repair vocab cuts them");
       add_name(zero ? cut : is_told ? cut_told : cut_other, t);
       cut_rows(view_.tensor(i), size);
@@ -218,8 +218,8 @@ class Fitter {
   Status complete(std::size_t i, Index size) {
     const Tensor& t = view_.tensors()[i];
     const Index rows = t.shape[0];
-    const std::string lost = tensor_text(shown(t)) + ": " + options_.config->path + " says " + with_commas(size) +
-                             " rows, got " + with_commas(rows) + ": rows " + with_commas(rows) + " to " +
+    const std::string lost = tensor_text(shown(t)) + ": " + options_.config->path + " says " + count_of(size, "row") +
+                             ", got " + with_commas(rows) + ": rows " + with_commas(rows) + " to " +
                              with_commas(size - 1) + " are not in this checkpoint";
     if (!options_.repairs.vocabulary || !options_.donor)
       return corrupt(lost + "; --repair vocab --donor CKPT takes them from another one, such as the base model's");
@@ -238,7 +238,7 @@ class Fitter {
       different = TRY(differing_rows(view_, files_, i, donor, options_.donor->files(), *found, rows));
     append_donor_rows(i, donor, d, rows, size);
     out_.notes.push_back(
-        with_commas(size - rows) + " rows of " + printable(shown(t)) + " come from " + donor.root + ". " +
+        count_of(size - rows, "row") + " of " + printable(shown(t)) + " come from " + donor.root + ". " +
         (options_.metadata_only ? "Whether the others agree with it was not looked at."
          : different == 0       ? "The others are the donor's bit by bit: the tensor was frozen, and is whole again."
                                 : with_commas(different) + " of the " + with_commas(rows) +

@@ -187,7 +187,7 @@ OpenedMatrix open_gptq(const PackedInput& in) {
   if (in.has("g_idx") && in.tensor("g_idx").shape.rank() == 1) inputs = in.tensor("g_idx").shape[0];
   if (ceil_div(inputs * layout.bits, 32) != packed[0] || inputs > *stream)
     return in.corrupt_part("g_idx", with_commas(inputs) + " inputs of " + std::to_string(layout.bits) +
-                                        " bits do not fill the " + with_commas(packed[0]) + " rows of qweight");
+                                        " bits do not fill the " + count_of(packed[0], "row") + " of qweight");
   TRY(in.check("qzeros", {count, ceil_div(outputs * layout.bits, 32)}, std::array{DType::kInt32}));
   TRY(in.check("scales", {count, outputs}, kPackedFloats));
   Groups groups = TRY(Groups::make(in, "g_idx", inputs, count, TRY(config_number(in.config, "group_size"))));

@@ -125,7 +125,7 @@ Result<Groups> Groups::make(const PackedInput& in, std::string_view role, Index 
   Groups out;
   out.count_ = count;
   const std::string what = in.catalog.root + ": '" + printable(in.weight.name) + "': " + with_commas(columns) +
-                           " inputs in " + with_commas(count) + " groups";
+                           " inputs in " + count_of(count, "group");
   if (count < 1 || count > columns) return corrupt(what);
   out.size_ = size > 0 && ceil_div(columns, size) == count ? size : columns % count == 0 ? columns / count : 0;
   if (in.has(role)) {

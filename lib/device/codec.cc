@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/text.h"
+
 namespace reshard {
 namespace {
 
@@ -105,8 +107,8 @@ Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, const std::string&
       ::uncompress(reinterpret_cast<Bytef*>(out.data()), &length, reinterpret_cast<const Bytef*>(in.data()), in.size());
   if (error == Z_OK) return static_cast<std::size_t>(length);
   if (error == Z_BUF_ERROR)
-    return corrupt(place + ": deflate: expected a stream of " + std::to_string(out.size()) +
-                   " bytes, got one that is cut short or longer");
+    return corrupt(place + ": deflate: expected a stream of " + bytes_of(std::ssize(out)) +
+                   ", got one that is cut short or longer");
   return corrupt(place + ": deflate: the stream is damaged");
 }
 
@@ -146,8 +148,7 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
     next = 1 - next;
     const bool shuffles = filter.kind == ChunkFilter::Kind::kShuffle;
     if (shuffles && now.size() > room)
-      return corrupt(place + ": expected at most " + std::to_string(room) + " bytes, got " +
-                     std::to_string(now.size()));
+      return corrupt(place + ": expected at most " + bytes_of(room) + ", got " + std::to_string(now.size()));
     if (buffer.size() < room) buffer.resize(room);
     const MutableBytes out = MutableBytes(buffer).first(room);
     if (shuffles) {
@@ -161,7 +162,7 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
     now = out.first(length);
   }
   if (static_cast<Index>(now.size()) == encoding.decoded_bytes) return now;
-  return corrupt(place + ": chunk: expected " + std::to_string(encoding.decoded_bytes) + " bytes, got " +
+  return corrupt(place + ": chunk: expected " + bytes_of(encoding.decoded_bytes) + ", got " +
                  std::to_string(now.size()));
 }
 

@@ -94,7 +94,7 @@ Status Image::make_buffers(Index reserved) {
   const Index least = fixed + (of_threads + kLeastSlabs) * kMinSlab;
   if (run_.memory < least)
     return usage_error("--memory " + human_bytes(run_.memory) + " is too small: this needs at least " +
-                       human_bytes(least) + " on " + std::to_string(threads) + " threads");
+                       human_bytes(least) + " on " + count_of(threads, "thread"));
   const Index room = run_.memory - fixed;
   const Index wished = room / 2 / (of_threads + kLeastSlabs) / kSlabStep * kSlabStep;
   const Index slab = std::clamp(wished, kMinSlab, std::max(kMinSlab, device.slab_bytes()));
@@ -303,7 +303,7 @@ Status Image::overlay(const Text& text, const Extent& place, MutableBytes out) {
   const Slab whole = TRY(cache_->get({text.place.file, text.place.offset}, [&]() -> Result<Slab> {
     const std::string made = TRY(text.make());
     if (std::ssize(made) != text.place.length)
-      return io_error("expected " + with_commas(text.place.length) + " bytes, got " + with_commas(std::ssize(made)));
+      return io_error("expected " + count_of(text.place.length, "byte") + ", got " + with_commas(std::ssize(made)));
     const auto slab = std::make_shared<SlabBytes>(text.place.length);
     put(text.place, slab->bytes(), text.place.offset, as_bytes(made));
     return Slab(slab);

@@ -59,7 +59,7 @@ Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, I
   const Index needed = fixed + threads * (2 + extra) * smallest;
   if (options.memory < needed)
     return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
-                       human_bytes(needed) + " on " + std::to_string(worker_count(options)) + " threads");
+                       human_bytes(needed) + " on " + count_of(worker_count(options), "thread"));
   // A slab and, up to what is usually read at once, as much scratch memory.
   const Index room = (options.memory - fixed) / threads;
   const Index most_scratch = std::max(smallest, device_of(options).slab_bytes());

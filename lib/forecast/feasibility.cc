@@ -157,8 +157,8 @@ class Audit {
       if (error.empty())
         fits.push_back(proposal + (size(axis) > 1 ? " instead of " + std::to_string(size(axis)) : ""));
       else
-        why.push_back(proposal + " would give " + with_commas(world) +
-                      " ranks, too, but not go with the model: " + error);
+        why.push_back(proposal + " would give " + count_of(world, "rank") +
+                      ", too, but not go with the model: " + error);
     }
     if (!fits.empty()) return "What fits, the other degrees as they are: " + join(fits, ", or ") + ".";
     const Index others = degrees().mesh.ranks() / size(kDpShard), fewer = world / others;
@@ -247,9 +247,9 @@ class Audit {
       Dims shape = t->shape;
       shape[t->rule->tp_dim] *= copies;
       grown.push_back(short_name(*t) + " grows from " + with_commas(volume(t->shape)) + " to " +
-                      with_commas(*elements) + " elements, " + to_string(shape));
+                      count_of(*elements, "element") + ", " + to_string(shape));
     }
-    return "With each head on " + std::to_string(copies) + " ranks " + degree_text("tp", size("tp")) +
+    return "With each head on " + count_of(copies, "rank") + " " + degree_text("tp", size("tp")) +
            " works, too: " + join(grown, "; ") + ", in every layer.";
   }
 
@@ -306,7 +306,7 @@ class Audit {
     }
     if (rows % tp == 0) return;
     f.what = degree_text("tp", tp) + " does not divide " + number_text("vocab_size");
-    f.why = {"torch cuts it unevenly, " + with_commas(ceil_div(rows, tp)) + " rows for the first ranks and " +
+    f.why = {"torch cuts it unevenly, " + count_of(ceil_div(rows, tp), "row") + " for the first ranks and " +
                  with_commas(local_extent(rows, 1, tp, tp - 1)) + " for the last, which is legal",
              "other frameworks pad it: " + join(padded, ", ")};
     f.advice = "Expect padded rows in what Megatron-LM and ColossalAI save, and cut them off when converting.";
@@ -322,7 +322,7 @@ class Audit {
       Finding f;
       f.id = "stages-exceeded";
       f.what = degree_text("pp", stages) + " exceeds " + number_text("num_hidden_layers");
-      f.why = {with_commas(stages) + " stages, " + count_of(layers, "layer") + ": " + with_commas(stages - layers) +
+      f.why = {count_of(stages, "stage") + ", " + count_of(layers, "layer") + ": " + with_commas(stages - layers) +
                " would have none"};
       f.advice = "The largest pp is " + std::to_string(layers) + ".";
       return find(std::move(f));
@@ -417,7 +417,7 @@ class Audit {
       looked_at += static_cast<Index>(t.names.size());
       const Index rows = rows_to_shard(t), pieces = shards_of(*t.rule);
       if (rows >= pieces) continue;
-      reasons.insert(count_of(rows, "row") + " for " + with_commas(pieces) + " shards: " +
+      reasons.insert(count_of(rows, "row") + " for " + count_of(pieces, "shard") + ": " +
                      count_of(pieces - rows, "rank") + (pieces - rows == 1 ? " holds" : " hold") + " nothing of it");
       append(f.tensors, t.names);
     }
@@ -463,8 +463,8 @@ class Audit {
     };
     if (n % pieces != 0)
       find_uneven(Severity::kError, "sequence-uneven", pieces, "2 x cp",
-                  "ring attention with a balanced load gives each of the " + std::to_string(cp) +
-                      " ranks one piece from the front and one from the back");
+                  "ring attention with a balanced load gives each of the " + count_of(cp, "rank") +
+                      " one piece from the front and one from the back");
     else if (n % (pieces * tp) != 0)
       find_uneven(Severity::kWarning, "sequence-tp", pieces * tp, cp > 1 ? "2 x cp x tp" : "tp",
                   "sequence parallelism shares a rank's tokens out over tp");

@@ -356,7 +356,7 @@ Status check_rows(const LayoutDescriptor& layout, std::string_view tensor, const
   if (shape[0] > padded)
     return usage_error(what + ": expected at most " + with_commas(padded) + " vocabulary rows, got " +
                        with_commas(shape[0]));
-  return unsupported(what + ": the layout pads the vocabulary to " + with_commas(padded) + " rows, the tensor has " +
+  return unsupported(what + ": the layout pads the vocabulary to " + count_of(padded, "row") + ", the tensor has " +
                      with_commas(shape[0]) + "; rows that are nowhere would have to be made up");
 }
 

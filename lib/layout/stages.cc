@@ -42,10 +42,10 @@ Status check_stages(StageRule rule, Index layers, Index stages) {
   const bool counts_ends = rule == StageRule::kTorchtitan;
   if (stages > layers + (counts_ends ? 2 : 0))
     return usage_error("pp=" + std::to_string(stages) + " is more stages than the model has parts: " +
-                       std::to_string(layers) + " layers" + (counts_ends ? ", the embedding and the head" : ""));
+                       count_of(layers, "layer") + (counts_ends ? ", the embedding and the head" : ""));
   if (rule == StageRule::kEven && layers % stages != 0)
-    return usage_error("pp=" + std::to_string(stages) + " does not divide " + std::to_string(layers) +
-                       " layers, and rule 'even' gives every stage as many");
+    return usage_error("pp=" + std::to_string(stages) + " does not divide " + count_of(layers, "layer") +
+                       ", and rule 'even' gives every stage as many");
   return {};
 }
 

@@ -38,7 +38,7 @@ Result<Moves> moves_into(const Tensor& from, const Tensor& to) {
     });
     if (filled != volume(box))
       return internal_error("plan: " + tensor_text(to.name) + " " + to_string(box) + ": expected " +
-                            with_commas(volume(box)) + " elements from the source, got " + with_commas(filled));
+                            count_of(volume(box), "element") + " from the source, got " + with_commas(filled));
   }
   return moves;
 }

@@ -25,6 +25,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/find_function.h"
+#include "lib/base/text.h"
 #include "lib/device/cuda/context.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/waiting.h"
@@ -397,8 +398,7 @@ Result<std::unique_ptr<NcclRanks>> open_nccl(Transport& control, const NcclOptio
   }
   const std::string got = TRY(broadcast(&control, std::move(sent)));
   if (got.size() != id.size())
-    return internal_error("nccl: id: expected " + std::to_string(id.size()) + " bytes, got " +
-                          std::to_string(got.size()));
+    return internal_error("nccl: id: expected " + bytes_of(std::ssize(id)) + ", got " + std::to_string(got.size()));
   std::memcpy(id.data(), got.data(), id.size());
   return open_nccl(id, control.rank(), control.size(), options, &control);
 }

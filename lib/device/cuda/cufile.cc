@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/find_function.h"
+#include "lib/base/text.h"
 
 namespace reshard {
 
@@ -61,8 +62,8 @@ Result<bool> CuFileReader::read(const std::shared_ptr<const File>& file, Index o
     }
     if (n == -1) return io_error(at(file->path(), offset + done) + ": cannot read by cuFile: " + std::strerror(errno));
     if (n == 0)
-      return corrupt(at(file->path(), offset) + ": expected " + std::to_string(size) + " bytes, got " +
-                     std::to_string(done) + " to the end of the file");
+      return corrupt(at(file->path(), offset) + ": expected " + bytes_of(size) + ", got " + std::to_string(done) +
+                     " to the end of the file");
     done += n;
   }
   return true;
