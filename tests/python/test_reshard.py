@@ -534,6 +534,26 @@ class Loading(Case):
         with self.assertRaises(TypeError):
             reshard.load(self.tmp / "titan", into={name: [1, 2]}, part="model")
 
+    def test_a_part_without_the_model_is_no_corrupt_model(self):
+        config = self.tmp / "titan/config.json"
+        with reshard.open(self.tmp / "titan", part="optimizer") as checkpoint:
+            count = len(checkpoint)
+        arrays = reshard.load(self.tmp / "titan", part="optimizer", names="hf", config=config)
+        self.assertEqual(len(arrays), count)
+        self.assertTrue(all(".exp_avg" in n or ".step" in n for n in arrays), arrays.keys())
+        done = reshard.convert(self.tmp / "titan", self.tmp / "optimizer", to="dcp", part="optimizer", names="hf")
+        self.assertEqual(done.tensors, count)
+        self.assertTrue(reshard.verify(self.tmp / "titan", part="optimizer", config=config, fail_on="error").ok)
+        with reshard.open(self.tmp / "optimizer") as alone:
+            self.assertEqual(len(alone), count)
+        with self.assertRaises(reshard.CorruptError):  # a model that is cut is one still
+            reshard.load(self.tmp / "titan", part="model", names="hf", config=self.more_layers(config))
+
+    def more_layers(self, config):
+        path = self.tmp / "more_layers.json"
+        path.write_text(json.dumps(dict(json.loads(config.read_text()), num_hidden_layers=9)))
+        return path
+
     def destinations(self):
         """Of each thing that may be true of a buffer: (what it is, how to make one like an array, why it is refused or None)."""
         def strided(a, steps):
@@ -1120,12 +1140,109 @@ class EveryName(Case):
     def test_what_convert_returns_follows_from_its_arguments(self):
         model = self.tmp / "model"
         for to, dry_run, kind in (("dcp", False, reshard.Conversion), ("dcp", True, reshard.ConversionPlan),
-                                  ("hdf5-view", False, reshard.TensorView)):  # fmt: skip
+                                  ("hdf5-view", False, reshard.TensorView), ("hdf5-view", True, reshard.TensorView)):  # fmt: skip
             done = reshard.convert(model, self.tmp / f"as_{to}", to=to, dry_run=dry_run, force=True)
             self.assertIs(type(done), kind)
         formats = {f["name"] for f in json.loads(program("--version", "--json"))["formats"] if f["writes"]}
         literal = next(n.value for n in self.stub.body if isinstance(n, ast.Assign) and n.targets[0].id == "_Format")
         self.assertEqual(set(typing.get_args(self.hint(literal))), formats - {"hdf5-view"})
+
+    def test_digests_and_files_are_counted_as_they_are(self):
+        done = reshard.convert(self.tmp / "model", self.tmp / "cut", to="hf", max_shard_size="300kB")
+        manifest = json.loads((self.tmp / "cut/reshard_manifest.json").read_text())
+        self.assertEqual((done.tensors, done.digests), (len(manifest["tensors"]),) * 2)
+        self.assertEqual([f["path"] for f in done.files if not f["tensors"]], ["model.safetensors.index.json"])
+        shards = len(list((self.tmp / "cut").glob("*.safetensors")))
+        self.assertGreater(shards, 1)
+        self.assertIn(f"in {shards} files>", repr(done))
+        again = reshard.convert(self.tmp / "cut", self.tmp / "again", to="hf")
+        self.assertEqual((again.digests, again.source_digests), (done.tensors,) * 2)
+
+
+class Calls(Case):
+    """What one call is given, the next and those of other threads do not see."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        program("synth", cls.tmp / "model", "--model", "llama3-tiny", "--to", "hf")
+        cls.config = cls.tmp / "model/config.json"
+
+    def family(self, name, of="llama"):
+        path = self.tmp / f"{name}.json"
+        path.write_text(json.dumps({"reshard_family": 1, "name": name, "model_types": [of], "extends": "llama"}))
+        return path
+
+    def test_a_family_is_of_one_call(self):
+        mine = self.family("mine")
+        with reshard.open(self.tmp / "model") as checkpoint:
+            before = sorted(checkpoint.view(names="hf"))
+        plain = reshard.verify(self.tmp / "model").family
+        self.assertEqual(reshard.verify(self.tmp / "model", family_file=mine).family, "mine")
+        self.assertEqual(reshard.verify(self.tmp / "model").family, plain)
+        self.assertEqual(reshard.check(config=self.config, mesh="tp=2", family_file=mine).family, "mine")
+        self.assertEqual(reshard.check(config=self.config, mesh="tp=2").family, plain)
+        self.assertEqual(reshard.plan(self.tmp / "model", to="dcp", names="torchtitan", family_file=mine).family, "mine")
+        self.assertEqual(reshard.plan(self.tmp / "model", to="dcp", names="torchtitan").family, plain)
+        with reshard.open(self.tmp / "model") as checkpoint:
+            self.assertEqual(sorted(checkpoint.view(names="hf", family_file=mine)), before)
+        with self.assertRaises(reshard.UsageError):
+            reshard.verify(self.tmp / "model", family="mine")
+        reshard.convert(self.tmp / "model", self.tmp / "titan", to="dcp", names="torchtitan", family_file=mine)
+        self.assertTrue(reshard.verify(self.tmp / "titan", bytes=True, config=self.config, family_file=mine))
+        with self.assertRaisesRegex(reshard.UnsupportedError, "'mine'"):
+            reshard.verify(self.tmp / "titan", bytes=True, config=self.config)
+
+    def test_a_family_file_that_changed_is_read_again(self):
+        for name in ("first", "second"):
+            self.family("changing").write_text(self.family(name).read_text())
+            self.assertEqual(reshard.verify(self.tmp / "model", family_file=self.tmp / "changing.json").family, name)
+
+    def test_the_environment_is_that_of_the_call(self):
+        """Other threads may change it meanwhile."""
+        stop = threading.Event()
+
+        def change():
+            for i in range(1_000_000):
+                if stop.is_set():
+                    return
+                os.environ[f"RESHARD_TEST_{i % 999}"] = "x" * (i % 77)
+
+        with unittest.mock.patch.dict(os.environ, {"RESHARD_MEMORY": "1"}):
+            for call in (reshard.verify, reshard.load):
+                with self.assertRaisesRegex(reshard.UsageError, "memory"):
+                    call(self.tmp / "model")
+            reshard.verify(self.tmp / "model", memory="64MiB")
+            thread = threading.Thread(target=change)
+            thread.start()
+            try:
+                for _ in range(50):
+                    with reshard.open(self.tmp / "model") as checkpoint:
+                        checkpoint.view(names="hf")
+                    reshard.check(config=self.config, mesh="tp=2")
+            finally:
+                stop.set()
+                thread.join()
+
+    def test_threads_with_families_of_their_own(self):
+        def call(i):
+            mine = self.family(f"mine_{i}") if i % 2 else None
+            name = f"mine_{i}" if i % 2 else "llama"
+            self.assertEqual(reshard.verify(self.tmp / "model", family_file=mine, threads=2).family, name)
+            self.assertEqual(reshard.plan(self.tmp / "model", to="dcp", names="torchtitan", family_file=mine).family, name)
+            out = self.tmp / f"out_{i}"
+            done = reshard.convert(self.tmp / "model", out, to="dcp", names="torchtitan", family_file=mine, memory="32MiB")
+            self.assertEqual(done.family, name)
+            arrays = reshard.load(out, names="hf", config=self.config, family_file=mine)
+            with reshard.open(self.tmp / "model") as checkpoint:
+                for tensor, array in arrays.items():
+                    self.assert_same(bits(array), bits(checkpoint[tensor].numpy()))
+            return True
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.assertEqual(list(pool.map(call, range(24))), [True] * 24)
+
 
 class Documentation(Case):
     def test_every_example_of_docs_python_md(self):

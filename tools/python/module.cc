@@ -149,6 +149,7 @@ nb::tuple run_command(const std::string& command, const std::vector<std::string>
   tools::Host host;
   host.interrupt = &watch.interrupt;
   host.resident = resident_bytes();
+  host.environment = tools::process_environment_of_commands();
   host.device = device_of_process;
   host.progress = [&](Index done, Index total) {
     watch.total = total;
@@ -251,6 +252,7 @@ class PyLoad {
   static std::shared_ptr<PyLoad> prepare(const std::string& path, const std::vector<std::string>& words, Index rank,
                                          const std::string& device, bool check_whole_items) {
     auto out = std::make_shared<PyLoad>();
+    out->environment_ = tools::process_environment_of_commands();
     unlocked([&]() -> Status { return out->open(path, words, rank, device, check_whole_items); });
     return out;
   }
@@ -287,7 +289,7 @@ class PyLoad {
  private:
   Status open(const std::string& path, const std::vector<std::string>& words, Index rank, const std::string& device,
               bool check_whole_items) {
-    const WantedOptions wanted = TRY(wanted_options(path, words));
+    const WantedOptions wanted = TRY(wanted_options(path, words, environment_));
     OpenOptions how = wanted.open;
     how.layout = wanted.source_layout ? &*wanted.source_layout : nullptr;
     LoadOptions o;
@@ -303,6 +305,7 @@ class PyLoad {
     return {};
   }
 
+  tools::Environment environment_;
   Watch watch_;
   OpenLoad open_;
 };
@@ -383,7 +386,8 @@ NB_MODULE(_reshard, m) {
   m.def("from_dlpack", &from_dlpack);
   m.def("dlpack_type", &dlpack_type);
   m.def("open", [](const std::string& path, const std::vector<std::string>& words) {
-    return unlocked([&] { return Checkpoint::open(path, words); });
+    const tools::Environment environment = tools::process_environment_of_commands();
+    return unlocked([&] { return Checkpoint::open(path, words, environment); });
   });
   nb::class_<Checkpoint>(m, "Checkpoint")
       .def_prop_ro("format", [](const Checkpoint& c) { return text(c.format().name); })

@@ -114,6 +114,15 @@ class Selection {
 // Of one read: half of them wait for the disk.
 int most_threads() { return 2 * thread_count(0); }
 
+// The host of what takes the options of a command, and does not run it.
+tools::Host quiet_host(const tools::Environment& environment) {
+  static const std::atomic<bool> kNever{false};
+  tools::Host host;
+  host.interrupt = &kNever;
+  host.environment = environment;
+  return host;
+}
+
 Status interrupted() { return Error(ErrorCode::kIo, "interrupted"); }
 
 // A format to which a checkpoint is shown where it lies: nothing of it is ever written.
@@ -129,7 +138,10 @@ const Format kView = {.name = "view",
 }  // namespace
 
 Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::open(const std::string& path,
-                                                             const std::vector<std::string>& words) {
+                                                             const std::vector<std::string>& words,
+                                                             const tools::Environment& environment) {
+  tools::Host host = quiet_host(environment);
+  const tools::HostScope scope(host);
   tools::SourceOptions options;
   TRY(tools::parse_options(words, [&](tools::CommandLine& line) { options.add(line); }));
   const auto layout = TRY(options.load());
@@ -138,7 +150,8 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::open(const std::string& 
   how.keys = TRY(options.keys());
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.which_weights());
-  std::shared_ptr<LazyCheckpoint> out(new LazyCheckpoint(path, words));
+  std::shared_ptr<LazyCheckpoint> out(new LazyCheckpoint(path, words, environment));
+  out->spool_ = tools::temporary_directory();
   out->open_ = std::make_unique<OpenCheckpoint>(TRY(open_checkpoint(path, how)));
   out->part_ = options.part;
   out->is_located_.resize(out->catalog().tensors().size());
@@ -146,10 +159,9 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::open(const std::string& 
   return out;
 }
 
-Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words) {
-  static const std::atomic<bool> kNever{false};
-  tools::Host host;
-  host.interrupt = &kNever;
+Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words,
+                                     const tools::Environment& environment) {
+  tools::Host host = quiet_host(environment);
   const tools::HostScope scope(host);
   tools::ConvertOptions options;
   std::vector<std::string> line = words;
@@ -168,9 +180,10 @@ Result<WantedOptions> wanted_options(const std::string& path, const std::vector<
 
 Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<std::string>& words) const {
   if (own_) return usage_error(path_ + ": a view of a view; make it of the checkpoint");
-  ConversionOptions o = TRY(wanted_options(path_, words)).conversion;
+  ConversionOptions o = TRY(wanted_options(path_, words, environment_)).conversion;
   o.part = part_;
-  std::shared_ptr<LazyCheckpoint> out = TRY(open(path_, words_));  // what is found in files is found in its own catalog
+  std::shared_ptr<LazyCheckpoint> out =
+      TRY(open(path_, words_, environment_));  // what is found in files is found in its own catalog
   o.has_model_names = out->format().hf_names;
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
   out->own_ = TRY(name_view(draft.view, draft.names, o));
@@ -189,7 +202,7 @@ const InferredMesh& LazyCheckpoint::mesh() {
 Status LazyCheckpoint::locate(std::size_t tensor) {
   const std::lock_guard lock(mutex_);
   if (is_located_[tensor]) return {};
-  TRY(reader().locate({tensor}, 0, tools::temporary_directory()));
+  TRY(reader().locate({tensor}, 0, spool_));
   is_located_[tensor] = true;
   return {};
 }

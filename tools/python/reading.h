@@ -11,6 +11,7 @@
 #include "lib/engine/tensor_source.h"
 #include "lib/infer/mesh_inference.h"
 #include "lib/model/parts.h"
+#include "tools/commands.h"
 #include "tools/job_options.h"
 
 namespace reshard::python {
@@ -41,7 +42,8 @@ struct Watch {
 class LazyCheckpoint {
  public:
   // Reads metadata. `words` are options of `reshard inspect`: --source-layout, --part, ...
-  static Result<std::shared_ptr<LazyCheckpoint>> open(const std::string& path, const std::vector<std::string>& words);
+  static Result<std::shared_ptr<LazyCheckpoint>> open(const std::string& path, const std::vector<std::string>& words,
+                                                      const tools::Environment& environment);
   // The model under other names and in another order of rows, where it lies. `words` are options of `reshard convert`:
   // --names, --config, --family, --include, ... Finds the payloads of all tensors that take part.
   Result<std::shared_ptr<LazyCheckpoint>> view(const std::vector<std::string>& words) const;
@@ -66,13 +68,16 @@ class LazyCheckpoint {
     std::vector<std::byte> scratch, box;
   };
 
-  LazyCheckpoint(std::string path, std::vector<std::string> words) : path_(std::move(path)), words_(std::move(words)) {}
+  LazyCheckpoint(std::string path, std::vector<std::string> words, tools::Environment environment)
+      : path_(std::move(path)), words_(std::move(words)), environment_(std::move(environment)) {}
   Status locate(std::size_t tensor);
   std::vector<Room> take_rooms(std::size_t count);
   void give_back(std::vector<Room> rooms);
 
   std::string path_;                // it was opened with
   std::vector<std::string> words_;  // likewise
+  tools::Environment environment_;  // likewise
+  std::string spool_;               // where what has to be decoded may be kept
   std::unique_ptr<OpenCheckpoint> open_;
   std::optional<Catalog> own_;  // of a view, whose tensors are located
   std::string part_;
@@ -90,6 +95,7 @@ struct WantedOptions {
   std::optional<LayoutDescriptor> source_layout;
   OpenOptions open;  // `layout` is for the caller to point there
 };
-Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words);
+Result<WantedOptions> wanted_options(const std::string& path, const std::vector<std::string>& words,
+                                     const tools::Environment& environment);
 
 }  // namespace reshard::python

@@ -264,6 +264,7 @@ class Conversion(ConversionPlan):
     destination: str
     checksums: int
     digests: int
+    source_digests: int
     seconds: float
 
 class TensorView:

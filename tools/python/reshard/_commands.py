@@ -151,7 +151,7 @@ class ConversionPlan:
     bytes_written: int
     converted_tensors: int  #: that change dtype
     left_out: list  #: dicts of what, tensors, objects, bytes
-    files: list  #: dicts of path, bytes
+    files: list  #: dicts of path, bytes, tensors (False: metadata, an index)
     warnings: list
     notes: list
     json: dict = field(repr=False, compare=False)
@@ -160,7 +160,7 @@ class ConversionPlan:
     disk_free: Optional[int] = None  #: bytes
 
     def __repr__(self):
-        files = sum(file.get("tensors", True) for file in self.files)
+        files = sum(file["tensors"] for file in self.files)
         return (
             f"<reshard.{type(self).__name__} {self.source_format} -> {self.target_format}: "
             f"{_count(self.tensors, 'tensor')}, {_bytes(self.bytes_read)} in, {_bytes(self.bytes_written)} out in "
@@ -174,7 +174,8 @@ class Conversion(ConversionPlan):
 
     destination: str = ""
     checksums: int = 0  #: that the source records and that hold
-    digests: int = 0  #: likewise, of a source that reshard wrote
+    digests: int = 0  #: of tensors, that reshard_manifest.json has
+    source_digests: int = 0  #: that the manifest of a source that reshard wrote has, and that hold
     seconds: float = 0.0
 
 
