@@ -222,8 +222,7 @@ void print_facts(const Checked& c) {
   for (const VocabularyPadding& p : c.result.paddings)
     if (p.rows != c.config.vocab_size())
       padded_rows.push_back(std::string(p.framework) + " pads it to " + with_commas(p.rows));
-  if (!padded_rows.empty())
-    print_row("vocab", with_commas(c.config.vocab_size()) + " rows; " + join(padded_rows, ", "));
+  if (!padded_rows.empty()) print_row("vocab", count_of(c.config.vocab_size(), "row") + "; " + join(padded_rows, ", "));
 }
 
 AuditReport report_of(const Checked& c, double seconds) {
@@ -293,7 +292,7 @@ Json to_json(const Checked& c, const AuditReport& report, Severity threshold) {
   Json paddings = Json::array();
   for (const VocabularyPadding& p : c.result.paddings)
     paddings.push_back(Json::object().set("framework", p.framework).set("multiple", p.multiple).set("rows", p.rows));
-  Json out = Json::object();
+  Json out = answer_json("check");
   out.set("config", valid_utf8(c.config.path)).set("family", c.family.name).set("mesh", std::move(mesh));
   out.set("dp_taken_as", took_dp_as_shard(c.options) ? Json("dp_shard") : Json());
   out.set("mesh_ranks", degrees.mesh.ranks()).set("world", number_or_null(c.request.world));
@@ -308,8 +307,9 @@ Result<int> check(const CheckOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const Severity threshold = TRY(options.findings.threshold());
   FeasibilityRequest request = TRY(request_of(options));
-  const ModelConfig config = TRY(read_config(options.model.config));
-  const Family* family = TRY(family_of(config, TRY(options.model.choice())));
+  const ModelChoice choice = TRY(options.model.choice());
+  const ModelConfig config = TRY(read_config(options.model.config, choice.families));
+  const Family* family = TRY(family_of(config, choice));
   Feasibility result = TRY(check_feasibility(*family, config, request));
   const Checked checked{options, *family, config, std::move(request), std::move(result)};
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

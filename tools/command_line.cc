@@ -5,17 +5,70 @@
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
+#include "tools/commands.h"
 
 namespace reshard::tools {
 namespace {
 
+// How many letters have to be changed, added or left out to make one word of another.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({changed, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+// "; did you mean --max-shard-size?" of a word that begins one of those that are known, or is like one; else nothing.
+std::string near_name(std::string_view word, const std::vector<std::string>& known) {
+  constexpr std::size_t kShortest = 3;  // letters of a beginning
+  constexpr std::size_t kLetters = 3;   // of which one may be wrong
+  word = word.substr(0, word.find('='));
+  std::pair best(word.size() / kLetters + 1, std::string_view());
+  for (const std::string& name : known) {
+    const std::size_t letters = word.size() >= kShortest && name.starts_with(word) ? 0 : distance(word, name);
+    if (letters < best.first) best = {letters, name};
+  }
+  return best.second.empty() ? "" : "; did you mean " + std::string(best.second) + "?";
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> out;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) out.push_back("--" + name);
+  return out;
+}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> out;
+  for (const CLI::App* command : app.get_subcommands({})) out.push_back(command->get_name());
+  return out;
+}
+
+// What is wrong with words that no option takes, in the order in which they were given.
+std::string unknown_text(const CLI::App& app, const std::vector<std::string>& words) {
+  std::vector<std::string> shown;
+  for (const std::string& word : words) shown.push_back(printable(word));
+  const auto option = std::find_if(words.begin(), words.end(), [](const auto& w) { return w.starts_with("-"); });
+  return std::string(words.size() == 1 ? "unknown argument " : "unknown arguments ") + join(shown, " ") +
+         (option == words.end() ? "" : near_name(*option, option_names(app)));
+}
+
 // What the library found wrong with the command line, in our form.
-std::string usage_text(const CLI::App* app, const CLI::Error& e) {
-  const auto used = app->get_subcommands();
-  const std::string command = used.empty() ? "" : " " + used.front()->get_name();
-  const auto unknown = app->remaining();
-  const std::string what = used.empty() && !unknown.empty() ? "expected a command, got " + unknown.front() : e.what();
-  return "reshard: error: " + printable(what) + "; see reshard" + command + " --help\n";
+Error error_of_line(const CLI::App& app, const CLI::Error& e) {
+  const auto used = app.get_subcommands();
+  const std::string help = "; see reshard" + (used.empty() ? "" : " " + used.front()->get_name()) + " --help";
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (used.empty() && !unknown.empty())
+    return usage_error("expected a command, got " + printable(unknown.front()) +
+                       near_name(unknown.front(), command_names(app)) + help);
+  if (unknown.empty()) return usage_error(printable(e.what()) + help);
+  return usage_error(unknown_text(used.empty() ? app : *used.front(), unknown) + help);
 }
 
 // A shell's variable that is not set leaves an empty word, and no word may stand for "as if it were not asked for".
@@ -60,7 +113,10 @@ const Option& Option::not_negative() const {
 }
 
 const Option& Option::or_environment(const std::string& variable) const {
-  option_->envname(variable);
+  if (!host())
+    option_->envname(variable);
+  else if (const std::string value = environment_variable(variable); !value.empty())
+    option_->default_val(value);
   return *this;
 }
 
@@ -76,7 +132,10 @@ const Option& Option::described_as(const std::string& text) const {
 
 const Option& Option::written() const {
   hints_->written = true;
-  option_->transform(by_own_name);
+  option_->transform([](const std::string& path) {
+    if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
+    return by_own_name(path);
+  });
   return *this;
 }
 
@@ -145,9 +204,9 @@ struct Parser {
   explicit Parser(const Program& program) : app(program.summary) {
     CLI::Option* const as_json =
         app.add_flag("--json", json, "With --version: what is built in and what is found, as JSON");
-    CLI::Option* const version = app.set_version_flag("--version", [this, &program] { return program.version(json); });
+    CLI::Option* const version =
+        app.set_version_flag("-V,--version", [this, &program] { return program.version(json); });
     as_json->needs(version);
-    app.failure_message(usage_text);
     app.require_subcommand(1);
     app.fallthrough();
     CommandLine line(app, action, hints);
@@ -208,15 +267,32 @@ PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
   return out;
 }
 
+// The words after the program's name, the last one first as the library takes them; `help convert` as `convert --help`.
+std::vector<std::string> help_of(int argc, char** argv, const Program& program) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  const auto is_command = [&](const Command& c) { return words.size() < 2 || c.name == words[1]; };
+  if (!words.empty() && words[0] == "help" && words.size() <= 2 &&
+      std::any_of(program.commands.begin(), program.commands.end(), is_command)) {
+    words.erase(words.begin());
+    words.emplace_back("--help");
+  }
+  return {words.rbegin(), words.rend()};
+}
+
 }  // namespace
 
 ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   Parser parser(program);
   ParsedLine parsed;
   try {
-    parser.app.parse(argc, argv);
+    if (argc > 0) parser.app.name(argv[0]);
+    parser.app.parse(help_of(argc, argv, program));
+  } catch (const CLI::Success& e) {  // --help, --version
+    parsed.exit_code = parser.app.exit(e);
+    return parsed;
   } catch (const CLI::ParseError& e) {  // the library's way to say so
-    parsed.exit_code = parser.app.exit(e) == 0 ? 0 : static_cast<int>(ErrorCode::kUsage);
+    parsed.error = error_of_line(parser.app, e);
+    parsed.exit_code = static_cast<int>(ErrorCode::kUsage);
     return parsed;
   }
   parsed.action = std::move(parser.action);
@@ -264,7 +340,8 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& words,
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& e) {  // the library's way to say so
-    return usage_error(printable(e.what()));
+    const std::vector<std::string> unknown = app.remaining();
+    return usage_error(unknown.empty() ? printable(e.what()) : unknown_text(app, unknown));
   }
   out.paths = paths_of(app, hints);
   return out;

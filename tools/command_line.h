@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -99,13 +100,14 @@ struct PathsOfLine {
 
 // What a command line asked for.
 struct ParsedLine {
-  const Command* command = nullptr;  // null: it is done with already (--help), or wrong, and that has been said
+  const Command* command = nullptr;  // null: it is done with already (--help), or wrong
   Action action;
   std::map<std::string, std::vector<std::string>> values;  // of the options and places that were given, by their names
   std::vector<std::string> written;                        // values of outputs
   PathsOfLine paths;
-  std::string of_all_ranks;  // the command and what has to be the same on all ranks
-  int exit_code = 0;         // where there is no command
+  std::string of_all_ranks;    // the command and what has to be the same on all ranks
+  int exit_code = 0;           // where there is no command
+  std::optional<Error> error;  // what is wrong with the line
 };
 
 // The whole of a program's command line.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,9 +25,17 @@ namespace reshard::tools {
 // what a command does not need (confine.h).
 int run_program(int argc, char** argv, bool owns_process = false);
 
+// The environment variables that commands look at, with their values.
+using Environment = std::map<std::string, std::string>;
+// Those of the process. No other thread may change the environment meanwhile: within Python, the caller has the GIL.
+Environment process_environment_of_commands();
+// One of the host's, or of the process in the program; empty if it is not set.
+std::string environment_variable(const std::string& name);
+
 // Who calls the commands from within another program (tools/python) and takes what they would print.
 struct Host {
-  Index resident = 0;  // bytes that the process holds without the command: --memory is beside them
+  Index resident = 0;       // bytes that the process holds without the command: --memory is beside them
+  Environment environment;  // as it was when the call began: other threads may change the process's
   const std::atomic<bool>* interrupt = nullptr;                      // ends a command when set
   std::function<void(Index done, Index total)> progress;             // bytes; called from any thread
   std::function<Result<Device*>(const std::string&, Index)> device;  // by name and cap (open_device); the host's
@@ -37,13 +46,16 @@ struct Host {
 Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words);
 // The host of what runs in this thread; null in the program.
 Host* host();
-// Makes one that of this thread.
+// Makes one that of this thread, until the scope ends.
 class HostScope {
  public:
   explicit HostScope(Host& caller);
   ~HostScope();
   HostScope(const HostScope&) = delete;
   HostScope& operator=(const HostScope&) = delete;
+
+ private:
+  Host* before_;
 };
 
 // Each adds a subcommand's options and what it does.
@@ -76,6 +88,9 @@ void print_row(std::string_view label, std::string_view text);
 
 Json dims_json(const Dims& dims);  // a list of its numbers
 
+// The beginning of what --json of a command prints: {"schema": "reshard.verify/1"}. The number grows when a member
+// changes its meaning or is taken away.
+Json answer_json(std::string_view command);
 // What --json prints, one value a line up to this depth.
 void show_json(const Json& json, int depth);
 // The object with the list as one more member, which is made item by item.
@@ -84,6 +99,11 @@ void show_json(const Json& object, const JsonList& list, int depth);
 inline constexpr std::size_t kScreenWidth = 120;
 // The text in a colour (of an SGR sequence, "32") where standard output shows any.
 std::string colored(std::string_view text, const char* code);
+// Reports an error of the program: on standard error, and for --json, unless an answer was printed already, as an
+// object on standard output too. `rank`: "[3]" of several ranks, or empty. Returns the exit code.
+int report_error(const Error& error, const std::string& rank = {});
+// Says that the command line asks for JSON.
+void set_json_errors(bool are_wanted);
 // Columns that UTF-8 text takes, and text filled up with spaces to so many.
 std::size_t width_of(std::string_view text);
 std::string padded(std::string_view text, std::size_t width);

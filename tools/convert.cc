@@ -51,7 +51,7 @@ Json view_json(const ConvertOptions& options, const PreparedConversion& prepared
   Json refused = Json::array();
   for (const auto& [name, why] : report.refused)
     refused.push_back(Json::object().set("name", valid_utf8(name)).set("why", valid_utf8(why)));
-  return Json::object()
+  return answer_json("view")
       .set("source", valid_utf8(options.source))
       .set("source_format", prepared.source.format->name)
       .set("destination", valid_utf8(options.destination))
@@ -99,7 +99,11 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
   }
   const bool quiet = options.resources.quiet || options.as_json;
   if (!quiet) print_view_plan(prepared);
-  if (options.dry_run) return 0;
+  if (options.dry_run) {
+    const ViewReport planned = {std::ssize(prepared.conversion->source_view().tensors()), 0, {}};
+    if (options.as_json) show_json(view_json(options, prepared, planned, 0), 2);
+    return 0;
+  }
   const ViewReport report = TRY(prepared.conversion->write_view(options.destination, options.force));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.as_json) show_json(view_json(options, prepared, report, seconds), 2);
@@ -136,7 +140,7 @@ Result<int> convert(const ConvertOptions& options) {
   if (leads()) TRY(check_space(conversion, options.destination));
   if (options.dry_run) {
     if (!quiet) print_row("dry run", "nothing was written");
-    if (options.as_json) show_json(plan_json(prepared, options), 2);
+    if (options.as_json) show_json(plan_json(prepared, options, "plan"), 2);
     return 0;
   }
   conversion.set_resume(*resume_of(options.resume), [quiet](const std::string& note) {
@@ -157,28 +161,30 @@ Result<int> convert(const ConvertOptions& options) {
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (options.as_json)
-    show_json(plan_json(prepared, options)
+    show_json(plan_json(prepared, options, "convert")
                   .set("destination", valid_utf8(options.destination))
                   .set("checksums", outcome.checksums)
-                  .set("digests", outcome.digests)
+                  .set("digests", conversion.plan().tensors.size())
+                  .set("source_digests", outcome.digests)
                   .set("seconds", seconds),
               2);
   if (quiet) return 0;
   const auto rate = static_cast<Index>(static_cast<double>(conversion.plan().bytes_read) / seconds);
   print_row("done", printable(options.destination) + "   " + human_seconds(seconds) + "   " + human_bytes(rate) +
                         "/s   peak memory " + human_bytes(peak_memory()));
-  const auto n = std::to_string(conversion.plan().tensors.size());
+  const Index n = std::ssize(conversion.plan().tensors);
   std::string recorded;
-  if (outcome.checksums > 0) recorded += ", " + with_commas(outcome.checksums) + " source CRCs hold";
+  if (outcome.checksums > 0)
+    recorded += ", " + count_of(outcome.checksums, "source CRC") + (outcome.checksums == 1 ? " holds" : " hold");
   if (outcome.digests > 0)
     recorded += ", " + count_of(outcome.digests, "digest") + " as the source's manifest has them";
-  print_row("proof", n + " of " + n + " tensors: every element has one source" +
+  print_row("proof", with_commas(n) + " of " + count_of(n, "tensor") + ": every element has one source" +
                          (recorded.empty() ? ", the source records no checksums" : recorded) +
                          ", digests in reshard_manifest.json" + (conversion.target().is_file() ? " in the file" : ""));
   if (const auto& identity = conversion.identity()) {
     const ModelConfig& config = *conversion.names().model.config;
     print_row("", (config.architecture.empty() ? config.model_type : config.architecture) + ", " +
-                      with_commas(identity->present) + " of " + with_commas(identity->expected) + " tensors of " +
+                      with_commas(identity->present) + " of " + count_of(identity->expected, "tensor") + " of " +
                       config.path);
   }
   // Of some formats the names mean nothing without a config, which an output of no family does not have.
@@ -201,9 +207,10 @@ Result<int> plan(const PlanOptions& options) {
   if (!options.html.empty()) TRY(check_spares_inputs(options.html, prepared.conversion->inputs()));
   if (!options.html.empty()) TRY(write_html(options.html, "plan", plan_page_json(prepared, options)));
   if (options.as_json) {
-    show_json(plan_json(prepared, options), 2);
+    show_json(plan_json(prepared, options, "plan"), 2);
     return 0;
   }
+  if (options.resources.quiet) return 0;
   print_plan(prepared, options);
   const Index machines = ceil_div(options.ranks, options.ranks_per_machine);
   if (options.ranks > 1)

@@ -53,7 +53,7 @@ std::string pair_text(const ComparedPair& pair) {
   std::string text = printable(a.name) + " " + to_string(a.shape) + "   ";
   if (a.dtype != b.dtype)
     text += std::string(info(a.dtype).short_name) + " / " + std::string(info(b.dtype).short_name) + "   ";
-  text += with_commas(d.different) + " of " + with_commas(a.elements()) + " elements";
+  text += with_commas(d.different) + " of " + count_of(a.elements(), "element");
   if (pair.has_values() && d.different > 0)
     text += "   max |a-b| " + scientific(d.max_abs) + "   relative L2 " + scientific(d.relative_l2);
   return text;
@@ -62,7 +62,8 @@ std::string pair_text(const ComparedPair& pair) {
 Result<int> diff(const DiffOptions& options) {
   const RunOptions run = TRY(options.resources.run_options());
   const auto layout = TRY(options.source_layout.load());
-  const OpenOptions plain{.layout = layout ? &*layout : nullptr};
+  const ModelChoice model = TRY(options.model.choice());
+  const OpenOptions plain{.layout = layout ? &*layout : nullptr, .own_family = model.families.own()};
   OpenOptions changed = plain;
   changed.keys = TRY(options.source_layout.keys());
   changed.weights = TRY(options.source_layout.which_weights());
@@ -70,7 +71,6 @@ Result<int> diff(const DiffOptions& options) {
   const Opener open = inputs.opener();
   OpenCheckpoint a = TRY(open(options.a, changed)), b = TRY(open(options.b, plain));
   if (leads()) TRY(inputs.check(options.html));
-  const ModelChoice model = TRY(options.model.choice());
   const auto c = TRY(Comparison::prepare(
       *a.reader, *b.reader,
       {.model = model, .config = options.model.config, .spool = temporary_directory(), .run = run}));
@@ -90,8 +90,9 @@ Result<int> diff(const DiffOptions& options) {
     const bool differs = pair.differs(options.tolerance);
     beyond += differs ? 1 : 0;
     if (as_json) tensors.push_back(pair_json(pair, options.tolerance));
-    if (!options.json && (pair.distance.different > 0 || pair.a.dtype != pair.b.dtype))
-      print_row(differs ? "differs" : "within", pair_text(pair));
+    const bool is_shown = differs || (!options.resources.quiet && pair.distance.different > 0) ||
+                          (!options.resources.quiet && pair.a.dtype != pair.b.dtype);
+    if (!options.json && is_shown) print_row(differs ? "differs" : "within", pair_text(pair));
   }
   const bool good = beyond == 0 && structural.empty() && objects.empty();
   if (as_json) {
@@ -100,7 +101,7 @@ Result<int> diff(const DiffOptions& options) {
     for (const std::string& s : objects) blobs.push_back(valid_utf8(s));
     for (const std::string& s : c->not_compared()) unseen.push_back(valid_utf8(s));
     for (const std::string& s : c->renamed()) names.push_back(valid_utf8(s));
-    Json json = Json::object();
+    Json json = answer_json("diff");
     json.set("a", valid_utf8(options.a))
         .set("b", valid_utf8(options.b))
         .set("tolerance", options.tolerance)
@@ -116,6 +117,7 @@ Result<int> diff(const DiffOptions& options) {
   }
   for (const std::string& s : structural) print_row("differs", s);
   for (const std::string& s : objects) print_row("differs", "object '" + printable(s) + "'");
+  if (options.resources.quiet) return good ? 0 : 1;
   for (const std::string& s : c->renamed()) print_row("names", s);
   for (const std::string& s : c->not_compared()) print_row("not seen", s);
   print_row("result", with_commas(static_cast<Index>(distances.size()) - beyond) + " of " +

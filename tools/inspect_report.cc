@@ -134,7 +134,7 @@ void print_state(const Inspection& in) {
     const KindFacts& facts = in.kinds[k];
     if (facts.tensors == 0) continue;
     std::string what = first_of(facts.names, kShownObjects);
-    if (k == 0) what = with_commas(facts.elements) + " parameters";
+    if (k == 0) what = count_of(facts.elements, "parameter");
     std::string count = with_commas(facts.tensors) + (facts.tensors == 1 ? " tensor" : " tensors");
     std::printf("%s%s%s%s%s\n", colored(padded(kKindNames[k], kLabel), "1").c_str(), padded(count, kCount).c_str(),
                 padded(what, kWhat - 2).append("  ").c_str(), padded(types_text(facts), kType - 2).append("  ").c_str(),
@@ -351,7 +351,7 @@ Json head_json(const Inspection& in) {
   format.set("name", in.format->name).set("title", in.format->title);
   Json attributes = Json::object();
   for (const auto& [key, value] : in.catalog().attributes) attributes.set(valid_utf8(key), valid_utf8(value));
-  Json out = Json::object();
+  Json out = answer_json("inspect");
   out.set("path", valid_utf8(in.path)).set("format", std::move(format)).set("complete", in.files.is_complete());
   out.set("attributes", std::move(attributes)).set("files", files_json(in)).set("mesh", mesh_json(in.mesh));
   out.set("parts", parts_json(in.catalog()))

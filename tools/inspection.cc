@@ -104,7 +104,7 @@ std::vector<std::string> problems(const Inspection& in) {
                   ", the first of them " + printable(gone->path));
   }
   for (const std::uint32_t f : in.files.cut_short)
-    out.push_back(printable(files[f].path) + ": has " + with_commas(files[f].size) + " bytes, the metadata needs " +
+    out.push_back(printable(files[f].path) + ": has " + count_of(files[f].size, "byte") + ", the metadata needs " +
                   with_commas(in.files.needed[f]) + ": the file is cut short or belongs to another save");
   return out;
 }

@@ -46,11 +46,8 @@ Status check_same(Transport* ranks, const std::string& line) {
 }
 
 int say(const Error& error) {
-  std::fflush(stdout);
   const Transport* ranks = current ? current->ranks() : nullptr;
-  const std::string rank = ranks ? "[" + std::to_string(ranks->rank()) + "]" : "";
-  std::fprintf(stderr, "reshard%s: error: %s\n", rank.c_str(), printable_lines(error.message()).c_str());
-  return static_cast<int>(error.code());
+  return report_error(error, ranks ? "[" + std::to_string(ranks->rank()) + "]" : "");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include "lib/base/parallel.h"
 #include "lib/base/resident.h"
@@ -87,7 +86,8 @@ void ModelOptions::add(CommandLine& line) {
 Result<ModelChoice> ModelOptions::choice() const {
   if (!family_file.empty()) {
     if (family != "auto") return usage_error("--family and --family-file: give one of them");
-    return ModelChoice{false, TRY(load_family(family_file))};
+    const Family* const own = TRY(load_family(family_file));
+    return ModelChoice{false, own, Families(own)};
   }
   if (family == "auto") return ModelChoice{};
   if (family == "none") return ModelChoice{false, nullptr};
@@ -377,8 +377,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
 }
 
 std::string temporary_directory() {
-  const char* t = std::getenv("TMPDIR");
-  return t != nullptr && *t != '\0' ? t : "/tmp";
+  const std::string directory = environment_variable("TMPDIR");
+  return directory.empty() ? "/tmp" : directory;
 }
 
 }  // namespace reshard::tools

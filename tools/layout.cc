@@ -58,7 +58,7 @@ std::string names_text(const std::vector<std::string>& patterns) {
       ++more;
   }
   if (more > 0) shown.push_back(with_commas(static_cast<Index>(more)) + " more patterns");
-  if (optimizer > 0) shown.push_back(with_commas(static_cast<Index>(optimizer)) + " patterns of optimizer state");
+  if (optimizer > 0) shown.push_back(count_of(static_cast<Index>(optimizer), "pattern") + " of optimizer state");
   return join(shown, ", ");
 }
 
@@ -89,7 +89,7 @@ void print_tensors(const LayoutDescriptor& layout) {
 std::string vocabulary_text(const Vocabulary& v) {
   std::vector<std::string> parts;
   if (v.size) parts.push_back(with_commas(*v.size) + " true rows");
-  if (v.padded_size) parts.push_back(with_commas(*v.padded_size) + " rows");
+  if (v.padded_size) parts.push_back(count_of(*v.padded_size, "row"));
   if (v.divisible_by) parts.push_back("a multiple of " + with_commas(*v.divisible_by) + " x tp");
   if (v.padding != PaddingContent::kUnknown) parts.push_back("padding " + std::string(padding_content_name(v.padding)));
   return parts.empty() ? "rows as they are" : join(parts, ", ");
@@ -119,7 +119,7 @@ void print_layout(const LayoutDescriptor& layout) {
   }
   if (layout.pipeline) print_pipeline(*layout.pipeline);
   if (layout.kv_heads && layout.kv_heads->replication > 1)
-    print_line("kv heads", "each held by " + with_commas(layout.kv_heads->replication) + " ranks", nullptr);
+    print_line("kv heads", "each held by " + count_of(layout.kv_heads->replication, "rank"), nullptr);
   for (const std::string& note : layout.notes)
     std::printf("%s%s\n", colored(padded("note", kLabelWidth), "1").c_str(), in_column(note, kLabelWidth).c_str());
 }

@@ -89,7 +89,7 @@ Json plan_page_json(const PreparedConversion& prepared, const ConvertOptions& op
     flows.add(c.source_view().tensors()[p.from], c.target_view().tensors()[p.to]);
   Json ranks = Json::array();
   for (const Index bytes : c.bytes_of_ranks()) ranks.push_back(bytes);
-  Json json = plan_json(prepared, options);
+  Json json = plan_json(prepared, options, "plan");
   flows.set_in(json);
   return json.set("rank_bytes", std::move(ranks));
 }

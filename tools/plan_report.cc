@@ -39,13 +39,28 @@ std::vector<std::string> notes_of(const PreparedConversion& prepared) {
 
 std::string left_out_text(const LeftOut& l) {
   std::vector<std::string> parts;
-  if (l.tensors > 0) parts.push_back(with_commas(l.tensors) + (l.tensors == 1 ? " tensor" : " tensors"));
-  if (l.objects > 0) parts.push_back(with_commas(l.objects) + (l.objects == 1 ? " object" : " objects"));
+  if (l.tensors > 0) parts.push_back(count_of(l.tensors, "tensor"));
+  if (l.objects > 0) parts.push_back(count_of(l.objects, "object"));
   parts.push_back(human_bytes(l.bytes));
   std::vector<std::string> files;
   if (l.tensors + l.objects == 0)
     for (const std::string& name : l.names) files.push_back(printable(name));
   return l.what + " (" + (files.empty() ? "" : some_of(files) + "; ") + join(parts, ", ") + ")";
+}
+
+// Of each file of an output, whether tensor data are in it; the others are metadata, an index.
+std::vector<bool> files_with_tensors(const Catalog& catalog) {
+  std::vector<bool> out(catalog.files.size());
+  for (const Tensor& t : catalog.tensors())
+    for (std::size_t i = 0; i < t.fragments.size(); ++i) out[t.fragments.extent(i).file] = true;
+  return out;
+}
+
+// "4 files and 1 of metadata"
+std::string files_text(const Catalog& catalog) {
+  const std::vector<bool> holds = files_with_tensors(catalog);
+  const Index data = std::count(holds.begin(), holds.end(), true), other = std::ssize(holds) - data;
+  return count_of(data, "file") + (other > 0 ? " and " + with_commas(other) + " of metadata" : "");
 }
 
 void print_what_is_odd(const PreparedConversion& prepared) {
@@ -67,11 +82,10 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
     print_row("", (config->architecture.empty() ? config->model_type : printable(config->architecture)) + ", " +
                       printable(config->path));
   const auto free = free_space_for(options.destination);
-  const auto files = static_cast<Index>(c.target().catalog().files.size());
   print_row("",
-            with_commas(static_cast<Index>(c.plan().tensors.size())) + " tensors, " + human_bytes(c.plan().bytes_read) +
-                " in, " + human_bytes(c.disk_needed()) + " out in " + with_commas(files) +
-                (files == 1 ? " file" : " files") + "   " + with_commas(c.plan().moves) + " moves" +
+            count_of(std::ssize(c.plan().tensors), "tensor") + ", " + human_bytes(c.plan().bytes_read) + " in, " +
+                human_bytes(c.disk_needed()) + " out in " + files_text(c.target().catalog()) + "   " +
+                count_of(c.plan().moves, "move") +
                 (free ? "   disk free " + human_bytes(*free) + (*free < c.disk_needed() ? ", too little" : "") : ""));
   if (const Merge* merge = c.merge()) {
     print_row("merge", merge->expression.text());
@@ -81,7 +95,7 @@ void print_plan(const PreparedConversion& prepared, const ConvertOptions& option
   for (const auto& [key, value] : prepared.source.reader->catalog().attributes)
     if (key == "weights") print_row(key, printable(value));
   if (c.converted_tensors() > 0)
-    print_row("", with_commas(c.converted_tensors()) + " tensors become " +
+    print_row("", count_of(c.converted_tensors(), "tensor") + (c.converted_tensors() == 1 ? " becomes " : " become ") +
                       (c.options().dtype ? options.dtype : "what the model computes in"));
   print_what_is_odd(prepared);
   for (const std::string& note : notes_of(prepared)) print_row("note", note);
@@ -132,16 +146,19 @@ void print_strategy(const ChosenStrategy& chosen, Index ranks, Index machines) {
   print_row("", "exchange " + to_string(chosen.estimate.exchange));
 }
 
-Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options) {
+Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options, std::string_view command) {
   const Conversion& c = *prepared.conversion;
   Json left_out = Json::array();
   for (const LeftOut& l : c.notes().left_out)
     left_out.push_back(
         Json::object().set("what", l.what).set("tensors", l.tensors).set("objects", l.objects).set("bytes", l.bytes));
   Json files = Json::array();
-  for (const CatalogFile& f : c.target().catalog().files)
-    files.push_back(Json::object().set("path", f.path).set("bytes", f.size));
-  Json json = Json::object();
+  const std::vector<bool> holds = files_with_tensors(c.target().catalog());
+  for (std::size_t f = 0; f < holds.size(); ++f) {
+    const CatalogFile& file = c.target().catalog().files[f];
+    files.push_back(Json::object().set("path", file.path).set("bytes", file.size).set("tensors", bool{holds[f]}));
+  }
+  Json json = answer_json(command);
   json.set("source", options.source)
       .set("source_format", prepared.source.format->name)
       .set("target_format", options.to)

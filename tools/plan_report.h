@@ -11,7 +11,7 @@
 namespace reshard::tools {
 
 void print_plan(const PreparedConversion& prepared, const ConvertOptions& options);
-Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options);
+Json plan_json(const PreparedConversion& prepared, const ConvertOptions& options, std::string_view command);
 
 // What a view is of, for people.
 void print_view_plan(const PreparedConversion& prepared);

@@ -55,6 +55,7 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   o.changed_names = !how.keys.model_prefix.empty() || !how.keys.renames.empty();
   how.layout = layout ? &*layout : nullptr;
   how.weights = TRY(options.source_layout.which_weights());
+  how.own_family = o.model.families.own();
   const auto allows = [&](std::string_view what) {
     return std::find(options.allow.begin(), options.allow.end(), what) != options.allow.end();
   };
@@ -63,11 +64,11 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   p.source = TRY(open_source(options, how, o.allow.cover));
   o.has_model_names = p.source.format->hf_names;
   if (!options.donor.empty()) {
-    p.donor = TRY(open_checkpoint(options.donor));
+    p.donor = TRY(open_checkpoint(options.donor, {.own_family = how.own_family}));
     o.donor = p.donor->reader.get();
   }
   if (!options.adapter.empty()) {
-    p.adapter = TRY(open_checkpoint(options.adapter));
+    p.adapter = TRY(open_checkpoint(options.adapter, {.own_family = how.own_family}));
     o.adapter.reader = p.adapter->reader.get();
   }
   if (options.merge) {

@@ -66,6 +66,7 @@ bool uses_gpu(const ParsedLine& line) {
 
 Result<int> run(int argc, char** argv, bool owns_process) {
   const ParsedLine parsed = parse_command_line(argc, argv, program());
+  if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
   // Ranks need sockets, and a GPU's driver its devices.
   const bool is_alone = how_launched(process_environment) == Launch::kAlone;
@@ -79,6 +80,13 @@ Result<int> run(int argc, char** argv, bool owns_process) {
 void open_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);
+}
+
+// Whether --json is among the options, right or wrong as the rest of them may be.
+bool asks_for_json(int argc, char** argv) {
+  for (int i = 1; i < argc && std::string_view(argv[i]) != "--"; ++i)
+    if (std::string_view(argv[i]) == "--json") return true;
+  return false;
 }
 
 // Whether all that was printed arrived, or its reader (`| head`) wanted no more of it.
@@ -97,16 +105,29 @@ const Program& program() {
   return it;
 }
 
+Environment process_environment_of_commands() {
+  Environment out;
+  for (const char* name : {"RESHARD_MEMORY", "TMPDIR"})
+    if (const char* value = process_environment(name)) out.emplace(name, value);
+  return out;
+}
+
+std::string environment_variable(const std::string& name) {
+  const Environment all = host() ? host()->environment : process_environment_of_commands();
+  const auto found = all.find(name);
+  return found == all.end() ? "" : found->second;
+}
+
 Host* host() { return current_host; }
-HostScope::HostScope(Host& caller) { current_host = &caller; }
-HostScope::~HostScope() { current_host = nullptr; }
+HostScope::HostScope(Host& caller) : before_(current_host) { current_host = &caller; }
+HostScope::~HostScope() { current_host = before_; }
 
 Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words) {
   const auto* row =
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return c.name == command; });
   if (row == std::end(kCommands)) return usage_error("'" + printable(command) + "' is no command");
-  const ParsedOptions parsed = TRY(parse_options(words, row->add));
   const HostScope scope(caller);
+  const ParsedOptions parsed = TRY(parse_options(words, row->add));
   return without_exceptions(sparing_inputs(parsed.action, parsed.paths));
 }
 
@@ -115,10 +136,10 @@ int run_program(int argc, char** argv, bool owns_process) {
   std::signal(SIGPIPE, SIG_IGN);  // a conversion goes on when nobody reads what it says
   open_standard_descriptors();
   if (owns_process) raise_descriptor_limit();
+  set_json_errors(asks_for_json(argc, argv));
   const auto work = [&]() -> Result<int> { return run(argc, argv, owns_process); };
   const auto code = without_exceptions(std::cref(work));  // by reference: a copy would need memory
-  if (!code) std::fprintf(stderr, "reshard: error: %s\n", printable_lines(code.error().message()).c_str());
-  const int exit_code = code ? *code : static_cast<int>(code.error().code());
+  const int exit_code = code ? *code : report_error(code.error());
   if (was_printed()) return exit_code;
   std::fprintf(stderr, "reshard: error: standard output: cannot write all of it\n");
   return exit_code > 1 ? exit_code : static_cast<int>(ErrorCode::kIo);

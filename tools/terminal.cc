@@ -18,26 +18,28 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> interrupt_flag{false};
-volatile std::sig_atomic_t signal_received = 0;
-volatile std::sig_atomic_t ends_soon = 0;
+// What signal handlers use: two of them may run at once, in different threads.
+std::atomic<int> signal_received{0};
+std::atomic<bool> ends_soon{false};
+std::atomic<Clock::rep> signal_time{0};  // since the clock's epoch; 0: not yet known
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<Clock::rep>::is_always_lock_free);
 constexpr unsigned kGrace = 4;  // seconds after a signal
 constexpr std::chrono::seconds kSameSignal{2};
-
-Clock::time_point signal_time;
 
 // A second Ctrl-C ends the program at once. So does another second signal, but for one that comes with the first: of a
 // task under mpirun in Slurm's step both tell it, when a terminal is gone its shell and the kernel.
 void on_signal(int signal) {
-  if (signal_received != 0) {
-    if (signal != SIGINT && Clock::now() < signal_time + kSameSignal) return;
+  const Clock::rep now = Clock::now().time_since_epoch().count();
+  if (int none = 0; !signal_received.compare_exchange_strong(none, signal)) {
+    const Clock::rep first = signal_time;
+    if (signal != SIGINT && (first == 0 || Clock::duration(now - first) < kSameSignal)) return;
     std::signal(signal, SIG_DFL);
     std::raise(signal);
     return;
   }
-  signal_time = Clock::now();
-  signal_received = signal;
+  signal_time = now;
   interrupt_flag = true;
-  if (ends_soon != 0) ::alarm(kGrace);
+  if (ends_soon) ::alarm(kGrace);
 }
 
 // What is finished is recorded whenever this comes.
@@ -47,6 +49,24 @@ void on_alarm(int) {
       "finished\n";
   if (::write(STDERR_FILENO, kText.data(), kText.size()) < 0) ::_exit(128 + signal_received);
   ::_exit(128 + signal_received);
+}
+
+// Of the program alone, which runs one command.
+bool wants_json = false, has_answered = false;
+
+std::string_view kind_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kUsage:
+      return "usage";
+    case ErrorCode::kCorrupt:
+      return "corrupt";
+    case ErrorCode::kUnsupported:
+      return "unsupported";
+    case ErrorCode::kIo:
+      return "io";
+    default:
+      return code == ErrorCode::kPeer ? "rank" : "internal";
+  }
 }
 
 bool no_color() {
@@ -102,7 +122,27 @@ Json dims_json(const Dims& dims) {
   return out;
 }
 
+Json answer_json(std::string_view command) {
+  return Json::object().set("schema", "reshard." + std::string(command) + "/1");
+}
+
+void set_json_errors(bool are_wanted) { wants_json = are_wanted; }
+
+int report_error(const Error& error, const std::string& rank) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "reshard%s: error: %s\n", rank.c_str(), printable_lines(error.message()).c_str());
+  const int code = static_cast<int>(error.code());
+  if (wants_json && !has_answered)
+    show_json(answer_json("error").set("error", Json::object()
+                                                    .set("code", code)
+                                                    .set("kind", kind_of(error.code()))
+                                                    .set("message", valid_utf8(error.message()))),
+              2);
+  return code;
+}
+
 void show_json(const Json& json, int depth) {
+  has_answered = has_answered || !host();
   std::string text = printable_json(to_text(json, depth));
   if (host())
     host()->answer = std::move(text);
@@ -112,6 +152,7 @@ void show_json(const Json& json, int depth) {
 
 void show_json(const Json& object, const JsonList& list, int depth) {
   std::string* const answer = host() ? &host()->answer : nullptr;
+  has_answered = has_answered || !host();
   if (answer) answer->clear();
   write_text(object, list, depth, [answer](std::string_view text) {
     const std::string shown = printable_json(text);
@@ -157,7 +198,7 @@ void end_soon_after_signal() {
   struct sigaction action {};
   action.sa_handler = on_alarm;
   ::sigaction(SIGALRM, &action, nullptr);
-  ends_soon = 1;
+  ends_soon = true;
 }
 
 struct Progress::State {

@@ -97,7 +97,7 @@ void print_values(const std::vector<ValueRow>& values, std::size_t limit) {
 }
 
 void print_text(const Options& options, const VerifyReport& verified, const AuditReport& audit) {
-  const bool says_all = !options.resources.quiet || !audit.findings.empty();
+  const bool says_all = !options.resources.quiet;
   if (says_all) {
     print_row("verify", options.path + "   " + std::string(verified.format->title) + "   " +
                             human_bytes(verified.tensor_bytes) +
@@ -139,7 +139,7 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   Json facts = Json::object();
   for (const auto& [label, text] : verified.facts)
     if (!label.empty()) facts.set(label, valid_utf8(text));
-  Json json = Json::object();
+  Json json = answer_json("verify");
   json.set("path", valid_utf8(options.path)).set("format", verified.format->name);
   if (!options.against.empty()) json.set("against", valid_utf8(options.against));
   json.set("config", verified.model.is_described() ? Json(valid_utf8(verified.model.config->path)) : Json());
@@ -150,7 +150,7 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
 }
 
 // --lineage, --source
-Result<Lineage> check_lineage(const Options& options, const Opener& open) {
+Result<Lineage> check_lineage(const Options& options, const VerifyOptions& wanted, const Opener& open) {
   RecordedMerge merge = TRY(recorded_merge(options.path));
   for (const std::string& text : options.moved) {
     const std::size_t equals = text.find('=');
@@ -158,21 +158,21 @@ Result<Lineage> check_lineage(const Options& options, const Opener& open) {
       return usage_error("--source '" + printable(text) + "': expected NAME=DIR, where a source of the merge is now");
     TRY(merge.move(text.substr(0, equals), text.substr(equals + 1)));
   }
-  return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), TRY(options.model.choice()),
-                                options.model.config, TRY(options.resources.run_options()));
+  return reshard::check_lineage(merge, open, *TRY(find_format(merge.to)), wanted.model, wanted.config, wanted.run);
 }
 
 Result<int> run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Severity threshold = TRY(options.findings.threshold());
   NotedInputs inputs;
-  VerifyReport verified = TRY(verify(inputs.opener(), TRY(verify_options(options))));
+  const VerifyOptions wanted = TRY(verify_options(options));
+  VerifyReport verified = TRY(verify(inputs.opener(), wanted));
   AuditReport audit;
   audit.title = "reshard verify " + options.path;
   audit.findings = verified.findings;
   audit.checks = verified.checks;
   if (options.lineage) {
-    Lineage lineage = TRY(check_lineage(options, inputs.opener()));
+    Lineage lineage = TRY(check_lineage(options, wanted, inputs.opener()));
     if (lineage.findings.empty())
       verified.facts.emplace_back(
           "lineage", "the recorded sources, merged once more, give these " + count_of(lineage.tensors, "tensor"));

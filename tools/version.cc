@@ -37,7 +37,7 @@ std::string version_text(bool json) {
     if (f->library) row.set("library", f->library());
     table.push_back(std::move(row));
   }
-  Json out = Json::object();
+  Json out = answer_json("version");
   out.set("reshard", version)
       .set("formats", std::move(table))
       .set("zstd", found(zstd_version()))

@@ -35,7 +35,7 @@ inline const Format kAll = {.name = "all", .title = "All", .recognises = nullptr
 
 inline Translation translated(const Catalog& catalog, const Format& format, const Naming& naming = {},
                               const std::string& config = kTinyLlama) {
-  return must(translate(catalog, {}, {"c.json", config}, naming, format));
+  return must(translate(catalog, {}, {"c.json", config, {}}, naming, format));
 }
 
 inline SourceView viewed(const Catalog& catalog, const Format& format, const Translation& names) {

@@ -184,7 +184,7 @@ TEST(Pickle, RefusesLengthsBeyondTheEnd) {
             "p@0x0: BINUNICODE8: expected 9223372036854775807 bytes, got 2 to the end");
   EXPECT_EQ(error_of("\x8b\xff\xff\xff\xff."), "p@0x0: LONG4: expected 4294967295 bytes, got 1 to the end");
   EXPECT_EQ(error_of(raw("N0X\xff\xff\xff\xff.", 8)), "p@0x2: BINUNICODE: expected 4294967295 bytes, got 1 to the end");
-  EXPECT_EQ(error_of("K"), "p@0x0: BININT1: expected 1 bytes, got 0 to the end");
+  EXPECT_EQ(error_of("K"), "p@0x0: BININT1: expected 1 byte, got 0 to the end");
 }
 
 TEST(Pickle, RefusesMemoBombs) {
@@ -219,7 +219,7 @@ TEST(Pickle, RefusesStacksThatDoNotAddUp) {
   EXPECT_EQ(error_of("NN."), "p@0x2: STOP: expected one value on the stack, got 2");
   EXPECT_EQ(error_of("N.N"), "p@0x1: STOP: expected the end, got 1 more bytes");
   EXPECT_EQ(error_of("N"), "p@0x1: end of the pickle: expected STOP, got the end");
-  EXPECT_EQ(error_of("N(\x85t."), "p@0x2: TUPLE1: expected 1 values on the stack, got 0");
+  EXPECT_EQ(error_of("N(\x85t."), "p@0x2: TUPLE1: expected 1 value on the stack, got 0");
   EXPECT_EQ(error_of("}(Nu."), "p@0x3: SETITEMS: expected keys and values in turn, got 1 of both");
   EXPECT_EQ(error_of("NNa."), "p@0x2: APPEND: expected a list to add to, got another value");
   EXPECT_EQ(error_of("N)R."), "p@0x2: REDUCE: expected a class or function to call");

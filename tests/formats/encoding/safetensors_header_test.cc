@@ -74,7 +74,7 @@ TEST_F(SafetensorsHeaderTest, EntriesComeInTheOrderOfTheirData) {
 TEST_F(SafetensorsHeaderTest, AcceptsAFileOfNoTensors) {
   EXPECT_TRUE(read(file_of("{}", 0)));
   EXPECT_EQ(refusal(file_of("{}", 1)),
-            "m.safetensors@0xa: tensor data: expected 0 bytes, got 1: 1 bytes belong to no tensor");
+            "m.safetensors@0xa: tensor data: expected 0 bytes, got 1: 1 byte belongs to no tensor");
 }
 
 // ---- What other readers fell for
@@ -146,7 +146,7 @@ TEST_F(SafetensorsHeaderTest, V8BytesThatBelongToNoTensorAreRefused) {
   const std::string fields = R"("dtype":"U8","shape":[4],"data_offsets":[0,4])";
   EXPECT_EQ(refusal(one(fields, 4)), "accepted");
   EXPECT_EQ(refusal(one(fields, 5)),
-            "m.safetensors@0x3d: tensor data: expected 4 bytes, got 5: 1 bytes belong to no tensor");
+            "m.safetensors@0x3d: tensor data: expected 4 bytes, got 5: 1 byte belongs to no tensor");
   EXPECT_EQ(refusal(one(fields, 3)),
             "m.safetensors@0x3d: tensor data: expected 4 bytes, got 3 to the end: the file is cut short");
   EXPECT_EQ(refusal(one(R"("dtype":"U8","shape":[4],"data_offsets":[1,5])", 5)),

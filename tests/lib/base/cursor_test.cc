@@ -39,7 +39,7 @@ TEST(Cursor, TakesNothingAtTheEnd) {
   Cursor c(as_bytes(""), "f");
   EXPECT_TRUE(c.done());
   EXPECT_EQ(c.take(0, "nothing")->size(), 0U);
-  EXPECT_EQ(c.take(1, "byte").error().message(), "f@0x0: byte: expected 1 bytes, got 0 to the end");
+  EXPECT_EQ(c.take(1, "byte").error().message(), "f@0x0: byte: expected 1 byte, got 0 to the end");
 }
 
 TEST(Cursor, ASubCursorIsBoundedByItsOwnLengthAndKnowsItsPlaceInTheFile) {
@@ -49,7 +49,7 @@ TEST(Cursor, ASubCursorIsBoundedByItsOwnLengthAndKnowsItsPlaceInTheFile) {
   EXPECT_EQ(c.offset(), 108);
   EXPECT_EQ(body.offset(), 104);
   EXPECT_EQ(as_string(*body.take(4, "all")), "body");
-  EXPECT_EQ(body.take(1, "more").error().message(), "f@0x6c: more: expected 1 bytes, got 0 to the end");
+  EXPECT_EQ(body.take(1, "more").error().message(), "f@0x6c: more: expected 1 byte, got 0 to the end");
   EXPECT_FALSE(c.sub(5, "too much"));
 }
 

@@ -51,7 +51,7 @@ TEST(ConversionSteps, TheOutputsWordsAreTheFormatsUnlessSaid) {
   EXPECT_FALSE(translated(catalog, kModels, {.convention = {}, .keep_names = true}).renames());
   const auto same = translated(catalog, kModels, {.convention = Convention::kTorchtitan2026, .keep_names = false});
   EXPECT_FALSE(same.hf_rows) << "both have rotary pairs";
-  EXPECT_EQ(must(translate(catalog, {false, nullptr}, {"c.json", "not JSON"}, {}, kModels)).model.family, nullptr);
+  EXPECT_EQ(must(translate(catalog, {false, nullptr}, {"c.json", "not JSON", {}}, {}, kModels)).model.family, nullptr);
 }
 
 TEST(ConversionSteps, WhatTakesNoPartIsCounted) {

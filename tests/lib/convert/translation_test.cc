@@ -106,7 +106,7 @@ struct Checked {
 Checked check(const Catalog& source, const Wanted& wanted, const Format& format, const std::string& config = "",
               bool is_given = false) {
   Checked out;
-  out.file = {"c.json", config, is_given};
+  out.file = {"c.json", config, {}, is_given};
   const Translation names = must(translate(source, wanted.model, out.file, wanted, format));
   out.error = error_of(check_names(source, names, wanted, format, out.file, out.notes));
   return out;

@@ -243,7 +243,7 @@ TEST(LayoutDescriptor, StagesComeFromListsOrRules) {
   EXPECT_EQ(titan.place("norm.weight", {8}, 32)->stage, 3);
   EXPECT_EQ(titan.place("optimizer.state.norm.weight.exp_avg", {8}, 32)->stage, 3);
   EXPECT_EQ(place_error(titan, "layers.0.attention.wq.weight", {8, 8}, 1),
-            "layout 'torchtitan-llama': pp=4 is more stages than the model has parts: 1 layers, the embedding and the "
+            "layout 'torchtitan-llama': pp=4 is more stages than the model has parts: 1 layer, the embedding and the "
             "head");
 }
 
