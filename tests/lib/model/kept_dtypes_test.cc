@@ -82,7 +82,7 @@ TEST(KeptDtypes, AFamilyFileHasTheLastWord) {
 
 TEST(KeptDtypes, TheTableKnowsEveryModelTypeOfTheFamilies) {
   ModelConfig config;
-  for (const Family* family : families())
+  for (const Family* family : Families())
     for (const std::string& model_type : family->model_types) {
       config.model_type = model_type;
       EXPECT_TRUE(knows_kept_dtypes(config)) << model_type;
