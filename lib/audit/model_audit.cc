@@ -444,6 +444,8 @@ struct Said {
   std::set<Index> by_config, stored;
   Index tensors = 0;
   bool is_sure = false;  // whether some tensor differs so as no cut of it would
+  // Those whose tensors are as if they were cut where tensor parallelism does not: of several, that is no cut.
+  std::set<const NameRule*> cut_elsewhere;
 };
 
 std::string formula_of(const NameRule& rule, int dim) {
@@ -460,18 +462,21 @@ std::map<std::string, Said> contradicted(const DescribedModel& subject, const St
     if (!t || t->elements() == 0 || p.is_scale || t->shape.rank() != p.shape.rank() ||
         std::ssize(split(p.rule->shape, ',')) != p.shape.rank())
       continue;
-    const bool is_other = t->shape != p.shape && classify(p, *t).difference == Difference::kOther;
+    const Mismatch m = t->shape == p.shape ? Mismatch() : classify(p, *t);
+    const bool is_other = t->shape != p.shape && m.difference == Difference::kOther;
     for (int d = 0; d < p.shape.rank(); ++d) {
       Said& said = out[formula_of(*p.rule, d)];
       said.by_config.insert(p.shape[d]);
       said.stored.insert(t->shape[d]);
       ++said.tensors;
       said.is_sure = said.is_sure || (is_other && t->shape[d] != p.shape[d]);
+      if (m.difference == Difference::kPart && m.dim == d && d != p.rule->tp_dim) said.cut_elsewhere.insert(p.rule);
     }
   }
   std::erase_if(out, [](const auto& entry) {
     const Said& s = entry.second;
-    return !s.is_sure || s.tensors < 2 || s.by_config.size() != 1 || s.stored.size() != 1 || s.by_config == s.stored;
+    return !(s.is_sure || s.cut_elsewhere.size() > 2) || s.tensors < 2 || s.by_config.size() != 1 ||
+           s.stored.size() != 1 || s.by_config == s.stored;
   });
   return out;
 }

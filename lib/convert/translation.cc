@@ -124,11 +124,16 @@ std::string other_names(const Catalog& source, const std::optional<ModelConfig>&
 }
 
 // Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
-// "pretrained_model."): what an output that is a model leaves out without being asked to.
-std::vector<const Tensor*> beside_model(const Catalog& source, const Wanted& wanted) {
+// "pretrained_model."), which an output that is a model leaves out without being asked to. If a family describes the
+// model, its buffers are known, and only those count that may be weights: several elements of a floating-point dtype.
+std::vector<const Tensor*> beside_model(const Catalog& source, const Wanted& wanted, bool is_described) {
   std::vector<const Tensor*> out;
-  for (const Tensor& t : source.tensors())
-    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name)) out.push_back(&t);
+  for (const Tensor& t : source.tensors()) {
+    const bool may_be_weight = t.elements() > 1 && is_floating(t.dtype);
+    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name) &&
+        (may_be_weight || !is_described))
+      out.push_back(&t);
+  }
   return out;
 }
 
@@ -138,10 +143,10 @@ std::string names_of(const std::vector<const Tensor*>& tensors) {
   return some_of(out);
 }
 
-// Fails if tensors of a model's files stand beside what was taken for the model: in such files all is the model's. In a
-// training state they are noted if they may be weights, which have several elements of a floating-point dtype.
-Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, Notes& notes) {
-  std::vector<const Tensor*> beside = beside_model(source, wanted);
+// Fails if tensors stand beside what was taken for the model in a model's files, where all is the model's. Notes them
+// in a training state.
+Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, bool is_described, Notes& notes) {
+  const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
   const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
   const auto model = std::find_if(source.parts.begin(), source.parts.end(), is_model);
   const bool is_only_model = std::count_if(source.parts.begin(), source.parts.end(), is_model) == 1;
@@ -153,9 +158,7 @@ Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, Note
                        names_of(beside) +
                        ", which the output would leave out; --exclude leaves out what is no part of " +
                        "the model, --family none writes all under the source's own names");
-  std::erase_if(beside, [](const Tensor* t) { return volume(t->shape) < 2 || !is_floating(t->dtype); });
-  if (!beside.empty())
-    notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
+  notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
   return {};
 }
 
@@ -166,7 +169,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   const bool claims =
       wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
   if (!claims) return {};
-  if (names.model.family) return check_nothing_is_beside(source, wanted, notes);
+  if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
     const StateKind kind = state_kind(t.key());
@@ -199,7 +202,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family" + prefix_of_all(model));
   }
-  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted, notes));
+  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()

@@ -80,6 +80,17 @@ TEST(Causes, AnotherModelsConfigIsOneFinding) {
   }
 }
 
+// A width that is a multiple of the tensors' looks like a cut of each of them.
+TEST(Causes, AConfigOfTwiceTheWidthIsOneFinding) {
+  const TempDir dir;
+  std::string config = read_file(sample("tp8") + "/config.json");
+  config.replace(config.find("\"hidden_size\": 64"), 17, "\"hidden_size\": 128");
+  dir.write("config.json", config);
+  const Json report = report_of({"verify", sample("tp8") + "/checkpoint", "--config", dir / "config.json"});
+  EXPECT_THAT(findings_of(report), ElementsAre("config-other"));
+  EXPECT_THAT(to_text(report), HasSubstr("hidden_size 128, and "));
+}
+
 // Only one size differs, as between models of one width; a tensor that is broken besides is still reported.
 TEST(Causes, WhatTheConfigDoesNotExplainIsReported) {
   const TempDir dir;
