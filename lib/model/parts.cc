@@ -51,7 +51,12 @@ struct Told {
   bool is_named = false;  // an optimizer of a dict of them
 };
 
-bool is_of_optimizer(std::string_view rest) { return rest.starts_with("state.") || rest.starts_with("param_groups."); }
+// Megatron-FSDP's word for groups whose options it keeps by parameter.
+constexpr std::string_view kGroupsByParameter = "param_to_group_meta.";
+
+bool is_of_optimizer(std::string_view rest) {
+  return rest.starts_with("state.") || rest.starts_with("param_groups.") || rest.starts_with(kGroupsByParameter);
+}
 
 // `rest`: after the word in `name`. Of a list of optimizers (Lightning's "optimizer_states.0.state.") the position is
 // the number; in a dict of them (Composer's "state.optimizers.DecoupledAdamW.state.") they have names.
@@ -95,7 +100,9 @@ Told tell(std::string_view name) {
 
 // The plain key of an optimizer's value, but for what wraps the parameter in it.
 std::string optimizer_key(const Told& told) {
-  return told.rest.empty() ? told.plain : told.plain + "." + std::string(told.rest);
+  std::string_view rest = told.rest;
+  const bool is_by_parameter = take(rest, kGroupsByParameter);
+  return rest.empty() ? told.plain : told.plain + (is_by_parameter ? ".param_groups." : ".") + std::string(rest);
 }
 
 // ---- which prefix wraps a set of names
@@ -263,6 +270,7 @@ class PartFinder {
   }
 
   Status find() {
+    for (Part& part : catalog_.parts) part.is_told = true;
     find_adapters();
     for (const Tensor& t : catalog_.tensors()) count(renamed(t.key()), t.elements() > 1);
     // A count and a flag beside an average are no model (ema-pytorch's `step` and `initted`).
@@ -274,9 +282,13 @@ class PartFinder {
     TRY(find_wrappers());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       Tensor& t = catalog_.tensor(i);
+      t.is_key_told = !t.plain_key.empty();
       t.plain_key = differing(plain_key(renamed(t.key())), t.name);
     }
-    for (Blob& b : catalog_.blobs) b.plain_key = differing(plain_key(renamed(b.key())), b.name);
+    for (Blob& b : catalog_.blobs) {
+      b.is_key_told = !b.plain_key.empty();
+      b.plain_key = differing(plain_key(renamed(b.key())), b.name);
+    }
     std::sort(catalog_.parts.begin(), catalog_.parts.end(),
               [](const Part& a, const Part& b) { return std::tie(a.kind, a.prefix) < std::tie(b.kind, b.prefix); });
     return {};

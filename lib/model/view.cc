@@ -126,7 +126,8 @@ class ViewBuilder {
   Status add_parts(const Tensor& tensor, const StateKey& key, const ParsedName& parsed) {
     const bool is_section = parsed.stored->is_section();
     if (tensor.shape.rank() == 0) {  // an optimizer's step counts for all parts; stored it is the first one's
-      std::vector<std::string> names = part_names(parsed, TRY(experts_of(tensor, key)));
+      const bool has_experts = parsed.stored->is_stacked();
+      std::vector<std::string> names = part_names(parsed, has_experts ? TRY(experts_of(tensor, key)) : 0);
       if (options_.as_stored) names.resize(1);
       for (const std::string& name : names)
         if (std::string canonical = key.prefix + name + key.suffix; !is_section || !out_.find(canonical))

@@ -134,6 +134,37 @@ TEST_F(Megatron, HoldsWhatTheRunHeld) {
   }
 }
 
+// --ckpt-format fsdp_dtensor is a plain DCP that has gate and up of a matrix apart, "linear_fc1.weight_w" and "_v".
+TEST_F(Megatron, HalvesOfAPlainDcpAreThoseOfTheModel) {
+  for (const std::string name : {"fsdp_dtensor", "fsdp_dtensor_moe"}) {
+    const std::string truth = test_data("megatron/" + name), source = truth + "/iter_0000003",
+                      model = dir_ / (name + ".hf"), sharded = dir_ / (name + ".dist"), back = dir_ / (name + ".back");
+    for (const auto& [from, to, more] :
+         {std::tuple(source, model, std::vector<std::string>{"hf"}),
+          std::tuple(source, sharded, std::vector<std::string>{"megatron", "--mesh", "tp=2"}),
+          std::tuple(sharded, back, std::vector<std::string>{"dcp", "--names", "hf"})}) {
+      std::vector<std::string> args = {"convert", from, to, "-q", "--to"};
+      args.insert(args.end(), more.begin(), more.end());
+      const CommandResult r = reshard_cli(args);
+      ASSERT_EQ(r.exit_code, 0) << name << " " << more[0] << r.err;
+    }
+    EXPECT_EQ(digests_of(load_checkpoint(model)), read_digests(truth + ".hf.json")) << name;
+    const TensorValues joined = load_checkpoint(sharded);
+    EXPECT_EQ(std::count_if(joined.begin(), joined.end(),
+                            [](const auto& t) { return t.first.ends_with("_w") || t.first.ends_with("_v"); }),
+              0);
+    TensorValues states;
+    for (const auto& [key, value] : load_checkpoint(back)) {
+      const StateKey parts = split_state_key(key);
+      if (parts.kind != StateKind::kOptimizer || parts.suffix == kStepSuffix) continue;
+      states.emplace((parts.suffix == kMasterSuffix ? "fp32" : parts.suffix.substr(1)) + "." + parts.parameter, value);
+    }
+    EXPECT_EQ(digests_of(states), read_digests(truth + ".optim.json")) << name;
+    const CommandResult verified = reshard_cli({"verify", source, "--fail-on", "warning"});
+    EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  }
+}
+
 // A plain optimizer counts its steps once, in the common dict: each parameter has them.
 TEST_F(Megatron, EveryParameterHasTheCommonStep) {
   const TensorValues values = load_checkpoint(test_data("megatron/dist_tp2_optim"));
