@@ -21,6 +21,7 @@
 #include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
+#include "lib/checkpoint/provenance.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/model/parts.h"
 
@@ -53,9 +54,9 @@ Result<const Format*> recognised_format(const Place& place) {
 namespace {
 
 // Whether all that is stored is a model's, under names of its loaders: in no dictionary beside others.
-bool is_model(const OpenCheckpoint& open) {
-  const auto& tensors = open.reader->catalog().tensors();
-  return open.format->hf_names &&
+bool is_model(const Catalog& catalog) {
+  const auto& tensors = catalog.tensors();
+  return catalog.has_model_names &&
          std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.path.size() < 2; });
 }
 
@@ -69,8 +70,12 @@ Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenO
     return usage_error(place.path() +
                        ": --weights master is for training states that have their parameters twice, and " +
                        std::string(open->format->title) + " has them once");
-  if (open) note_optimizers(place, open->reader->catalog());
-  if (open) TRY(find_parts(open->reader->catalog(), options.keys, is_model(*open), Families(options.own_family)));
+  if (!open) return open;
+  Catalog& catalog = open->reader->catalog();
+  catalog.has_model_names = open->format->hf_names;
+  TRY(adopt_provenance(*open->reader));
+  note_optimizers(place, catalog);
+  TRY(find_parts(catalog, options.keys, is_model(catalog), Families(options.own_family)));
   return open;
 }
 

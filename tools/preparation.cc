@@ -62,7 +62,6 @@ Result<PreparedConversion> open_sources(const ConvertOptions& options, bool file
   how.external_too = allows("external");
   p.allows_objects = allows("objects");
   p.source = TRY(open_source(options, how, o.allow.cover));
-  o.has_model_names = p.source.format->hf_names;
   if (!options.donor.empty()) {
     p.donor = TRY(open_checkpoint(options.donor, {.own_family = how.own_family}));
     o.donor = p.donor->reader.get();

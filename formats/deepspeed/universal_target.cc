@@ -6,10 +6,12 @@
 //     zero/NAME/{fp32, exp_avg, exp_avg_sq}.pt      {"param": tensor}
 //     zero/NAME/step.pt                             ZeRO 1 and 2 take the step from here
 //     zero/optimizer_state.pt                       the groups; ZeRO 3 takes the step from here
-//     mp_rank_00_model_states.pt                    names, shapes and counters; of weights a placeholder, as ZeRO 3 has
+//     mp_rank_00_model_states.pt                    names, shapes and counters, and whole what was not trained; of
+//                                                   other weights a placeholder, as ZeRO 3 has
 //     zero_pp_rank_0_mp_rank_00_model_states.pt     them: the engine takes the masters. The same, for ZeRO 3
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -39,6 +41,11 @@ struct Training {
   std::optional<AdamObjects> adam;  // nothing: weights alone
   Index steps() const { return adam ? adam->count(kGlobalSteps).value_or(adam->step()) : 0; }
   Index samples() const { return adam ? adam->count(kGlobalSamples).value_or(0) : 0; }
+};
+
+// Those that the optimizer has states of, and those that were not trained. Of weights alone none is frozen.
+struct Parameters {
+  std::vector<TargetTensor> trained, frozen;
 };
 
 // A file that is a tensor of one number.
@@ -108,27 +115,35 @@ Result<std::string> optimizer_file(const Training& run) {
   return torch_archive::object_item(std::move(w).finish());
 }
 
-void write_shapes(PickleWriter& w, const std::vector<TargetTensor>& parameters) {
-  const pickle::List groups(w);
-  pickle::Dict shapes = pickle::Dict::ordered(w);
+void write_shapes(pickle::Dict shapes, const std::vector<TargetTensor>& parameters) {
   for (const TargetTensor& t : parameters) {
-    shapes.key(t.name).global("torch", "Size");
+    PickleWriter& w = shapes.key(t.name);
+    w.global("torch", "Size");
     w.integers(t.shape.span());
     w.tuple_of_last(1);
     w.reduce();
   }
 }
 
-// The parameters, with placeholders for their numbers.
-void write_model(PickleWriter& w, const Training& run, const std::vector<TargetTensor>& parameters) {
+// A trained parameter is a placeholder. `write_frozen` (null: they are left out) writes the i-th frozen one.
+void write_model(PickleWriter& w, const Training& run, const Parameters& parameters,
+                 const std::function<void(PickleWriter& w, const TargetTensor& t)>& write_placeholder,
+                 const std::function<void(PickleWriter& w, std::size_t i)>& write_frozen) {
   pickle::Dict out(w);
   {
     pickle::Dict module = pickle::Dict::ordered(out.key("module"));
-    for (const TargetTensor& t : parameters) torch_archive::append_placeholder(module.key(t.name), t.dtype);
+    for (const TargetTensor& t : parameters.trained) write_placeholder(module.key(t.name), t);
+    for (std::size_t i = 0; write_frozen && i < parameters.frozen.size(); ++i)
+      write_frozen(module.key(parameters.frozen[i].name), i);
   }
-  write_shapes(out.key("param_shapes"), parameters);
+  {
+    PickleWriter& groups = out.key("param_shapes");
+    const pickle::List list(groups);
+    write_shapes(pickle::Dict::ordered(groups), parameters.trained);
+  }
   out.key("buffer_names").empty_list();
-  for (const std::string_view name : {"shared_params", "frozen_param_shapes", "frozen_param_fragments", "ds_config"})
+  write_shapes(pickle::Dict(out.key("frozen_param_shapes")), parameters.frozen);
+  for (const std::string_view name : {"shared_params", "frozen_param_fragments", "ds_config"})
     out.key(name).empty_dict();
   for (const std::string_view name : {"optimizer", "lr_scheduler", "data_sampler", "random_ltd"}) out.none(name);
   out.integer("skipped_steps", 0);
@@ -139,12 +154,48 @@ void write_model(PickleWriter& w, const Training& run, const std::vector<TargetT
   out.text("ds_version", kVersion);
 }
 
-std::string model_file(const Training& run, const std::vector<TargetTensor>& parameters) {
+// The model states without the frozen parameters.
+std::string model_file(const Training& run, const Parameters& parameters) {
   PickleWriter w;
-  write_model(w, run, parameters);
+  write_model(
+      w, run, parameters,
+      [](PickleWriter& to, const TargetTensor& t) { torch_archive::append_placeholder(to, t.dtype); }, nullptr);
   std::set<DType> dtypes;
-  for (const TargetTensor& t : parameters) dtypes.insert(t.dtype);
+  for (const TargetTensor& t : parameters.trained) dtypes.insert(t.dtype);
   return torch_archive::object_item(std::move(w).finish(), std::vector<DType>(dtypes.begin(), dtypes.end()));
+}
+
+Status add_to_catalog(TensorFilesTarget& target, const TargetTensor& t, const Extent& extent) {
+  Tensor tensor;
+  tensor.name = t.name;
+  tensor.dtype = t.dtype;
+  tensor.shape = t.shape;
+  tensor.fragments = FragmentList(t.shape.rank());
+  tensor.fragments.add(whole(t.shape), extent);
+  return target.catalog().add(std::move(tensor));
+}
+
+// The model states with the frozen parameters, which no optimizer has numbers of: an engine that goes on from a
+// universal checkpoint has them from the base model, and others from here.
+Status add_model_file(TensorFilesTarget& target, const std::string& name, const Training& run,
+                      const Parameters& parameters) {
+  std::vector<FileTensor> stored;
+  for (const TargetTensor& t : parameters.frozen) stored.push_back({t.name, t.dtype, t.shape, {}});
+  torch_archive::Content content;
+  PickleWriter w;
+  write_model(
+      w, run, parameters,
+      [&](PickleWriter& to, const TargetTensor& t) {
+        torch_archive::append_tensor(to, t.dtype, {0}, std::to_string(stored.size() + content.storages.size()));
+        content.storages.emplace_back();
+      },
+      [&](PickleWriter& to, std::size_t i) {
+        torch_archive::append_tensor(to, stored[i].dtype, stored[i].shape, std::to_string(i));
+      });
+  content.pickle = std::move(w).finish();
+  const auto extents = TRY(target.add_archive(name, stored, std::move(content)));
+  for (std::size_t i = 0; i < extents.size(); ++i) TRY(add_to_catalog(target, parameters.frozen[i], extents[i]));
+  return {};
 }
 
 }  // namespace
@@ -159,35 +210,37 @@ Result<std::unique_ptr<Target>> lay_out_universal(LayoutRequest request) {
     return unsupported("a universal checkpoint holds whole tensors: expected a mesh of one rank, got " +
                        request.mesh.to_string());
   Training run;
-  const bool has_states = TRY(has_adam(request, "DeepSpeed"));
+  const bool has_states = TRY(has_adam(request, "DeepSpeed", Frozen::kAllowed));
   if (has_states) run.adam = TRY(AdamObjects::read(request.blobs, request.step, "DeepSpeed"));
   const std::string tag = "global_step" + std::to_string(run.steps()) + "_universal", top = tag + "/";
   const std::string zero = top + std::string(kUniversalDirectory) + "/";
   auto target = std::make_unique<TensorFilesTarget>();
-  std::vector<TargetTensor> parameters;
+  Parameters parameters;
+  std::set<std::string> trained;
+  for (const TargetTensor& t : request.tensors)
+    if (const StateKey key = split_state_key(t.name); key.kind == StateKind::kOptimizer) trained.insert(key.parameter);
   for (const TargetTensor& t : request.tensors) {
     const StateKey key = split_state_key(t.name);
-    if (key.kind == StateKind::kModel) parameters.push_back(t);
-    if (key.kind == StateKind::kModel && has_states) continue;  // the master stands for it
+    const bool is_frozen = has_states && !trained.contains(key.parameter);
+    if (key.kind != StateKind::kOptimizer) (is_frozen ? parameters.frozen : parameters.trained).push_back(t);
+    if (key.kind != StateKind::kOptimizer && has_states) continue;  // the master stands for it
     if (key.parameter.find('/') != std::string::npos || key.parameter.starts_with("."))
       return unsupported(tensor_text(key.parameter) + ": is the name of a directory in a universal checkpoint");
-    const bool is_weight = key.kind == StateKind::kModel || key.suffix == kMasterSuffix;
+    const bool is_weight = key.kind != StateKind::kOptimizer || key.suffix == kMasterSuffix;
     const std::string file = zero + key.parameter + "/" + (is_weight ? "fp32" : key.suffix.substr(1)) + ".pt";
     const auto extents = TRY(target->add_file(file, Container::kTorchSave, {{"param", t.dtype, t.shape, {}}}));
-    Tensor tensor;
-    tensor.name = t.name;
-    tensor.dtype = t.dtype;
-    tensor.shape = t.shape;
-    tensor.fragments = FragmentList(t.shape.rank());
-    tensor.fragments.add(whole(t.shape), extents.front());
-    TRY(target->catalog().add(std::move(tensor)));
+    TRY(add_to_catalog(*target, t, extents.front()));
   }
   if (run.adam)
-    for (const TargetTensor& t : parameters)
+    for (const TargetTensor& t : parameters.trained)
       target->add_text(zero + t.name + "/step.pt", number_file(static_cast<float>(run.adam->step())));
   target->add_text(zero + "optimizer_state.pt", TRY(optimizer_file(run)));
-  for (const std::string_view name : {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"})
-    target->add_text(top + std::string(name), model_file(run, parameters));
+  const std::string of_all = top + "mp_rank_00_model_states.pt";
+  if (parameters.frozen.empty())
+    target->add_text(of_all, model_file(run, parameters));
+  else
+    TRY(add_model_file(*target, of_all, run, parameters));
+  target->add_text(top + "zero_pp_rank_0_mp_rank_00_model_states.pt", model_file(run, parameters));
   target->add_text(std::string(kLatestUniversalFile), tag);
   return std::unique_ptr<Target>(std::move(target));
 }

@@ -18,6 +18,7 @@ class Hdf5Reader : public Reader {
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
   Result<std::string> blob_bytes(const Blob& blob) override;
   Result<std::optional<std::string>> side_file(const std::string& name, Index limit) override;
+  Result<std::optional<std::string>> side_file_start(const std::string& name, Index length) override;
   std::string describe(const Blob& blob) override;
 
  private:
@@ -85,6 +86,16 @@ Result<std::string> Hdf5Reader::blob_bytes(const Blob& blob) {
 Result<std::optional<std::string>> Hdf5Reader::side_file(const std::string& name, Index limit) {
   for (const auto& [known, extent] : side_files_)
     if (known == name) return std::optional<std::string>(TRY(bytes_of(extent, limit, "'" + printable(name) + "'")));
+  return std::optional<std::string>();
+}
+
+Result<std::optional<std::string>> Hdf5Reader::side_file_start(const std::string& name, Index length) {
+  for (const auto& [known, extent] : side_files_) {
+    if (known != name) continue;
+    Extent start = extent;
+    start.length = std::min(start.length, length);
+    return std::optional<std::string>(TRY(bytes_of(start, length, "'" + printable(name) + "'")));
+  }
   return std::optional<std::string>();
 }
 

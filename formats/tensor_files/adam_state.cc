@@ -34,7 +34,7 @@ std::optional<Index> whole_number(const Value& value) {
 
 }  // namespace
 
-Result<bool> has_adam(const LayoutRequest& request, std::string_view title) {
+Result<bool> has_adam(const LayoutRequest& request, std::string_view title, Frozen frozen) {
   std::map<std::string, std::size_t> states;
   bool is_there = false;
   for (const TargetTensor& t : request.tensors) {
@@ -47,7 +47,8 @@ Result<bool> has_adam(const LayoutRequest& request, std::string_view title) {
   }
   std::vector<std::string> without;
   for (const auto& [name, count] : states)
-    if (count != kStates.size()) without.push_back("'" + printable(name) + "'");
+    if (count != kStates.size() && (count > 0 || frozen == Frozen::kRefused))
+      without.push_back("'" + printable(name) + "'");
   if (is_there && !without.empty())
     return unsupported("the optimizer has no moments, or no master, of " + some_of(without) + ": " +
                        std::string(title) + " loads all parameters' or none's" + std::string(kWithout));

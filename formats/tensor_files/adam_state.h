@@ -14,9 +14,10 @@
 
 namespace reshard {
 
-// Whether there is optimizer state among the tensors: then each parameter has to have all of it, and no other.
-// `title` is of the framework that loads all or nothing.
-Result<bool> has_adam(const LayoutRequest& request, std::string_view title);
+// Whether there is optimizer state among the tensors: then each parameter has to have all of it, and no other; with
+// Frozen::kAllowed some have none. `title` is of the framework that loads all or nothing.
+enum class Frozen { kRefused, kAllowed };
+Result<bool> has_adam(const LayoutRequest& request, std::string_view title, Frozen frozen = Frozen::kRefused);
 
 class AdamObjects {
  public:

@@ -165,6 +165,15 @@ Result<std::string> read_whole_file(const std::string& path, Index limit) {
   return out;
 }
 
+Result<std::string> read_file_start(const std::string& path, Index length) {
+  const File file = TRY(File::open(path));
+  const Index size = std::min(length, TRY(file.size()));
+  TRY(may_take(size, [&] { return path; }));
+  std::string out(static_cast<std::size_t>(size), '\0');
+  TRY(file.read_at(0, {reinterpret_cast<std::byte*>(out.data()), out.size()}));
+  return out;
+}
+
 namespace {
 
 // Into whatever stands under the name already, and stays there.

@@ -66,6 +66,8 @@ class File {
 
 // Reads a whole file that must not be longer than `limit` bytes.
 Result<std::string> read_whole_file(const std::string& path, Index limit);
+// Reads the first `length` bytes of a file, or all of it where it is shorter.
+Result<std::string> read_file_start(const std::string& path, Index length);
 // Makes a file of this text, or replaces the regular one of that name: readers see the old text or all of the new one,
 // and on an error the old one is as it was. A link, pipe or device of that name is written to and stays what it is.
 // Without `replace` an existing name is an error.

@@ -334,6 +334,7 @@ class Builder {
     const bool done = nlohmann::json::sax_parse(TextIterator(text_.data(), &reached_), TextIterator(end, &reached_),
                                                 this, nlohmann::json::input_format_t::json, true, false);
     if (error_) return *std::move(error_);
+    if (is_at_end_) return Json();
     if (!done) return internal_error(std::string(path_) + ": the JSON reader stopped without a reason");
     return std::move(root_);
   }
@@ -362,6 +363,8 @@ class Builder {
   bool key(std::string& key) {
     if (python_number()) return fail(reached() - 1, "expected a string for a key, got a number");
     if (member_ && open_.size() == 1) {
+      is_at_end_ = !limits_.until.empty() && key == limits_.until;
+      if (is_at_end_) return false;
       value_ = keys_.add(key) ? &value_of_root_ : nullptr;
       last_key_ = key;
     } else {
@@ -452,6 +455,7 @@ class Builder {
   std::string last_key_;     // of them
   Json value_of_root_;       // of that one
   Index held_ = 0;
+  bool is_at_end_ = false;  // of what is to be read (JsonLimits::until)
   std::optional<Error> error_;
 };
 

@@ -118,6 +118,7 @@ struct Json::Member {
 struct JsonLimits {
   int depth = 64;            // arrays and objects inside one another
   Index values = 4'000'000;  // held in memory at a time, keys of an object included
+  std::string_view until;    // for parse_json_members(): the text ends before the member of this key; empty: at its end
 };
 
 // Reads a whole text. `path` and `base` (the offset of text[0] in that file) only serve the messages.

@@ -184,8 +184,9 @@ struct Tensor {
   // What the model computes in, where only an optimizer's wider numbers are stored (ZeRO-3's float32 masters): a copy
   // of the tensor becomes this unless a dtype is asked for.
   std::optional<DType> model_dtype;
-  bool located = true;     // whether extents are payloads yet
-  bool is_buffer = false;  // the writer tells that it is no parameter: derived data, unless a family knows it
+  bool located = true;       // whether extents are payloads yet
+  bool is_buffer = false;    // the writer tells that it is no parameter: derived data, unless a family knows it
+  bool is_key_told = false;  // the reader gave the plain key; otherwise it is found by the names
   Dims shape;
   FragmentList fragments;  // cover the shape exactly, once each
   FragmentList replicas;   // further copies of boxes in `fragments`
@@ -207,6 +208,7 @@ struct Blob {
   KeyPath path;
   std::string plain_key = {};       // as a tensor's
   std::vector<Extent> copies = {};  // of the same value, stored further times
+  bool is_key_told = false;         // as a tensor's
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
 };
@@ -217,6 +219,7 @@ struct Part {
   std::string prefix;    // before its names, "app.model."; empty where nothing is
   std::string name;      // as --part takes it: "model", "optimizer_1", "ema"
   std::string evidence;  // for people; empty where the names are plain
+  bool is_told = false;  // the reader lists it; otherwise it is found by the names
 };
 
 struct CatalogFile {
@@ -243,6 +246,8 @@ class Catalog {
   // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold.
   // 0: not told.
   Index vocabulary = 0;
+  // All tensors are a model's, under the names of its loaders (Format::hf_names), or a copy of such a checkpoint.
+  bool has_model_names = false;
   bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
   std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
 

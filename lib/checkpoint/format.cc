@@ -13,6 +13,13 @@ Result<std::optional<std::string>> Reader::side_file(const std::string& name, In
   return made ? std::optional<std::string>(python_text(*made)) : std::nullopt;
 }
 
+Result<std::optional<std::string>> Reader::side_file_start(const std::string& name, Index length) {
+  for (const std::string& directory : side_directories())
+    if (const std::string path = path_join(directory, name); path_exists(path))
+      return std::optional<std::string>(TRY(read_file_start(path, length)));
+  return std::optional<std::string>();
+}
+
 Status Target::add_side_file(const std::string& name, std::string_view) {
   return internal_error("'" + printable(name) + "': this format has files of their own for such things");
 }

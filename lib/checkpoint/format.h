@@ -45,6 +45,9 @@ class Reader {
   // config.json that the format makes. Nothing when there is neither.
   virtual Result<std::optional<std::string>> side_file(const std::string& name, Index limit);
 
+  // The first `length` bytes of such a file that is stored, or all of it where it is shorter.
+  virtual Result<std::optional<std::string>> side_file_start(const std::string& name, Index length);
+
   // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
   virtual std::string describe(const Blob& blob) = 0;
 

@@ -596,6 +596,8 @@ bool holds_adapter(const Format& format) {
   return format.hf_names && format.holds == Holds::kModel && format.sharding == Sharding::kNone;
 }
 
+bool resumes_training(const Format& format) { return format.holds == Holds::kAdam && format.hf_names; }
+
 Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names) {

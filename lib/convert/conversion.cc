@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lib/base/resident.h"
+#include "lib/checkpoint/provenance.h"
 #include "lib/convert/adam.h"
 #include "lib/engine/crc_ledger.h"
 #include "lib/engine/encoded_chunks.h"
@@ -98,7 +99,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
   d.output = TRY(name_tensors(d.view, d.names, o, d.notes));  // names, dtypes and shapes of the output
   TRY(place(d.output, d.view, model, o, format, d.notes));    // and how it lies
   if (o.merge) d.merge = TRY(match_sources(d, format, o));
-  d.side_files = TRY(find_side_files(source.catalog(), o, d.config.path, format, d.notes));
+  d.side_files = TRY(find_side_files(source.catalog(), d.config.path, format, d.notes));
   if (d.adapter && !o.merge_adapter)
     d.side_files.push_back(
         {"adapter/" + std::string(kAdapterConfigFile), d.adapter->config, "", std::ssize(d.adapter->config)});
@@ -174,6 +175,21 @@ Result<std::unique_ptr<Conversion>> Conversion::prepare(Reader& source, const Fo
 
 Result<ViewReport> Conversion::write_view(const std::string& destination, bool replace) const {
   return format_.write_view(target_view_, destination, replace);
+}
+
+Json Conversion::provenance() const {
+  const Catalog& source = source_.catalog();
+  const Translation& names = draft_.names;
+  std::vector<NamedOrigin> tensors;
+  for (const Tensor& t : target_->catalog().tensors())
+    if (const auto from = source.find(draft_.view.native(t.name)))
+      tensors.emplace_back(t.name, &source.tensors()[*from]);
+  ProvenanceOptions options;
+  options.vocabulary = draft_.view.catalog.vocabulary;
+  options.keeps_names = !names.renames() && !names.plain_names;
+  options.model_names = !names.renames() || names.to == Convention::kHf;
+  options.holds_optimizer = format_.holds != Holds::kModel;
+  return provenance_of(source, tensors, options);
 }
 
 Index Conversion::disk_needed() const {

@@ -91,6 +91,8 @@ class Conversion {
   bool computes() const {
     return draft_.merge || draft_.requantized.stored || draft_.unpacking || options_.merge_adapter;
   }
+  // What the source's writer knows, for the manifest of the output (provenance.h).
+  Json provenance() const;
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const std::vector<SideFile>& beside() const { return draft_.side_files; }
   const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings

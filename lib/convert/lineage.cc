@@ -147,7 +147,6 @@ Result<Lineage> check_lineage(const RecordedMerge& recorded, const Opener& open,
   static_cast<Typing&>(o) = recorded.typing;
   o.common_rows = true;
   o.model = choice;
-  o.has_model_names = first.format->hf_names;
   o.source_path = merge.sources.front().path;
   o.config_path = config_path;
   o.merge = std::move(merge);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lib/base/json.h"
+#include "lib/checkpoint/provenance.h"
 #include "lib/model/parts.h"
 
 namespace reshard {
@@ -84,6 +85,7 @@ void write_manifest(const Conversion& c, const std::vector<TensorProof>& proofs,
   Json manifest = Json::object();
   manifest.set("reshard", RESHARD_VERSION)
       .set("source", o.source_path)
+      .set(kProvenance, c.provenance())
       .set("options", std::move(options))
       .set("family", names.renames() ? Json(names.model.family->name) : Json())
       .set("hf_rows", names.hf_rows)

@@ -66,9 +66,8 @@ struct OnRanks {
 
 struct Wanted : Selection, Naming, Typing, VocabularyRows, OnRanks {
   ModelChoice model;
-  bool has_model_names = false;  // the source's format is one of models under their loaders' names (Format::hf_names)
-  std::string config_path;       // config.json; empty: the one that is found (find_config_file)
-  std::string spool = ".";       // where compressed items may be decoded to
+  std::string config_path;  // config.json; empty: the one that is found (find_config_file)
+  std::string spool = ".";  // where compressed items may be decoded to
 };
 
 }  // namespace reshard

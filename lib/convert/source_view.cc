@@ -78,7 +78,7 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     LeftOut* left = nullptr;
     const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
     if (is_adapters && selection.merge_adapter) left = &merged;
-    const bool stays = is_adapters && kind == StateKind::kOther && holds_adapter(format);
+    const bool stays = is_adapters && kind == StateKind::kOther && (holds_adapter(format) || resumes_training(format));
     const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
                          : format.holds == Holds::kAdam ? kind != StateKind::kOther
                                                         : true;
@@ -184,6 +184,7 @@ Result<SourceView> view_source(const Catalog& source, const Selected& selected, 
   chosen.root = source.root;
   chosen.files = source.files;
   chosen.vocabulary = source.vocabulary;
+  chosen.parts = source.parts;
   if (selected.tensors.size() == source.tensors().size()) {  // all of them, in their order
     chosen.share_tensors(source);
   } else {

@@ -142,6 +142,7 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
                          "; --vocab-padding zero, repeat-last or mean says what the others are to be");
     added = wanted - t.shape[0];
     padded.push_back(name);
+    if (view.catalog.vocabulary == 0) view.catalog.vocabulary = t.shape[0];
     TRY(pad_rows(view.catalog, i, wanted, *fill, files, options.spool, !options.metadata_only));
   }
   if (padded.empty()) return {};
@@ -536,8 +537,8 @@ Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& c
 
 }  // namespace
 
-Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wanted& wanted,
-                                              const std::string& config_path, const Format& format, Notes& notes) {
+Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
+                                              const Format& format, Notes& notes) {
   std::vector<std::string> places = {source.root, parent_path(source.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
   const bool is_models = path_exists(path_join(source.root, kConfigFile));
@@ -572,7 +573,7 @@ Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wante
     for (const std::string& name : TRY(files_like(beside, several)))
       if (!name.ends_with(".py") || model_code(beside).contains(name)) TRY(add(beside, name));
   if (format.side_files.empty() || !is_models) return out;
-  if (config_path.empty() && wanted.has_model_names) {
+  if (config_path.empty() && source.has_model_names) {
     const std::size_t before = out.size();
     TRY(add(source.root, std::string(kConfigFile)));
     if (out.size() > before)

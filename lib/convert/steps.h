@@ -75,8 +75,8 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names);
 // mean several from beside the config alone. A model's config.json that says of no type what it is (`config_path` is
 // empty) is one of them. A link that leads out of the checkpoint is left, and noted; so is what else lies beside a
 // model's config.
-Result<std::vector<SideFile>> find_side_files(const Catalog& source, const Wanted& wanted,
-                                              const std::string& config_path, const Format& format, Notes& notes);
+Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
+                                              const Format& format, Notes& notes);
 
 // ---- for formats that show tensors where they lie
 

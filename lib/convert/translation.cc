@@ -43,6 +43,13 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
   return {};
 }
 
+// Whether the output is for a run that goes on training adapters: it asks for the names of its own modules.
+bool resumes_adapters(const Catalog& source, const Naming& naming, const Format& format) {
+  const auto& tensors = source.tensors();
+  return resumes_training(format) && !naming.convention &&
+         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_adapter(t.key()); });
+}
+
 }  // namespace
 
 Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, Notes& notes) {
@@ -77,8 +84,9 @@ Result<Translation> translate(const Catalog& source, const ModelChoice& choice, 
   out.said = std::move(said);
   if (!out.model.family) out.model.config.reset();
   const bool changes = choice.is_none() ? naming.changed_names : format.hf_names;
-  out.plain_names = !out.model.family && !naming.keep_names && changes;
-  if (!out.model.family || naming.keep_names) return out;
+  const bool keeps = naming.keep_names || resumes_adapters(source, naming, format);
+  out.plain_names = !out.model.family && !keeps && changes;
+  if (!out.model.family || keeps) return out;
   out.to = naming.convention;
   const std::optional<Convention> own = find_convention(format.own_names);
   if (out.to && own && out.to != own)
@@ -153,7 +161,7 @@ Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, bool
   if (beside.empty() || !is_only_model || model->prefix.empty()) return {};
   const std::string what =
       "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
-  if (wanted.has_model_names)
+  if (source.has_model_names)
     return unsupported(source.root + ": " + what + ", and beside it " + (beside.size() == 1 ? "is " : "are ") +
                        names_of(beside) +
                        ", which the output would leave out; --exclude leaves out what is no part of " +
@@ -168,7 +176,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                    ConfigFile& file, Notes& notes) {
   const bool claims =
       wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
-  if (!claims) return {};
+  if (!claims || resumes_adapters(source, wanted, format)) return {};
   if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
   std::vector<const Tensor*> model, adapters;
   for (const Tensor& t : source.tensors()) {
@@ -181,7 +189,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
   const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
-  const bool has_model_names = (wanted.has_model_names || facts.is_its_model) &&
+  const bool has_model_names = (source.has_model_names || facts.is_its_model) &&
                                (said || !convention_without_config(source, wanted.model.families));
   if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
     std::string why =
@@ -202,7 +210,7 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "--family none writes it under the source's own names, --strip-prefix and --rename change " +
                        "them, --family-file describes a family" + prefix_of_all(model));
   }
-  if (!wanted.model.is_none() && wanted.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
+  if (!wanted.model.is_none() && source.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
   notes.warnings.push_back(
       "names, shapes and rows are the source's own: " +
       (facts.confirmed.empty()

@@ -184,7 +184,6 @@ Result<std::shared_ptr<LazyCheckpoint>> LazyCheckpoint::view(const std::vector<s
   o.part = part_;
   std::shared_ptr<LazyCheckpoint> out =
       TRY(open(path_, words_, environment_));  // what is found in files is found in its own catalog
-  o.has_model_names = out->format().hf_names;
   const Draft draft = TRY(make_draft(out->reader(), kView, o));
   out->own_ = TRY(name_view(draft.view, draft.names, o));
   out->own_->root = out->reader().catalog().root;

@@ -364,7 +364,7 @@ TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
   Notes notes;
   const auto found = [&](const std::string& config, const Format& target) {
     std::vector<std::string> paths;
-    for (const SideFile& file : must(find_side_files(source, {}, config, target, notes))) paths.push_back(file.path);
+    for (const SideFile& file : must(find_side_files(source, config, target, notes))) paths.push_back(file.path);
     return paths;
   };
   EXPECT_THAT(found(dir / "config/config.json", format), ElementsAre(dir / "config/a", dir / "ckpt/b", dir / "c"));

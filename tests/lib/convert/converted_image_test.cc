@@ -50,7 +50,6 @@ Result<std::unique_ptr<Prepared>> prepare(const Case& c, Index memory = Index{51
   const Format* format = TRY(find_format(c.to));
   ConversionOptions o;
   o.source_path = c.source;
-  o.has_model_names = out->source.format->hf_names;
   o.config_path = c.config;
   if (!c.mesh.empty()) o.mesh = TRY(Mesh::parse(c.mesh));
   if (!c.names.empty()) o.convention = find_convention(c.names);

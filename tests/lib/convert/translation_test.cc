@@ -165,9 +165,8 @@ TEST(NamesOfAnOutput, AreTheSourcesOwnWhereItsConfigConfirmsThem) {
   EXPECT_TRUE(confirmed.file.is_copied);
   const std::string three_layers = R"({"model_type": "newer", "vocab_size": 20, "n_layer": 3, "hidden_size": 4})";
   EXPECT_NE(check(source, {}, kModels, three_layers).error, "");
-  Wanted wanted;
-  wanted.has_model_names = true;
-  EXPECT_EQ(check(source, wanted, kModels, three_layers).error, "") << "the source's format is one of models";
+  source.has_model_names = true;
+  EXPECT_EQ(check(source, {}, kModels, three_layers).error, "") << "the source's format is one of models";
 }
 
 TEST(NamesOfAnOutput, OfAModelWithoutWordsAreConfirmedByWhatItSees) {
@@ -220,7 +219,7 @@ TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
   beside.plain_key = "extra_state.projection.weight";
   ASSERT_TRUE(source.add(std::move(beside)));
   Wanted wanted;
-  wanted.has_model_names = true;
+  source.has_model_names = true;
   EXPECT_THAT(
       check(source, wanted, kModels, kUnknown).error,
       AllOf(HasSubstr("the names under 'body.' were taken for the model (the names under it are those of family "
@@ -228,6 +227,7 @@ TEST(NamesOfAnOutput, LeaveNothingOutOfAModelsFiles) {
             HasSubstr("--exclude")));
   wanted.exclude = {"projection.*"};
   EXPECT_EQ(check(source, wanted, kModels, kUnknown).error, "");
+  source.has_model_names = false;
   EXPECT_EQ(check(source, {}, kModels, kUnknown).error, "") << "a training state has more than the model";
 }
 
