@@ -99,7 +99,6 @@ Result<FileSet> find_files(const Place& place) {
   if (!set.directory.empty() && !there->is_directory())
     return io_error(path_join(path, set.latest) + ": names '" + printable(there->name()) +
                     "', which is not there; open the directory of another step by its path");
-  std::string cut_layer;  // one that tensor-parallel ranks have parts of
   for (const DirectoryEntry& e : there->entries()) {
     set.is_universal = set.is_universal || (e.is_directory && e.name == kUniversalDirectory);
     const auto name = e.is_directory ? std::nullopt : parse_file_name(e.name);
@@ -115,11 +114,7 @@ Result<FileSet> find_files(const Place& place) {
         is_new = set.optimizers.emplace(std::pair(name->part, *name->rank), file).second;
         break;
       case FileName::Kind::kLayer:
-        if (name->part > 0) {
-          cut_layer = file;
-          break;
-        }
-        is_new = set.layers.emplace(name->layer, file).second;
+        is_new = set.layers.emplace(std::pair(name->layer, name->part), file).second;
         break;
       case FileName::Kind::kExpert:
         is_new = set.experts.emplace(std::pair(name->layer, name->expert), file).second;
@@ -130,11 +125,7 @@ Result<FileSet> find_files(const Place& place) {
                      ": expected one file of its rank, got another beside it: files of two "
                      "saves in one directory");
   }
-  if (!cut_layer.empty() && !set.is_universal)
-    return unsupported(path_join(path, cut_layer) +
-                       ": a layer of one tensor-parallel rank, and how its parts join is not in the files; "
-                       "ds_to_universal.py makes a universal checkpoint of them, which is read");
-  if (!cut_layer.empty()) set.layers.clear();  // each parameter is whole in a file of its own
+  if (set.is_universal && set.layer_ranks() > 1) set.layers.clear();  // each parameter is whole in a file of its own
   if (set.models.empty())
     return io_error(there->path() +
                     ": expected the file mp_rank_00_model_states.pt, got optimizer "
@@ -187,6 +178,24 @@ Status check_ranks(const FileSet& set, Index part, Index ranks) {
   };
   if (set.has_rank_models()) TRY(check(set.models, "model"));
   return set.is_universal ? Status() : check(set.optimizers, "optim");
+}
+
+Status check_layers(const FileSet& set) {
+  constexpr Index kShown = 3;
+  std::vector<std::string> missing;
+  Index count = 0;
+  const Index ranks = set.layer_ranks();
+  for (auto it = set.layers.begin(); it != set.layers.end(); it = set.layers.lower_bound({it->first.first + 1, 0})) {
+    const Index layer = it->first.first;
+    for (Index rank = 0; ranks > 1 && rank < ranks; ++rank) {
+      if (set.layers.contains({layer, rank}) || ++count > kShown) continue;
+      const auto two = [](Index n) { return (n < 10 ? "0" : "") + std::to_string(n); };
+      missing.push_back(set.directory + "layer_" + two(layer) + "-model_" + two(rank) + "-model_states.pt");
+    }
+  }
+  if (count == 0) return {};
+  return io_error(set.root + ": missing " + files_text(missing, count) +
+                  ": each tensor-parallel rank has a part of a " + "layer");
 }
 
 Status check_experts(const FileSet& set, const std::vector<Index>& experts) {

@@ -1,6 +1,7 @@
 // The files of one of DeepSpeed's checkpoints, by what their names say (deepspeed.h draws them).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,16 +35,25 @@ struct FileSet {
   bool is_universal = false;
   std::map<std::pair<Index, Index>, std::string> models;      // by part and rank; rank -1: of all
   std::map<std::pair<Index, Index>, std::string> optimizers;  // by part and rank
-  std::map<Index, std::string> layers;
-  std::map<std::pair<Index, Index>, std::string> experts;  // by layer and expert
+  std::map<std::pair<Index, Index>, std::string> layers;      // by layer and tensor-parallel rank
+  std::map<std::pair<Index, Index>, std::string> experts;     // by layer and expert
   std::vector<std::string> unread;  // optimizer states of another kind: an expert's without ZeRO, "expp_rank_..."
 
+  // Of a pipeline, by the files of its layers.
+  Index layer_ranks() const {
+    Index ranks = 0;
+    for (const auto& [number, file] : layers) ranks = std::max(ranks, number.second + 1);
+    return ranks;
+  }
+  bool has_layer(Index layer) const {
+    const auto found = layers.lower_bound({layer, 0});
+    return found != layers.end() && found->first.first == layer;
+  }
   bool has_rank_models() const { return !models.empty() && models.begin()->first.second >= 0; }  // as ZeRO 3 has them
 };
 
 // What the place is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
-// holds no model states; unsupported where a layer is in files of tensor-parallel ranks and the checkpoint is not
-// universal.
+// holds no model states.
 Result<FileSet> find_files(const Place& place);
 
 // Whether the place is such a directory, or holds the file `latest` of one.
@@ -54,6 +64,8 @@ Result<bool> is_checkpoint(const Place& place);
 Status check_models(const FileSet& set, Index parts);
 // optimizer states of each data-parallel rank of one part, and ZeRO 3's model states;
 Status check_ranks(const FileSet& set, Index part, Index ranks);
+// that a layer's files are there of each tensor-parallel rank;
+Status check_layers(const FileSet& set);
 // the experts of each layer that has some.
 Status check_experts(const FileSet& set, const std::vector<Index>& experts);
 

@@ -36,6 +36,11 @@ Status DeepspeedReader::read_optimizers() {
           "and moments are missing");
     return read_plain_optimizer();
   }
+  for (const auto& [number, states] : models_)
+    if (tensor_ranks_ > 1 && !states.groups)
+      return unsupported(catalog_.root +
+                         ": optimizer states of tensor-parallel ranks without param_shapes: how their " +
+                         "parts join is not known");
   std::vector<ParameterGroup> groups;
   std::vector<std::vector<std::string>> names;  // of the parameters in each
   for (Index part = 0; part < parts(); ++part) {
@@ -61,7 +66,9 @@ Status DeepspeedReader::read_optimizers() {
       for (const auto& [name, weight] : weights_)
         if (weight.stored) shapes.emplace(name, weight.stored->shape);
     const auto parameters = TRY(model.groups ? find_parameters(ranks, *model.groups) : find_parameters(ranks, shapes));
-    TRY(add_parameters(ranks, parameters));
+    const Index tensor_rank = part % tensor_ranks_;
+    TRY(add_parameters(ranks, parameters, tensor_rank));
+    if (tensor_rank > 0) continue;  // the same groups
     // All ranks have the same options, and the stages of a pipeline the same groups.
     const OptimizerStates& states = ranks[0].states;
     left_out_.insert(states.left_out.begin(), states.left_out.end());
@@ -83,41 +90,61 @@ Status DeepspeedReader::read_optimizers() {
 }
 
 Status DeepspeedReader::add_parameters(const std::vector<RankStates>& ranks,
-                                       const std::vector<FlatParameter>& parameters) {
+                                       const std::vector<FlatParameter>& parameters, Index part) {
   std::vector<std::string> without_weights;
   for (const FlatParameter& p : parameters) {
     const auto known = weights_.find(p.parameter.name);
     if (known == weights_.end()) {
       const std::size_t dot = p.parameter.name.find('.');
       const auto layer = as_number(p.parameter.name.substr(0, dot));
-      if (!set_.layers.empty() && layer && !set_.layers.contains(*layer))
+      if (!set_.layers.empty() && layer && !set_.has_layer(*layer))
         return io_error(catalog_.root + ": missing '" + set_.directory + "layer_" + (*layer < 10 ? "0" : "") +
                         std::to_string(*layer) + "-model_states.pt', the weights of a layer that has optimizer states");
       without_weights.push_back(p.parameter.name);
     }
     Weight& weight = known == weights_.end() ? weights_[p.parameter.name] : known->second;
-    if (weight.master)
+    const auto joined = joined_.find(p.parameter.name);
+    const bool is_joined = joined != joined_.end();
+    if (tensor_ranks_ > 1 && !is_joined)
+      return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": optimizer states of no parameter that " +
+                     "tensor-parallel ranks have");
+    if (weight.master && (!is_joined || part == 0))
       return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": two parts have optimizer states of it");
-    if (weight.stored && weight.stored->shape != p.parameter.shape)
+    if (!is_joined && weight.stored && weight.stored->shape != p.parameter.shape)
       return corrupt(catalog_.root + ": " + tensor_text(p.parameter.name) + ": param_shapes has " +
                      to_string(p.parameter.shape) + ", the module " + to_string(weight.stored->shape));
-    weight.master = TRY(join(p, ranks, std::string(kMasterState), [&](const OptimizerStates& states) {
-      const auto& master = states.groups[p.group].master;
-      return master ? &*master : nullptr;
-    }));
+    const auto add = [&](std::optional<Tensor>& to, Tensor tensor) {
+      if (is_joined)
+        add_part(to, tensor, joined->second, part, false);
+      else
+        to = std::move(tensor);
+    };
+    add(weight.master, TRY(join(p, ranks, std::string(kMasterState), [&](const OptimizerStates& states) {
+          const auto& master = states.groups[p.group].master;
+          return master ? &*master : nullptr;
+        })));
     has_masters_ = true;
     const std::size_t holder = p.runs.empty() ? 0 : p.runs.front().rank;
     const GroupState& group = ranks[holder].states.groups[p.group];
     for (const auto& [name, tensor] : group.tensors) {
+      const std::string& state = name;
+      const auto earlier =
+          std::find_if(weight.states.begin(), weight.states.end(), [&](const Tensor& t) { return t.name == state; });
       if (tensor.shape().rank() > 0) {
-        const std::string& state = name;
-        weight.states.push_back(TRY(join(p, ranks, name, [&](const OptimizerStates& states) -> const StoredTensor* {
-          const auto& tensors = states.groups[p.group].tensors;
-          const auto found = tensors.find(state);
-          return found == tensors.end() ? nullptr : &found->second;
-        })));
+        std::optional<Tensor> whole;
+        if (earlier != weight.states.end()) whole = *earlier;
+        add(whole, TRY(join(p, ranks, name, [&](const OptimizerStates& states) -> const StoredTensor* {
+              const auto& tensors = states.groups[p.group].tensors;
+              const auto found = tensors.find(state);
+              return found == tensors.end() ? nullptr : &found->second;
+            })));
+        if (earlier != weight.states.end())
+          *earlier = *std::move(whole);
+        else
+          weight.states.push_back(*std::move(whole));
         continue;
       }
+      if (earlier != weight.states.end()) continue;
       Tensor scalar;  // a step, which is each one's
       scalar.name = name;
       scalar.dtype = tensor.dtype;
@@ -267,6 +294,10 @@ Status DeepspeedReader::read_plain_optimizer() {
   const auto root = first_file_->root();
   const auto optimizer = root->find("optimizer");
   if (!optimizer || optimizer->kind() != pickle::Kind::kDict || set_.is_universal) return {};
+  if (tensor_ranks_ > 1) {
+    warn("The optimizer's states are not read: they are torch's own, numbered, of tensor-parallel ranks");
+    return {};
+  }
   const std::uint32_t file = model_files_.begin()->second;
   const auto groups = optimizer->find("param_groups");
   std::vector<ParameterGroup> options;

@@ -93,7 +93,7 @@ PipelineNames name_pipeline(const std::map<std::string, Dims>& parameters, Famil
   const Index first = numbers.begin()->first, last = numbers.rbegin()->first;
   if (last - first + 1 != std::ssize(numbers)) return {};
   for (const Family* family : families) {
-    PipelineNames out{names_in(*family, *layers, numbers), {}};
+    PipelineNames out{family, names_in(*family, *layers, numbers), {}};
     if (out.names.empty()) continue;
     out.evidence = "layers " + std::to_string(first) + " to " + std::to_string(last) + " are those of the model (" +
                    family->title + ")";

@@ -16,10 +16,12 @@
 
 #include "lib/layout/box.h"
 #include "lib/model/families.h"
+#include "lib/model/family.h"
 
 namespace reshard::deepspeed {
 
 struct PipelineNames {
+  const Family* family = nullptr;            // null: none that is known has them
   std::map<std::string, std::string> names;  // of each, its Hugging Face name; empty: no family that is known has them
   std::string evidence;                      // a phrase for people; empty likewise
 };

@@ -206,6 +206,8 @@ Result<ModelStates> read_model_states(const TensorFile& file, const std::string&
   if (const auto degrees = optional_member(*root, "checkpoint_parallel_dimensions");
       degrees && degrees->kind() == Kind::kDict)
     out.stages = TRY(optional_count(*degrees, "pp_degree"));
+  if (const auto info = optional_member(*root, "universal_checkpoint_info"))
+    out.tensor_parallel = TRY(read_tensor_parallel_info(*info));
   if (const auto experts = optional_member(*root, "num_experts"); experts && experts->is_sequence())
     out.experts = TRY(read_counts(*experts, "num_experts"));
   if (const auto version = optional_member(*root, "ds_version"))

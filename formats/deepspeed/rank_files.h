@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/deepspeed/tensor_parallel.h"
 #include "formats/encoding/tensor_file.h"
 #include "formats/tensor_files/parameter_ids.h"
 
@@ -47,6 +48,7 @@ struct ModelStates {
   std::optional<Index> steps, dp_ranks, mp_ranks, stages;  // stages: of a pipeline
   std::vector<Index> experts;                              // of each layer that has some
   std::string version;
+  std::optional<TensorParallelInfo> tensor_parallel;  // of AutoTP
 };
 // Corrupt where a member is not what DeepSpeed writes, and where a parameter is in two groups.
 Result<ModelStates> read_model_states(const TensorFile& file, const std::string& path);

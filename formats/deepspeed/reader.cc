@@ -62,29 +62,104 @@ Status DeepspeedReader::read_models(const OpenOptions& options) {
     model_files_.emplace(keys[i], base + static_cast<std::uint32_t>(i));
     models_.emplace(keys[i], std::move(others[i]));
   }
-  if (parts() > 1 && set_.layers.empty() && !set_.is_universal)
-    return unsupported(catalog_.root + ": model states of " + count_of(parts(), "tensor-parallel rank") +
-                       ", and how their parts join is not in the files; ds_to_universal.py makes a universal " +
-                       "checkpoint of them, which is read");
+  TRY(find_parts());
   if (set_.is_universal)
     for (const DirectoryEntry& e :
          TRY(list_directory(path_join(catalog_.root, set_.directory + std::string(kUniversalDirectory)))))
       if (e.is_directory) universal_.insert(e.name);
   for (const auto& [number, states] : models_) {
     if (number.second <= 0) shared_.insert(states.shared.begin(), states.shared.end());
-    TRY(add_module(states, model_files_.at(number)));
+    TRY(add_module(states, model_files_.at(number), number.first % tensor_ranks_));
   }
   return read_module_files();
 }
 
+// How many tensor-parallel ranks there are, and of AutoTP how their parts join.
+Status DeepspeedReader::find_parts() {
+  if (set_.is_universal) return {};
+  if (!set_.layers.empty()) {
+    tensor_ranks_ = set_.layer_ranks();
+    if (parts() % tensor_ranks_ != 0)
+      return corrupt(catalog_.root + ": files of " + count_of(tensor_ranks_, "tensor-parallel rank") + " for each " +
+                     "layer, and " + count_of(parts(), "file") + " of model states: files of two saves");
+    return check_layers(set_);
+  }
+  tensor_ranks_ = parts();
+  if (tensor_ranks_ == 1) return {};
+  const auto refuse = [&](const std::string& why) {
+    return unsupported(catalog_.root + ": model states of " + count_of(tensor_ranks_, "tensor-parallel rank") +
+                       ", and " + why + "; ds_to_universal.py makes a universal checkpoint of them, which is read");
+  };
+  const auto& info = first().tensor_parallel;
+  if (!info) return refuse("how their parts join is not in the files");
+  if (!info->unknown_patterns.empty())
+    return refuse("universal_checkpoint_info has patterns that are no names ('" +
+                  printable(*info->unknown_patterns.begin()) + "')");
+  std::vector<std::map<std::string, Dims>> shapes(static_cast<std::size_t>(tensor_ranks_));
+  for (const auto& [number, states] : models_) {
+    if (number.second > 0) continue;
+    std::map<std::string, Dims>& own = shapes[static_cast<std::size_t>(number.first)];
+    if (has_rank_models() && !states.frozen_shapes.empty())
+      return refuse("how ZeRO 3 cuts what was not trained among them is not known");
+    for (const auto& group : states.groups.value_or(std::vector<Group>()))
+      for (const NamedShape& p : group) own.insert_or_assign(p.name, p.shape);
+    for (const NamedTensor& t : states.module) own.emplace(t.name, t.tensor.shape());
+  }
+  return join_parts_of(shapes);
+}
+
+// `shapes`: what each tensor-parallel rank has, of one stage or of all.
+Status DeepspeedReader::join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes) {
+  const auto& info = first().tensor_parallel;
+  const PipelineNames names = info ? PipelineNames() : name_pipeline(shapes[0], families_);
+  if (!info && !names.family)
+    return unsupported(catalog_.root + ": layers of " + count_of(tensor_ranks_, "tensor-parallel rank") + ", and no " +
+                       "family that is known has them, which would tell how their parts join; ds_to_universal.py " +
+                       "makes a universal checkpoint of them, which is read");
+  for (const auto& [name, shape] : shapes[0]) {
+    std::vector<Dims> parts;
+    for (const auto& rank : shapes) {
+      const auto found = rank.find(name);
+      if (found == rank.end())
+        return corrupt(catalog_.root + ": " + tensor_text(name) + ": tensor-parallel rank " +
+                       std::to_string(parts.size()) + " has no part of it");
+      parts.push_back(found->second);
+    }
+    if (info && info->unsupported.contains(name))
+      return unsupported(catalog_.root + ": " + tensor_text(name) + ": " + printable(info->unsupported.at(name)));
+    PartCut cut;
+    if (info && !first().buffers.contains(name)) cut = info->cut_of(name);
+    if (!info) {
+      const auto parsed = parse_name(*names.family, names.names.at(name));
+      const TensorParallelCut by_family = parsed ? tensor_parallel_cut(*parsed) : TensorParallelCut();
+      cut = {by_family.dim, by_family.sections};
+    }
+    joined_.emplace(name, TRY(join_parts(cut, parts).context(catalog_.root + ": " + tensor_text(name))));
+  }
+  return {};
+}
+
 // What the module of one file has. A placeholder of ZeRO 3 has no elements where the parameter has some.
-Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file) {
+Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file, Index part) {
   for (const NamedTensor& entry : states.module) {
     const StoredTensor& tensor = entry.tensor;
     Weight& weight = weights_[entry.name];
     const bool is_placeholder = universal_.contains(entry.name) || (tensor.shape() == Dims{0} && has_rank_models() &&
                                                                     !states.buffers.contains(entry.name));
     const std::string what = catalog_.file_path(file) + ": " + tensor_text(entry.name);
+    if (const auto joined = joined_.find(entry.name); joined != joined_.end() && !is_placeholder) {
+      if (weight.stored && weight.dtype != tensor.dtype)
+        return corrupt(what + ": expected " + std::string(info(weight.dtype).torch_name) + " as of other ranks, got " +
+                       std::string(info(tensor.dtype).torch_name));
+      Tensor own;
+      own.dtype = weight.dtype = tensor.dtype;
+      own.shape = tensor.shape();
+      own.fragments = own.replicas = FragmentList(own.shape.rank());
+      own.fragments.add(in_file(tensor, file));
+      add_part(weight.stored, own, joined->second, part, true);
+      weight.computes = true;
+      continue;
+    }
     if (weight.computes && (weight.dtype != tensor.dtype || weight.stored.has_value() == is_placeholder ||
                             (weight.stored && weight.stored->shape != tensor.shape())))
       return corrupt(what + ": expected it as in the files of other ranks, got " +
@@ -107,14 +182,17 @@ Status DeepspeedReader::add_module(const ModelStates& states, std::uint32_t file
 // The layers of a pipeline, and experts.
 Status DeepspeedReader::read_module_files() {
   std::vector<std::string> names, prefixes;
-  for (const auto& [layer, name] : set_.layers) {
+  std::vector<Index> parts;
+  for (const auto& [number, name] : set_.layers) {
     names.push_back(name);
-    prefixes.push_back(std::to_string(layer) + ".");
+    prefixes.push_back(std::to_string(number.first) + ".");
+    parts.push_back(number.second);
   }
   TRY(check_experts(set_, first().experts));
   for (const auto& [number, name] : set_.experts) {
     names.push_back(name);
     prefixes.emplace_back();
+    parts.push_back(0);
   }
   const auto base = static_cast<std::uint32_t>(catalog_.files.size());
   const auto contents = TRY(read_files<ModelStates>(
@@ -125,7 +203,15 @@ Status DeepspeedReader::read_module_files() {
           out.module.push_back({prefixes[number - base] + entry.name, entry.tensor});
         return out;
       }));
-  for (std::size_t i = 0; i < contents.size(); ++i) TRY(add_module(contents[i], base + static_cast<std::uint32_t>(i)));
+  if (tensor_ranks_ > 1 && !set_.layers.empty()) {
+    std::vector<std::map<std::string, Dims>> shapes(static_cast<std::size_t>(tensor_ranks_));
+    for (std::size_t i = 0; i < set_.layers.size(); ++i)
+      for (const NamedTensor& t : contents[i].module)
+        shapes[static_cast<std::size_t>(parts[i])].emplace(t.name, t.tensor.shape());
+    TRY(join_parts_of(shapes));
+  }
+  for (std::size_t i = 0; i < contents.size(); ++i)
+    TRY(add_module(contents[i], base + static_cast<std::uint32_t>(i), parts[i]));
   if (!first().has_module && set_.layers.empty() && !set_.is_universal)
     return io_error(catalog_.root +
                     ": missing the files layer_00-model_states.pt and so on, a pipeline's weights: its " +
@@ -286,7 +372,8 @@ void DeepspeedReader::describe_run(Weights wanted) {
   catalog_.attributes.emplace_back("format",
                                    "DeepSpeed" + (first().version.empty() ? std::string() : " " + first().version));
   std::string text = optimizer_ + ", " + count_of(ranks_, "data-parallel rank");
-  if (!set_.layers.empty()) text += ", " + count_of(parts(), "pipeline stage");
+  if (!set_.layers.empty()) text += ", " + count_of(parts() / tensor_ranks_, "pipeline stage");
+  if (tensor_ranks_ > 1) text += ", " + count_of(tensor_ranks_, "tensor-parallel rank");
   if (first().steps) text += ", step " + with_commas(*first().steps);
   catalog_.attributes.emplace_back("saved", text);
   if (has_masters_)
@@ -298,6 +385,7 @@ void DeepspeedReader::describe_run(Weights wanted) {
 
 Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
+  families_ = Families(options.own_family);
   catalog_.root = set_.root;
   catalog_.latest_file = set_.latest;
   for (const std::string_view script : kScripts)

@@ -42,11 +42,13 @@ class DeepspeedReader : public TensorFileReader {
   Result<std::vector<T>> read_files(const std::vector<std::string>& names, const Read& read);
 
   Status read_models(const OpenOptions& options);
-  Status add_module(const ModelStates& states, std::uint32_t file);
+  Status find_parts();
+  Status join_parts_of(const std::vector<std::map<std::string, Dims>>& shapes);
+  Status add_module(const ModelStates& states, std::uint32_t file, Index part);
   Status read_module_files();
   Status join_frozen();
   Status read_optimizers();
-  Status add_parameters(const std::vector<RankStates>& ranks, const std::vector<FlatParameter>& parameters);
+  Status add_parameters(const std::vector<RankStates>& ranks, const std::vector<FlatParameter>& parameters, Index part);
   Status add_parameter_group(std::size_t g, const ParameterGroup& group, std::uint32_t file,
                              const std::vector<std::string>& names);
   Status read_plain_optimizer();
@@ -72,6 +74,7 @@ class DeepspeedReader : public TensorFileReader {
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 
   FileSet set_;
+  Families families_;
   const TensorFile* first_file_ = nullptr;
   std::map<std::pair<Index, Index>, ModelStates> models_;  // by part and rank
   std::map<std::pair<Index, Index>, std::uint32_t> model_files_;
@@ -79,8 +82,10 @@ class DeepspeedReader : public TensorFileReader {
   std::map<std::string, std::string> shared_;
   std::set<std::string> universal_;  // parameters that have a directory
   std::set<std::string> left_out_;
-  std::string optimizer_;  // for people: "ZeRO 3"
-  Index ranks_ = 0;        // data-parallel
+  std::string optimizer_;                      // for people: "ZeRO 3"
+  Index ranks_ = 0;                            // data-parallel
+  Index tensor_ranks_ = 1;                     // tensor-parallel ones, whose numbers among the parts run fastest
+  std::map<std::string, JoinedParts> joined_;  // of each parameter, where there are several of them
   bool has_masters_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "formats/tensor_files/parameter_ids.h"
+#include "formats/tensor_files/part_pieces.h"
 #include "lib/base/text.h"
 
 namespace reshard::megatron {

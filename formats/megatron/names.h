@@ -66,8 +66,6 @@ Result<Dims> whole_shape(const Cut& cut, const Dims& local, Index ranks);
 Result<Dims> local_shape(const Cut& cut, const Dims& shape, Index ranks);
 // Where the boxes of a rank's part lie in the whole.
 std::vector<LocalBox> parts_of_rank(const Cut& cut, const Dims& local, Index rank, Index ranks);
-// What of a stored piece of a rank's part lies in `part`, as a piece of the whole; nothing where nothing does.
-std::optional<Fragment> in_whole(const Fragment& local, const LocalBox& part, Index element_bytes);
 
 // "optimizer.state.<parameter>.exp_avg"
 std::string state_name(std::string_view parameter, std::string_view word);

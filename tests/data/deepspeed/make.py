@@ -18,6 +18,7 @@ import torch
 TINY = dict(vocab_size=23, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
             num_key_value_heads=1, tie_word_embeddings=False)
 ODD = dict(TINY, vocab_size=21, hidden_size=6, intermediate_size=7, num_attention_heads=3)
+EVEN = dict(TINY, num_key_value_heads=2)
 TIED = dict(TINY, tie_word_embeddings=True)
 # world, ZeRO stage, model; optional: groups (weight decay split), frozen (parts of names), zero (further options), buffers,
 # moe, universal, pipe, dtype, grad_fp32 (BF16_Optimizer)
@@ -33,7 +34,14 @@ VARIANTS = {
     "z3_frozen_tied": dict(world=3, stage=3, model=TIED, groups=True, frozen=["layers.0.", "layers.1.mlp"], buffers=True),
     "z3_subgroups":  dict(world=2, stage=3, model=ODD, groups=True, zero=dict(sub_group_size=150)),
     "z3_universal":  dict(world=2, stage=3, model=dict(TINY, num_hidden_layers=1), groups=True, universal=True),
+    "z2_lora":       dict(world=2, stage=2, model=dict(TINY, num_hidden_layers=1), lora=True),
+    "z2_lora_alone": dict(world=2, stage=2, model=dict(TINY, num_hidden_layers=1), lora=True, alone=True),
+    "z3_lora_alone": dict(world=2, stage=3, model=dict(TINY, num_hidden_layers=1), lora=True, alone=True),
+    "z1_autotp":     dict(world=4, stage=1, model=EVEN, groups=True, autotp=2),
+    "z2_autotp":     dict(world=4, stage=2, model=EVEN, groups=True, autotp=2),
+    "z3_autotp":     dict(world=4, stage=3, model=EVEN, autotp=2),
     "pipe":          dict(world=4, stage=1, model=TINY, pipe=2),
+    "pipe_tp2":      dict(world=4, stage=1, model=dict(EVEN, vocab_size=24), pipe=2, tp=2),
     "pipe_odd":      dict(world=3, stage=0, model=dict(TINY, num_hidden_layers=3), pipe=3),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -56,6 +64,9 @@ def build_model(v):
     model = LlamaForCausalLM(cfg)
     if v.get("buffers"):                      # a persistent buffer: lands in buffer_names
         model.model.register_buffer("position_scale", torch.linspace(0.5, 1.5, 7))
+    if v.get("lora"):
+        import peft
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
     if v.get("moe"):
         from deepspeed.moe.layer import MoE
         class Block(torch.nn.Module):         # DeepSpeed's MoE returns a tuple
@@ -86,6 +97,7 @@ def ds_config(v):
          "communication_data_type": "fp32"}
     if d == "bf16": c["bf16"] = {"enabled": True}
     if d == "fp16": c["fp16"] = {"enabled": True, "initial_scale_power": 4}
+    if v.get("autotp"): c["tensor_parallel"] = {"autotp_size": v["autotp"]}
     if v.get("grad_fp32"): c["data_types"] = {"grad_accum_dtype": "fp32"}
     return c
 
@@ -104,7 +116,7 @@ def rank_main(rank, v, ckpt, store):
     model, cfg = build_model(v)
     named = dict(model.named_parameters())
     shapes = {n: tuple(p.shape) for n, p in named.items()}
-    frozen = [n for n in named if any(f in n for f in v.get("frozen", []))]
+    frozen = [n for n in named if any(f in n for f in v.get("frozen", [])) or v.get("lora") and "lora_" not in n]
     with torch.no_grad():
         for n, p in named.items():
             # experts are numbered per rank: name them globally before asking for their values
@@ -128,12 +140,12 @@ def rank_main(rank, v, ckpt, store):
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     if v.get("zero", {}).get("round_robin_gradients"):
         set_flat(engine.optimizer, names)
-    for p in engine.module.parameters():
-        n = names[id(p)]
+    for n, p in engine.module.named_parameters():
+        if not v.get("autotp"): n = names[id(p)]
         if n in frozen or v.get("zero", {}).get("round_robin_gradients"): continue
         gname = global_name(n, v, rank)
         for kind in ("fp32", "exp_avg", "exp_avg_sq"):
-            t = value(kind, gname, shapes[n])
+            t = part_of(value(kind, gname, shapes[n]), p, v)
             if v["stage"] == 3:
                 k = p.ds_tensor.numel()
                 loc = torch.cat([t.flatten(), torch.zeros(k * w - t.numel())])[rank * k:(rank + 1) * k]
@@ -154,11 +166,20 @@ def rank_main(rank, v, ckpt, store):
                 assert torch.equal(p.data, value("fp32", n, shapes[n]).to(p.dtype)), n
     elif v["stage"]:
         o.update_lp_params()
-        for n, p in named.items():
-            assert torch.equal(p.data, value("fp32", global_name(n, v, rank), shapes[n]).to(p.dtype)), n
-    engine.save_checkpoint(ckpt, client_state={"client_note": "kept by the user", "epoch": 3})
+        for n, p in engine.module.named_parameters():
+            assert torch.equal(p.data, part_of(value("fp32", global_name(n, v, rank), shapes[n]), p, v).to(p.dtype)), n
+    engine.save_checkpoint(ckpt, client_state={"client_note": "kept by the user", "epoch": 3},
+                           exclude_frozen_parameters=bool(v.get("alone")))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def part_of(t, p, v):
+    """What this tensor-parallel rank has of it, as AutoTP's own layers say."""
+    meta = getattr(p, "ds_autotp_universal_checkpoint_meta", None)
+    if not v.get("autotp") or not meta or meta.get("replicated") or meta.get("partition_dim") is None: return t
+    from deepspeed.utils import groups
+    return t.chunk(v["autotp"], meta["partition_dim"])[groups.get_tensor_model_parallel_rank()].contiguous()
 
 
 def set_flat(o, names):
@@ -188,23 +209,24 @@ class PipeEmbed(torch.nn.Module):
     def __init__(self, v, h): super().__init__(); self.word_embeddings = torch.nn.Embedding(v, h)
     def forward(self, ids): return self.word_embeddings(ids)
 class PipeBlock(torch.nn.Module):
-    def __init__(self, cfg):
+    def __init__(self, cfg, tp):
         super().__init__()
         h, f, a, k = cfg["hidden_size"], cfg["intermediate_size"], cfg["num_attention_heads"], cfg["num_key_value_heads"]
         d = h // a
+        a, k, f = a // tp, k // tp, f // tp
         lin = lambda i, o: torch.nn.Linear(i, o, bias=False)
         self.input_layernorm = torch.nn.RMSNorm(h); self.post_attention_layernorm = torch.nn.RMSNorm(h)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = lin(h, a * d), lin(h, k * d), lin(h, k * d), lin(a * d, h)
         self.gate_proj, self.up_proj, self.down_proj = lin(h, f), lin(h, f), lin(f, h)
         self.a, self.k, self.d = a, k, d
     def forward(self, x):
-        b, t, h = x.shape
+        b, t, _ = x.shape
         y = self.input_layernorm(x)
         q = self.q_proj(y).view(b, t, self.a, self.d).transpose(1, 2)
         k = self.k_proj(y).view(b, t, self.k, self.d).transpose(1, 2).repeat_interleave(self.a // self.k, 1)
         w = self.v_proj(y).view(b, t, self.k, self.d).transpose(1, 2).repeat_interleave(self.a // self.k, 1)
         o = torch.softmax(q @ k.transpose(-1, -2), -1) @ w
-        x = x + self.o_proj(o.transpose(1, 2).reshape(b, t, h))
+        x = x + self.o_proj(o.transpose(1, 2).reshape(b, t, -1))
         y = self.post_attention_layernorm(x)
         return x + self.down_proj(torch.nn.functional.silu(self.gate_proj(y)) * self.up_proj(y))
 class PipeHead(torch.nn.Module):
@@ -212,11 +234,11 @@ class PipeHead(torch.nn.Module):
     def forward(self, x): return self.lm_head(x)
 
 
-def pipe_layers(v):
+def pipe_layers(v, tp=1):
     """(index in the layer list, module factory, hf prefix of its parameters)"""
-    m = v["model"]; out = [(PipeEmbed, (m["vocab_size"], m["hidden_size"]))]
-    out += [(PipeBlock, (m,))] * m["num_hidden_layers"]
-    out += [(torch.nn.RMSNorm, (m["hidden_size"],)), (PipeHead, (m["vocab_size"], m["hidden_size"]))]
+    m = v["model"]; out = [(PipeEmbed, (m["vocab_size"] // tp, m["hidden_size"]))]
+    out += [(PipeBlock, (m, tp))] * m["num_hidden_layers"]
+    out += [(torch.nn.RMSNorm, (m["hidden_size"],)), (PipeHead, (m["vocab_size"] // tp, m["hidden_size"]))]
     return out
 
 
@@ -227,8 +249,18 @@ def pipe_main(rank, v, ckpt):
     torch.manual_seed(1)
     m = v["model"]
     loss_fn = lambda out, lab: torch.nn.functional.cross_entropy(out.float().flatten(0, 1), lab.flatten())
-    model = PipelineModule([LayerSpec(c, *a) for c, a in pipe_layers(v)], num_stages=v["pipe"], loss_fn=loss_fn,
-                           partition_method="uniform")
+    layout = {"num_stages": v["pipe"]}
+    if v.get("tp"):
+        from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+        layout = {"topology": PipeModelDataParallelTopology(num_pp=v["pipe"], num_mp=v["tp"], num_dp=1)}
+    model = PipelineModule([LayerSpec(c, *a) for c, a in pipe_layers(v, v.get("tp", 1))], loss_fn=loss_fn,
+                           partition_method="uniform", **layout)
+    part = rank % v.get("tp", 1)              # of the pipe, model and data axes model is the last with more than one
+    def value(kind, name, shape):             # this tensor-parallel rank's rows or columns
+        whole = true_names(v)[0][name]
+        cut = [d for d in range(len(whole)) if whole[d] != shape[d]]
+        t = globals()["value"](kind, name, whole)
+        return t.chunk(v["tp"], cut[0])[part].contiguous() if cut else t
     named = dict(model.named_parameters())
     with torch.no_grad():
         for n, p in named.items(): p.copy_(value("fp32", n, p.shape))
@@ -304,7 +336,7 @@ def make(name, out):
     dt = DTYPES[v.get("dtype", "bf16")]
     full = {n: value("fp32", n, s).to(dt) for n, s in shapes.items()}
     full.update({n: b.clone() for n, b in buffers.items()})     # DeepSpeed casts the parameters, not the buffers
-    frozen = [n for n in shapes if any(f in n for f in v.get("frozen", []))]
+    frozen = [n for n in shapes if any(f in n for f in v.get("frozen", [])) or v.get("lora") and "lora_" not in n]
     optim = {f"{k}.{n}": value(k, n, s) for n, s in shapes.items() if n not in frozen
              for k in ("fp32", "exp_avg", "exp_avg_sq") if not (v.get("dtype") == "fp32" and k == "fp32")}
     tied = bool(v["model"].get("tie_word_embeddings"))

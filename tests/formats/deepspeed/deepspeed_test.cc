@@ -29,9 +29,9 @@ using testing::HasSubstr;
 // Saves of DeepSpeed 0.19.8 (tests/data/deepspeed/make.py), with what they hold as digests: the model under Hugging
 // Face's names, and masters and moments ("fp32.NAME", "exp_avg.NAME").
 constexpr const char* kSaves[] = {
-    "z0",      "z1_universal",  "bf16opt",        "z2_align",     "z2_fp16",      "z2_frozen_tied",
-    "z2_moe",  "z2_roundrobin", "z3_frozen_tied", "z3_subgroups", "z3_universal", "pipe",
-    "pipe_odd"};
+    "z0",       "z1_universal",  "bf16opt",        "z2_align",     "z2_fp16",      "z2_frozen_tied",
+    "z2_moe",   "z2_roundrobin", "z3_frozen_tied", "z3_subgroups", "z3_universal", "pipe",
+    "pipe_odd", "pipe_tp2",      "z1_autotp"};
 
 std::string saved(const std::string& name) { return test_data("deepspeed/" + name); }
 
@@ -278,6 +278,55 @@ TEST_F(Deepspeed, AUniversalCheckpointOfWeightsAlone) {
   ASSERT_EQ(reshard_cli({"convert", model, out, "--to", "deepspeed-universal", "-q"}).exit_code, 0);
   ASSERT_EQ(reshard_cli({"convert", out, dir_ / "back", "--to", "hf", "-q"}).exit_code, 0);
   EXPECT_EQ(digests_of(load_checkpoint(dir_ / "back")), read_digests(source + ".hf.json"));
+}
+
+// Saves of adapters beside a frozen model, and of the adapters alone, as the Trainer makes them of PEFT's models.
+TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
+  for (const std::string name : {"z2_lora", "z2_lora_alone"}) {
+    const std::string out = dir_ / name, top = out + "/global_step1_universal/";
+    ASSERT_EQ(convert(saved(name), out, {"--to", "deepspeed-universal"}), "") << name;
+    const auto truth = read_digests(saved(name) + ".optim.json");
+    EXPECT_EQ(optimizer_of(load_checkpoint(out)).vectors, truth) << name;
+    std::set<std::string> wanted, written;
+    for (const auto& [key, digest] : truth) wanted.insert(key.substr(key.find('.') + 1));
+    for (const auto& entry : fs::directory_iterator(top + "zero"))
+      if (entry.is_directory()) written.insert(entry.path().filename().string());
+    EXPECT_EQ(written, wanted) << "the names of the modules that are trained";
+    if (name == "z2_lora_alone") {  // beside the model adapters are a warning, of the source too
+      const CommandResult verified = reshard_cli({"verify", out, "--fail-on", "warning"});
+      EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+      continue;
+    }
+    TensorValues model;
+    for (const auto& [key, value] : load_checkpoint(out))
+      if (key.starts_with("base_model.")) model.emplace(key, value);
+    EXPECT_EQ(digests_of(model), read_digests(saved(name) + ".hf.json"));
+  }
+}
+
+// Parameters that were not trained have no states, and are in the model states.
+TEST_F(Deepspeed, FrozenParametersGoToAUniversalCheckpoint) {
+  for (const std::string name : {"z2_frozen_tied", "z3_frozen_tied"}) {
+    const std::string out = dir_ / name, back = dir_ / (name + ".hf");
+    ASSERT_EQ(convert(saved(name), out, {"--to", "deepspeed-universal"}), "") << name;
+    EXPECT_EQ(optimizer_of(load_checkpoint(out)).vectors, read_digests(saved(name) + ".optim.json"));
+    ASSERT_EQ(convert(out, back, {"--to", "hf"}), "");
+    EXPECT_EQ(digests_of(load_checkpoint(back)), read_digests(saved(name) + ".hf.json"));
+  }
+}
+
+TEST_F(Deepspeed, PartsOfTensorParallelRanksAreChecked) {
+  const std::string pipe = copy("pipe_tp2") + "/global_step1/", both = dir_ / "pipe_tp2";
+  fs::rename(pipe + "layer_02-model_01-model_states.pt", dir_ / "kept");
+  EXPECT_THAT(error_of(both), HasSubstr("missing 1 file ('global_step1/layer_02-model_01-model_states.pt')"));
+  fs::copy(pipe + "layer_01-model_01-model_states.pt", pipe + "layer_02-model_01-model_states.pt");
+  EXPECT_EQ(error_of(both), "opened");  // of the same shapes
+  const std::string tp = copy("z1_autotp");
+  edit(tp + "/global_step1/mp_rank_00_model_states.pt", [](const std::string& name, std::string& payload) {
+    if (!name.ends_with("data.pkl")) return;
+    for (std::size_t at; (at = payload.find("universal_checkpoint_info")) != std::string::npos;) payload[at] = 'X';
+  });
+  EXPECT_THAT(error_of(tp), HasSubstr("how their parts join is not in the files; ds_to_universal.py"));
 }
 
 TEST_F(Deepspeed, MissingFilesAreNamed) {
