@@ -150,7 +150,7 @@ Result<std::unique_ptr<Unpacking>> Unpacking::make(Reader& source, const Wanted&
   }
   // What wraps a model is told by its parameters' names, some of which are there only now.
   out->catalog_.parts.clear();
-  TRY(find_parts(out->catalog_, {}, wanted.has_model_names, wanted.model.families));
+  TRY(find_parts(out->catalog_, {}, stored.has_model_names, wanted.model.families));
   if (!plain.is_null() && !quantization.is_null()) config.text = python_text(plain);
   notes.left_out.push_back(std::move(applied));
   return out;
