@@ -299,8 +299,10 @@ TEST_F(Deepspeed, AdaptersGoOnTrainingFromAUniversalCheckpoint) {
     }
     TensorValues model;
     for (const auto& [key, value] : load_checkpoint(out))
-      if (key.starts_with("base_model.")) model.emplace(key, value);
-    EXPECT_EQ(digests_of(model), read_digests(saved(name) + ".hf.json"));
+      if (key.starts_with("base_model.") && key.find("lora_") == std::string::npos) model.emplace(key, value);
+    auto frozen = read_digests(saved(name) + ".hf.json");
+    std::erase_if(frozen, [](const auto& t) { return t.first.find("lora_") != std::string::npos; });
+    EXPECT_EQ(digests_of(model), frozen);
   }
 }
 
@@ -360,8 +362,7 @@ TEST_F(Deepspeed, MissingFilesAreNamed) {
     fs::copy(path + "/global_step1/layer_01-model_states.pt",
              path + "/global_step1/layer_01-model_" + rank + "-model_states.pt");
   fs::remove(path + "/global_step1/layer_01-model_states.pt");
-  EXPECT_THAT(error_of(path), AllOf(HasSubstr("D/global_step1/layer_01-model_01-model_states.pt: a layer of one"),
-                                    HasSubstr("ds_to_universal.py")));
+  EXPECT_THAT(error_of(path), HasSubstr("D: missing 4 files ('global_step1/layer_00-model_01-model_states.pt'"));
   // ZeRO 2's model is whole without its optimizer.
   path = copy("z2_frozen_tied");
   for (const char* rank : {"0", "1"})
