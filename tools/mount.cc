@@ -167,7 +167,9 @@ Result<int> mount_image(const MountOptions& options) {
     std::fprintf(stderr, "\rread      %s\x1b[K", human_bytes(bytes).c_str());
   };
   how.failed = [&](const std::string& line) {
-    std::fprintf(stderr, "reshard: error: %s\n", printable_lines(line).c_str());
+    std::fputs("reshard: error: ", stderr);
+    print_lines(stderr, line);
+    std::fputc('\n', stderr);
   };
   TRY(serve_image(listing, make, how));
   if (redraws && shown >= 0) std::fprintf(stderr, "\r\x1b[K");

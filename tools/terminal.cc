@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
+#include <new>
 
 #include "lib/base/printable.h"
 #include "lib/base/text.h"
@@ -130,14 +131,18 @@ void set_json_errors(bool are_wanted) { wants_json = are_wanted; }
 
 int report_error(const Error& error, const std::string& rank) {
   std::fflush(stdout);
-  std::fprintf(stderr, "reshard%s: error: %s\n", rank.c_str(), printable_lines(error.message()).c_str());
+  std::fprintf(stderr, "reshard%s: error: ", rank.c_str());
+  print_lines(stderr, error.message());
+  std::fputc('\n', stderr);
   const int code = static_cast<int>(error.code());
-  if (wants_json && !has_answered)
-    show_json(answer_json("error").set("error", Json::object()
-                                                    .set("code", code)
-                                                    .set("kind", kind_of(error.code()))
-                                                    .set("message", valid_utf8(error.message()))),
-              2);
+  if (!wants_json || has_answered) return code;
+  try {
+    Json json = Json::object();
+    json.set("code", code).set("kind", kind_of(error.code())).set("message", valid_utf8(error.message()));
+    show_json(answer_json("error").set("error", std::move(json)), 2);
+  } catch (const std::bad_alloc&) {
+    // The message on the error stream has to do.
+  }
   return code;
 }
 

@@ -246,11 +246,11 @@ Mismatches compare_shapes(const DescribedModel& subject, const StoredModel& stor
       if (subject.catalog.vocabulary == 0) out.padded_rows = m.tensor->shape[0];
       continue;
     }
-    (!explain_flat(found->shape, p.shape).empty() ? out.flat
-     : has_other_vocabulary(m)                    ? out.vocabulary
-     : m.difference == Difference::kPart          ? out.parts
-     : m.difference == Difference::kConcatenated  ? out.concatenated
-                                                  : out.others)
+    (!p.is_scale && !explain_flat(found->shape, p.shape).empty() ? out.flat
+     : has_other_vocabulary(m)                                   ? out.vocabulary
+     : m.difference == Difference::kPart                         ? out.parts
+     : m.difference == Difference::kConcatenated                 ? out.concatenated
+                                                                 : out.others)
         .push_back(m);
   }
   take_flat_parts(out);

@@ -270,67 +270,89 @@ bool is_printable(char32_t c) {
   return std::none_of(std::begin(kUnprintable), std::end(kUnprintable), contains);
 }
 
-void append_hex_bytes(std::string& out, std::string_view bytes) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  for (const char byte : bytes) {
-    const auto code = static_cast<unsigned char>(byte);
-    out += {'\\', 'x', kHex[code >> 4], kHex[code & 0xf]};
-  }
-}
-
-// Appends `text` with each character that cannot be printed replaced by what `escape` appends for its bytes.
-template <typename Escape>
-std::string escaped_text(std::string_view text, const Escape& escape) {
-  std::string out;
-  out.reserve(text.size());
+// Passes `text` to `out` in pieces. What cannot be printed is passed to `escape`, with its bytes and the character that
+// they are, if they are one. Takes no memory itself.
+template <typename Out, typename Escape>
+void write_escaped(std::string_view text, const Out& out, const Escape& escape) {
   while (!text.empty()) {
-    const auto plain = std::find_if_not(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
-    out.append(text.begin(), plain);
-    text.remove_prefix(static_cast<std::size_t>(plain - text.begin()));
+    const auto plain = static_cast<std::size_t>(
+        std::find_if_not(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; }) - text.begin());
+    if (plain > 0) out(text.substr(0, plain));
+    text.remove_prefix(plain);
     if (text.empty()) break;
     const auto c = first_character(text);
     const std::string_view bytes = text.substr(0, c ? c->bytes : 1);
     text.remove_prefix(bytes.size());
     if (c && is_printable(c->code))
-      out += bytes;
+      out(bytes);
     else
-      escape(out, bytes, c);
+      escape(bytes, c);
   }
-  return out;
+}
+
+template <typename Out>
+void write_hex_bytes(std::string_view bytes, const Out& out) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  for (const char byte : bytes) {
+    const auto code = static_cast<unsigned char>(byte);
+    const char escape[] = {'\\', 'x', kHex[code >> 4], kHex[code & 0xf]};
+    out(std::string_view(escape, sizeof escape));
+  }
+}
+
+// Passes a message to `out` with its line breaks, and all else as printable() has it.
+template <typename Out>
+void write_lines(std::string_view text, const Out& out) {
+  write_escaped(text, out, [&](std::string_view bytes, const std::optional<Character>&) {
+    if (bytes == "\n")
+      out(bytes);
+    else
+      write_hex_bytes(bytes, out);
+  });
 }
 
 }  // namespace
 
 std::string printable(std::string_view name) {
-  return escaped_text(name, [](std::string& out, std::string_view bytes, const std::optional<Character>&) {
-    append_hex_bytes(out, bytes);
-  });
+  std::string out;
+  out.reserve(name.size());
+  const auto append = [&](std::string_view piece) { out += piece; };
+  write_escaped(name, append,
+                [&](std::string_view bytes, const std::optional<Character>&) { write_hex_bytes(bytes, append); });
+  return out;
 }
 
 std::string printable_lines(std::string_view text) {
-  return escaped_text(text, [](std::string& out, std::string_view bytes, const std::optional<Character>&) {
-    if (bytes == "\n")
-      out += '\n';
-    else
-      append_hex_bytes(out, bytes);
-  });
+  std::string out;
+  out.reserve(text.size());
+  write_lines(text, [&](std::string_view piece) { out += piece; });
+  return out;
+}
+
+void print_lines(std::FILE* to, std::string_view text) {
+  write_lines(text, [to](std::string_view piece) { std::fwrite(piece.data(), 1, piece.size(), to); });
 }
 
 std::string printable_json(std::string_view text) {
-  return escaped_text(text, [](std::string& out, std::string_view bytes, const std::optional<Character>& c) {
+  std::string out;
+  out.reserve(text.size());
+  const auto append = [&](std::string_view piece) { out += piece; };
+  const auto append_unit = [&](char32_t unit) {
+    char escape[16];
+    std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(unit));
+    out += escape;
+  };
+  write_escaped(text, append, [&](std::string_view bytes, const std::optional<Character>& c) {
     if (bytes == "\n" || !c) {
       out += c ? bytes : "\xef\xbf\xbd";  // U+FFFD for what is no character
-      return;
+    } else if (c->code < 0x10000) {
+      append_unit(c->code);
+    } else {
+      append_unit(0xd800 + ((c->code - 0x10000) >> 10));
+      append_unit(0xdc00 + ((c->code - 0x10000) & 0x3ff));
     }
-    const auto append_unit = [&](char32_t unit) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", static_cast<unsigned>(unit));
-      out += escape;
-    };
-    if (c->code < 0x10000) return append_unit(c->code);
-    append_unit(0xd800 + ((c->code - 0x10000) >> 10));
-    append_unit(0xdc00 + ((c->code - 0x10000) & 0x3ff));
   });
+  return out;
 }
 
 std::string tensor_text(std::string_view name) { return "tensor '" + printable(name) + "'"; }

@@ -18,15 +18,15 @@
 
 namespace reshard {
 
-Result<std::optional<DirectoryLock>> DirectoryLock::take(const std::string& path) {
+Result<DirectoryLock> DirectoryLock::take(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0)
     return io_error(path + ": is in the way and " +
                     (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
                                                         : "cannot be opened: " + std::string(std::strerror(errno))));
   DirectoryLock lock(fd);
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return std::optional(std::move(lock));
-  if (errno == EWOULDBLOCK) return std::optional<DirectoryLock>();
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) return DirectoryLock(-1);
   return io_error(path + ": cannot lock: " + std::strerror(errno));
 }
 
@@ -36,25 +36,25 @@ DirectoryLock::~DirectoryLock() {
 
 Result<DirectoryLock> make_work(const std::string& work) {
   TRY(make_directory(work));
-  auto lock = TRY(DirectoryLock::take(work));
-  if (!lock) return usage_error(work + ": another reshard is writing there now");
+  DirectoryLock lock = TRY(DirectoryLock::take(work));
+  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
   const auto mark = [&]() -> Status {
     TRY(File::create(path_join(work, kMarker)));
     return sync_directory(work);  // before there is anything else in it
   };
   const Status marked = mark();
-  if (marked) return std::move(*lock);
+  if (marked) return lock;
   (void)remove_work(work);
   return marked.error();
 }
 
 Result<DirectoryLock> claim_work(const std::string& work) {
-  auto lock = TRY(DirectoryLock::take(work));
+  DirectoryLock lock = TRY(DirectoryLock::take(work));
   // A run may have been killed before it made the marker; an empty directory is nobody's loss.
   const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(walk(work)).empty();
   if (!is_ours) return usage_error(work + ": is in the way and was not made by reshard; move it elsewhere");
-  if (!lock) return usage_error(work + ": another reshard is writing there now");
-  return std::move(*lock);
+  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
+  return lock;
 }
 
 std::vector<std::string> journals_of_ranks(const std::string& work) {

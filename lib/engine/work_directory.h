@@ -26,8 +26,10 @@ inline std::string publishing_directory(const std::string& destination) { return
 // A directory that no other process can lock while this lives.
 class DirectoryLock {
  public:
-  // Nothing where another process holds the lock. An I/O error where `path` is no directory, or a link to one.
-  static Result<std::optional<DirectoryLock>> take(const std::string& path);
+  // Locks a directory; the result is not held if another process holds the lock. An I/O error if `path` is not a
+  // directory, or is a link to one.
+  static Result<DirectoryLock> take(const std::string& path);
+  bool is_held() const { return fd_ >= 0; }
   DirectoryLock(DirectoryLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   DirectoryLock& operator=(DirectoryLock&& other) noexcept {
     std::swap(fd_, other.fd_);

@@ -137,16 +137,20 @@ std::string name_in_files(const Family& family, std::string_view name) {
   return std::string(name);
 }
 
-// The model tensors of a catalog. One with experts has 100,000 of them, and some dozens of patterns. `examples`
-// receives the first tensor of each.
-NamePatterns model_names(const Catalog& catalog, std::vector<const Tensor*>* examples = nullptr) {
+// Returns the names of the model tensors of a catalog, those of a packed weight as its name. A model with experts has
+// 100,000 tensors and some dozens of patterns. `examples` receives the first tensor of each pattern that is not packed.
+NamePatterns model_names(const Catalog& catalog, const PackedWeights& packed = {},
+                         std::vector<const Tensor*>* examples = nullptr) {
   NamePatterns out;
-  for (const Tensor& tensor : catalog.tensors()) {
+  for (std::size_t i = 0; i < catalog.tensors().size(); ++i) {
+    const Tensor& tensor = catalog.tensors()[i];
     StateKey key = split_state_key(tensor.key());
     if (key.kind != StateKind::kModel) continue;
+    const PackedWeight* const weight = packed.of(i);
+    if (weight && !is_known_to_families(weight->packing)) key.parameter = weight->name;
     const std::size_t known = out.size();
     add_name(out, std::move(key.parameter));
-    if (examples && out.size() > known) examples->push_back(&tensor);
+    if (examples && out.size() > known && !packed.is_of(i)) examples->push_back(&tensor);
   }
   return out;
 }
@@ -552,7 +556,7 @@ std::string NameAgreement::text() const {
 }
 
 NameAgreement compare_names(const Family& family, const Catalog& catalog, const ModelConfig* config) {
-  return compare_names(family, model_names(catalog), config);
+  return compare_names(family, model_names(catalog, find_packed(catalog, config)), config);
 }
 
 std::optional<Convention> convention_without_config(const Catalog& catalog, Families families) {
@@ -565,10 +569,7 @@ std::optional<Convention> convention_without_config(const Catalog& catalog, Fami
 
 std::optional<Detected> detect_family(const Catalog& catalog, const ModelConfig* config, Families families) {
   std::vector<const Tensor*> examples;
-  const NamePatterns names = model_names(catalog, &examples);
-  const PackedWeights packed = find_packed(catalog, config);  // whose shapes are not those of their weights
-  std::erase_if(examples,
-                [&](const Tensor* t) { return packed.is_of(static_cast<std::size_t>(t - catalog.tensors().data())); });
+  const NamePatterns names = model_names(catalog, find_packed(catalog, config), &examples);
   const Family* family = config ? family_of_model_type(config->model_type, config->text_model_type, families) : nullptr;
   const bool is_said = family && most_frequent(*family, names) && !compare_names(*family, names, config).is_of_others();
   const auto as = [&](const Family& f) -> std::optional<Detected> {

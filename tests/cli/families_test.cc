@@ -140,7 +140,7 @@ TEST(FamiliesOnDisk, OlmoCoreNamesAloneAreOfNoFamily) {
   std::filesystem::copy(saved + "/model_and_optim", dir / "ck");
   const CommandResult unknown = reshard_cli({"convert", dir / "ck", dir / "hf", "--to", "hf"});
   EXPECT_EQ(unknown.exit_code, 4);
-  EXPECT_THAT(unknown.err, HasSubstr("no model family that is known names its tensors so"));
+  EXPECT_THAT(unknown.err, HasSubstr("its tensors have OLMo-core names, which several families' models have"));
   EXPECT_FALSE(path_exists(dir / "hf"));
 
   std::string text = read_file(saved + "/config.json");
@@ -265,7 +265,7 @@ class WrongExperts : public testing::Test {
 
 TEST_F(WrongExperts, OneThatIsMissing) {
   ASSERT_EQ(files_.erase("model.layers.1.mlp.experts.2.up_proj.weight"), 1u);
-  expect_refused(files_, HasSubstr("are missing, the first is 'model.layers.1.mlp.experts.2.up_proj.weight'"));
+  expect_refused(files_, HasSubstr("is missing, the first is 'model.layers.1.mlp.experts.2.up_proj.weight'"));
 }
 
 TEST_F(WrongExperts, OneOfAnotherShape) {
