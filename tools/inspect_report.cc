@@ -181,7 +181,7 @@ void print_remarks(const Inspection& in) {
   some("note", "2", notes);
 }
 
-void print_lines(const std::vector<Line>& lines) {
+void print_tensor_lines(const std::vector<Line>& lines) {
   std::size_t name = 0, dtype = 0, shape = 0;
   for (const Line& l : lines) {
     name = std::max(name, width_of(l.name));
@@ -218,7 +218,7 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
   if (!wanted.empty()) std::printf("\n");
   if (options.shards) {
     for (const std::size_t i : wanted) {
-      print_lines({line_of(in, i, tensors[i].name)});
+      print_tensor_lines({line_of(in, i, tensors[i].name)});
       print_shards(in.catalog(), tensors[i]);
     }
     return;
@@ -226,7 +226,7 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
   if (!options.filters.empty()) {
     std::vector<Line> lines;
     for (const std::size_t i : wanted) lines.push_back(line_of(in, i, tensors[i].name));
-    return print_lines(lines);
+    return print_tensor_lines(lines);
   }
   const std::size_t all = wanted.size();
   std::erase_if(wanted, [&](std::size_t i) { return split_state_key(tensors[i].key()).kind == StateKind::kOptimizer; });
@@ -234,7 +234,7 @@ void print_tensors(const Inspection& in, const ReportOptions& options) {
   std::vector<Line> lines = fold_tensors(in, wanted);
   const std::size_t folded = lines.size();
   lines.resize(std::min(folded, kShownLines));
-  print_lines(lines);
+  print_tensor_lines(lines);
   if (lines.size() < folded)
     std::printf("... %s more lines; --filter GLOB shows them\n",
                 with_commas(static_cast<Index>(folded - lines.size())).c_str());

@@ -124,7 +124,7 @@ Result<Index> check_scales(const PackedInput& in, const Dims& matrix) {
 }
 
 // The first of compressed-tensors' groups of modules that says the number; 0: none does.
-Index config_number(const Json& config, std::string_view member) {
+Index group_number(const Json& config, std::string_view member) {
   const Json* const groups = config.find("config_groups");
   const auto members = groups ? groups->as_object() : Result<std::span<const Json::Member>>(corrupt("none"));
   if (!members) return 0;
@@ -137,7 +137,7 @@ Index config_number(const Json& config, std::string_view member) {
 }
 
 Result<Groups> groups_of(const PackedInput& in, const Dims& matrix, Index count) {
-  return Groups::make(in, "g_idx", matrix[1], count, config_number(in.config, "group_size"));
+  return Groups::make(in, "g_idx", matrix[1], count, group_number(in.config, "group_size"));
 }
 
 Result<Dims> stored_shape(const PackedInput& in) {
@@ -163,7 +163,7 @@ OpenedMatrix open_packed_integers(const PackedInput& in) {
   const Dims& packed = in.tensor("packed").shape;
   if (packed.rank() != 2 || shape[0] != packed[0] || shape[1] < 1 || !checked_volume(shape))
     return in.corrupt_part("shape", "says " + to_string(shape) + " of a weight that is packed in " + to_string(packed));
-  const Index configured = config_number(in.config, "num_bits");
+  const Index configured = group_number(in.config, "num_bits");
   auto bits = bits_of(shape[1], packed[1]);
   const auto needed = checked_mul(shape[1], configured);
   if (!bits && configured <= 8 && needed && ceil_div(*needed, 32) == packed[1])

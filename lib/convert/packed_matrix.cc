@@ -37,7 +37,7 @@ std::string part_text(const PackedInput& in, std::string_view role) {
 
 // Calls visit(box) for boxes of at most kAtOnce elements that this one is cut into, in row-major order.
 template <class Visit>
-Status for_small_boxes(const Box& box, const Visit& visit) {
+Status for_blocks(const Box& box, const Visit& visit) {
   const Index rows = std::max<Index>(1, kAtOnce / box.shape[1]), columns = std::min(box.shape[1], kAtOnce);
   for (Index r = box.begin(0); r < box.end(0); r += rows)
     for (Index c = box.begin(1); c < box.end(1); c += columns)
@@ -82,7 +82,7 @@ Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const 
   std::vector<std::byte> rounded(is_rounded ? values.size() * static_cast<std::size_t>(byte_size(between)) : 0);
   auto* const bytes = reinterpret_cast<std::byte*>(values.data());
   std::byte* at = out.data();
-  return for_small_boxes(box, [&](const Box& small) -> Status {
+  return for_blocks(box, [&](const Box& small) -> Status {
     const Index n = volume(small);
     TRY(matrix.values(stored, small, std::span(values).first(static_cast<std::size_t>(n)), scratch));
     if (is_rounded) {

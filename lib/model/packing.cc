@@ -244,7 +244,7 @@ class Unpacker {
     const Index d = c.head_dim(), heads = c.num_attention_heads(), kv_heads = c.num_key_value_heads();
     TRY(check_head_rows(c));
     const Index group = heads / kv_heads, blocks = group + 2;
-    PackedPart part{.name = part_name(0, name_.expert), .shape = shape_, .row_group = d};
+    PackedPart part{part_name(0, name_.expert), shape_, -1, {}, false, d};
     const auto add = [&](Index block, Index stored) { part.rows.push_back({block * d, stored * d, d, 1}); };
     for (Index head = 0; head < heads; ++head) add(head / group * blocks + head % group, head);
     for (Index kv = 0; kv < kv_heads; ++kv) add(kv * blocks + group, heads + kv);
@@ -264,7 +264,7 @@ class Unpacker {
     const auto here = sizes.begin() + static_cast<std::ptrdiff_t>(stored.section);
     const Index before = std::accumulate(sizes.begin(), here, Index{0});
     const Index all = std::accumulate(here, sizes.end(), before);
-    PackedPart part{.name = part_name(0, name_.expert), .shape = shape_, .transposed = transposed};
+    PackedPart part{part_name(0, name_.expert), shape_, -1, {}, transposed, 1};
     if (transposed) {
       swap_last_two(part.shape);
       part.shape[part.shape.rank() - 1] = all;
