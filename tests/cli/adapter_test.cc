@@ -208,7 +208,7 @@ TEST_P(ExpertAdapterTest, ThatFitsNoParameterIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Experts, ExpertAdapterTest, testing::Values("qwen", "oss"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& experts) { return experts.param; });
 
 TEST_F(AdapterTest, AnAlphaOfZeroIsNotedAndMayBeGiven) {
   set_config(R"({"r": 4, "lora_alpha": 0})");  // as verl writes it, for its users to fill in

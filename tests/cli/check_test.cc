@@ -166,8 +166,9 @@ TEST(Check, SkippedChecksLookAtNothingAndTitlesHold) {
   const auto checks = *json.get_array("checks");
   std::set<std::string> skipped;
   for (const Json& check : checks) {
-    if (*check.get_string("id") == "stages")
+    if (*check.get_string("id") == "stages") {
       EXPECT_EQ(*check.get_string("title"), "every pipeline stage has layers, and stages of equal work are possible");
+    }
     if (check.find("skipped")->is_null()) continue;
     skipped.emplace(*check.get_string("id"));
     EXPECT_EQ(*check.get_index("looked_at"), 0) << *check.get_string("id");

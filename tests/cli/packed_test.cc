@@ -156,7 +156,9 @@ TEST_F(PackedTest, AreHeldWholeByEveryRank) {
   EXPECT_EQ(checked.exit_code, 0) << checked.out;
   const OpenCheckpoint out = must(open_checkpoint(dir_ / "out"));
   for (const Tensor& t : out.reader->catalog().tensors())
-    if (!is_ordinary(t.name)) EXPECT_EQ(t.fragments.size(), t.elements() > 0 ? 1U : 0U) << t.name;
+    if (!is_ordinary(t.name)) {
+      EXPECT_EQ(t.fragments.size(), t.elements() > 0 ? 1U : 0U) << t.name;
+    }
 }
 
 TEST_F(PackedTest, VerifyFindsNothingWrong) {

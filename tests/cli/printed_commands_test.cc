@@ -92,11 +92,11 @@ TEST_F(PrintedCommands, PassWhateverWasConverted) {
                          "--weights model"};
   for (const std::string& to : targets)
     for (const std::string& change : changes) expect_passes("hf", "out", to + " " + change);
-  for (const std::string& to : {"--to dcp --names torchtitan", "--to dcp --names keep --mesh dp_shard=3"})
+  for (const std::string to : {"--to dcp --names torchtitan", "--to dcp --names keep --mesh dp_shard=3"})
     expect_passes("hf", "out", to);
   const std::string state = sample("fsdp2_tp2_optim") + "/checkpoint";
-  for (const std::string& change : {"--to hf", "--to dcp", "--to dcp --part optimizer", "--to dcp --part model",
-                                    "--to hf --dtype float16", "--to dcp --exclude 'optim*'"})
+  for (const std::string change : {"--to hf", "--to dcp", "--to dcp --part optimizer", "--to dcp --part model",
+                                   "--to hf --dtype float16", "--to dcp --exclude 'optim*'"})
     expect_passes(state, "out", change);
 }
 

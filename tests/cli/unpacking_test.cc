@@ -51,7 +51,7 @@ class UnpackingTest : public testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Libraries, UnpackingTest, testing::ValuesIn(cases()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& library) { return library.param; });
 
 TEST_P(UnpackingTest, GivesTheLibrarysBitsInEachDtype) {
   for (const std::string dtype : {"bfloat16", "float16", "float32"}) {
@@ -105,7 +105,9 @@ TEST_P(UnpackingTest, SurvivesTensorsOfOtherShapesAndValues) {
       fs::copy_file(this->source() + "/config.json", source + "/config.json");
       const CommandResult r = reshard_cli(command(source, source + ".out", "float32"));
       EXPECT_THAT(r.exit_code, testing::AnyOf(0, 3, 4)) << name << " " << i << ": " << r.err;
-      if (r.exit_code != 0) EXPECT_THAT(r.err, HasSubstr("layers.0.proj.")) << name << " " << i;
+      if (r.exit_code != 0) {
+        EXPECT_THAT(r.err, HasSubstr("layers.0.proj.")) << name << " " << i;
+      }
     }
   }
 }

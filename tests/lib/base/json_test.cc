@@ -121,8 +121,8 @@ TEST(Json, LimitsDepthAndNumberOfValues) {
   EXPECT_TRUE(parse_json(std::string(64, '[') + std::string(64, ']'), "t.json"));
   EXPECT_EQ(refusal(std::string(65, '[') + std::string(65, ']')), "t.json@0x40: expected at most 64 levels of nesting");
   EXPECT_EQ(refusal(std::string(1'000'000, '[')), "t.json@0x40: expected at most 64 levels of nesting");
-  EXPECT_EQ(refusal("[0,0,0]", {.values = 3}), "t.json@0x6: expected at most 3 values");
-  EXPECT_EQ(to_text(*parse_json("[0,0]", "t.json", {.values = 3})), "[0,0]");
+  EXPECT_EQ(refusal("[0,0,0]", {.values = 3, .until = {}}), "t.json@0x6: expected at most 3 values");
+  EXPECT_EQ(to_text(*parse_json("[0,0]", "t.json", {.values = 3, .until = {}})), "[0,0]");
 }
 
 TEST(Json, AMessageStaysShortHoweverLongTheToken) {
@@ -266,8 +266,9 @@ TEST(Json, AListMadeItemByItemIsWrittenAsItStands) {
 
 TEST(Json, MembersHandedOverNoLongerCount) {
   const auto ignore = [](const std::string&, Json) -> Status { return {}; };
-  EXPECT_TRUE(parse_json_members(R"({"a":[1,2,3],"b":[1,2,3],"c":[1,2,3]})", "t.json", ignore, {.values = 8}));
-  EXPECT_FALSE(parse_json_members(R"({"a":[1,2,3],"b":[1,2,3,4,5,6]})", "t.json", ignore, {.values = 8}));
+  EXPECT_TRUE(
+      parse_json_members(R"({"a":[1,2,3],"b":[1,2,3],"c":[1,2,3]})", "t.json", ignore, {.values = 8, .until = {}}));
+  EXPECT_FALSE(parse_json_members(R"({"a":[1,2,3],"b":[1,2,3,4,5,6]})", "t.json", ignore, {.values = 8, .until = {}}));
 }
 
 TEST(Json, EveryPrefixOfATextIsRefused) {

@@ -371,8 +371,9 @@ TEST_F(ResumeTest, WhatWasChangedMeanwhileIsNotPublished) {
       };
     };
     for (int n = 0; n < (in_soak() ? 200 : 6); ++n) {
-      expect_the_same("a bit of",
-                      edit([&](std::string& bytes) { bytes[random() % bytes.size()] ^= 1 << random() % 8; }));
+      expect_the_same("a bit of", edit([&](std::string& bytes) {
+                        bytes[random() % bytes.size()] ^= static_cast<char>(1 << random() % 8);
+                      }));
       expect_the_same("zeros in", edit([&](std::string& bytes) {
                         const std::size_t at = random() % bytes.size();
                         std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), (bytes.size() - at + 1) / 2, '\0');

@@ -56,7 +56,9 @@ TEST_P(EachPacking, IsFoundByNamesAndDtypes) {
       EXPECT_EQ(packed.is_of(i), is_part) << name;
       EXPECT_EQ(packed.of(i), is_part ? &weight : nullptr) << name;
     }
-    if (weight.packing != Packing::kUnknown) EXPECT_EQ(weight.name, std::string(kModule) + "weight");
+    if (weight.packing != Packing::kUnknown) {
+      EXPECT_EQ(weight.name, std::string(kModule) + "weight");
+    }
   }
 }
 
