@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "lib/base/file.h"
@@ -26,7 +27,10 @@ constexpr Index kMostNames = 1'000'000;
 struct Identity {
   std::uint64_t device = 0, inode = 0;
   bool is_directory = false;
-  friend auto operator<=>(const Identity&, const Identity&) = default;
+  friend bool operator==(const Identity&, const Identity&) = default;
+  friend bool operator<(const Identity& a, const Identity& b) {
+    return std::tie(a.device, a.inode, a.is_directory) < std::tie(b.device, b.inode, b.is_directory);
+  }
 };
 
 // Of what a path leads to; nothing where that is not there.

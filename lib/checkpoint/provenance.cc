@@ -63,8 +63,10 @@ Result<std::optional<ManifestHead>> read_head(Reader& reader, const std::string&
     const Status read = parse_json_members(
         *text, path,
         [&](const std::string& key, Json value) -> Status {
-          if (key == kProvenance) out.provenance = std::move(value);
-          if (key == "files") out.files = std::move(value);
+          if (key == kProvenance)
+            out.provenance = std::move(value);
+          else if (key == "files")
+            out.files = std::move(value);
           return {};
         },
         limits);
