@@ -106,7 +106,7 @@ int report_error(const Error& error, const std::string& rank = {});
 void set_json_errors(bool are_wanted);
 // Columns that UTF-8 text takes, and text filled up with spaces to so many.
 std::size_t width_of(std::string_view text);
-std::string padded(std::string_view text, std::size_t width);
+std::string padded(std::string_view raw, std::size_t width);
 // Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
 // `start` where that is not the indent.
 std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);

@@ -90,8 +90,8 @@ std::size_t width_of(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
-std::string padded(std::string_view foreign, std::size_t width) {
-  std::string text = printable(foreign);
+std::string padded(std::string_view raw, std::size_t width) {
+  std::string text = printable(raw);
   const std::size_t n = width_of(text);
   if (n < width) text.append(width - n, ' ');
   return text;

@@ -84,7 +84,7 @@ TEST_F(PackedTest, DtypeLeavesEveryTensorOfThemAlone) {
   const std::vector<Case> cases = {{{"--to", "hf", "--family", "none"}, ""},
                                    {{"--to", "hf"}, ""},
                                    {{"--to", "dcp", "--mesh", "tp=2"}, ""},
-                                   {{"--to", "hf", "--family", "none"}, "module."}};
+                                   {{"--to", "hf"}, "module."}};
   for (const auto& [options, wrapper] : cases) {
     std::vector<std::string> all = {"--dtype", "bfloat16"};
     all.insert(all.end(), options.begin(), options.end());
