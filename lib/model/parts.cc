@@ -151,6 +151,9 @@ Known known_without(const NamePatterns& names, std::string_view prefix, Families
   }
   Known best = best_known(without, families);
   if (best.family && knows_layers_alone(*best.family, without)) return {};
+  // The names in the memory of transformers are alike for more models than those in files, so more of them have to be
+  // known: Mamba without its head shares three quarters with Nemotron-H.
+  if (best.family && !best.family->in_memory.empty() && best.names * 5 <= count_all(without) * 4) return {};
   best.is_all = best.is_all && have_prefix;
   return best.names > count_all(without) / 2 ? best : Known{};
 }
