@@ -211,7 +211,7 @@ class AdapterReader {
   Fit fit_of(const Pair& pair, const FusedParameter& parameter) const {
     const auto& tensors = reader_.catalog().tensors();
     const Dims &a = tensors[*pair.a].shape, &b = tensors[*pair.b].shape, &p = parameter.shape;
-    if (pair.is_embeddings || a[0] % parameter.experts() != 0) return {};
+    if (pair.is_embeddings || parameter.experts() < 1 || a[0] % parameter.experts() != 0) return {};
     return {b[0] == p[1] && a[1] == p[2], a[1] == p[1] && b[0] == p[2]};
   }
 

@@ -127,18 +127,6 @@ std::vector<std::string> common_prefixes(const NamePatterns& names) {
   return out;
 }
 
-// Whether a family knows none of the names outside layers, of which there are some: then it has only the insides of the
-// layers in common with the model, as Nemotron-H has with Mamba.
-bool knows_layers_alone(const Family& family, const NamePatterns& names) {
-  bool has_others = false;
-  for (const auto& [pattern, alike] : names) {
-    if (pattern.find("{}") != std::string::npos) continue;
-    if (parse_name(family, alike.example)) return false;
-    has_others = true;
-  }
-  return has_others;
-}
-
 // best_known() of the names under the prefix, without it. Some that happen to be like a family's tell nothing.
 Known known_without(const NamePatterns& names, std::string_view prefix, Families families) {
   NamePatterns without;
@@ -150,7 +138,6 @@ Known known_without(const NamePatterns& names, std::string_view prefix, Families
     without.emplace(pattern.substr(prefix.size()), AlikeNames{alike.example.substr(prefix.size()), alike.count});
   }
   Known best = best_known(without, families);
-  if (best.family && knows_layers_alone(*best.family, without)) return {};
   // The names in the memory of transformers are alike for more models than those in files, so more of them have to be
   // known: Mamba without its head shares three quarters with Nemotron-H.
   if (best.family && !best.family->in_memory.empty() && best.names * 5 <= count_all(without) * 4) return {};
