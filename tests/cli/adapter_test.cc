@@ -190,7 +190,8 @@ TEST_P(ExpertAdapterTest, IsWrittenAsPeftWritesIt) {
             load_checkpoint(data("adapter") + "/adapter_model.safetensors"));
   const auto config = parse_json(read_file(dir_ / "out/adapter/adapter_config.json"), "config");
   std::vector<std::string> parameters;
-  for (const Json& name : *config->get_array("target_parameters")) parameters.emplace_back(*name.as_string());
+  const auto names = config->get_array("target_parameters");
+  for (const Json& name : *names) parameters.emplace_back(*name.as_string());
   EXPECT_THAT(parameters, testing::Contains("mlp.experts.down_proj"));
   EXPECT_EQ(*config->get_index("r"), 2);
   expect_merged(convert(dir_ / "out", "merged", {"--merge-adapter", "--adapter", dir_ / "out/adapter"}), "merged");

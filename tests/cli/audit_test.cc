@@ -259,8 +259,10 @@ std::string told(const CommandResult& r, const std::string& wrapper) {
   const auto parsed = parse_json(r.out, "out");
   std::string out = "exit code " + std::to_string(r.exit_code) + "\n";
   if (!parsed) return out + r.err + r.out;
-  for (const char* list : {"findings", "checks"})
-    for (const Json& item : *parsed->get_array(list)) out += to_text(item) + "\n";
+  for (const char* list : {"findings", "checks"}) {
+    const auto items = parsed->get_array(list);
+    for (const Json& item : *items) out += to_text(item) + "\n";
+  }
   return without_all(std::move(out), wrapper);
 }
 
