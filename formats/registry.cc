@@ -15,8 +15,8 @@
 #include "formats/meta/meta.h"
 #include "formats/nanotron/nanotron.h"
 #include "formats/ranks/ranks.h"
-#include "formats/run.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
+#include "formats/training_run.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
@@ -43,7 +43,7 @@ Result<const Format*> find_format(std::string_view name) {
   return usage_error("'" + printable(name) + "' is not a format that reshard writes; there are " + join(names, ", "));
 }
 
-Result<const Format*> recognised_format(const Place& place) {
+Result<const Format*> recognised_format(const PathSnapshot& place) {
   for (const Format* f : formats())
     if (f->recognises) {
       if (TRY(f->recognises(place))) return f;
@@ -60,12 +60,12 @@ bool is_model(const Catalog& catalog) {
          std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.path.size() < 2; });
 }
 
-Result<std::optional<OpenCheckpoint>> open_place(const Place& place, const OpenOptions& options) {
+Result<std::optional<OpenCheckpoint>> open_place(const PathSnapshot& place, const OpenOptions& options) {
   std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
   if (!open)
     if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(place, options))};
   if (!open)
-    if (const Place* const inner = TRY(checkpoint_of_step(place))) return open_place(*inner, options);
+    if (const PathSnapshot* const inner = TRY(checkpoint_of_step(place))) return open_place(*inner, options);
   if (open && options.weights == Weights::kMaster && !open->format->has_masters)
     return usage_error(place.path() +
                        ": --weights master is for training states that have their parameters twice, and " +
@@ -86,7 +86,7 @@ constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{".gguf", "
                                                                      {".msgpack", "Flax's"},
                                                                      {".onnx", "ONNX's"}};
 
-std::string others_text(const Place& place) {
+std::string others_text(const PathSnapshot& place) {
   std::vector<std::string> names, told;
   if (place.is_file()) names.push_back(place.name());
   if (place.is_directory())
@@ -103,7 +103,7 @@ std::string others_text(const Place& place) {
 }  // namespace
 
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
-  return open_place(TRY(Place::look(path)), options);
+  return open_place(TRY(PathSnapshot::look(path)), options);
 }
 
 Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
@@ -111,7 +111,7 @@ Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOption
     TRY(entry_at(path));  // a directory on the way that may not be looked into
     return io_error(path + ": not found");
   }
-  const Place place = TRY(Place::look(path));
+  const PathSnapshot place = TRY(PathSnapshot::look(path));
   if (place.is_directory() && place.entries().empty())
     return io_error(path + ": an empty directory, or one whose file system is not mounted");
   if (auto open = TRY(open_place(place, options))) return std::move(*open);

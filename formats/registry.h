@@ -30,9 +30,9 @@ FormatTable& formats();
 Result<const Format*> find_format(std::string_view name);
 
 // The format that recognises what is there; null where none does.
-Result<const Format*> recognised_format(const Place& place);
+Result<const Format*> recognised_format(const PathSnapshot& place);
 
-// Nothing where no format recognises the path, and it holds no checkpoint's parts (run.h).
+// Nothing where no format recognises the path, and it holds no checkpoint's parts (training_run.h).
 Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options = {});
 
 // An error where no format recognises the path; of a run's directory it says what to open.

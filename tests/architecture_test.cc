@@ -65,11 +65,12 @@ std::vector<Include> includes_of(const SourceFile& file) {
   return out;
 }
 
-// "lib/base/file.h" -> "lib/base"; "formats/registry.h" -> "formats"; "tools/reshard.cc" -> "tools".
+// The directory of a file, of which lib/device/cuda and tools/report belong to the one above: "lib/base/file.h" ->
+// "lib/base"; "lib/convert/view/repair.h" -> "lib/convert/view"; "formats/registry.h" -> "formats".
 std::string layer_of(const std::string& path) {
-  const std::size_t first = path.find('/');
-  const std::size_t second = path.find('/', first + 1);
-  return path.substr(0, second == std::string::npos ? first : second);
+  std::string out = path.substr(0, path.rfind('/'));
+  if (out == "lib/device/cuda") out = "lib/device";
+  return out.starts_with("tools/") ? "tools" : out;
 }
 
 // What each layer sees besides itself: layers, or single headers.
@@ -82,18 +83,31 @@ const std::map<std::string, std::vector<std::string>>& allowed() {
       {"lib/transport", {"lib/base", "lib/device"}},
       {"lib/model", {"lib/base", "lib/layout", "lib/checkpoint"}},
       {"lib/plan", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device"}},
-      {"lib/engine", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/plan"}},
+      {"lib/source", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport"}},
+      {"lib/output", {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/source"}},
+      {"lib/engine",
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/plan", "lib/source",
+        "lib/output"}},
+      {"lib/image",
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/plan", "lib/source", "lib/engine"}},
       {"lib/infer", {"lib/base", "lib/layout", "lib/checkpoint", "lib/model"}},
       {"lib/audit",
-       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/engine",
-        "lib/infer"}},
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/source",
+        "lib/engine", "lib/infer"}},
       {"lib/forecast", {"lib/base", "lib/layout", "lib/model", "lib/audit"}},
+      {"lib/convert/view",
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/model", "lib/source", "lib/engine",
+        "lib/audit"}},
+      {"lib/convert/weights",
+       {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/source",
+        "lib/engine", "lib/image", "lib/convert/view"}},
       {"lib/convert",
        {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/plan",
-        "lib/engine", "lib/audit"}},
+        "lib/source", "lib/output", "lib/engine", "lib/image", "lib/audit", "lib/convert/view",
+        "lib/convert/weights"}},
       {"lib/load",
        {"lib/base", "lib/layout", "lib/checkpoint", "lib/device", "lib/transport", "lib/model", "lib/plan",
-        "lib/engine", "lib/convert"}},
+        "lib/source", "lib/engine", "lib/convert", "lib/convert/view"}},
       // Megatron's torch_dist is PyTorch DCP under other names.
       {"formats/megatron", {"lib", "formats/encoding", "formats/tensor_files", "formats/dcp/dcp.h"}},
       {"formats/encoding", {"lib/base", "lib/layout", "lib/checkpoint/catalog.h", "lib/device/crc32.h"}},
@@ -240,7 +254,7 @@ bool means_something_else(const std::string& path, const std::string& word) {
       {"bin", {"tools/job_options.cc"}},                       // a container, of --shard-format
       {"ranks", {"tools/", "lib/audit/"}},                     // a member of JSON objects, a row of a table
       {".h5", {"tools/convert.cc"}},                           // of a file that the user names, in an example
-      {"--to hf", {"lib/convert/requantization.cc"}},          // the names that a refusal asks for
+      {"--to hf", {"lib/convert/weights/requantization.cc"}},  // the names that a refusal asks for
   };
   const auto meanings = kMeanings.find(word);
   return meanings != kMeanings.end() && std::any_of(meanings->second.begin(), meanings->second.end(),

@@ -91,7 +91,7 @@ Result<int> make_view(const ConvertOptions& options, const PreparedConversion& p
                       std::chrono::steady_clock::time_point start) {
   constexpr std::size_t kShown = 10;
   if (options.force && path_exists(options.destination)) {
-    const Format* there = TRY(recognised_format(TRY(Place::look(options.destination))));
+    const Format* there = TRY(recognised_format(TRY(PathSnapshot::look(options.destination))));
     if (!TRY(look_at(options.destination)).is_regular() || !there || !there->is_file)
       return usage_error(options.destination +
                          ": the destination is not a file of this format; it will not be replaced");

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
-#include "lib/base/resident.h"
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/model/family_file.h"

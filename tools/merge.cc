@@ -6,7 +6,7 @@
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
-#include "lib/convert/expression.h"
+#include "lib/convert/weights/expression.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 

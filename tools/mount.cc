@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/printable.h"
-#include "lib/base/resident.h"
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
 #include "lib/convert/converted_image.h"

@@ -7,7 +7,7 @@
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/engine/work_directory.h"
+#include "lib/output/work_directory.h"
 #include "tools/job.h"
 
 namespace reshard::tools {

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
-#include "formats/inert_objects.h"
-#include "lib/base/resident.h"
+#include "formats/pickle_allowlist.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 
 namespace reshard::tools {

@@ -29,7 +29,7 @@ bool is_numbered_name(std::string_view name) {
   return is_of_model(name) && name.find("-of-") != std::string_view::npos;
 }
 
-std::vector<std::string> usual_names(const Place& directory) {
+std::vector<std::string> usual_names(const PathSnapshot& directory) {
   constexpr std::string_view kUsual[] = {"ckpt.pt",   "model.pt",       "checkpoint.pt",
                                          "model.pth", "checkpoint.pth", "lit_model.pth"};
   std::vector<std::string> out;
@@ -42,7 +42,7 @@ std::vector<std::string> usual_names(const Place& directory) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return is_index_name(place.path()) || TorchFile::recognises(place.head());
   if (place.has_file_like(is_single_name) || place.has_file_like(is_index_name) ||
       place.has_file_like(is_numbered_name) || place.has_file(kAdapterFile))

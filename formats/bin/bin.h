@@ -29,9 +29,9 @@ bool is_index_name(std::string_view name);     // ends in ".bin.index.json"
 bool is_numbered_name(std::string_view name);  // "pytorch_model-00001-of-00004.bin"
 // Of a directory the files that have names which others give to whole models: nanoGPT's "ckpt.pt", Lightning's
 // "epoch=3-step=10.ckpt".
-std::vector<std::string> usual_names(const Place& directory);
+std::vector<std::string> usual_names(const PathSnapshot& directory);
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace bin
 }  // namespace reshard

@@ -14,13 +14,13 @@ namespace {
 
 class BinReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  protected:
   Result<std::optional<Json>> made_config() override;
 
  private:
-  Status open_directory(const Place& directory, std::string index);
+  Status open_directory(const PathSnapshot& directory, std::string index);
   Status read_file(const std::string& name, const OpenOptions& options);
 
   std::vector<std::string> names_;  // of the files to read
@@ -50,7 +50,7 @@ std::string prefix_of(const TensorFile& file) {
 }
 
 // `index` is the one the caller chose; empty: none.
-Status BinReader::open_directory(const Place& directory, std::string index) {
+Status BinReader::open_directory(const PathSnapshot& directory, std::string index) {
   const std::string& path = directory.path();
   std::vector<std::string> indexes, numbered;
   std::string single;
@@ -109,7 +109,7 @@ Status BinReader::read_file(const std::string& name, const OpenOptions& options)
   return {};
 }
 
-Status BinReader::open(const Place& place, const OpenOptions& options) {
+Status BinReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = place.is_directory() ? place.path() : parent_path(place.path());
   if (place.is_directory())
     TRY(open_directory(place, ""));
@@ -142,7 +142,7 @@ Result<std::optional<Json>> BinReader::made_config() {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<BinReader>(place, options);
 }
 

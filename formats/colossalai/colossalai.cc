@@ -14,7 +14,7 @@ namespace colossalai {
 
 bool has_file(const std::string& path) { return path_exists(path) && !is_directory(path); }
 
-PartFiles files_of(const Place& directory, Part part) {
+PartFiles files_of(const PathSnapshot& directory, Part part) {
   PartFiles out;
   for (const DirectoryEntry& e : directory.entries()) {
     if (e.is_directory) continue;
@@ -25,7 +25,7 @@ PartFiles files_of(const Place& directory, Part part) {
   return out;
 }
 
-std::string single_file(const Place& directory, Part part) {
+std::string single_file(const PathSnapshot& directory, Part part) {
   constexpr std::array<std::string_view, 2> kModels = {"pytorch_model.bin", "model.safetensors"};
   constexpr std::array<std::string_view, 2> kOptimizers = {"pytorch_optim.bin", "optimizer.safetensors"};
   for (const std::string_view name : part == Part::kModel ? kModels : kOptimizers)
@@ -35,24 +35,24 @@ std::string single_file(const Place& directory, Part part) {
 
 namespace {
 
-bool looks_like_model(const Place& directory) {
+bool looks_like_model(const PathSnapshot& directory) {
   return directory.has_directory(kTemporaryIndexes) || !files_of(directory, Part::kModel).shards.empty();
 }
 
 // Whether a directory, of which the name already promises one, holds a model in some form.
-bool has_model(const Place& directory) {
+bool has_model(const PathSnapshot& directory) {
   return looks_like_model(directory) || !files_of(directory, Part::kModel).indexes.empty() ||
          !single_file(directory, Part::kModel).empty();
 }
 
-bool looks_like_optimizer(const Place& directory) {
+bool looks_like_optimizer(const PathSnapshot& directory) {
   const PartFiles files = files_of(directory, Part::kOptimizer);
   return !files.shards.empty() || !files.indexes.empty() || directory.has_file(kGroupFile);
 }
 
 }  // namespace
 
-bool is_optimizer_file(const Place& place) {
+bool is_optimizer_file(const PathSnapshot& place) {
   const auto has = [&](std::string_view text) { return place.head().find(text) != std::string::npos; };
   using namespace std::string_view_literals;
   if (TorchFile::recognises(place.head())) return has("}q\0(X\x0c\0\0\0param_groups"sv);
@@ -62,7 +62,7 @@ bool is_optimizer_file(const Place& place) {
   return place.path().ends_with(".safetensors") && (has("\"non_tensor_keys\"") || has_state);
 }
 
-Result<Tree> tree_of(const Place& place) {
+Result<Tree> tree_of(const PathSnapshot& place) {
   Tree tree;
   if (!place.is_directory()) {
     tree.root = parent_path(place.path());
@@ -93,7 +93,7 @@ Result<Tree> tree_of(const Place& place) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) {
     if (is_optimizer_file(place)) return true;
     const auto index = parse_index_name(place.name());

@@ -32,15 +32,16 @@ struct PartFiles {
   std::vector<std::string> shards;
 };
 
-PartFiles files_of(const Place& directory, Part part);
+PartFiles files_of(const PathSnapshot& directory, Part part);
 
 // The name of the one file of an unsharded save, in a directory without an index and shards; empty where there is none.
-std::string single_file(const Place& directory, Part part);
+std::string single_file(const PathSnapshot& directory, Part part);
 
 // What is to be opened, as paths below the root.
 struct Tree {
   std::string root;
-  const Place* place = nullptr;  // what stands at the root; null with an optimizer_file. Lives as what was opened
+  const PathSnapshot* place =
+      nullptr;                   // what stands at the root; null with an optimizer_file. Lives as what was opened
   std::string model, optimizer;  // their directories; "" is the root itself
   bool has_model = false;
   bool has_optimizer = false;
@@ -51,11 +52,11 @@ struct Tree {
 
 // Whether the file is an optimizer as the Booster saves it with shard=False, by its first bytes: a dict of which
 // "param_groups" is the first key, or safetensors with pickles among the tensors.
-bool is_optimizer_file(const Place& place);
+bool is_optimizer_file(const PathSnapshot& place);
 
-Result<Tree> tree_of(const Place& place);
+Result<Tree> tree_of(const PathSnapshot& place);
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // A model as the Booster saves one with shard=True, for its CheckpointIO to load:
 //

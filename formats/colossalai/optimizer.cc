@@ -27,15 +27,15 @@ bool is_moment(std::string_view key) { return key == "exp_avg" || key == "exp_av
 }  // namespace
 
 // Of a model that lies where one belongs, the parameters, for an optimizer that was opened alone.
-void ColossalaiReader::read_neighbour(const Place& opened) {
+void ColossalaiReader::read_neighbour(const PathSnapshot& opened) {
   const bool is_file = !tree_.optimizer_file.empty();
   if (!is_file && base_name(tree_.root) != kOptimizer) return;
   const auto around = (is_file ? opened : *tree_.place).parent();
-  const auto modeling = around ? (*around)->inside(kModeling) : Result<const Place*>(around.error());
+  const auto modeling = around ? (*around)->inside(kModeling) : Result<const PathSnapshot*>(around.error());
   if (!modeling) return;
   ColossalaiReader model;
   model.options_ = {.files_too = false, .validated = false};
-  const auto read = [&](const Place& root, const std::string& file) -> Status {
+  const auto read = [&](const PathSnapshot& root, const std::string& file) -> Status {
     model.tree_.place = &root;
     model.tree_.root = model.catalog_.root = root.path();
     if (file.empty()) return model.open_model();
@@ -125,7 +125,7 @@ Status ColossalaiReader::open_optimizer() {
     TRY(read_optimizer_file(tree_.optimizer_file));
     return add_optimizer();
   }
-  const Place& place = *TRY(place_at(tree_.optimizer));
+  const PathSnapshot& place = *TRY(place_at(tree_.optimizer));
   const std::string& directory = place.path();
   const auto unread = [&](const std::string& why) {
     warn("The optimizer's state is not read: " + why);

@@ -99,7 +99,7 @@ using LocalParts = std::map<Index, std::pair<Dims, std::vector<StoredPart>>>;
 
 class RankReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   Status read_rank(const std::string& meta_file);
@@ -321,7 +321,7 @@ Status RankReader::add_whole(const std::string& name, KeyPath path, const std::v
   return catalog_.add(std::move(tensor));
 }
 
-Status RankReader::open(const Place& place, const OpenOptions& options) {
+Status RankReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = place.path();
   options_ = options;
   const OpenFile global = TRY(open_file(std::string(kGlobalMeta), options_));
@@ -344,9 +344,9 @@ Status RankReader::open(const Place& place, const OpenOptions& options) {
 
 }  // namespace
 
-bool is_rank_directory(const Place& place) { return place.has_file(kGlobalMeta); }
+bool is_rank_directory(const PathSnapshot& place) { return place.has_file(kGlobalMeta); }
 
-Result<std::unique_ptr<Reader>> open_rank_directory(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_rank_directory(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<RankReader>(place, options);
 }
 

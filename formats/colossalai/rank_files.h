@@ -20,7 +20,7 @@
 
 namespace reshard::colossalai {
 
-bool is_rank_directory(const Place& place);
-Result<std::unique_ptr<Reader>> open_rank_directory(const Place& place, const OpenOptions& options);
+bool is_rank_directory(const PathSnapshot& place);
+Result<std::unique_ptr<Reader>> open_rank_directory(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace reshard::colossalai

@@ -35,7 +35,7 @@ Result<std::vector<ModelFile>> ColossalaiReader::files_of_index(const std::strin
 }
 
 Result<std::vector<ModelFile>> ColossalaiReader::list_model() {
-  const Place& place = *TRY(place_at(tree_.model));
+  const PathSnapshot& place = *TRY(place_at(tree_.model));
   const std::string& directory = place.path();
   const PartFiles there = files_of(place, Part::kModel);
   const bool has_temporary = place.has_directory(kTemporaryIndexes);
@@ -285,7 +285,7 @@ Status ColossalaiReader::open_running_states() {
   return {};
 }
 
-Status ColossalaiReader::open(const Place& place, const OpenOptions& options) {
+Status ColossalaiReader::open(const PathSnapshot& place, const OpenOptions& options) {
   tree_ = TRY(tree_of(place));
   options_ = options;
   catalog_.root = tree_.root;
@@ -310,7 +310,7 @@ Status ColossalaiReader::open(const Place& place, const OpenOptions& options) {
   return finish(options);
 }
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   if (is_rank_directory(place)) return open_rank_directory(place, options);
   return open_as<ColossalaiReader>(place, options);
 }

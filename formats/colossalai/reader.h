@@ -24,7 +24,7 @@ namespace reshard::colossalai {
 
 class ColossalaiReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   struct Copy {
@@ -69,15 +69,15 @@ class ColossalaiReader : public TensorFileReader {
   ParameterNames names_of(const std::vector<ParameterId>& ids, const std::vector<std::vector<Index>>& groups) const;
   Status add_states(std::map<Index, std::string>& name_of);
   void note_fused(const std::map<Index, std::string>& name_of);
-  void read_neighbour(const Place& opened);
+  void read_neighbour(const PathSnapshot& opened);
   void read_config(const std::string& directory);
   Status open_scheduler();
   Status open_running_states();
   std::string at_root(const std::string& directory) const {
     return directory.empty() ? tree_.root : path_join(tree_.root, directory);
   }
-  Result<const Place*> place_at(const std::string& directory) const {
-    return directory.empty() ? Result<const Place*>(tree_.place) : tree_.place->inside(directory);
+  Result<const PathSnapshot*> place_at(const std::string& directory) const {
+    return directory.empty() ? Result<const PathSnapshot*>(tree_.place) : tree_.place->inside(directory);
   }
   void warn(std::string text) { catalog_.warnings.push_back(std::move(text)); }
 

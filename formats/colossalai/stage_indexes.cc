@@ -154,8 +154,8 @@ std::vector<std::string> StageIndexes::missing(const std::vector<std::string>& s
   return out;
 }
 
-Result<StageIndexes> StageIndexes::read(const Place& directory, const std::vector<std::string>& shards) {
-  const Place& temporary = *TRY(directory.inside(kTemporaryIndexes));
+Result<StageIndexes> StageIndexes::read(const PathSnapshot& directory, const std::vector<std::string>& shards) {
+  const PathSnapshot& temporary = *TRY(directory.inside(kTemporaryIndexes));
   StageIndexes out;
   double total = 0;
   bool has_totals = true;

@@ -8,7 +8,7 @@
 
 #include "formats/encoding/weight_index.h"
 #include "lib/base/result.h"
-#include "lib/checkpoint/place.h"
+#include "lib/checkpoint/path_snapshot.h"
 
 namespace reshard::colossalai {
 
@@ -36,7 +36,7 @@ class StageIndexes {
   // Reads those in `directory`/tmp_index_files. Corrupt, saying what is there and what is missing, unless the stages
   // are 1 to S with the same expert-parallel ranks each, no layer below the highest is missing, and the embedding and
   // the last norm are there. `shards` are the shard files of the directory.
-  static Result<StageIndexes> read(const Place& directory, const std::vector<std::string>& shards);
+  static Result<StageIndexes> read(const PathSnapshot& directory, const std::vector<std::string>& shards);
 
   std::vector<ModelFile> files() const { return model_files(indexes_); }
   std::optional<std::vector<std::string>> order() const { return model_order(indexes_); }

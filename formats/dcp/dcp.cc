@@ -9,7 +9,7 @@ namespace dcp {
 
 bool is_rank_metadata(std::string_view name) { return take(name, "__") && take_number(name) && name == kMetadataFile; }
 
-Result<bool> is_file_of_directory(const Place& place) {
+Result<bool> is_file_of_directory(const PathSnapshot& place) {
   const std::string name = place.name();
   if (place.is_directory() || !(name.ends_with(kDataEnding) || name.ends_with(kMetadataFile))) return false;
   return TRY(place.parent())->has_file(kMetadataFile);
@@ -18,7 +18,7 @@ Result<bool> is_file_of_directory(const Place& place) {
 namespace {
 
 // A file of one stands for all of it.
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return is_file_of_directory(place);
   return std::any_of(place.entries().begin(), place.entries().end(), [](const DirectoryEntry& e) {
     return e.name == kMetadataFile || e.name == kUnfinishedMetadata || is_rank_metadata(e.name) ||

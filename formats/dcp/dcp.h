@@ -28,9 +28,9 @@ inline constexpr std::string_view kUnfinishedMetadata = ".metadata.tmp";  // of 
 bool is_rank_metadata(std::string_view name);  // "__3.metadata": of a rank that saved on its own (torch >= 2.9,
                                                // use_collectives=False)
 // Whether the path is .metadata, or a data file beside it: the user means their directory.
-Result<bool> is_file_of_directory(const Place& place);
+Result<bool> is_file_of_directory(const PathSnapshot& place);
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // One file `__r_0.distcp` for each rank of the mesh, holding the boxes that rank owns and no lower one holds as well;
 // objects in rank 0's.

@@ -11,8 +11,8 @@
 #include "formats/encoding/torch_archive.h"
 #include "formats/encoding/zip.h"
 #include "formats/encoding/zstd_frame.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
-#include "lib/base/resident.h"
 #include "lib/base/text.h"
 
 namespace reshard::dcp {
@@ -31,7 +31,7 @@ const std::string kOwnState = "extra_state";  // what names of a rank's own obje
 
 class DcpReader : public Reader {
  public:
-  Status open(const Place& directory, const OpenOptions& options);
+  Status open(const PathSnapshot& directory, const OpenOptions& options);
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
   Result<std::string> blob_bytes(const Blob& blob) override;
   std::string describe(const Blob& blob) override;
@@ -58,7 +58,7 @@ class DcpReader : public Reader {
   std::uint32_t spool_file_ = 0;
 };
 
-Status DcpReader::open(const Place& directory, const OpenOptions& options) {
+Status DcpReader::open(const PathSnapshot& directory, const OpenOptions& options) {
   catalog_.root = directory.path();
   const std::vector<DirectoryEntry>& entries = directory.entries();
   TRY(read_metadata(entries));
@@ -368,7 +368,7 @@ std::string DcpReader::describe(const Blob& blob) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   const bool is_file = TRY(is_file_of_directory(place));
   return open_as<DcpReader>(is_file ? *TRY(place.parent()) : place, options);
 }

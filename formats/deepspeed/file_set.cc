@@ -55,12 +55,12 @@ bool is_model_states(const DirectoryEntry& e) {
   return name && (name->kind == FileName::Kind::kModel || name->kind == FileName::Kind::kOptimizer);
 }
 
-bool is_tag_directory(const Place& place) {
+bool is_tag_directory(const PathSnapshot& place) {
   return std::any_of(place.entries().begin(), place.entries().end(), is_model_states);
 }
 
 // What the file says, where it may be the name of a directory beside it.
-Result<std::optional<std::string>> tag_of(const Place& place, std::string_view file) {
+Result<std::optional<std::string>> tag_of(const PathSnapshot& place, std::string_view file) {
   auto text = TRY(place.text_of(file, kMaxTagBytes));
   if (!text) return text;
   while (!text->empty() && (text->back() == '\n' || text->back() == '\r' || text->back() == ' ')) text->pop_back();
@@ -70,24 +70,24 @@ Result<std::optional<std::string>> tag_of(const Place& place, std::string_view f
   return text;
 }
 
-Result<bool> is_ours(const Place& place, const std::string& tag) {
-  const Place& directory = *TRY(place.inside(tag));
+Result<bool> is_ours(const PathSnapshot& place, const std::string& tag) {
+  const PathSnapshot& directory = *TRY(place.inside(tag));
   return directory.is_directory() ? is_tag_directory(directory) : tag.starts_with("global_step");
 }
 
 }  // namespace
 
-Result<bool> is_checkpoint(const Place& place) {
+Result<bool> is_checkpoint(const PathSnapshot& place) {
   for (const std::string_view file : {kLatestFile, kLatestUniversalFile})
     if (const auto tag = TRY(tag_of(place, file)); tag && TRY(is_ours(place, *tag))) return true;
   return is_tag_directory(place);
 }
 
-Result<FileSet> find_files(const Place& place) {
+Result<FileSet> find_files(const PathSnapshot& place) {
   FileSet set;
   const std::string& path = place.path();
   set.root = path;
-  const Place* there = &place;
+  const PathSnapshot* there = &place;
   for (const std::string_view file : {kLatestFile, kLatestUniversalFile}) {
     const auto tag = TRY(tag_of(place, file));
     if (!tag || !TRY(is_ours(place, *tag))) continue;

@@ -54,10 +54,10 @@ struct FileSet {
 
 // What the place is: the directory with the file `latest`, or that of a tag. An I/O error where the tag is not there or
 // holds no model states.
-Result<FileSet> find_files(const Place& place);
+Result<FileSet> find_files(const PathSnapshot& place);
 
 // Whether the place is such a directory, or holds the file `latest` of one.
-Result<bool> is_checkpoint(const Place& place);
+Result<bool> is_checkpoint(const PathSnapshot& place);
 
 // Each an I/O error that names what is missing, or corrupt where files are of two saves:
 // that there are model states of each part, all ranks' or each one's;

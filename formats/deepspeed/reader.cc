@@ -383,7 +383,7 @@ void DeepspeedReader::describe_run(Weights wanted) {
                                                       "optimizer's float32 masters");
 }
 
-Status DeepspeedReader::open(const Place& place, const OpenOptions& options) {
+Status DeepspeedReader::open(const PathSnapshot& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
   families_ = Families(options.own_family);
   catalog_.root = set_.root;

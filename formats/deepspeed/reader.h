@@ -35,7 +35,7 @@ struct UniversalState;
 
 class DeepspeedReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   template <class T, class Read>

@@ -17,7 +17,7 @@
 #include "formats/encoding/pickle_records.h"
 #include "formats/encoding/pickle_tree.h"
 #include "lib/base/cursor.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 
 namespace reshard::pickle {

@@ -8,7 +8,7 @@
 
 #include "lib/base/cursor.h"
 #include "lib/base/json.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/catalog.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "lib/base/cursor.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/device/crc32.h"
 

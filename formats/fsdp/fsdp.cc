@@ -65,7 +65,7 @@ std::optional<FileName> parse_file_name(std::string_view name) {
 namespace {
 
 // What verl wrote down beside the files, if anything.
-Result<std::optional<Index>> ranks_of_settings(const Place& directory) {
+Result<std::optional<Index>> ranks_of_settings(const PathSnapshot& directory) {
   if (!directory.has_file(kSettingsFile)) return std::optional<Index>();
   const std::string path = path_join(directory.path(), kSettingsFile);
   const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxSettingsBytes)), path));
@@ -90,9 +90,9 @@ std::string missing_text(const FileSet& set, Index ranks) {
   return count == 0 ? std::string() : files_text(names, count);
 }
 
-Result<FileSet> find_files(const Place& place) {
+Result<FileSet> find_files(const PathSnapshot& place) {
   const std::string& path = place.path();
-  const Place& there = *TRY(place.directory());
+  const PathSnapshot& there = *TRY(place.directory());
   const std::string& directory = there.path();
   const auto wanted = place.is_directory() ? std::nullopt : parse_file_name(place.name());
   std::map<std::string, FileSet> sets;
@@ -131,7 +131,7 @@ Result<FileSet> find_files(const Place& place) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (!place.is_directory()) return parse_file_name(place.name()) && TorchFile::recognises(place.head());
   return place.has_file_like([](std::string_view name) { return parse_file_name(name).has_value(); });
 }

@@ -62,12 +62,12 @@ struct FileSet {
 
 // Those in a directory, or with the file that the place is. An I/O error that names what is missing where a rank has no
 // file; unsupported where the files are of two saves, unless the place says which.
-Result<FileSet> find_files(const Place& place);
+Result<FileSet> find_files(const PathSnapshot& place);
 
 // "2 files ('model_world_size_4_rank_1.pt', ...)": what is not there of `ranks` ranks; empty where all is.
 std::string missing_text(const FileSet& set, Index ranks);
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace fsdp
 }  // namespace reshard

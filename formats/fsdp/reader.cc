@@ -57,7 +57,7 @@ class PiecesByName {
 
 class FsdpReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   std::vector<std::string> side_directories() const override;
@@ -441,7 +441,7 @@ Status FsdpReader::finish_values() {
   return {};
 }
 
-Status FsdpReader::open(const Place& place, const OpenOptions& options) {
+Status FsdpReader::open(const PathSnapshot& place, const OpenOptions& options) {
   set_ = TRY(find_files(place));
   catalog_.root = set_.directory;
   shard_of_.assign(static_cast<std::size_t>(set_.ranks), {0, set_.ranks == 1 ? 1 : 0});
@@ -474,7 +474,7 @@ std::vector<std::string> FsdpReader::side_directories() const {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<FsdpReader>(place, options);
 }
 

@@ -7,7 +7,7 @@ namespace reshard {
 const Format kHdf5Format = {
     .name = "hdf5",
     .title = "HDF5",
-    .recognises = [](const Place& place) -> Result<bool> { return hdf5::is_hdf5_file(place); },
+    .recognises = [](const PathSnapshot& place) -> Result<bool> { return hdf5::is_hdf5_file(place); },
     .open = hdf5::open,
     .lay_out = hdf5::lay_out,
     .is_file = true,

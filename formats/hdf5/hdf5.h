@@ -23,7 +23,7 @@ inline constexpr int kZstdFilter = 32015;  // as registered with The HDF Group
 
 // Ours, or anybody's: every dataset of numbers is a tensor under its path with dots for slashes; others are named in a
 // warning. After opening, the library is not needed any more: elements are read and decoded by the engine.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // Whole tensors, contiguous and page-aligned where large; or, with request.compression, in chunks of about a megabyte
 // that are whole runs of the row-major tensor. Unsupported for more than one rank.

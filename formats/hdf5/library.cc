@@ -122,7 +122,7 @@ std::string library_version() {
   return "HDF5 " + std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
-bool is_hdf5_file(const Place& place) {
+bool is_hdf5_file(const PathSnapshot& place) {
   constexpr std::array<unsigned char, 8> kSignature = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
   const std::string_view signature(reinterpret_cast<const char*>(kSignature.data()), kSignature.size());
   const std::string_view head = place.head();

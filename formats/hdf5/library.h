@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "lib/base/result.h"
-#include "lib/checkpoint/place.h"
+#include "lib/checkpoint/path_snapshot.h"
 #include "lib/layout/box.h"
 
 namespace reshard::hdf5 {
@@ -74,7 +74,7 @@ class DatasetMaker {
 std::string library_version();
 
 // Whether a regular file begins as an HDF5 file does.
-bool is_hdf5_file(const Place& place);
+bool is_hdf5_file(const PathSnapshot& place);
 
 // Attributes that hold a text. An absent one is empty; one that is no text, or longer than `limit`, is corrupt.
 Status write_text_attribute(Id object, const char* name, std::string_view text);

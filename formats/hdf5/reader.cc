@@ -13,7 +13,7 @@ constexpr std::size_t kShown = 5;  // datasets that a warning names
 
 class Hdf5Reader : public Reader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
   Status locate(const std::vector<std::size_t>&, int, const std::string&) override { return {}; }
   Result<std::string> blob_bytes(const Blob& blob) override;
@@ -36,7 +36,7 @@ std::string not_tensors_text(const std::vector<std::pair<std::string, std::strin
   return text;
 }
 
-Status Hdf5Reader::open(const Place& place, const OpenOptions& options) {
+Status Hdf5Reader::open(const PathSnapshot& place, const OpenOptions& options) {
   const std::string& path = place.path();
   TRY(survives_scan(path, options.external_too));
   Listing listing = TRY(scan(path, options.external_too));
@@ -108,7 +108,7 @@ std::string Hdf5Reader::describe(const Blob& blob) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<Hdf5Reader>(place, options);
 }
 

@@ -91,7 +91,7 @@ class Hdf5Target : public Target {
   Status seal(const PayloadCrc& crc, const EmitBytes& emit) const override;
   bool is_file() const override { return true; }
   bool is_own_file(const std::string& path) const override {
-    const auto place = Place::look(path);
+    const auto place = PathSnapshot::look(path);
     return place && is_hdf5_file(*place);
   }
   Status add_side_file(const std::string& name, std::string_view contents) override;

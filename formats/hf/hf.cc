@@ -15,7 +15,7 @@ namespace {
 
 bool is_ours(std::string_view name) { return is_file_name(name) || is_index_name(name); }
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (place.is_file()) return is_ours(place.path());
   return place.has_file_like(is_ours) && !place.has_file(".metadata");  // which is of a Distributed Checkpoint
 }

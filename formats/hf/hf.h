@@ -27,7 +27,7 @@ bool is_index_name(std::string_view path);  // ends in ".safetensors.index.json"
 
 // Of a file, an index or a directory. With options.files_too = false the headers have to be there, the data
 // behind them need not.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace hf
 }  // namespace reshard

@@ -44,7 +44,7 @@ bool is_variant(std::string_view name, std::string_view stem) {
          name.substr(stem.size()) != kFileEnd;
 }
 
-Result<Sources> indexed_sources(const Place& directory, const std::string& index_name) {
+Result<Sources> indexed_sources(const PathSnapshot& directory, const std::string& index_name) {
   Sources sources;
   sources.root = directory.path();
   sources.index = TRY(IndexedFiles::open(sources.root, index_name));
@@ -108,7 +108,7 @@ Status check_numbers(const std::string& root, const std::vector<std::string>& na
   return {};
 }
 
-Result<Sources> directory_sources(const Place& directory) {
+Result<Sources> directory_sources(const PathSnapshot& directory) {
   const std::string& root = directory.path();
   std::vector<std::string> indexes, files, beside;
   for (const DirectoryEntry& entry : directory.entries()) {
@@ -148,7 +148,7 @@ Result<Sources> directory_sources(const Place& directory) {
   return Sources{root, std::move(files), std::move(stale), std::move(beside), {}, std::nullopt};
 }
 
-Result<Sources> find_sources(const Place& place) {
+Result<Sources> find_sources(const PathSnapshot& place) {
   if (place.is_directory()) return directory_sources(place);
   if (is_index_name(place.path())) return indexed_sources(*TRY(place.parent()), place.name());
   return Sources{parent_path(place.path()), {place.name()}, {}, {}, {}, std::nullopt};
@@ -158,7 +158,7 @@ Result<Sources> find_sources(const Place& place) {
 
 class HfReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   // A box of a tensor, as one header gives it.
@@ -328,7 +328,7 @@ void HfReader::describe_format() {
   if (!hints_.empty()) catalog_.attributes.emplace_back("metadata", hints_);
 }
 
-Status HfReader::open(const Place& place, const OpenOptions& options) {
+Status HfReader::open(const PathSnapshot& place, const OpenOptions& options) {
   sources_ = TRY(find_sources(place));
   catalog_.root = sources_.root;
   catalog_.stale_files = sources_.stale_files;
@@ -345,7 +345,7 @@ Status HfReader::open(const Place& place, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<HfReader>(place, options);
 }
 

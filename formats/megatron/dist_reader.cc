@@ -288,7 +288,7 @@ Status ShardedReader::locate(const std::vector<std::size_t>& tensors, int thread
 
 // ---- All of it
 
-Status ShardedReader::open(const Place& directory, const OpenOptions& options) {
+Status ShardedReader::open(const PathSnapshot& directory, const OpenOptions& options) {
   catalog_.root = directory.path();
   TRY(read_metadata());
   inner_ = TRY(dcp::open(directory, options));
@@ -371,7 +371,7 @@ std::vector<std::string> ShardedReader::side_directories() const { return {catal
 
 Result<std::optional<Json>> ShardedReader::made_config() { return make_config(args_, catalog_).config; }
 
-Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_sharded(const PathSnapshot& directory, const OpenOptions& options) {
   return open_as<ShardedReader>(directory, options);
 }
 

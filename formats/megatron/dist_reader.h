@@ -37,7 +37,7 @@ inline bool is_optimizer_key(std::string_view key) { return is_optimizer_word(ke
 
 class ShardedReader : public TensorFileReader {
  public:
-  Status open(const Place& directory, const OpenOptions& options);
+  Status open(const PathSnapshot& directory, const OpenOptions& options);
   Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
   Result<std::string> blob_bytes(const Blob& blob) override;
   std::string describe(const Blob& blob) override;

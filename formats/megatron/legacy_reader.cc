@@ -50,7 +50,7 @@ std::optional<std::vector<Index>> numbers_of(std::string_view name) {
 }  // namespace
 
 // Each directory is of a tp rank[, a stage][, an ep rank]; which a second number is, args tell.
-Status LegacyReader::find_ranks(const Place& directory, const OpenOptions& options) {
+Status LegacyReader::find_ranks(const PathSnapshot& directory, const OpenOptions& options) {
   std::vector<std::pair<std::string, std::vector<Index>>> found;
   for (const DirectoryEntry& e : directory.entries()) {
     if (!e.is_directory || !is_rank_directory(e.name)) continue;
@@ -145,7 +145,7 @@ Status LegacyReader::check_rank(const LegacyRank& rank) const {
   return {};
 }
 
-Status LegacyReader::read_ranks(const Place& directory, const OpenOptions& options) {
+Status LegacyReader::read_ranks(const PathSnapshot& directory, const OpenOptions& options) {
   TRY(find_ranks(directory, options));
   const auto root = ranks_.front().content->root();
   iteration_ = iteration_of(base_name(catalog_.root));
@@ -292,7 +292,7 @@ Status LegacyReader::add_values(const LegacyRank& rank) {
 
 // ---- All of it
 
-Status LegacyReader::open(const Place& directory, const OpenOptions& options) {
+Status LegacyReader::open(const PathSnapshot& directory, const OpenOptions& options) {
   catalog_.root = directory.path();
   TRY(read_ranks(directory, options));
   is_gated_ = args_.flag("swiglu");
@@ -342,7 +342,7 @@ Status LegacyReader::open(const Place& directory, const OpenOptions& options) {
 
 Result<std::optional<Json>> LegacyReader::made_config() { return make_config(args_, catalog_).config; }
 
-Result<std::unique_ptr<Reader>> open_rank_files(const Place& directory, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_rank_files(const PathSnapshot& directory, const OpenOptions& options) {
   return open_as<LegacyReader>(directory, options);
 }
 

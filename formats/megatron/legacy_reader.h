@@ -38,14 +38,14 @@ struct LegacyRank {
 
 class LegacyReader : public TensorFileReader {
  public:
-  Status open(const Place& directory, const OpenOptions& options);
+  Status open(const PathSnapshot& directory, const OpenOptions& options);
 
  private:
   using Entries = std::vector<const TensorFile::Entry*>;
 
   Result<std::optional<Json>> made_config() override;
-  Status find_ranks(const Place& directory, const OpenOptions& options);
-  Status read_ranks(const Place& directory, const OpenOptions& options);
+  Status find_ranks(const PathSnapshot& directory, const OpenOptions& options);
+  Status read_ranks(const PathSnapshot& directory, const OpenOptions& options);
   Status check_ranks() const;
   Status check_rank(const LegacyRank& rank) const;
   Status number_layers();

@@ -15,13 +15,13 @@ constexpr Index kMaxMetadataBytes = Index{1} << 16;
 constexpr std::string_view kRankDirectory = "mp_rank_";
 constexpr std::string_view kSharded = "torch_dist";
 
-Result<bool> is_iteration(const Place& place) {
+Result<bool> is_iteration(const PathSnapshot& place) {
   if (has_rank_files(place)) return true;
   return has_sharded_files(place);
 }
 
 // What latest_checkpointed_iteration.txt in it names: "iter_0000010", "release"; empty where there is none.
-Result<std::string> latest_of(const Place& place) {
+Result<std::string> latest_of(const PathSnapshot& place) {
   const auto text = TRY(place.text_of(kLatestFile, 64));
   const std::size_t end = text ? text->find_last_not_of(" \r\n") : std::string::npos;
   const std::string word = end == std::string::npos ? std::string() : text->substr(0, end + 1);
@@ -30,19 +30,19 @@ Result<std::string> latest_of(const Place& place) {
   return iteration_directory(word);
 }
 
-Result<bool> recognises_rank_files(const Place& place) {
+Result<bool> recognises_rank_files(const PathSnapshot& place) {
   if (has_rank_files(place)) return true;
   const std::string latest = TRY(latest_of(place));
   return !latest.empty() && has_rank_files(*TRY(place.inside(latest)));
 }
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (TRY(is_iteration(place))) return true;
   return !TRY(latest_of(place)).empty();
 }
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
-  const Place* directory = &place;
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
+  const PathSnapshot* directory = &place;
   const bool is_run = !TRY(is_iteration(place));
   if (is_run) {
     const std::string latest = TRY(latest_of(place));
@@ -70,12 +70,12 @@ bool is_rank_directory(std::string_view name) {
   return !name.empty() && name.find_first_not_of("0123456789_") == std::string_view::npos && name.front() != '_';
 }
 
-bool has_rank_files(const Place& place) {
+bool has_rank_files(const PathSnapshot& place) {
   return std::any_of(place.entries().begin(), place.entries().end(),
                      [](const DirectoryEntry& e) { return e.is_directory && is_rank_directory(e.name); });
 }
 
-Result<bool> has_sharded_files(const Place& place) {
+Result<bool> has_sharded_files(const PathSnapshot& place) {
   if (!place.has_file(".metadata")) return false;
   if (place.has_file(kCommonFile)) return true;
   const auto text = TRY(place.text_of(kMetadataFile, kMaxMetadataBytes));

@@ -44,13 +44,13 @@ inline constexpr Index kBufferAlignment = 64;
 
 std::string iteration_directory(const std::string& number);  // "iter_0000010" of "10"
 
-bool is_rank_directory(std::string_view name);       // "mp_rank_00_001"
-bool has_rank_files(const Place& place);             // whether it holds rank directories
-Result<bool> has_sharded_files(const Place& place);  // whether it is one of torch_dist
+bool is_rank_directory(std::string_view name);              // "mp_rank_00_001"
+bool has_rank_files(const PathSnapshot& place);             // whether it holds rank directories
+Result<bool> has_sharded_files(const PathSnapshot& place);  // whether it is one of torch_dist
 
 // `directory` is an iteration's.
-Result<std::unique_ptr<Reader>> open_rank_files(const Place& directory, const OpenOptions& options);
-Result<std::unique_ptr<Reader>> open_sharded(const Place& directory, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open_rank_files(const PathSnapshot& directory, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open_sharded(const PathSnapshot& directory, const OpenOptions& options);
 // torch_dist, of a model under its names (lib/model/family.h, Convention::kMegatron).
 Result<std::unique_ptr<Target>> lay_out_sharded(LayoutRequest request);
 // Likewise files of ranks: each rank of tp, pp and ep of the mesh has one, and the experts' tp is the others'.

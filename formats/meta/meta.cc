@@ -29,7 +29,7 @@ bool is_hugging_face(std::string_view name) {
 
 bool is_ours(std::string_view name) { return rank_of_file(name) || is_safetensors_name(name) || is_index_name(name); }
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   if (place.is_file()) return is_ours(place.name());
   return place.has_file_like(is_ours) && !place.has_file_like(is_hugging_face);
 }

@@ -36,7 +36,7 @@ bool is_safetensors_name(std::string_view name);
 
 // Of a directory, the index, or one of the files, which stands for the directory if it is a rank's. A
 // config.json that is not there is made of params.json.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // What says that no config.json can be made: "moe", a member of params.json; empty where one can.
 std::string unknown_part(const Json& params);

@@ -34,7 +34,7 @@ std::optional<int> cut_of(std::string_view name) {
 
 class MetaReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   Result<std::optional<Json>> made_config() override;
@@ -45,9 +45,9 @@ class MetaReader : public TensorFileReader {
     StoredTensor stored;
   };
 
-  Status open_ranks(const Place& directory, const OpenOptions& options);
-  Status open_safetensors(const Place& directory, const std::string& only, const OpenOptions& options);
-  Status read_params(const Place& directory);
+  Status open_ranks(const PathSnapshot& directory, const OpenOptions& options);
+  Status open_safetensors(const PathSnapshot& directory, const std::string& only, const OpenOptions& options);
+  Status read_params(const PathSnapshot& directory);
   Status join(const std::string& name, const std::vector<Part>& parts);
   Result<int> cut_of_embedding(const StoredTensor& stored) const;
   Status check_count() const;
@@ -56,7 +56,7 @@ class MetaReader : public TensorFileReader {
   std::map<std::string, std::vector<Part>> parts_;  // by tensor, in the order of the ranks
 };
 
-Status MetaReader::read_params(const Place& directory) {
+Status MetaReader::read_params(const PathSnapshot& directory) {
   if (!directory.has_file(kParamsFile)) return {};
   const std::string path = path_join(catalog_.root, kParamsFile);
   catalog_.metadata_files.emplace_back(kParamsFile);
@@ -142,7 +142,7 @@ Status MetaReader::check_count() const {
                   std::to_string(shape[1]));
 }
 
-Status MetaReader::open_ranks(const Place& directory, const OpenOptions& options) {
+Status MetaReader::open_ranks(const PathSnapshot& directory, const OpenOptions& options) {
   std::map<Index, std::string> files;
   for (const DirectoryEntry& e : directory.entries())
     if (const auto rank = e.is_directory ? std::nullopt : rank_of_file(e.name))
@@ -168,7 +168,8 @@ Status MetaReader::open_ranks(const Place& directory, const OpenOptions& options
 
 // ---- whole tensors
 
-Status MetaReader::open_safetensors(const Place& directory, const std::string& only, const OpenOptions& options) {
+Status MetaReader::open_safetensors(const PathSnapshot& directory, const std::string& only,
+                                    const OpenOptions& options) {
   constexpr std::string_view kIndex = "consolidated.safetensors.index.json";
   std::vector<std::string> names;
   std::optional<IndexedFiles> index;
@@ -195,8 +196,8 @@ Status MetaReader::open_safetensors(const Place& directory, const std::string& o
 
 // ---- the whole
 
-Status MetaReader::open(const Place& place, const OpenOptions& options) {
-  const Place& directory = *TRY(place.directory());
+Status MetaReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const PathSnapshot& directory = *TRY(place.directory());
   catalog_.root = directory.path();
   const auto is_of_rank = [](std::string_view name) { return rank_of_file(name).has_value(); };
   const std::string only = place.is_directory() ? std::string() : place.name();
@@ -223,7 +224,7 @@ Result<std::optional<Json>> MetaReader::made_config() {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<MetaReader>(place, options);
 }
 

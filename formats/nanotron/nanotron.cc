@@ -18,7 +18,7 @@ bool take_rank(std::string_view& text, std::string_view kind, Index& rank, Index
   return true;
 }
 
-bool is_step(const Place& place) { return place.has_file(kMetadataFile) && place.has_directory("model"); }
+bool is_step(const PathSnapshot& place) { return place.has_file(kMetadataFile) && place.has_directory("model"); }
 
 // "None" or a number.
 Result<std::optional<Index>> bound(std::string_view text) {
@@ -50,13 +50,13 @@ Result<Box> parse_box(std::string_view text, const Dims& shape) {
 
 }  // namespace
 
-Result<const Place*> step_directory(const Place& place) {
+Result<const PathSnapshot*> step_directory(const PathSnapshot& place) {
   if (is_step(place)) return &place;
   const auto latest = TRY(place.text_of(kLatestFile, 64));
   std::string_view text = latest ? *latest : std::string_view();
   const auto step = take_number(text);
   if (!step || text.find_first_not_of("\r\n ") != std::string_view::npos) return nullptr;
-  const Place* const there = TRY(place.inside(std::to_string(*step)));
+  const PathSnapshot* const there = TRY(place.inside(std::to_string(*step)));
   return is_step(*there) ? there : nullptr;
 }
 
@@ -117,7 +117,7 @@ Result<Dims> parse_shape(std::string_view text) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) { return TRY(step_directory(place)) != nullptr; }
+Result<bool> recognises(const PathSnapshot& place) { return TRY(step_directory(place)) != nullptr; }
 
 }  // namespace
 }  // namespace nanotron

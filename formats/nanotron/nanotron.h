@@ -30,7 +30,7 @@ inline constexpr std::string_view kConfigFile = "model_config.json";
 inline constexpr std::string_view kLatestFile = "latest.txt";
 
 // The step's directory that a place is, or that its latest.txt names; null where it is neither.
-Result<const Place*> step_directory(const Place& place);
+Result<const PathSnapshot*> step_directory(const PathSnapshot& place);
 
 // A file name taken apart.
 struct FileName {
@@ -47,7 +47,7 @@ Result<Dims> parse_shape(std::string_view text);  // "(128, 64)"
 
 // The names are the directories'. q and k of models from before rope_interleaved, or with it, have their rows in rotary
 // pairs; they are shown half by half, as nanotron has them since. A config.json is made of model_config.json.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 }  // namespace nanotron
 }  // namespace reshard

@@ -24,7 +24,7 @@ std::string metadata_of(const TensorFile& file, std::string_view key) {
 
 class NanotronReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   Result<std::optional<Json>> made_config() override;
@@ -160,8 +160,8 @@ Result<Tensor> NanotronReader::without_pairs(Tensor tensor) const {
   return unpack(tensor, all, tensor.name);
 }
 
-Status NanotronReader::open(const Place& place, const OpenOptions& options) {
-  const Place* const step = TRY(step_directory(place));
+Status NanotronReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const PathSnapshot* const step = TRY(step_directory(place));
   if (!step) return io_error(place.path() + ": expected a step of nanotron, or " + std::string(kLatestFile));
   catalog_.root = step->path();
   const Json metadata = TRY(read_json(kMetadataFile));
@@ -197,7 +197,7 @@ Result<std::optional<Json>> NanotronReader::made_config() {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<NanotronReader>(place, options);
 }
 

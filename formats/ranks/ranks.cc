@@ -45,7 +45,7 @@ std::optional<RankName> parse_rank_name(std::string_view name) {
 
 }  // namespace
 
-RankFiles find_files(const Place& directory) {
+RankFiles find_files(const PathSnapshot& directory) {
   RankFiles out;
   std::set<std::pair<std::string, std::string>> patterns;
   for (const DirectoryEntry& e : directory.entries()) {
@@ -66,7 +66,7 @@ RankFiles find_files(const Place& directory) {
 namespace {
 
 // A descriptor, or two or more files of ranks and no index.
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   const RankFiles files = find_files(place);
   if (files.has_layout) return !files.by_rank.empty();
   return files.by_rank.size() > 1 && !files.is_ambiguous && !files.has_index && files.others.empty();

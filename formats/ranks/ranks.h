@@ -32,13 +32,13 @@ struct RankFiles {
   bool has_index = false;
   bool is_ambiguous = false;  // files of two patterns, or two of one rank
 };
-RankFiles find_files(const Place& directory);
+RankFiles find_files(const PathSnapshot& directory);
 
 // The tensors joined under options.layout, or under the directory's own descriptor, or as the model's family has it
 // (lib/infer/rank_layout.h; a config.json beside the files or one level up is consulted). A layout without a mesh is
 // taken to be for tp ranks alone. Corrupt where ranks lack a tensor, or hold another part of it than the layout says;
 // padding rows of a vocabulary stay in the joined tensor. Objects that are no tensors are left out with a warning.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // One file for each rank of request.mesh, a stage's tensors on its ranks only, replicated tensors in the file of every
 // rank that holds them; and the descriptor, which names every tensor.

@@ -25,7 +25,7 @@ struct Part {
 
 class RanksReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   Status choose_files(RankFiles files);
@@ -322,7 +322,7 @@ void RanksReader::describe_format() {
                                 " that are no tensors in the files of the ranks are not read.");
 }
 
-Status RanksReader::open(const Place& place, const OpenOptions& options) {
+Status RanksReader::open(const PathSnapshot& place, const OpenOptions& options) {
   catalog_.root = place.path();
   RankFiles files = find_files(place);
   const bool has_layout = files.has_layout;
@@ -340,7 +340,7 @@ Status RanksReader::open(const Place& place, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<RanksReader>(place, options);
 }
 

@@ -9,7 +9,7 @@ namespace {
 constexpr std::string_view kStep = "global_step";
 
 // The last of the steps in a directory, if it has some.
-std::string last_step(const Place& directory) {
+std::string last_step(const PathSnapshot& directory) {
   std::string last;
   for (const DirectoryEntry& e : directory.entries())
     if (e.is_directory && e.name.starts_with(kStep) && (last.empty() || natural_less(last, e.name))) last = e.name;
@@ -18,7 +18,7 @@ std::string last_step(const Place& directory) {
 
 }  // namespace
 
-Status refuse_placeholders(const Catalog& catalog, const Place& place) {
+Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place) {
   Index weights = 0, empty = 0;
   for (const Tensor& t : catalog.tensors()) {
     if (!t.name.ends_with(".weight")) continue;
@@ -26,7 +26,7 @@ Status refuse_placeholders(const Catalog& catalog, const Place& place) {
     empty += t.shape == Dims{0} ? 1 : 0;
   }
   if (2 * empty <= weights) return {};
-  const Place& directory = *TRY(place.directory());
+  const PathSnapshot& directory = *TRY(place.directory());
   std::string where = directory.name().starts_with(kStep) ? directory.path() : last_step(directory);
   if (const auto above = directory.parent(); where.empty() && above) where = last_step(**above);
   return unsupported(place.path() + ": " + with_commas(empty) + " of " + count_of(weights, "weight") +

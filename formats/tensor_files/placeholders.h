@@ -3,12 +3,12 @@
 #pragma once
 
 #include "lib/checkpoint/catalog.h"
-#include "lib/checkpoint/place.h"
+#include "lib/checkpoint/path_snapshot.h"
 
 namespace reshard {
 
 // Unsupported where the most of the weights are placeholders, with the directory of the run that has the numbers.
 // `place` is what was opened.
-Status refuse_placeholders(const Catalog& catalog, const Place& place);
+Status refuse_placeholders(const Catalog& catalog, const PathSnapshot& place);
 
 }  // namespace reshard

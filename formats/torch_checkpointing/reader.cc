@@ -52,7 +52,7 @@ std::string gaps_of(const std::vector<DirectoryEntry>& entries, const std::strin
 
 class StepReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options);
+  Status open(const PathSnapshot& place, const OpenOptions& options);
 
  private:
   // One rank's file of an item.
@@ -62,14 +62,14 @@ class StepReader : public TensorFileReader {
     std::set<std::string_view> used;
   };
 
-  static Status check_finished(const Place& directory);
+  static Status check_finished(const PathSnapshot& directory);
   Status check_files() const;
   Result<Content> read_file(const std::string& item, const std::string& name, Index rank, const OpenOptions& options);
   Status read_item(const std::string& name, const Item& item, const OpenOptions& options);
   Status join(const std::string& item, const ItemTensor& tensor, std::vector<Content>& contents);
   Result<std::size_t> add_holding(const Holding& holding, const ItemTensor& tensor, std::vector<Content>& contents,
                                   JoinedTensor& joined);
-  Status read_others(const Place& directory, const OpenOptions& options);
+  Status read_others(const PathSnapshot& directory, const OpenOptions& options);
   Status add_own_tensors(const std::string& item, const std::vector<Content>& contents);
   void add_values(const std::string& item, const TensorFile& content, std::uint32_t file);
   Status finish_values();
@@ -82,7 +82,7 @@ class StepReader : public TensorFileReader {
 };
 
 // A finished save has its own name and metadata.
-Status StepReader::check_finished(const Place& directory) {
+Status StepReader::check_finished(const PathSnapshot& directory) {
   constexpr std::string_view kUnfinished = "tmp_";
   const std::string& path = directory.path();
   const std::string name = directory.name();
@@ -239,7 +239,7 @@ Status StepReader::add_own_tensors(const std::string& item, const std::vector<Co
   return {};
 }
 
-Status StepReader::read_others(const Place& directory, const OpenOptions& options) {
+Status StepReader::read_others(const PathSnapshot& directory, const OpenOptions& options) {
   std::map<std::string, std::map<Index, std::string>> items;
   for (const DirectoryEntry& e : directory.entries()) {
     const auto file = e.is_directory ? std::nullopt : parse_rank_file(e.name);
@@ -285,8 +285,8 @@ void StepReader::describe_format() {
                                 names_text({left_out_.begin(), left_out_.end()}, "object"));
 }
 
-Status StepReader::open(const Place& place, const OpenOptions& options) {
-  const Place& directory = *TRY(place.directory());
+Status StepReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const PathSnapshot& directory = *TRY(place.directory());
   catalog_.root = directory.path();
   TRY(check_finished(directory));
   const std::string file = path_join(catalog_.root, kMetadataFile);
@@ -302,7 +302,7 @@ Status StepReader::open(const Place& place, const OpenOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<StepReader>(place, options);
 }
 

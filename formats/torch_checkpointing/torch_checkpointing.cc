@@ -26,10 +26,10 @@ std::optional<RankFile> parse_rank_file(std::string_view name) {
 
 namespace {
 
-bool is_pickle(const Place& place) { return place.head().starts_with('\x80'); }
+bool is_pickle(const PathSnapshot& place) { return place.head().starts_with('\x80'); }
 
 // Its metadata; or that of a save which is known by where it lies.
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   const std::string name = place.name();
   if (!place.is_directory()) return name == kMetadataFile && is_pickle(place);
   if (place.has_file(kMetadataFile)) return is_pickle(*TRY(place.inside(kMetadataFile)));

@@ -30,7 +30,7 @@ struct RankFile {
 std::optional<RankFile> parse_rank_file(std::string_view name);
 
 // Of a step or its metadata.pkl. What did not finish is corrupt, and said to be that.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 
 // One safetensors file an item and rank, and metadata.pkl: what torch_checkpointing's own load takes. Unsupported for
 // tensors that are cut in sections, or three times along one dimension.

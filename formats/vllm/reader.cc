@@ -16,7 +16,7 @@ namespace {
 // Joins the parameters of the workers to the model that the config.json beside them describes.
 class VllmReader : public TensorFileReader {
  public:
-  Status open(const Place& place, const OpenOptions& options) {
+  Status open(const PathSnapshot& place, const OpenOptions& options) {
     catalog_.root = place.path();
     stages_ = place.has_file(file_name({}, 1, 0)) ? 1 : 2;
     const auto has = [&](const Worker& worker, Index part) { return place.has_file(file_name(worker, stages_, part)); };
@@ -47,7 +47,7 @@ class VllmReader : public TensorFileReader {
     return "worker " + std::to_string(worker.rank) + (stages > 1 ? " of stage " + std::to_string(worker.stage) : "");
   }
 
-  Status read_worker(const Place& place, const Worker& worker, const OpenOptions& options) {
+  Status read_worker(const PathSnapshot& place, const Worker& worker, const OpenOptions& options) {
     parts_.emplace_back();
     for (Index part = 0; part == 0 || place.has_file(file_name(worker, stages_, part)); ++part) {
       const OpenFile opened = TRY(open_file(file_name(worker, stages_, part), options));
@@ -120,7 +120,7 @@ class VllmReader : public TensorFileReader {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
   return open_as<VllmReader>(place, options);
 }
 

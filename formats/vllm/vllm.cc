@@ -13,7 +13,7 @@ std::string file_name(const Worker& worker, Index stages, Index part) {
 
 namespace {
 
-Result<bool> recognises(const Place& place) {
+Result<bool> recognises(const PathSnapshot& place) {
   return place.has_file(file_name({}, 1, 0)) || place.has_file(file_name({}, 2, 0));
 }
 

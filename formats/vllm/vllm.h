@@ -37,7 +37,7 @@ std::string file_name(const Worker& worker, Index stages, Index part);
 
 // Read under Hugging Face names, without the padding, as the config.json beside the files says how they are stacked;
 // unsupported where there is none.
-Result<std::unique_ptr<Reader>> open(const Place& place, const OpenOptions& options);
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
 // The mesh is pp and tp. Unsupported, naming the tensor: names of other models, degrees at which vLLM would not run. A
 // usage error when tp > 1 and no config says how many heads there are.
 Result<std::unique_ptr<Target>> lay_out(LayoutRequest request);

@@ -16,10 +16,10 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/device/convert.h"
-#include "lib/engine/tensor_source.h"
 #include "lib/model/packing.h"
 #include "lib/model/unknown_family.h"
 #include "lib/model/view.h"
+#include "lib/source/tensor_source.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {

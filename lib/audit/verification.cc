@@ -17,11 +17,11 @@
 #include "lib/audit/vocabulary.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
-#include "lib/engine/watched_files.h"
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/quantization.h"
 #include "lib/model/unknown_family.h"
+#include "lib/source/watched_files.h"
 
 namespace reshard {
 namespace {

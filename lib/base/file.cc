@@ -14,9 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/sandbox.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "lib/base/text.h"
 
 namespace reshard {

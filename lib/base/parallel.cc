@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/base/without_bad_alloc.h"
+#include "lib/base/catch_out_of_memory.h"
 
 namespace reshard {
 
@@ -32,7 +32,7 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
       const Index i = next++;
       if (i >= n) return;
       // An exception would end the process: it is on a thread.
-      Status status = without_bad_alloc([&] { return body(thread, i); });
+      Status status = catch_out_of_memory([&] { return body(thread, i); });
       if (status) continue;
       const std::lock_guard lock(mutex);
       if (first_error) first_error = std::move(status);

@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "lib/base/file.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 
 namespace reshard {

@@ -15,7 +15,7 @@
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/catalog.h"
-#include "lib/checkpoint/place.h"
+#include "lib/checkpoint/path_snapshot.h"
 #include "lib/layout/descriptor.h"
 
 namespace reshard {
@@ -183,9 +183,9 @@ struct OpenOptions {
   const Family* own_family = nullptr;        // that the user describes, known before the program's; null: none
 };
 
-// Format::open of readers that have a `Status open(const Place&, const OpenOptions&)`.
+// Format::open of readers that have a `Status open(const PathSnapshot&, const OpenOptions&)`.
 template <class R>
-Result<std::unique_ptr<Reader>> open_as(const Place& place, const OpenOptions& options) {
+Result<std::unique_ptr<Reader>> open_as(const PathSnapshot& place, const OpenOptions& options) {
   auto reader = std::make_unique<R>();
   TRY(reader->open(place, options));
   return std::unique_ptr<Reader>(std::move(reader));
@@ -223,9 +223,9 @@ struct Format {
   std::string_view title;  // for people
   // Whether the directory or file looks like this format: by names, and first bytes at most. An error where it has to
   // look further and cannot. Null: nothing does.
-  Result<bool> (*recognises)(const Place& place);
+  Result<bool> (*recognises)(const PathSnapshot& place);
   // Null where nothing is recognised.
-  Result<std::unique_ptr<Reader>> (*open)(const Place& place, const OpenOptions& options);
+  Result<std::unique_ptr<Reader>> (*open)(const PathSnapshot& place, const OpenOptions& options);
   Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
   // Makes a file at `path`, or replaces the one there if told, that shows the tensors of a located catalog where they
   // lie, without copying; null: not that kind of format. What it cannot express is in the report.

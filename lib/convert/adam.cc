@@ -10,8 +10,8 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/engine/computed_source.h"
-#include "lib/engine/tensor_source.h"
+#include "lib/source/computed_source.h"
+#include "lib/source/tensor_source.h"
 
 namespace reshard {
 namespace {
@@ -40,7 +40,7 @@ std::optional<double> parse_real(const std::string& text) {
 
 }  // namespace
 
-Status add_masters(SourceView& view, Notes& notes) {
+Status add_masters(SourceView& view, ConversionNotes& notes) {
   std::vector<std::string> others, rounded;
   std::vector<Tensor> masters;
   for (const auto& [place, states] : states_of(view.catalog)) {

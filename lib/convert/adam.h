@@ -5,13 +5,13 @@
 #include <optional>
 
 #include "lib/checkpoint/format.h"
-#include "lib/convert/source_view.h"
+#include "lib/convert/view/source_view.h"
 
 namespace reshard {
 
 // For Holds::kAdam: gives each parameter that has moments a master, the weight itself where the source has none apart.
 // Unsupported where one lacks a moment, or has state that Adam does not.
-Status add_masters(SourceView& view, Notes& notes);
+Status add_masters(SourceView& view, ConversionNotes& notes);
 
 // For Holds::kAdam: the number of steps that tensors of the view have, which have to agree; the output gets none of
 // them. Nothing where there are none. 0 with `metadata_only`.

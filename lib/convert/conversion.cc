@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/checkpoint/provenance.h"
 #include "lib/convert/adam.h"
-#include "lib/engine/crc_ledger.h"
-#include "lib/engine/encoded_chunks.h"
-#include "lib/engine/journal.h"
 #include "lib/model/parts.h"
+#include "lib/output/encoded_chunks.h"
+#include "lib/output/journal.h"
+#include "lib/source/crc_ledger.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -77,7 +77,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
     d.view = TRY(view_source(catalog, selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
   }
   const Model& model = d.names.model;
-  FitOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
+  RepairOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
   fit.run.progress = nullptr;
   if (d.names.renames())
     d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model

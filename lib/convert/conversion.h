@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/convert/adapter.h"
-#include "lib/convert/merge.h"
-#include "lib/convert/requantization.h"
 #include "lib/convert/steps.h"
-#include "lib/convert/unpacking.h"
+#include "lib/convert/weights/adapter.h"
+#include "lib/convert/weights/merge.h"
+#include "lib/convert/weights/requantization.h"
+#include "lib/convert/weights/unpacking.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
@@ -58,7 +58,7 @@ struct Draft {
   OutputTensors output;              // placed
   std::optional<Merge> merge;
   std::vector<SideFile> side_files;
-  Notes notes;
+  ConversionNotes notes;
 };
 // The steps up to there (steps.h). Locates the tensors that take part. For a format that shows tensors where they lie
 // the output is left empty.
@@ -68,7 +68,7 @@ Result<Draft> make_draft(Reader& source, const Format& format, const ConversionO
 // that are left out hold.
 Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run);
 
-class Origin;
+class ConversionSource;
 class SourceManifest;
 class WatchedFiles;
 
@@ -95,7 +95,7 @@ class Conversion {
   Json provenance() const;
   const Merge* merge() const { return draft_.merge ? &*draft_.merge : nullptr; }
   const std::vector<SideFile>& beside() const { return draft_.side_files; }
-  const Notes& notes() const { return draft_.notes; }                  // of the target; the source has its own warnings
+  const ConversionNotes& notes() const { return draft_.notes; }        // of the target; the source has its own warnings
   Index converted_tensors() const { return draft_.output.converted; }  // that change their dtype
   Index disk_needed() const;                                           // bytes, of all files
   Result<MemoryPlan> memory() const;
@@ -135,8 +135,9 @@ class Conversion {
   Reader& adapter() const { return options_.adapter.reader ? *options_.adapter.reader : source_; }
   void note_alike();
   Index kept_bytes() const;
-  Status check_merged(const Origin& origin) const;
-  Result<Outcome> write(Output& output, Origin& origin, const SourceManifest* recorded, const WatchedFiles& read);
+  Status check_merged(const ConversionSource& origin) const;
+  Result<Outcome> write(Output& output, ConversionSource& origin, const SourceManifest* recorded,
+                        const WatchedFiles& read);
   Result<std::string> facts(std::uint64_t print) const;
   Result<std::vector<SideFile>> side_files() const;
 

@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "lib/base/json.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/conversion.h"
+#include "lib/convert/conversion_source.h"
 #include "lib/convert/manifest.h"
-#include "lib/convert/origin.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/device/crc32.h"
-#include "lib/engine/watched_files.h"
+#include "lib/source/watched_files.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -65,7 +65,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
                     "plans differ");
   const WatchedFiles read(rank_of(ranks) == 0 ? inputs() : std::vector<std::string>());
   const Index of_left_out = TRY(check_equal_tensors(draft_, source_.files(), options_.run));
-  Origin origin(draft_, source_, adapter());
+  ConversionSource origin(draft_, source_, adapter());
   if (origin.computes() && rank_count(ranks) > 1 && options_.run.strategy != Strategy::kDirect)
     return usage_error(
         "ranks that merge, quantize, or apply the scales of float8 weights, each read what they write: --strategy "
@@ -104,7 +104,7 @@ Result<Conversion::Outcome> Conversion::run(OutputPath destination) {
   return outcome;
 }
 
-Result<Conversion::Outcome> Conversion::write(Output& output, Origin& origin, const SourceManifest* recorded,
+Result<Conversion::Outcome> Conversion::write(Output& output, ConversionSource& origin, const SourceManifest* recorded,
                                               const WatchedFiles& read) {
   const auto proofs = TRY(copy_tensors(plan_, origin.tensors(), target_view(), output, options_.run));
   release_freed_memory();  // before what surrounds the tensors is made
@@ -169,7 +169,7 @@ Result<std::string> Conversion::facts(std::uint64_t print) const {
 }
 
 Result<std::string> Conversion::manifest_text(const RunOptions& run, const SourceManifest* recorded) {
-  Origin origin(draft_, source_, adapter());
+  ConversionSource origin(draft_, source_, adapter());
   if (draft_.merge) TRY(check_merged(origin));
   std::vector<DigestRequest> requests;
   for (const PlannedTensor& p : plan_.tensors) requests.push_back({p.from, target_view().tensors()[p.to].dtype});
@@ -180,7 +180,7 @@ Result<std::string> Conversion::manifest_text(const RunOptions& run, const Sourc
 }
 
 // What of the sources has to be equal, in each of them and among them.
-Status Conversion::check_merged(const Origin& origin) const {
+Status Conversion::check_merged(const ConversionSource& origin) const {
   const Merge& merge = *draft_.merge;
   for (std::size_t s = 0; s < merge.others.size(); ++s)
     TRY(check_equal_tensors(*merge.others[s], merge.options.sources[s + 1].reader->files(), options_.run));

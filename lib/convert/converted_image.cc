@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/manifest.h"
-#include "lib/engine/slab_walk.h"
+#include "lib/engine/walk.h"
 
 namespace reshard {
 namespace {

@@ -1,5 +1,5 @@
 // A conversion's output that is read and not written: every file that convert would make, with the same bytes
-// (lib/engine/image.h).
+// (lib/image/image.h).
 //
 // The manifest's digests are known when all tensors have been read, so they are computed when the manifest is first
 // asked for: a pass over the source.
@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "lib/convert/conversion.h"
-#include "lib/convert/origin.h"
+#include "lib/convert/conversion_source.h"
 #include "lib/convert/source_manifest.h"
-#include "lib/engine/image.h"
-#include "lib/engine/watched_files.h"
+#include "lib/image/image.h"
+#include "lib/source/watched_files.h"
 
 namespace reshard {
 
@@ -55,7 +55,7 @@ class ConvertedImage {
 
   Conversion& conversion_;
   WatchedFiles data_, others_;  // the files of the source's view, by their numbers; whatever else is read
-  Origin origin_;
+  ConversionSource origin_;
   std::optional<SourceManifest> recorded_;
   std::optional<Extent> manifest_inside_;  // of an output that is a file
   Index digest_room_ = 0;                  // memory for a pass over the source, bytes

@@ -8,8 +8,8 @@
 #include "lib/audit/finding.h"
 #include "lib/base/json.h"
 #include "lib/base/result.h"
-#include "lib/convert/merge.h"
-#include "lib/convert/options.h"
+#include "lib/convert/view/options.h"
+#include "lib/convert/weights/merge.h"
 
 namespace reshard {
 

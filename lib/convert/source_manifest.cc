@@ -9,8 +9,8 @@
 #include "lib/base/json.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/engine/tensor_source.h"
 #include "lib/model/view.h"
+#include "lib/source/tensor_source.h"
 
 namespace reshard {
 namespace {

@@ -13,8 +13,8 @@
 #include "lib/checkpoint/cover_checker.h"
 #include "lib/checkpoint/model_code.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/convert/adapter.h"
-#include "lib/convert/rows.h"
+#include "lib/convert/view/row_edits.h"
+#include "lib/convert/weights/adapter.h"
 #include "lib/device/convert.h"
 #include "lib/layout/padded_vocabulary.h"
 #include "lib/layout/stages.h"
@@ -35,14 +35,14 @@ std::optional<ParsedName> parse_key(const Family* family, const StateKey& key) {
 
 }  // namespace
 
-Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
-                                       bool allow, Notes& notes) {
-  FitOptions of_view = options;
+Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const RepairOptions& options, bool complete,
+                                       bool allow, ConversionNotes& notes) {
+  RepairOptions of_view = options;
   of_view.is_stored = [&view](const std::string& canonical) { return view.is_stored(canonical); };
   if (!options.config) {
     if (options.repairs.vocabulary || options.repairs.experts)
       return usage_error("--repair needs to know what the model should be; give its config.json with --config");
-  } else if (auto fitted = fit_to_config(view.catalog, files, of_view)) {
+  } else if (auto fitted = repair_to_config(view.catalog, files, of_view)) {
     for (std::string& note : fitted->notes) notes.warnings.push_back(std::move(note));
     notes.repairs = std::move(fitted->repairs);
   } else {
@@ -107,7 +107,7 @@ const NameRule* tied_rule(const Family& family, std::string_view canonical) {
 }  // namespace
 
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
-                      const OnRanks& on, const Format& format, const FitOptions& options, Notes& notes) {
+                      const OnRanks& on, const Format& format, const RepairOptions& options, ConversionNotes& notes) {
   const auto* vocabulary = on.layout && on.layout->vocabulary ? &*on.layout->vocabulary : nullptr;
   const bool follows = format.holds_local_tensors() || !on.layout || on.layout->stored_as == StoredAs::kShards;
   const bool by_layout = vocabulary && follows && (vocabulary->divisible_by || vocabulary->padded_size);
@@ -159,7 +159,8 @@ Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& name
   return {};
 }
 
-Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format, Notes& notes) {
+Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format,
+                    ConversionNotes& notes) {
   const ModelConfig* config = names.model.config_or_null();
   const Index copies = head_copies(config, on, format);
   if (copies == 1) return {};
@@ -213,7 +214,7 @@ bool can_name(const SourceView& view, const Model& model, const std::string& can
 }
 
 // Says which packed weights --dtype leaves as they are.
-void note_packed(const SourceView& view, const Translation& names, const Typing& typing, Notes& notes) {
+void note_packed(const SourceView& view, const Translation& names, const Typing& typing, ConversionNotes& notes) {
   if (!typing.dtype) return;
   std::set<std::string_view> kept;
   for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
@@ -229,7 +230,8 @@ void note_packed(const SourceView& view, const Translation& names, const Typing&
 }
 
 // Optimizer state under names that no parameter has does not follow the model.
-void note_orphans(const SourceView& view, const Family& family, const std::vector<std::size_t>& tensors, Notes& notes) {
+void note_orphans(const SourceView& view, const Family& family, const std::vector<std::size_t>& tensors,
+                  ConversionNotes& notes) {
   std::vector<std::string> orphans;
   bool has_model = false;
   for (const std::size_t i : tensors) {
@@ -281,7 +283,7 @@ class TargetDtypes {
   }
 
   // Tells which tensors are kept, and where transformers has no such model that nothing says so.
-  void note(Notes& notes) const {
+  void note(ConversionNotes& notes) const {
     if (!kept_.empty()) {
       notes.warnings.push_back(count_of(std::ssize(kept_), "tensor") + " (" + some_of(kept_) +
                                (kept_.size() == 1 ? ") keeps its" : ") keep their") +
@@ -307,7 +309,7 @@ class TargetDtypes {
 }  // namespace
 
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
-                                   Notes& notes) {
+                                   ConversionNotes& notes) {
   note_packed(view, names, typing, notes);
   const auto& tensors = view.catalog.tensors();
   const Model& model = names.model;
@@ -414,7 +416,7 @@ class Placements {
 }  // namespace
 
 Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
-             Notes& notes) {
+             ConversionNotes& notes) {
   Placements placements;
   std::vector<TargetTensor>& tensors = output.tensors;
   if (on.layout) {
@@ -538,7 +540,7 @@ Result<LeftOut> what_stays(const Catalog& source, const std::vector<SideFile>& c
 }  // namespace
 
 Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
-                                              const Format& format, Notes& notes) {
+                                              const Format& format, ConversionNotes& notes) {
   std::vector<std::string> places = {source.root, parent_path(source.root)};
   if (!config_path.empty()) places.insert(places.begin(), parent_path(config_path));
   const bool is_models = path_exists(path_join(source.root, kConfigFile));

@@ -10,9 +10,9 @@
 
 #include "lib/base/json.h"
 #include "lib/checkpoint/side_files.h"
-#include "lib/convert/options.h"
-#include "lib/convert/source_view.h"
-#include "lib/convert/translation.h"
+#include "lib/convert/view/options.h"
+#include "lib/convert/view/source_view.h"
+#include "lib/convert/view/translation.h"
 #include "lib/model/view.h"
 
 namespace reshard {
@@ -21,15 +21,16 @@ namespace reshard {
 
 // Brings the view to its config's shapes as far as `options.repairs` allows, and checks that it is the model. With
 // `allow` what does not fit is a note and not an error. Nothing where no config says what the model is.
-Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const FitOptions& options, bool complete,
-                                       bool allow, Notes& notes);
+Result<std::optional<Identity>> repair(SourceView& view, FilePool& files, const RepairOptions& options, bool complete,
+                                       bool allow, ConversionNotes& notes);
 
 // Gives the vocabulary the rows that the target framework has.
 Status pad_vocabulary(SourceView& view, FilePool& files, const Translation& names, const VocabularyRows& rows,
-                      const OnRanks& on, const Format& format, const FitOptions& options, Notes& notes);
+                      const OnRanks& on, const Format& format, const RepairOptions& options, ConversionNotes& notes);
 
 // Gives every tensor-parallel rank the key-value head it computes with, where several share one.
-Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format, Notes& notes);
+Status repeat_heads(SourceView& view, const Translation& names, const OnRanks& on, const Format& format,
+                    ConversionNotes& notes);
 
 // ---- the output's tensors
 
@@ -47,11 +48,11 @@ struct OutputTensors {
   std::vector<bool> uncut;  // of `tensors`: part of a packed weight, which every rank holds whole
 };
 Result<OutputTensors> name_tensors(const SourceView& view, const Translation& names, const Typing& typing,
-                                   Notes& notes);
+                                   ConversionNotes& notes);
 
 // Gives each tensor its placement. Unsupported if a layout cuts a tensor that is part of a packed weight.
 Status place(OutputTensors& output, const SourceView& view, const Model& model, const OnRanks& on, const Format& format,
-             Notes& notes);
+             ConversionNotes& notes);
 
 // Objects of an optimizer are named after parameters: where those are split the object is repeated, and where several
 // become one their objects must be equal. Without `with_bytes` those that cannot be read are zeros as long as what is
@@ -76,7 +77,7 @@ Result<Catalog> view_target(const Catalog& target, const Translation& names);
 // empty) is one of them. A link that leads out of the checkpoint is left, and noted; so is what else lies beside a
 // model's config.
 Result<std::vector<SideFile>> find_side_files(const Catalog& source, const std::string& config_path,
-                                              const Format& format, Notes& notes);
+                                              const Format& format, ConversionNotes& notes);
 
 // ---- for formats that show tensors where they lie
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/engine/slab_walk.h"
+#include "lib/engine/walk.h"
 
 namespace reshard {
 

@@ -1,4 +1,4 @@
-// Rounds in which all ranks of a job read for each other: what both exchanges (slab_exchange.h, lib/load) have in
+// Rounds in which all ranks of a job read for each other: what both exchanges (exchange.h, lib/load) have in
 // common.
 //
 //     read round k+1 into a sending buffer   while the messages of round k travel   then finish round k

@@ -4,12 +4,12 @@
 #include <memory>
 #include <utility>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/parallel.h"
-#include "lib/base/resident.h"
 #include "lib/base/text.h"
+#include "lib/engine/exchange.h"
 #include "lib/engine/finished_check.h"
-#include "lib/engine/slab_exchange.h"
-#include "lib/engine/slab_walk.h"
+#include "lib/engine/walk.h"
 #include "lib/transport/collectives.h"
 #include "lib/transport/waiting.h"
 

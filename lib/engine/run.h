@@ -12,10 +12,10 @@
 
 #include "lib/device/device.h"
 #include "lib/device/digest.h"
-#include "lib/engine/output.h"
-#include "lib/engine/tensor_source.h"
+#include "lib/output/output.h"
 #include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
+#include "lib/source/tensor_source.h"
 #include "lib/transport/transport.h"
 
 namespace reshard {

@@ -34,7 +34,7 @@ Index stage_of(const Parameter& p, Index layers, Index stages) {
 }
 
 // A rank's coordinates within its stage.
-struct Place {
+struct PathSnapshot {
   Index shard = 0;  // over dp_shard x cp
   Index tp = 0;
 };
@@ -44,7 +44,7 @@ class Counter {
   Counter(const Degrees& degrees, const MemoryOptions& options)
       : degrees_(degrees), options_(options), tp_(degrees.mesh.size("tp")), experts_(*expert_sharding(degrees)) {}
 
-  RankMemory count(const std::vector<Alike>& tensors, const Place& place) const {
+  RankMemory count(const std::vector<Alike>& tensors, const PathSnapshot& place) const {
     RankMemory memory;
     for (const Alike& t : tensors) {
       const Index elements = local_elements(t, place);
@@ -59,7 +59,7 @@ class Counter {
   }
 
  private:
-  Index local_elements(const Alike& t, const Place& place) const {
+  Index local_elements(const Alike& t, const PathSnapshot& place) const {
     Index copies = t.count, shards = degrees_.shards(), shard = place.shard;
     bool is_cut = t.rule->tp_dim >= 0 && t.rule->tp_dim < t.shape.rank();
     if (t.rule->is_per_expert()) {

@@ -8,7 +8,7 @@
 namespace reshard {
 namespace {
 
-using ways::Axes, ways::Cut, ways::Owner, ways::Way;
+using cut_hypotheses::Axes, cut_hypotheses::Cut, cut_hypotheses::Owner, cut_hypotheses::CutHypothesis;
 
 constexpr Index kMaxRanks = 1'000'000;
 constexpr std::size_t kMaxPatterns = 512;  // distinct cuts that choose the mesh; the others are only described
@@ -123,13 +123,13 @@ class Choosing {
     MeshTrial trial;
     trial.axes = axes;
     bool tp_is_seen = axes.tp == 1;
-    for (int rank = 0; rank <= kMaxRank; ++rank) trial.ways.push_back(ways_for(rank, axes));
+    for (int rank = 0; rank <= kMaxRank; ++rank) trial.ways.push_back(cut_hypotheses_for(rank, axes));
     for (const std::size_t p : cut) {
       const BoxPattern& pattern = out_.patterns[p];
       const auto n = static_cast<Index>(pattern.tensors.size());
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      const Way* fit = nullptr;
-      for (const Way& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
+      const CutHypothesis* fit = nullptr;
+      for (const CutHypothesis& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
         if (!fit && owners_of(boxes, pattern.shape, way, axes)) fit = &way;
       if (!fit) {
         if (pattern.shape.rank() <= 2) trial.misfits += n;  // experts have a mesh of their own
@@ -153,7 +153,9 @@ class Choosing {
   }
 
   // Tensor parallelism leaves norms whole.
-  static bool is_surprise(const Way& way, int rank) { return !way.is_usual || (rank == 1 && way.cuts_by_tp()); }
+  static bool is_surprise(const CutHypothesis& way, int rank) {
+    return !way.is_usual || (rank == 1 && way.cuts_by_tp());
+  }
 
   // Finds the way of each tensor under which its boxes' writers owned them, and counts the tensors that have none.
   void try_writers(MeshTrial& trial) const {
@@ -162,12 +164,12 @@ class Choosing {
     for (const BoxPattern& pattern : out_.patterns) {
       if (pattern.is_whole) continue;
       struct Fit {
-        const Way* way;
+        const CutHypothesis* way;
         std::vector<Owner> owners;
       };
       std::vector<Fit> fits;
       const FragmentList& boxes = catalog_.tensors()[pattern.tensors[0]].fragments;
-      for (const Way& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
+      for (const CutHypothesis& way : trial.ways[static_cast<std::size_t>(pattern.shape.rank())])
         if (auto owners = owners_of(boxes, pattern.shape, way, trial.axes)) fits.push_back({&way, std::move(*owners)});
       for (const std::size_t i : pattern.tensors) {
         for (const Fit& fit : fits) {
@@ -176,7 +178,7 @@ class Choosing {
           break;
         }
         if (fits.empty() || pattern.shape.rank() > 2) continue;  // counted before
-        const Way* way = trial.way_of[i];
+        const CutHypothesis* way = trial.way_of[i];
         if (!way) {
           ++trial.misfits;
         } else if (is_surprise(*way, pattern.shape.rank()) && !is_surprise(*fits[0].way, pattern.shape.rank())) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lib/checkpoint/catalog.h"
-#include "lib/infer/ways.h"
+#include "lib/infer/cut_hypotheses.h"
 
 namespace reshard {
 
@@ -34,11 +34,11 @@ struct RankPosition {
 
 // How well a mesh explains the catalog.
 struct MeshTrial {
-  ways::Axes axes;
-  Index misfits = 0;                         // tensors with a box that its writer would not have owned
-  Index surprises = 0;                       // tensors that fit, but not as parallelism usually has it
-  std::vector<const ways::Way*> way_of;      // of each tensor; null: whole, or a misfit
-  std::vector<std::vector<ways::Way>> ways;  // by rank; what way_of points into
+  cut_hypotheses::Axes axes;
+  Index misfits = 0;                                         // tensors with a box that its writer would not have owned
+  Index surprises = 0;                                       // tensors that fit, but not as parallelism usually has it
+  std::vector<const cut_hypotheses::CutHypothesis*> way_of;  // of each tensor; null: whole, or a misfit
+  std::vector<std::vector<cut_hypotheses::CutHypothesis>> ways;  // by rank; what way_of points into
 
   auto badness() const { return std::pair(misfits, surprises); }
 };
@@ -53,7 +53,7 @@ struct MeshChoice {
   std::vector<MeshTrial> rivals;        // fit as well; at most kMaxHypotheses
 
   // Of each file's writer.
-  std::vector<RankPosition> positions(const ways::Axes& axes) const;
+  std::vector<RankPosition> positions(const cut_hypotheses::Axes& axes) const;
 };
 MeshChoice choose_mesh(const Catalog& catalog);
 

@@ -8,14 +8,14 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
+#include "lib/infer/cut_hypotheses.h"
 #include "lib/infer/mesh_choice.h"
-#include "lib/infer/ways.h"
 #include "lib/layout/stages.h"
 
 namespace reshard {
 namespace {
 
-using ways::Cut, ways::Way;
+using cut_hypotheses::Cut, cut_hypotheses::CutHypothesis;
 
 constexpr std::size_t kShownNames = 3;
 
@@ -202,7 +202,7 @@ class Inference {
   // Names of the tensors cut along an axis on dimension `dim`; strided: along both, tp first.
   std::string names_cut(bool by_tp, bool on_first_dim, std::optional<bool> strided = std::nullopt) const {
     return names_of([&](std::size_t i) {
-      const Way* way = best_->way_of[i];
+      const CutHypothesis* way = best_->way_of[i];
       if (!way || (strided && way->is_strided() != *strided)) return false;
       return std::any_of(way->cuts.begin(), way->cuts.end(),
                          [&](const Cut& c) { return c.by_tp == by_tp && (c.dim == 0) == on_first_dim; });
@@ -255,7 +255,7 @@ class Inference {
                       (best_->axes.fsdp > 1 ? ", before dp_shard cuts" : ""));
     const std::string untouched = names_of([&](std::size_t i) {
       const Tensor& t = catalog_.tensors()[i];
-      const Way* way = best_->way_of[i];
+      const CutHypothesis* way = best_->way_of[i];
       return t.shape.rank() == 1 && (way ? !way->cuts_by_tp() : choice_.patterns[choice_.pattern_of[i]].is_whole);
     });
     if (!untouched.empty()) parts.push_back(untouched + (best_->axes.fsdp > 1 ? " not cut by it" : " whole"));
@@ -303,9 +303,9 @@ class Inference {
 
   TensorPlacements placements_of(const MeshTrial& trial, Index stages) const {
     TensorPlacements out;
-    std::map<std::pair<const Way*, Index>, std::int32_t> known;
+    std::map<std::pair<const CutHypothesis*, Index>, std::int32_t> known;
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
-      const Way* way = trial.way_of[i];
+      const CutHypothesis* way = trial.way_of[i];
       if (!way && !choice_.patterns[choice_.pattern_of[i]].is_whole) {
         out.of_tensor.push_back(-1);
         continue;
@@ -318,7 +318,7 @@ class Inference {
     return out;
   }
 
-  static Placement placement_of(const Way* way, Index stage) {
+  static Placement placement_of(const CutHypothesis* way, Index stage) {
     Placement placement;
     placement.stage = stage;
     if (way)
@@ -346,7 +346,7 @@ class Inference {
     std::vector<std::string> by_grid(choice_.patterns.size());
     for (std::size_t i = 0; i < catalog_.tensors().size(); ++i) {
       const std::size_t p = choice_.pattern_of[i];
-      const Way* way = best_ ? best_->way_of[i] : nullptr;
+      const CutHypothesis* way = best_ ? best_->way_of[i] : nullptr;
       if (way && way->is_strided()) {
         out_.placements.push_back("strided shard(" + std::to_string(way->cuts[0].dim) + "): tp " +
                                   std::to_string(best_->axes.tp) + " x dp_shard " + std::to_string(best_->axes.fsdp));
@@ -358,7 +358,7 @@ class Inference {
   }
 
   // The degree of a cut, which is more than the pieces one sees when the last ranks got none.
-  std::string way_text(const Way& way, const std::string& seen) const {
+  std::string way_text(const CutHypothesis& way, const std::string& seen) const {
     std::map<int, Index> degree;
     for (const Cut& c : way.cuts) degree.emplace(c.dim, 1).first->second *= c.by_tp ? best_->axes.tp : best_->axes.fsdp;
     std::vector<std::string> parts;

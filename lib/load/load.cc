@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "lib/base/text.h"
-#include "lib/convert/origin.h"
+#include "lib/convert/conversion_source.h"
 #include "lib/load/load_engine.h"
 #include "lib/transport/collectives.h"
 
@@ -117,8 +117,9 @@ Result<LoadReport> Load::run(std::span<const Destination> destinations) {
   }
   // What is to be equal is so on all ranks: together they look once, and of ranks on their own the first does.
   if (options_.ranks || rank() == 0) TRY(check_equal_tensors(draft_, source_.files(), run_));
-  Origin origin(draft_, source_, source_);
-  const Landings landings = TRY(Landings::make(plan_, target_view_, *target_, rank(), held_, destinations));
+  ConversionSource origin(draft_, source_, source_);
+  const LoadDestinations landings =
+      TRY(LoadDestinations::make(plan_, target_view_, *target_, rank(), held_, destinations));
   const RunOptions& run = options_;
   TRY(device_of(run).settle());  // what the caller still does to the destinations
   const LoadJob job{plan_, origin.tensors(), target_view_, *target_, landings, rank(), run};

@@ -22,7 +22,7 @@
 #include "lib/convert/conversion.h"
 #include "lib/device/digest.h"
 #include "lib/engine/run.h"
-#include "lib/load/landing.h"
+#include "lib/load/load_destinations.h"
 
 namespace reshard {
 
@@ -76,7 +76,7 @@ class Load {
   const std::vector<LoadTensor>& tensors() const { return tensors_; }
   Index bytes() const;  // of all parts together
   const LoadOptions& options() const { return options_; }
-  const Notes& notes() const { return draft_.notes; }
+  const ConversionNotes& notes() const { return draft_.notes; }
 
   // Fills the destinations, one for each of tensors(). Checks what is recorded: a checksum that does not agree is an
   // error, and so is, with `ranks`, a tensor whose parts in the ranks' memories do not add up to what was read, or

@@ -10,10 +10,10 @@
 #include "lib/base/text.h"
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
-#include "lib/engine/exchange_schedule.h"
-#include "lib/engine/pieces.h"
 #include "lib/engine/rounds.h"
-#include "lib/engine/slab_walk.h"
+#include "lib/engine/walk.h"
+#include "lib/load/exchange_schedule.h"
+#include "lib/source/pieces.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lib/engine/run.h"
-#include "lib/load/landing.h"
+#include "lib/load/load_destinations.h"
 
 namespace reshard {
 
@@ -14,7 +14,7 @@ struct LoadJob {
   TensorSource& source;
   const Catalog& target_view;
   const MemoryTarget& target;
-  const Landings& landings;
+  const LoadDestinations& landings;
   Index rank;
   RunOptions run;  // but `memory` is that of the buffers alone
 

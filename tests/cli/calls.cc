@@ -15,7 +15,7 @@
 #include "formats/load.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "tools/commands.h"
 #include "tools/python/reading.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "formats/registry.h"
-#include "lib/convert/packed_matrix.h"
+#include "lib/convert/weights/packed_matrix.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"
 #include "tests/support/packed_modules.h"

@@ -17,7 +17,7 @@
 #include <regex>
 
 #include "formats/registry.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
@@ -80,15 +80,15 @@ class AllocationTest : public testing::Test {
 
 // The beginning of a conversion, which found the disk full.
 void leave_unfinished(const std::string& source, const std::string& path) {
-  static SysCalls real;
+  static Syscalls real;
   static int writes;
   real = sys();
   writes = 0;
-  SysCalls calls = real;
+  Syscalls calls = real;
   calls.pwrite = [](int fd, const void* bytes, std::size_t n, off_t offset) {
     return ++writes > 10 ? (errno = ENOSPC, ssize_t{-1}) : real.pwrite(fd, bytes, n, offset);
   };
-  const ScopedSysCalls scoped(calls);
+  const ScopedSyscalls scoped(calls);
   auto open = open_checkpoint(source);
   ASSERT_TRUE(open) << open.error().message();
   ConversionOptions o;

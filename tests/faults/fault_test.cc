@@ -20,7 +20,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "formats/registry.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
@@ -66,7 +66,7 @@ std::vector<Call> failed;  // the calls that did
 // Makes the calls that may be interrupted be so, every time but the one after; and reads and writes fall short.
 bool nagging = false;
 Index interruptions = 0, short_transfers = 0;  // that it has made
-SysCalls real;
+Syscalls real;
 
 // Whether this call is to fail. Single-threaded.
 bool fails(Call call) {
@@ -94,8 +94,8 @@ std::size_t shorter(std::size_t n) {
   return n > 4096 ? n / 3 + rng() % 5 : 1 + rng() % (n - 1);
 }
 
-SysCalls faulty() {
-  SysCalls c;
+Syscalls faulty() {
+  Syscalls c;
   c.open = [](const char* path, int flags, mode_t mode) {
     return fails(Call::kOpen) || interrupted_now() ? -1 : real.open(path, flags, mode);
   };
@@ -149,7 +149,7 @@ class FaultTest : public testing::Test {
   }
 
  private:
-  std::optional<ScopedSysCalls> scoped_;
+  std::optional<ScopedSyscalls> scoped_;
 };
 
 // ---- scenarios
@@ -344,9 +344,9 @@ TEST_F(FaultTest, FileSystemsWithoutReservationAreNoError) {
   for (const int error : {EOPNOTSUPP, EINVAL, ENOSYS}) {
     static int code;
     code = error;
-    SysCalls calls = faulty();
+    Syscalls calls = faulty();
     calls.fallocate = [](int, int, off_t, off_t) { return errno = code, -1; };
-    const ScopedSysCalls scoped(calls);
+    const ScopedSyscalls scoped(calls);
     const TempDir dir;
     const Status status = run_scenario(kScenarios[1], dir / "out");
     ASSERT_TRUE(status) << status.error().message();
@@ -424,9 +424,9 @@ CommandResult killed_after(const std::vector<std::string>& argv, const std::stri
 void expect_kills_leave_nothing(const std::vector<std::string>& target, int rounds, int least_leftovers) {
   const TempDir dir;
   {
-    SysCalls calls = sys();
+    Syscalls calls = sys();
     calls.fdatasync = calls.fsync = [](int) { return 0; };
-    const ScopedSysCalls scoped(calls);
+    const ScopedSyscalls scoped(calls);
     write_large(dir / "ck");
   }
   std::vector<std::string> argv = {RESHARD_BINARY, "convert", dir / "ck",  dir / "out",

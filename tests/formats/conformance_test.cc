@@ -109,7 +109,7 @@ TEST_P(Conformance, ReadsWhatItWrites) {
   ASSERT_NO_FATAL_FAILURE(write(path));
   EXPECT_TRUE(recognises(format(), path));
   EXPECT_EQ(is_directory(path), !format().is_file);
-  EXPECT_EQ(*recognised_format(*Place::look(path)), &format() == &kToyFormat ? nullptr : &format())
+  EXPECT_EQ(*recognised_format(*PathSnapshot::look(path)), &format() == &kToyFormat ? nullptr : &format())
       << "a row before it takes it";
   const auto reader = open_with(format(), path);
   ASSERT_TRUE(reader) << reader.error().message();

@@ -1,6 +1,4 @@
 // That a checkpoint is recognised and opened from one look at each of its directories.
-#include "lib/checkpoint/place.h"
-
 #include <dirent.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +8,8 @@
 
 #include "formats/registry.h"
 #include "formats/vllm/vllm.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
+#include "lib/checkpoint/path_snapshot.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 
@@ -30,9 +29,9 @@ dirent* counted_readdir(DIR* directory) {
 }
 
 TEST(PlaceTest, NoFormatListsADirectoryTwice) {
-  SysCalls calls = sys();
+  Syscalls calls = sys();
   calls.readdir = counted_readdir;
-  const ScopedSysCalls scoped(calls);
+  const ScopedSyscalls scoped(calls);
   std::map<std::string_view, int> opened;  // by format
   for (const std::string& below : {sample(""), test_data("")})
     for (const fs::directory_entry& there : fs::recursive_directory_iterator(below)) {
@@ -57,7 +56,7 @@ TEST(PlaceTest, KeepsWhatItSaw) {
   fs::create_directories(dir / "run/step1");
   write_file(dir / "run/latest", "step1");
   write_file(dir / "run/step1/a", "");
-  const auto run = Place::look(dir / "run");
+  const auto run = PathSnapshot::look(dir / "run");
   ASSERT_TRUE(run);
   EXPECT_EQ(**run->text_of("latest", 10), "step1");
   const auto step = run->inside("step1");
@@ -68,7 +67,7 @@ TEST(PlaceTest, KeepsWhatItSaw) {
   fs::remove_all(dir / "run/step1");
   EXPECT_EQ(**run->text_of("latest", 10), "step1");
   EXPECT_EQ(*run->inside("step1"), *step);
-  EXPECT_FALSE((**Place::look(dir / "run")->inside("step1")).is_there());
+  EXPECT_FALSE((**PathSnapshot::look(dir / "run")->inside("step1")).is_there());
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/convert/expression.h"
+#include "lib/convert/weights/expression.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

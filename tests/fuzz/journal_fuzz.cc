@@ -2,7 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/engine/journal.h"
+#include "lib/output/journal.h"
 #include "tests/fuzz/input_file.h"
 
 using namespace reshard;

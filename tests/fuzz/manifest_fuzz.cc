@@ -10,8 +10,8 @@
 #include "formats/registry.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/source_manifest.h"
-#include "lib/engine/tensor_source.h"
 #include "lib/plan/plan.h"
+#include "lib/source/tensor_source.h"
 #include "tests/fuzz/input_file.h"
 #include "tests/support/temp_dir.h"
 

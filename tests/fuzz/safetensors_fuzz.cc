@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(text && text->size() % 8 == 0);
 
   const std::string path = directory.write("model.safetensors", as_string(bytes));
-  const auto place = Place::look(path);
+  const auto place = PathSnapshot::look(path);
   require(place.has_value());
   const auto reader = kHfFormat.open(*place, OpenOptions{});
   if (reader) require((*reader)->catalog().tensor_bytes() == header->end - header->data_start);

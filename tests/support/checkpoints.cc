@@ -120,12 +120,12 @@ void copy_sample(const std::string& name, const std::string& into) {
 std::string test_data(const std::string& name) { return RESHARD_SOURCE_DIR "/tests/data/" + name; }
 
 Result<std::unique_ptr<Reader>> open_with(const Format& format, const std::string& path, const OpenOptions& options) {
-  return format.open(TRY(Place::look(path)), options);
+  return format.open(TRY(PathSnapshot::look(path)), options);
 }
 
 bool recognises(const Format& format, const std::string& path) {
   if (!format.recognises) return false;
-  const auto found = format.recognises(*Place::look(path));
+  const auto found = format.recognises(*PathSnapshot::look(path));
   EXPECT_TRUE(found) << found.error().message();
   return found && *found;
 }

@@ -39,7 +39,7 @@ inline Translation translated(const Catalog& catalog, const Format& format, cons
 }
 
 inline SourceView viewed(const Catalog& catalog, const Format& format, const Translation& names) {
-  Notes notes;
+  ConversionNotes notes;
   const Selected selected = must(select(catalog, {}, format, false, true, notes));
   return must(view_source(catalog, selected, names, false, true, notes));
 }

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <numeric>
 
-#include "lib/engine/computed_source.h"
+#include "lib/source/computed_source.h"
 
 namespace reshard {
 

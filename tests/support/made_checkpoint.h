@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/engine/tensor_source.h"
+#include "lib/source/tensor_source.h"
 
 namespace reshard {
 

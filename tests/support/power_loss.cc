@@ -76,7 +76,7 @@ struct DiskRecorder::Recording {
   DiskState before, now;  // of `now` the names alone
   std::vector<DiskOperation> operations;
   std::map<int, std::pair<int, std::string>> descriptors;  // of files and directories below root, and their paths
-  SysCalls real;
+  Syscalls real;
   std::mutex mutex;
 
   std::optional<std::string> relative(const std::string& path) const {
@@ -162,8 +162,8 @@ auto noted(Call call, Note note) {
   return result;
 }
 
-SysCalls recording_calls(const SysCalls& real) {
-  SysCalls c = real;
+Syscalls recording_calls(const Syscalls& real) {
+  Syscalls c = real;
   c.open = [](const char* path, int flags, mode_t mode) {
     return noted([&] { return recording->real.open(path, flags, mode); },
                  [&](int fd) {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 
 namespace reshard {
 
@@ -63,7 +63,7 @@ class DiskRecorder {
 
  private:
   std::unique_ptr<Recording> recording_;
-  std::optional<ScopedSysCalls> scoped_;
+  std::optional<ScopedSyscalls> scoped_;
 };
 
 // What has become of a call that was not forced to disk.

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "formats/load.h"
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/load/dlpack.h"
 #include "lib/transport/job.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "formats/registry.h"
-#include "lib/engine/tensor_source.h"
 #include "lib/infer/mesh_inference.h"
 #include "lib/model/parts.h"
+#include "lib/source/tensor_source.h"
 #include "tools/commands.h"
 #include "tools/job_options.h"
 

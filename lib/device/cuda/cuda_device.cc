@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "lib/base/resident.h"
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 #include "lib/device/budget.h"
 #include "lib/device/cuda/context.h"

@@ -6,7 +6,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/registry.h"
-#include "lib/engine/tensor_source.h"
+#include "lib/source/tensor_source.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"

@@ -78,7 +78,7 @@ class FsdpData : public testing::TestWithParam<const char*> {};
 // Every tensor, and every moment under its parameter's name, whatever sharded it: made by tests/data/fsdp/make.py.
 TEST_P(FsdpData, JoinsToWhatWasTrained) {
   const std::string path = kData + GetParam();
-  ASSERT_EQ(*recognised_format(*Place::look(path)), &kFsdpFormat);
+  ASSERT_EQ(*recognised_format(*PathSnapshot::look(path)), &kFsdpFormat);
   TensorValues got = load_checkpoint(path);
   std::erase_if(got, [](const auto& t) { return t.first.starts_with("extra_state."); });
   const TensorValues wanted = load_checkpoint(path + ".safetensors");

@@ -11,7 +11,7 @@ constexpr Index kMaxIndexBytes = Index{1} << 30;
 
 class ToyReader : public Reader {
  public:
-  Status open(const Place& place, const OpenOptions& options) {
+  Status open(const PathSnapshot& place, const OpenOptions& options) {
     catalog_.root = place.path();
     catalog_.metadata_files.emplace_back(kIndex);
     const std::string index = path_join(catalog_.root, kIndex);
@@ -96,7 +96,7 @@ class ToyTarget : public Target {
 const Format kToyFormat = {
     .name = "toy",
     .title = "toys",
-    .recognises = [](const Place& place) -> Result<bool> { return place.has_file(kIndex); },
+    .recognises = [](const PathSnapshot& place) -> Result<bool> { return place.has_file(kIndex); },
     .open = open_as<ToyReader>,
     .lay_out = [](LayoutRequest request) -> Result<std::unique_ptr<Target>> {
       auto target = std::make_unique<ToyTarget>();

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "tests/support/temp_dir.h"
 
 namespace reshard {
@@ -78,7 +78,7 @@ TEST(File, ShortAndInterruptedReadsAndWritesAreCarriedThrough) {
   std::string text;
   for (int i = 0; i < 200; ++i) text += std::to_string(i) + ",";
   interruptions = 0;
-  SysCalls slow = sys();
+  Syscalls slow = sys();
   slow.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
     if (++interruptions % 2 == 1) {
       errno = EINTR;
@@ -100,7 +100,7 @@ TEST(File, ShortAndInterruptedReadsAndWritesAreCarriedThrough) {
     }
     return ::open(path, flags, mode);
   };
-  const ScopedSysCalls scope(slow);
+  const ScopedSyscalls scope(slow);
   const File file = *File::create(dir / "f");
   ASSERT_TRUE(file.write_at(0, as_bytes(text)));
   EXPECT_EQ(get(dir / "f"), text);
@@ -113,7 +113,7 @@ TEST(File, ReadAndWriteErrorsNameThePlaceAndTheReason) {
   const TempDir dir;
   const File file = *File::create(dir / "f");
   ASSERT_TRUE(file.write_at(0, as_bytes("0123456789")));
-  SysCalls broken = sys();
+  Syscalls broken = sys();
   broken.pread = [](int fd, void* buffer, std::size_t n, off_t offset) -> ssize_t {
     if (offset < 4) return ::pread(fd, buffer, std::min<std::size_t>(n, 4), offset);
     errno = EIO;
@@ -127,7 +127,7 @@ TEST(File, ReadAndWriteErrorsNameThePlaceAndTheReason) {
     errno = EIO;
     return -1;
   };
-  const ScopedSysCalls scope(broken);
+  const ScopedSyscalls scope(broken);
   EXPECT_EQ(read_text(file, 0, 10), "error: " + (dir / "f@0x4: cannot read: Input/output error"));
   EXPECT_EQ(message_of(file.write_at(16, as_bytes("x"))), dir / "f@0x10: cannot write: No space left on device");
   EXPECT_EQ(message_of(file.sync_data()), dir / "f: cannot write to disk: Input/output error");
@@ -136,9 +136,9 @@ TEST(File, ReadAndWriteErrorsNameThePlaceAndTheReason) {
 TEST(File, AWriteThatMakesNoProgressEnds) {
   const TempDir dir;
   const File file = *File::create(dir / "f");
-  SysCalls stuck = sys();
+  Syscalls stuck = sys();
   stuck.pwrite = [](int, const void*, std::size_t, off_t) -> ssize_t { return 0; };
-  const ScopedSysCalls scope(stuck);
+  const ScopedSyscalls scope(stuck);
   EXPECT_EQ(message_of(file.write_at(0, as_bytes("x"))), dir / "f@0x0: cannot write: no progress");
 }
 
@@ -188,12 +188,12 @@ TEST(File, IsReopenedForDirectReadingWhateverBecameOfItsName) {
 TEST(File, AFileSystemWithoutDirectReadingSaysSo) {
   const TempDir dir;
   const File file = *File::open(dir.write("f", "abc"));
-  SysCalls calls = sys();
+  Syscalls calls = sys();
   calls.open = [](const char*, int, mode_t) {
     errno = EINVAL;
     return -1;
   };
-  const ScopedSysCalls refusing(calls);
+  const ScopedSyscalls refusing(calls);
   const auto direct = file.reopen_direct();
   ASSERT_FALSE(direct);
   EXPECT_EQ(direct.error().message(), (dir / "f") + ": cannot open for direct reading: Invalid argument");
@@ -201,7 +201,7 @@ TEST(File, AFileSystemWithoutDirectReadingSaysSo) {
 
 TEST(File, AnAnonymousFileNeedsNoTmpfileSupport) {
   const TempDir dir;
-  SysCalls old = sys();
+  Syscalls old = sys();
   old.open = [](const char* path, int flags, mode_t mode) {
     if ((flags & O_TMPFILE) == O_TMPFILE) {
       errno = EOPNOTSUPP;
@@ -209,7 +209,7 @@ TEST(File, AnAnonymousFileNeedsNoTmpfileSupport) {
     }
     return ::open(path, flags, mode);
   };
-  const ScopedSysCalls scope(old);
+  const ScopedSyscalls scope(old);
   const File first = *File::create_anonymous(dir.path());
   const File second = *File::create_anonymous(dir.path());
   ASSERT_TRUE(first.write_at(0, as_bytes("abc")));
@@ -229,12 +229,12 @@ TEST(File, AllocateSetsTheLength) {
 
 TEST(File, AllocateFallsBackToASparseFile) {
   const TempDir dir;
-  SysCalls old = sys();
+  Syscalls old = sys();
   old.fallocate = [](int, int, off_t, off_t) {
     errno = EOPNOTSUPP;
     return -1;
   };
-  const ScopedSysCalls scope(old);
+  const ScopedSyscalls scope(old);
   const File file = *File::create(dir / "f");
   ASSERT_TRUE(file.allocate(5000));
   EXPECT_EQ(*file.size(), 5000);
@@ -242,12 +242,12 @@ TEST(File, AllocateFallsBackToASparseFile) {
 
 TEST(File, AllocateReportsAFullDisk) {
   const TempDir dir;
-  SysCalls full = sys();
+  Syscalls full = sys();
   full.fallocate = [](int, int, off_t, off_t) {
     errno = ENOSPC;
     return -1;
   };
-  const ScopedSysCalls scope(full);
+  const ScopedSyscalls scope(full);
   const File file = *File::create(dir / "f");
   EXPECT_EQ(message_of(file.allocate(5000)), dir / "f: cannot reserve 5000 bytes: No space left on device");
 }
@@ -255,13 +255,13 @@ TEST(File, AllocateReportsAFullDisk) {
 TEST(File, CloseReportsWhatADestructorCouldNot) {
   const TempDir dir;
   File file = *File::create(dir / "f");
-  SysCalls full = sys();
+  Syscalls full = sys();
   full.close = [](int fd) {
     ::close(fd);
     errno = EDQUOT;
     return -1;
   };
-  const ScopedSysCalls scope(full);
+  const ScopedSyscalls scope(full);
   EXPECT_EQ(message_of(file.close()), dir / "f: cannot close: Disk quota exceeded");
   EXPECT_TRUE(file.close()) << "closed is closed";
 }
@@ -299,12 +299,12 @@ TEST(ReplaceFile, MakesAndReplacesAndLeavesNothingBeside) {
 TEST(ReplaceFile, AnErrorLeavesTheOldOneAsItWas) {
   const TempDir dir;
   put(dir / "f", "old");
-  SysCalls broken = sys();
+  Syscalls broken = sys();
   broken.rename = [](const char*, const char*, unsigned) {
     errno = EIO;
     return -1;
   };
-  const ScopedSysCalls scope(broken);
+  const ScopedSyscalls scope(broken);
   EXPECT_EQ(message_of(replace_file(dir / "f", "new")), dir / "f: cannot replace: Input/output error");
   EXPECT_EQ(get(dir / "f"), "old");
   EXPECT_EQ(list_directory(dir.path())->size(), 1u);
@@ -359,13 +359,13 @@ TEST(Directory, OneThatCannotBeReadIsNotEmpty) {
   static int calls;
   for (int n = 0; n < 3; ++n) {
     calls = n;
-    SysCalls broken = sys();
+    Syscalls broken = sys();
     broken.readdir = [](DIR* directory) -> dirent* {
       if (calls-- > 0) return ::readdir(directory);
       errno = EIO;
       return nullptr;
     };
-    const ScopedSysCalls scope(broken);
+    const ScopedSyscalls scope(broken);
     const std::string message = dir / "tree: cannot list: Input/output error";
     EXPECT_EQ(list_directory(dir / "tree").error().message(), message);
     calls = n;
@@ -437,12 +437,12 @@ TEST(Directory, RemoveTreeSaysWhatItCannotRemove) {
   const TempDir dir;
   fs::create_directory(dir / "tree");
   dir.write("tree/f", "x");
-  SysCalls stubborn = sys();
+  Syscalls stubborn = sys();
   stubborn.unlink = [](const char*) {
     errno = EPERM;
     return -1;
   };
-  const ScopedSysCalls scope(stubborn);
+  const ScopedSyscalls scope(stubborn);
   EXPECT_EQ(message_of(remove_tree(dir / "tree")), dir / "tree/f: cannot remove: Operation not permitted");
 }
 
@@ -471,13 +471,13 @@ TEST(Rename, ReplacesNothingWhereTheFileSystemLacksTheFlag) {
   const TempDir dir;
   put(dir / "new", "new");
   put(dir / "old", "old");
-  SysCalls plain = sys();
+  Syscalls plain = sys();
   plain.rename = [](const char* from, const char* to, unsigned flags) {
     if (flags == 0) return ::rename(from, to);
     errno = EINVAL;
     return -1;
   };
-  const ScopedSysCalls scope(plain);
+  const ScopedSyscalls scope(plain);
   EXPECT_FALSE(rename_no_replace(dir / "new", dir / "old"));
   EXPECT_EQ(get(dir / "old"), "old");
   ASSERT_TRUE(rename_no_replace(dir / "new", dir / "fresh"));

@@ -27,7 +27,7 @@ class Adam : public testing::Test {
   }
   std::string error_of_masters() {
     SourceView v = view();
-    Notes notes;
+    ConversionNotes notes;
     return error_of(add_masters(v, notes));
   }
   TempDir dir_;
@@ -39,7 +39,7 @@ TEST_F(Adam, MastersAreTheWeightsWhereThereAreNone) {
   source_.add("lm_head.weight", {2}, {3, 4});                          // without moments
   add_moments({2});
   SourceView v = view();
-  Notes notes;
+  ConversionNotes notes;
   ASSERT_TRUE(add_masters(v, notes));
   EXPECT_THAT(names_of(v.catalog), ElementsAre(kNorm, "lm_head.weight", kState + ".exp_avg", kState + ".exp_avg_sq",
                                                kState + ".fp32_param"));
@@ -57,7 +57,7 @@ TEST_F(Adam, MastersThatAreThereStay) {
   source_.add(kState + ".fp32_param", {2}, {3, 4});
   add_moments({2});
   SourceView v = view();
-  Notes notes;
+  ConversionNotes notes;
   ASSERT_TRUE(add_masters(v, notes));
   EXPECT_EQ(v.catalog.tensors().size(), 4U);
   EXPECT_FALSE(v.catalog.shares_extents);

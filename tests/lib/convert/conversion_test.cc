@@ -56,7 +56,7 @@ TEST(ConversionSteps, TheOutputsWordsAreTheFormatsUnlessSaid) {
 
 TEST(ConversionSteps, WhatTakesNoPartIsCounted) {
   const Catalog catalog = torchtitan();
-  Notes notes;
+  ConversionNotes notes;
   const Selected model =
       must(select(catalog, {.include = {}, .exclude = {"output*"}, .part = {}}, kModels, false, true, notes));
   EXPECT_THAT(model.tensors, ElementsAre(0, 1, 2));
@@ -66,7 +66,7 @@ TEST(ConversionSteps, WhatTakesNoPartIsCounted) {
   EXPECT_EQ(notes.left_out[0].what, "optimizer");
   EXPECT_EQ(notes.left_out[1].bytes, 7);
   EXPECT_EQ(notes.left_out[2].what, "excluded");
-  Notes none;
+  ConversionNotes none;
   EXPECT_TRUE(must(select(catalog, {}, kAll, false, true, none)).complete);
   EXPECT_TRUE(none.left_out.empty());
   EXPECT_FALSE(select(catalog, {.include = {"nothing"}, .exclude = {}, .part = {}}, kAll, false, true, none));
@@ -75,7 +75,7 @@ TEST(ConversionSteps, WhatTakesNoPartIsCounted) {
 TEST(ConversionSteps, FaultyTensorsAreLeftOutWhenAllowed) {
   Catalog catalog = torchtitan();
   catalog.tensor(1).fragments = FragmentList(2);
-  Notes notes;
+  ConversionNotes notes;
   const Selected selected = must(select(catalog, {}, kAll, true, false, notes));
   EXPECT_THAT(selected.tensors, ElementsAre(0, 2, 3, 4));
   EXPECT_THAT(notes.left_out[0].names, ElementsAre("layers.0.attention.wq.weight"));
@@ -96,7 +96,7 @@ TEST(ConversionSteps, ATiedHeadIsLeftOutAndHasToBeEqual) {
   const Catalog catalog = torchtitan();
   const Translation names = translated(catalog, kModels);
   const SourceView view = viewed(catalog, kModels, names);
-  Notes notes;
+  ConversionNotes notes;
   const OutputTensors out = must(name_tensors(view, names, {.dtype = DType::kBFloat16, .keep_dtype = {"*wq*"}}, notes));
   ASSERT_EQ(out.equal.size(), 1U);
   EXPECT_EQ(view.catalog.tensors()[out.equal[0].kept].name, "model.embed_tokens.weight");
@@ -111,7 +111,7 @@ TEST(ConversionSteps, RowsOfAVocabularyArePaddedOnlyWithAWord) {
   const Catalog catalog = torchtitan();
   const Translation names = translated(catalog, kAll);
   FilePool files;
-  Notes notes;
+  ConversionNotes notes;
   const auto padded = [&](const VocabularyRows& rows) -> Result<SourceView> {
     SourceView view = viewed(catalog, kAll, names);
     TRY(pad_vocabulary(view, files, names, rows, {}, kAll, {}, notes));
@@ -129,7 +129,7 @@ TEST(ConversionSteps, TensorsArePlacedByTheFamilysRules) {
   const Catalog catalog = torchtitan();
   const Translation names = translated(catalog, kModels);
   const SourceView view = viewed(catalog, kModels, names);
-  Notes notes;
+  ConversionNotes notes;
   OutputTensors out = must(name_tensors(view, names, {}, notes));
   const OnRanks on{must(Mesh::parse("tp=2")), {}};
   ASSERT_TRUE(place(out, view, names.model, on, kModels, notes));
@@ -179,8 +179,8 @@ class RowsOfAView : public testing::Test {
   MadeCheckpoint source_{dir_.path(), "data"};
   Translation names_;
   SourceView view_;
-  FitOptions fit_;
-  Notes notes_;
+  RepairOptions fit_;
+  ConversionNotes notes_;
 };
 
 TEST_F(RowsOfAView, AreThoseOfTheConfig) {
@@ -361,7 +361,7 @@ TEST(SideFilesOfAnOutput, LieBesideTheConfigOrTheSource) {
   for (const char* file : {"config/a", "ckpt/a", "ckpt/b", "b", "c", "elsewhere/d"}) dir.write(file, "x");
   fs::create_symlink(dir / "elsewhere/d", dir / "ckpt/d");
   dir.write("d", "x");
-  Notes notes;
+  ConversionNotes notes;
   const auto found = [&](const std::string& config, const Format& target) {
     std::vector<std::string> paths;
     for (const SideFile& file : must(find_side_files(source, config, target, notes))) paths.push_back(file.path);

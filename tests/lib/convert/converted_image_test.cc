@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "formats/registry.h"
-#include "lib/engine/pieces.h"
 #include "lib/model/config.h"
+#include "lib/source/pieces.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

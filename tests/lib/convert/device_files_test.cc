@@ -15,7 +15,7 @@
 
 #include "formats/load.h"
 #include "formats/registry.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/fake_cufile.h"
@@ -57,7 +57,7 @@ Status convert_on(Device* device, const std::string& from, const std::string& in
 class DeviceFiles : public testing::Test {
  protected:
   DeviceFiles() {
-    SysCalls calls = sys();
+    Syscalls calls = sys();
     calls.open = [](const char* path, int flags, mode_t mode) { return ::open(path, flags & ~O_DIRECT, mode); };
     without_direct_.emplace(calls);
     std::mt19937 random(9);
@@ -100,7 +100,7 @@ class DeviceFiles : public testing::Test {
   TensorValues tensors_;
   Index bytes_ = 0;  // of all tensors
   int made_ = 0;
-  std::optional<ScopedSysCalls> without_direct_;
+  std::optional<ScopedSyscalls> without_direct_;
 };
 
 TEST_F(DeviceFiles, SafetensorsAreReadOnceAndByTheDeviceOnly) {
@@ -183,13 +183,13 @@ TEST_F(DeviceFiles, AFileThatEndsTooSoonIsCorrupt) {
   static const std::string* cut_off = nullptr;
   const std::string file = dir_ / "hf/model.safetensors";
   cut_off = &file;
-  SysCalls calls = sys();
+  Syscalls calls = sys();
   calls.open = [](const char* path, int flags, mode_t mode) {
     if ((flags & O_DIRECT) != 0 && (flags & O_ACCMODE) == O_RDONLY)
       std::filesystem::resize_file(*cut_off, std::filesystem::file_size(*cut_off) / 4);
     return ::open(path, flags & ~O_DIRECT, mode);
   };
-  const ScopedSysCalls cutting(calls);
+  const ScopedSyscalls cutting(calls);
   const Error error = error_of(dir_ / "hf");
   EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
   EXPECT_THAT(error.message(), AllOf(HasSubstr("tensor '"), HasSubstr("model.safetensors@"), HasSubstr(": expected "),

@@ -15,9 +15,9 @@
 #include "formats/encoding/torch_archive.h"
 #include "formats/hf/hf.h"
 #include "formats/registry.h"
-#include "lib/base/sys.h"
-#include "lib/engine/pattern_source.h"
+#include "lib/base/syscalls.h"
 #include "lib/engine/run.h"
+#include "lib/source/pattern_source.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"
 #include "tests/support/must.h"
@@ -28,8 +28,8 @@ namespace reshard {
 namespace {
 
 // Hundreds of small checkpoints: whether they survive a power cut is not asked here.
-SysCalls without_sync() {
-  SysCalls calls = sys();
+Syscalls without_sync() {
+  Syscalls calls = sys();
   calls.fdatasync = [](int) { return 0; };
   calls.fsync = [](int) { return 0; };
   return calls;
@@ -216,7 +216,7 @@ class Pipeline : public testing::Test {
     ASSERT_TRUE(contents(a_path) == contents(back_path)) << "the way there and back changed a file";
   }
 
-  ScopedSysCalls sys_{without_sync()};
+  ScopedSyscalls sys_{without_sync()};
 };
 
 TEST_F(Pipeline, ThereAndBackIsTheIdentityOnAnyLayouts) {
@@ -359,9 +359,9 @@ TEST_F(Pipeline, ForcesManyFilesToDiskAtOnceAndEachOfThem) {
   request.mesh = Mesh({{"dp_shard", 16}, {"tp", 4}});
   PatternSource made_up(catalog_of(request.tensors));
   std::vector<TensorProof> proofs;
-  SysCalls calls = sys();
+  Syscalls calls = sys();
   calls.fdatasync = sync_with_others;
-  const ScopedSysCalls counted(calls);
+  const ScopedSyscalls counted(calls);
   for (const int nth : {0, 1, 40, 65}) {
     const TempDir dir;
     synced = at_once = 0;
@@ -404,8 +404,8 @@ TEST_F(Pipeline, ATransposedSideIsReadAndWrittenInRuns) {
   PatternSource made_up(catalog_of(request.tensors));
   std::vector<TensorProof> proofs, back;
   ASSERT_OK(write_checkpoint(made_up, kHfFormat, request, dir / "a", ample(2), &proofs));
-  SysCalls calls = sys();
-  static const SysCalls real = calls;
+  Syscalls calls = sys();
+  static const Syscalls real = calls;
   calls.pread = [](int fd, void* buffer, std::size_t n, off_t offset) {
     bytes_read += static_cast<Index>(n);
     return real.pread(fd, buffer, n, offset);
@@ -414,7 +414,7 @@ TEST_F(Pipeline, ATransposedSideIsReadAndWrittenInRuns) {
     ++writes;
     return real.pwrite(fd, buffer, n, offset);
   };
-  const ScopedSysCalls counted(calls);
+  const ScopedSyscalls counted(calls);
   const auto turn = [&](const std::string& from, const LayoutRequest& how, const std::string& to) -> Status {
     bytes_read = writes = 0;
     const Opened opened = TRY(open_all(kHfFormat, from, dir.path()));

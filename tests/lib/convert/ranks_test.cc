@@ -14,7 +14,7 @@
 #include "lib/audit/comparison.h"
 #include "lib/audit/values.h"
 #include "lib/convert/conversion.h"
-#include "lib/engine/slab_exchange.h"
+#include "lib/engine/exchange.h"
 #include "lib/transport/collectives.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/device_ranks.h"

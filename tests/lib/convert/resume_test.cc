@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "formats/registry.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/local_ranks.h"
@@ -41,7 +41,7 @@ std::atomic<Index> changes{0};  // calls that change a file or a directory
 std::atomic<Index> bytes_written{0}, bytes_read{0};
 std::atomic<Index> end_at{0};  // the change that ends the run
 End how = End::kNone;
-SysCalls real;
+Syscalls real;
 
 bool fails() {
   if (++changes != end_at || how == End::kNone) return false;
@@ -50,8 +50,8 @@ bool fails() {
   return true;
 }
 
-SysCalls counted() {
-  SysCalls c = real;
+Syscalls counted() {
+  Syscalls c = real;
   c.pread = [](int fd, void* buffer, std::size_t n, off_t offset) {
     bytes_read += static_cast<Index>(n);
     return real.pread(fd, buffer, n, offset);
@@ -188,7 +188,7 @@ class ResumeTest : public testing::Test {
   Index checksums_ = 0, whole_ = 0;
 
  private:
-  std::optional<ScopedSysCalls> scoped_;
+  std::optional<ScopedSyscalls> scoped_;
 };
 
 TEST_F(ResumeTest, KilledAnywhereTheNextRunGoesOnFromThere) {

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "lib/base/parallel.h"
-#include "lib/base/sys.h"
+#include "lib/base/syscalls.h"
 #include "tests/support/fake_cufile.h"
 #include "tests/support/temp_dir.h"
 
@@ -68,7 +68,7 @@ class CuFile : public testing::Test {
     std::mt19937 random(3);
     for (char& c : bytes_) c = static_cast<char>(random());
     file_ = open_file(dir_.write("model.safetensors", bytes_));
-    SysCalls calls = sys();
+    Syscalls calls = sys();
     calls.open = [](const char* path, int flags, mode_t mode) { return ::open(path, flags & ~O_DIRECT, mode); };
     without_direct_.emplace(calls);
   }
@@ -96,7 +96,7 @@ class CuFile : public testing::Test {
   std::string bytes_ = std::string(100000, '\0');
   std::shared_ptr<const File> file_;
   std::string got_;
-  std::optional<ScopedSysCalls> without_direct_;
+  std::optional<ScopedSyscalls> without_direct_;
 };
 
 TEST_F(CuFile, ReadsWhatTheFileHolds) {
@@ -164,12 +164,12 @@ TEST_F(CuFile, AFileThatItRefusesIsAskedAboutOnce) {
 }
 
 TEST_F(CuFile, AFileSystemWithoutDirectReadingIsNotAsked) {
-  SysCalls calls = sys();
+  Syscalls calls = sys();
   calls.open = [](const char* path, int flags, mode_t mode) {
     errno = EINVAL;
     return (flags & O_DIRECT) != 0 ? -1 : ::open(path, flags, mode);
   };
-  const ScopedSysCalls no_direct(calls);
+  const ScopedSyscalls no_direct(calls);
   expect_refused();
   EXPECT_EQ(fake_.register_calls, 0);
 }

@@ -1,0 +1,399 @@
+// Directories of training runs. See training_run.h.
+#include "formats/training_run.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "lib/base/file.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::size_t kMaxSteps = 10'000;  // directories that are looked into
+
+// Accelerate's words for what it saves.
+struct PartWord {
+  std::string_view text;
+  bool is_model;
+  bool is_fsdp;                // of FSDP's state dicts, whose optimizer state is under names
+  std::string_view extension;  // of a file; empty: a directory
+};
+constexpr std::array<PartWord, 6> kPartWords = {{{"pytorch_model_fsdp", true, true, ""},
+                                                 {"optimizer", false, true, ""},
+                                                 {"pytorch_model_fsdp", true, true, ".bin"},
+                                                 {"optimizer", false, true, ".bin"},
+                                                 {"model", true, false, ".safetensors"},
+                                                 {"pytorch_model", true, false, ".bin"}}};
+
+struct PartName {
+  std::string name;
+  const PartWord* word;
+  Index number;
+};
+
+std::optional<PartName> parse_part(const DirectoryEntry& entry) {
+  for (const PartWord& word : kPartWords) {
+    std::string_view rest = entry.name;
+    if (entry.is_directory != word.extension.empty() || !take(rest, word.text) || !rest.ends_with(word.extension))
+      continue;
+    rest.remove_suffix(word.extension.size());
+    if (rest.empty() && !word.extension.empty()) return PartName{entry.name, &word, 0};
+    const auto number = take(rest, "_") && is_digits(rest) ? parse_number(rest) : std::nullopt;
+    if (number && (*number > 0 || word.extension.empty())) return PartName{entry.name, &word, *number};
+  }
+  return std::nullopt;
+}
+
+struct RunParts {
+  std::vector<PartName> models, optimizers;  // by their numbers
+};
+
+// Those of one way of saving. A single model without FSDP is a checkpoint of its own format, and where the first is
+// missing the numbers are of something else: of ranks.
+RunParts parts_of(const std::vector<DirectoryEntry>& entries) {
+  RunParts out;
+  for (const PartWord& like : kPartWords) {
+    if (!like.is_model) continue;
+    out = {};
+    for (const DirectoryEntry& entry : entries) {
+      auto part = parse_part(entry);
+      if (!part) continue;
+      if (part->word == &like)
+        out.models.push_back(*std::move(part));
+      else if (!part->word->is_model && like.is_fsdp && part->word->extension == like.extension)
+        out.optimizers.push_back(*std::move(part));
+    }
+    const bool has_first =
+        std::any_of(out.models.begin(), out.models.end(), [](const PartName& part) { return part.number == 0; });
+    if (like.is_fsdp ? !out.models.empty() : has_first && out.models.size() > 1) break;
+    out = {};
+  }
+  for (auto* parts : {&out.models, &out.optimizers})
+    std::sort(parts->begin(), parts->end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return out;
+}
+
+// Several checkpoints in directories of one, as one: their files, tensors and objects side by side.
+class JoinedReader : public Reader {
+ public:
+  explicit JoinedReader(const std::string& path) { catalog_.root = path; }
+
+  // A part in `directory`, or in a file beside it (""). Its names get `prefix`, but for optimizer state, where they
+  // begin with "optimizer": there this word becomes `optimizer`, unless that is empty.
+  Status add(const std::string& directory, std::unique_ptr<Reader> reader, const std::string& prefix,
+             const std::string& optimizer) {
+    reader->use_files(files_);
+    parts_.push_back({directory, std::move(reader), {}});
+    Part& part = parts_.back();
+    const Catalog& from = part.reader->catalog();
+    add_new_files(part);
+    for (std::size_t i = 0; i < from.tensors().size(); ++i) {
+      Tensor tensor = in_joined_files(part, from.tensors()[i]);
+      rename(tensor, prefix, optimizer);
+      tensors_.emplace(tensor.name, std::pair(parts_.size() - 1, i));
+      TRY(catalog_.add(std::move(tensor)));
+    }
+    for (std::size_t i = 0; i < from.blobs.size(); ++i) {
+      Blob blob = from.blobs[i];
+      blob.extent.file = part.file_of[blob.extent.file];
+      for (Extent& copy : blob.copies) copy.file = part.file_of[copy.file];
+      rename(blob, prefix, optimizer);
+      blobs_.emplace(blob.name, std::pair(parts_.size() - 1, i));
+      catalog_.blobs.push_back(std::move(blob));
+    }
+    for (const std::string& file : from.metadata_files) catalog_.metadata_files.push_back(path_join(directory, file));
+    for (const std::string& file : from.stale_files) catalog_.stale_files.push_back(path_join(directory, file));
+    for (const std::string& warning : from.warnings) {
+      catalog_.warnings.push_back(directory + ": " + warning);
+      if (warning == from.shape_doubt) catalog_.shape_doubt = catalog_.warnings.back();
+    }
+    for (const std::string& note : from.notes) catalog_.notes.push_back(directory + ": " + note);
+    catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
+    if (parts_.size() == 1) catalog_.attributes = from.attributes;
+    return {};
+  }
+
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override {
+    struct Wanted {
+      std::vector<std::size_t> own, joined;  // places in the part's catalog, and in the joined one
+    };
+    std::vector<Wanted> wanted(parts_.size());
+    for (const std::size_t i : tensors) {
+      const auto [part, own] = tensors_.at(catalog_.tensors()[i].name);
+      wanted[part].own.push_back(own);
+      wanted[part].joined.push_back(i);
+    }
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      Part& part = parts_[p];
+      TRY(part.reader->locate(wanted[p].own, threads, spool));
+      add_new_files(part);
+      for (std::size_t n = 0; n < wanted[p].own.size(); ++n) {
+        Tensor found = in_joined_files(part, part.reader->catalog().tensors()[wanted[p].own[n]]);
+        Tensor& tensor = catalog_.tensor(wanted[p].joined[n]);
+        tensor.fragments = found.fragments;
+        tensor.replicas = found.replicas;
+        tensor.dtype = found.dtype;
+        tensor.located = found.located;
+      }
+    }
+    return {};
+  }
+
+  Result<std::string> blob_bytes(const Blob& blob) override {
+    const auto [reader, own] = origin_of(blob);
+    return reader->blob_bytes(*own);
+  }
+
+  std::string describe(const Blob& blob) override {
+    const auto [reader, own] = origin_of(blob);
+    return reader->describe(*own);
+  }
+
+ private:
+  struct Part {
+    std::string directory;
+    std::unique_ptr<Reader> reader;
+    std::vector<std::uint32_t> file_of;  // in the joined catalog
+  };
+
+  // Those it has now and had not before: a place for what is decoded comes with the first item that needs it.
+  void add_new_files(Part& part) {
+    const auto& files = part.reader->catalog().files;
+    for (std::size_t f = part.file_of.size(); f < files.size(); ++f) {
+      part.file_of.push_back(static_cast<std::uint32_t>(catalog_.files.size()));
+      catalog_.files.push_back({path_join(part.directory, files[f].path), files[f].size, files[f].writer});
+    }
+    for (std::size_t f = 0; f < files.size(); ++f) catalog_.files[part.file_of[f]].size = files[f].size;
+  }
+
+  static FragmentList moved(const Part& part, FragmentList list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      Extent extent = list.extent(i);
+      extent.file = part.file_of[extent.file];
+      list.set_extent(i, extent);
+    }
+    return list;
+  }
+
+  static Tensor in_joined_files(const Part& part, Tensor tensor) {
+    tensor.fragments = moved(part, tensor.fragments);
+    tensor.replicas = moved(part, tensor.replicas);
+    return tensor;
+  }
+
+  template <class Named>
+  static void rename(Named& named, const std::string& prefix, const std::string& optimizer) {
+    constexpr std::string_view kWritten = "optimizer.";
+    const bool is_optimizer = !optimizer.empty() && named.name.starts_with(kWritten);
+    if (!is_optimizer && prefix.empty()) return;
+    named.name = is_optimizer ? optimizer + "." + named.name.substr(kWritten.size()) : prefix + named.name;
+    named.path = {named.name};
+  }
+
+  std::pair<Reader*, const Blob*> origin_of(const Blob& blob) const {
+    const auto& [part, i] = blobs_.at(blob.name);
+    return {parts_[part].reader.get(), &parts_[part].reader->catalog().blobs[i]};
+  }
+
+  std::vector<Part> parts_;
+  // Of each, by its name: its part, and its place there.
+  std::unordered_map<std::string, std::pair<std::size_t, std::size_t>> tensors_, blobs_;
+};
+
+// ---- an optimizer that numbers its parameters, and its model
+
+// The shapes of parameters and how often each occurs: an optimizer's numbers tell no names, but its moments have the
+// shapes of the parameters that it trains, whatever their order.
+using Shapes = std::map<Dims, Index>;
+
+// Of each number the shape of its first moment; empty if the states are under names.
+Shapes shapes_of_moments(const Catalog& catalog) {
+  Shapes out;
+  for (const Tensor& t : catalog.tensors()) {
+    const StateKey key = split_state_key(t.name);
+    if (key.kind == StateKind::kOptimizer && is_digits(key.parameter) &&
+        (key.suffix == kMomentSuffix || key.suffix == ".momentum_buffer"))
+      ++out[t.shape];
+  }
+  return out;
+}
+
+Shapes shapes_of_model(const Catalog& catalog) {
+  Shapes out;
+  for (const Tensor& t : catalog.tensors())
+    if (split_state_key(t.name).kind == StateKind::kModel) ++out[t.shape];
+  return out;
+}
+
+// The shapes of `some` that are too many for `all`.
+Shapes without_shapes(Shapes some, const Shapes& all) {
+  for (auto& [shape, count] : some)
+    if (const auto found = all.find(shape); found != all.end()) count = std::max<Index>(0, count - found->second);
+  std::erase_if(some, [](const auto& entry) { return entry.second == 0; });
+  return some;
+}
+
+// The number of parts of which each of these shapes is one, along some dimension, of a shape of the model; 0: none.
+Index parts_of_shapes(const Shapes& cut, const Shapes& model) {
+  constexpr Index kMostParts = 64;
+  for (Index parts = 2; parts <= kMostParts; ++parts) {
+    const auto is_part = [&](const auto& entry) {
+      for (int d = 0; d < entry.first.rank(); ++d) {
+        Dims whole = entry.first;
+        whole[d] *= parts;
+        if (model.contains(whole)) return true;
+      }
+      return false;
+    };
+    if (std::all_of(cut.begin(), cut.end(), is_part)) return parts;
+  }
+  return 0;
+}
+
+void compare_shapes(const std::string& path, const Catalog& optimizer, const Catalog& model,
+                    std::vector<std::string>& warnings) {
+  const Shapes parameters = shapes_of_model(model);
+  const Shapes others = without_shapes(shapes_of_moments(optimizer), parameters);
+  if (others.empty() || parameters.empty()) return;
+  Index count = 0;
+  std::vector<std::string> texts;
+  for (const auto& [shape, n] : others) {
+    count += n;
+    texts.push_back(to_string(shape));
+  }
+  const Index parts = parts_of_shapes(others, parameters);
+  warnings.push_back(
+      path + ": the moments of " + count_of(count, "parameter") + " have shapes that " + model.root +
+      " has no tensors for: " + some_of(texts) +
+      (parts > 0 ? ". They are one of " + std::to_string(parts) +
+                       " parts: what one rank of tensor parallelism held. The other ranks' moments are not here, and " +
+                       "training cannot resume from them"
+                 : ". They are of another model, or of a part of one"));
+}
+
+std::optional<OpenCheckpoint> open_beside(const PathSnapshot& directory, const std::string& name) {
+  const auto place = directory.inside(name);
+  const auto format = place ? recognised_format(**place) : Result<const Format*>(nullptr);
+  if (!format || !*format) return std::nullopt;
+  auto reader = (*format)->open(**place, {.files_too = false});
+  if (!reader) return std::nullopt;
+  return OpenCheckpoint{*format, *std::move(reader)};
+}
+
+// Of a file that is an optimizer's numbered state: the model that its directory holds.
+void compare_with_model(const PathSnapshot& file, Catalog& catalog) {
+  if (shapes_of_moments(catalog).empty()) return;
+  const auto directory = file.parent();
+  if (!directory) return;
+  const auto format = recognised_format(**directory);
+  if (!format || !*format) return;
+  const auto model = (*format)->open(**directory, {.files_too = false});
+  if (model) compare_shapes(file.path(), catalog, (*model)->catalog(), catalog.warnings);
+}
+
+}  // namespace
+
+Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, const OpenOptions& options) {
+  const RunParts parts = parts_of(place.entries());
+  if (parts.models.empty()) return std::optional<OpenCheckpoint>();
+  OpenCheckpoint out;
+  auto joined = std::make_unique<JoinedReader>(place.path());
+  Catalog& catalog = joined->catalog();
+  for (const auto* alike : {&parts.models, &parts.optimizers})
+    for (const PartName& part : *alike) {
+      const PathSnapshot& there = *TRY(place.inside(part.name));
+      const Format* format = TRY(recognised_format(there));
+      if (!format) return corrupt(there.path() + ": is empty, or not what was saved there: the save did not finish");
+      if (!out.format) out.format = format;
+      const std::string number = "_" + std::to_string(part.number);
+      const std::string model = part.word->is_model && parts.models.size() > 1 ? "model" + number : "";
+      if (!model.empty()) catalog.parts.push_back({StateKind::kModel, model + ".", model, part.name});
+      TRY(joined->add(part.word->extension.empty() ? part.name : "", TRY(format->open(there, options)),
+                      model.empty() ? "" : model + ".", parts.optimizers.size() > 1 ? "optimizer" + number : ""));
+    }
+  catalog.lacks_optimizer = parts.optimizers.empty();
+  catalog.sort_by_name();
+  out.reader = std::move(joined);
+  return std::optional(std::move(out));
+}
+
+Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place) {
+  constexpr std::string_view kCheckpoint = "model_and_optim";
+  return place.has_directory(kCheckpoint) ? place.inside(kCheckpoint) : Result<const PathSnapshot*>(nullptr);
+}
+
+void note_optimizers(const PathSnapshot& place, Catalog& catalog) {
+  if (place.is_file()) return compare_with_model(place, catalog);
+  if (catalog.root != place.path()) return;
+  std::set<std::string_view> read;
+  for (const CatalogFile& file : catalog.files) read.insert(file.path);
+  std::vector<std::string> beside;
+  for (const DirectoryEntry& entry : place.entries()) {
+    const auto part = parse_part(entry);
+    const bool is_optimizer = part ? !part->word->is_model : !entry.is_directory && entry.name == "optimizer.pt";
+    if (is_optimizer && !entry.is_directory && !read.contains(entry.name)) beside.push_back(entry.name);
+  }
+  for (const std::string& name : beside) {
+    const auto state = open_beside(place, name);
+    if (state) compare_shapes(path_join(place.path(), name), state->reader->catalog(), catalog, catalog.warnings);
+  }
+  if (!beside.empty())
+    catalog.notes.push_back("Not read with the model: " + join(beside, ", ") +
+                            ", an optimizer's state under the numbers of its parameters, which nothing there names. "
+                            "Opened by itself it is a checkpoint.");
+}
+
+Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
+  std::vector<std::string> out;
+  std::vector<std::string> level = {path};
+  for (int depth = 0; depth < 2 && out.empty(); ++depth) {
+    std::vector<std::string> next;
+    for (const std::string& directory : level)
+      for (const DirectoryEntry& entry : TRY(list_directory(directory)))
+        if (entry.is_directory && next.size() < kMaxSteps) next.push_back(path_join(directory, entry.name));
+    std::sort(next.begin(), next.end(), natural_less);
+    std::copy_if(next.begin(), next.end(), std::back_inserter(out), [](const std::string& child) {
+      const auto place = PathSnapshot::look(child);
+      const auto format = place ? recognised_format(*place) : Result<const Format*>(place.error());
+      return format && (*format || !parts_of(place->entries()).models.empty());
+    });
+    level = std::move(next);
+  }
+  return out;
+}
+
+std::string gap_of_checkpoint(const std::string& path) {
+  const auto open = open_if_known(path);
+  if (!open) return open.error().message();
+  if (!*open) return path + ": is no checkpoint any more";
+  for (const CatalogFile& file : (*open)->reader->catalog().files)
+    if (file.size < 0) return file.path + " is missing";
+  return {};
+}
+
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
+  std::string gap_of_last;
+  for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
+    const std::string gap = gap_of_checkpoint(*c);
+    if (gap.empty()) return *c;
+    if (gap_of_last.empty()) gap_of_last = gap;
+  }
+  return corrupt("none of them complete; the last: " + gap_of_last);
+}
+
+std::string advice_for_run(const std::string& path) {
+  const auto found = checkpoints_of_run(path);
+  if (!found || found->empty()) return {};
+  // diffusers' pipelines, sentence-transformers' modules
+  if (path_exists(path_join(path, "model_index.json")) || path_exists(path_join(path, "modules.json")))
+    return "a directory of several models; name one of them: " + some_of(*found);
+  const auto newest = newest_complete(*found);
+  return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
+         (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());
+}
+
+}  // namespace reshard

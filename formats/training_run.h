@@ -1,0 +1,45 @@
+// Directories of training runs: what holds checkpoints without being one file's or one writer's.
+//
+//   checkpoint-500/                 model and optimizer saved side by side, joined into one
+//     pytorch_model_fsdp_M/ optimizer_M/         the M-th of a run, each a Distributed Checkpoint
+//     pytorch_model_fsdp.bin optimizer.bin       or whole, in files of rank 0; _M behind the word where M is not 0
+//                                                (accelerate/utils/fsdp_utils.py)
+//     model.safetensors model_M.safetensors      several models without FSDP; or pytorch_model.bin and its like
+//                                                (accelerate/checkpointing.py)
+//   step1000/model_and_optim/       one Distributed Checkpoint, what else was saved at that step beside it
+//                                                (olmo_core/train/checkpoint.py)
+//   outputs/{step-100, step-200}/                         a run of several steps: the newest complete one is named
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/registry.h"
+
+namespace reshard {
+
+// The checkpoint that a directory's parts are together; nothing where it has none. Of several models each is a part,
+// and its names are under "model_M.".
+Result<std::optional<OpenCheckpoint>> open_parts(const PathSnapshot& place, const OpenOptions& options);
+
+// The place in a step's directory that is its checkpoint; null: there is none.
+Result<const PathSnapshot*> checkpoint_of_step(const PathSnapshot& place);
+
+// Notes optimizer state beside a model that is read without it: without FSDP, Accelerate (optimizer.bin) and Trainer
+// (optimizer.pt) save torch's own, which numbers the parameters. Of such a file, opened by itself or beside its model,
+// warns if its moments have shapes that no parameter of the model has. A file that cannot be read says nothing of that.
+void note_optimizers(const PathSnapshot& place, Catalog& catalog);
+
+// The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none; what it may
+// not look into is passed over.
+Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
+// Why a checkpoint is not complete; empty where it opens and its files are all there.
+std::string gap_of_checkpoint(const std::string& path);
+// The last of them that is complete. Corrupt where none is, telling of the last.
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints);
+
+// What to open instead of a run's directory, for people; empty where nothing below is a checkpoint.
+std::string advice_for_run(const std::string& path);
+
+}  // namespace reshard

@@ -1,0 +1,66 @@
+#include "lib/base/memory_limit.h"
+
+#include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+namespace {
+
+std::atomic<Index> most{0};  // bytes that the process may hold; 0: any number
+
+Status check_left(Index bytes, const std::function<std::string()>& what) {
+  const auto fits = [&] {
+    const auto left = memory_left();
+    return !left || (*left > 0 && bytes <= *left);
+  };
+  if (fits()) return {};
+  release_freed_memory();
+  if (fits()) return {};
+  return too_little_memory(what(), bytes);
+}
+
+}  // namespace
+
+Index resident_bytes() {
+  long pages = 0, resident = 0;
+  if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return static_cast<Index>(resident) * ::sysconf(_SC_PAGESIZE);
+}
+
+void release_freed_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
+
+void limit_memory(Index bytes) { most = bytes; }
+
+std::optional<Index> memory_left() {
+  if (most == 0) return std::nullopt;
+  return std::max<Index>(0, most - resident_bytes());
+}
+
+Status may_take(Index bytes, const std::function<std::string()>& what) {
+  return bytes < kMuchMemory ? Status() : check_left(bytes, what);
+}
+
+Status may_hold(const std::function<std::string()>& what) { return check_left(0, what); }
+
+Error too_little_memory(const std::string& what, Index more) {
+  const Index held = resident_bytes();
+  return usage_error(what + ": --memory " + human_bytes(most) + " is too small: at least " + human_bytes(held + more) +
+                     " is needed, of which " + human_bytes(held) + " is taken already");
+}
+
+}  // namespace reshard

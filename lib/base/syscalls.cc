@@ -1,0 +1,35 @@
+#include "lib/base/syscalls.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace reshard {
+namespace {
+
+Syscalls table = {
+    [](const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); },
+    ::close,
+    ::fstat,
+    ::pread,
+    ::pwrite,
+    ::fallocate,
+    ::ftruncate,
+    ::fdatasync,
+    ::fsync,
+    ::mkdir,
+    [](const char* from, const char* to, unsigned flags) { return ::renameat2(AT_FDCWD, from, AT_FDCWD, to, flags); },
+    ::unlink,
+    ::rmdir,
+    ::readdir,
+};
+
+}  // namespace
+
+const Syscalls& sys() { return table; }
+
+ScopedSyscalls::ScopedSyscalls(const Syscalls& replacement) : saved_(table) { table = replacement; }
+ScopedSyscalls::~ScopedSyscalls() { table = saved_; }
+
+}  // namespace reshard

@@ -1,0 +1,86 @@
+// Where a conversion's tensors are read from: the source's files, and what is computed of them, an adapter's and those
+// of other sources.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lib/convert/conversion.h"
+#include "lib/source/checked_source.h"
+#include "lib/source/computed_source.h"
+
+namespace reshard {
+
+class ConversionSource {
+ public:
+  // Refers to all. `adapter` is the reader that an adapter's matrices are in. With `check`, checksums are held before
+  // anything is given out (checked_source.h).
+  ConversionSource(const Draft& draft, Reader& source, Reader& adapter, bool check = false)
+      : merges_adapter_(draft.adapter && draft.adapter->is_merged()),
+        unpacks_(draft.unpacking != nullptr),
+        computes_(merges_adapter_ || draft.requantized.stored || unpacks_ || draft.merge),
+        packed_(source.catalog(), source.files()),
+        stored_(draft.merge                ? draft.merge->stored
+                : draft.requantized.stored ? *draft.requantized.stored
+                                           : draft.view.catalog,
+                source.files()),
+        operands_(adapter.catalog(), adapter.files()),
+        checked_(stored_, source.files()),
+        checked_operands_(operands_, adapter.files()),
+        checked_packed_(packed_, source.files()),
+        tensors_(check ? static_cast<TensorSource&>(checked_) : stored_),
+        plain_(draft.view.catalog, tensors_),
+        computed_(draft.view.catalog, plain_) {
+    set_requantized(draft.requantized, tensors_, plain_);
+    TensorSource& packed = check ? static_cast<TensorSource&>(checked_packed_) : packed_;
+    if (draft.unpacking) draft.unpacking->set(packed, tensors_, plain_);
+    TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
+    if (merges_adapter_) merge_adapter(*draft.adapter, plain_, operands, computed_);
+    if (draft.merge) merge(*draft.merge, check);
+  }
+  ConversionSource(const ConversionSource&) = delete;
+  ConversionSource& operator=(const ConversionSource&) = delete;
+
+  bool computes() const { return computes_; }
+  TensorSource& tensors() { return computes_ ? computed_ : tensors_; }
+  // Those that are merged, the first its own; none where it is no merge. What was read of them.
+  const std::vector<TensorSource*>& merged() const { return merged_; }
+  MergeDigests* digests() { return digests_.get(); }
+  // That the checksums of an adapter and of other sources hold, too. By each of several ranks.
+  Status finish(Transport* ranks) {
+    std::vector<std::byte> scratch(std::size_t{1} << 20);
+    if (merges_adapter_) TRY(operands_.finish(scratch, ranks));
+    if (unpacks_) TRY(packed_.finish(scratch, ranks));
+    for (const auto& other : others_) TRY(other->tensors().finish(scratch, ranks));
+    return digests_ ? digests_->add_up(ranks) : Status();
+  }
+  Index checksums_checked() const {
+    Index sum = stored_.checksums_checked() + operands_.checksums_checked() + packed_.checksums_checked();
+    for (const auto& other : others_) sum += other->checksums_checked();
+    return sum;
+  }
+
+ private:
+  void merge(const Merge& merge, bool check) {
+    digests_ = std::make_unique<MergeDigests>(merge);
+    merged_ = {&tensors_};
+    for (std::size_t s = 0; s < merge.others.size(); ++s) {
+      Reader& reader = *merge.options.sources[s + 1].reader;
+      others_.push_back(std::make_unique<ConversionSource>(*merge.others[s], reader, reader, check));
+      merged_.push_back(&others_.back()->tensors());
+    }
+    set_merged(merge, merged_, *digests_, computed_);
+  }
+
+  bool merges_adapter_, unpacks_, computes_;
+  FileSource packed_, stored_, operands_;
+  CheckedSource checked_, checked_operands_, checked_packed_;
+  TensorSource& tensors_;
+  ComputedSource plain_;  // with quantized weights as they are to be
+  ComputedSource computed_;
+  std::vector<std::unique_ptr<ConversionSource>> others_;
+  std::vector<TensorSource*> merged_;
+  std::unique_ptr<MergeDigests> digests_;
+};
+
+}  // namespace reshard

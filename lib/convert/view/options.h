@@ -1,0 +1,73 @@
+// What is wanted of a checkpoint, and as what: the same question for convert and load, in the groups that the steps of
+// a conversion (steps.h) take.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lib/base/text.h"
+#include "lib/checkpoint/format.h"
+#include "lib/convert/view/repair.h"
+#include "lib/convert/view/row_edits.h"
+#include "lib/layout/descriptor.h"
+#include "lib/model/model.h"
+
+namespace reshard {
+
+// Which tensors and objects take part.
+struct Selection {
+  std::vector<std::string> include, exclude;  // globs over the source's names
+  std::string part;                           // of a training state (is_of_part); empty: all
+  bool keep_unknown = false;                  // tensors that the family does not know are carried as they are
+  bool merge_adapter = false;                 // an adapter is added to the weights and takes no part itself
+};
+
+// What tensors are called, and in which order their rows are.
+struct Naming {
+  std::optional<Convention> convention;  // nothing: the source's own, or the format's habit
+  bool keep_names = false;               // the source's own whatever the format's habit is
+  bool changed_names = false;            // --strip-prefix or --rename was given
+  bool common_rows = false;              // the plan is made in common names and rows, needed or not
+};
+
+// What matrices become beside their scales (fp8_blocks.h, mxfp4.h).
+enum class Quantization { kNone, kFp8Block, kFp8Tensor, kMxfp4 };
+inline constexpr std::array<std::pair<std::string_view, Quantization>, 3> kQuantizations = {
+    {{"fp8-block", Quantization::kFp8Block},
+     {"fp8-tensor", Quantization::kFp8Tensor},
+     {"mxfp4", Quantization::kMxfp4}}};  // as in --quantize
+
+struct Typing {
+  std::optional<DType> dtype;           // floating-point model tensors become this
+  std::vector<std::string> keep_dtype;  // globs over the source's names
+  Quantization quantize = Quantization::kNone;
+
+  // Whether a tensor is to be left alone, by its name in the source or its canonical one.
+  bool keeps(std::string_view native, std::string_view canonical) const {
+    return any_glob_matches(keep_dtype, native) || any_glob_matches(keep_dtype, canonical);
+  }
+};
+
+// The vocabulary is padded where the layout says so, or to a multiple of `vocab_divisible_by` x tp; 0: not.
+struct VocabularyRows {
+  std::optional<PaddingFill> vocab_padding;  // what the rows become; nothing: as the layout says
+  Index vocab_divisible_by = 0;
+};
+
+// How the output lies.
+struct OnRanks {
+  Mesh mesh;
+  std::optional<LayoutDescriptor> layout;  // on `mesh`, which is its; nothing: by the family's rules (Placer)
+};
+
+struct Wanted : Selection, Naming, Typing, VocabularyRows, OnRanks {
+  ModelChoice model;
+  std::string config_path;  // config.json; empty: the one that is found (find_config_file)
+  std::string spool = ".";  // where compressed items may be decoded to
+};
+
+}  // namespace reshard

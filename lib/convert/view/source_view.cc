@@ -1,0 +1,237 @@
+#include "lib/convert/view/source_view.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/key_paths.h"
+#include "lib/convert/weights/adapter.h"
+#include "lib/model/parts.h"
+#include "lib/model/view.h"
+
+namespace reshard {
+namespace {
+
+// "extra_state.rank_3.seed" beside "seed": who loads the output on any rank asks for the latter.
+void note_objects_of_ranks(const Catalog& source, const std::vector<std::size_t>& blobs, ConversionNotes& notes) {
+  std::unordered_set<std::string_view> names;
+  for (const std::size_t i : blobs) names.insert(source.blobs[i].name);
+  std::vector<std::string> own;
+  for (const std::size_t i : blobs) {
+    std::string_view rest = source.blobs[i].name;
+    if (take(rest, "extra_state.rank_") && take_number(rest) && take(rest, ".") && names.contains(rest))
+      own.push_back("'" + printable(source.blobs[i].name) + "'");
+  }
+  if (own.empty()) return;
+  const std::string count = count_of(std::ssize(own), "object");
+  notes.warnings.push_back(count + (own.size() == 1 ? " is" : " are") + " one rank's own (" + some_of(own) +
+                           "): a job that resumes from the output gets the first rank's instead, unless it asks for " +
+                           "these names");
+}
+
+// What verify finds, of a target that holds the paths as well.
+void note_names_off_paths(const Catalog& source, ConversionNotes& notes) {
+  std::vector<std::string> off = names_off_paths(source);
+  if (off.empty()) return;
+  const std::string count = count_of(std::ssize(off), "name");
+  for (std::string& name : off) name = "'" + printable(name) + "'";
+  notes.warnings.push_back(count + (off.size() == 1 ? " is" : " are") + " not the path in the nested state_dict (" +
+                           some_of(off) +
+                           "): loaders that rebuild it would put the value elsewhere; the metadata are " +
+                           "damaged, or of a writer that reshard does not know");
+}
+
+}  // namespace
+
+bool selects(const Selection& s, std::string_view name) {
+  return (s.include.empty() || any_glob_matches(s.include, name)) && !any_glob_matches(s.exclude, name);
+}
+
+Result<Selected> select(const Catalog& source, const Selection& selection, const Format& format, bool without_faulty,
+                        bool files_too, ConversionNotes& notes) {
+  const auto& tensors = source.tensors();
+  Selected out;
+  std::vector<bool> is_faulty(tensors.size());
+  if (without_faulty) {
+    LeftOut faulty{"not stored exactly once (--allow cover)", 0, 0, 0, {}};
+    for (const auto& [tensor, error] : tensor_faults(source, files_too)) {
+      is_faulty[tensor] = true;
+      ++faulty.tensors;
+      faulty.bytes += tensors[tensor].bytes();
+      faulty.names.push_back(tensors[tensor].name);
+    }
+    if (faulty.tensors > 0) {
+      out.complete = false;
+      notes.warnings.push_back(count_of(faulty.tensors, "tensor") +
+                               " not stored exactly once left out; reshard_manifest.json names them");
+      notes.left_out.push_back(std::move(faulty));
+    }
+  }
+  LeftOut optimizer{"optimizer", 0, 0, 0}, other{"training state", 0, 0, 0}, excluded{"excluded", 0, 0, 0};
+  bool holds_model = false;
+  LeftOut parts{"other parts", 0, 0, 0}, merged{"adapter, merged into the weights", 0, 0, 0};
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (is_faulty[i]) continue;
+    const StateKind kind = state_kind(tensors[i].key());
+    LeftOut* left = nullptr;
+    const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
+    if (is_adapters && selection.merge_adapter) left = &merged;
+    const bool stays = is_adapters && kind == StateKind::kOther && (holds_adapter(format) || resumes_training(format));
+    const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
+                         : format.holds == Holds::kAdam ? kind != StateKind::kOther
+                                                        : true;
+    if (!left && !is_held && !stays) left = kind == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !is_of_part(tensors[i].key(), selection.part)) left = &parts;
+    if (!left && !selects(selection, tensors[i].name)) {
+      left = &excluded;
+      out.complete = false;
+    }
+    if (!left) {
+      out.tensors.push_back(i);
+      holds_model = holds_model || kind == StateKind::kModel;
+      continue;
+    }
+    ++left->tensors;
+    left->bytes += tensors[i].bytes();
+  }
+  out.complete = out.complete && holds_model;  // of state beside a model no config says what is missing
+  for (std::size_t i = 0; i < source.blobs.size(); ++i) {
+    const Blob& blob = source.blobs[i];
+    LeftOut* left = nullptr;
+    if (format.holds != Holds::kEverything && !(format.takes_object && format.takes_object(blob.key())))
+      left = state_kind(blob.key()) == StateKind::kOptimizer ? &optimizer : &other;
+    if (!left && !is_of_part(blob.key(), selection.part)) left = &parts;
+    if (!left && !selects(selection, blob.name)) left = &excluded;
+    if (!left) {
+      out.blobs.push_back(i);
+      continue;
+    }
+    ++left->objects;
+    left->bytes += blob.extent.length;
+  }
+  note_objects_of_ranks(source, out.blobs, notes);
+  if (format.holds == Holds::kEverything) note_names_off_paths(source, notes);
+  for (LeftOut* left : {&optimizer, &other, &parts, &excluded, &merged})
+    if (left->tensors + left->objects > 0) notes.left_out.push_back(std::move(*left));
+  if (tensors.empty())
+    return usage_error((source.files.size() == 1 ? source.file_path(0) : source.root) + ": holds no tensors");
+  if (out.tensors.empty()) return usage_error(source.root + ": no tensor is left to convert" + choice_of_part(source));
+  return out;
+}
+
+// ---- the source as the plan sees it
+
+bool SourceView::is_stored(const std::string& canonical) const { return natives.contains(canonical); }
+
+const std::string& SourceView::native(const std::string& canonical) const {
+  const auto found = natives.find(canonical);
+  return found == natives.end() ? canonical : found->second.name;
+}
+
+const std::string& SourceView::key(const std::string& canonical) const {
+  const auto found = natives.find(canonical);
+  return found == natives.end() ? canonical : found->second.key;
+}
+
+Status check_packed_whole(const Catalog& source, const Selected& selected, const PackedWeights& packed) {
+  if (packed.empty() || selected.tensors.size() == source.tensors().size()) return {};
+  const std::unordered_set<std::size_t> taken(selected.tensors.begin(), selected.tensors.end());
+  for (const PackedWeight& weight : packed.weights) {
+    const auto is_taken = [&](const PackedTensor& part) { return taken.contains(part.tensor); };
+    const auto left = std::find_if_not(weight.parts.begin(), weight.parts.end(), is_taken);
+    const auto count = std::count_if(weight.parts.begin(), weight.parts.end(), is_taken);
+    if (count == 0 || left == weight.parts.end()) continue;
+    return usage_error(source.root + ": " + with_commas(count) + " of the " +
+                       count_of(std::ssize(weight.parts), "tensor") + " of '" + printable(weight.name) +
+                       "' are selected; packed as " + std::string(packing_title(weight.packing)) +
+                       " it means nothing without " + tensor_text(source.tensors()[left->tensor].name) +
+                       "; --include or --exclude all of its tensors");
+  }
+  return {};
+}
+
+namespace {
+
+// Fills SourceView::packed. `packed` is of `source`.
+void note_packed(const Catalog& source, const Translation& names, SourceView& view) {
+  const PackedWeights& packed = names.packed;
+  for (std::size_t i = 0; i < source.tensors().size() && !packed.empty(); ++i) {
+    if (!packed.is_of(i)) continue;
+    const Tensor& t = source.tensors()[i];
+    const PackedWeight* const weight = packed.of(i);
+    SourceView::Packed part;
+    if (weight) part = {weight->name, weight->packing, weight->find("weight") == i || weight->find("values") == i};
+    const bool is_raw = weight && !is_known_to_families(weight->packing);  // as canonical_view() names it
+    view.packed.emplace(names.renames() && !is_raw             ? canonical_key(*names.model.family, t.key())
+                        : names.renames() || names.plain_names ? t.key()
+                                                               : t.name,
+                        part);
+  }
+}
+
+}  // namespace
+
+bool SourceView::is_known_to_families(const std::string& canonical) const {
+  const auto found = packed.find(canonical);
+  return found != packed.end() && reshard::is_known_to_families(found->second.packing);
+}
+
+Result<SourceView> view_source(const Catalog& source, const Selected& selected, const Translation& names,
+                               bool keep_unknown, bool is_located, ConversionNotes& notes) {
+  Catalog chosen;
+  chosen.root = source.root;
+  chosen.files = source.files;
+  chosen.vocabulary = source.vocabulary;
+  chosen.parts = source.parts;
+  if (selected.tensors.size() == source.tensors().size()) {  // all of them, in their order
+    chosen.share_tensors(source);
+  } else {
+    TRY(chosen.reserve(selected.tensors.size()));
+    for (const std::size_t i : selected.tensors) TRY(chosen.add(source.tensors()[i]));
+  }
+  for (const std::size_t i : selected.blobs) chosen.blobs.push_back(source.blobs[i]);
+  if (is_located) TRY(validate(chosen));
+  SourceView view;
+  note_packed(source, names, view);
+  if (!names.renames() && !names.plain_names) {
+    view.catalog = std::move(chosen);
+    return view;
+  }
+  const Model& model = names.model;
+  if (names.plain_names) {
+    for (const Tensor& t : chosen.tensors())
+      if (t.key() != t.name) view.natives.emplace(t.key(), SourceView::Native{t.name, t.key()});
+    view.catalog = TRY(plain_view(std::move(chosen)));
+    return view;
+  }
+  const auto is_tied = [&](const std::string& canonical) {
+    return std::any_of(model.family->rules.begin(), model.family->rules.end(),
+                       [&](const NameRule& rule) { return !rule.tied_to.empty() && rule.hf == canonical; });
+  };
+  for (const Tensor& t : chosen.tensors())
+    if (std::string canonical = canonical_key(*model.family, t.key());
+        canonical != t.name || canonical != t.key() || is_tied(canonical))
+      view.natives.emplace(std::move(canonical), SourceView::Native{t.name, t.key()});
+  std::vector<std::string> dropped;
+  const ViewOptions how{model.family, model.config_or_null(), names.hf_rows, keep_unknown};
+  std::vector<std::string> reshaped;
+  view.catalog = TRY(canonical_view(chosen, how, &dropped, &reshaped));
+  if (!reshaped.empty())
+    notes.warnings.push_back(count_of(std::ssize(reshaped), "tensor") + (reshaped.size() == 1 ? " is" : " are") +
+                             " flattened, as FSDP has parameters (" + some_of(reshaped) +
+                             "): written in the shape that " + model.config->path + " says");
+  if (!dropped.empty()) {
+    LeftOut out{"derived tensors or the trainer's own (" + dropped.front() + (dropped.size() > 1 ? ", ..." : "") + ")",
+                0, 0, 0};
+    for (const std::string& name : dropped) {
+      ++out.tensors;
+      out.bytes += chosen.tensors()[*chosen.find(name)].bytes();
+    }
+    notes.left_out.push_back(std::move(out));
+  }
+  return view;
+}
+
+}  // namespace reshard

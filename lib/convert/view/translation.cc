@@ -1,0 +1,247 @@
+#include "lib/convert/view/translation.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/base/file.h"
+#include "lib/base/names.h"
+#include "lib/base/text.h"
+#include "lib/checkpoint/side_files.h"
+#include "lib/checkpoint/state_key.h"
+#include "lib/convert/weights/adapter.h"
+#include "lib/model/parts.h"
+#include "lib/model/unknown_family.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kStackedExperts = ".experts.gate_up_proj";  // transformers 5, whatever the model
+
+// Fails if --rename gives the tensors of one packed weight names that loaders do not take for one weight.
+Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
+  const auto& tensors = source.tensors();
+  if (std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.plain_key.empty(); })) return {};
+  Catalog stored;
+  for (Tensor t : tensors) {
+    if (state_kind(t.key()) != StateKind::kModel) continue;
+    t.plain_key.clear();
+    TRY(stored.add(std::move(t)));
+  }
+  for (const PackedWeight& weight : find_packed(stored, nullptr).weights) {
+    const auto renamed = [&](const PackedTensor& part) { return *source.find(stored.tensors()[part.tensor].name); };
+    const PackedWeight* const there = packed.of(renamed(weight.parts.front()));
+    const auto has_role = [&](const PackedTensor& part) { return there->find(part.role) == renamed(part); };
+    if (there && there->packing == weight.packing && there->parts.size() == weight.parts.size() &&
+        std::all_of(weight.parts.begin(), weight.parts.end(), has_role))
+      continue;
+    return usage_error(source.root + ": --rename takes apart '" + printable(weight.name) + "', which is packed as " +
+                       std::string(packing_title(weight.packing)) + " in " +
+                       count_of(std::ssize(weight.parts), "tensor") + ": rename its module, which all of them have");
+  }
+  return {};
+}
+
+// Whether the output is for a run that goes on training adapters: it asks for the names of its own modules.
+bool resumes_adapters(const Catalog& source, const Naming& naming, const Format& format) {
+  const auto& tensors = source.tensors();
+  return resumes_training(format) && !naming.convention &&
+         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_adapter(t.key()); });
+}
+
+}  // namespace
+
+Result<ConfigFile> read_config_file(Reader& source, const Wanted& wanted, ConversionNotes& notes) {
+  ConfigFile out = TRY(find_config_file(source, wanted.config_path, wanted.model.families));
+  if (!out.is_there() || out.is_given) return out;
+  if (!TRY(out.is_of_model())) {
+    notes.warnings.push_back(out.path + " names no model_type: it is no model's, and is not used");
+    return ConfigFile();
+  }
+  if (const auto real = leads_out(out.path, parent_path(out.path))) {
+    out.is_copied = false;
+    notes.warnings.push_back(out.path + " leads out of the checkpoint, to " + printable(*real) +
+                             ": it is used, but not copied unless --config names it");
+  }
+  return out;
+}
+
+Result<Translation> translate(const Catalog& source, const ModelChoice& choice, const ConfigFile& file,
+                              const Naming& naming, const Format& format) {
+  std::optional<ModelConfig> said;
+  if (file.is_there()) {
+    auto config = file.model();
+    if (!config && !choice.is_none()) return std::move(config).error();
+    if (config) said = *std::move(config);
+  }
+  const bool is_used = said && !choice.is_none();
+  Translation out;
+  out.model = TRY(recognise(source, choice, is_used ? said : std::nullopt));
+  if (is_used) out.float8 = said->float8;
+  out.packed = find_packed(source, said ? &*said : nullptr);
+  TRY(check_packed_names(source, out.packed));
+  out.said = std::move(said);
+  if (!out.model.family) out.model.config.reset();
+  const bool changes = choice.is_none() ? naming.changed_names : format.hf_names;
+  const bool keeps = naming.keep_names || resumes_adapters(source, naming, format);
+  out.plain_names = !out.model.family && !keeps && changes;
+  if (!out.model.family || keeps) return out;
+  out.to = naming.convention;
+  const std::optional<Convention> own = find_convention(format.own_names);
+  if (out.to && own && out.to != own)
+    return unsupported("--names: a checkpoint of " + std::string(format.title) + " has " +
+                       std::string(info(*own).title) + " and no others");
+  if (!out.to) out.to = own;
+  if (!out.to && format.hf_names) out.to = Convention::kHf;
+  if (!out.to && naming.common_rows) out.to = out.model.convention;
+  if (!out.to) return out;
+  if (!out.model.family->has_convention(*out.to))
+    return unsupported("family " + std::string(out.model.family->name) + " has no " + std::string(info(*out.to).title) +
+                       "; --names keep leaves them as they are");
+  out.hf_rows = naming.common_rows || !same_row_order(*out.model.family, out.model.convention, *out.to);
+  return out;
+}
+
+namespace {
+
+// What all names begin with may be a trainer's or the model's own: a clause after "; ", empty where there is nothing.
+std::string prefix_of_all(const std::vector<const Tensor*>& model) {
+  if (model.size() < 2 || !model[0]->name.ends_with(model[0]->key())) return {};
+  const std::string_view first = model[0]->key();
+  const std::string_view prefix = first.substr(0, first.find('.') + 1);
+  const auto begins = [&](const Tensor* t) { return t->key().starts_with(prefix); };
+  if (prefix.empty() || !std::all_of(model.begin(), model.end(), begins)) return {};
+  const std::string whole = model[0]->name.substr(0, model[0]->name.size() - first.size()) + std::string(prefix);
+  return "; every name begins with '" + printable(whole) +
+         "': where that is what is around the model, --strip-prefix " + printable(whole) + " takes it off";
+}
+
+// Why the names of the model's tensors are of no family.
+std::string other_names(const Catalog& source, const std::optional<ModelConfig>& config, const Family* said,
+                        const std::string& config_path, const std::string& names, Families families) {
+  if (said) {
+    const NameAgreement agreement = compare_names(*said, source, &*config);
+    return config_path + " is of family " + said->name + ", and " + agreement.text() +
+           (agreement.known.empty() ? " (" + names + ")" : "");
+  }
+  const auto convention = convention_without_config(source, families);
+  if (!convention) return "no model family that is known names its tensors so (" + names + ")";
+  return "its tensors have " + std::string(info(*convention).title) + ", which several families' models have" +
+         (config ? "" : ": --config FILE says which this is");
+}
+
+// Returns the tensors beside the wrapped model that no word of training states names ("v_head.summary.weight" beside
+// "pretrained_model."), which an output that is a model leaves out without being asked to. If a family describes the
+// model, its buffers are known, and only those count that may be weights: several elements of a floating-point dtype.
+std::vector<const Tensor*> beside_model(const Catalog& source, const Wanted& wanted, bool is_described) {
+  std::vector<const Tensor*> out;
+  for (const Tensor& t : source.tensors()) {
+    const bool may_be_weight = t.elements() > 1 && is_floating(t.dtype);
+    if (t.plain_key == "extra_state." + t.name && !any_glob_matches(wanted.exclude, t.name) &&
+        (may_be_weight || !is_described))
+      out.push_back(&t);
+  }
+  return out;
+}
+
+std::string names_of(const std::vector<const Tensor*>& tensors) {
+  std::vector<std::string> out;
+  for (const Tensor* t : tensors) out.push_back("'" + printable(t->name) + "'");
+  return some_of(out);
+}
+
+// Fails if tensors stand beside what was taken for the model in a model's files, where all is the model's.
+// ConversionNotes them in a training state.
+Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, bool is_described, ConversionNotes& notes) {
+  const std::vector<const Tensor*> beside = beside_model(source, wanted, is_described);
+  const auto is_model = [](const Part& part) { return part.kind == StateKind::kModel; };
+  const auto model = std::find_if(source.parts.begin(), source.parts.end(), is_model);
+  const bool is_only_model = std::count_if(source.parts.begin(), source.parts.end(), is_model) == 1;
+  if (beside.empty() || !is_only_model || model->prefix.empty()) return {};
+  const std::string what =
+      "the names under '" + printable(model->prefix) + "' were taken for the model (" + model->evidence + ")";
+  if (source.has_model_names)
+    return unsupported(source.root + ": " + what + ", and beside it " + (beside.size() == 1 ? "is " : "are ") +
+                       names_of(beside) +
+                       ", which the output would leave out; --exclude leaves out what is no part of " +
+                       "the model, --family none writes all under the source's own names");
+  notes.warnings.push_back(names_of(beside) + (beside.size() == 1 ? " is" : " are") + " left out: " + what);
+  return {};
+}
+
+}  // namespace
+
+Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
+                   ConfigFile& file, ConversionNotes& notes) {
+  const bool claims =
+      wanted.convention.has_value() || !format.own_names.empty() || (format.hf_names && !wanted.keep_names);
+  if (!claims || resumes_adapters(source, wanted, format)) return {};
+  if (names.model.family) return check_nothing_is_beside(source, wanted, true, notes);
+  std::vector<const Tensor*> model, adapters;
+  for (const Tensor& t : source.tensors()) {
+    const StateKind kind = state_kind(t.key());
+    if (is_adapter(t.key()) && kind != StateKind::kOptimizer) adapters.push_back(&t);
+    if (kind == StateKind::kModel) model.push_back(&t);
+  }
+  std::optional<ModelConfig> config;
+  if (file.is_there())
+    if (auto parsed = file.model()) config = *std::move(parsed);
+  const Family* said = config ? describing_family(*config) : nullptr;
+  const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
+  const bool has_model_names = (source.has_model_names || facts.is_its_model) &&
+                               (said || !convention_without_config(source, wanted.model.families));
+  if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
+    std::string why =
+        "no tensor of it is a model's" + (said ? ", and " + file.path + " is of family " + said->name : std::string());
+    if (!model.empty()) why = other_names(source, config, said, file.path, names_of(model), wanted.model.families);
+    const auto is_of_adapter = [](const Tensor* t) {
+      return state_kind(t->key()) == StateKind::kModel && (is_adapter(t->key()) || t->key().starts_with(kPeftPrefix));
+    };
+    const bool are_alone = std::all_of(adapters.begin(), adapters.end(), is_of_adapter) &&
+                           std::all_of(model.begin(), model.end(), is_of_adapter);
+    if (!adapters.empty())
+      why = are_alone ? "it holds adapters alone (" + names_of(adapters) +
+                            "); --merge-adapter with --adapter adds them to their model"
+                      : "it holds adapters beside the weights they change (" + names_of(adapters) +
+                            "), which are no model until they are merged";
+    return unsupported(source.root + ": " + why + choice_of_part(source) +
+                       ": what would be written is no model that loaders know. " +
+                       "--family none writes it under the source's own names, --strip-prefix and --rename change " +
+                       "them, --family-file describes a family" + prefix_of_all(model));
+  }
+  if (!wanted.model.is_none() && source.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
+  notes.warnings.push_back(
+      "names, shapes and rows are the source's own: " +
+      (facts.confirmed.empty()
+           ? "nothing was held against a model"
+           : "no known family describes the " +
+                 printable(family_of_model_type(config->model_type, config->text_model_type, config->families) &&
+                                   !config->architecture.empty()
+                               ? config->architecture
+                               : config->model_type) +
+                 " of " + file.path +
+                 (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
+                 ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
+  for (const CommonFacts::Contradiction& c : facts.contradictions)
+    notes.warnings.push_back((c.tensor ? tensor_text(c.tensor->name) + " " : "") + c.what);
+  for (const Tensor& t : source.tensors())
+    if (t.name.ends_with(kStackedExperts)) {
+      notes.warnings.push_back(tensor_text(t.name) +
+                               ": all experts in one tensor, as transformers has them in memory; " +
+                               "files of most models have a tensor for each, which other loaders expect");
+      break;
+    }
+  if (said || !has_model_names) {
+    if (file.is_there() && !file.is_given) notes.warnings.push_back(file.path + " is not copied");
+    file.is_copied = file.is_copied && file.is_given;
+  }
+  return {};
+}
+
+std::string Translation::target_name(const std::string& canonical, const std::string& key) const {
+  if (!renames() || (model.convention == Convention::kHf && to == Convention::kHf)) return key;
+  return rename_key(*model.family, canonical, *to);
+}
+
+}  // namespace reshard

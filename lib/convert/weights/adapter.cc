@@ -1,0 +1,729 @@
+#include "lib/convert/weights/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "lib/base/json.h"
+#include "lib/base/text.h"
+#include "lib/convert/weights/fused_parameters.h"
+#include "lib/convert/weights/module_pattern.h"
+#include "lib/device/convert.h"
+#include "lib/device/low_rank.h"
+#include "lib/model/config.h"
+#include "lib/model/family.h"
+#include "lib/model/parts.h"
+
+namespace reshard {
+namespace {
+
+constexpr std::string_view kTrainedModule = ".modules_to_save.", kBaseLayer = ".base_layer.";
+constexpr std::string_view kTrainedRows = ".token_adapter.trainable_tokens_delta";
+
+// A key of an adapter's tensor taken apart.
+struct Operand {
+  enum class Kind { kA, kB, kWhole, kRows, kUnknown } kind = Kind::kUnknown;
+  // Of a pair, and of rows, the module, "model.layers.0.self_attn.q_proj"; else the weight, "lm_head.weight".
+  std::string of;
+  bool is_embeddings = false;
+
+  bool is_of_pair() const { return kind == Kind::kA || kind == Kind::kB; }
+};
+struct PairWord {
+  Operand::Kind kind;
+  std::string_view word, end;  // after the module, and of the key
+  bool is_embeddings;
+};
+constexpr PairWord kPairWords[] = {{Operand::Kind::kA, ".lora_A.", ".weight", false},
+                                   {Operand::Kind::kB, ".lora_B.", ".weight", false},
+                                   {Operand::Kind::kA, ".lora_embedding_A", ".lora_embedding_A", true},
+                                   {Operand::Kind::kB, ".lora_embedding_B", ".lora_embedding_B", true}};
+Operand operand_of(std::string_view key) {
+  if (const std::size_t at = key.find(kPeftPrefix); at != std::string_view::npos)
+    key.remove_prefix(at + kPeftPrefix.size());
+  for (const PairWord& word : kPairWords) {
+    const std::size_t at = key.find(word.word);
+    if (at == std::string_view::npos || !key.ends_with(word.end)) continue;
+    return {word.kind, std::string(key.substr(0, at)), word.is_embeddings};
+  }
+  if (key.ends_with(kTrainedRows))
+    return {Operand::Kind::kRows, std::string(key.substr(0, key.size() - kTrainedRows.size()))};
+  if (is_adapter(key)) return {};
+  std::string weight(key);
+  if (const std::size_t at = weight.find(kTrainedModule); at != std::string::npos)
+    weight.erase(at, weight.find('.', at + kTrainedModule.size()) - at);  // with the adapter's name
+  for (std::size_t at; (at = weight.find(kBaseLayer)) != std::string::npos;) weight.erase(at, kBaseLayer.size() - 1);
+  return {Operand::Kind::kWhole, weight};
+}
+
+struct Pair {
+  std::optional<std::size_t> a, b;
+  bool is_embeddings = false;
+  const FusedParameter* fused = nullptr;  // what it changes, if that is no module's weight
+  bool is_input_first = false;            // the rows of the fused parameter are inputs
+};
+
+// Returns the module that a wrapped one is in the model, without ".base_layer" at its end.
+std::string unwrapped_module(std::string module) {
+  constexpr std::string_view kWrapped = ".base_layer";
+  while (module.ends_with(kWrapped)) module.resize(module.size() - kWrapped.size());
+  return module;
+}
+
+class AdapterReader {
+ public:
+  AdapterReader(Reader& reader, const AdapterOptions& options, const Selection& selection, bool merges)
+      : reader_(reader), options_(options), selection_(selection), merges_(merges) {
+    const auto& tensors = reader_.catalog().tensors();
+    is_beside_weights_ = std::any_of(tensors.begin(), tensors.end(),
+                                     [](const Tensor& t) { return t.key().starts_with(kAdapterPrefix); });
+  }
+
+  Result<Adapter> read(const SourceView& view, const Translation& names) {
+    TRY(find_operands());
+    const std::string path = find_adapter_config();
+    if (!path.empty()) {
+      text_ = TRY(read_whole_file(path, kMaxConfigBytes));
+      config_ = TRY(parse_json(text_, path));
+    }
+    if (has_modules_without_weight(view.catalog, names.model.family)) {
+      family_ = names.model.family;
+      fused_ = TRY(fused_parameters(view.catalog, names.model));
+      TRY(find_fused());
+    }
+    TRY(find_ranks());
+    TRY(read_config(path));
+    Adapter out;
+    out.config = text_;
+    out.changes_nothing = !pairs_.empty() && alpha_ == 0 && whole_.empty() && rows_.empty() &&
+                          std::all_of(alphas_.begin(), alphas_.end(), [](const auto& a) { return a.second == 0; });
+    if (!merges_) return out;
+    out.added = TRY(match_pairs(view, names));
+    TRY(check_changed_once(out.added, view));
+    out.replaced = TRY(match_whole(view, names.model));
+    out.trained_rows = TRY(match_rows(view, names));
+    // A layer whose pair lies beside its weight: an embedding, in PEFT's own files.
+    for (LowRank& m : out.added)
+      std::erase_if(out.replaced, [&](const Replaced& r) {
+        if (r.weight == m.weight) m.onto = r.by;
+        return r.weight == m.weight;
+      });
+    return out;
+  }
+
+  bool is_there() const {
+    const auto& tensors = reader_.catalog().tensors();
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const Tensor& t) { return is_own(t) && operand_of(t.key()).kind != Operand::Kind::kWhole; });
+  }
+
+ private:
+  // What an adapter has that was given by itself is all its own.
+  bool is_own(const Tensor& t) const {
+    const bool is_selected =
+        options_.reader ? !any_glob_matches(selection_.exclude, t.name) : selects(selection_, t.name);
+    if (!is_selected || state_kind(t.key()) == StateKind::kOptimizer) return false;
+    return is_beside_weights_ ? t.key().starts_with(kAdapterPrefix) : options_.reader || is_adapter(t.key());
+  }
+  const std::string& root() const { return reader_.catalog().root; }
+
+  Error unknown(const Tensor& t, const std::string& why) const {
+    return unsupported(root() + ": " + tensor_text(t.name) + ": " + why +
+                       "of adapters matrices lora_A and lora_B of linear layers and embeddings are known, and weights "
+                       "and rows of embeddings that they have whole; --exclude leaves it out");
+  }
+
+  Error no_weight(const Tensor& t, const std::string& key, const Translation& names) const {
+    const std::string what = tensor_text(t.name) + " changes '" + printable(key) + "', which is not there";
+    if (names.model.family && !names.renames())
+      return usage_error(root() + ": " + what + " under the source's own names, which this output keeps; " +
+                         "--names hf gives it those that adapters know");
+    return corrupt(root() + ": an adapter of another model: " + what);
+  }
+
+  // Where the tensor that is so is kept.
+  std::optional<std::size_t>& slot_of(const Operand& operand) {
+    if (operand.kind == Operand::Kind::kWhole) return whole_[operand.of];
+    if (operand.kind == Operand::Kind::kRows) return rows_[operand.of];
+    Pair& pair = pairs_[operand.of];
+    return operand.kind == Operand::Kind::kA ? pair.a : pair.b;
+  }
+
+  Status find_operands() {
+    const auto& tensors = reader_.catalog().tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const Tensor& t = tensors[i];
+      if (!is_own(t)) continue;
+      const Operand operand = operand_of(t.key());
+      const bool is_matrix = operand.kind != Operand::Kind::kWhole;
+      if (operand.kind == Operand::Kind::kUnknown || (is_matrix && t.shape.rank() != 2) ||
+          !can_convert(t.dtype, DType::kFloat32))
+        return unknown(t, "");
+      std::optional<std::size_t>& slot = slot_of(operand);
+      if (slot)
+        return unsupported(root() + ": " + tensor_text(tensors[*slot].name) + " and " + tensor_text(t.name) +
+                           ": several adapters of one layer; --exclude leaves one of them out");
+      slot = i;
+      if (operand.is_of_pair()) pairs_[operand.of].is_embeddings = operand.is_embeddings;
+    }
+    for (const auto& [module, pair] : pairs_) {
+      if (!pair.a || !pair.b)
+        return corrupt(root() + ": " + tensor_text(tensors[pair.a ? *pair.a : *pair.b].name) + ": its lora_" +
+                       (pair.is_embeddings ? "embedding_" : "") + (pair.a ? "B" : "A") + " is not there");
+      const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
+      if (a.shape[0] != b.shape[1] || a.shape[0] < 1)
+        return corrupt(root() + ": " + tensor_text(a.name) + " " + to_string(a.shape) + " and " + tensor_text(b.name) +
+                       " " + to_string(b.shape) + ": expected as many rows of the one as columns of the other");
+    }
+    return {};
+  }
+
+  // Where trainers put adapter_config.json: beside the checkpoint, or in a directory of the adapter's (verl's
+  // lora_adapter, our own adapter, PEFT's name of it); empty if it is in none of them.
+  std::string find_adapter_config() const {
+    const std::string file(kAdapterConfigFile);
+    for (const std::string& name : {file, "lora_adapter/" + file, "adapter/" + file, "default/" + file})
+      if (std::string path = find_beside(reader_.catalog(), name); !path.empty()) return path;
+    return {};
+  }
+
+  // Returns the module as the weights' names have it: of a model that was saved without its head, with "model." in
+  // front.
+  std::string model_module(const std::string& module) const {
+    const auto is_known = [&](const std::string& name) {
+      return std::any_of(fused_.begin(), fused_.end(), [&](const FusedParameter& p) { return p.module == name; });
+    };
+    const std::string whole = family_ ? base_prefix(*family_) + module : module;
+    return !is_known(module) && is_known(whole) ? whole : module;
+  }
+
+  bool has_modules_without_weight(const Catalog& weights, const Family* family) const {
+    return std::any_of(pairs_.begin(), pairs_.end(),
+                       [&](const auto& pair) { return !find_weight(pair.first + ".weight", weights, family); });
+  }
+
+  // What a pair's matrices fit: a fused parameter as it is defined, or with its inputs first.
+  struct Fit {
+    bool as_defined = false, input_first = false;
+  };
+  Fit fit_of(const Pair& pair, const FusedParameter& parameter) const {
+    const auto& tensors = reader_.catalog().tensors();
+    const Dims &a = tensors[*pair.a].shape, &b = tensors[*pair.b].shape, &p = parameter.shape;
+    if (pair.is_embeddings || parameter.experts() < 1 || a[0] % parameter.experts() != 0) return {};
+    return {b[0] == p[1] && a[1] == p[2], a[1] == p[1] && b[0] == p[2]};
+  }
+
+  // Whether adapter_config.json allows a parameter to be a target; it does if it names none.
+  bool is_target(const FusedParameter& parameter) const {
+    const Json* const list = config_ ? config_->find("target_parameters") : nullptr;
+    if (!list || !list->is_array()) return true;
+    const auto names = list->as_array();
+    if (!names || names->empty()) return true;
+    const std::string whole = "." + parameter.module + "." + parameter.name;
+    return std::any_of(names->begin(), names->end(), [&](const Json& name) {
+      return name.is_string() && whole.ends_with("." + std::string(*name.as_string()));
+    });
+  }
+
+  // Finds the fused parameter of each pair whose module has no weight: of a module's pairs, innermost first, those of
+  // its parameters in their order. An error if the shapes allow none of the ways, or several.
+  Status find_fused() {
+    std::map<std::string, std::vector<std::pair<std::string, Pair*>>> by_module;
+    for (auto& [module, pair] : pairs_) {
+      const std::string name = model_module(unwrapped_module(module));
+      if (std::any_of(fused_.begin(), fused_.end(), [&](const FusedParameter& p) { return p.module == name; }))
+        by_module[name].emplace_back(module, &pair);
+    }
+    for (auto& [module, pairs] : by_module) {
+      std::sort(pairs.begin(), pairs.end(),
+                [](const auto& x, const auto& y) { return x.first.size() > y.first.size(); });
+      std::vector<const FusedParameter*> targets;
+      for (const FusedParameter& parameter : fused_)
+        if (parameter.module == module && is_target(parameter)) targets.push_back(&parameter);
+      TRY(assign(module, pairs, targets));
+    }
+    return {};
+  }
+
+  Status assign(const std::string& module, const std::vector<std::pair<std::string, Pair*>>& pairs,
+                const std::vector<const FusedParameter*>& targets) {
+    std::vector<std::vector<const FusedParameter*>> ways;
+    std::vector<const FusedParameter*> way;
+    const std::function<void(std::size_t)> extend = [&](std::size_t from) {
+      if (way.size() == pairs.size()) return ways.push_back(way);
+      for (std::size_t t = from; t < targets.size(); ++t) {
+        const Fit fit = fit_of(*pairs[way.size()].second, *targets[t]);
+        if (!fit.as_defined && !fit.input_first) continue;
+        way.push_back(targets[t]);
+        extend(t + 1);
+        way.pop_back();
+      }
+    };
+    extend(0);
+    const std::string what = root() + ": the adapter of '" + printable(module) + "' (" +
+                             count_of(std::ssize(pairs), "pair") + " of matrices, rank x experts)";
+    if (ways.empty()) {
+      std::vector<std::string> shapes;
+      for (const FusedParameter* p : targets) shapes.push_back("'" + printable(p->name) + "' " + to_string(p->shape));
+      return unsupported(what + " fits none of the parameters that the module has: " + join(shapes, ", "));
+    }
+    if (ways.size() > 1)
+      return unsupported(what + " fits several of its parameters; target_parameters in adapter_config.json says which");
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      Pair& pair = *pairs[i].second;
+      const Fit fit = fit_of(pair, *ways[0][i]);
+      pair.fused = ways[0][i];
+      pair.is_input_first = fit.input_first && (pair.fused->input_first || !fit.as_defined);
+    }
+    return {};
+  }
+
+  Status find_ranks() {
+    for (const auto& [module, pair] : pairs_) {
+      if (!pair.fused && module.ends_with(".base_layer"))
+        return unknown(reader_.catalog().tensors()[*pair.a], "no parameter of '" + printable(module) + "' is known; ");
+      ranks_[rank_of(pair)].push_back(pair.fused ? target_of(*pair.fused) : module);
+    }
+    return {};
+  }
+
+  Index rank_of(const Pair& pair) const {
+    return reader_.catalog().tensors()[*pair.a].shape[0] / (pair.fused ? pair.fused->experts() : 1);
+  }
+
+  static std::string target_of(const FusedParameter& parameter) { return parameter.module + "." + parameter.name; }
+
+  Status read_config(const std::string& path) {
+    if (path.empty()) {
+      if (!rows_.empty())
+        return usage_error(root() + ": its adapter has rows of '" + printable(rows_.begin()->first) +
+                           "', and no adapter_config.json beside it says which");
+      if (!options_.alpha)
+        return usage_error(root() + ": its adapter has rank " + std::to_string(ranks_.begin()->first) +
+                           ", and no adapter_config.json beside it says the alpha; give it with --lora-alpha");
+      text_ = made_config();
+      alpha_ = *options_.alpha;
+      return {};
+    }
+    return use_config(*config_).context(path);
+  }
+
+  // Whether the matrices were made of the weights, which lost at once what they had gained (PiSSA, OLoRA, LoftQ, ...):
+  // such an adapter belongs to those weights alone, and PEFT makes them anew where it loads one.
+  static bool is_taken_from_weights(const Json& json) {
+    const Json* const how = json.find("init_lora_weights");
+    if (!how || !how->is_string()) return false;
+    const auto word = *how->as_string();
+    return word != "gaussian" && word != "eva" && word != "orthogonal";
+  }
+
+  Status use_config(const Json& json) {
+    if (is_taken_from_weights(json)) {
+      if (options_.reader && merges_)
+        return unsupported(
+            "init_lora_weights: the adapter was made of the weights, and changed them when its training "
+            "began; convert the training state, or save it by PEFT with "
+            "path_initial_model_for_weight_conversion");
+      Json plain = json;
+      text_ = python_text(plain.set("init_lora_weights", true));
+    }
+    const Index r = TRY(json.get_index("r"));
+    std::set<Index> allowed = {r};
+    if (const Json* pattern = json.find("rank_pattern"); pattern && pattern->is_object())
+      for (const Json::Member& m : TRY(pattern->as_object())) allowed.insert(TRY(m.value.as_index()));
+    for (const auto& [rank, modules] : ranks_)
+      if (!allowed.contains(rank))
+        return corrupt("r " + std::to_string(r) + ": the matrices of '" + printable(modules.front()) + "' have rank " +
+                       std::to_string(rank));
+    const Json* const alpha = json.find("lora_alpha");
+    if (!alpha) return corrupt("lora_alpha: expected a number, got nothing");
+    alpha_ = TRY(alpha_of(*alpha).context("lora_alpha"));
+    // verl writes 0 for its users to fill in.
+    if (options_.alpha && alpha_ == 0) {
+      alpha_ = *options_.alpha;
+      Json filled = TRY(parse_json(text_, "adapter_config.json"));
+      text_ = python_text(filled.set("lora_alpha", Json(alpha_)));
+    }
+    if (options_.alpha && *options_.alpha != alpha_)
+      return usage_error("lora_alpha is another than --lora-alpha; leave the option out");
+    if (!merges_) return {};
+    const Json* const bias = json.find("bias");
+    const bool trains_bias = bias && bias->is_string() && *bias->as_string() != "none";
+    if (trains_bias && options_.reader && is_beside_weights_)
+      return unsupported(
+          "bias: it was trained with the adapter, and lies in the weights beside it; convert these, "
+          "without --adapter");
+    for (const std::string_view member : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora", "use_bdlora"})
+      if (const Json* flag = json.find(member); flag && flag->is_bool() && TRY(flag->as_bool()))
+        return unsupported(std::string(member) + ": an adapter of this kind cannot be merged");
+    if (const Json* pattern = json.find("alpha_pattern"); pattern && pattern->is_object())
+      for (const Json::Member& m : TRY(pattern->as_object()))
+        alphas_.emplace_back(TRY(ModulePattern::parse(m.key).context("alpha_pattern")),
+                             TRY(alpha_of(m.value).context("alpha_pattern: " + printable(m.key))));
+    if (const Json* rows = json.find("trainable_token_indices"); rows && !rows->is_null()) row_numbers_ = *rows;
+    if (const Json* flag = json.find("use_rslora"); flag && flag->is_bool()) rooted_ = TRY(flag->as_bool());
+    return {};
+  }
+
+  static Result<double> alpha_of(const Json& json) {
+    const double alpha = TRY(json.as_double());
+    if (!std::isfinite(alpha)) return corrupt("expected a number, got one that is not finite");
+    return alpha;
+  }
+
+  // The first of the patterns that means it counts.
+  float scaling_of(const std::string& module, Index rank) const {
+    const auto own =
+        std::find_if(alphas_.begin(), alphas_.end(), [&](const auto& a) { return a.first.matches(module); });
+    const auto r = static_cast<double>(rank);
+    return static_cast<float>((own == alphas_.end() ? alpha_ : own->second) / (rooted_ ? std::sqrt(r) : r));
+  }
+
+  // Returns what follows the last number of a name.
+  static std::string without_layer(const std::string& name) {
+    std::string_view rest = name;
+    for (std::size_t dot, begin = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1)
+      if (is_digits(std::string_view(name).substr(begin, dot - begin))) rest = std::string_view(name).substr(dot + 1);
+    return std::string(rest);
+  }
+
+  // What PEFT needs to load it.
+  std::string made_config() const {
+    std::set<std::string> targets;
+    const Index most = std::max_element(ranks_.begin(), ranks_.end(), [](const auto& x, const auto& y) {
+                         return x.second.size() < y.second.size();
+                       })->first;
+    Json pattern = Json::object(), list = Json::array();
+    for (const auto& [rank, modules] : ranks_)
+      for (const std::string& module : modules)
+        if (rank != most) pattern.set(module, rank);
+    for (const auto& [module, pair] : pairs_)
+      if (!pair.fused) targets.insert(module.substr(module.rfind('.') + 1));
+    for (const std::string& target : targets) list.push_back(target);
+    Json out = Json::object();
+    out.set("peft_type", "LORA").set("task_type", "CAUSAL_LM").set("base_model_name_or_path", Json());
+    out.set("r", most).set("lora_alpha", Json(*options_.alpha)).set("rank_pattern", std::move(pattern));
+    out.set("target_modules", std::move(list)).set("bias", "none").set("inference_mode", true);
+    std::set<std::string> parameters;  // without their layer: "mlp.experts.down_proj"
+    for (const auto& [module, pair] : pairs_)
+      if (pair.fused) parameters.insert(without_layer(target_of(*pair.fused)));
+    if (!parameters.empty()) {
+      Json fused = Json::array();
+      for (const std::string& parameter : parameters) fused.push_back(parameter);
+      out.set("target_parameters", std::move(fused));
+    }
+    std::set<std::string> modules;
+    for (const auto& [weight, tensor] : whole_) modules.insert(weight.substr(0, weight.rfind('.')));
+    if (!modules.empty()) {
+      Json whole = Json::array();
+      for (const std::string& module : modules) whole.push_back(module);
+      out.set("modules_to_save", std::move(whole));
+    }
+    return python_text(out);
+  }
+
+  Result<std::vector<LowRank>> match_pairs(const SourceView& view, const Translation& names) const {
+    const Model& model = names.model;
+    const auto& tensors = reader_.catalog().tensors();
+    const auto& weights = view.catalog.tensors();
+    std::vector<LowRank> out;
+    for (const auto& [module, pair] : pairs_) {
+      if (pair.fused) {
+        TRY(match_fused(pair, view, out));
+        continue;
+      }
+      const std::string key = module + ".weight";
+      const auto weight = find_weight(key, view.catalog, model.family);
+      const Tensor &a = tensors[*pair.a], &b = tensors[*pair.b];
+      if (!weight) return no_weight(a, key, names);
+      TRY(check_untied(a, key, model));
+      const Tensor& w = weights[*weight];
+      const Dims shape = pair.is_embeddings ? Dims{a.shape[1], b.shape[0]} : Dims{b.shape[0], a.shape[1]};
+      if (w.shape != shape)
+        return corrupt(root() + ": an adapter of another model: " + tensor_text(b.name) + " " + to_string(b.shape) +
+                       " x " + tensor_text(a.name) + " " + to_string(a.shape) + " changes " + tensor_text(w.name) +
+                       " " + to_string(w.shape));
+      TRY(check_changeable(w));
+      LowRank m{*weight, *pair.a, *pair.b, std::nullopt};
+      m.rank = a.shape[0];
+      m.scaling = scaling_of(module, m.rank);
+      m.is_transposed = m.is_rounded_to_weight = pair.is_embeddings;
+      out.push_back(m);
+    }
+    return out;
+  }
+
+  Status check_changed_once(const std::vector<LowRank>& added, const SourceView& view) const {
+    std::set<std::size_t> weights;
+    for (const LowRank& m : added)
+      if (!weights.insert(m.weight).second)
+        return unsupported(root() + ": several matrices of the adapter change " +
+                           tensor_text(view.catalog.tensors()[m.weight].name));
+    return {};
+  }
+
+  // Adds what a pair of a fused parameter adds to each weight of it.
+  Status match_fused(const Pair& pair, const SourceView& view, std::vector<LowRank>& out) const {
+    for (const FusedPart& part : pair.fused->parts) {
+      TRY(check_changeable(view.catalog.tensors()[part.weight]));
+      LowRank m{part.weight, *pair.a, *pair.b, std::nullopt};
+      m.rank = rank_of(pair);
+      m.scaling = scaling_of(target_of(*pair.fused), m.rank);
+      m.is_transposed = pair.is_input_first != part.transposed;
+      m.is_rounded_to_weight = pair.fused->experts() > 1;
+      m.experts = pair.fused->experts();
+      m.expert = part.expert;
+      m.first_row = part.first_row;
+      out.push_back(m);
+    }
+    return {};
+  }
+
+  Result<std::vector<Replaced>> match_whole(const SourceView& view, const Model& model) const {
+    std::vector<Replaced> out;
+    for (const auto& [key, tensor] : whole_) {
+      const Tensor& t = reader_.catalog().tensors()[*tensor];
+      TRY(check_untied(t, key, model));
+      const auto weight = find_weight(key, view.catalog, model.family);
+      if (!weight) return unknown(t, "no weight of the model is called '" + printable(key) + "'; ");
+      const Tensor& w = view.catalog.tensors()[*weight];
+      if (w.shape != t.shape)
+        return unsupported(
+            root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be instead of " +
+            tensor_text(w.name) + " " + to_string(w.shape) +
+            ": of another model, or of one whose vocabulary was resized, which --merge-adapter does not");
+      TRY(check_changeable(w));
+      out.push_back({*weight, *tensor});
+    }
+    return out;
+  }
+
+  // The rows that those of a module's are instead of, of so many.
+  Result<std::vector<Index>> row_numbers(const std::string& module, Index of) const {
+    const Json* list = &row_numbers_;
+    if (row_numbers_.is_object()) {
+      const auto members = TRY(row_numbers_.as_object());
+      const auto found =
+          std::find_if(members.begin(), members.end(), [&](const Json::Member& m) { return module.ends_with(m.key); });
+      if (found == members.end()) return corrupt("expected an entry for '" + printable(module) + "', got none");
+      list = &found->value;
+    }
+    std::set<Index> different;
+    std::vector<Index> out;
+    for (const Json& item : TRY(list->as_array())) {
+      const Index row = TRY(item.as_index());
+      if (row < 0 || row >= of || !different.insert(row).second)
+        return corrupt("expected different rows of " + std::to_string(of) + ", got " + std::to_string(row));
+      out.push_back(row);
+    }
+    return out;
+  }
+
+  Result<std::vector<TrainedRows>> match_rows(const SourceView& view, const Translation& names) const {
+    const Model& model = names.model;
+    std::vector<TrainedRows> out;
+    for (const auto& [module, tensor] : rows_) {
+      const Tensor& t = reader_.catalog().tensors()[*tensor];
+      const auto found = find_weight(module + ".weight", view.catalog, model.family);
+      if (!found) return no_weight(t, module + ".weight", names);
+      const Tensor& w = view.catalog.tensors()[*found];
+      const Index of = w.shape.rank() == 2 ? w.shape[0] : 0;
+      const auto rows = TRY(row_numbers(module, of).context(root() + ": trainable_token_indices"));
+      if (of == 0 || t.shape != Dims{std::ssize(rows), w.shape[1]})
+        return corrupt(root() + ": " + tensor_text(t.name) + " " + to_string(t.shape) + " is to be " +
+                       count_of(std::ssize(rows), "row") + " of " + tensor_text(w.name) + " " + to_string(w.shape));
+      TRY(check_changeable(w));
+      // Rows of an embedding are those of a head that is tied to it, too.
+      for (std::size_t i = 0; i < view.catalog.tensors().size(); ++i)
+        if (i == *found || (is_tied(module + ".weight", model) && is_tied(view.catalog.tensors()[i].name, model) &&
+                            view.catalog.tensors()[i].shape == w.shape))
+          out.push_back({i, *tensor, rows});
+    }
+    return out;
+  }
+
+  // Whether a weight is one of those that are one tensor in the model.
+  static bool is_tied(const std::string& key, const Model& model) {
+    const auto name = model.family ? parse_name(*model.family, key) : std::nullopt;
+    return name && name->rule->is_vocabulary() && model.config && model.config->tie_word_embeddings();
+  }
+
+  // `t` changes the weight of this key.
+  Status check_untied(const Tensor& t, const std::string& key, const Model& model) const {
+    if (!is_tied(key, model)) return {};
+    return unsupported(root() + ": " + tensor_text(t.name) +
+                       ": the embedding and the head of the model are one tensor, and the adapter has trained one of "
+                       "them apart: merged they would be two, which config.json denies; --exclude leaves it out");
+  }
+
+  Status check_changeable(const Tensor& w) const {
+    if (can_convert(w.dtype, DType::kFloat32) && byte_size(w.dtype) >= 2) return {};
+    return unsupported(root() + ": " + tensor_text(w.name) + " is " + std::string(info(w.dtype).torch_name) +
+                       ": an adapter can be added to floating-point weights only");
+  }
+
+  // An adapter of a model without its head has names without "model."; the weights' keys have it.
+  static std::optional<std::size_t> find_weight(const std::string& key, const Catalog& weights, const Family* family) {
+    if (!family) return weights.find(key);
+    const auto weight = weights.find(canonical_key(*family, key));
+    return weight ? weight : weights.find(canonical_key(*family, base_prefix(*family) + key));
+  }
+
+  Reader& reader_;
+  const AdapterOptions& options_;
+  const Selection& selection_;
+  const bool merges_;
+  bool is_beside_weights_ = false;
+  std::map<std::string, Pair> pairs_;                        // by the module
+  std::map<std::string, std::optional<std::size_t>> whole_;  // by the weight
+  std::map<std::string, std::optional<std::size_t>> rows_;   // by the module
+  std::map<Index, std::vector<std::string>> ranks_;
+  std::vector<FusedParameter> fused_;
+  const Family* family_ = nullptr;
+  std::optional<Json> config_;  // adapter_config.json
+  std::string text_;
+  double alpha_ = 0;
+  std::vector<std::pair<ModulePattern, double>> alphas_;  // of modules that have another
+  bool rooted_ = false;
+  Json row_numbers_ = Json::array();  // trainable_token_indices
+};
+
+}  // namespace
+
+bool holds_adapter(const Format& format) {
+  return format.hf_names && format.holds == Holds::kModel && format.sharding == Sharding::kNone;
+}
+
+bool resumes_training(const Format& format) { return format.holds == Holds::kAdam && format.hf_names; }
+
+Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions& options, AdapterUse use,
+                                            const Selection& selection, const SourceView& view,
+                                            const Translation& names) {
+  Reader& reader = options.reader ? *options.reader : source;
+  const bool merges = use == AdapterUse::kMerged;
+  AdapterReader adapter(reader, options, selection, merges);
+  if (use == AdapterUse::kNone) return std::optional<Adapter>();
+  const std::string& root = reader.catalog().root;
+  if (!adapter.is_there()) {
+    if (merges) return usage_error(root + ": --merge-adapter: no adapter is there; --adapter says where one is");
+    return std::optional<Adapter>();
+  }
+  const Convention convention = names.model.convention;
+  if (!options.reader && names.model.family && convention != Convention::kHf && convention != Convention::kTransformers)
+    return unsupported(root + ": an adapter to a model under " + std::string(info(convention).title) +
+                       ", which PEFT does not know; --exclude '*lora_*' leaves it out");
+  return std::optional(TRY(adapter.read(view, names)));
+}
+
+std::vector<std::size_t> Adapter::operands() const {
+  std::vector<std::size_t> out;
+  for (const LowRank& m : added) {
+    out.insert(out.end(), {m.a, m.b});
+    if (m.onto) out.push_back(*m.onto);
+  }
+  for (const Replaced& r : replaced) out.push_back(r.by);
+  for (const TrainedRows& r : trained_rows) out.push_back(r.by);
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+namespace {
+
+Status read_as(DType dtype, TensorSource& source, std::size_t tensor, const Box& box, MutableBytes out,
+               MutableBytes scratch) {
+  const DType stored = source.catalog().tensors()[tensor].dtype;
+  if (stored == dtype) return source.read(tensor, box, out, scratch);
+  std::vector<std::byte> elements(static_cast<std::size_t>(volume(box) * byte_size(stored)));
+  TRY(source.read(tensor, box, elements, scratch));
+  convert(stored, dtype, elements.data(), out.data(), volume(box));
+  return {};
+}
+
+std::vector<float> transposed(const std::vector<float>& matrix, Index rows) {
+  const Index columns = std::ssize(matrix) / rows;
+  std::vector<float> out(matrix.size());
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < columns; ++j)
+      out[static_cast<std::size_t>(j * rows + i)] = matrix[static_cast<std::size_t>(i * columns + j)];
+  return out;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns the columns of an expert's matrix in a `b` of all experts, whose rows are `rank * experts` long.
+std::vector<float> columns_of_expert(const std::vector<float>& b, const LowRank& m, Index expert) {
+  if (m.experts == 1) return b;
+  std::vector<float> out(b.size() / static_cast<std::size_t>(m.experts));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = b[i * static_cast<std::size_t>(m.experts) + static_cast<std::size_t>(expert)];
+  return out;
+}
+
+// Adds the product of an expert's matrices to a box of its weight, [rows, columns], at `out`.
+Status add_to_matrix(const LowRank& m, Index expert, const Box& box, DType dtype, TensorSource& operands,
+                     std::byte* out, MutableBytes scratch) {
+  const int rows = m.is_transposed ? 1 : 0, columns = 1 - rows;  // of the weight: the product's
+  Dims origin = box.origin;
+  origin[0] += m.first_row;
+  const Box of_a = {{expert * m.rank, origin[columns]}, {m.rank, box.shape[columns]}};
+  const Box of_b = {{origin[rows], 0}, {box.shape[rows], m.rank * m.experts}};
+  const auto a = TRY(read_floats(operands, m.a, of_a, scratch));
+  const auto b = columns_of_expert(TRY(read_floats(operands, m.b, of_b, scratch)), m, expert);
+  std::vector<DType> rounded = {operands.catalog().tensors()[m.b].dtype};
+  if (m.is_rounded_to_weight) rounded.push_back(dtype);
+  const bool is_plain = !m.is_transposed;
+  const auto left = is_plain ? b : transposed(a, m.rank), right = is_plain ? a : transposed(b, box.shape[rows]);
+  add_low_rank(out, dtype, left.data(), right.data(), box.shape[0], box.shape[1], m.rank, m.scaling, rounded);
+  return {};
+}
+
+// Adds it to a box of the weight, of one matrix or of one for each expert.
+Status add_product(const LowRank& m, const Box& box, DType dtype, TensorSource& operands, MutableBytes out,
+                   MutableBytes scratch) {
+  if (m.expert >= 0) return add_to_matrix(m, m.expert, box, dtype, operands, out.data(), scratch);
+  const Box matrix = {Dims(box.origin.span().subspan(1)), Dims(box.shape.span().subspan(1))};
+  for (Index e = 0; e < box.shape[0]; ++e)
+    TRY(add_to_matrix(m, box.origin[0] + e, matrix, dtype, operands, out.data() + e * volume(matrix) * byte_size(dtype),
+                      scratch));
+  return {};
+}
+
+}  // namespace
+
+void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source) {
+  for (const LowRank& m : adapter.added) {
+    source.set(m.weight, [&stored, &operands, m](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      const DType dtype = stored.catalog().tensors()[m.weight].dtype;
+      TRY(m.onto ? read_as(dtype, operands, *m.onto, box, out, scratch) : stored.read(m.weight, box, out, scratch));
+      return box.empty() ? Status() : add_product(m, box, dtype, operands, out, scratch);
+    });
+  }
+  for (const Replaced& r : adapter.replaced) {
+    const DType dtype = stored.catalog().tensors()[r.weight].dtype;
+    source.set(r.weight, [&operands, r, dtype](const Box& box, MutableBytes out, MutableBytes scratch) {
+      return read_as(dtype, operands, r.by, box, out, scratch);
+    });
+  }
+  for (const TrainedRows& r : adapter.trained_rows) {
+    source.set(r.weight, [&stored, &operands, r](const Box& box, MutableBytes out, MutableBytes scratch) -> Status {
+      TRY(stored.read(r.weight, box, out, scratch));
+      const DType dtype = stored.catalog().tensors()[r.weight].dtype;
+      const Index row_bytes = box.shape[1] * byte_size(dtype);
+      for (std::size_t i = 0; i < r.rows.size(); ++i) {
+        const Index at = r.rows[i] - box.origin[0];
+        if (at < 0 || at >= box.shape[0] || row_bytes == 0) continue;
+        const Box row = {{static_cast<Index>(i), box.origin[1]}, {1, box.shape[1]}};
+        const auto begin = static_cast<std::size_t>(at * row_bytes);
+        TRY(read_as(dtype, operands, r.by, row, out.subspan(begin, static_cast<std::size_t>(row_bytes)), scratch));
+      }
+      return {};
+    });
+  }
+}
+
+}  // namespace reshard

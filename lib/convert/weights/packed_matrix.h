@@ -1,0 +1,135 @@
+// Weights that a checkpoint stores packed (lib/model/quantization.h), as the numbers that the library which wrote them
+// computes with. Each family of layouts has a file:
+//
+//   bitsandbytes.cc     4-bit nf4 and fp4 (absmax quantized itself or not), and LLM.int8()
+//   gptq_awq.cc         GPTQ and AWQ: qweight, qzeros, scales, g_idx
+//   packed_integers.cc  compressed-tensors pack-quantized and int-quantized
+//   nvfp4.cc            4-bit floats with float8 scales: compressed-tensors and ModelOpt
+//
+// The order of operations and the dtype of each product are the library's, so that values are equal bit for bit
+// (docs/quantization.md).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lib/base/json.h"
+#include "lib/image/slab_cache.h"
+#include "lib/model/quantization.h"
+#include "lib/source/tensor_source.h"
+
+namespace reshard {
+
+// One packed weight that can be read as an ordinary tensor. Thread-safe.
+class PackedMatrix {
+ public:
+  virtual ~PackedMatrix() = default;
+
+  // Computes the elements of `box`, row-major, before they are rounded to rounded_to(). The box is one of rows and
+  // columns (columns()). `stored` has the tensors that the weight is packed in, `scratch` is as in TensorSource::read.
+  virtual Status values(TensorSource& stored, const Box& box, std::span<float> out, MutableBytes scratch) const = 0;
+
+  const Dims& shape() const { return shape_; }
+  // Elements of a row: the weight's last dimension. All others together are its rows.
+  Index columns() const { return shape_.rank() == 0 ? 1 : shape_[shape_.rank() - 1]; }
+  // The dtype of the library's result. A caller who wants another dtype rounds to this one first.
+  DType rounded_to() const { return rounded_to_; }
+  // Memory that a thread needs in values() in addition to `out`, in bytes.
+  Index worker_bytes() const { return worker_bytes_; }
+
+ protected:
+  Dims shape_;
+  DType rounded_to_ = DType::kFloat32;
+  Index worker_bytes_ = 0;
+};
+
+// What a packed weight is opened from.
+struct PackedInput {
+  const Catalog& catalog;      // that the weight's indices refer to
+  const PackedWeight& weight;  // with no needed tensor missing
+  const Json& config;          // quantization_config; null if there is none
+  // Reads a small tensor whole, in the dtype that it is stored in.
+  std::function<Result<std::vector<std::byte>>(std::size_t tensor)> read;
+  std::shared_ptr<SlabCache> cache;  // of all weights
+
+  const Tensor& tensor(std::string_view role) const { return catalog.tensors()[index(role)]; }
+  std::size_t index(std::string_view role) const { return *weight.find(role); }
+  bool has(std::string_view role) const { return weight.find(role).has_value(); }
+  // Errors that name the tensor in this role.
+  Error corrupt_part(std::string_view role, const std::string& what) const;
+  Error unsupported_part(std::string_view role, const std::string& what) const;
+  // Checks the shape and that the dtype is one of `dtypes`.
+  Status check(std::string_view role, const Dims& shape, std::span<const DType> dtypes) const;
+};
+
+using OpenedMatrix = Result<std::unique_ptr<PackedMatrix>>;
+OpenedMatrix open_bitsandbytes4(const PackedInput& in);
+OpenedMatrix open_bitsandbytes8(const PackedInput& in);
+OpenedMatrix open_gptq(const PackedInput& in);
+OpenedMatrix open_awq(const PackedInput& in);
+OpenedMatrix open_packed_integers(const PackedInput& in);  // int32 words of compressed-tensors
+OpenedMatrix open_scaled_integers(const PackedInput& in);  // an int8 matrix next to its scales
+OpenedMatrix open_compressed_nvfp4(const PackedInput& in);
+OpenedMatrix open_modelopt_nvfp4(const PackedInput& in);
+
+// Opens a weight of any of these layouts. Unsupported, with the layout's name, for others.
+OpenedMatrix open_packed(const PackedInput& in);
+// Whether open_packed() knows the layout.
+bool can_unpack(Packing packing);
+
+// Fills `out` with the elements of `box`, of rows and columns, in a dtype: values() in pieces that fit a small buffer,
+// rounded to rounded_to() and then to `as`.
+Status unpack(const PackedMatrix& matrix, TensorSource& stored, DType as, const Box& box, MutableBytes out,
+              MutableBytes scratch);
+
+// ---- for those that implement them
+
+template <class Matrix, class... Arguments>
+OpenedMatrix opened(Arguments&&... arguments) {
+  return std::unique_ptr<PackedMatrix>(std::make_unique<Matrix>(std::forward<Arguments>(arguments)...));
+}
+
+inline constexpr DType kPackedFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
+
+// Reads a box of an int32 tensor.
+Result<std::vector<std::uint32_t>> read_words(TensorSource& stored, std::size_t tensor, const Box& box,
+                                              MutableBytes scratch);
+// Reads a box of a tensor of one-byte elements.
+Result<std::vector<std::uint8_t>> read_bytes(TensorSource& stored, std::size_t tensor, const Box& box,
+                                             MutableBytes scratch);
+
+// The `bits` bits (at most 8) from bit `at` on of a stream of words, `stride` apart.
+inline unsigned bit_field(const std::uint32_t* words, Index stride, Index at, unsigned bits) {
+  const Index word = at / 32;
+  const auto shift = static_cast<unsigned>(at % 32);
+  std::uint64_t both = words[word * stride];
+  if (shift + bits > 32) both |= std::uint64_t{words[(word + 1) * stride]} << 32U;
+  return static_cast<unsigned>(both >> shift) & ((1U << bits) - 1);
+}
+
+// The number of bits from 1 to 8 with which `fields` fields fill exactly `words` 32-bit words; none or several:
+// nothing.
+std::optional<unsigned> bits_of(Index fields, Index words);
+
+// Which group each of some columns is in.
+class Groups {
+ public:
+  // `columns` columns in `count` groups: as the tensor in `role` says if there is one, else in groups of equal size.
+  // `size`: as the config says, 0 if it does not. Corrupt or unsupported if these do not fit together.
+  static Result<Groups> make(const PackedInput& in, std::string_view role, Index columns, Index count, Index size);
+  // The groups of columns [begin, end). Corrupt if the tensor names one that does not exist.
+  Result<std::vector<Index>> of(TensorSource& stored, Index begin, Index end, MutableBytes scratch) const;
+
+ private:
+  std::optional<std::size_t> index_;
+  Index count_ = 0, size_ = 0;
+  std::string name_;  // of the tensor, for errors
+};
+
+}  // namespace reshard

@@ -1,0 +1,144 @@
+#include "lib/convert/weights/requantization.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "lib/base/text.h"
+#include "lib/convert/weights/block_scales.h"
+#include "lib/convert/weights/fp8_blocks.h"
+#include "lib/convert/weights/mxfp4.h"
+#include "lib/device/convert.h"
+#include "lib/model/family.h"
+
+namespace reshard {
+namespace {
+
+bool is_float8(DType dtype, DType as) { return byte_size(dtype) == 1 && can_convert(dtype, as); }
+
+// Fails if a float8 matrix is part of a packed weight whose scales nobody has applied: its elements are not the model's
+// weights.
+Status check_scales_are_applied(const SourceView& view, const Typing& typing) {
+  if (!typing.dtype || byte_size(*typing.dtype) == 1) return {};
+  const auto& tensors = view.catalog.tensors();
+  std::unordered_map<std::string_view, std::size_t> scales;  // by the weight
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (const auto found = view.packed.find(tensors[i].name);
+        found != view.packed.end() && !found->second.is_matrix && !view.applied.contains(i))
+      scales.insert_or_assign(found->second.name, i);
+  for (std::size_t i = 0; i < tensors.size() && !scales.empty(); ++i) {
+    const Tensor& t = tensors[i];
+    const auto packed = view.packed.find(t.name);
+    if (packed == view.packed.end() || !packed->second.is_matrix || view.computed.contains(i)) continue;
+    if (!is_float8(t.dtype, *typing.dtype)) continue;
+    const std::string& native = view.native(t.name);
+    if (typing.keeps(native, t.name)) continue;
+    if (const auto found = scales.find(packed->second.name); found != scales.end())
+      return unsupported(
+          view.catalog.root + ": " + tensor_text(native) + " is " + std::string(info(t.dtype).torch_name) + " beside " +
+          tensor_text(view.native(tensors[found->second].name)) + ": without its scale it would have other values as " +
+          std::string(info(*typing.dtype).torch_name) +
+          ", and how these are applied is not known (docs/families.md). Leave out --dtype to keep both");
+  }
+  return {};
+}
+
+bool stacks_experts(const Family& family) {
+  return std::any_of(family.rules.begin(), family.rules.end(),
+                     [](const NameRule& rule) { return rule.stacks_experts(); });
+}
+
+// Whether models of the family have matrices for it.
+bool has_matrices(const Family& family, Quantization quantization) {
+  if (quantization == Quantization::kFp8Tensor) return !stacks_experts(family);
+  const Quantized due = quantization == Quantization::kMxfp4 ? Quantized::kMxfp4 : Quantized::kFloat8;
+  return std::any_of(family.rules.begin(), family.rules.end(),
+                     [&](const NameRule& rule) { return rule.quantized == due; });
+}
+
+// "; --quantize fp8-tensor quantizes them": the choices that the family has; mostly one.
+std::string other_quantizations(const Family& family) {
+  std::vector<std::string> out;
+  for (const auto& [name, quantization] : kQuantizations)
+    if (has_matrices(family, quantization)) out.push_back("--quantize " + std::string(name));
+  return out.empty() ? "" : "; " + join(out, " or ") + " quantizes a model of this family";
+}
+
+// That the output has a place for scales, and the model matrices that may have them.
+Status check_quantizes(const SourceView& view, const Translation& names, const Selection& selection,
+                       const Typing& typing, const Format& format) {
+  std::string what = "--quantize: ";
+  for (const auto& [name, quantization] : kQuantizations)
+    if (typing.quantize == quantization) what = "--quantize " + std::string(name) + ": ";
+  if (!names.model.family)
+    return unsupported(view.catalog.root + ": " + what + "which matrices are quantized is known of families " +
+                       "(docs/families.md), and none describes this model");
+  if (!names.renames() || names.to != Convention::kHf || format.holds == Holds::kAdam)
+    return unsupported(what + "scales have names beside their matrices among Hugging Face names only; --to hf, or " +
+                       "--names hf");
+  const Model& model = names.model;
+  if (!model.is_described())
+    return usage_error(
+        view.catalog.root + ": " + what +
+        "a config.json has to say that the model is quantized, and none is there; give it with --config");
+  if (!has_matrices(*model.family, typing.quantize)) {
+    const std::string why = typing.quantize == Quantization::kFp8Tensor ? " have all experts in one tensor"
+                            : typing.quantize == Quantization::kMxfp4   ? " have no matrices in MXFP4"
+                                                                        : " have no matrices in float8 blocks";
+    return unsupported(what + "models of family " + model.family->name + why + other_quantizations(*model.family));
+  }
+  if (!model.config->quantization.empty())
+    return unsupported(model.config->path + ": " + what + "the model is quantized already (" +
+                       printable(model.config->quantization) + "); --dtype bfloat16 first");
+  const auto& tensors = view.catalog.tensors();
+  if (std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return view.packed.contains(t.name); }))
+    return unsupported(view.catalog.root + ": " + what + "the model has " + packed_text(names.packed) +
+                       " already; --dtype bfloat16 first");
+  if (selection.merge_adapter) return usage_error(what + "merge the adapter first, and quantize what comes out");
+  if (typing.dtype && byte_size(*typing.dtype) == 1)
+    return usage_error(what + "--dtype says what the other tensors become, and it is no float8");
+  return {};
+}
+
+}  // namespace
+
+Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of) {
+  Tensor out;
+  out.name = std::move(name);
+  out.dtype = dtype;
+  out.shape = shape;
+  out.fragments = FragmentList(shape.rank());
+  if (!of.empty()) out.fragments.add(whole(shape), of.extent(0));
+  return out;
+}
+
+Status check_floats(const SourceView& view, const Tensor& t) {
+  if (byte_size(t.dtype) >= 2 && can_convert(t.dtype, DType::kFloat32)) return {};
+  return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
+                     std::string(info(t.dtype).torch_name) + ": --quantize takes floating-point matrices");
+}
+
+Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
+                                  const Typing& typing, const Format& format, ConversionNotes& notes) {
+  if (typing.quantize != Quantization::kNone) {
+    TRY(check_quantizes(view, names, selection, typing, format));
+    Requantization out = TRY(typing.quantize == Quantization::kMxfp4 ? pack_mxfp4(view, names.model, typing, notes)
+                                                                     : quantize_fp8(view, names.model, typing, notes));
+    if (out.tensors.empty())
+      return usage_error(view.catalog.root + ": --quantize: no matrix of the selection is quantized");
+    return out;
+  }
+  Requantization out = TRY(apply_block_scales(view, names.float8, typing, notes));
+  if (!out.stored) out = TRY(unpack_mxfp4(view, names.model, typing, notes));
+  TRY(check_scales_are_applied(view, typing));
+  return out;
+}
+
+void set_requantized(const Requantization& made, TensorSource& stored, ComputedSource& source) {
+  for (const ComputedTensor& t : made.tensors)
+    source.set(t.tensor, t.fill_of(stored, source.catalog().tensors()[t.tensor].dtype));
+}
+
+}  // namespace reshard

@@ -1,0 +1,50 @@
+// The ways in which FSDP and tensor parallelism cut a tensor, and who owns a box that is cut so.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "lib/checkpoint/catalog.h"
+#include "lib/layout/box.h"
+
+namespace reshard::cut_hypotheses {
+
+// The two axes that cut tensors. The others, pp and dp_replicate, decide who writes.
+struct Axes {
+  Index fsdp = 1;  // dp_shard x cp
+  Index tp = 1;
+};
+
+// One cut of one dimension along one of them.
+struct Cut {
+  int dim = 0;
+  bool by_tp = false;
+};
+
+// How a tensor lies: its cuts from left to right.
+struct CutHypothesis {
+  std::vector<Cut> cuts;
+  bool is_usual = true;  // what FSDP2 and torch's TP styles do by default
+
+  bool cuts_by_tp() const {
+    return std::any_of(cuts.begin(), cuts.end(), [](const Cut& c) { return c.by_tp; });
+  }
+  bool is_strided() const { return cuts.size() == 2 && cuts[0].by_tp && cuts[0].dim == cuts[1].dim; }
+};
+
+// Those of a tensor of this rank, the usual ones first.
+std::vector<CutHypothesis> cut_hypotheses_for(int rank, const Axes& axes);
+
+// Coordinates of the ranks that own a box; -1 where every rank along that axis does.
+struct Owner {
+  std::int32_t fsdp = -1;
+  std::int32_t tp = -1;
+};
+
+// The owner of each box of a list, or nothing when one of the boxes is not what the way gives anybody.
+std::optional<std::vector<Owner>> owners_of(const FragmentList& boxes, const Dims& shape, const CutHypothesis& way,
+                                            const Axes& axes);
+
+}  // namespace reshard::cut_hypotheses

@@ -1,0 +1,563 @@
+#include "lib/output/output.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <numeric>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "lib/base/names.h"
+#include "lib/base/output_guard.h"
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/output/work_directory.h"
+#include "lib/source/pieces.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+constexpr Index kMinDirect = Index{128} << 10;  // shorter writes are better gathered by the page cache
+
+// The dimensions of a box by their strides in the file, the widest first: a transposed tensor is written in runs too.
+std::vector<int> by_stride(const Piece& piece) {
+  std::vector<int> order(static_cast<std::size_t>(piece.box.rank()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return piece.strides[a] > piece.strides[b]; });
+  return order;
+}
+
+Dims reordered(const Dims& dims, std::span<const int> order) {
+  Dims out;
+  for (const int d : order) out.push_back(dims[d]);
+  return out;
+}
+
+// Hands on a piece that may leave gaps between its elements: run by run along the innermost dimensions, with the place
+// of each in the piece's extent. `scratch` holds the piece.
+Status write_runs(const Piece& piece, Index element_bytes, const std::byte* data, const Dims& data_strides,
+                  MutableBytes scratch, const std::function<Status(Index begin, Bytes run)>& write) {
+  const int rank = piece.box.rank();
+  const std::vector<int> order = by_stride(piece);
+  const Dims shape = reordered(piece.box.shape, order), to_strides = reordered(piece.strides, order),
+             packed_strides = row_major_strides(shape);
+  copy_box(shape, element_bytes, data, reordered(data_strides, order), scratch.data(), packed_strides);
+  const auto last = [&](const Dims& dims, int n) {
+    return Dims(dims.span().subspan(static_cast<std::size_t>(rank - n)));
+  };
+  // The largest trailing part of the box that is one run in the file.
+  int run_dims = 0;
+  while (run_dims < rank && is_one_run(last(shape, run_dims + 1), last(to_strides, run_dims + 1))) ++run_dims;
+  const int outer = rank - run_dims;
+  const auto run_bytes = static_cast<std::size_t>(volume(last(shape, run_dims)) * element_bytes);
+  Bytes rest = scratch;
+  Dims at = Dims::filled(outer, 0);
+  while (true) {
+    Index to = 0;
+    for (int d = 0; d < outer; ++d) to += at[d] * to_strides[d];
+    TRY(write(piece.begin + to * element_bytes, rest.first(run_bytes)));
+    rest = rest.subspan(run_bytes);
+    int d = outer - 1;
+    while (d >= 0 && ++at[d] == shape[d]) at[d--] = 0;
+    if (d < 0) return {};
+  }
+}
+
+// The directories that the files lie in, a parent before what is in it; not the root.
+std::set<std::string> directories_of(const Catalog& catalog) {
+  std::set<std::string> out;
+  for (const CatalogFile& f : catalog.files)
+    for (std::size_t at = f.path.find('/'); at != std::string::npos; at = f.path.find('/', at + 1))
+      out.insert(f.path.substr(0, at));
+  return out;
+}
+
+Error cannot_resume(const std::string& work, const std::string& why) {
+  return usage_error(work + ": cannot be resumed: " + why + "; leave --resume require out to start over");
+}
+
+std::string without_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Forces files to disk; many of them several at a time, as a file system's journal writes once what many wait for.
+Status sync_files(FilePool& files, const std::vector<std::string>& paths) {
+  constexpr Index kFilesOfAThread = 8, kThreads = 64;
+  const Index n = std::ssize(paths);
+  return parallel_for(
+      n, static_cast<int>(std::min(kThreads, ceil_div(n, kFilesOfAThread))),
+      [&](int, Index i) -> Status { return TRY(files.open(paths[static_cast<std::size_t>(i)]))->sync_data(); });
+}
+
+}  // namespace
+
+Output::Output(OutputPath destination, Target& target, Transport* ranks, std::optional<Continuation> continuation)
+    : to_(std::move(destination)),
+      destination_(by_own_name(without_slash(to_.path))),
+      work_(work_directory(destination_)),
+      publishing_(publishing_directory(destination_)),
+      target_(target),
+      continuation_(std::move(continuation)),
+      ranks_(ranks),
+      crcs_(extents_of(target.catalog())),
+      written_(target.catalog().files.size()),
+      unsynced_(target.catalog().files.size()) {}
+
+Output::~Output() {
+  try {
+    if (made_work_) (void)remove_work(work_);
+    if (made_publishing_) (void)remove_work(publishing_);
+  } catch (const std::bad_alloc&) {  // the next run removes it
+  }
+}
+
+Result<std::unique_ptr<Output>> Output::create(OutputPath destination, Target& target, Space space, Transport* ranks,
+                                               std::optional<Continuation> continuation) {
+  std::unique_ptr<Output> out(new Output(std::move(destination), target, ranks, std::move(continuation)));
+  if (rank_of(ranks) == 0) TRY(out->prepare(space));
+  TRY(barrier(ranks));
+  if (rank_of(ranks) > 0 && !path_exists(path_join(out->work_, kMarker)))
+    return io_error(out->work_ +
+                    ": rank 0 made it, but it is not to be seen from here: all ranks need the destination under the "
+                    "same path, on a file system that they share");
+  if (out->continuation_) out->make_journal();
+  if (target.encodes()) out->make_chunks();
+  return out;
+}
+
+Status Output::prepare(Space space) {
+  for (const std::string& path : {destination_, work_, publishing_}) TRY(check_spares_inputs(path, to_.inputs));
+  if (path_exists(destination_)) {
+    if (!to_.files_of_checkpoint) return usage_error(destination_ + ": the destination exists; --force replaces it");
+    old_ = TRY(replaceable(to_, destination_, target_));
+  }
+  TRY(take_leftover());
+  if (continued_) return {};
+  lock_.emplace(TRY(make_work(work_)));
+  made_work_ = true;
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(make_directory(path_join(work_, directory)));
+  for (const CatalogFile& f : target_.catalog().files) {
+    File file = TRY(File::create(path_join(work_, f.path)));
+    // How long encoded data will be nobody knows yet.
+    if (!target_.encodes()) TRY(space == Space::kReserved ? file.allocate(f.size) : file.set_length(f.size));
+    TRY(file.close());
+  }
+  return {};
+}
+
+// Resumes what a killed run has left in the work directory, or removes it.
+Status Output::take_leftover() {
+  const Resume resume = continuation_ ? continuation_->resume : Resume::kNever;
+  if (path_exists(publishing_)) {
+    const DirectoryLock lock = TRY(claim_work(publishing_));
+    TRY(remove_work(publishing_));
+  }
+  if (!path_exists(work_)) {
+    if (resume != Resume::kRequire) return {};
+    return usage_error(work_ + ": nothing to resume; leave --resume require out to start from the beginning");
+  }
+  lock_.emplace(TRY(claim_work(work_)));
+  std::string why;
+  if (resume != Resume::kNever) {
+    Leftover left = TRY(read_leftover(work_, target_, continuation_->facts));
+    continued_ = std::move(left.finished);
+    why = std::move(left.why_not);
+    if (continued_) {
+      TRY(remove_what_is_not_data(work_, target_));
+      journal_length_ = TRY(join_journals(work_, *continued_));
+      if (continuation_->tell)
+        continuation_->tell("resuming " + work_ + ": " + human_bytes(continued_->finished.bytes) +
+                            " already written, which are read again first to check them");
+      return {};
+    }
+    if (resume == Resume::kRequire) return cannot_resume(work_, why);
+  }
+  lock_.reset();
+  TRY(remove_work(work_));
+  removed_leftover_ = true;
+  if (continuation_ && continuation_->tell)
+    continuation_->tell("removed " + work_ + ", left by a killed run" +
+                        (why.empty() ? "" : ", and started over: " + why));
+  return {};
+}
+
+Status Output::start_over(const std::string& why) {
+  if (rank_of(ranks_) == 0) {
+    const bool is_required = continuation_->resume == Resume::kRequire;
+    continued_.reset();  // and the directory stays as it is
+    if (is_required) return cannot_resume(work_, why);
+    const File marker = TRY(File::open(path_join(work_, kMarker), File::Access::kReadWrite));
+    TRY(marker.set_length(0));
+    TRY(marker.sync_data());
+    journal_length_ = 0;
+    made_work_ = true;
+    if (continuation_->tell) continuation_->tell("started over: " + why);
+  }
+  make_journal();
+  return {};
+}
+
+void Output::make_journal() {
+  const int rank = rank_of(ranks_);
+  const std::string marker = path_join(work_, kMarker);
+  journal_.reset();
+  const auto open = [rank, marker] {
+    return rank == 0 ? File::open(marker, File::Access::kReadWrite) : File::create(marker + "." + std::to_string(rank));
+  };
+  journal_ = std::make_unique<Journal>(open, journal_length_, continuation_->facts, continuation_->group_bytes,
+                                       [this] { return sync_written(); });
+}
+
+// Forces to disk what this rank has written since it last did; by one thread at a time.
+Status Output::sync_written() {
+  std::vector<std::string> written;
+  for (std::uint32_t f = 0; f < unsynced_.size(); ++f)
+    if (unsynced_[f].exchange(false)) written.push_back(file_path(f));
+  TRY(sync_files(files_, written));
+  if (std::exchange(directories_synced_, true)) return {};
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(sync_directory(path_join(work_, directory)));
+  TRY(sync_directory(work_));
+  return sync_directory(parent_path(work_));
+}
+
+Error Output::give_up(const Error& error) {
+  const bool may_pass = error.code() == ErrorCode::kIo || error.code() == ErrorCode::kPeer;
+  const bool is_there = path_exists(path_join(work_, kMarker));
+  if (!journal_ || !is_there) return error;
+  // The next run would meet it again.
+  if (!may_pass) {
+    made_work_ = made_work_ || continued_.has_value();
+    return error;
+  }
+  const bool is_begun =
+      continued_ || journal_->bytes() > 0 || (rank_of(ranks_) == 0 && !journals_of_ranks(work_).empty());
+  if (!is_begun) return error;
+  (void)journal_->close_group();
+  made_work_ = false;
+  return {error.code(), error.message() + ". What is finished stays in " + work_ +
+                            ": rerun the same command to resume, or add --resume never to start over"};
+}
+
+Index Output::held_by_leftover(const std::string& destination) {
+  const std::string own = by_own_name(without_slash(destination));
+  Index sum = 0;
+  for (const std::string& directory : {work_directory(own), publishing_directory(own)}) {
+    const auto inside =
+        path_exists(path_join(directory, kMarker)) ? walk(directory) : Result<std::vector<Node>>(std::vector<Node>());
+    for (std::size_t i = 0; inside && i < inside->size(); ++i)
+      if ((*inside)[i].is_regular()) sum += (*inside)[i].size;
+  }
+  return sum;
+}
+
+Status Output::read(const FragmentList& fragments, const FragmentIndex& index, const Box& box, Index element_bytes,
+                    MutableBytes scratch, const VisitStored& visit) {
+  for (const PieceGroup& group : pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()))) {
+    const MutableBytes stored = scratch.first(static_cast<std::size_t>(group.length()));
+    TRY(TRY(files_.open(file_path(group.extent.file)))->read_at(group.extent.offset + group.begin, stored));
+    for (const Piece& piece : group.pieces) visit(piece, stored.data() + (piece.begin - group.begin));
+  }
+  return {};
+}
+
+std::string Output::file_path(std::uint32_t file) const { return path_join(work_, target_.catalog().files[file].path); }
+
+Result<bool> Output::write(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
+                           Index element_bytes, Bytes data, MutableBytes scratch, std::vector<CrcPiece>* sums) {
+  const auto add_sum = [&](const Extent& extent, Index begin, Bytes bytes) {
+    if (!target_.wants_crcs()) return;
+    const CrcPiece sum{extent, begin, static_cast<Index>(bytes.size()), crc32(0, bytes)};
+    crcs_.add(sum.extent, sum.begin, sum.length, sum.crc);
+    if (sums && sum.length > 0) sums->push_back(sum);
+  };
+  const Dims data_strides = row_major_strides(box.shape);
+  bool is_written = true;
+  for (const PieceGroup& group :
+       pieces_of(fragments, index, box, element_bytes, static_cast<Index>(scratch.size()) - File::kDirectUnit)) {
+    const auto place = [&](const Piece& p) {
+      return data.data() + offset_in(box, data_strides, p.box) * element_bytes;
+    };
+    Index held = 0;
+    for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+    if (held != group.length()) {
+      const auto file = TRY(files_.open(file_path(group.extent.file)));
+      const auto write_run = [&](Index begin, Bytes run) -> Status {
+        if (target_.encodes()) return encode(group.extent.offset + begin, run);
+        add_sum(group.extent, begin, run);
+        TRY(file->write_at(group.extent.offset + begin, run));
+        written_[group.extent.file] = unsynced_[group.extent.file] = true;
+        return {};
+      };
+      for (const Piece& p : group.pieces) TRY(write_runs(p, element_bytes, place(p), data_strides, scratch, write_run));
+      continue;
+    }
+    const Piece& first = group.pieces.front();
+    const auto length = static_cast<std::size_t>(group.length());
+    const bool direct = group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+                        is_one_run(first.box.shape, data_strides);
+    // Packed at the same distance from a page's start as in the file, so that whole pages can be written directly.
+    const auto shift = static_cast<std::size_t>((group.extent.offset + group.begin) % File::kDirectUnit);
+    const MutableBytes packed = scratch.subspan(shift, length);
+    Bytes bytes(place(first), length);
+    if (!direct) {
+      for (const Piece& p : group.pieces)
+        copy_box(p.box.shape, element_bytes, place(p), data_strides, packed.data() + (p.begin - group.begin),
+                 p.strides);
+      bytes = packed;
+    }
+    if (target_.encodes()) {
+      TRY(encode(group.extent.offset + group.begin, bytes));
+      continue;
+    }
+    add_sum(group.extent, group.begin, bytes);
+    const Index offset = group.extent.offset + group.begin;
+    if (std::ssize(data) <= SmallWriteBuffer::kLongest && held_.add(group.extent.file, offset, bytes)) {
+      is_written = false;
+      continue;
+    }
+    TRY(put(group.extent.file, offset, bytes, scratch));
+    unsynced_[group.extent.file] = true;
+  }
+  return is_written;
+}
+
+void Output::make_chunks() {
+  const std::string spool = std::string(kMarker) + "-chunks." + std::to_string(rank_of(ranks_));
+  chunks_ = std::make_unique<EncodedChunks>(target_, ranks_, path_join(work_, spool),
+                                            [this](Index place, Bytes stored) { return put(0, place, stored, {}); });
+}
+
+Status Output::encode(Index offset, Bytes bytes) {
+  return target_.encode(offset, bytes,
+                        [&](const EncodedChunk& chunk, Bytes stored) { return chunks_->add(chunk, stored); });
+}
+
+// Writes the pages that `bytes` fill past the page cache, and the rest of it through it.
+Status Output::put(std::uint32_t f, Index offset, Bytes bytes, MutableBytes scratch) {
+  constexpr Index kUnit = File::kDirectUnit;
+  written_[f] = true;
+  const auto length = static_cast<Index>(bytes.size());
+  const Index head = std::min(length, ceil_div(offset, kUnit) * kUnit - offset);
+  const Index pages = (length - head) / kUnit * kUnit;
+  const auto buffered = TRY(files_.open(file_path(f)));
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data() + head) % kUnit == 0;
+  const bool movable = aligned || pages <= static_cast<Index>(scratch.size());
+  if (pages < kMinDirect || !direct_ || !movable) return buffered->write_at(offset, bytes);
+
+  auto direct = direct_files_.open(file_path(f));
+  if (!direct) {
+    direct_ = false;
+    return buffered->write_at(offset, bytes);
+  }
+  Bytes middle = bytes.subspan(static_cast<std::size_t>(head), static_cast<std::size_t>(pages));
+  const Bytes tail = bytes.subspan(static_cast<std::size_t>(head + pages));
+  TRY(buffered->write_at(offset, bytes.first(static_cast<std::size_t>(head))));
+  TRY(buffered->write_at(offset + head + pages, tail));
+  if (!aligned) {
+    // Moves the pages to the start of the scratch memory, which is aligned; they may lie in it already.
+    std::memmove(scratch.data(), middle.data(), middle.size());
+    middle = scratch.first(middle.size());
+  }
+  if ((*direct)->write_at(offset + head, middle)) return {};
+  // Whatever it was that the direct way did not like: the ordinary one decides.
+  direct_ = false;
+  return buffered->write_at(offset + head, middle);
+}
+
+Status Output::add_file(const std::string& name, std::string_view contents) {
+  if (target_.is_file()) return target_.add_side_file(name, contents);
+  const std::string path = path_join(work_, name), directory = parent_path(path);
+  if (!path_exists(directory)) TRY(make_directory(directory));
+  File file = TRY(File::create(path));
+  TRY(file.write_at(0, as_bytes(contents)));
+  TRY(file.sync_data());
+  TRY(file.close());
+  return directory == work_ ? Status() : sync_directory(directory);
+}
+
+Status Output::add_text(const std::string& name, const std::function<void(const EmitText& emit)>& tell) {
+  constexpr std::size_t kStretch = std::size_t{1} << 20;
+  std::string held;
+  if (target_.is_file()) {
+    tell([&](std::string_view part) { held += part; });
+    return target_.add_side_file(name, held);
+  }
+  File file = TRY(File::create(path_join(work_, name)));
+  Status status;
+  Index at = 0;
+  const auto write_held = [&] {
+    if (status) status = file.write_at(at, as_bytes(held));
+    at += std::ssize(held);
+    held.clear();
+  };
+  tell([&](std::string_view part) {
+    held += part;
+    if (held.size() >= kStretch) write_held();
+  });
+  write_held();
+  TRY(std::move(status));
+  TRY(file.sync_data());
+  return file.close();
+}
+
+Status Output::commit() {
+  // A group that was begun may not be closed once a sync of ours has failed.
+  if (journal_) journal_->stop();
+  if (rank_of(ranks_) > 0) {
+    TRY(write_held());
+    TRY(flush());
+  }
+  if (target_.wants_crcs())
+    TRY(stream_values<CrcPiece>(
+        ranks_, [&](const VisitPiece& visit) { crcs_.tell_everything(visit); },
+        [&](const CrcPiece& p) { crcs_.add(p.extent, p.begin, p.length, p.crc); }));
+  TRY(barrier(ranks_));  // every rank's data are on disk
+  if (rank_of(ranks_) == 0) {
+    TRY(seal());
+    TRY(publish());
+  }
+  return barrier(ranks_);  // the output is there
+}
+
+Status Output::write_held() {
+  JoinedWrites joined([this](std::uint32_t f, Index offset, Bytes bytes) { return put(f, offset, bytes, {}); });
+  TRY(held_.give_all([&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); }));
+  return joined.finish();
+}
+
+// Forces to disk what this rank wrote: on a shared file system nobody else can.
+Status Output::flush() {
+  std::vector<std::string> written;
+  for (std::uint32_t f = 0; f < written_.size(); ++f)
+    if (written_[f]) written.push_back(file_path(f));
+  return sync_files(files_, written);
+}
+
+// Writes what surrounds the data, and forces everything to disk.
+Status Output::seal() {
+  if (continued_)
+    for (const CrcPiece& p : continued_->finished.written) crcs_.add(p.extent, p.begin, p.length, p.crc);
+  std::string missing_crc;
+  const PayloadCrc crc = [&](const Extent& e) -> std::uint32_t {
+    if (e.length == 0) return 0;
+    const auto whole = crcs_.whole(e);
+    if (!whole) missing_crc = at(target_.catalog().files[e.file].path, e.offset);
+    return whole.value_or(0);
+  };
+  std::shared_ptr<const File> last;  // that was written to
+  std::uint32_t last_number = 0;
+  const auto write = [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    if (!last || f != last_number) last = TRY(files_.open(file_path(f)));
+    last_number = f;
+    return last->write_at(offset, bytes);
+  };
+  // Where one item ends another begins.
+  JoinedWrites joined(write);
+  const EmitBytes emit = [&](std::uint32_t f, Index offset, Bytes bytes) { return joined.add(f, offset, bytes); };
+  TRY(target_.seal(crc, [&](std::uint32_t f, Index offset, Bytes bytes) -> Status {
+    TRY(held_.give_before(f, offset, emit));
+    return emit(f, offset, bytes);
+  }));
+  TRY(held_.give_all(emit));
+  TRY(joined.finish());
+  if (!missing_crc.empty()) return internal_error(missing_crc + ": was not written completely");
+  std::vector<std::string> all;
+  for (std::uint32_t f = 0; f < target_.catalog().files.size(); ++f) {
+    all.push_back(file_path(f));
+    if (target_.sealed_size(f) != target_.catalog().files[f].size || target_.encodes())
+      TRY(TRY(files_.open(all.back()))->set_length(target_.sealed_size(f)));
+  }
+  TRY(sync_files(files_, all));
+  for (const std::string& directory : directories_of(target_.catalog()))
+    TRY(sync_directory(path_join(work_, directory)));
+  return sync_directory(work_);
+}
+
+// Moves what was made to the destination's name. Returns whether the old one that create() saw is now where that was.
+// Anything else that has appeared under the name stays there, or is put back.
+Result<bool> Output::take_place(const std::string& made) {
+  if (!old_ || !path_exists(destination_)) {
+    const Status moved = rename_no_replace(made, destination_);
+    if (moved) return false;
+    return path_exists(destination_) ? keep_finished(made, moved.error()) : moved.error();
+  }
+  const Error changed = io_error(destination_ + ": was changed while this job ran, and is left as it is");
+  const auto is_old = [&](const std::string& path) -> Result<bool> { return TRY(look_at_old(path)) == *old_; };
+  if (!TRY(is_old(destination_))) return keep_finished(made, changed);
+  TRY(exchange_paths(made, destination_));
+  const Result<bool> is_replaced = is_old(made);
+  if (is_replaced && *is_replaced) return true;
+  if (!is_replaced && exchange_paths(made, destination_)) return is_replaced.error();
+  // What came in between is not ours, nor the next run's to remove.
+  made_work_ = made_publishing_ = false;
+  (void)remove_markers(around());
+  TRY(exchange_paths(made, destination_)
+          .context("the output is complete in " + destination_ + ", what appeared there meanwhile is " + made));
+  return keep_finished(made, changed);
+}
+
+// Returns the error of an output that is complete but cannot have its name, and leaves the output to the user: in the
+// work directory, without its marker.
+Error Output::keep_finished(const std::string& made, const Error& error) {
+  if (!remove_markers(around())) return error;
+  made_work_ = made_publishing_ = false;
+  if (!target_.is_file() && (!rename_no_replace(made, work_) || !remove_directory(publishing_)))
+    return {error.code(), error.message() + ". The finished output is " + made + ": move it to where it is wanted"};
+  return {error.code(), error.message() + ". The finished output is " + (target_.is_file() ? made : work_) +
+                            ": move it to where it is wanted"};
+}
+
+// Removes what was replaced, which is now where the output was made: the files that create() saw, and no others.
+Status Output::remove_old(const std::string& made) {
+  const auto remove = [](const Node& node, const std::string& path) {
+    return node.is_directory() ? remove_directory(path) : remove_file(path);
+  };
+  for (auto node = old_->inside.rbegin(); node != old_->inside.rend(); ++node)
+    TRY(remove(*node, path_join(made, node->name)));
+  // A run that was killed by an earlier version may have left its marker there.
+  if (old_->self.is_directory()) TRY(remove_markers(made));
+  return remove(old_->self, made);
+}
+
+// Moves the finished directory into one that has the marker in its place. The syncs are in the order in which a power
+// cut may lose what comes before them: until the move is lasting the output needs its own marker, and what is published
+// must not have one.
+Status Output::move_aside(const std::string& made) {
+  publishing_lock_.emplace(TRY(make_work(publishing_)));
+  made_publishing_ = true;
+  TRY(rename_no_replace(work_, made));
+  made_work_ = false;
+  TRY(sync_directory(parent_path(work_)));
+  TRY(remove_markers(made));
+  return sync_directory(made);
+}
+
+// Moves the finished directory or file to its name. If that cannot be made lasting it is taken back: after an error the
+// destination is what it was before.
+Status Output::publish() {
+  const std::string made = target_.is_file() ? file_path(0) : path_join(publishing_, "output");
+  if (!target_.is_file()) TRY(move_aside(made));
+  const bool replaces = TRY(take_place(made));
+  Status lasting = sync_directory(parent_path(destination_));
+  if (lasting) {
+    made_work_ = made_publishing_ = false;
+    const std::string complete = "the new checkpoint is complete in " + destination_;
+    if (replaces) TRY(remove_old(made).context(complete + ", but the old one could not be removed"));
+    return remove_work(around()).context(complete + ", but its work directory could not be removed");
+  }
+  if (replaces ? exchange_paths(made, destination_) : rename_no_replace(destination_, made)) return lasting;
+  made_work_ = made_publishing_ = false;
+  return std::move(lasting).context(destination_ +
+                                    ": the output is complete, but may not survive a power cut, and could not be "
+                                    "taken back");
+}
+
+}  // namespace reshard

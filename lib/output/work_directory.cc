@@ -1,0 +1,157 @@
+#include "lib/output/work_directory.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "lib/base/file.h"
+#include "lib/base/names.h"
+#include "lib/base/syscalls.h"
+#include "lib/base/text.h"
+
+namespace reshard {
+
+Result<DirectoryLock> DirectoryLock::take(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0)
+    return io_error(path + ": is in the way and " +
+                    (errno == ENOTDIR || errno == ELOOP ? "is not a directory"
+                                                        : "cannot be opened: " + std::string(std::strerror(errno))));
+  DirectoryLock lock(fd);
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno == EWOULDBLOCK) return DirectoryLock(-1);
+  return io_error(path + ": cannot lock: " + std::strerror(errno));
+}
+
+DirectoryLock::~DirectoryLock() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Result<DirectoryLock> make_work(const std::string& work) {
+  TRY(make_directory(work));
+  DirectoryLock lock = TRY(DirectoryLock::take(work));
+  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
+  const auto mark = [&]() -> Status {
+    TRY(File::create(path_join(work, kMarker)));
+    return sync_directory(work);  // before there is anything else in it
+  };
+  const Status marked = mark();
+  if (marked) return lock;
+  (void)remove_work(work);
+  return marked.error();
+}
+
+Result<DirectoryLock> claim_work(const std::string& work) {
+  DirectoryLock lock = TRY(DirectoryLock::take(work));
+  // A run may have been killed before it made the marker; an empty directory is nobody's loss.
+  const bool is_ours = path_exists(path_join(work, kMarker)) || TRY(walk(work)).empty();
+  if (!is_ours) return usage_error(work + ": is in the way and was not made by reshard; move it elsewhere");
+  if (!lock.is_held()) return usage_error(work + ": another reshard is writing there now");
+  return lock;
+}
+
+std::vector<std::string> journals_of_ranks(const std::string& work) {
+  std::vector<std::string> out;
+  const std::string prefix = std::string(kMarker) + ".";
+  const auto entries = list_directory(work);
+  for (std::size_t i = 0; entries && i < entries->size(); ++i)
+    if (const DirectoryEntry& e = (*entries)[i]; !e.is_directory && e.name.starts_with(prefix)) out.push_back(e.name);
+  return out;
+}
+
+namespace {
+
+// How many names a file has; 0 where it is not there.
+Index names_of(const std::string& path) {
+  struct stat st {};
+  return ::lstat(path.c_str(), &st) == 0 ? static_cast<Index>(st.st_nlink) : 0;
+}
+
+}  // namespace
+
+Result<Leftover> read_leftover(const std::string& work, const Target& target, const std::string& facts) {
+  const std::string marker = path_join(work, kMarker);
+  const auto file = path_exists(marker) ? File::open(marker) : Result<File>(io_error("none"));
+  std::optional<JournalText> text;
+  if (file) text = TRY(read_journal(*file));
+  // Rank 0 may have been killed before any of its slabs was finished for good.
+  for (const std::string& name : journals_of_ranks(work)) {
+    const auto other = File::open(path_join(work, name));
+    if (!other) continue;
+    std::optional<JournalText> more = TRY(read_journal(*other));
+    if (!more) continue;
+    if (!text)
+      text = std::move(more);
+    else if (text->cut == more->cut && text->facts == more->facts)
+      (void)text->finished.add(more->finished);
+  }
+  if (!text || text->finished.slabs.empty()) return Leftover{std::nullopt, "nothing of it was finished for good"};
+  const auto changed = changed_facts(text->facts, facts);
+  if (!changed) return Leftover{std::nullopt, "its journal is damaged"};
+  if (!changed->empty()) return Leftover{std::nullopt, "not the same as then: " + some_of(*changed, 5)};
+  std::map<std::string, Node> inside;
+  for (Node& node : TRY(walk(work))) inside.emplace(node.name, node);
+  for (const CatalogFile& f : target.catalog().files) {
+    const std::string path = path_join(work, f.path);
+    const auto found = inside.find(f.path);
+    if (found == inside.end() || !found->second.is_regular() || found->second.size < f.size)
+      return Leftover{std::nullopt, path + " is missing or too short"};
+    // Writing to it would change a file that has another name elsewhere.
+    if (names_of(path) > 1) return Leftover{std::nullopt, path + " has a second name (a hard link)"};
+  }
+  return Leftover{std::move(text), {}};
+}
+
+Status remove_what_is_not_data(const std::string& work, const Target& target) {
+  std::set<std::string> data;
+  for (const CatalogFile& f : target.catalog().files) data.insert(f.path);
+  for (const Node& node : TRY(walk(work)))
+    if (!node.is_directory() && !data.contains(node.name) && !node.name.starts_with(kMarker))
+      TRY(remove_file(path_join(work, node.name)));
+  for (const CatalogFile& f : target.catalog().files) {
+    const std::string path = path_join(work, f.path);
+    if (TRY(look_at(path)).size > f.size) TRY(TRY(File::open(path, File::Access::kReadWrite)).set_length(f.size));
+  }
+  return {};
+}
+
+Result<Index> join_journals(const std::string& work, const JournalText& text) {
+  Index length = 0;
+  const std::string marker = path_join(work, kMarker), next = marker + ".next";
+  if (path_exists(next)) TRY(remove_file(next));
+  {
+    const File file = TRY(File::create(next));
+    length = TRY(write_journal(file, text));
+  }
+  if (sys().rename(next.c_str(), marker.c_str(), 0) != 0)
+    return io_error(marker + ": cannot replace: " + std::strerror(errno));
+  for (const std::string& name : journals_of_ranks(work)) TRY(remove_file(path_join(work, name)));
+  TRY(sync_directory(work));
+  return length;
+}
+
+Status remove_markers(const std::string& work) {
+  for (const std::string& name : journals_of_ranks(work)) TRY(remove_file(path_join(work, name)));
+  const std::string marker = path_join(work, kMarker);
+  return path_exists(marker) ? remove_file(marker) : Status();
+}
+
+Status remove_work(const std::string& work) {
+  for (const Node& node : TRY(walk(work))) {
+    if (node.name == kMarker || node.name.find('/') != std::string::npos) continue;
+    const std::string inner = path_join(work, node.name);
+    TRY(node.is_directory() ? remove_tree(inner) : remove_file(inner));
+  }
+  TRY(sync_directory(work));
+  TRY(remove_markers(work));
+  return remove_directory(work);
+}
+
+}  // namespace reshard

@@ -1,0 +1,41 @@
+// Stored tensors whose checksums are held before anything of them is given out: an item that has one is read whole the
+// first time that a part of it is asked for. One that is damaged stays an error.
+#pragma once
+
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/checkpoint/fragment_index.h"
+#include "lib/source/tensor_source.h"
+
+namespace reshard {
+
+class CheckedSource : public TensorSource {
+ public:
+  // Refers to both. `files` is the pool that `stored` reads from.
+  CheckedSource(TensorSource& stored, FilePool& files) : stored_(stored), files_(files) {}
+
+  const Catalog& catalog() const override { return stored_.catalog(); }
+  std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) override { return stored_.pieces(tensor, box); }
+  Status read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override;
+  Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
+  Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
+
+ private:
+  struct Seen {
+    Extent extent;
+    std::optional<Error> error;
+  };
+  Status check(const Tensor& tensor, std::size_t number, MutableBytes scratch);
+  Result<std::uint32_t> crc_of(const Extent& extent, MutableBytes scratch);
+
+  TensorSource& stored_;
+  FilePool& files_;
+  std::mutex mutex_;                           // an item is read by one thread
+  std::unordered_multimap<Index, Seen> seen_;  // items by their offsets
+};
+
+}  // namespace reshard

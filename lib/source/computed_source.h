@@ -1,0 +1,43 @@
+// A TensorSource in which some tensors are computed from others as they are read: weights with an adapter added, float8
+// matrices times their scales.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/source/tensor_source.h"
+
+namespace reshard {
+
+class ComputedSource : public TensorSource {
+ public:
+  // Fills `out` with the elements of `box` of a tensor, as TensorSource::read. Thread-safe.
+  using Fill = std::function<Status(const Box& box, MutableBytes out, MutableBytes scratch)>;
+
+  // Refers to both. `catalog` is that of `stored`, whose other tensors are read as they are; computed ones may have
+  // another dtype.
+  ComputedSource(const Catalog& catalog, TensorSource& stored) : catalog_(catalog), stored_(stored) {}
+  void set(std::size_t tensor, Fill fill) { computed_[tensor] = std::move(fill); }
+
+  const Catalog& catalog() const override { return catalog_; }
+  std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) override;
+  Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                     MutableBytes scratch) override;
+  Result<bool> read_to_device(std::size_t tensor, const Box& box, Stream& stream, MutableBytes out) override;
+  Result<Index> read_as_stored(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                               std::vector<LaidPiece>& pieces) override;
+  Status finish(MutableBytes scratch, Transport* ranks) override { return stored_.finish(scratch, ranks); }
+  Index columns(std::size_t tensor) const override { return stored_.columns(tensor); }
+
+ private:
+  const Catalog& catalog_;
+  TensorSource& stored_;
+  std::unordered_map<std::size_t, Fill> computed_;
+};
+
+// A box of a tensor as float32, row-major: what others are computed from. `scratch` as in TensorSource::read.
+Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch);
+
+}  // namespace reshard

@@ -1,0 +1,328 @@
+#include "lib/source/tensor_source.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <numeric>
+#include <set>
+
+#include "lib/base/text.h"
+#include "lib/device/copy.h"
+#include "lib/device/crc32.h"
+#include "lib/transport/collectives.h"
+
+namespace reshard {
+namespace {
+
+// What a big-endian writer swapped: complex numbers are two parts.
+Index swap_unit(DType dtype) {
+  const bool complex = dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+  return byte_size(dtype) / (complex ? 2 : 1);
+}
+
+// Whether a group is one piece that lies in one run in its file and in memory with these strides.
+bool is_one_run(const PieceGroup& group, const Dims& out_strides) {
+  const Piece& first = group.pieces.front();
+  return group.pieces.size() == 1 && is_one_run(first.box.shape, first.strides) &&
+         is_one_run(first.box.shape, out_strides);
+}
+
+// Whether a group is read through bytes that are not wanted: slabs that follow may want them.
+bool has_gaps(const PieceGroup& group, Index element_bytes) {
+  Index held = 0;
+  for (const Piece& p : group.pieces) held += volume(p.box) * element_bytes;
+  return held < group.length();
+}
+
+std::string piece_text(const Tensor& tensor, const Piece& piece) {
+  return tensor_text(tensor.name) + " " + to_string(piece.box);
+}
+
+}  // namespace
+
+Index column_count(const FragmentList& fragments) {
+  if (fragments.size() < 2) return 1;
+  std::set<Dims> columns;
+  for (std::size_t i = 0; i < fragments.size() && columns.size() < 64; ++i) {
+    const Box box = fragments.box(i);
+    if (box.rank() > 1 && !box.empty()) columns.insert(Dims(box.origin.span().subspan(1)));
+  }
+  return std::max<Index>(1, static_cast<Index>(columns.size()));
+}
+
+FileSource::FileSource(const Catalog& catalog, FilePool& files)
+    : catalog_(catalog),
+      files_(files),
+      crcs_([&catalog](const VisitExtent& visit) {
+        for (const Tensor& t : catalog.tensors())
+          for (std::size_t i = 0; t.fragments.has_crcs() && i < t.fragments.size(); ++i) visit(t.fragments.extent(i));
+      }),
+      indexes_(catalog.tensors().size()) {}
+
+const FragmentIndex& FileSource::index(std::size_t tensor) {
+  const std::lock_guard lock(index_mutex_);
+  auto& slot = indexes_[tensor];
+  if (!slot) slot = shared_indexes_.of(catalog_.tensors()[tensor].fragments);
+  return *slot;
+}
+
+Index FileSource::columns(std::size_t tensor) const { return column_count(catalog_.tensors()[tensor].fragments); }
+
+Index FileSource::checksums_checked() const { return checked_; }
+
+Status FileSource::check_crc(const Tensor& tensor, const Fragment& f, std::uint32_t got) const {
+  if (got == *f.crc) return {};
+  char text[64];
+  std::snprintf(text, sizeof text, "expected CRC-32 %08x, got %08x", *f.crc, got);
+  return corrupt(at(catalog_.file_path(f.extent.file), f.extent.offset) + ": " + tensor_text(tensor.name) + " " +
+                 to_string(f.box) + ": " + text + ": the bytes changed after they were saved");
+}
+
+// Counts bytes of a group towards the CRC of its extent, and checks that once it is whole.
+Status FileSource::add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes) {
+  // Where runs are short, what lies between them is read again and again.
+  if (!fragment.crc || !crcs_.is_new(group.extent, group.begin, group.length())) return {};
+  const auto whole = crcs_.add(group.extent, group.begin, group.length(), crc32(0, bytes));
+  if (!whole) return {};
+  TRY(check_crc(tensor, fragment, *whole));
+  ++checked_;
+  return {};
+}
+
+Index decoding_memory(const Catalog& catalog) {
+  Index most = 0;
+  for (const Tensor& tensor : catalog.tensors())
+    for (std::size_t i = 0; tensor.fragments.has_encoded() && i < tensor.fragments.size(); ++i)
+      if (const Fragment f = tensor.fragments.get(i); f.encoding)
+        most = std::max(most, f.extent.length + 2 * f.encoding->decoded_bytes);
+  return most;
+}
+
+std::unique_ptr<FileSource::Decoding> FileSource::take_decoding(const Extent& preferred) {
+  const std::lock_guard lock(idle_mutex_);
+  if (idle_.empty()) return std::make_unique<Decoding>();
+  auto it = std::find_if(idle_.begin(), idle_.end(), [&](const auto& d) { return d->extent == preferred; });
+  if (it == idle_.end()) it = idle_.end() - 1;
+  auto out = std::move(*it);
+  idle_.erase(it);
+  return out;
+}
+
+void FileSource::give_back(std::unique_ptr<Decoding> decoding) {
+  const std::lock_guard lock(idle_mutex_);
+  idle_.push_back(std::move(decoding));
+}
+
+Status FileSource::decode(const Tensor& tensor, const Fragment& fragment, const File& file, Decoding& decoding) {
+  if (!decoding.elements.empty() && decoding.extent == fragment.extent) return {};
+  decoding.elements = {};
+  decoding.extent = fragment.extent;
+  const std::string what = tensor_text(tensor.name) + " " + to_string(fragment.box);
+  const auto length = static_cast<std::size_t>(fragment.extent.length);
+  if (decoding.stored.size() < length) decoding.stored.resize(length);
+  const MutableBytes stored = MutableBytes(decoding.stored).first(length);
+  TRY(file.read_at(fragment.extent.offset, stored).context(what));
+  const MutableBytes elements =
+      TRY(decoding.decoder.decode(stored, *fragment.encoding, at(file.path(), fragment.extent.offset) + ": " + what));
+  if (fragment.big_endian) swap_bytes(elements, swap_unit(tensor.dtype));
+  decoding.elements = elements;
+  return {};
+}
+
+// The pieces of a group that lies in one encoded fragment.
+Status FileSource::read_encoded(const Tensor& tensor, const PieceGroup& group, const Fragment& fragment,
+                                const File& file, const Box& box, MutableBytes out) {
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  auto decoding = take_decoding(fragment.extent);
+  const Status decoded = decode(tensor, fragment, file, *decoding);
+  if (decoded) {
+    for (const Piece& p : group.pieces) {
+      std::byte* to = out.data() + offset_in(box, out_strides, p.box) * eb;
+      copy_box(p.box.shape, eb, decoding->elements.data() + p.begin, p.strides, to, out_strides);
+    }
+  }
+  give_back(std::move(decoding));
+  return decoded;
+}
+
+std::vector<StoredPiece> FileSource::pieces(std::size_t number, const Box& box) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  return stored_pieces(tensor.fragments, index(number), box, byte_size(tensor.dtype));
+}
+
+Result<bool> FileSource::read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) {
+  if (!stream.reads_files()) return false;
+  const Tensor& tensor = catalog_.tensors()[number];
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  const auto groups = pieces_of(tensor.fragments, index(number), box, eb, static_cast<Index>(out.size()));
+  const bool plain = std::all_of(groups.begin(), groups.end(), [&](const PieceGroup& group) {
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    return is_one_run(group, out_strides) && !fragment.encoding && !fragment.crc && !fragment.big_endian;
+  });
+  if (!plain) return false;
+  for (const PieceGroup& group : groups) {
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Piece& piece = group.pieces.front();
+    const MutableBytes to = out.subspan(static_cast<std::size_t>(offset_in(box, out_strides, piece.box) * eb),
+                                        static_cast<std::size_t>(group.length()));
+    const bool read =
+        TRY(stream.read_file(file, group.extent.offset + group.begin, to).context(piece_text(tensor, piece)));
+    if (!read) return false;
+  }
+  return true;
+}
+
+Result<Index> FileSource::read_as_stored(std::size_t number, const Box& box, const PieceFilter& wanted,
+                                         MutableBytes out, std::vector<LaidPiece>& pieces) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  const auto room = static_cast<Index>(out.size());
+  const auto groups = pieces_of(tensor.fragments, index(number), box, byte_size(tensor.dtype), room, wanted);
+  const auto place = [](const PieceGroup& group, Index used) {
+    return DirectReader::place(group.extent.offset + group.begin, used);
+  };
+  Index used = 0;
+  for (const PieceGroup& group : groups) {
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    used = place(group, used) + group.length();
+    if (fragment.encoding || fragment.big_endian || DirectReader::end_of(used) > room) return Index{0};
+  }
+  used = 0;
+  for (const PieceGroup& group : groups) {
+    const Piece& first = group.pieces.front();
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Index at = place(group, used);
+    TRY(direct_.read(file, group.extent.offset + group.begin, group.length(), out, at).context([&] {
+      return piece_text(tensor, first);
+    }));
+    used = at + group.length();
+    const Bytes bytes = out.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(group.length()));
+    TRY(add_crc(tensor, tensor.fragments.get(first.fragment), group, bytes));
+    for (const Piece& p : group.pieces) pieces.push_back({p.box, p.strides, at + p.begin - group.begin});
+  }
+  return used;
+}
+
+void FileSource::expect_once() {
+  in_order_ = true;
+  // All files lie where the first does, as a rule.
+  once_ = !catalog_.files.empty() && DirectReader::pays_at(catalog_.file_path(0));
+}
+
+Status FileSource::read_pieces(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
+                               MutableBytes scratch) {
+  const Tensor& tensor = catalog_.tensors()[number];
+  const Index eb = byte_size(tensor.dtype);
+  const Dims out_strides = row_major_strides(box.shape);
+  // Past the page cache, whole units of a file are read around a group.
+  const Index room = std::ssize(scratch) - (once_ ? 2 * File::kDirectUnit : 0);
+  for (const PieceGroup& group : pieces_of(tensor.fragments, index(number), box, eb, room, wanted)) {
+    const auto file = TRY(files_.open(catalog_.file_path(group.extent.file)));
+    const Fragment fragment = tensor.fragments.get(group.pieces.front().fragment);
+    if (fragment.encoding) {
+      TRY(read_encoded(tensor, group, fragment, *file, box, out));
+      continue;
+    }
+    const auto place = [&](const Piece& p) { return out.data() + offset_in(box, out_strides, p.box) * eb; };
+    // A piece that lies in one run on both sides needs no scratch memory.
+    const Piece& first = group.pieces.front();
+    const bool direct = is_one_run(group, out_strides);
+    const auto length = static_cast<std::size_t>(group.length());
+    if (!direct && group.length() > room)
+      return internal_error("scratch memory of " + bytes_of(room) + ", a piece needs " + std::to_string(length));
+    const Index offset = group.extent.offset + group.begin;
+    const bool past_cache = once_ && direct_.wants_direct(*file, offset, group.length()) && !has_gaps(group, eb);
+    const auto at = static_cast<std::size_t>(past_cache ? DirectReader::place(offset, 0) : 0);
+    const MutableBytes bytes = direct ? MutableBytes(place(first), length) : scratch.subspan(at, length);
+    const auto read = [&] {
+      if (past_cache) return direct_.read_through(file, offset, bytes, scratch);
+      if (!in_order_ || group.length() > ShortReads::kLongest) return file->read_at(offset, bytes);
+      return short_.read(group.extent.file, *file, catalog_.files[group.extent.file].size, offset, bytes);
+    };
+    TRY(read().context([&] { return piece_text(tensor, first); }));
+
+    TRY(add_crc(tensor, fragment, group, bytes));
+    if (first.big_endian) swap_bytes(bytes, swap_unit(tensor.dtype));
+    if (direct) continue;
+    for (const Piece& p : group.pieces)
+      copy_box(p.box.shape, eb, bytes.data() + (p.begin - group.begin), p.strides, place(p), out_strides);
+  }
+  return {};
+}
+
+// Brings what the ranks have seen of extents that none of them saw whole to rank 0. Returns the CRCs of those that are
+// whole now.
+Result<FileSource::ByPlace> FileSource::bring_together(Transport* ranks) {
+  ByPlace whole;
+  if (rank_count(ranks) == 1) return whole;
+  // What earlier runs have seen may be read once more by any rank: each is counted once, on rank 0.
+  const bool is_continued = !continued_.empty();
+  const Index counts[1] = {is_continued && ranks->rank() > 0 ? 0 : checked_.load()};
+  TRY(stream_values<CrcPiece>(
+      ranks,
+      [&](const VisitPiece& visit) { is_continued ? crcs_.tell_everything(visit) : crcs_.tell_unfinished(visit); },
+      [&](const CrcPiece& p) {
+        if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc))
+          whole[{p.extent.file, p.extent.offset}] = *crc;
+      }));
+  const auto all_counts = TRY(gather_values<Index>(ranks, counts));
+  if (ranks->rank() > 0) {
+    crcs_.clear();
+    checked_ = 0;
+    return whole;
+  }
+  checked_ = std::accumulate(all_counts.begin(), all_counts.end(), Index{0});
+  return whole;
+}
+
+void FileSource::keep_seen(const std::vector<CrcPiece>& seen, const std::vector<std::size_t>& tensors) {
+  for (const CrcPiece& p : seen)
+    if (const auto crc = crcs_.add(p.extent, p.begin, p.length, p.crc))
+      seen_before_[{p.extent.file, p.extent.offset}] = *crc;
+  continued_ = tensors;
+  crcs_.keep_recent();
+}
+
+Status FileSource::finish(MutableBytes scratch, Transport* ranks) {
+  // Extents to look at once more: with their CRC where the ranks have read all of it together, without where some bytes
+  // were never needed, or only together with others that were read before: those bytes are read now. What earlier runs
+  // have seen is held against the source once more.
+  ByPlace rest = TRY(bring_together(ranks));
+  if (rank_of(ranks) > 0) return {};
+  rest.insert(seen_before_.begin(), seen_before_.end());
+  for (const std::size_t number : continued_) {
+    const FragmentList& fragments = catalog_.tensors()[number].fragments;
+    for (std::size_t i = 0; i < fragments.size(); ++i)
+      if (const Fragment f = fragments.get(i); f.crc && !f.encoding && f.extent.length > 0 && !crcs_.whole(f.extent))
+        rest.emplace(std::pair(f.extent.file, f.extent.offset), std::nullopt);
+  }
+  for (const Extent& e : crcs_.incomplete()) rest.emplace(std::pair(e.file, e.offset), std::nullopt);
+  if (rest.empty()) return {};
+  for (const Tensor& tensor : catalog_.tensors()) {
+    for (std::size_t i = 0; i < tensor.fragments.size(); ++i) {
+      const Extent& extent = tensor.fragments.extent(i);
+      const auto found = rest.find({extent.file, extent.offset});
+      if (found == rest.end()) continue;
+      if (!found->second) found->second = TRY(crc_of(extent, scratch));
+      TRY(check_crc(tensor, tensor.fragments.get(i), *found->second));
+      rest.erase(found);
+      ++checked_;
+    }
+  }
+  return {};
+}
+
+Result<std::uint32_t> FileSource::crc_of(const Extent& extent, MutableBytes scratch) {
+  const auto file = TRY(files_.open(catalog_.file_path(extent.file)));
+  std::optional<std::uint32_t> whole = crcs_.whole(extent);
+  for (const auto& [begin, end] : crcs_.gaps(extent))
+    for (Index at = begin; at < end;) {
+      const MutableBytes part = scratch.first(std::min(scratch.size(), static_cast<std::size_t>(end - at)));
+      TRY(file->read_at(extent.offset + at, part));
+      whole = crcs_.add(extent, at, std::ssize(part), crc32(0, part));
+      at += std::ssize(part);
+    }
+  return whole.value_or(0);  // of no bytes
+}
+
+}  // namespace reshard

@@ -1,0 +1,41 @@
+#include "lib/source/watched_files.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/text.h"
+
+namespace reshard {
+
+std::optional<WatchedFiles::State> WatchedFiles::state_of(const std::string& path) {
+  struct stat s {};
+  if (::stat(path.c_str(), &s) != 0) return std::nullopt;
+  return State{s.st_dev, s.st_ino, s.st_size, Index{s.st_mtim.tv_sec} * 1'000'000'000 + s.st_mtim.tv_nsec};
+}
+
+WatchedFiles::WatchedFiles(std::vector<std::string> paths) : paths_(std::move(paths)) {
+  for (const std::string& path : paths_) {
+    states_.push_back(state_of(path));
+    if (states_.back()) newest_ns_ = std::max(newest_ns_, states_.back()->mtime_ns);
+  }
+}
+
+Status WatchedFiles::check(std::size_t file) const {
+  if (state_of(paths_[file]) == states_[file]) return {};
+  return io_error(printable(paths_[file]) + ": has changed since it was opened");
+}
+
+Status WatchedFiles::check_all() const {
+  for (std::size_t file = 0; file < paths_.size(); ++file) TRY(check(file));
+  return {};
+}
+
+std::optional<std::string> WatchedFiles::replaced() const {
+  for (std::size_t file = 0; file < paths_.size(); ++file)
+    if (const auto now = state_of(paths_[file]); now && now != states_[file]) return paths_[file];
+  return std::nullopt;
+}
+
+}  // namespace reshard
