@@ -34,7 +34,7 @@ run_all() {
   "$build/tests/reshard_tests" --gtest_brief=1 --gtest_filter="$1" > "$logs/coverage-tests.log" 2>&1 ||
     grep -a '  FAILED  ' "$logs/coverage-tests.log"
   for target in "${targets[@]}"; do
-    "$build/tests/fuzz/$target" "tests/fuzz/corpus/${target%_fuzz}" > "$logs/coverage-$target.log" 2>&1 ||
+    "$build/tests/fuzz/$target" "$build/tests/fuzz/corpus/${target%_fuzz}" > "$logs/coverage-$target.log" 2>&1 ||
       echo "$target: failed, $logs/coverage-$target.log"
   done
   unset TMPDIR GCOV_PREFIX GCOV_PREFIX_STRIP

@@ -92,7 +92,7 @@ fuzz() {
   found=$logs/fuzz/$name
   mkdir -p "$found"
   "$1" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=25 -max_len=16384 -entropic=0 -artifact_prefix="$found-" \
-    "$found" "tests/fuzz/corpus/$name" > "$found.log" 2>&1
+    "$found" "build/fuzz/tests/fuzz/corpus/$name" > "$found.log" 2>&1
   local code=$?
   echo "$name: $(grep -oE '^Done [0-9]+ runs' "$found.log" || tail -n 20 "$found.log")"
   return $code

@@ -1,4 +1,4 @@
-// Gives every file of a directory to a fuzz target, so that ordinary test runs keep what fuzzing found.
+// Gives every file of a directory to a fuzz target, so that ordinary test runs replay what fuzzing found.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
