@@ -16,7 +16,7 @@ constexpr Index kLongRun = Index{8} << 20;
 constexpr Index kSlab = Index{1} << 20;
 constexpr Index kPiece = Index{256} << 10;
 
-// Seconds each. Where they come from: docs/scaling.md.
+// Seconds each. Where they come from: docs/cluster.md.
 struct Prices {
   double read, open;      // of a rank
   double open_of_all;     // of a file system that serves all ranks

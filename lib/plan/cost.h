@@ -5,7 +5,7 @@
 // end to end, and a byte goes to the rank that writes it over the network.
 //
 // Either way every byte is read once and written once: that is left out here, as it decides nothing. What is counted is
-// what the ways differ in. Its price is estimated and not measured (docs/scaling.md), and so are the seconds.
+// what the ways differ in. Its price is estimated and not measured (docs/cluster.md), and so are the seconds.
 #pragma once
 
 #include <string>
