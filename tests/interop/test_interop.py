@@ -221,7 +221,7 @@ class ToDcp(Case):
                 shape, offset = _compute_local_shape_and_global_offset(tensor.size, sizes, coordinate, placements)
                 if isinstance(placements[1], _StridedShard) and tensor.size[0] % (sizes[1] * sizes[2]):
                     # Here torch 2.15 contradicts itself: FSDP2 holds the chunks of each TP block's chunks, its
-                    # metadata is computed by another rule (docs/formats/dcp.md 5.3). What the ranks hold counts.
+                    # metadata is computed by another rule (docs/formats/dcp.md, "Which box is whose"). What the ranks hold counts.
                     rows = torch.arange(tensor.size[0]).chunk(sizes[2])[coordinate[2]].chunk(sizes[1])
                     rows = rows[coordinate[1]] if coordinate[1] < len(rows) else rows[0][:0]
                     shape, offset = [len(rows), *shape[1:]], [int(rows[0]) if len(rows) else 0, *offset[1:]]
