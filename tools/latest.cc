@@ -1,6 +1,7 @@
 // reshard latest: which checkpoint of a training run to go on with.
 #include <cstdio>
 
+#include "formats/open.h"
 #include "formats/training_run.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
