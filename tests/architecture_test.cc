@@ -159,9 +159,9 @@ std::string find_circle(const std::map<std::string, std::set<std::string>>& incl
   std::string circle;
   const std::function<void(const std::string&)> visit = [&](const std::string& module) {
     if (!circle.empty() || done.contains(module)) return;
-    const auto seen = std::find(path.begin(), path.end(), module);
+    const bool closes = std::find(path.begin(), path.end(), module) != path.end();
     path.push_back(module);
-    if (seen != path.end()) {
+    if (closes) {
       for (auto m = std::find(path.begin(), path.end(), module); m != path.end(); ++m) circle += *m + " ";
       return;
     }
