@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 
 namespace reshard {
 

@@ -41,7 +41,7 @@ struct Checked {
 Result<DType> find_dtype(const std::string& text) {
   const auto dtype = dtype_from_torch(text);
   if (dtype && is_floating(*dtype)) return *dtype;
-  return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16, ...");
+  return unknown_word("dtype", text, {"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"});
 }
 
 Result<FeasibilityRequest> request_of(const CheckOptions& options) {
@@ -328,22 +328,33 @@ Result<int> check(const CheckOptions& options) {
 void add_check(CommandLine& line) {
   auto options = std::make_shared<CheckOptions>();
   options->model.add(line);
-  line.option("--config").required().described_as("The model's config.json");
+  line.option("--config").required().described_as("Model's config.json");
+  line.group("Checks");
   line.add_option("--mesh", options->mesh, "Degrees of parallelism: pp, dp_replicate, dp_shard (or dp), cp, tp, ep")
+      .takes("MESH")
+      .common()
       .required();
-  line.add_option("--world", options->world, "The number of ranks there are, to hold the degrees against")
+  line.add_option("--world", options->world, "Number of ranks that the degrees must multiply to")
+      .common()
       .within(Index{1}, kMaxMeshRanks);
-  line.add_option("--sequence", options->sequence, "Tokens of a sequence, to hold against cp")
+  line.add_option("--sequence", options->sequence, "Tokens per sequence, checked against cp and tp")
+      .common()
       .within(Index{1}, Index{1} << 40);
-  line.add_option("--dtype", options->dtype, "Of the weights in memory (default: the config's)");
-  line.add_option("--grad-dtype", options->grad_dtype, "Of the gradients").shows_default();
+  line.add_option("--dtype", options->dtype, "Dtype of the weights in memory (default: the config's)")
+      .takes("DTYPE")
+      .common()
+      .completes({"float32", "bfloat16", "float16"});
+  line.add_option("--grad-dtype", options->grad_dtype, "Dtype of the gradients")
+      .takes("DTYPE")
+      .completes({"float32", "bfloat16", "float16"})
+      .shows_default();
+  line.group("Report");
   line.add_flag("--tensors", options->tensors, "List the model's tensors");
   options->findings.add(line);
-  line.footer(
-      "Examples:\n"
-      "  reshard check --config config.json --mesh tp=16 --world 16\n"
-      "  reshard check --config config.json --mesh pp=16,cp=16,dp=8,tp=8 --world 16384 --sequence 131072\n"
-      "No checkpoint is needed. Exit code 1 when there is something to say, 0 when there is not.");
+  line.examples(
+      {{"reshard check --config config.json --mesh tp=16 --world 16", ""},
+       {"reshard check --config config.json --mesh pp=16,cp=16,dp=8,tp=8 --world 16384 --sequence 131072", ""}});
+  line.description("No checkpoint is needed. Exits with 1 if there are findings.");
   line.action([options] { return check(*options); });
 }
 

@@ -2,15 +2,19 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
+#include <sstream>
+#include <type_traits>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/help.h"
 
 namespace reshard::tools {
 namespace {
 
-// How many letters have to be changed, added or left out to make one word of another.
+// Returns the edit distance of two words: how many letters must be changed, added or removed.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -22,19 +26,6 @@ std::size_t distance(std::string_view a, std::string_view b) {
     }
   }
   return row.back();
-}
-
-// "; did you mean --max-shard-size?" of a word that begins one of those that are known, or is like one; else nothing.
-std::string near_name(std::string_view word, const std::vector<std::string>& known) {
-  constexpr std::size_t kShortest = 3;  // letters of a beginning
-  constexpr std::size_t kLetters = 3;   // of which one may be wrong
-  word = word.substr(0, word.find('='));
-  std::pair best(word.size() / kLetters + 1, std::string_view());
-  for (const std::string& name : known) {
-    const std::size_t letters = word.size() >= kShortest && name.starts_with(word) ? 0 : distance(word, name);
-    if (letters < best.first) best = {letters, name};
-  }
-  return best.second.empty() ? "" : "; did you mean " + std::string(best.second) + "?";
 }
 
 std::vector<std::string> option_names(const CLI::App& app) {
@@ -50,31 +41,122 @@ std::vector<std::string> command_names(const CLI::App& app) {
   return out;
 }
 
-// What is wrong with words that no option takes, in the order in which they were given.
+// "unknown option --byte; did you mean --bytes?" of the words that no option takes, in the order they were given.
 std::string unknown_text(const CLI::App& app, const std::vector<std::string>& words) {
+  const auto is_option = [](const std::string& word) { return word.starts_with("-"); };
   std::vector<std::string> shown;
   for (const std::string& word : words) shown.push_back(printable(word));
-  const auto option = std::find_if(words.begin(), words.end(), [](const auto& w) { return w.starts_with("-"); });
-  return std::string(words.size() == 1 ? "unknown argument " : "unknown arguments ") + join(shown, " ") +
-         (option == words.end() ? "" : near_name(*option, option_names(app)));
+  const auto option = std::find_if(words.begin(), words.end(), is_option);
+  const bool all_options = std::all_of(words.begin(), words.end(), is_option);
+  return std::string("unknown ") + (all_options ? "option" : "argument") + (words.size() == 1 ? " " : "s ") +
+         join(shown, " ") + (option == words.end() ? "" : near_name(*option, option_names(app)));
 }
 
-// What the library found wrong with the command line, in our form.
+// "expected SRC, DST and --to": the required options and positional arguments that are missing; empty: none.
+std::string missing_text(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options())
+    if (option->get_required() && option->count() == 0) names.push_back(option->get_name());
+  if (names.empty()) return "";
+  const std::string last = names.back();
+  names.pop_back();
+  return "expected " + join(names, ", ") + (names.empty() ? "" : " and ") + last;
+}
+
+// "--to: expected a value" of "--to: 1 required TEXT missing".
+std::string mismatch_text(const std::string& what) {
+  const std::string option = what.substr(0, what.find(':'));
+  if (what.find("missing") != std::string::npos) return printable(option) + ": expected a value";
+  return what.find("At Most") == std::string::npos ? printable(what)
+                                                   : printable(option) + ": expected one value, given several times";
+}
+
+std::string text_of(const CLI::App& used, const CLI::Error& e) {
+  const std::string missing = missing_text(used);
+  if (dynamic_cast<const CLI::RequiredError*>(&e) != nullptr && !missing.empty()) return missing;
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr) return mismatch_text(e.what());
+  // Only --json needs another option, --version. A command without --json inherits it.
+  if (dynamic_cast<const CLI::RequiresError*>(&e) != nullptr && used.get_parent() != nullptr)
+    return "unknown option --json";
+  return printable(e.what());
+}
+
+// Translates an error of the command-line library.
 Error error_of_line(const CLI::App& app, const CLI::Error& e) {
-  const auto used = app.get_subcommands();
-  const std::string help = "; see reshard" + (used.empty() ? "" : " " + used.front()->get_name()) + " --help";
+  const auto chosen = app.get_subcommands();
+  const CLI::App& used = chosen.empty() ? app : *chosen.front();
+  const std::string help = "; see reshard" + (chosen.empty() ? "" : " " + used.get_name()) + " --help";
   const std::vector<std::string> unknown = app.remaining(true);
-  if (used.empty() && !unknown.empty())
-    return usage_error("expected a command, got " + printable(unknown.front()) +
+  if (unknown.empty()) return usage_error(text_of(used, e) + help);
+  if (chosen.empty() && !unknown.front().starts_with("-"))
+    return usage_error("unknown command '" + printable(unknown.front()) + "'" +
                        near_name(unknown.front(), command_names(app)) + help);
-  if (unknown.empty()) return usage_error(printable(e.what()) + help);
-  return usage_error(unknown_text(used.empty() ? app : *used.front(), unknown) + help);
+  return usage_error(unknown_text(used, unknown) + help);
 }
 
-// A shell's variable that is not set leaves an empty word, and no word may stand for "as if it were not asked for".
+// Refuses an empty value: an unset shell variable must not act as if the option were not given.
 std::string refuse_empty(const std::string& word) { return word.empty() ? "expected a value, got an empty one" : ""; }
 
+// Checks that a value is a number of this type.
+template <class T>
+CLI::Validator number_check() {
+  const char* const kind = std::is_integral_v<T> ? "a whole number" : "a number";
+  return CLI::Validator(
+      [kind](std::string& text) {
+        T value{};
+        if (CLI::detail::lexical_cast(text, value)) return std::string();
+        return "expected " + std::string(kind) + ", got '" + printable(text) + "'";
+      },
+      "");
+}
+
+// Checks a number. `expected` describes those that pass: "1 to 1024".
+template <class T>
+CLI::Validator value_check(std::string expected, std::function<bool(T)> passes) {
+  return CLI::Validator(
+      [expected = std::move(expected), passes = std::move(passes)](std::string& text) {
+        T value{};
+        if (CLI::detail::lexical_cast(text, value) && passes(value)) return std::string();
+        return "expected " + expected + ", got '" + printable(text) + "'";
+      },
+      "");
+}
+
+template <class T>
+CLI::Validator range_check(T least, T most) {
+  std::ostringstream bounds;
+  bounds << least << " to " << most;
+  return value_check<T>(bounds.str(), [=](T value) { return value >= least && value <= most; });
+}
+
 }  // namespace
+
+std::string near_name(std::string_view word, const std::vector<std::string>& known) {
+  constexpr std::size_t kShortest = 3;  // letters that identify a name as its beginning
+  constexpr std::size_t kLetters = 3;   // of which one may be wrong
+  word = word.substr(0, word.find('='));
+  std::pair best(word.size() / kLetters + 1, std::string_view());
+  for (const std::string& name : known) {
+    const std::size_t letters = word.size() >= kShortest && name.starts_with(word) ? 0 : distance(word, name);
+    if (letters < best.first) best = {letters, name};
+  }
+  return best.second.empty() ? "" : "; did you mean " + std::string(best.second) + "?";
+}
+
+Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices) {
+  return usage_error("unknown " + std::string(what) + " '" + printable(word) +
+                     "'; choose one of: " + join(choices, ", "));
+}
+
+const Option& Option::takes(const std::string& value) const {
+  option_->type_name(value);
+  return *this;
+}
+
+const Option& Option::common() const {
+  hints_->is_common = true;
+  return *this;
+}
 
 const Option& Option::required(bool is) const {
   option_->required(is);
@@ -86,29 +168,32 @@ const Option& Option::shows_default() const {
   return *this;
 }
 
-const Option& Option::one_of(std::initializer_list<const char*> words) const {
-  hints_->words.assign(words.begin(), words.end());
-  option_->check(CLI::IsMember(hints_->words));
-  return *this;
+const Option& Option::one_of(std::vector<std::string> words) const {
+  const auto check = [words](std::string& word) {
+    if (std::find(words.begin(), words.end(), word) != words.end()) return std::string();
+    return "unknown value '" + printable(word) + "'; choose one of: " + join(words, ", ");
+  };
+  option_->check(CLI::Validator(check, ""));
+  return suggests(std::move(words));
 }
 
 const Option& Option::within(Index least, Index most) const {
-  option_->check(CLI::Range(least, most));
+  option_->check(range_check(least, most));
   return *this;
 }
 
 const Option& Option::within_real(double least, double most) const {
-  option_->check(CLI::Range(least, most));
+  option_->check(range_check(least, most));
   return *this;
 }
 
 const Option& Option::positive() const {
-  option_->check(CLI::PositiveNumber);
+  option_->check(value_check<double>("a number above 0", [](double value) { return value > 0; }));
   return *this;
 }
 
 const Option& Option::not_negative() const {
-  option_->check(CLI::NonNegativeNumber);
+  option_->check(value_check<double>("a number of at least 0", [](double value) { return value >= 0; }));
   return *this;
 }
 
@@ -132,6 +217,7 @@ const Option& Option::described_as(const std::string& text) const {
 
 const Option& Option::written() const {
   hints_->written = true;
+  takes(option_->get_positional() ? "PATH" : "FILE");
   option_->transform([](const std::string& path) {
     if (path == "-") throw CLI::ValidationError("expected a path, got -, which is not standard output here");
     return by_own_name(path);
@@ -141,6 +227,7 @@ const Option& Option::written() const {
 
 const Option& Option::read() const {
   hints_->read = true;
+  takes(option_->get_positional() ? "PATH" : "FILE");
   return *this;
 }
 
@@ -151,10 +238,22 @@ const Option& Option::of_a_rank() const {
 
 const Option& Option::names_tensors() const {
   hints_->tensors = true;
+  takes("GLOB");
   return *this;
 }
+
 const Option& Option::suggests(std::vector<std::string> words) const {
+  hints_->lists_words = true;
+  return completes(std::move(words));
+}
+
+const Option& Option::completes(std::vector<std::string> words) const {
   hints_->words = std::move(words);
+  return *this;
+}
+
+const Option& Option::means(std::vector<std::string> meanings) const {
+  hints_->meanings = std::move(meanings);
   return *this;
 }
 
@@ -167,19 +266,19 @@ Option CommandLine::add_option(const std::string& name, std::vector<std::string>
 }
 
 Option CommandLine::add_option(const std::string& name, int& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->type_name("N")->check(number_check<int>()));
 }
 
 Option CommandLine::add_option(const std::string& name, Index& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->type_name("N")->check(number_check<Index>()));
 }
 
 Option CommandLine::add_option(const std::string& name, std::size_t& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->type_name("N")->check(number_check<std::size_t>()));
 }
 
 Option CommandLine::add_option(const std::string& name, double& value, const std::string& help) {
-  return with_hints(app_.add_option(name, value, help));
+  return with_hints(app_.add_option(name, value, help)->type_name("X")->check(number_check<double>()));
 }
 
 Option CommandLine::add_flag(const std::string& name, bool& value, const std::string& help) {
@@ -191,7 +290,14 @@ Option CommandLine::option(const std::string& name) {
   return with_hints(app_.get_options([&](const CLI::Option* o) { return o->check_name(name); }).at(0));
 }
 
-void CommandLine::footer(const std::string& text) { app_.footer(text); }
+Option CommandLine::with_hints(CLI::Option* option) {
+  option->group(group_);
+  return {option, hints_[option]};
+}
+
+void CommandLine::group(const std::string& name) { group_ = name; }
+void CommandLine::description(const std::string& text) { notes_.description = text; }
+void CommandLine::examples(std::vector<Example> examples) { notes_.examples = std::move(examples); }
 
 void CommandLine::action(Action action) {
   app_.callback([action = std::move(action), &chosen = chosen_] { chosen = action; });
@@ -199,40 +305,53 @@ void CommandLine::action(Action action) {
 
 namespace {
 
-// The parser of a program's lines, and what it fills.
+// The parser of a program's command lines, and what it fills.
 struct Parser {
-  explicit Parser(const Program& program) : app(program.summary) {
+  explicit Parser(const Program& it) : program(it), app(it.summary) {
+    app.name("reshard");
+    app.formatter_fn([this](const CLI::App* of, const std::string&, CLI::AppFormatMode mode) {
+      return help_text(program, texts(), of == &app ? "" : of->get_name(), mode == CLI::AppFormatMode::All);
+    });
+    app.set_help_flag("-h", "Show a summary")->group("Help");
+    app.set_help_all_flag("--help", "Show all options")->group("Help");
     CLI::Option* const as_json =
-        app.add_flag("--json", json, "With --version: what is built in and what is found, as JSON");
-    CLI::Option* const version =
-        app.set_version_flag("-V,--version", [this, &program] { return program.version(json); });
+        app.add_flag("--json", json, "With --version: report the build as JSON")->group("Help");
+    CLI::Option* const version = app.set_version_flag(
+                                        "-V,--version", [this] { return program.version(json); }, "Show the version")
+                                     ->group("Help");
     as_json->needs(version);
     app.require_subcommand(1);
     app.fallthrough();
-    CommandLine line(app, action, hints);
+    CommandLine line(app, action, hints, notes[""]);
+    line.group("Run");
     program.common(line);
     for (const Command& command : program.commands) {
-      CommandLine part(*app.add_subcommand(command.name, command.summary), action, hints);
+      CommandLine part(*app.add_subcommand(command.name, command.summary), action, hints, notes[command.name]);
       command.add(part);
     }
   }
 
+  std::vector<CommandText> texts() const;
+
+  const Program& program;
   CLI::App app;
   bool json = false;
   Action action;
   HintTable hints;
+  std::map<std::string, CommandNotes> notes;
 };
 
-OptionText text_of(const CLI::Option& option, const HintTable& hints) {
+OptionText option_text(const CLI::Option& option, const HintTable& hints) {
   OptionText out;
   out.is_place = option.get_positional();
   if (out.is_place) out.names = {option.get_name(true)};
-  for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
   for (const std::string& name : option.get_snames()) out.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) out.names.push_back("--" + name);
+  out.group = option.get_group();
   const bool is_flag = option.get_items_expected_max() == 0;
   if (!is_flag) {
     out.value = option.get_type_name();
-    out.value = out.value.substr(0, out.value.find_first_of(":{ "));
+    out.value = out.value.substr(0, out.value.find_first_of(":{"));
     out.fallback = option.get_default_str();
   }
   out.help = option.get_description();
@@ -243,9 +362,25 @@ OptionText text_of(const CLI::Option& option, const HintTable& hints) {
   return out;
 }
 
-}  // namespace
-
-namespace {
+std::vector<CommandText> Parser::texts() const {
+  std::vector<CommandText> out;
+  const auto add_options = [&](const CLI::App& of, std::vector<OptionText>& options) {
+    for (const CLI::Option* option : of.get_options()) options.push_back(option_text(*option, hints));
+  };
+  std::vector<OptionText> common;
+  add_options(app, common);
+  out.push_back({"", "", app.get_description(), notes.at(""), common});
+  std::erase_if(common, [](const OptionText& o) { return o.group != "Run"; });
+  const std::vector<const CLI::App*> parts = app.get_subcommands({});  // in the order of the table
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Command& row = program.commands[i];
+    CommandText command{row.name, row.group, row.summary, notes.at(row.name), {}};
+    add_options(*parts[i], command.options);
+    command.options.insert(command.options.end(), common.begin(), common.end());
+    out.push_back(std::move(command));
+  }
+  return out;
+}
 
 PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
   PathsOfLine out;
@@ -267,26 +402,15 @@ PathsOfLine paths_of(const CLI::App& app, const HintTable& hints) {
   return out;
 }
 
-// The words after the program's name, the last one first as the library takes them; `help convert` as `convert --help`.
-std::vector<std::string> help_of(int argc, char** argv, const Program& program) {
-  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-  const auto is_command = [&](const Command& c) { return words.size() < 2 || c.name == words[1]; };
-  if (!words.empty() && words[0] == "help" && words.size() <= 2 &&
-      std::any_of(program.commands.begin(), program.commands.end(), is_command)) {
-    words.erase(words.begin());
-    words.emplace_back("--help");
-  }
-  return {words.rbegin(), words.rend()};
-}
-
 }  // namespace
 
 ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   Parser parser(program);
   ParsedLine parsed;
   try {
-    if (argc > 0) parser.app.name(argv[0]);
-    parser.app.parse(help_of(argc, argv, program));
+    // The library takes the words after the program's name last one first.
+    const std::reverse_iterator last(argv + argc), first(argv + std::min(argc, 1));
+    parser.app.parse(std::vector<std::string>(last, first));
   } catch (const CLI::Success& e) {  // --help, --version
     parsed.exit_code = parser.app.exit(e);
     return parsed;
@@ -317,31 +441,21 @@ ParsedLine parse_command_line(int argc, char** argv, const Program& program) {
   return parsed;
 }
 
-std::vector<CommandText> describe(const Program& program) {
-  Parser parser(program);
-  std::vector<CommandText> out;
-  const auto add = [&](CLI::App& app, std::string name) {
-    CommandText command{std::move(name), app.get_description(), app.get_footer(), {}};
-    for (const CLI::Option* option : app.get_options()) command.options.push_back(text_of(*option, parser.hints));
-    out.push_back(std::move(command));
-  };
-  add(parser.app, "");
-  for (CLI::App* command : parser.app.get_subcommands({})) add(*command, command->get_name());
-  return out;
-}
+std::vector<CommandText> describe(const Program& program) { return Parser(program).texts(); }
 
 Result<ParsedOptions> parse_options(const std::vector<std::string>& words,
                                     const std::function<void(CommandLine&)>& add) {
   CLI::App app;
   ParsedOptions out;
   HintTable hints;
-  CommandLine line(app, out.action, hints);
+  CommandNotes notes;
+  CommandLine line(app, out.action, hints, notes);
   add(line);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& e) {  // the library's way to say so
     const std::vector<std::string> unknown = app.remaining();
-    return usage_error(unknown.empty() ? printable(e.what()) : unknown_text(app, unknown));
+    return usage_error(unknown.empty() ? text_of(app, e) : unknown_text(app, unknown));
   }
   out.paths = paths_of(app, hints);
   return out;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lib/base/checked.h"
@@ -23,47 +24,69 @@ namespace reshard::tools {
 // What a subcommand does once its options are parsed; the value is the exit code.
 using Action = std::function<Result<int>()>;
 
-// What completions and manual pages say of an option beside its help.
+// What help texts, completions and manual pages need to know about an option besides its description.
 struct OptionHints {
-  std::vector<std::string> words;  // that it may be given, not always all of them
-  bool written = false;            // the path of an output
-  bool read = false;               // the path of an input, or NAME=PATH
-  bool tensors = false;            // a glob over names of the tensors of the checkpoint on the line
-  bool of_a_rank = false;          // what one of several ranks has may be another's not
+  std::vector<std::string> words;     // values it accepts; not always all of them
+  std::vector<std::string> meanings;  // of `words`, in the same order; empty: the words speak for themselves
+  bool lists_words = false;           // help lists `words`; otherwise they are for completion only
+  bool is_common = false;             // -h lists the option, not only --help
+  bool written = false;               // the path of an output
+  bool read = false;                  // the path of an input, or NAME=PATH
+  bool tensors = false;               // a glob over the tensor names of the checkpoint on the command line
+  bool of_a_rank = false;             // each rank of a job may have a value of its own
 };
 using HintTable = std::map<const CLI::Option*, OptionHints>;
 
-// An option that was added, and what holds for it. Its members return itself.
+// An option that was added to a command line, and its properties. Each member returns the option itself.
 class Option {
  public:
   Option(CLI::Option* option, OptionHints& hints) : option_(option), hints_(&hints) {}
+  const Option& takes(const std::string& value) const;  // names the value in help texts: "FORMAT"
+  const Option& common() const;                         // is listed by -h, not only by --help
   const Option& required(bool is = true) const;
   const Option& shows_default() const;  // in --help
-  const Option& one_of(std::initializer_list<const char*> words) const;
+  const Option& one_of(std::vector<std::string> words) const;
   const Option& within(Index least, Index most) const;
   const Option& within_real(double least, double most) const;
   const Option& positive() const;
   const Option& not_negative() const;
   const Option& or_environment(const std::string& variable) const;
-  const Option& one_value_each() const;  // of a list: the next word is not its value too
+  const Option& one_value_each() const;  // a list option takes one value each time it is given
   const Option& described_as(const std::string& text) const;
-  const Option& suggests(std::vector<std::string> words) const;  // and takes others, too
-  const Option& names_tensors() const;                           // globs over them, of the checkpoint on the line
-  const Option& of_a_rank() const;                               // of several ranks each may have its own
-  const Option& written() const;  // the path of an output; of a list its last. Absent: in the current directory
-  const Option& read() const;     // the path of an input, or NAME=PATH; of a list that has an output all but the last
+  const Option& suggests(std::vector<std::string> words) const;   // lists values; others are accepted, too
+  const Option& completes(std::vector<std::string> words) const;  // the same, for the shell only
+  const Option& means(std::vector<std::string> meanings) const;   // explains the listed values, in their order
+  const Option& names_tensors() const;  // takes globs over the tensor names of the checkpoint on the command line
+  const Option& of_a_rank() const;      // may differ between the ranks of a job
+  const Option& written() const;        // the path of an output; of a list its last. Absent: in the current directory
+  const Option& read() const;  // the path of an input, or NAME=PATH; of a list that has an output all but the last
 
  private:
   CLI::Option* option_;
   OptionHints* hints_;
 };
 
+// A command to paste, and what it does: {"reshard inspect step-1000", "show what it contains"}.
+struct Example {
+  std::string line, comment;  // the comment may be empty
+};
+
+// What help texts and manual pages say about a command besides its options.
+struct CommandNotes {
+  std::string description;  // paragraphs, separated by empty lines
+  std::vector<Example> examples;
+};
+
 class CommandLine {
  public:
-  CommandLine(CLI::App& app, Action& chosen, HintTable& hints) : app_(app), chosen_(chosen), hints_(hints) {}
+  CommandLine(CLI::App& app, Action& chosen, HintTable& hints, CommandNotes& notes)
+      : app_(app), chosen_(chosen), hints_(hints), notes_(notes) {}
 
-  // `name`: "--memory"; a word without dashes is a place on the line. `value` is set when the line is parsed, and is
-  // what it was where the option is absent.
+  // Puts the options that are added from now on under this heading of --help.
+  void group(const std::string& name);
+
+  // `name`: "--memory"; a word without dashes is a positional argument. `value` is set when the command line is parsed
+  // and keeps its initial value if the option is absent.
   Option add_option(const std::string& name, std::string& value, const std::string& help);
   Option add_option(const std::string& name, std::vector<std::string>& value, const std::string& help);
   Option add_option(const std::string& name, int& value, const std::string& help);
@@ -72,21 +95,25 @@ class CommandLine {
   Option add_option(const std::string& name, double& value, const std::string& help);
   Option add_flag(const std::string& name, bool& value, const std::string& help);
   Option option(const std::string& name);  // one that was added
-  void footer(const std::string& text);
+  void description(const std::string& text);
+  void examples(std::vector<Example> examples);
   // What is to be done when this subcommand is the one that was asked for.
   void action(Action action);
 
  private:
-  Option with_hints(CLI::Option* option) { return {option, hints_[option]}; }
+  Option with_hints(CLI::Option* option);
 
   CLI::App& app_;
   Action& chosen_;
   HintTable& hints_;
+  CommandNotes& notes_;
+  std::string group_ = "Help";
 };
 
 // A row of the table of subcommands.
 struct Command {
   const char* name;
+  const char* group;  // the heading it is listed under
   const char* summary;
   void (*add)(CommandLine& line);
   bool on_all_ranks;  // of a job that mpirun started; otherwise rank 0 does it alone
@@ -110,30 +137,43 @@ struct ParsedLine {
   std::optional<Error> error;  // what is wrong with the line
 };
 
+// A row of a table in help texts and manual pages: {"NO_COLOR", "Do not color the output"}.
+struct TextRow {
+  std::string name, text;
+};
+
 // The whole of a program's command line.
 struct Program {
   std::string summary;
   std::span<const Command> commands;
-  std::function<void(CommandLine&)> common;  // adds the options that come before a subcommand's name too
+  std::function<void(CommandLine&)> common;  // adds the options of all commands
   std::function<std::string(bool json)> version;
+  std::vector<TextRow> exit_codes, environment, files;
 };
 ParsedLine parse_command_line(int argc, char** argv, const Program& program);
 
-// What --help is made of, for other forms of it.
+// What help texts, completions and manual pages are made of.
 struct OptionText {
-  std::vector<std::string> names;  // "--quiet", "-q"; of a place on the line, "SRC"
-  bool is_place = false;
-  std::string value;  // "TEXT"; empty: a flag
+  std::vector<std::string> names;  // "-q", "--quiet"; "SRC" of a positional argument
+  bool is_place = false;           // a positional argument
+  std::string group;               // "Source"
+  std::string value;               // "FORMAT"; empty: a flag
   std::string help, fallback, environment;
   bool is_required = false, repeats = false;
   OptionHints hints;
 };
 struct CommandText {
-  std::string name, summary, footer;
+  std::string name, group, summary;  // no name: the program itself
+  CommandNotes notes;
   std::vector<OptionText> options;
 };
-// The program itself first, without a name; then its commands.
+// Returns the program itself, then its commands, each with the options of all commands at the end.
 std::vector<CommandText> describe(const Program& program);
+
+// Returns "; did you mean --max-shard-size?" if a known word resembles `word` or begins with it; else nothing.
+std::string near_name(std::string_view word, const std::vector<std::string>& known);
+// Returns the usage error "unknown dtype 'bf16'; choose one of: bfloat16, float16, float32".
+Error unknown_word(std::string_view what, std::string_view word, const std::vector<std::string>& choices);
 
 // A subcommand's words alone, within another program: what is wrong with them is a usage error, and nothing is printed.
 struct ParsedOptions {

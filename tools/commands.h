@@ -70,11 +70,14 @@ void add_diff(CommandLine& line);
 void add_check(CommandLine& line);
 void add_layout(CommandLine& line);
 void add_synth(CommandLine& line);
+void add_families(CommandLine& line);
+void add_doctor(CommandLine& line);
 void add_completions(CommandLine& line);
 void add_manual(CommandLine& line);
 
-// Its command line, which completions and manual pages tell of (reshard.cc).
+// The program's command line (reshard.cc), which help texts, completions and manual pages describe.
 const Program& program();
+std::vector<std::string> command_names();
 std::string version_text(bool json);
 
 // ---- what they share (terminal.cc)
@@ -96,7 +99,8 @@ void show_json(const Json& json, int depth);
 // The object with the list as one more member, which is made item by item.
 void show_json(const Json& object, const JsonList& list, int depth);
 
-inline constexpr std::size_t kScreenWidth = 120;
+// Returns the columns of the terminal that standard output is, from 60 to 200, or $COLUMNS; `otherwise` for a file.
+std::size_t screen_width(std::size_t otherwise = 120);
 // The text in a colour (of an SGR sequence, "32") where standard output shows any.
 std::string colored(std::string_view text, const char* code);
 // Reports an error of the program: on standard error, and for --json, unless an answer was printed already, as an
@@ -107,8 +111,10 @@ void set_json_errors(bool are_wanted);
 // Columns that UTF-8 text takes, and text filled up with spaces to so many.
 std::size_t width_of(std::string_view text);
 std::string padded(std::string_view raw, std::size_t width);
-// Text in a column that begins at `indent` and ends with the screen, broken between words. Its first line begins at
-// `start` where that is not the indent.
+// Breaks text between words into lines of at most `screen` columns. The first line begins in column `start`, the
+// others are indented.
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t start, std::size_t screen);
+// The same as wide as the screen; the first line begins at the indent, or later.
 std::string in_column(std::string_view text, std::size_t indent, std::size_t start = 0);
 
 // A progress bar with bytes/s and time left on a terminal; a plain line every ten seconds elsewhere; nothing if quiet.

@@ -1,8 +1,8 @@
-// reshard completions: what a shell offers for a line that is begun, made from the table that --help is made from.
+// reshard completions: scripts that complete a command line, made from the texts of --help.
 #include <algorithm>
 #include <cstdio>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
@@ -10,7 +10,7 @@
 namespace reshard::tools {
 namespace {
 
-// The beginning of a help text: what a shell has room for beside a word.
+// Shortens a help text to what fits next to a word in a list of completions.
 std::string in_short(const std::string& help) {
   constexpr std::size_t kMost = 72;
   std::string out = help.substr(0, std::min({help.find(" ("), help.find(": "), help.find("; ")}));
@@ -41,6 +41,13 @@ std::string names_of(const CommandText& command) {
   return join(names, " ");
 }
 
+// The values of a command's first positional argument, if these are known: "bash zsh fish".
+std::string words_of_place(const CommandText& command) {
+  for (const OptionText& option : command.options)
+    if (option.is_place) return join(option.hints.words, " ");
+  return "";
+}
+
 std::string bash(const std::vector<CommandText>& program) {
   std::vector<std::string> commands;
   std::string cases;
@@ -55,10 +62,13 @@ std::string bash(const std::vector<CommandText>& program) {
       if (!words.empty()) values += "      " + join(option.names, "|") + ") " + words + " ;;\n";
     }
     cases += "  " + in_quotes(command.name) + ")\n    options=" + in_quotes(names_of(command)) + "\n";
-    if (!values.empty()) cases += "    case $before in\n" + values + "    esac ;;\n";
-    if (values.empty()) cases += "    ;;\n";
+    if (!values.empty()) cases += "    case $before in\n" + values + "    esac\n";
+    if (const std::string words = words_of_place(command); !words.empty())
+      cases += "    [[ -z $words && $current != -* && $before == " + command.name + " ]] && words=" + in_quotes(words) +
+               "\n";
+    cases += "    ;;\n";
   }
-  return R"(# What bash offers for a line that begins with reshard. To be found by it: in
+  return R"(# Completes command lines of reshard in bash. Installed as
 # ~/.local/share/bash-completion/completions/reshard
 _reshard() {
   local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= options= words= word is_tensor= checkpoint=
@@ -75,7 +85,7 @@ _reshard() {
          join(commands, " ") + R"("
   COMPREPLY=()
   if [[ -n $is_tensor ]]; then
-    # Names of tensors are somebody else's words: nothing of them may be run or expanded.
+    # Tensor names are untrusted: no part of them may be run or expanded.
     for word in "${COMP_WORDS[@]:2:COMP_CWORD-2}"; do
       [[ -e $word ]] && { checkpoint=$word; break; }
     done
@@ -99,27 +109,27 @@ std::string zsh(const std::vector<CommandText>& program) {
     const CommandText& command = program[i];
     commands += "    " + in_quotes(command.name + ":" + command.summary) + "\n";
     cases += "  " + command.name + ")\n    _arguments -S";
-    for (const std::vector<OptionText>* options : {&command.options, &program[0].options})
-      for (const OptionText& option : *options) {
-        if (option.is_place) continue;
-        for (const std::string& name : option.names) {
-          std::string spec = (option.repeats ? "*" : "") + name;
-          if (!option.value.empty() && name.starts_with("--")) spec += "=";
-          spec += "[" + with_escapes(in_short(option.help), "[]:\\") + "]";
-          if (!option.value.empty()) {
-            const std::string words = join(option.hints.words, " ");
-            spec += ":" + option.value + ":" +
-                    (option.hints.tensors ? "_reshard_tensors"
-                     : words.empty()      ? "_files"
-                                          : "(" + words + ")");
-          }
-          cases += " \\\n      " + in_quotes(spec);
+    for (const OptionText& option : command.options) {
+      if (option.is_place) continue;
+      for (const std::string& name : option.names) {
+        std::string spec = (option.repeats ? "*" : "") + name;
+        if (!option.value.empty() && name.starts_with("--")) spec += "=";
+        spec += "[" + with_escapes(in_short(option.help), "[]:\\") + "]";
+        if (!option.value.empty()) {
+          const std::string words = join(option.hints.words, " ");
+          spec += ":" + option.value + ":" +
+                  (option.hints.tensors ? "_reshard_tensors"
+                   : words.empty()      ? "_files"
+                                        : "(" + words + ")");
         }
+        cases += " \\\n      " + in_quotes(spec);
       }
-    cases += " \\\n      '*:checkpoint:_files' ;;\n";
+    }
+    const std::string words = words_of_place(command);
+    cases += " \\\n      " + in_quotes(words.empty() ? "*:checkpoint:_files" : "*:word:(" + words + ")") + " ;;\n";
   }
   return R"zsh(#compdef reshard
-# What zsh offers for a line that begins with reshard. To be found by it: as _reshard in a directory of $fpath.
+# Completes command lines of reshard in zsh. Installed as _reshard in a directory of $fpath.
 _reshard_tensors() {
   local word
   for word in $words[2,-1]; do
@@ -145,7 +155,7 @@ case $words[1] in
 
 std::string fish(const std::vector<CommandText>& program) {
   std::string out =
-      "# What fish offers for a line that begins with reshard. To be found by it: as\n"
+      "# Completes command lines of reshard in fish. Installed as\n"
       "# ~/.config/fish/completions/reshard.fish\n"
       "function __reshard_tensors\n"
       "    for word in (commandline -opc)[3..-1]\n"
@@ -161,6 +171,8 @@ std::string fish(const std::vector<CommandText>& program) {
     if (!command.name.empty())
       out += "complete -c reshard -n __fish_use_subcommand -x -a " + in_quotes(command.name) + " -d " +
              in_quotes(command.summary) + "\n";
+    if (const std::string words = words_of_place(command); !words.empty())
+      out += "complete -c reshard -n " + in_quotes(where) + " -x -a " + in_quotes(words) + "\n";
     for (const OptionText& option : command.options) {
       if (option.is_place) continue;
       out += "complete -c reshard -n " + in_quotes(where);
@@ -176,7 +188,7 @@ std::string fish(const std::vector<CommandText>& program) {
   return out;
 }
 
-// Whether a shell takes it as it stands, between quotes or with its signs escaped.
+// Whether a shell accepts the name as it is, between quotes or with its special characters escaped.
 bool is_plain(std::string_view name) {
   return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
     return c > ' ' && c < 127 && std::string_view("'\"\\$`!").find(c) == std::string_view::npos;
@@ -198,18 +210,14 @@ Result<int> print_tensors(const std::string& path) {
 void add_completions(CommandLine& line) {
   auto shell = std::make_shared<std::string>();
   auto checkpoint = std::make_shared<std::string>();
-  line.add_option("shell", *shell, "For which shell").one_of({"bash", "zsh", "fish"});
-  line.add_option("--tensors", *checkpoint,
-                  "Print the names of this checkpoint's tensors, their numbers folded, as --include takes them")
-      .read();
-  line.footer(
-      "Examples:\n"
-      "  source <(reshard completions bash)                                        in this shell\n"
-      "  reshard completions zsh > ~/.zfunc/_reshard                               in all, with ~/.zfunc in $fpath\n"
-      "  reshard completions fish > ~/.config/fish/completions/reshard.fish");
+  line.add_option("SHELL", *shell, "Shell to complete for").one_of({"bash", "zsh", "fish"});
+  line.add_option("--tensors", *checkpoint, "Print the tensor names of a checkpoint, folded as for --include").read();
+  line.examples({{"source <(reshard completions bash)", "in this shell"},
+                 {"reshard completions zsh > ~/.zfunc/_reshard", "with ~/.zfunc in $fpath"},
+                 {"reshard completions fish > ~/.config/fish/completions/reshard.fish", ""}});
   line.action([shell, checkpoint]() -> Result<int> {
     if (!checkpoint->empty()) return print_tensors(*checkpoint);
-    if (shell->empty()) return usage_error("completions: for bash, zsh or fish?");
+    if (shell->empty()) return usage_error("expected SHELL: bash, zsh or fish");
     const std::vector<CommandText> all = describe(program());
     std::printf("%s", (*shell == "bash" ? bash(all) : *shell == "zsh" ? zsh(all) : fish(all)).c_str());
     return 0;

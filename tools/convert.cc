@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "formats/open.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/shell.h"
 #include "lib/base/text.h"
@@ -234,40 +233,41 @@ Result<int> plan(const PlanOptions& options) {
 void add_convert(CommandLine& line) {
   auto options = std::make_shared<ConvertOptions>();
   options->add(line, true);
-  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
-  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
-  line.add_option("--resume", options->resume, "Go on where a killed run has ended: auto where that can be")
+  line.group("Target");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
+  line.group("Run");
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing").common();
+  line.add_option("--resume", options->resume, "Resume an interrupted run: auto, never or require")
+      .takes("WHEN")
       .one_of({"auto", "never", "require"})
       .shows_default();
-  line.add_flag("--json", options->as_json, "Print what was done as JSON, and nothing else");
-  line.footer(
-      "Examples:\n"
-      "  reshard convert step-1000 model --to hf                        a Hugging Face model\n"
-      "  reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2  the same state, cut for other ranks\n"
-      "  reshard convert model out --to dcp --names torchtitan          a Hugging Face model for torchtitan\n"
-      "  reshard convert step-1000 model --to hf --dtype bfloat16 --keep-dtype '*norm*'\n"
-      "  reshard convert step-1000 step-1000.h5 --to hdf5 --codec zstd:3                an archive in one file\n"
-      "  reshard convert step-1000 look.h5 --to hdf5-view --names hf   for h5py and h5dump, without copying\n"
-      "The destination appears when it is complete: until then everything is in DST.partial. After a kill, a full "
-      "disk\n"
-      "or the end of a job's time the same command resumes from there.");
+  line.add_flag("--json", options->as_json, "Print the result as JSON");
+  line.examples({{"reshard convert step-1000 model --to hf", "a Hugging Face model"},
+                 {"reshard convert step-1000 out --to dcp --mesh tp=4,dp_shard=2", "the same state for other ranks"},
+                 {"reshard convert model out --to dcp --names torchtitan", "a Hugging Face model for torchtitan"},
+                 {"reshard convert step-1000 model --to hf --dtype bfloat16 --keep-dtype '*norm*'", ""},
+                 {"reshard convert step-1000 archive.h5 --to hdf5 --codec zstd:3", "an archive in one file"},
+                 {"reshard convert step-1000 view.h5 --to hdf5-view --names hf", "an HDF5 view that copies nothing"}});
+  line.description(
+      "The destination appears when it is complete. Until then all files are in DST.partial. After a kill, a full disk "
+      "or the end of a job's time limit, rerun the same command to resume.");
   line.action([options] { return convert(*options); });
 }
 
 void add_plan(CommandLine& line) {
   auto options = std::make_shared<PlanOptions>();
   options->add(line, false);
-  line.add_option("--ranks", options->ranks, "Ranks that convert will run on, as mpirun -n has it").within(1, 1 << 20);
-  line.add_option("--ranks-per-machine", options->ranks_per_machine, "How many of them share one machine")
+  line.group("Run");
+  line.add_option("--ranks", options->ranks, "Plan for this number of ranks (mpirun -n)").within(1, 1 << 20);
+  line.add_option("--ranks-per-machine", options->ranks_per_machine, "Ranks that share one machine")
       .within(1, 1 << 20)
       .shows_default();
-  line.add_flag("--json", options->as_json, "Print the plan as JSON");
+  line.group("Report");
+  line.add_flag("--json", options->as_json, "Print the plan as JSON").common();
   add_html_option(line, options->html);
-  line.footer(
-      "Examples:\n"
-      "  reshard plan step-1000 --to dcp --mesh tp=4 --json\n"
-      "  reshard plan step-1000 /scratch/model --to hf      also says whether it fits there\n"
-      "Reads metadata only; the data files may be elsewhere.");
+  line.examples({{"reshard plan step-1000 --to dcp --mesh tp=4 --json", ""},
+                 {"reshard plan step-1000 /scratch/model --to hf", "also checks the free disk space"}});
+  line.description("Only metadata is read; the data files may be missing.");
   line.action([options] { return plan(*options); });
 }
 

@@ -133,21 +133,20 @@ Result<int> diff(const DiffOptions& options) {
 
 void add_diff(CommandLine& line) {
   auto options = std::make_shared<DiffOptions>();
-  line.add_option("A", options->a, "A checkpoint").read().required();
-  line.add_option("B", options->b, "Another").read().required();
+  line.add_option("A", options->a, "First checkpoint").read().required();
+  line.add_option("B", options->b, "Second checkpoint").read().required();
+  line.group("Report");
   line.add_option("--tolerance", options->tolerance, "Largest |a-b| that counts as equal")
+      .common()
       .not_negative()
       .shows_default();
-  line.add_flag("--json", options->json, "Print all tensors as JSON");
+  line.add_flag("--json", options->json, "Print the comparison of all tensors as JSON").common();
   add_html_option(line, options->html);
   options->source_layout.add(line);
   options->model.add(line);
   options->resources.add(line);
-  line.footer(
-      "Examples:\n"
-      "  reshard diff step-1000 step-2000\n"
-      "  reshard diff step-1000 model-bf16 --tolerance 1e-2\n"
-      "Exit code 1 when something differs.");
+  line.examples({{"reshard diff step-1000 step-2000", ""}, {"reshard diff step-1000 model-bf16 --tolerance 1e-2", ""}});
+  line.description("Exits with 1 if tensors differ.");
   line.action([options] { return diff(*options); });
 }
 

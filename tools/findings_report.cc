@@ -162,16 +162,20 @@ std::string xml_case(const Case& c, Severity threshold) {
 }  // namespace
 
 void FindingsOptions::add(CommandLine& line) {
-  line.add_flag("--json", json, "Print the result as JSON");
+  line.group("Report");
+  line.add_flag("--json", json, "Print the result as JSON").common();
   add_html_option(line, html);
-  line.add_option("--junit", junit, "Write the result as JUnit XML to this file, for build servers").written();
-  line.add_option("--fail-on", fail_on, "Exit with 1 from this severity on: error, warning, note").shows_default();
+  line.add_option("--junit", junit, "Write the result as JUnit XML to FILE").written();
+  line.add_option("--fail-on", fail_on, "Exit with 1 if a finding has at least this severity")
+      .takes("SEVERITY")
+      .suggests({"error", "warning", "note"})
+      .shows_default();
 }
 
 Result<Severity> FindingsOptions::threshold() const {
   for (const Severity s : kSeverities)
     if (severity_name(s) == fail_on) return s;
-  return usage_error("--fail-on: expected error, warning or note, got '" + printable(fail_on) + "'");
+  return unknown_word("severity", fail_on, {"error", "warning", "note"});
 }
 
 void print_findings(const AuditReport& report, std::size_t shown) {

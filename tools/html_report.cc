@@ -27,8 +27,7 @@ std::string escaped(std::string_view json) {
 }  // namespace
 
 void add_html_option(CommandLine& line, std::string& path) {
-  line.add_option("--html", path, "Write a page to look at to this file: it needs no network and no other file")
-      .written();
+  line.add_option("--html", path, "Write a self-contained HTML report to FILE").common().written();
 }
 
 std::string html_page(std::string_view command, Json data) {

@@ -36,22 +36,22 @@ Result<int> inspect(const InspectOptions& options) {
 
 void add_inspect(CommandLine& line) {
   auto options = std::make_shared<InspectOptions>();
-  line.add_option("path", options->path, "The checkpoint: a directory or a file").read().required();
-  line.add_flag("--json", options->json, "Everything as JSON; docs/cli.md describes it");
+  line.add_option("PATH", options->path, "Checkpoint to inspect: a directory or a file").read().required();
+  line.group("Report");
+  line.add_flag("--json", options->json, "Print everything as JSON (schema: docs/cli.md)").common();
   add_html_option(line, options->html);
-  line.add_flag("--shards", options->report.shards, "Each box of each tensor: its file, offset and length");
-  line.add_option("--filter", options->report.filters, "Only tensors whose name matches the glob, one a line")
+  line.add_flag("--shards", options->report.shards, "List the file, offset and length of each shard").common();
+  line.add_option("--filter", options->report.filters, "List tensors whose names match, one per line")
+      .common()
       .one_value_each()
       .names_tensors();
   options->source_layout.add(line);
-  line.footer(
-      "Only the metadata is read, so it works on a copy of them without the data.\n"
-      "Examples:\n"
-      "  reshard inspect step-1000\n"
-      "  reshard inspect step-1000 --filter 'layers.0.*' --shards\n"
-      "  reshard inspect step-1000 --json | jq '.mesh.axes'\n"
-      "  reshard inspect step-1000 --html step-1000.html             to look at in a browser\n"
-      "Exit codes: 0 fine, 3 files are cut short or some are missing, 5 not found or I/O.");
+  line.examples({{"reshard inspect step-1000", ""},
+                 {"reshard inspect step-1000 --filter 'layers.0.*' --shards", ""},
+                 {"reshard inspect step-1000 --json | jq .mesh.axes", ""},
+                 {"reshard inspect step-1000 --html report.html", "a page for the browser"}});
+  line.description(
+      "Only metadata is read; the data files may be missing. Exits with 3 if files are missing or cut short.");
   line.action([options] { return inspect(*options); });
 }
 

@@ -15,25 +15,28 @@
 namespace reshard::tools {
 
 void ResourceOptions::add(CommandLine& line) {
-  line.add_option("--memory", memory, "Memory the whole process may take")
+  line.group("Run");
+  line.add_option("--memory", memory, "Memory that the whole process may use")
+      .takes("SIZE")
+      .common()
       .or_environment("RESHARD_MEMORY")
       .of_a_rank()
       .shows_default();
-  line.add_option("--threads", threads, "Worker threads (default: two a core, as half of them wait for the disk)")
-      .of_a_rank()
-      .within(1, 1024);
-  line.add_option(
-          "--device", device,
-          "Where elements are converted, packed and digested: cpu, cuda, cuda:N, or auto (a GPU where there is one)")
-      .suggests({"cpu", "cuda", "auto"})
+  line.add_option("--threads", threads, "Worker threads (default: two per core)").of_a_rank().within(1, 1024);
+  line.add_option("--device", device, "Device that converts, packs and digests: cpu, cuda, cuda:N, auto")
+      .takes("DEVICE")
+      .completes({"cpu", "cuda", "auto"})
       .of_a_rank()
       .shows_default();
-  line.add_option("--gpu-memory", gpu_memory, "GPU memory it may take (0: what it needs)").of_a_rank().shows_default();
-  line.add_option("--transport", transport,
-                  "How elements travel between ranks: mpi, nccl (each rank with a GPU of its own), or auto")
+  line.add_option("--gpu-memory", gpu_memory, "GPU memory to use; 0: as much as needed")
+      .takes("SIZE")
+      .of_a_rank()
+      .shows_default();
+  line.add_option("--transport", transport, "Transport of tensor data between ranks: auto, mpi or nccl")
+      .takes("NAME")
       .one_of({"auto", "mpi", "nccl"})
       .shows_default();
-  line.add_flag("--quiet,-q", quiet, "Print errors only").of_a_rank();
+  line.add_flag("--quiet,-q", quiet, "Print errors and findings only").common().of_a_rank();
 }
 
 Result<RunOptions> ResourceOptions::run_options() const {
@@ -64,6 +67,12 @@ Result<RunOptions> ResourceOptions::run_options() const {
   return run;
 }
 
+std::vector<std::string> layout_names() {
+  std::vector<std::string> out;
+  for (const BuiltinLayout& layout : builtin_layouts()) out.emplace_back(layout.name);
+  return out;
+}
+
 namespace {
 
 std::vector<std::string> with_others(std::vector<std::string> others, const std::vector<std::string>& names) {
@@ -74,55 +83,52 @@ std::vector<std::string> with_others(std::vector<std::string> others, const std:
 }  // namespace
 
 void ModelOptions::add(CommandLine& line) {
-  line.add_option("--family", family,
-                  "Model family: auto, none (names stay as stored), or one of: " + join(family_names(), ", "))
-      .suggests(with_others({"auto", "none"}, family_names()))
+  line.group("Model");
+  line.add_option("--family", family, "Model family: auto, none or one of reshard families")
+      .takes("NAME")
+      .completes(with_others({"auto", "none"}, family_names()))
       .shows_default();
-  line.add_option("--family-file", family_file, "A model family of your own, a JSON file (docs/adding.md)").read();
-  line.add_option("--config", config, "The model's config.json (default: beside the checkpoint, or one level up)")
-      .read();
+  line.add_option("--family-file", family_file, "Read a model family of your own from a JSON file").read();
+  line.add_option("--config", config, "Model's config.json (default: in SRC or its parent directory)").common().read();
 }
 
 Result<ModelChoice> ModelOptions::choice() const {
   if (!family_file.empty()) {
-    if (family != "auto") return usage_error("--family and --family-file: give one of them");
+    if (family != "auto") return usage_error("--family and --family-file exclude each other; give one of them");
     const Family* const own = TRY(load_family(family_file));
     return ModelChoice{false, own, Families(own)};
   }
   if (family == "auto") return ModelChoice{};
   if (family == "none") return ModelChoice{false, nullptr};
   if (const Family* const found = find_family(family)) return ModelChoice{false, found};
-  return usage_error("'" + printable(family) + "' is not a family; there are " +
-                     join(with_others({"auto", "none"}, family_names()), ", "));
+  return unknown_word("family", family, with_others({"auto", "none"}, family_names()));
 }
 
 void SourceOptions::add(CommandLine& line) {
-  line.add_option(
-          "--source-layout", layout,
-          "How the files of ranks join, where they do not say: a layout file or one of " + builtin_layout_names())
+  line.group("Source");
+  line.add_option("--source-layout", layout, "How per-rank files join: a layout file or a built-in layout")
+      .completes(layout_names())
       .read();
-  line.add_option("--source-mesh", mesh, "Their mesh, where the layout has none, e.g. tp=4 (default: tp)");
-  line.add_option("--strip-prefix", strip_prefix,
-                  "What wraps the names of the model's tensors, 'app.model.'; what lies beside it is other state "
-                  "(default: found by the names)");
-  line.add_option("--part", part,
-                  "One part of a training state: model, optimizer, ema, ... (inspect shows them); an average of the "
-                  "weights, or one of several models, then stands for the model");
-  line.add_option("--rename", renames,
-                  "FROM=TO: these whole parts of names are taken for others, 'transformer.h=model.layers'")
+  line.add_option("--source-mesh", mesh, "Mesh of the per-rank files if the layout names none: tp=4").takes("MESH");
+  line.add_option("--strip-prefix", strip_prefix, "Prefix to strip from tensor names (default: detected)")
+      .takes("PREFIX");
+  line.add_option("--part", part, "Use one part of a training state: model, optimizer, ema, ...")
+      .takes("NAME")
+      .completes({"model", "optimizer", "ema"});
+  line.add_option("--rename", renames, "Replace whole components of names: transformer.h=model.layers")
+      .takes("FROM=TO")
       .one_value_each();
-  line.add_option(
-          "--weights", weights,
-          "Of a training state that has its parameters twice: model (as the model computes with them) or master "
-          "(the optimizer's float32)")
+  line.add_option("--weights", weights, "Copy of the weights to use, if the state has two")
+      .takes("NAME")
       .suggests({"model", "master"})
+      .means({"The copy that the model computes with", "The optimizer's float32 copy"})
       .shows_default();
 }
 
 Result<Weights> SourceOptions::which_weights() const {
   if (weights == "model") return Weights::kModel;
   if (weights == "master") return Weights::kMaster;
-  return usage_error("--weights '" + printable(weights) + "': there are model and master");
+  return unknown_word("--weights", weights, {"model", "master"});
 }
 
 namespace {
@@ -165,11 +171,11 @@ std::vector<const Format*> target_formats() {
   return out;
 }
 
-// "dcp (PyTorch DCP), ..."
-std::string titles_of(const std::vector<const Format*>& formats) {
-  std::vector<std::string> names;
-  for (const Format* f : formats) names.push_back(std::string(f->name) + " (" + std::string(f->title) + ")");
-  return join(names, ", ");
+// "PyTorch DCP", ...
+std::vector<std::string> titles_of(const std::vector<const Format*>& formats) {
+  std::vector<std::string> titles;
+  for (const Format* f : formats) titles.emplace_back(f->title);
+  return titles;
 }
 
 std::vector<std::string> names_of(const std::vector<const Format*>& formats) {
@@ -189,22 +195,19 @@ bool takes_container(const Format& f) { return f.takes_container; }
 bool takes_compression(const Format& f) { return f.takes_compression; }
 bool is_cut_by_size(const Format& f) { return f.max_file_bytes > 0; }
 bool is_file(const Format& f) { return f.is_file; }
-bool keeps_names(const Format& f) { return !f.hf_names && f.own_names.empty(); }
 
 // That an option means something for the target.
 Status check_is_for(std::string_view option, bool given, bool (*is)(const Format&), const Format& format) {
   if (!given || is(format)) return {};
-  return usage_error(std::string(option) + " is for --to " + formats_where(is) + ", and not for " +
-                     std::string(format.name));
+  return usage_error(std::string(option) + " does not apply to --to " + std::string(format.name) + "; it applies to " +
+                     formats_where(is));
 }
 
 }  // namespace
 
 void ConvertOptions::add(CommandLine& line, bool destination_required) {
-  line.add_option("SRC", source, "The checkpoint: a directory or a file of any format that inspect knows")
-      .read()
-      .required();
-  line.add_option("DST", destination, "The directory to make; for --to " + formats_where(is_file) + " the file")
+  line.add_option("SRC", source, "Checkpoint to read: a directory or a file").read().required();
+  line.add_option("DST", destination, "Directory to create (with --to " + formats_where(is_file) + ": a file)")
       .written()
       .required(destination_required);
   add_format(line);
@@ -214,76 +217,93 @@ void ConvertOptions::add(CommandLine& line, bool destination_required) {
 void ConvertOptions::add_format(CommandLine& line, const std::string& option, const std::string& title, bool views) {
   std::vector<const Format*> targets = target_formats();
   if (!views) std::erase_if(targets, [](const Format* f) { return !f->lay_out; });
-  line.add_option(option, to, title + ": " + titles_of(targets)).suggests(names_of(targets)).required();
+  line.group("Target");
+  line.add_option(option, to, title)
+      .takes("FORMAT")
+      .common()
+      .suggests(names_of(targets))
+      .means(titles_of(targets))
+      .required();
 }
 
+namespace {
+
+const std::vector<std::string>& target_dtypes() {
+  static const std::vector<std::string> names = {"keep",    "float32",       "bfloat16",
+                                                 "float16", "float8_e4m3fn", "float8_e5m2"};
+  return names;
+}
+
+}  // namespace
+
 void ConvertOptions::add_changes(CommandLine& line) {
-  line.add_option("--names", names,
-                  "Output names: " + join(convention_options(), ", ") +
-                      ", colossalai (as hf), keep (default: keep for --to " + formats_where(keeps_names) +
-                      ", what its loaders expect otherwise); torchtitan's are those until April 2026")
-      .suggests(with_others({"keep"}, convention_options()));
-  line.add_option(
-      "--mesh", mesh,
-      "Target mesh for --to " + formats_where(takes_mesh) + ", e.g. tp=4,dp_shard=2,pp=2 (default: one rank)");
-  line.add_option("--layout", layout,
-                  "Target layout for --to " + formats_where(takes_mesh) +
-                      ": a file (reshard layout prints them) or one of " + builtin_layout_names())
+  line.group("Target");
+  line.add_option("--mesh", mesh, "Target mesh, e.g. tp=4,dp_shard=2,pp=2 (default: one rank)").takes("MESH").common();
+  line.add_option("--layout", layout, "Target layout: a file (see: reshard layout) or a built-in layout")
+      .completes(layout_names())
       .read();
-  line.add_option(
-          "--dtype", dtype,
-          "Floating-point model tensors become this: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2")
-      .suggests({"keep", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"})
-      .shows_default();
-  line.add_option("--keep-dtype", keep_dtype, "Tensors that --dtype leaves alone (glob, repeatable)").names_tensors();
-  line.add_option(
-          "--quantize", quantize,
-          "Matrices become smaller, beside their scales: fp8-block, float8 in blocks of 128 x 128 as DeepSeek's, "
-          "fp8-tensor, float8 with one scale each, mxfp4, 4-bit floats as gpt-oss's experts")
-      .one_of({"fp8-block", "fp8-tensor", "mxfp4"});
-  line.add_option("--include", include, "Only tensors and objects of this name (glob, repeatable)").names_tensors();
-  line.add_option("--exclude", exclude, "No tensors and objects of this name (glob, repeatable)").names_tensors();
-  line.add_option(
-      "--max-shard-size", max_shard_size,
-      "Largest file of --to " + formats_where(is_cut_by_size) + " (default: 5GB, or what its own saver takes)");
-  line.add_option("--shard-format", shard_format,
-                  "Container of --to " + formats_where(takes_container) + ": safetensors (default) or bin (torch.save)")
+  line.add_option("--names", names, "Naming convention (default: what the format expects)")
+      .takes("CONVENTION")
+      .common()
+      .suggests(with_others({"keep"}, convention_options()));
+  line.add_option("--max-shard-size", max_shard_size, "Largest file to write (default: 5GB, or the format's own limit)")
+      .takes("SIZE")
+      .common();
+  line.add_option("--shard-format", shard_format, "Container of --to " + formats_where(takes_container))
+      .takes("NAME")
       .one_of({"safetensors", "bin"});
-  line.add_option(
-          "--strategy", strategy,
-          "On several ranks (mpirun): direct, each reads what it writes; exchange, each byte is read once and sent "
-          "to the rank that writes it; auto: what is estimated to be faster")
-      .one_of({"auto", "direct", "exchange"})
+  line.add_option("--codec", codec,
+                  "Compression of --to " + formats_where(takes_compression) + ": none or zstd:1 to zstd:19")
+      .takes("CODEC")
+      .completes({"none", "zstd:3", "zstd:9", "zstd:19"})
       .shows_default();
-  line.add_option(
-          "--codec", codec,
-          "Compression of --to " + formats_where(takes_compression) + ": none, or zstd:LEVEL with a level of 1 to 19")
+  line.add_flag("--shuffle,!--no-shuffle", shuffle, "Group the bytes of elements before compressing (default: yes)");
+  line.group("Rows and types");
+  line.add_option("--dtype", dtype, "Convert floating-point model tensors to this dtype")
+      .takes("DTYPE")
+      .common()
+      .suggests(target_dtypes())
       .shows_default();
-  line.add_flag("--shuffle,!--no-shuffle", shuffle,
-                "Whether the bytes of elements are grouped before they are compressed")
-      .shows_default();
-  line.add_option(
-          "--allow", allow,
-          "Let faults of the source through: cover (leave out tensors that are not stored exactly once), config "
-          "(write tensors that are not as the config says), external (read data that an HDF5 file says are in other "
-          "files), objects (copy objects that may run code when they are loaded)")
-      .one_of({"cover", "config", "external", "objects"});
-  line.add_option("--repair", repair,
-                  "Mend the source: vocab (cut rows beyond the vocabulary that are not zeros, take missing ones from "
-                  "--donor), experts (split matrices that hold the rows of several experts)")
-      .one_of({"vocab", "experts"});
-  line.add_option("--donor", donor, "A checkpoint that has the rows the source lost, for --repair vocab").read();
-  line.add_option("--vocab-divisible-by", vocab_divisible_by,
-                  "Pad the vocabulary to a multiple of this times tp (make_vocab_size_divisible_by)")
+  line.add_option("--keep-dtype", keep_dtype, "Leave the dtype of these tensors as it is").names_tensors();
+  line.add_option("--quantize", quantize, "Quantize matrices")
+      .takes("SCHEME")
+      .one_of({"fp8-block", "fp8-tensor", "mxfp4"})
+      .means({"float8 with a scale per 128 x 128 block, as DeepSeek stores it", "float8 with a scale per matrix",
+              "4-bit floats with a scale per 32 elements, as gpt-oss stores experts"});
+  line.add_option("--include", include, "Convert only tensors and objects with these names").common().names_tensors();
+  line.add_option("--exclude", exclude, "Leave out tensors and objects with these names").common().names_tensors();
+  line.add_option("--repair", repair, "Repair the source")
+      .takes("WHAT")
+      .one_of({"vocab", "experts"})
+      .means({"Cut rows beyond the vocabulary; take missing rows from --donor",
+              "Split matrices that hold the rows of several experts"});
+  line.add_option("--donor", donor, "Checkpoint to take missing rows from, with --repair vocab").read().takes("PATH");
+  line.add_option("--vocab-divisible-by", vocab_divisible_by, "Pad the vocabulary to a multiple of N x tp")
       .within(Index{1}, Index{1} << 20);
-  line.add_option("--vocab-padding", vocab_padding, "What rows that pad a vocabulary become: zero, repeat-last, mean")
+  line.add_option("--vocab-padding", vocab_padding, "Content of added rows")
+      .takes("CONTENT")
       .one_of({"zero", "repeat-last", "mean"});
-  line.add_flag("--merge-adapter", merge_adapter, "Add a LoRA adapter to the weights, as PEFT's merge_and_unload does");
-  line.add_option("--adapter", adapter, "Where the adapter is, for --merge-adapter (default: in SRC)").read();
-  line.add_option("--lora-alpha", lora_alpha, "The adapter's alpha, where no adapter_config.json beside it says it");
-  line.add_flag("--keep-unknown", keep_unknown, "Carry tensors whose name the family does not know");
+  line.group("Model");
+  line.add_flag("--merge-adapter", merge_adapter, "Merge a LoRA adapter into the weights");
+  line.add_option("--adapter", adapter, "Adapter of --merge-adapter (default: in SRC)").read().takes("DIR");
+  line.add_option("--lora-alpha", lora_alpha, "Adapter's alpha if it has no adapter_config.json").takes("X");
+  line.add_flag("--keep-unknown", keep_unknown, "Copy tensors that the model family does not know");
+  line.group("Source");
+  line.add_option("--allow", allow, "Ignore these problems in the source")
+      .takes("PROBLEM")
+      .one_of({"cover", "config", "external", "objects"})
+      .means({"Leave out tensors that are incomplete or stored twice", "Write tensors that contradict config.json",
+              "Read data that an HDF5 file stores in other files",
+              "Copy objects whose pickles may run code when they are loaded"});
   source_layout.add(line);
   model.add(line);
+  line.group("Run");
+  line.add_option("--strategy", strategy, "How several ranks (mpirun) share the work")
+      .takes("NAME")
+      .one_of({"auto", "direct", "exchange"})
+      .means({"Whichever is estimated to be faster", "Each rank reads what it writes",
+              "Each byte is read once and sent to the rank that writes it"})
+      .shows_default();
   resources.add(line);
 }
 
@@ -306,8 +326,7 @@ Status ConvertOptions::read_names(ConversionOptions& o) const {
   o.keep_names = names == "keep";
   o.convention = find_convention(names);
   if (o.convention || o.keep_names) return {};
-  return usage_error("'" + printable(names) + "' are no names; there are " + join(convention_options(), ", ") +
-                     ", colossalai, keep");
+  return unknown_word("naming convention", names, with_others(convention_options(), {"keep"}));
 }
 
 Result<ConversionOptions> ConvertOptions::conversion_options() const {
@@ -316,24 +335,24 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.model = TRY(model.choice());
   TRY(read_names(o));
   if (o.convention && o.model.is_none())
-    return usage_error("--names " + names + " needs a family; --family none keeps names");
+    return usage_error("--names " + names + " needs a model family, and --family none keeps names as they are stored");
   o.config_path = model.config;
   o.part = source_layout.part;
   const Format* format = TRY(find_format(to));
   if (!format->takes_mesh() && !(mesh.empty() && layout.empty()))
-    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " is for --to " + formats_where(takes_mesh) +
-                       "; the files of --to " + to + " are not cut by rank");
+    return usage_error(std::string(mesh.empty() ? "--layout" : "--mesh") + " does not apply to --to " + to +
+                       ", whose files are not sharded by rank; it applies to " + formats_where(takes_mesh));
   if (format->sharding == Sharding::kOwnLocal && o.model.is_none() && !mesh.empty())
     return usage_error("--to " + to +
-                       " cuts tensors between the heads of a model; --family none says that there is none");
+                       " shards tensors between attention heads, so it needs a model family; got --family "
+                       "none");
   o.compression = TRY(parse_codec(codec, shuffle));
   TRY(check_is_for("--codec", o.compression.zstd_level > 0, takes_compression, *format));
   TRY(check_is_for("--shard-format", !shard_format.empty(), takes_container, *format));
   TRY(check_is_for("--max-shard-size", !max_shard_size.empty(), is_cut_by_size, *format));
   if (!layout.empty()) {
     o.layout = TRY(load_layout(layout, mesh));
-    if (!o.layout->mesh)
-      return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; give it one (--mesh)");
+    if (!o.layout->mesh) return usage_error("layout '" + printable(o.layout->name) + "' has no mesh; add --mesh");
     o.mesh = *o.layout->mesh;
   } else if (!mesh.empty()) {
     o.mesh = TRY(Mesh::parse(mesh));
@@ -341,14 +360,13 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   if (dtype != "keep") {
     o.dtype = dtype_from_torch(dtype);
     if (!o.dtype || !can_convert(DType::kFloat32, *o.dtype) || *o.dtype == DType::kFloat64)
-      return usage_error(
-          "'" + printable(dtype) +
-          "' is no target dtype; there are keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2");
+      return unknown_word("dtype", dtype, target_dtypes());
   }
   o.keep_dtype = keep_dtype;
   for (const auto& [name, quantization] : kQuantizations)
     if (quantize == name) o.quantize = quantization;
-  if (!quantize.empty() && merge) return usage_error("--quantize: merge first, and quantize what comes out");
+  if (!quantize.empty() && merge)
+    return usage_error("--quantize does not apply to merge; merge first, then convert the result with --quantize");
   o.include = include;
   o.exclude = exclude;
   if (is_cut_by_size(*format))
@@ -358,8 +376,8 @@ Result<ConversionOptions> ConvertOptions::conversion_options() const {
   o.keep_unknown = keep_unknown;
   o.repairs.vocabulary = std::find(repair.begin(), repair.end(), "vocab") != repair.end();
   o.repairs.experts = std::find(repair.begin(), repair.end(), "experts") != repair.end();
-  if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor is for --repair vocab");
-  if (!adapter.empty() && !merge_adapter) return usage_error("--adapter is for --merge-adapter");
+  if (!donor.empty() && !o.repairs.vocabulary) return usage_error("--donor needs --repair vocab");
+  if (!adapter.empty() && !merge_adapter) return usage_error("--adapter needs --merge-adapter");
   o.merge_adapter = merge_adapter;
   if (!lora_alpha.empty()) {
     const auto json = parse_json(lora_alpha, "--lora-alpha");

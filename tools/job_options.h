@@ -63,7 +63,7 @@ struct ConvertOptions {
 
   void add(CommandLine& line, bool destination_required);
   // `views`: formats that refer to the source's files, too.
-  void add_format(CommandLine& line, const std::string& option = "--to", const std::string& title = "Target format",
+  void add_format(CommandLine& line, const std::string& option = "--to", const std::string& title = "Format to write",
                   bool views = true);
   void add_changes(CommandLine& line);  // all of them but what is converted, to where, and to which format
   Result<ConversionOptions> conversion_options() const;
@@ -77,6 +77,9 @@ Result<Compression> parse_codec(const std::string& codec, bool shuffle);
 
 // The whole of a conversion, from the checks to what is said in the end; the value is the exit code (convert.cc).
 Result<int> convert(const ConvertOptions& options);
+
+// The names of the built-in layouts.
+std::vector<std::string> layout_names();
 
 // $TMPDIR, or /tmp.
 std::string temporary_directory();

@@ -1,7 +1,6 @@
-// reshard latest: which checkpoint of a training run to go on with.
+// reshard latest: the checkpoint of a training run to resume from.
 #include <cstdio>
 
-#include "formats/open.h"
 #include "formats/training_run.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
@@ -9,9 +8,28 @@
 namespace reshard::tools {
 namespace {
 
-Result<int> latest(const std::string& path, bool all) {
+Result<int> print_json(const std::string& path, const std::vector<std::string>& found) {
+  Json list = Json::array();
+  for (const std::string& checkpoint : found) {
+    const std::string gap = gap_of_checkpoint(checkpoint);
+    list.push_back(Json::object()
+                       .set("path", valid_utf8(checkpoint))
+                       .set("complete", gap.empty())
+                       .set("problem", gap.empty() ? Json() : Json(valid_utf8(gap))));
+  }
+  const auto newest = newest_complete(found);
+  show_json(answer_json("latest")
+                .set("run", valid_utf8(path))
+                .set("newest", newest ? Json(valid_utf8(*newest)) : Json())
+                .set("checkpoints", std::move(list)),
+            2);
+  return newest ? 0 : static_cast<int>(ErrorCode::kCorrupt);
+}
+
+Result<int> latest(const std::string& path, bool all, bool as_json) {
   const std::vector<std::string> found = TRY(checkpoints_of_run(path));
-  if (found.empty()) return io_error(path + ": no checkpoint lies in it, nor in its directories");
+  if (found.empty()) return io_error(printable(path) + ": contains no checkpoint, nor do its directories");
+  if (as_json) return print_json(path, found);
   if (all) {
     for (const std::string& checkpoint : found) {
       const std::string gap = gap_of_checkpoint(checkpoint);
@@ -28,16 +46,17 @@ Result<int> latest(const std::string& path, bool all) {
 
 void add_latest(CommandLine& line) {
   auto path = std::make_shared<std::string>();
-  auto all = std::make_shared<bool>(false);
-  line.add_option("run", *path, "The run's directory, which holds a directory for each step").read().required();
-  line.add_flag("--all", *all, "Every checkpoint, and what is wrong with those that are not complete");
-  line.footer(
-      "By the numbers in the names, of those whose metadata are whole and whose files are all there.\n"
-      "Examples:\n"
-      "  reshard latest outputs/checkpoint\n"
-      "  reshard convert $(reshard latest outputs/checkpoint) model --to hf\n"
-      "Exit codes: 0 found, 3 none is complete, 5 none is there.");
-  line.action([path, all] { return latest(*path, *all); });
+  auto all = std::make_shared<bool>(false), as_json = std::make_shared<bool>(false);
+  line.group("Report");
+  line.add_option("RUN", *path, "Directory of the run, with a checkpoint per step").read().required();
+  line.add_flag("--all", *all, "List every checkpoint, and why it is not complete").common();
+  line.add_flag("--json", *as_json, "Print every checkpoint and the newest as JSON").common();
+  line.examples({{"reshard latest outputs/checkpoint", ""},
+                 {"reshard convert $(reshard latest outputs/checkpoint) model --to hf", ""}});
+  line.description(
+      "The newest checkpoint is the one with the highest step in its name whose metadata is valid and whose files all "
+      "exist. Exits with 3 if no checkpoint is complete, and with 5 if there is none.");
+  line.action([path, all, as_json] { return latest(*path, *all, *as_json); });
 }
 
 }  // namespace reshard::tools

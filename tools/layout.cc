@@ -129,13 +129,14 @@ std::string files_text(const LayoutDescriptor& layout) {
 }
 
 void print_json(const LayoutDescriptor& layout) {
-  std::printf("%s\n", printable_json(to_text(layout.to_json(), 2)).c_str());
+  Json out = answer_json("layout");
+  const Json file = layout.to_json();
+  for (const auto& [key, value] : *file.as_object()) out.set(key, value);
+  std::printf("%s\n", printable_json(to_text(out, 2)).c_str());
 }
 
 Result<int> show_builtin(const LayoutOptions& options) {
-  if (!find_builtin_layout(options.builtin))
-    return usage_error("'" + printable(options.builtin) + "' is no built-in layout; there are " +
-                       builtin_layout_names());
+  if (!find_builtin_layout(options.builtin)) return unknown_word("built-in layout", options.builtin, layout_names());
   const LayoutDescriptor layout = TRY(load_layout(options.builtin, options.mesh));
   if (options.json) {
     print_json(layout);
@@ -174,9 +175,11 @@ Result<int> show_checkpoint(const LayoutOptions& options) {
 }
 
 Result<int> layout(const LayoutOptions& options) {
-  if (options.path.empty() == options.builtin.empty()) return usage_error("expected either PATH or --builtin NAME");
+  if (options.path.empty() == options.builtin.empty())
+    return usage_error("expected PATH or --builtin NAME, and not both");
   if (!options.builtin.empty()) return show_builtin(options);
-  if (!options.mesh.empty()) return usage_error("--mesh is for --builtin; the checkpoint's mesh is read off its boxes");
+  if (!options.mesh.empty())
+    return usage_error("--mesh needs --builtin; the mesh of a checkpoint is inferred from its shards");
   return show_checkpoint(options);
 }
 
@@ -184,20 +187,19 @@ Result<int> layout(const LayoutOptions& options) {
 
 void add_layout(CommandLine& line) {
   auto options = std::make_shared<LayoutOptions>();
-  line.add_option("PATH", options->path, "The checkpoint: a directory or a file").read();
-  line.add_option("--hypothesis", options->hypothesis, "Which of the layouts that fit, from 1 on")
-      .positive()
-      .shows_default();
-  line.add_option("--builtin", options->builtin, "A layout that comes with the program: " + builtin_layout_names());
-  line.add_option("--mesh", options->mesh, "Mesh for --builtin, e.g. tp=4,dp_shard=2");
-  line.add_flag("--json", options->json, "The layout as a file; docs/layout.md describes it");
+  line.add_option("PATH", options->path, "Checkpoint to read the layout from").read();
+  line.add_option("--hypothesis", options->hypothesis, "Show the N-th layout that fits").positive().shows_default();
+  line.add_option("--builtin", options->builtin, "Show a built-in layout instead")
+      .takes("NAME")
+      .common()
+      .suggests(layout_names());
+  line.add_option("--mesh", options->mesh, "Mesh of --builtin, e.g. tp=4,dp_shard=2").takes("MESH").common();
+  line.add_flag("--json", options->json, "Print the layout as a file for --layout").common();
   options->source_layout.add(line);
-  line.footer(
-      "Only the metadata is read.\n"
-      "Examples:\n"
-      "  reshard layout step-1000\n"
-      "  reshard layout step-1000 --json > l.json; reshard convert other out --to dcp --layout l.json\n"
-      "  reshard layout --builtin torchtitan-llama --mesh tp=4,dp_shard=2 --json");
+  line.examples({{"reshard layout step-1000", ""},
+                 {"reshard layout step-1000 --json > l.json; reshard convert other out --to dcp --layout l.json", ""},
+                 {"reshard layout --builtin torchtitan-llama --mesh tp=4,dp_shard=2 --json", ""}});
+  line.description("Only metadata is read.");
   line.action([options] { return layout(*options); });
 }
 

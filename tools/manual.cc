@@ -1,15 +1,16 @@
-// reshard man: manual pages, made from the table that --help is made from.
+// reshard man: manual pages, made from the texts of --help.
 #include <algorithm>
 #include <cstdio>
 
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"
+#include "tools/help.h"
 
 namespace reshard::tools {
 namespace {
 
-// Text as roff takes it: no line of it is a request.
+// Escapes text for roff, so that no line of it is a request.
 std::string roff(std::string_view text) {
   std::string out;
   bool is_line_start = true;
@@ -36,60 +37,75 @@ std::string upper_case(std::string text) {
   return text;
 }
 
-// The value that an option takes: its words, where those are all there are to say.
-std::string value_of(const OptionText& option) { return option.value.empty() ? "" : " " + italic(option.value); }
+std::string sentence(std::string_view text) { return roff(text) + (text.ends_with('.') ? "" : ".") + "\n"; }
 
 std::string option_of(const OptionText& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.names) names.push_back(bold(name));
-  std::string out = ".TP\n" + join(names, ", ") + (option.is_place ? "" : value_of(option)) + "\n" + roff(option.help);
-  if (!option.help.ends_with('.')) out += '.';
-  const auto is_said = [&](const std::string& word) { return option.help.find(word) != std::string::npos; };
-  if (!std::all_of(option.hints.words.begin(), option.hints.words.end(), is_said))
-    out += "\nOne of " + roff(join(option.hints.words, ", ")) + ".";
-  if (!option.fallback.empty()) out += "\nDefault: " + roff(option.fallback) + ".";
-  if (!option.environment.empty()) out += "\nOr in the environment: " + bold(option.environment) + ".";
-  if (option.repeats) out += "\nMay be given several times.";
-  return out + "\n";
+  std::string out = ".TP\n" + join(names, ", ");
+  if (!option.is_place && !option.value.empty()) out += " " + italic(option.value);
+  out += "\n" + sentence(option_description(option));
+  if (option.hints.lists_words)
+    for (std::size_t i = 0; i < option.hints.meanings.size(); ++i)
+      out += ".br\n" + bold(option.hints.words[i]) + ": " + sentence(option.hints.meanings[i]);
+  return out;
 }
 
-// Lines that are indented are shown as they are.
-std::string footer_of(const std::string& footer) {
+// Options under a heading for each group, in the order of their declaration.
+std::string options_of(const CommandText& command) {
   std::string out;
-  bool is_example = false;
-  for (const std::string& line : split(footer, '\n')) {
-    const bool indented = line.starts_with("  ");
-    if (indented != is_example) out += indented ? ".EX\n" : ".EE\n";
-    if (!indented) out += ".PP\n";
-    out += roff(line) + "\n";
-    is_example = indented;
+  for (const OptionText& option : command.options)
+    if (option.is_place) out += option_of(option);
+  std::vector<std::string> groups;
+  for (const OptionText& option : command.options)
+    if (!option.is_place && std::find(groups.begin(), groups.end(), option.group) == groups.end())
+      groups.push_back(option.group);
+  for (const std::string& group : groups) {
+    out += ".SS " + roff(group) + "\n";
+    for (const OptionText& option : command.options)
+      if (!option.is_place && option.group == group) out += option_of(option);
   }
-  return out + (is_example ? ".EE\n" : "");
+  return out;
 }
 
-std::string page(const std::vector<CommandText>& program, const CommandText& command) {
+std::string rows_of(const char* title, const std::vector<TextRow>& rows) {
+  std::string out = std::string(".SH ") + title + "\n";
+  for (const TextRow& row : rows) out += ".TP\n" + bold(row.name) + "\n" + sentence(row.text);
+  return out;
+}
+
+std::string examples_of(const std::vector<Example>& examples) {
+  std::string out = ".SH EXAMPLES\n";
+  for (const Example& e : examples)
+    out += ".PP\n" + (e.comment.empty() ? "" : roff(e.comment) + "\n") + ".EX\n  " + roff(e.line) + "\n.EE\n";
+  return out;
+}
+
+std::string synopsis_of(const CommandText& command) {
+  const std::string usage = usage_text(command), name = command.name.empty() ? "reshard" : "reshard " + command.name;
+  return ".SH SYNOPSIS\n" + bold(name) + roff(usage.substr(name.size())) + "\n";
+}
+
+std::string description_of(const std::vector<CommandText>& all, const CommandText& command) {
+  std::string out = ".SH DESCRIPTION\n" + sentence(command.summary);
+  for (const std::string& paragraph : split(command.notes.description, '\n'))
+    if (!paragraph.empty()) out += ".PP\n" + roff(paragraph) + "\n";
+  if (!command.name.empty()) return out;
+  out += ".PP\nNo Python is needed, and nothing that a checkpoint contains is executed.\n.SH COMMANDS\n";
+  for (const CommandText& other : all)
+    if (!other.name.empty()) out += ".TP\n" + bold("reshard-" + other.name) + "(1)\n" + sentence(other.summary);
+  return out;
+}
+
+std::string page(const std::vector<CommandText>& all, const CommandText& command) {
   const std::string name = command.name.empty() ? "reshard" : "reshard-" + command.name;
   std::string out = ".TH " + upper_case(name) + " 1 \"\" \"reshard " RESHARD_VERSION "\" \"User Commands\"\n";
   out += ".SH NAME\n" + roff(name) + " \\- " + roff(command.summary) + "\n";
-  out += ".SH SYNOPSIS\n" + bold(command.name.empty() ? "reshard" : "reshard " + command.name);
-  out += command.name.empty() ? " " + italic("COMMAND") + " ..." : " [" + italic("OPTIONS") + "]";
-  for (const OptionText& option : command.options)
-    if (option.is_place)
-      out += " " + (option.is_required ? "" : std::string("[")) + italic(option.names[0]) +
-             (option.repeats ? " ..." : "") + (option.is_required ? "" : "]");
-  out += "\n";
-  if (command.name.empty()) {
-    out += ".SH COMMANDS\n";
-    for (const CommandText& other : program)
-      if (!other.name.empty()) out += ".TP\n" + bold("reshard-" + other.name) + "(1)\n" + roff(other.summary) + ".\n";
-  }
-  out += ".SH OPTIONS\n";
-  for (const bool places : {true, false})
-    for (const OptionText& option : command.options)
-      if (option.is_place == places) out += option_of(option);
-  if (!command.footer.empty()) out += ".SH NOTES\n" + footer_of(command.footer);
-  if (!command.name.empty()) out += ".SH SEE ALSO\n" + bold("reshard") + "(1)\n";
-  return out;
+  out += synopsis_of(command) + description_of(all, command) + ".SH OPTIONS\n" + options_of(command);
+  if (!command.notes.examples.empty()) out += examples_of(command.notes.examples);
+  out += rows_of("EXIT STATUS", program().exit_codes) + rows_of("ENVIRONMENT", program().environment);
+  out += rows_of("FILES", program().files) + ".SH SEE ALSO\n";
+  return out + (command.name.empty() ? bold("reshard-help") : bold("reshard")) + "(1)\n";
 }
 
 Result<int> print_page(const std::string& name) {
@@ -102,7 +118,7 @@ Result<int> print_page(const std::string& name) {
     }
     if (!command.name.empty()) names.push_back(command.name);
   }
-  return usage_error("'" + printable(name) + "' is no command; there are " + join(names, ", "));
+  return unknown_word("command", name, names);
 }
 
 Result<int> write_pages(const std::string& directory) {
@@ -118,12 +134,9 @@ Result<int> write_pages(const std::string& directory) {
 void add_manual(CommandLine& line) {
   auto name = std::make_shared<std::string>();
   auto directory = std::make_shared<std::string>();
-  line.add_option("command", *name, "Of which command (default: of reshard itself)");
-  line.add_option("--all", *directory, "Write the pages of all commands into this directory").written();
-  line.footer(
-      "Examples:\n"
-      "  reshard man convert | man -l -\n"
-      "  reshard man --all ~/.local/share/man/man1");
+  line.add_option("COMMAND", *name, "Command to describe (default: the program itself)").completes(command_names());
+  line.add_option("--all", *directory, "Write the pages of all commands to this directory").written().takes("DIR");
+  line.examples({{"reshard man convert | man -l -", ""}, {"reshard man --all ~/.local/share/man/man1", ""}});
   line.action([name, directory] { return directory->empty() ? print_page(*name) : write_pages(*directory); });
 }
 

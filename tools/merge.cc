@@ -43,7 +43,7 @@ Status check_number(const std::string& option, const std::string& text) {
 Result<std::string> expression_of(const MergeLine& line, const std::vector<std::string>& names) {
   const int ways = (line.average ? 1 : 0) + (line.weights.empty() ? 0 : 1) + (line.ema.empty() ? 0 : 1) +
                    (line.expression.empty() ? 0 : 1);
-  if (ways != 1) return usage_error("expected one of --weights, --average, --ema and --expression");
+  if (ways != 1) return usage_error("expected exactly one of --average, --weights, --ema and --expression");
   if (line.average) return mean_of(names);
   if (!line.ema.empty()) {
     TRY(check_number("--ema", line.ema));
@@ -59,7 +59,7 @@ Result<std::string> expression_of(const MergeLine& line, const std::vector<std::
 }
 
 Result<int> merge(MergeLine line) {
-  if (line.places.size() < 3) return usage_error("expected two sources or more, and a destination");
+  if (line.places.size() < 3) return usage_error("expected at least two sources and a destination");
   line.destination = line.places.back();
   line.places.pop_back();
   if (const std::string& given = line.source_layout.weights; given != "model" && given != "master")
@@ -70,7 +70,7 @@ Result<int> merge(MergeLine line) {
     merge.sources.push_back(source_of(place, names.size() + 1));
     const MergeSource& source = merge.sources.back();
     if (std::find(names.begin(), names.end(), source.name) != names.end())
-      return usage_error("two sources are called '" + source.name + "'");
+      return usage_error("two sources are named '" + source.name + "'");
     names.push_back(source.name);
   }
   merge.expression = TRY(expression_of(line, names));
@@ -85,35 +85,46 @@ Result<int> merge(MergeLine line) {
 
 void add_merge(CommandLine& line) {
   auto options = std::make_shared<MergeLine>();
-  line.add_option("places", options->places,
-                  "The sources, checkpoints of one model (DIR or NAME=DIR), and what to make")
+  line.add_option("PATHS", options->places, "Sources (DIR or NAME=DIR), then the destination to create")
       .read()
       .written()
       .required();
-  line.add_flag("--average", options->average, "Their mean");
-  line.add_option("--ema", options->ema, "Their moving average in the order given, of this decay: 0.99");
-  line.add_option("--expression", options->expression, "Of named sources: 'base + 0.7*(tuned - base)'");
-  line.add_option("--accumulate", options->accumulate, "The precision that elements are reckoned in")
+  line.group("Merge");
+  line.add_flag("--average", options->average, "Average the sources").common();
+  line.add_option("--ema", options->ema, "Moving average in the given order, with this decay: 0.99")
+      .takes("DECAY")
+      .common();
+  line.add_option("--expression", options->expression, "Formula of named sources: 'base + 0.7*(tuned - base)'")
+      .takes("FORMULA")
+      .common();
+  line.add_option("--accumulate", options->accumulate, "Precision of the arithmetic")
+      .takes("DTYPE")
       .one_of({"float32", "float64"})
       .shows_default();
   line.add_option("--others-from", options->others_from,
-                  "The source of tensors that are no floating-point numbers (default: they must be equal)");
+                  "Source of tensors that are not floating-point (default: all must be equal)")
+      .takes("NAME");
   options->add_format(line);
   options->add_changes(line);
   line.option("--weights")
-      .described_as(
-          "The sum of the sources, each times its weight: 0.5,0.3,0.2; or model or master, as convert has it");
-  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing");
-  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
-  line.footer(
-      "Examples:\n"
-      "  reshard merge step-900 step-950 step-1000 model --average --to hf\n"
-      "  reshard merge a b c model --weights 0.5,0.3,0.2 --to hf\n"
-      "  reshard merge base=llama tuned=step-1000 model --expression 'base + 0.7*(tuned - base)' --to hf\n"
-      "The sources may differ in format, layout, names and dtype. Elements are reckoned one by one in the order that "
-      "the\n"
-      "expression is written, each step rounded, and rounded once more to the first source's dtype, or --dtype. The\n"
-      "config and the tokenizer are the first source's.");
+      .takes("NUMBERS")
+      .described_as("Weighted sum of the sources: 0.5,0.3,0.2 (or model, master)")
+      .common()
+      .means({})
+      .completes({"model", "master"});
+  line.group("Target");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
+  line.group("Run");
+  line.add_flag("--dry-run", options->dry_run, "Check everything, write nothing").common();
+  line.add_flag("--json", options->as_json, "Print the result as JSON");
+  line.examples(
+      {{"reshard merge step-900 step-950 step-1000 model --average --to hf", ""},
+       {"reshard merge a b c model --weights 0.5,0.3,0.2 --to hf", ""},
+       {"reshard merge base=llama tuned=step-1000 model --expression 'base + 0.7*(tuned - base)' --to hf", ""}});
+  line.description(
+      "The sources may differ in format, layout, names and dtype. Each element is computed in the order in which the "
+      "expression is written; every step is rounded to the precision of --accumulate, and the result to the dtype of "
+      "the first source, or --dtype. The config and the tokenizer are copied from the first source.");
   line.action([options] { return merge(*options); });
 }
 

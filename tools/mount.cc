@@ -181,24 +181,22 @@ Result<int> mount_image(const MountOptions& options) {
 
 void add_mount(CommandLine& line) {
   auto options = std::make_shared<MountOptions>();
-  line.add_option("SRC", options->source, "The checkpoint: a directory or a file of any format that inspect knows")
-      .read()
-      .required();
-  line.add_option("DIR", options->destination, "An empty directory, where it is to be seen").written().required();
-  options->add_format(line, "--as", "The format that it is seen in", false);
-  line.add_flag("--check", options->check,
-                "Read what has a checksum whole, and hold it against that, before anything of it is given out");
-  line.add_flag("--background", options->background, "Return once it is mounted");
-  line.add_option("--log", options->log, "With --background, where failed reads are told: a file that is appended to")
-      .written();
+  line.add_option("SRC", options->source, "Checkpoint to read: a directory or a file").read().required();
+  line.add_option("DIR", options->destination, "Empty directory to mount on").written().required();
+  options->add_format(line, "--as", "Format to present", false);
+  line.group("Run");
+  line.add_flag("--check", options->check, "Verify an item's checksum before serving any of its bytes").common();
+  line.add_flag("--background", options->background, "Return as soon as the checkpoint is mounted").common();
+  line.add_option("--log", options->log, "Append failed reads to this file, with --background").written();
   options->add_changes(line);
-  line.footer(
-      "Examples:\n"
-      "  mkdir model; reshard mount step-1000 model --as hf               until Ctrl-C\n"
-      "  reshard mount step-1000 model --as hf --dtype bfloat16 --background; vllm serve model; fusermount3 -u model\n"
-      "Nothing is written: the bytes that convert would write are made when they are read. docs/mount.md");
+  line.examples(
+      {{"mkdir model; reshard mount step-1000 model --as hf", "until Ctrl-C"},
+       {"reshard mount step-1000 model --as hf --dtype bfloat16 --background", "until fusermount3 -u model"}});
+  line.description(
+      "Nothing is written to disk: the bytes that convert would write are computed when they are read. See "
+      "docs/mount.md.");
   line.action([options]() -> Result<int> {
-    if (!options->log.empty() && !options->background) return usage_error("--log is for --background");
+    if (!options->log.empty() && !options->background) return usage_error("--log needs --background");
     return mount_image(*options);
   });
 }

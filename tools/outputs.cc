@@ -4,7 +4,6 @@
 #include <string_view>
 #include <utility>
 
-#include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/checkpoint/side_files.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "tools/command_line.h"
 
 namespace reshard::tools {

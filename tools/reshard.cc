@@ -14,6 +14,7 @@
 #include "lib/base/text.h"
 #include "tools/commands.h"
 #include "tools/confine.h"
+#include "tools/help.h"
 #include "tools/job.h"
 #include "tools/outputs.h"
 
@@ -21,40 +22,61 @@ namespace reshard::tools {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"inspect", "Show what a checkpoint holds: tensors, shapes, placements, mesh, state", add_inspect, false, true},
-    {"latest", "Name the newest complete checkpoint of a training run", add_latest, false, true},
-    {"convert", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true, true},
-    {"merge", "Make one checkpoint of several: a mean, a weighted sum, any expression of them", add_merge, true, true},
-    {"plan", "Show what convert would do, without doing it", add_plan, false, true},
-    {"mount", "Show a checkpoint as a directory of another format, without writing it", add_mount, false, false},
-    {"verify", "Prove a checkpoint: bytes, checksums, exact cover, digests; equal to another", add_verify, true, true},
-    {"diff", "Compare two checkpoints tensor by tensor", add_diff, true, true},
-    {"check", "Tell whether a model can be trained on a mesh, and what each rank holds, from its config", add_check,
-     false, true},
-    {"layout", "Show the layout a checkpoint implies, as a file that convert and verify take", add_layout, false, true},
-    {"synth", "Write a checkpoint of a real model's shapes with made-up values", add_synth, false, true},
-    {"completions", "Print what a shell needs to complete the words of a line", add_completions, false, true},
-    {"man", "Print the manual page of a command", add_manual, false, false},
+    {"inspect", "Read", "Show what a checkpoint contains: tensors, mesh, training state", add_inspect, false, true},
+    {"latest", "Read", "Print the newest complete checkpoint of a run", add_latest, false, true},
+    {"diff", "Read", "Compare two checkpoints tensor by tensor", add_diff, true, true},
+    {"layout", "Read", "Show how a checkpoint is sharded", add_layout, false, true},
+    {"convert", "Write", "Write a checkpoint in another format, layout, naming or dtype", add_convert, true, true},
+    {"merge", "Write", "Merge several checkpoints: an average, a sum, any formula", add_merge, true, true},
+    {"mount", "Write", "Mount a checkpoint in another format without writing it", add_mount, false, false},
+    {"synth", "Write", "Write a synthetic checkpoint with the shapes of a model", add_synth, false, true},
+    {"verify", "Check", "Verify a checkpoint: bytes, shapes, mesh, or against another", add_verify, true, true},
+    {"check", "Check", "Check if a model can be trained on a mesh, and its memory", add_check, false, true},
+    {"plan", "Check", "Show what convert would do, without doing it", add_plan, false, true},
+    {"doctor", "Other", "Report what this build and this machine can do", add_doctor, false, false},
+    {"families", "Other", "List the supported model families", add_families, false, true},
+    {"completions", "Other", "Print the completion script of a shell", add_completions, false, true},
+    {"man", "Other", "Print the manual page of a command", add_manual, false, false},
+    {"help", "Other", "Show all options of a command", add_help, false, true},
+};
+
+const std::vector<TextRow> kExitCodes = {
+    {"0", "Success"},
+    {"1", "There are findings (verify, check, doctor) or differences (diff)"},
+    {"2", "Wrong usage"},
+    {"3", "Corrupt: the bytes contradict the format, each other or the config"},
+    {"4", "Unsupported"},
+    {"5", "Not found, or an I/O error"},
+    {"6", "A rank of a distributed run failed"},
+    {"70", "A bug in reshard"},
+    {"128+N", "Ended by signal N"},
+};
+const std::vector<TextRow> kEnvironment = {
+    {"RESHARD_MEMORY", "Default of --memory"},
+    {"TMPDIR", "Directory for temporary files (default: /tmp)"},
+    {"NO_COLOR", "If set, disables color"},
+    {"COLUMNS", "Width of the output (default: the terminal's)"},
+};
+const std::vector<TextRow> kFiles = {
+    {"config.json", "The model's configuration, read from the checkpoint's directory or its parent"},
+    {"reshard_manifest.json", "In every output: a digest of each tensor and how the output was made"},
+    {"DST.partial", "The output of a run that has not finished, with a journal to resume from"},
 };
 
 double patience = JobOptions().patience;
 bool no_sandbox = false;
 
 void add_common(CommandLine& line) {
-  line.add_option("--rank-timeout", patience,
-                  "Of ranks started by mpirun: seconds without a sign of life of one of them")
+  line.add_option("--rank-timeout", patience, "Seconds to wait for an unresponsive MPI rank")
+      .takes("SECONDS")
       .within_real(1.0, 1e6)
       .shows_default();
-  line.add_flag("--no-sandbox", no_sandbox, "Do not give up what the command does not need (docs/security.md)");
-  line.footer(
-      "Examples:\n"
-      "  reshard inspect step-1000\n"
-      "  reshard convert step-1000 model --to hf\n"
-      "  reshard convert step-1000 step-1000-tp2 --to dcp --mesh tp=2,dp_shard=4\n"
-      "  reshard verify step-1000 --against model\n"
-      "  mpirun -n 8 reshard convert step-1000 model --to hf      on many nodes: docs/cluster.md\n"
-      "Exit codes: 0 fine, 1 a difference or a finding, 2 usage, 3 corrupt, 4 unsupported, 5 not found or I/O,\n"
-      "6 a rank of several failed.");
+  line.add_flag("--no-sandbox", no_sandbox, "Do not confine the process (see docs/security.md)");
+  line.examples({{"reshard inspect step-1000", ""},
+                 {"reshard convert step-1000 model --to hf", ""},
+                 {"reshard convert step-1000 out --to dcp --mesh tp=2,dp_shard=4", ""},
+                 {"reshard verify step-1000 --against model", ""},
+                 {"mpirun -n 8 reshard convert step-1000 model --to hf", "on many machines: docs/cluster.md"}});
 }
 
 thread_local Host* current_host = nullptr;
@@ -65,6 +87,10 @@ bool uses_gpu(const ParsedLine& line) {
 }
 
 Result<int> run(int argc, char** argv, bool owns_process) {
+  if (argc < 2) {
+    std::fputs(help_text(program(), describe(program()), "", false).c_str(), stderr);
+    return static_cast<int>(ErrorCode::kUsage);
+  }
   const ParsedLine parsed = parse_command_line(argc, argv, program());
   if (parsed.error) return *parsed.error;
   if (!parsed.command) return parsed.exit_code;
@@ -99,10 +125,20 @@ bool was_printed() {
 }  // namespace
 
 const Program& program() {
-  static const Program it = {
-      "Reshard, convert, inspect and verify training checkpoints. No Python, nothing is ever executed.", kCommands,
-      add_common, version_text};
+  static const Program it = {"Reshard, convert, inspect and verify training checkpoints",
+                             kCommands,
+                             add_common,
+                             version_text,
+                             kExitCodes,
+                             kEnvironment,
+                             kFiles};
   return it;
+}
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> out;
+  for (const Command& command : kCommands) out.emplace_back(command.name);
+  return out;
 }
 
 Environment process_environment_of_commands() {
@@ -125,7 +161,7 @@ HostScope::~HostScope() { current_host = before_; }
 Result<int> run_for(Host& caller, const std::string& command, const std::vector<std::string>& words) {
   const auto* row =
       std::find_if(std::begin(kCommands), std::end(kCommands), [&](const Command& c) { return c.name == command; });
-  if (row == std::end(kCommands)) return usage_error("'" + printable(command) + "' is no command");
+  if (row == std::end(kCommands)) return usage_error("unknown command '" + printable(command) + "'");
   const HostScope scope(caller);
   const ParsedOptions parsed = TRY(parse_options(words, row->add));
   return without_exceptions(sparing_inputs(parsed.action, parsed.paths));

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
@@ -46,14 +45,18 @@ struct SynthOptions {
   ResourceOptions resources;
 };
 
+std::vector<std::string> model_names() {
+  std::vector<std::string> out;
+  for (const KnownModel& m : kModels) out.emplace_back(m.name);
+  return out;
+}
+
 Result<KnownModel> find_model(const SynthOptions& options) {
-  std::vector<std::string> names;
   for (KnownModel m : kModels) {
     if (options.layers > 0) m.layers = options.layers;
     if (m.name == options.model) return m;
-    names.emplace_back(m.name);
   }
-  return usage_error("'" + printable(options.model) + "' is not a model; there are " + join(names, ", "));
+  return unknown_word("model", options.model, model_names());
 }
 
 // The formats that it can write: directories.
@@ -71,13 +74,13 @@ Result<Convention> convention_of(const SynthOptions& options) {
                                                             : "torchtitan";
   const std::string text = options.names.empty() ? std::string(usual) : options.names;
   if (const auto convention = find_convention(text)) return *convention;
-  return usage_error("'" + printable(text) + "' are no names; there are " + join(convention_options(), ", "));
+  return unknown_word("naming convention", text, convention_options());
 }
 
 Result<DType> read_dtype(const std::string& text) {
   const auto dtype = dtype_from_torch(text);
   if (dtype && is_floating(*dtype) && *dtype != DType::kFloat64) return *dtype;
-  return usage_error("'" + printable(text) + "' is no dtype for a model; there are float32, bfloat16, float16");
+  return unknown_word("dtype", text, {"float32", "bfloat16", "float16"});
 }
 
 Json config_json(const KnownModel& m, DType dtype) {
@@ -113,7 +116,7 @@ struct Subject {
 Result<Subject> find_subject(const SynthOptions& options) {
   Subject s;
   s.dtype = TRY(read_dtype(options.dtype.empty() ? "bfloat16" : options.dtype));
-  if (options.config.empty() == options.model.empty()) return usage_error("expected one of --model and --config");
+  if (options.config.empty() == options.model.empty()) return usage_error("expected either --model or --config");
   if (options.config.empty()) {
     s.config_file = config_json(TRY(find_model(options)), s.dtype);
   } else {
@@ -258,7 +261,7 @@ Result<std::unique_ptr<Target>> lay_out(const Catalog& model, const Subject& sub
     request.tensors.push_back({t.name, t.dtype, t.shape, {}, placer.place(Placer::of(t))});
   const Format* format = TRY(find_format(options.to));
   if (!format->lay_out || format->is_file)
-    return usage_error("--to " + options.to + ": expected one of " + join(targets(), ", "));
+    return usage_error("--to " + options.to + ": expected a format of directories: " + join(targets(), ", "));
   return format->lay_out(std::move(request));
 }
 
@@ -309,38 +312,41 @@ Result<int> synth(const SynthOptions& options) {
 
 void add_synth(CommandLine& line) {
   auto options = std::make_shared<SynthOptions>();
-  line.add_option("DST", options->destination, "The directory to make").written().required();
-  line.add_option("--model", options->model, "llama3-tiny (1 MB), llama3-1b, llama3-8b, llama3-70b, llama3-405b");
-  line.add_option("--config", options->config, "A config.json instead: any model of a family that reshard knows")
-      .read();
+  line.add_option("DST", options->destination, "Directory to create").written().required();
+  line.group("Model");
+  line.add_option("--model", options->model, "Model to imitate").takes("NAME").common().suggests(model_names());
+  line.add_option("--config", options->config, "Imitate the model of this config.json instead").common().read();
   options->to = (*std::find_if(formats().begin(), formats().end(), [](const Format* f) {
                   return f->lay_out && f->own_names.empty();
                 }))->name;
-  line.add_option("--to", options->to, "Format: " + join(targets(), ", ")).shows_default();
-  line.add_option("--mesh", options->mesh, "The mesh that saves it, e.g. tp=8,dp_shard=2,pp=2 (default: one rank)");
-  line.add_option(
-      "--names", options->names,
-      "Tensor names: " + join(convention_options(), ", ") +
-          " (default: the format's where it has its own, hf where its loaders expect those, else torchtitan, until "
-          "April 2026)");
-  line.add_option("--dtype", options->dtype,
-                  "Of the model's tensors: float32, bfloat16, float16 (default: the config's, bfloat16 with --model)");
-  line.add_option("--layers", options->layers, "Layers, instead of the model's own number").within(1, 10'000);
-  line.add_flag("--optimizer", options->optimizer, "Add Adam's state: exp_avg, exp_avg_sq, step of each parameter");
-  line.add_flag("--metadata-only", options->metadata_only, "Write the metadata and config.json, no data files");
-  line.add_flag("--headers-only", options->headers_only,
-                "Write files of full length whose tensor data are holes: they take no room");
-  line.add_option("--shape", options->shapes, "Give a tensor another shape than the model has: NAME=16064x8192");
-  line.add_option("--without", options->without, "Leave out tensors whose Hugging Face name matches this glob");
-  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint");
+  line.group("Target");
+  line.add_option("--to", options->to, "Format to write").takes("FORMAT").common().suggests(targets()).shows_default();
+  line.add_option("--mesh", options->mesh, "Mesh of the ranks that save it, e.g. tp=8,pp=2 (default: one rank)")
+      .takes("MESH")
+      .common();
+  line.add_option("--names", options->names, "Naming convention (default: the format's, or torchtitan)")
+      .takes("CONVENTION")
+      .suggests(convention_options());
+  line.add_option("--dtype", options->dtype, "Dtype of the weights (default: the config's, or bfloat16)")
+      .takes("DTYPE")
+      .suggests({"float32", "bfloat16", "float16"});
+  line.add_option("--layers", options->layers, "Number of layers (default: the model's)").common().within(1, 10'000);
+  line.add_flag("--optimizer", options->optimizer, "Add Adam's state of each parameter").common();
+  line.add_flag("--metadata-only", options->metadata_only, "Write the metadata and config.json only");
+  line.add_flag("--headers-only", options->headers_only, "Write sparse files: full length, no tensor data");
+  line.add_option("--shape", options->shapes, "Change a tensor's shape: NAME=16064x8192").takes("NAME=SHAPE");
+  line.add_option("--without", options->without, "Leave out tensors whose Hugging Face names match").takes("GLOB");
+  line.add_flag("--force", options->force, "Replace the destination if it is a checkpoint").common();
   options->resources.add(line);
-  line.footer(
-      "Examples:\n"
-      "  reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2       1 MB in four files\n"
-      "  reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer      18 GB, as a training run leaves it\n"
-      "  reshard synth big --model llama3-405b --mesh pp=16,dp_shard=128,tp=8 --metadata-only\n"
-      "  reshard synth bad --model llama3-70b --to hf --headers-only --shape model.embed_tokens.weight=16064x8192\n"
-      "Values are made up, and the same for every mesh and naming: reshard verify one --against another holds.");
+  line.examples({{"reshard synth tiny --model llama3-tiny --mesh tp=2,dp_shard=2", "1 MB in four files"},
+                 {"reshard synth step-0 --model llama3-1b --mesh tp=8 --optimizer", "18 GB, with Adam's state"},
+                 {"reshard synth big --model llama3-405b --mesh pp=16,dp_shard=128,tp=8 --metadata-only", ""},
+                 {"reshard synth bad --model llama3-70b --to hf --headers-only --shape "
+                  "model.embed_tokens.weight=16064x8192",
+                  ""}});
+  line.description(
+      "Each value is a function of the tensor's name and the element's position, so the same model comes out for every "
+      "mesh and naming: reshard verify one --against another succeeds.");
   line.action([options] { return synth(*options); });
 }
 

@@ -1,5 +1,7 @@
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -71,8 +73,8 @@ std::string_view kind_of(ErrorCode code) {
 }
 
 bool no_color() {
-  const char* v = std::getenv("NO_COLOR");
-  return v != nullptr && *v != '\0';
+  const char *no_color = std::getenv("NO_COLOR"), *terminal = std::getenv("TERM");
+  return (no_color != nullptr && *no_color != '\0') || (terminal != nullptr && std::string_view(terminal) == "dumb");
 }
 
 }  // namespace
@@ -97,13 +99,22 @@ std::string padded(std::string_view raw, std::size_t width) {
   return text;
 }
 
-std::string in_column(std::string_view text, std::size_t indent, std::size_t start) {
+std::size_t screen_width(std::size_t otherwise) {
+  constexpr long kNarrowest = 60, kWidest = 200;
+  long columns = 0;
+  if (const char* given = std::getenv("COLUMNS")) columns = std::strtol(given, nullptr, 10);
+  winsize size{};
+  if (columns <= 0 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0) columns = size.ws_col;
+  return columns <= 0 ? otherwise : static_cast<std::size_t>(std::clamp(columns, kNarrowest, kWidest));
+}
+
+std::string wrapped(std::string_view text, std::size_t indent, std::size_t start, std::size_t screen) {
   std::string out;
-  std::size_t at = std::max(indent, start);
+  std::size_t at = start;
   bool is_first = true;
   for (const std::string& word : split(printable_lines(text), ' ')) {
     const std::size_t n = width_of(word);
-    if (!is_first && at + 1 + n > kScreenWidth) {
+    if (!is_first && at + 1 + n > screen) {
       out += "\n" + std::string(indent, ' ');
       at = indent;
     } else if (!is_first) {
@@ -115,6 +126,10 @@ std::string in_column(std::string_view text, std::size_t indent, std::size_t sta
     is_first = false;
   }
   return out;
+}
+
+std::string in_column(std::string_view text, std::size_t indent, std::size_t start) {
+  return wrapped(text, indent, std::max(indent, start), screen_width());
 }
 
 Json dims_json(const Dims& dims) {
@@ -138,7 +153,7 @@ int report_error(const Error& error, const std::string& rank) {
   if (!wants_json || has_answered) return code;
   try {
     Json json = Json::object();
-    json.set("code", code).set("kind", kind_of(error.code())).set("message", valid_utf8(error.message()));
+    json.set("kind", kind_of(error.code())).set("message", valid_utf8(error.message())).set("exit_code", code);
     show_json(answer_json("error").set("error", std::move(json)), 2);
   } catch (const std::bad_alloc&) {
     // The message on the error stream has to do.

@@ -33,7 +33,7 @@ struct Options {
 };
 
 Result<VerifyOptions> verify_options(const Options& options) {
-  if (!options.moved.empty() && !options.lineage) return usage_error("--source is for --lineage");
+  if (!options.moved.empty() && !options.lineage) return usage_error("--source needs --lineage");
   VerifyOptions o;
   o.path = options.path;
   o.model = TRY(options.model.choice());
@@ -197,35 +197,38 @@ Result<int> run(const Options& options) {
 
 void add_verify(CommandLine& line) {
   auto options = std::make_shared<Options>();
-  line.add_option("PATH", options->path, "The checkpoint").read().required();
+  line.add_option("PATH", options->path, "Checkpoint to verify").read().required();
   options->model.add(line);
-  line.add_option("--layout", options->layout, "The layout it was saved in: a file (reshard layout) or a built-in")
+  line.group("Checks");
+  line.add_option("--layout", options->layout, "Expected layout: a file (see: reshard layout) or a built-in layout")
+      .completes(layout_names())
       .read();
-  line.add_option("--mesh", options->mesh, "The mesh it was saved by, e.g. dp_replicate=2,dp_shard=8");
-  line.add_option("--against", options->against, "Another checkpoint of the same model, of any format and layout")
-      .read();
-  line.add_flag("--bytes", options->bytes, "Read all data: checksums, digests (default where nothing else is asked)");
-  line.add_flag("--values", options->values, "Look for NaN, infinities, zero and constant rows while reading");
-  line.add_flag("--replicas", options->replicas, "Read and compare every stored copy of a piece");
-  line.add_flag("--lineage", options->lineage,
-                "Of what merge has written: make it of its sources once more, and compare");
-  line.add_option("--source", options->moved,
-                  "With --lineage: NAME=DIR, where a source of the merge is now (repeatable)")
+  line.add_option("--mesh", options->mesh, "Expected mesh, e.g. dp_replicate=2,dp_shard=8").takes("MESH").common();
+  line.add_option("--against", options->against, "Compare with another checkpoint of the same model, in any format")
+      .common()
       .read()
+      .takes("PATH");
+  line.add_flag("--bytes", options->bytes, "Read all data and verify checksums (default without other checks)")
+      .common();
+  line.add_flag("--values", options->values, "Find NaN, infinities, zero and constant rows; implies --bytes").common();
+  line.add_flag("--replicas", options->replicas, "Compare all stored copies of each shard; implies --bytes");
+  line.add_flag("--lineage", options->lineage, "Merge the sources of a merged checkpoint again and compare");
+  line.add_option("--source", options->moved, "New location of a source, with --lineage")
+      .read()
+      .takes("NAME=DIR")
       .one_value_each();
-  line.add_option("--limit", options->limit, "Findings and tensors on the screen; --json has all").shows_default();
+  line.group("Report");
+  line.add_option("--limit", options->limit, "Findings and tensors to print; --json has all").shows_default();
   options->source_layout.add(line);
   options->findings.add(line);
   options->resources.add(line);
-  line.footer(
-      "Examples:\n"
-      "  reshard verify model --config config.json                  names, shapes, dtypes; headers only\n"
-      "  reshard verify step-1000 --mesh dp_replicate=2,dp_shard=8   is it the layout that was configured?\n"
-      "  reshard verify step-1000 --values                          checksums, NaN, dead rows\n"
-      "  reshard verify step-1000 --values --html step-1000.html    the same to look at in a browser\n"
-      "  reshard verify step-1000 --against model                   equal, although one is DCP and the other is not\n"
-      "A config.json beside the checkpoint is used unless another is given. Without --config, --layout, --mesh or\n"
-      "--against everything is read. Exit code 0 only when there is nothing to say, 1 with findings.");
+  line.examples({{"reshard verify model --config config.json", "names, shapes, dtypes; reads headers only"},
+                 {"reshard verify step-1000 --mesh dp_replicate=2,dp_shard=8", "was it saved by this mesh?"},
+                 {"reshard verify step-1000 --against model", "same values in two formats?"},
+                 {"reshard verify step-1000 --values --html report.html", "checksums, NaN, dead rows, as a page"}});
+  line.description(
+      "A config.json next to the checkpoint is used unless --config names another. Without --config, --layout, --mesh "
+      "and --against all data is read. Exits with 1 if there are findings.");
   line.action([options] { return run(*options); });
 }
 

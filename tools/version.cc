@@ -1,4 +1,4 @@
-// reshard --version: what this program is, what is built in, and what of it is found on this machine.
+// reshard --version: the program's version, the formats it knows and the optional parts it has.
 #include "formats/registry.h"
 #include "lib/base/json.h"
 #include "lib/base/text.h"
@@ -7,13 +7,14 @@
 #include "lib/device/cuda/cufile.h"
 #include "lib/transport/job.h"
 #include "lib/transport/nccl.h"
+#include "tools/build_parts.h"
 #include "tools/commands.h"
 #include "tools/fuse.h"
 
 namespace reshard::tools {
 namespace {
 
-// "found", what it calls itself; or "missing", and why.
+// {"found": the library's version} or {"missing": why}.
 Json found(const Result<std::string>& version) {
   Json out = Json::object();
   return version ? out.set("found", *version) : out.set("missing", printable(version.error().message()));
@@ -25,6 +26,11 @@ Result<std::string> cufile_state() {
 }
 
 }  // namespace
+
+std::vector<BuildPart> build_parts() {
+  return {{"zstd", zstd_version()}, {"mpi", mpi_version()},     {"cuda", cuda_version()},
+          {"nccl", nccl_version()}, {"cufile", cufile_state()}, {"fuse", fuse_version()}};
+}
 
 std::string version_text(bool json) {
   const std::string version = RESHARD_VERSION;
@@ -38,14 +44,8 @@ std::string version_text(bool json) {
     table.push_back(std::move(row));
   }
   Json out = answer_json("version");
-  out.set("reshard", version)
-      .set("formats", std::move(table))
-      .set("zstd", found(zstd_version()))
-      .set("mpi", found(mpi_version()))
-      .set("cuda", found(cuda_version()))
-      .set("nccl", found(nccl_version()))
-      .set("cufile", found(cufile_state()))
-      .set("fuse", found(fuse_version()));
+  out.set("reshard", version).set("formats", std::move(table));
+  for (const BuildPart& part : build_parts()) out.set(part.name, found(part.version));
   return to_text(out, 2);
 }
 

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +67,7 @@ bool allow(int ruleset, const std::string& path, std::uint64_t rights) {
 Error too_few_files() { return io_error("too few files may be open at a time (ulimit -n): raise that limit"); }
 
 Result<bool> give_up_files(const Sandbox& sandbox) {
-  const long version = ::syscall(kCreateRuleset, nullptr, 0, kVersion);
+  const long version = landlock_version();
   const std::uint64_t all = all_rights(version);
   if (all == 0) return false;
   Ruleset taken{all, version >= 4 ? 3u : 0u, version >= 6 ? 3u : 0u};  // TCP; abstract sockets, signals to others
@@ -200,6 +201,8 @@ bool give_up_calls() {
 
 }  // namespace
 
+long landlock_version() { return std::max(0L, ::syscall(kCreateRuleset, nullptr, 0, kVersion)); }
+
 Result<Sandboxed> enter_sandbox(const Sandbox& sandbox) {
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return Sandboxed();
   gave_up_files = TRY(give_up_files(sandbox));
@@ -215,6 +218,7 @@ bool in_sandbox() { return gave_up_files; }
 namespace reshard {
 
 Result<Sandboxed> enter_sandbox(const Sandbox&) { return Sandboxed(); }
+long landlock_version() { return 0; }
 bool in_sandbox() { return false; }
 
 }  // namespace reshard

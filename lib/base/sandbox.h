@@ -25,6 +25,8 @@ struct Sandboxed {
 // Holds for this thread, those that it starts, and processes that these start, for ever. To be called before there are
 // other threads. An I/O error where too few open files are allowed to say what it may open.
 Result<Sandboxed> enter_sandbox(const Sandbox& sandbox);
+// Returns the version of the kernel's Landlock interface; 0: it has none, or it is disabled.
+long landlock_version();
 // Whether this process has given up files.
 bool in_sandbox();
 

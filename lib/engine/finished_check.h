@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/engine/slabs.h"
-#include "lib/output/output.h"
+#include "lib/engine/walk.h"
 
 namespace reshard {
 

@@ -42,7 +42,7 @@ class DescriptorReader {
       return unsupported("reshard_layout: expected version " + std::to_string(kVersion) + ", got " +
                          std::to_string(version));
     TRY(only(json, {"reshard_layout", "name", "description", "mesh", "files", "tensors", "vocabulary", "pipeline",
-                    "kv_heads", "evidence", "notes"}));
+                    "kv_heads", "evidence", "notes", "schema"}));
     out_.name = TRY(json.get_string("name"));
     if (out_.name.empty()) return corrupt("name: expected a name, got an empty string");
     if (json.contains("description")) out_.description = TRY(json.get_string("description"));

@@ -4,10 +4,8 @@
 
 #include <vector>
 
-#include "lib/device/digest.h"
-#include "lib/engine/run_options.h"
+#include "lib/engine/run.h"
 #include "lib/load/load_destinations.h"
-#include "lib/source/tensor_source.h"
 
 namespace reshard {
 

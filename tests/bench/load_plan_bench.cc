@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/load/load.h"
 
 using namespace reshard;

@@ -143,7 +143,7 @@ TEST(Check, WhatMakesNoSenseIsSaid) {
     EXPECT_EQ(r.out, "");
   };
   expect(check(gpt2, {"--mesh", "xp=2"}), 2, "expected axis=size");
-  expect(check(gpt2, {"--mesh", "tp=2", "--dtype", "int8"}), 2, "'int8' is no dtype for a model");
+  expect(check(gpt2, {"--mesh", "tp=2", "--dtype", "int8"}), 2, "unknown dtype 'int8'; choose one of: float32");
   expect(check(gpt2, {"--mesh", "tp=2", "--family", "none"}), 2, "--family none");
   expect(check(dir.write("c.json", R"({"model_type": "mamba", "hidden_size": 8, "num_attention_heads": 1,
                  "num_hidden_layers": 1, "vocab_size": 8})"),

@@ -14,7 +14,7 @@
 
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
@@ -407,22 +407,22 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const std::string source = sample("single") + "/checkpoint";
   EXPECT_EQ(reshard_cli({}).exit_code, 2);
   EXPECT_EQ(reshard_cli({"nonsense"}).exit_code, 2);
-  EXPECT_EQ(reshard_cli({"nonsense"}).err, "reshard: error: expected a command, got nonsense; see reshard --help\n");
+  EXPECT_EQ(reshard_cli({"nonsense"}).err, "reshard: error: unknown command 'nonsense'; see reshard --help\n");
   const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(typo.err,
-            "reshard: error: --strategy: exchnage not in {auto,direct,exchange}; see reshard convert --help\n");
+            "reshard: error: --strategy: unknown value 'exchnage'; choose one of: auto, direct, exchange; see reshard convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
                  AllOf(HasSubstr("'gguf' is not a format"), HasSubstr("dcp"), HasSubstr("hf")));
   expect_failure(source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
-                 HasSubstr("--mesh is for --to megatron-legacy, megatron-legacy-local, megatron, dcp"));
+                 HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to megatron"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
                  AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2, HasSubstr("pp=5 is more stages"));
-  expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2, HasSubstr("'bert' is not a family"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2, HasSubstr("unknown family 'bert'; choose one of: auto, none, llama"));
   expect_failure(source, dir / "o", {"--to", "hf", "--names", "x"}, 2, HasSubstr("torchtitan-2026"));
   expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("--memory: 'lots' is not a size"));
   expect_failure(source, dir / "o", {"--to", "hf", "--gpu-memory", "-1"}, 2, HasSubstr("--gpu-memory: '-1' is not"));

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/base/json.h"
 #include "lib/layout/descriptor.h"
 #include "tests/support/checkpoints.h"
@@ -162,12 +162,12 @@ TEST(CliLayout, WrongUsageIsRefused) {
   const TempDir dir;
   const std::string source = checkpoint("tp8"), out = dir / "out";
   const std::string meshed = dir.write("l.json", reshard_cli({"layout", source, "--json"}).out);
-  expect_failure({"layout"}, 2, "expected either PATH or --builtin NAME");
-  expect_failure({"layout", source, "--builtin", "hf"}, 2, "expected either PATH or --builtin NAME");
+  expect_failure({"layout"}, 2, "expected PATH or --builtin NAME, and not both");
+  expect_failure({"layout", source, "--builtin", "hf"}, 2, "expected PATH or --builtin NAME, and not both");
   expect_failure({"layout", source, "--hypothesis", "2"}, 2, "--hypothesis 2: expected at most 1");
-  expect_failure({"layout", source, "--mesh", "tp=2"}, 2, "--mesh is for --builtin");
+  expect_failure({"layout", source, "--mesh", "tp=2"}, 2, "--mesh needs --builtin");
   expect_failure({"layout", "--builtin", "x"}, 2,
-                 "'x' is no built-in layout; there are colossalai-llama, hf, megatron-llama, torchtitan-llama");
+                 "unknown built-in layout 'x'; choose one of: colossalai-llama, hf, megatron-llama, torchtitan-llama");
   expect_failure({"layout", dir / "nothing"}, 5, "");
   const auto convert = [&](std::vector<std::string> options, int code, const std::string& message) {
     options.insert(options.begin(), {"convert", source, out});
@@ -176,7 +176,7 @@ TEST(CliLayout, WrongUsageIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
   };
   convert({"--to", "hf", "--layout", "hf"}, 2,
-          "--layout is for --to megatron-legacy, megatron-legacy-local, megatron, dcp");
+          "--layout does not apply to --to hf, whose files are not sharded by rank; it applies to megatron-legacy, ");
   convert({"--to", "dcp", "--layout", meshed, "--mesh", "tp=2"}, 2, "has a mesh of its own, tp=8");
   convert({"--to", "dcp", "--layout", "torchtitan-llama"}, 2, "layout 'torchtitan-llama' has no mesh");
   convert({"--to", "dcp", "--layout", dir / "absent.json"}, 5, "not found, and no built-in layout");

@@ -160,12 +160,12 @@ TEST_F(MergeTest, RefusesWhatDoesNotFit) {
     EXPECT_FALSE(path_exists(dir_ / "out"));
   };
   const std::string out = dir_ / "out";
-  refused({a, b, out}, 2, HasSubstr("expected one of --weights, --average, --ema and --expression"));
+  refused({a, b, out}, 2, HasSubstr("expected exactly one of --average, --weights, --ema and --expression"));
   refused({a, b, out, "--weights", "1"}, 2, HasSubstr("expected 2 numbers, one for each source, got 1"));
   refused({a, b, out, "--weights", "1,nan"}, 2, HasSubstr("expected a number, got 'nan'"));
   refused({a, b, out, "--expression", "s1 + 0.5*s3"}, 2, HasSubstr("expected one of the sources s1, s2"));
-  refused({"m=" + a, "m=" + b, out, "--average"}, 2, HasSubstr("two sources are called 'm'"));
-  refused({a, out, "--average"}, 2, HasSubstr("two sources or more"));
+  refused({"m=" + a, "m=" + b, out, "--average"}, 2, HasSubstr("two sources are named 'm'"));
+  refused({a, out, "--average"}, 2, HasSubstr("at least two sources"));
   refused({a, dir_ / "absent", out, "--average"}, 5, HasSubstr("absent: not found"));
   refused({a, b, out, "--average", "--others-from", "x"}, 2, HasSubstr("no source is called 'x'"));
   const std::string less = converted(b, "less", {"--to", "dcp", "--exclude", "*norm.weight", "--names", "hf"});

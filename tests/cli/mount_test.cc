@@ -16,7 +16,7 @@
 #include <regex>
 #include <thread>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

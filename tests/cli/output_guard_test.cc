@@ -80,16 +80,12 @@ const std::set<std::string> kWords = {"--accumulate",
 
 Words commands() {
   Words out;
-  bool is_list = false;
-  for (const std::string& line : split(reshard_cli({"--help"}).out, '\n')) {
-    if (is_list && line.empty()) break;
-    if (is_list && line.starts_with("  ") && line[2] != ' ') out.push_back(line.substr(2, line.find(' ', 2) - 2));
-    is_list = is_list || line == "Subcommands:";
-  }
+  for (const std::string& line : split(reshard_cli({"-h"}).out, '\n'))
+    if (line.starts_with("  ")) out.push_back(line.substr(2, line.find(' ', 2) - 2));
   return out;
 }
 
-// The options of a command that take a value: "  --to TEXT ...".
+// The options of a command that take a value: "  --to FORMAT ...".
 std::set<std::string> options_with_values(const std::string& command) {
   std::set<std::string> out;
   for (const std::string& line : split(reshard_cli({command, "--help"}).out, '\n')) {

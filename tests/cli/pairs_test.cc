@@ -109,7 +109,7 @@ TEST(Targets, RefuseOptionsThatMeanNothingForThem) {
           {"plan", sample("tp8") + "/checkpoint", "--to", to, "--memory", "1GiB", std::string(option), value});
       EXPECT_EQ(r.exit_code, means ? 0 : 2) << to << " " << option << ": " << r.err;
       if (!means) {
-        EXPECT_THAT(r.err, testing::HasSubstr(std::string(option) + " is for --to "));
+        EXPECT_THAT(r.err, testing::HasSubstr(std::string(option) + " does not apply to --to "));
       }
       refused += !means;
     }

@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <regex>
 
 #include "lib/base/json.h"
+#include "lib/base/text.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"
 #include "tests/support/run_command.h"
@@ -17,6 +19,9 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 using Words = std::vector<std::string>;
+
+const Words kCommands = {"inspect", "latest", "diff", "layout", "convert",  "merge",       "mount", "synth",
+                         "verify",  "check",  "plan", "doctor", "families", "completions", "man",   "help"};
 
 // A checkpoint of one tensor of one element, and a model.
 class UsageTest : public testing::Test {
@@ -36,9 +41,7 @@ class UsageTest : public testing::Test {
 };
 
 TEST_F(UsageTest, HelpAndVersionAreAskedForInEveryUsualWay) {
-  const Words commands = {"inspect", "latest", "convert", "merge",       "plan", "mount", "verify",
-                          "diff",    "check",  "layout",  "completions", "man",  "synth"};
-  for (const std::string& command : commands) {
+  for (const std::string& command : kCommands) {
     const CommandResult help = reshard_cli({"help", command}), same = reshard_cli({command, "--help"});
     EXPECT_EQ(help.exit_code, 0) << help.err;
     EXPECT_EQ(help.out, same.out);
@@ -46,7 +49,154 @@ TEST_F(UsageTest, HelpAndVersionAreAskedForInEveryUsualWay) {
   }
   EXPECT_EQ(reshard_cli({"help"}).out, reshard_cli({"--help"}).out);
   EXPECT_EQ(reshard_cli({"-V"}).out, reshard_cli({"--version"}).out);
-  EXPECT_THAT(reshard_cli({"help", "conver"}).err, HasSubstr("expected a command, got help"));
+  EXPECT_THAT(reshard_cli({"help", "conver"}).err, HasSubstr("unknown command 'conver'; did you mean convert?"));
+  // Without a command the summary is shown, as an error.
+  const CommandResult alone = reshard_cli({});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_EQ(alone.out, "");
+  EXPECT_EQ(alone.err, reshard_cli({"-h"}).out);
+}
+
+// Columns that a line takes.
+std::size_t columns(const std::string& line) {
+  return static_cast<std::size_t>(std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+TEST_F(UsageTest, SummariesFitOnAScreen) {
+  constexpr std::size_t kLines = 31;
+  Words all = kCommands;
+  all.insert(all.begin(), "");
+  for (const std::string& command : all) {
+    Words words = command.empty() ? Words{"-h"} : Words{command, "-h"};
+    const CommandResult help = reshard_cli(words);
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_LE(split(help.out, '\n').size(), kLines) << command << "\n" << help.out;
+    words.back() = "--help";
+    EXPECT_GE(reshard_cli(words).out.size() + 120, help.out.size()) << command;
+  }
+  const std::string summary = reshard_cli({"-h"}).out;
+  for (const std::string& command : kCommands) EXPECT_THAT(summary, HasSubstr("\n  " + command + " ")) << command;
+}
+
+TEST_F(UsageTest, HelpIsAsWideAsTheScreen) {
+  for (const std::string& command : kCommands)
+    for (const std::size_t width : {60U, 130U}) {
+      const std::string set = "COLUMNS=" + std::to_string(width);
+      const CommandResult help = run_command({RESHARD_BINARY, command, "--help"}, 60, {set});
+      bool is_example = false;
+      for (const std::string& line : split(help.out, '\n')) {
+        if (line == "Examples") is_example = true;
+        const bool is_usage = line.starts_with("Usage:") || (is_example && line.starts_with("  reshard "));
+        EXPECT_TRUE(is_usage || columns(line) <= width) << width << ": " << line;
+      }
+    }
+  // Standard output that is a file has 100 columns, a terminal its own, and absurd widths are not followed.
+  const auto longest = [](const std::string& text) {
+    std::size_t out = 0;
+    for (const std::string& line : split(text, '\n')) out = std::max(out, columns(line));
+    return out;
+  };
+  EXPECT_LE(longest(reshard_cli({"plan", "--help"}).out), 100U);
+  EXPECT_EQ(run_command({RESHARD_BINARY, "plan", "--help"}, 60, {"COLUMNS=7"}).out,
+            run_command({RESHARD_BINARY, "plan", "--help"}, 60, {"COLUMNS=60"}).out);
+  EXPECT_EQ(run_command({RESHARD_BINARY, "plan", "--help"}, 60, {"COLUMNS=9999999999"}).out,
+            run_command({RESHARD_BINARY, "plan", "--help"}, 60, {"COLUMNS=200"}).out);
+  if (!std::filesystem::exists("/usr/bin/script")) return;
+  for (const std::size_t width : {60U, 130U}) {
+    const std::string line = "stty cols " + std::to_string(width) + "; " RESHARD_BINARY " plan --help";
+    const CommandResult shown = run_command({"/usr/bin/script", "-qec", line, "/dev/null"}, 60, {"NO_COLOR=1"});
+    const CommandResult expected =
+        run_command({RESHARD_BINARY, "plan", "--help"}, 60, {"COLUMNS=" + std::to_string(width)});
+    EXPECT_EQ(std::regex_replace(shown.out, std::regex("\r"), ""), expected.out);
+  }
+}
+
+// Each option has one line of at most 70 characters, which begins with a capital letter and does not end with a stop.
+TEST_F(UsageTest, DescriptionsAreShort) {
+  std::size_t checked = 0;
+  for (const std::string& command : kCommands) {
+    const std::string page = reshard_cli({"man", command}).out;
+    const std::vector<std::string> lines = split(page, '\n');
+    for (std::size_t i = 0; i + 2 < lines.size(); ++i) {
+      if (lines[i] == ".SH EXIT STATUS") break;
+      if (lines[i] != ".TP") continue;
+      std::string text = std::regex_replace(lines[i + 2], std::regex("\\\\-"), "-");
+      text = text.substr(0, text.find(" (default"));
+      text = text.substr(0, text.find(" (repeatable"));
+      if (const std::size_t list = text.find(": "); text.size() > 70 && list != text.npos) text = text.substr(0, list);
+      EXPECT_LE(text.size(), 71U) << command << ": " << text;
+      EXPECT_TRUE(text[0] >= 'A' && text[0] <= 'Z') << command << ": " << text;
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 100U);
+  // 80 families are listed by a command of their own, and in no help text.
+  for (const std::string& command : kCommands)
+    EXPECT_THAT(reshard_cli({command, "--help"}).out, Not(HasSubstr("qwen3_next")));
+  EXPECT_THAT(reshard_cli({"families"}).out, HasSubstr("\nqwen3_next "));
+}
+
+TEST_F(UsageTest, WrongValuesAreNamedWithWhatIsExpected) {
+  const std::string to = dir_ / "to";
+  const std::vector<std::pair<Words, std::string>> rows = {
+      {{"convert", one_, to, "--to", "hf", "--dtype", "bf16"},
+       "unknown dtype 'bf16'; choose one of: keep, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2"},
+      {{"convert", one_, to, "--to", "hf", "--names", "mine"}, "unknown naming convention 'mine'; choose one of: hf, "},
+      {{"convert", one_, to, "--to", "hf", "--family", "lama"},
+       "unknown family 'lama'; choose one of: auto, none, llama"},
+      {{"convert", one_, to, "--to", "hf", "--resume", "yes"},
+       "--resume: unknown value 'yes'; choose one of: auto, never, require"},
+      {{"convert", one_, to, "--to", "hf", "--threads", "many"}, "--threads: expected a whole number, got 'many'"},
+      {{"convert", one_, to, "--to", "hf", "--threads", "0"}, "--threads: expected 1 to 1024, got '0'"},
+      {{"convert", one_, to, "--to"}, "--to: expected a value"},
+      {{"convert", one_, to, "--to", "hf", "--to", "dcp"}, "--to: expected one value, given several times"},
+      {{"convert"}, "expected SRC, DST and --to; see reshard convert --help"},
+      {{"check", "--config", config_}, "expected --mesh; see reshard check --help"},
+      {{"diff", one_}, "expected B; see"},
+      {{"diff", one_, one_, "--tolerance", "-1"}, "--tolerance: expected a number of at least 0, got '-1'"},
+      {{"verify", one_, "--fail-on", "fatal"}, "unknown severity 'fatal'; choose one of: error, warning, note"},
+      {{"synth", to, "--model", "gpt5"}, "unknown model 'gpt5'; choose one of: llama3-tiny, "},
+      {{"layout", "--builtin", "x"}, "unknown built-in layout 'x'; choose one of: "},
+      {{"man", "konvert"}, "unknown command 'konvert'; choose one of: "},
+      {{"convert", one_, to, "--to", "dcp", "--codec", "zstd:3"},
+       "--codec does not apply to --to dcp; it applies to hdf5"},
+  };
+  for (const auto& [words, expected] : rows) {
+    const CommandResult result = reshard_cli(words);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(expected));
+  }
+}
+
+TEST_F(UsageTest, DoctorReportsBuildAndMachine) {
+  const CommandResult text = reshard_cli({"doctor"}), json = reshard_cli({"doctor", "--json"});
+  const Json report = must(parse_json(json.out, "doctor"));
+  EXPECT_EQ(must(report.get_string("schema")), "reshard.doctor/1");
+  const auto problems = must(report.get_array("problems"));
+  EXPECT_EQ(json.exit_code, problems.empty() ? 0 : 1);
+  EXPECT_EQ(text.exit_code, json.exit_code);
+  for (const char* part : {"zstd", "mpi", "cuda", "nccl", "cufile", "fuse"}) {
+    EXPECT_THAT(text.out, HasSubstr(part));
+    const Json& row = *report.find("build")->find(part);
+    EXPECT_NE(row.find("found") != nullptr, row.find("missing") != nullptr) << part;
+  }
+  for (const char* fact : {"memory", "open files", "file size", "temporary", "mount", "sandbox", "ranks"}) {
+    EXPECT_THAT(text.out, HasSubstr(fact));
+    EXPECT_NE(report.find("machine")->find(fact), nullptr) << fact;
+  }
+  // What is wrong with a machine is named with what to do.
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"RESHARD_MEMORY=lots ", "memory: RESHARD_MEMORY='lots' is not a size; set it to a size"},
+      {"RESHARD_MEMORY=900TB ", "memory: 900TB is more than the "},
+      {"TMPDIR=/nonexistent/place ", "temporary: /nonexistent/place is not a directory"},
+      {"ulimit -n 200; ", "open files: checkpoints of many files need more than 200 open files"},
+      {"ulimit -f 100; ", "file size: no file may be larger than "},
+  };
+  for (const auto& [set, expected] : wrong) {
+    const CommandResult r = run_command({"/bin/sh", "-c", set + "COLUMNS=200 " RESHARD_BINARY " doctor"});
+    EXPECT_EQ(r.exit_code, 1) << set << r.out << r.err;
+    EXPECT_THAT(r.out, HasSubstr(expected)) << set;
+  }
 }
 
 TEST_F(UsageTest, WordsThatNoOptionTakesAreNamedInTheirOrderWithWhatIsNear) {
@@ -54,13 +204,13 @@ TEST_F(UsageTest, WordsThatNoOptionTakesAreNamedInTheirOrderWithWhatIsNear) {
       {{"convert", "a", "b", "--to", "hf", "--max-shard", "3"},
        "unknown arguments --max-shard 3; did you mean --max-shard-size?; see reshard convert --help"},
       {{"convert", "a", "b", "--to", "hf", "--max-shrad-size=3"},
-       "unknown argument --max-shrad-size=3; did you mean --max-shard-size?; see reshard convert --help"},
+       "unknown option --max-shrad-size=3; did you mean --max-shard-size?; see reshard convert --help"},
       {{"verify", "a", "--byte", "--xyzzy", "c", "d"}, "unknown arguments --byte --xyzzy c d; did you mean --bytes?"},
       {{"verify", "a", "b", "c"}, "unknown arguments b c; see"},
-      {{"inspect", "a", "--qqqqqqqqqqqq"}, "unknown argument --qqqqqqqqqqqq; see"},
-      {{"conver", "a", "b"}, "expected a command, got conver; did you mean convert?"},
+      {{"inspect", "a", "--qqqqqqqqqqqq"}, "unknown option --qqqqqqqqqqqq; see"},
+      {{"conver", "a", "b"}, "unknown command 'conver'; did you mean convert?"},
       {{"verfy", "a"}, "did you mean verify?"},
-      {{"nonsense"}, "expected a command, got nonsense; see reshard --help"},
+      {{"nonsense"}, "unknown command 'nonsense'; see reshard --help"},
   };
   for (const auto& [words, expected] : rows) {
     const CommandResult result = reshard_cli(words);
@@ -96,6 +246,11 @@ TEST_F(UsageTest, ResultsForProgramsSayWhatTheyAre) {
       {"view", {"convert", one_, dir_ / "dry.h5", "--to", "hdf5-view", "--family", "none", "--dry-run"}},
       {"check", {"check", "--config", config_, "--mesh", "tp=1"}},
       {"version", {"--version"}},
+      {"families", {"families"}},
+      {"layout", {"layout", one_}},
+      {"latest", {"latest", dir_.path()}},
+      {"convert", {"merge", one_, one_, dir_ / "merged", "--average", "--to", "hf", "--family", "none"}},
+      {"doctor", {"doctor"}},
   };
   for (auto [name, words] : rows) {
     words.emplace_back("--json");
@@ -121,6 +276,8 @@ TEST_F(UsageTest, ErrorsForProgramsAreJsonToo) {
       {5, {"check", "--config", none, "--mesh", "tp=1"}},
       {2, {"verify", one_, "--no-such-option"}},
       {2, {"nonsense"}},
+      {2, {"mount", one_, "m", "--as", "hf"}},
+      {2, {"latest"}},
       {3, {"inspect", dir_.write("broken.safetensors", "not one\n\0\0\0\0\0\0")}},
   };
   for (auto [code, words] : rows) {
@@ -130,7 +287,7 @@ TEST_F(UsageTest, ErrorsForProgramsAreJsonToo) {
     ASSERT_TRUE(json) << words[0] << ": " << result.out << result.err;
     EXPECT_EQ(must(json->get_string("schema")), "reshard.error/1");
     const Json& error = *json->find("error");
-    EXPECT_EQ(must(error.get_index("code")), result.exit_code) << words[0];
+    EXPECT_EQ(must(error.get_index("exit_code")), result.exit_code) << words[0];
     if (code != 3) {
       EXPECT_EQ(result.exit_code, code) << words[0] << result.err;
     }

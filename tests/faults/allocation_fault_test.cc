@@ -16,7 +16,7 @@
 #include <map>
 #include <regex>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"

@@ -836,7 +836,7 @@ class Commands(Case):
             )
             ours = {p.replace("_", "-") for p in inspect.signature(getattr(reshard, name)).parameters}
             flags = {f for f in flags if re.search(rf"^ +(-\w,)?-?-?.*--{f}\b", text, re.M)}
-            spoken = {"help", "json", "quiet", "no-shuffle", "limit", "html"}
+            spoken = {"help", "json", "quiet", "no-shuffle", "limit", "html", "rank-timeout", "no-sandbox"}
             options = {
                 m
                 for line in text.splitlines()

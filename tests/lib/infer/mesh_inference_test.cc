@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "formats/open.h"
+#include "formats/registry.h"
 #include "lib/base/text.h"
 
 namespace reshard {

@@ -1,0 +1,64 @@
+// reshard families: the model families that the program knows.
+#include <cstdio>
+
+#include "lib/base/text.h"
+#include "lib/model/family_file.h"
+#include "tools/commands.h"
+
+namespace reshard::tools {
+namespace {
+
+// The options of the naming conventions that a family has: "hf", "torchtitan", ...
+std::vector<std::string> conventions_of(const Family& family) {
+  std::vector<std::string> out;
+  for (const ConventionInfo& info : kConventions)
+    if (family.has_convention(info.convention)) out.emplace_back(info.option);
+  return out;
+}
+
+Json strings(const std::vector<std::string>& list) {
+  Json out = Json::array();
+  for (const std::string& s : list) out.push_back(s);
+  return out;
+}
+
+Result<int> families(bool as_json) {
+  constexpr std::size_t kName = 18, kTypes = 44;
+  Json list = Json::array();
+  const std::size_t n = builtin_families().size();
+  if (!as_json)
+    std::printf("%s%s%s\n", colored(padded("family", kName), "1").c_str(),
+                colored(padded("model_type", kTypes), "1").c_str(), colored("naming conventions", "1").c_str());
+  for (std::size_t i = 0; i < n; ++i) {
+    const Family& family = *builtin_family(i);
+    const std::vector<std::string> conventions = conventions_of(family);
+    const std::string types = join(family.model_types, ", ");
+    if (as_json)
+      list.push_back(Json::object()
+                         .set("name", family.name)
+                         .set("title", family.title)
+                         .set("model_types", strings(family.model_types))
+                         .set("conventions", strings(conventions)));
+    else
+      std::printf("%s%s%s%s\n", padded(family.name, kName).c_str(), padded(types, kTypes).c_str(),
+                  width_of(types) < kTypes ? "" : "  ", in_column(join(conventions, ", "), kName + kTypes).c_str());
+  }
+  if (as_json) show_json(answer_json("families").set("families", std::move(list)), 2);
+  return 0;
+}
+
+}  // namespace
+
+void add_families(CommandLine& line) {
+  auto as_json = std::make_shared<bool>(false);
+  line.group("Report");
+  line.add_flag("--json", *as_json, "Print the families as JSON").common();
+  line.examples({{"reshard families", ""}, {"reshard families --json | jq -r '.families[].name'", ""}});
+  line.description(
+      "A family is named by --family and found by the model_type of config.json. Other transformers models are "
+      "converted "
+      "under their own names. --family-file adds a family (docs/adding.md).");
+  line.action([as_json] { return families(*as_json); });
+}
+
+}  // namespace reshard::tools
