@@ -411,18 +411,21 @@ TEST(Cli, WrongUsageIsExitCode2) {
   const CommandResult typo = convert(source, dir / "o", {"--to", "hf", "--strategy", "exchnage"});
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_EQ(typo.err,
-            "reshard: error: --strategy: unknown value 'exchnage'; choose one of: auto, direct, exchange; see reshard convert --help\n");
+            "reshard: error: --strategy: unknown value 'exchnage'; choose one of: auto, direct, exchange; see reshard "
+            "convert --help\n");
   EXPECT_EQ(reshard_cli({"--help"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"--version"}).exit_code, 0);
   expect_failure(source, dir / "o", {"--to", "gguf"}, 2,
                  AllOf(HasSubstr("'gguf' is not a format"), HasSubstr("dcp"), HasSubstr("hf")));
-  expect_failure(source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
-                 HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to megatron"));
+  expect_failure(
+      source, dir / "o", {"--to", "hf", "--mesh", "tp=2"}, 2,
+      HasSubstr("--mesh does not apply to --to hf, whose files are not sharded by rank; it applies to megatron"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "tp=zero"}, 2,
                  AllOf(HasSubstr("'tp'"), HasSubstr("got 'zero'")));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "ep=2"}, 2, HasSubstr("ep"));
   expect_failure(source, dir / "o", {"--to", "dcp", "--mesh", "pp=5"}, 2, HasSubstr("pp=5 is more stages"));
-  expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2, HasSubstr("unknown family 'bert'; choose one of: auto, none, llama"));
+  expect_failure(source, dir / "o", {"--to", "hf", "--family", "bert"}, 2,
+                 HasSubstr("unknown family 'bert'; choose one of: auto, none, llama"));
   expect_failure(source, dir / "o", {"--to", "hf", "--names", "x"}, 2, HasSubstr("torchtitan-2026"));
   expect_failure(source, dir / "o", {"--to", "hf", "--memory", "lots"}, 2, HasSubstr("--memory: 'lots' is not a size"));
   expect_failure(source, dir / "o", {"--to", "hf", "--gpu-memory", "-1"}, 2, HasSubstr("--gpu-memory: '-1' is not"));
