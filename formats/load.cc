@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 
 namespace reshard {
 

@@ -1,9 +1,5 @@
 #include "formats/registry.h"
 
-#include <filesystem>
-#include <set>
-#include <utility>
-
 #include "formats/bin/bin.h"
 #include "formats/colossalai/colossalai.h"
 #include "formats/dcp/dcp.h"
@@ -16,14 +12,8 @@
 #include "formats/nanotron/nanotron.h"
 #include "formats/ranks/ranks.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
-#include "formats/training_run.h"
 #include "formats/vllm/vllm.h"
-#include "lib/base/file.h"
-#include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/checkpoint/provenance.h"
-#include "lib/checkpoint/side_files.h"
-#include "lib/model/parts.h"
 
 namespace reshard {
 FormatTable& formats() {
@@ -49,103 +39,6 @@ Result<const Format*> recognised_format(const PathSnapshot& place) {
       if (TRY(f->recognises(place))) return f;
     }
   return nullptr;
-}
-
-namespace {
-
-// Whether all that is stored is a model's, under names of its loaders: in no dictionary beside others.
-bool is_model(const Catalog& catalog) {
-  const auto& tensors = catalog.tensors();
-  return catalog.has_model_names &&
-         std::all_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.path.size() < 2; });
-}
-
-Result<std::optional<OpenCheckpoint>> open_place(const PathSnapshot& place, const OpenOptions& options) {
-  std::optional<OpenCheckpoint> open = TRY(open_parts(place, options));
-  if (!open)
-    if (const Format* f = TRY(recognised_format(place))) open = OpenCheckpoint{f, TRY(f->open(place, options))};
-  if (!open)
-    if (const PathSnapshot* const inner = TRY(checkpoint_of_step(place))) return open_place(*inner, options);
-  if (open && options.weights == Weights::kMaster && !open->format->has_masters)
-    return usage_error(place.path() +
-                       ": --weights master is for training states that have their parameters twice, and " +
-                       std::string(open->format->title) + " has them once");
-  if (!open) return open;
-  Catalog& catalog = open->reader->catalog();
-  catalog.has_model_names = open->format->hf_names;
-  TRY(adopt_provenance(*open->reader));
-  note_optimizers(place, catalog);
-  TRY(find_parts(catalog, options.keys, is_model(catalog), Families(options.own_family)));
-  return open;
-}
-
-// What other programs keep models in, by the ends of names.
-constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{".gguf", "llama.cpp's"},
-                                                                     {"tf_model.h5", "TensorFlow's"},
-                                                                     {".ckpt.index", "TensorFlow's"},
-                                                                     {".msgpack", "Flax's"},
-                                                                     {".onnx", "ONNX's"}};
-
-std::string others_text(const PathSnapshot& place) {
-  std::vector<std::string> names, told;
-  if (place.is_file()) names.push_back(place.name());
-  if (place.is_directory())
-    for (const DirectoryEntry& entry : place.entries()) names.push_back(entry.name);
-  for (const auto& [end, owner] : kOthers)
-    for (const std::string& name : names)
-      if (name.ends_with(end)) told.push_back(printable(name) + " is " + std::string(owner));
-  if (!told.empty()) return " (" + some_of(told) + ")";
-  std::vector<std::string> models = place.is_directory() ? bin::usual_names(place) : std::vector<std::string>();
-  for (std::string& name : models) name = printable(name);
-  return models.size() < 2 ? "" : " (" + some_of(models) + ": open one of them by its path)";
-}
-
-}  // namespace
-
-Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options) {
-  return open_place(TRY(PathSnapshot::look(path)), options);
-}
-
-Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options) {
-  if (!path_exists(path)) {
-    TRY(entry_at(path));  // a directory on the way that may not be looked into
-    return io_error(path + ": not found");
-  }
-  const PathSnapshot place = TRY(PathSnapshot::look(path));
-  if (place.is_directory() && place.entries().empty())
-    return io_error(path + ": an empty directory, or one whose file system is not mounted");
-  if (auto open = TRY(open_place(place, options))) return std::move(*open);
-  if (const std::string advice = advice_for_run(path); !advice.empty()) return unsupported(path + ": " + advice);
-  if (!place.is_directory()) TRY(File::open(path));  // a link that leads nowhere, a device
-  std::vector<std::string> titles;
-  for (const Format* f : formats())
-    if (f->open && !f->write_view) titles.emplace_back(f->title);  // a view is read as what it is a view in
-  return unsupported(path + ": not a checkpoint that reshard knows" + others_text(place) + "; it reads " +
-                     join(titles, ", "));
-}
-
-Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory) {
-  if (auto recorded = TRY(files_of_manifest(directory))) return std::move(*recorded);
-  std::set<std::string> own;
-  const auto open = TRY(open_checkpoint(directory, {.files_too = false, .validated = false}));
-  const Catalog& catalog = open.reader->catalog();
-  const std::string inside = path_join(directory, "");  // some have their files in a directory of it
-  const std::string below = catalog.root.starts_with(inside) ? catalog.root.substr(inside.size()) : std::string();
-  const auto add = [&](const std::string& name) {
-    own.insert(std::filesystem::path(below.empty() ? name : path_join(below, name)).lexically_normal().string());
-  };
-  for (const CatalogFile& file : catalog.files) add(file.path);
-  for (const std::string& name : catalog.metadata_files) add(name);
-  if (!catalog.latest_file.empty()) add(catalog.latest_file);
-  std::set<std::string> places = {""};
-  for (const std::string& file : own) places.insert(file.substr(0, file.rfind('/') + 1));  // npos + 1 is 0
-  for (const std::string& place : places) {
-    for (const Format* format : formats())
-      for (const std::string_view name : format->side_files) own.insert(place + std::string(name));
-    own.insert(place + std::string(kConfigFile));
-    own.insert(place + std::string(kManifestFile));
-  }
-  return std::vector<std::string>(own.begin(), own.end());
 }
 
 }  // namespace reshard

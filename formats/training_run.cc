@@ -366,34 +366,4 @@ Result<std::vector<std::string>> checkpoints_of_run(const std::string& path) {
   return out;
 }
 
-std::string gap_of_checkpoint(const std::string& path) {
-  const auto open = open_if_known(path);
-  if (!open) return open.error().message();
-  if (!*open) return path + ": is no checkpoint any more";
-  for (const CatalogFile& file : (*open)->reader->catalog().files)
-    if (file.size < 0) return file.path + " is missing";
-  return {};
-}
-
-Result<std::string> newest_complete(const std::vector<std::string>& checkpoints) {
-  std::string gap_of_last;
-  for (auto c = checkpoints.rbegin(); c != checkpoints.rend(); ++c) {
-    const std::string gap = gap_of_checkpoint(*c);
-    if (gap.empty()) return *c;
-    if (gap_of_last.empty()) gap_of_last = gap;
-  }
-  return corrupt("none of them complete; the last: " + gap_of_last);
-}
-
-std::string advice_for_run(const std::string& path) {
-  const auto found = checkpoints_of_run(path);
-  if (!found || found->empty()) return {};
-  // diffusers' pipelines, sentence-transformers' modules
-  if (path_exists(path_join(path, "model_index.json")) || path_exists(path_join(path, "modules.json")))
-    return "a directory of several models; name one of them: " + some_of(*found);
-  const auto newest = newest_complete(*found);
-  return "a directory of " + count_of(std::ssize(*found), "checkpoint") + "; " +
-         (newest ? "the newest complete one is " + printable(*newest) : newest.error().message());
-}
-
 }  // namespace reshard

@@ -34,12 +34,4 @@ void note_optimizers(const PathSnapshot& place, Catalog& catalog);
 // The checkpoints below a run's directory, one or two levels down, in the order of their steps. Opens none; what it may
 // not look into is passed over.
 Result<std::vector<std::string>> checkpoints_of_run(const std::string& path);
-// Why a checkpoint is not complete; empty where it opens and its files are all there.
-std::string gap_of_checkpoint(const std::string& path);
-// The last of them that is complete. Corrupt where none is, telling of the last.
-Result<std::string> newest_complete(const std::vector<std::string>& checkpoints);
-
-// What to open instead of a run's directory, for people; empty where nothing below is a checkpoint.
-std::string advice_for_run(const std::string& path);
-
 }  // namespace reshard

@@ -6,7 +6,9 @@
 #include <cctype>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -145,6 +147,48 @@ TEST(Architecture, IncludesPointDownwards) {
       EXPECT_TRUE(may_include(file.path, include.name)) << file.path << " must not include " << include.name;
     }
   EXPECT_GT(seen, 50);
+}
+
+// "lib/engine/run.cc" and "lib/engine/run.h" are one module.
+std::string module_of(const std::string& path) { return path.substr(0, path.rfind('.')); }
+
+// Returns a circle of modules that include each other, "a b a", or nothing.
+std::string find_circle(const std::map<std::string, std::set<std::string>>& includes) {
+  std::set<std::string> done;
+  std::vector<std::string> path;
+  std::string circle;
+  const std::function<void(const std::string&)> visit = [&](const std::string& module) {
+    if (!circle.empty() || done.contains(module)) return;
+    const bool closes = std::find(path.begin(), path.end(), module) != path.end();
+    path.push_back(module);
+    if (closes) {
+      for (auto m = std::find(path.begin(), path.end(), module); m != path.end(); ++m) circle += *m + " ";
+      return;
+    }
+    if (const auto found = includes.find(module); found != includes.end())
+      for (const std::string& next : found->second) visit(next);
+    if (circle.empty()) path.pop_back();
+    done.insert(module);
+  };
+  for (const auto& [module, next] : includes) visit(module);
+  return circle;
+}
+
+// The rooms that a conversion passes through are read from one end to the other, module by module.
+TEST(Architecture, TheStraightLineHasNoCircles) {
+  const std::vector<std::string> rooms = {"lib/source",          "lib/output",  "lib/engine",
+                                          "lib/image",           "lib/convert", "lib/convert/view",
+                                          "lib/convert/weights", "lib/load",    "formats"};
+  std::map<std::string, std::set<std::string>> includes;
+  for (const SourceFile& file : sources()) {
+    if (std::find(rooms.begin(), rooms.end(), layer_of(file.path)) == rooms.end()) continue;
+    for (const Include& include : includes_of(file))
+      if (include.quoted && module_of(include.name) != module_of(file.path))
+        includes[module_of(file.path)].insert(module_of(include.name));
+  }
+  EXPECT_GT(includes.size(), 60U);
+  EXPECT_EQ(find_circle(includes), "");
+  EXPECT_EQ(find_circle({{"a", {"b"}}, {"b", {"c", "d"}}, {"d", {"b"}}}), "b d b ");
 }
 
 TEST(Architecture, TheRulesRefuseWhatTheyAreFor) {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/open.h"
 #include "lib/base/output_guard.h"
 #include "lib/base/shell.h"
 #include "lib/base/text.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "formats/open.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"
 #include "lib/model/quantization.h"

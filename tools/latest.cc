@@ -1,6 +1,7 @@
 // reshard latest: the checkpoint of a training run to resume from.
 #include <cstdio>
 
+#include "formats/open.h"
 #include "formats/training_run.h"
 #include "lib/base/text.h"
 #include "tools/commands.h"

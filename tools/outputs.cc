@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/output_guard.h"
 #include "lib/checkpoint/side_files.h"

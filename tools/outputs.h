@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tools/command_line.h"
 
 namespace reshard::tools {

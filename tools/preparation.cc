@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "formats/open.h"
 #include "formats/pickle_allowlist.h"
 #include "lib/base/memory_limit.h"
 #include "lib/base/text.h"

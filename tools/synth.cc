@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/state_key.h"

@@ -250,6 +250,11 @@ struct Format {
   bool takes_mesh() const { return sharding != Sharding::kNone; }
   bool holds_whole_tensors() const { return sharding == Sharding::kNone || sharding == Sharding::kStages; }
   bool holds_local_tensors() const { return sharding == Sharding::kLocal; }
+  // Returns whether an adapter can be written next to the model.
+  bool holds_adapter() const { return hf_names && holds == Holds::kModel && sharding == Sharding::kNone; }
+  // Returns whether a training run resumes from the format with modules under the model's own names, so that the
+  // parameters of adapters are among them.
+  bool resumes_training() const { return holds == Holds::kAdam && hf_names; }
 };
 
 // The row of another form of a format, that is written alone: what reads the one reads both.
@@ -268,7 +273,7 @@ struct OpenCheckpoint {
   const Format* format = nullptr;
   std::unique_ptr<Reader> reader;
 };
-// Opens one; open_checkpoint of formats/registry.h.
+// Opens one; open_checkpoint of formats/open.h.
 using Opener = std::function<Result<OpenCheckpoint>(const std::string& path, const OpenOptions& options)>;
 
 }  // namespace reshard

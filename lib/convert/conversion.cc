@@ -4,7 +4,6 @@
 
 #include "lib/base/memory_limit.h"
 #include "lib/checkpoint/provenance.h"
-#include "lib/convert/adam.h"
 #include "lib/model/parts.h"
 #include "lib/output/encoded_chunks.h"
 #include "lib/output/journal.h"
@@ -12,99 +11,6 @@
 #include "lib/transport/collectives.h"
 
 namespace reshard {
-
-namespace {
-
-// The same tensors, each in one piece: less to look through for who only asks what there is.
-Result<Catalog> in_one_piece(const Catalog& source) {
-  Catalog out;
-  out.root = source.root;
-  out.files = source.files;
-  out.vocabulary = source.vocabulary;
-  out.blobs = source.blobs;
-  TRY(out.reserve(source.tensors().size()));
-  for (const Tensor& stored : source.tensors()) {
-    Tensor t = stored;
-    t.fragments = t.replicas = FragmentList(t.shape.rank());
-    if (t.elements() > 0) t.fragments.add(whole(t.shape), {0, 0, t.bytes()});
-    TRY(out.add(std::move(t)));
-  }
-  return out;
-}
-
-Status locate(Reader& source, Unpacking* unpacking, const std::vector<std::size_t>& selected,
-              const ConversionOptions& o) {
-  if (!unpacking) return source.locate(selected, o.run.threads, o.spool);
-  TRY(source.locate(unpacking->operands(selected), o.run.threads, o.spool));
-  unpacking->update(source.catalog());
-  return {};
-}
-
-Result<std::optional<Adapter>> find_adapter(Reader& source, const Format& format, const ConversionOptions& o,
-                                            Draft& d) {
-  const bool writes_adapter = holds_adapter(format) && d.names.renames();
-  const AdapterUse use = o.merge_adapter  ? AdapterUse::kMerged
-                         : writes_adapter ? AdapterUse::kWritten
-                                          : AdapterUse::kNone;
-  std::optional<Adapter> out = TRY(read_adapter(source, o.adapter, use, o, d.view, d.names));
-  if (out && out->changes_nothing)
-    d.notes.warnings.push_back(
-        "lora_alpha is 0, so the adapter changes nothing; give the alpha that it was trained with by --lora-alpha");
-  if (out && out->is_merged() && !o.metadata_only) {
-    Reader& reader = o.adapter.reader ? *o.adapter.reader : source;
-    TRY(reader.locate(out->operands(), o.run.threads, o.spool));
-  }
-  return out;
-}
-
-}  // namespace
-
-Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& o) {
-  Draft d;
-  d.config = TRY(read_config_file(source, o, d.notes));
-  d.unpacking = TRY(Unpacking::make(source, o, o.run.threads, d.config, d.notes));
-  const Catalog& catalog = d.unpacking ? d.unpacking->catalog() : source.catalog();
-  d.names = TRY(translate(catalog, o.model, d.config, o, format));  // settles the model, and the names of both
-  TRY(check_names(catalog, d.names, o, format, d.config, d.notes));
-  const Selected selected = TRY(select(catalog, o, format, o.allow.cover, !o.metadata_only, d.notes));
-  if (!o.takes_parts) TRY(check_packed_whole(catalog, selected, d.names.packed));
-  if (!o.metadata_only) TRY(locate(source, d.unpacking.get(), selected.tensors, o));  // where the source's bytes lie
-  if (o.sizes_only) {
-    Translation names = d.names;
-    names.hf_rows = false;  // nor in which order its rows are
-    d.view = TRY(view_source(TRY(in_one_piece(catalog)), selected, names, o.keep_unknown, false, d.notes));
-  } else {
-    d.view = TRY(view_source(catalog, selected, d.names, o.keep_unknown, !o.metadata_only, d.notes));
-  }
-  const Model& model = d.names.model;
-  RepairOptions fit{model.family, model.config_or_null(), o.repairs, o.donor, o.metadata_only, o.spool, o.run};
-  fit.run.progress = nullptr;
-  if (d.names.renames())
-    d.identity = TRY(repair(d.view, source.files(), fit, selected.complete, o.allow.config, d.notes));  // the model
-  if (format.write_view) {
-    d.adapter = TRY(find_adapter(source, format, o, d));
-    return d;
-  }
-  if (format.holds == Holds::kAdam) {
-    TRY(add_masters(d.view, d.notes));
-    d.step = TRY(take_steps(d.view, source.files(), o.metadata_only));
-  } else if (format.holds != Holds::kModel) {
-    TRY(add_steps(d.view, source, source.files()));
-  }
-  d.requantized = TRY(requantize(d.view, d.names, o, o, format, d.notes));
-  d.adapter = TRY(find_adapter(source, format, o, d));  // to the weights as they are now
-  TRY(pad_vocabulary(d.view, source.files(), d.names, o, o, format, fit, d.notes));
-  TRY(repeat_heads(d.view, d.names, o, format, d.notes));  // settles the source's view
-  if (d.unpacking) d.unpacking->note_computed(d.view);
-  d.output = TRY(name_tensors(d.view, d.names, o, d.notes));  // names, dtypes and shapes of the output
-  TRY(place(d.output, d.view, model, o, format, d.notes));    // and how it lies
-  if (o.merge) d.merge = TRY(match_sources(d, format, o));
-  d.side_files = TRY(find_side_files(source.catalog(), d.config.path, format, d.notes));
-  if (d.adapter && !o.merge_adapter)
-    d.side_files.push_back(
-        {"adapter/" + std::string(kAdapterConfigFile), d.adapter->config, "", std::ssize(d.adapter->config)});
-  return d;
-}
 
 namespace {
 

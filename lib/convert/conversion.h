@@ -9,64 +9,12 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/convert/steps.h"
-#include "lib/convert/weights/adapter.h"
-#include "lib/convert/weights/merge.h"
-#include "lib/convert/weights/requantization.h"
-#include "lib/convert/weights/unpacking.h"
+#include "lib/convert/draft.h"
 #include "lib/engine/run.h"
 #include "lib/plan/cost.h"
 #include "lib/plan/plan.h"
 
 namespace reshard {
-
-// Faults of the source that the user lets through.
-struct Allowed {
-  bool cover = false;   // tensors that are not stored exactly once, or whose files are damaged, are left out
-  bool config = false;  // tensors that are not as the config says are written as they are
-};
-
-struct ConversionOptions : Wanted {
-  std::string source_path;  // as the user gave it, for the manifest
-  Repairs repairs;
-  Reader* donor = nullptr;  // of rows that the source lost; null: none
-  AdapterOptions adapter;
-  std::optional<MergeOptions> merge;  // of this source with others
-  Container container = Container::kSafetensors;
-  Index max_file_bytes = kUsualFileBytes;
-  Compression compression;  // for formats that can
-  Allowed allow;
-  bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
-  bool metadata_only = false;  // plan without looking into the data files
-  bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
-  Resume resume = Resume::kAuto;
-  Index group_bytes = Continuation().group_bytes;
-  std::function<void(const std::string& note)> tell{};  // of what an earlier run left
-  RunOptions run;
-};
-
-// What is to be written and how it lies, before any format has laid it out.
-struct Draft {
-  ConfigFile config;                     // of the plain model, if it is unpacked
-  std::unique_ptr<Unpacking> unpacking;  // null: the source has no packed weights, or keeps them
-  Translation names;
-  SourceView view;
-  std::optional<Identity> identity;  // with its config; nothing where none was held against it
-  std::optional<Adapter> adapter;    // where one is written or merged
-  Requantization requantized;        // what is computed of other weights
-  std::optional<Index> step;         // of the optimizer, for Holds::kAdam
-  OutputTensors output;              // placed
-  std::optional<Merge> merge;
-  std::vector<SideFile> side_files;
-  ConversionNotes notes;
-};
-// The steps up to there (steps.h). Locates the tensors that take part. For a format that shows tensors where they lie
-// the output is left empty.
-Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& options);
-
-// That tensors of which the output has one for both are equal. Reads them. Returns how many recorded checksums of those
-// that are left out hold.
-Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run);
 
 class ConversionSource;
 class SourceManifest;

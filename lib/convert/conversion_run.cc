@@ -182,8 +182,8 @@ Result<std::string> Conversion::manifest_text(const RunOptions& run, const Sourc
 // What of the sources has to be equal, in each of them and among them.
 Status Conversion::check_merged(const ConversionSource& origin) const {
   const Merge& merge = *draft_.merge;
-  for (std::size_t s = 0; s < merge.others.size(); ++s)
-    TRY(check_equal_tensors(*merge.others[s], merge.options.sources[s + 1].reader->files(), options_.run));
+  for (std::size_t s = 0; s < draft_.others.size(); ++s)
+    TRY(check_equal_tensors(*draft_.others[s], merge.options.sources[s + 1].reader->files(), options_.run));
   return check_not_merged(merge, origin.merged(), options_.run);
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "lib/convert/conversion.h"
+#include "lib/convert/draft.h"
 #include "lib/source/checked_source.h"
 #include "lib/source/computed_source.h"
 
@@ -36,7 +36,7 @@ class ConversionSource {
     if (draft.unpacking) draft.unpacking->set(packed, tensors_, plain_);
     TensorSource& operands = check ? static_cast<TensorSource&>(checked_operands_) : operands_;
     if (merges_adapter_) merge_adapter(*draft.adapter, plain_, operands, computed_);
-    if (draft.merge) merge(*draft.merge, check);
+    if (draft.merge) merge(draft, check);
   }
   ConversionSource(const ConversionSource&) = delete;
   ConversionSource& operator=(const ConversionSource&) = delete;
@@ -61,12 +61,13 @@ class ConversionSource {
   }
 
  private:
-  void merge(const Merge& merge, bool check) {
+  void merge(const Draft& draft, bool check) {
+    const Merge& merge = *draft.merge;
     digests_ = std::make_unique<MergeDigests>(merge);
     merged_ = {&tensors_};
-    for (std::size_t s = 0; s < merge.others.size(); ++s) {
+    for (std::size_t s = 0; s < draft.others.size(); ++s) {
       Reader& reader = *merge.options.sources[s + 1].reader;
-      others_.push_back(std::make_unique<ConversionSource>(*merge.others[s], reader, reader, check));
+      others_.push_back(std::make_unique<ConversionSource>(*draft.others[s], reader, reader, check));
       merged_.push_back(&others_.back()->tensors());
     }
     set_merged(merge, merged_, *digests_, computed_);

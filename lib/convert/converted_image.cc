@@ -6,7 +6,7 @@
 #include "lib/base/memory_limit.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/manifest.h"
-#include "lib/engine/walk.h"
+#include "lib/engine/slabs.h"
 
 namespace reshard {
 namespace {

@@ -201,7 +201,7 @@ Result<bool> Exchange::read(int half, const DeviceBuffer& sent, RoundMessages& m
   StepSlabs& slabs = halves_[half];
   slabs = slabs_of(steps_[next_step_++], messages);
   const auto one = [&](int thread, Index i) -> Status {
-    TRY(may_go_on(options_));
+    TRY(check_not_interrupted(options_));
     const SlabMessage& message = slabs.sent[static_cast<std::size_t>(i)];
     const WalkSlab s = list_.get(message.slab);
     const std::size_t tensor = items_[s.item].tensor;
@@ -253,7 +253,7 @@ Status Exchange::copy_pieces(const WalkSlab& s, const std::vector<SlabMessage::P
 Status Exchange::finish(int half, const DeviceBuffer&, const DeviceBuffer& received) {
   const StepSlabs& slabs = halves_[half];
   const auto one = [&](int thread, Index i) -> Status {
-    TRY(may_go_on(options_));
+    TRY(check_not_interrupted(options_));
     const SlabMessage& message = slabs.own[static_cast<std::size_t>(i)];
     const WalkSlab s = list_.get(message.slab);
     const Buffers& b = buffers_[static_cast<std::size_t>(thread)];

@@ -7,7 +7,7 @@
 // memory, the device packs and unpacks; otherwise the host does.
 #pragma once
 
-#include "lib/engine/walk.h"
+#include "lib/engine/slabs.h"
 
 namespace reshard {
 

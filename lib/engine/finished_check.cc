@@ -144,7 +144,7 @@ Result<std::optional<std::string>> find_changed(const std::vector<WalkItem>& ite
 
   FinishedCheck check(stored, output);
   TRY(parallel_for(count, threads, [&](int thread, Index k) -> Status {
-    TRY(may_go_on(options));
+    TRY(check_not_interrupted(options));
     return check.read(list.get(first + k), rooms[static_cast<std::size_t>(thread)]);
   }));
   const std::vector<Seen> seen = TRY(check.take(options.ranks));

@@ -9,7 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "lib/engine/walk.h"
+#include "lib/engine/slabs.h"
+#include "lib/output/output.h"
 
 namespace reshard {
 

@@ -4,20 +4,12 @@
 #include <memory>
 #include <utility>
 
-#include "lib/base/memory_limit.h"
-#include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/engine/exchange.h"
 #include "lib/engine/finished_check.h"
-#include "lib/engine/walk.h"
-#include "lib/transport/collectives.h"
-#include "lib/transport/waiting.h"
 
 namespace reshard {
 namespace {
-
-constexpr Index kMaxSlab = Index{32} << 20;
-constexpr Index kProcess = Index{12} << 20;  // code, stacks, and what the allocator keeps
 
 Index ratio(DType from, DType to) { return std::max<Index>(1, ceil_div(byte_size(to), byte_size(from))); }
 
@@ -39,36 +31,6 @@ CopyItems copy_items(const Plan& plan, const Catalog& source, const Catalog& tar
 }
 
 }  // namespace
-
-Status may_go_on(const RunOptions& options) {
-  if (options.interrupt && *options.interrupt) return io_error("interrupted");
-  if (is_stopped(options.ranks)) return job_is_over();
-  return {};
-}
-
-int worker_count(const RunOptions& options) { return options.threads > 0 ? options.threads : 2 * thread_count(0); }
-
-Result<MemoryPlan> plan_memory(const RunOptions& options, Index largest_group, Index extra, Index decoding,
-                               Index shared) {
-  MemoryPlan plan;
-  release_freed_memory();
-  plan.now = std::max<Index>(0, options.resident.value_or(resident_bytes()) - device_of(options).host_bytes());
-  const Index fixed =
-      plan.now + kProcess + options.kept_bytes + shared + worker_count(options) * (options.worker_bytes + decoding);
-  const Index threads = worker_count(options), smallest = std::max(kMinSlab, largest_group);
-  const Index needed = fixed + threads * (2 + extra) * smallest;
-  if (options.memory < needed)
-    return usage_error("--memory " + human_bytes(options.memory) + " is too small: this job needs at least " +
-                       human_bytes(needed) + " on " + count_of(worker_count(options), "thread"));
-  // A slab and, up to what is usually read at once, as much scratch memory.
-  const Index room = (options.memory - fixed) / threads;
-  const Index most_scratch = std::max(smallest, device_of(options).slab_bytes());
-  const Index slab = std::max(room / (2 + extra), (room - most_scratch) / (1 + extra));
-  plan.slab_bytes = std::max(smallest, std::min(slab, kMaxSlab));
-  plan.scratch_bytes = std::min(plan.slab_bytes, most_scratch);
-  plan.peak = fixed + threads * (plan.scratch_bytes + (1 + extra) * plan.slab_bytes);
-  return plan;
-}
 
 Result<MemoryPlan> copy_memory(const Plan& plan, const Catalog& source, const Catalog& target,
                                const RunOptions& options) {

@@ -228,7 +228,7 @@ std::optional<Error> Image::damaged(const SlabCache::Key& key) {
 
 // Bytes [begin, end) of a stretch.
 Result<Slab> Image::fill(std::uint32_t file, const Stretch& stretch, Index begin, Index end) {
-  TRY(may_go_on(run_));
+  TRY(check_not_interrupted(run_));
   const auto slab = std::make_shared<SlabBytes>(end - begin, stretch.offset + begin);
   std::vector<std::pair<const Use*, Piece>> pieces;
   Index filled = 0;
@@ -263,7 +263,7 @@ Status Image::fill_piece(const Use& use, const Piece& piece, Index begin, Mutabl
     TRY(of_.source.read(number, piece.box, place, b.scratch));
   } else {
     const Side side = TRY(read_box(of_.source, number, piece.box, b.slab, b));
-    const DeviceBuffer elements = TRY(bring(b.slab, side, source.dtype, target.dtype, n, b));
+    const DeviceBuffer elements = TRY(convert_on_device(b.slab, side, source.dtype, target.dtype, n, b));
     if (source.dtype != target.dtype || side == Side::kDevice) TRY(b.stream->download(elements, n * eb));
     TRY(b.stream->wait());
     copy_box(piece.box.shape, eb, elements.host.data(), row_major_strides(piece.box.shape), place.data(),

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "lib/checkpoint/format.h"
-#include "lib/engine/run.h"
-#include "lib/engine/walk.h"
+#include "lib/engine/run_options.h"
+#include "lib/engine/slabs.h"
 #include "lib/image/slab_cache.h"
 #include "lib/plan/plan.h"
 #include "lib/source/crc_ledger.h"

@@ -10,7 +10,7 @@
 
 #include "lib/checkpoint/fragment_index.h"
 #include "lib/engine/rounds.h"
-#include "lib/engine/walk.h"
+#include "lib/engine/slabs.h"
 #include "lib/load/memory_target.h"
 
 namespace reshard {

@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/convert/conversion.h"
+#include "lib/convert/draft.h"
 #include "lib/device/digest.h"
 #include "lib/engine/run.h"
 #include "lib/load/load_destinations.h"

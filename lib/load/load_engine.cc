@@ -11,9 +11,10 @@
 #include "lib/device/convert.h"
 #include "lib/device/copy.h"
 #include "lib/engine/rounds.h"
-#include "lib/engine/walk.h"
+#include "lib/engine/slabs.h"
 #include "lib/load/exchange_schedule.h"
 #include "lib/source/pieces.h"
+#include "lib/source/tensor_source.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -102,7 +103,7 @@ Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const D
   const Tensor &from = job.from(planned), &to = job.to(planned);
   Digest digest;
   const auto queue = [&]() -> Status {
-    const DeviceBuffer elements = TRY(bring(stored, side, from.dtype, to.dtype, volume(box), b));
+    const DeviceBuffer elements = TRY(convert_on_device(stored, side, from.dtype, to.dtype, volume(box), b));
     TRY(b.stream->digest_box(to.shape, box, byte_size(to.dtype), elements.device.data(), &digest));
     return use(elements.device.data());
   };
@@ -190,7 +191,7 @@ class Together : public Rounds {
     out_.bytes_received += round.received_bytes;
     const MutableBytes to = moved(data_, sent);
     TRY(parallel_for(std::ssize(round.reads), threads(), [&](int thread, Index i) -> Status {
-      TRY(may_go_on(job_.run));
+      TRY(check_not_interrupted(job_.run));
       const ExchangeRound::Read& r = round.reads[static_cast<std::size_t>(i)];
       return read_and_pack(r, readers_.buffers()[static_cast<std::size_t>(thread)], to);
     }));
@@ -218,7 +219,7 @@ class Together : public Rounds {
   Status finish(int half, const DeviceBuffer& sent, const DeviceBuffer& received) override {
     const ExchangeRound& round = rounds_[half];
     return parallel_for(std::ssize(round.arrivals), threads(), [&](int thread, Index i) -> Status {
-      TRY(may_go_on(job_.run));
+      TRY(check_not_interrupted(job_.run));
       const ExchangeRound::Arrival& a = round.arrivals[static_cast<std::size_t>(i)];
       return place_arrival(a, (a.is_own ? sent : received).part(a.offset, a.bytes),
                            *placers_[static_cast<std::size_t>(thread)]);

@@ -4,8 +4,10 @@
 
 #include <vector>
 
-#include "lib/engine/run.h"
+#include "lib/device/digest.h"
+#include "lib/engine/run_options.h"
 #include "lib/load/load_destinations.h"
+#include "lib/source/tensor_source.h"
 
 namespace reshard {
 

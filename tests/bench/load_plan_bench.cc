@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/load/load.h"
 
 using namespace reshard;

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "formats/dcp/metadata.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/file.h"
 #include "lib/base/json.h"
 #include "lib/checkpoint/state_key.h"

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/audit/verification.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"

@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/run_command.h"
 #include "tests/support/temp_dir.h"

@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/json.h"
 #include "lib/layout/descriptor.h"
 #include "tests/support/checkpoints.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/convert/weights/packed_matrix.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"

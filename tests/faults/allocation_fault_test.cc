@@ -16,7 +16,7 @@
 #include <map>
 #include <regex>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"

@@ -19,7 +19,7 @@
 #include <thread>
 
 #include "formats/dcp/dcp.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"

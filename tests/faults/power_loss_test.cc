@@ -12,7 +12,7 @@
 #include <random>
 #include <set>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/local_ranks.h"

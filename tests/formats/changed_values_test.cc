@@ -9,7 +9,7 @@
 #include <regex>
 #include <set>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/text.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/golden.h"

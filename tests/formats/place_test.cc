@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <map>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "formats/vllm/vllm.h"
 #include "lib/base/syscalls.h"
 #include "lib/checkpoint/path_snapshot.h"

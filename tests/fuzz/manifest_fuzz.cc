@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/convert/source_manifest.h"
 #include "lib/plan/plan.h"

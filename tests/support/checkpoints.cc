@@ -11,7 +11,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/device/copy.h"
 #include "lib/device/crc32.h"
 #include "lib/engine/run.h"

@@ -11,7 +11,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/safetensors_header.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/checkpoint/state_key.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"

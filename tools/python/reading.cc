@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "formats/open.h"
 #include "lib/base/parallel.h"
 #include "lib/base/text.h"
 #include "lib/convert/steps.h"

@@ -12,7 +12,7 @@
 
 #include "lib/base/json.h"
 #include "lib/checkpoint/format.h"
-#include "lib/engine/run.h"
+#include "lib/engine/run_options.h"
 #include "lib/model/family.h"
 
 namespace reshard {

@@ -7,7 +7,6 @@
 #include "lib/base/names.h"
 #include "lib/base/text.h"
 #include "lib/checkpoint/key_paths.h"
-#include "lib/convert/weights/adapter.h"
 #include "lib/model/parts.h"
 #include "lib/model/view.h"
 
@@ -78,7 +77,8 @@ Result<Selected> select(const Catalog& source, const Selection& selection, const
     LeftOut* left = nullptr;
     const bool is_adapters = is_adapter(tensors[i].key()) && kind != StateKind::kModel;
     if (is_adapters && selection.merge_adapter) left = &merged;
-    const bool stays = is_adapters && kind == StateKind::kOther && (holds_adapter(format) || resumes_training(format));
+    const bool stays =
+        is_adapters && kind == StateKind::kOther && (format.holds_adapter() || format.resumes_training());
     const bool is_held = format.holds == Holds::kModel  ? kind == StateKind::kModel
                          : format.holds == Holds::kAdam ? kind != StateKind::kOther
                                                         : true;

@@ -10,7 +10,6 @@
 #include "lib/base/text.h"
 #include "lib/checkpoint/side_files.h"
 #include "lib/checkpoint/state_key.h"
-#include "lib/convert/weights/adapter.h"
 #include "lib/model/parts.h"
 #include "lib/model/unknown_family.h"
 
@@ -46,7 +45,7 @@ Status check_packed_names(const Catalog& source, const PackedWeights& packed) {
 // Whether the output is for a run that goes on training adapters: it asks for the names of its own modules.
 bool resumes_adapters(const Catalog& source, const Naming& naming, const Format& format) {
   const auto& tensors = source.tensors();
-  return resumes_training(format) && !naming.convention &&
+  return format.resumes_training() && !naming.convention &&
          std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return is_adapter(t.key()); });
 }
 

@@ -85,12 +85,6 @@ Result<std::optional<Adapter>> read_adapter(Reader& source, const AdapterOptions
                                             const Selection& selection, const SourceView& view,
                                             const Translation& names);
 
-// Whether a format has room for an adapter beside its model.
-bool holds_adapter(const Format& format);
-// Whether the format is what a run goes on training from whose modules have the model's own names: adapters are among
-// its parameters.
-bool resumes_training(const Format& format);
-
 // Makes the weights of `source`, the view's, those with the adapter merged, in their own dtype. Refers to both.
 void merge_adapter(const Adapter& adapter, TensorSource& stored, TensorSource& operands, ComputedSource& source);
 

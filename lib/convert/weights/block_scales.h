@@ -5,7 +5,7 @@
 // dtype first.
 #pragma once
 
-#include "lib/convert/weights/requantization.h"
+#include "lib/convert/weights/computed_weights.h"
 
 namespace reshard {
 

@@ -4,7 +4,7 @@
 // element times the scale is rounded once, and the reciprocal of the scale is stored.
 #pragma once
 
-#include "lib/convert/weights/requantization.h"
+#include "lib/convert/weights/computed_weights.h"
 
 namespace reshard {
 

@@ -5,8 +5,8 @@
 
 #include "lib/base/names.h"
 #include "lib/base/text.h"
-#include "lib/convert/conversion.h"
 #include "lib/device/convert.h"
+#include "lib/engine/run.h"
 #include "lib/transport/collectives.h"
 
 namespace reshard {
@@ -15,21 +15,6 @@ namespace {
 constexpr Index kMostElements = Index{1} << 17;  // that are reckoned with at once, of each source
 
 bool is_merged(const Tensor& tensor) { return can_convert(tensor.dtype, DType::kFloat32); }
-
-Status check_whole(const Draft& draft, const MergeSource& source) {
-  if (draft.adapter)
-    return unsupported(
-        source.path + ": has an adapter, which is not part of the weights; convert it first, and merge what comes out");
-  const auto& tensors = draft.view.catalog.tensors();
-  const auto packed =
-      std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return draft.view.packed.contains(t.name); });
-  if (packed == tensors.end() && !draft.requantized.stored && !draft.unpacking) return {};
-  const std::string what = draft.names.packed.empty() ? "quantized weights" : packed_text(draft.names.packed);
-  return unsupported(source.path + ": has " + what +
-                     (packed == tensors.end() ? "" : ", such as " + tensor_text(draft.view.native(packed->name))) +
-                     ": packed values and their scales cannot be merged one by one; convert it to bfloat16 first " +
-                     "(--dtype), and merge what comes out");
-}
 
 Error differs(const MergeSource& a, const MergeSource& b, const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
@@ -43,6 +28,28 @@ std::vector<std::string> missing_in(const Catalog& there, const Catalog& here) {
   for (const Tensor& t : there.tensors())
     if (!here.find(t.name)) out.push_back(t.name);
   return out;
+}
+
+// Finds each tensor of the first source in source `s`, whose view is `view`, and adds its number.
+Status match_source(std::size_t s, const Catalog& view, Merge& out) {
+  const std::vector<MergeSource>& sources = out.options.sources;
+  if (const auto missing = missing_in(out.stored, view); !missing.empty())
+    return differs(sources[0], sources[s], missing);
+  if (const auto missing = missing_in(view, out.stored); !missing.empty())
+    return differs(sources[s], sources[0], missing);
+  for (std::size_t i = 0; i < out.stored.tensors().size(); ++i) {
+    const Tensor& tensor = out.stored.tensors()[i];
+    const std::size_t number = *view.find(tensor.name);
+    const Tensor& its = view.tensors()[number];
+    if (its.shape != tensor.shape || is_merged(its) != is_merged(tensor) ||
+        (!is_merged(its) && its.dtype != tensor.dtype))
+      return unsupported(sources[s].path + ": not the same model as " + sources[0].path + ": " +
+                         tensor_text(tensor.name) + " is " + std::string(info(its.dtype).torch_name) + " " +
+                         to_string(its.shape) + " here, " + std::string(info(tensor.dtype).torch_name) + " " +
+                         to_string(tensor.shape) + " there");
+    out.numbers[i].push_back(number);
+  }
+  return {};
 }
 
 // Calls visit(box) for boxes of few elements that this one is cut into, in row-major order.
@@ -128,48 +135,21 @@ Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& fir
   return out;
 }
 
-Result<Merge> match_sources(const Draft& first, const Format& format, const ConversionOptions& options) {
+Result<Merge> match_sources(const MergeOptions& options, const std::vector<const Catalog*>& views) {
   Merge out;
-  out.options = *options.merge;
+  out.options = options;
   const std::vector<MergeSource>& sources = out.options.sources;
   std::vector<std::string> names;
   for (const MergeSource& source : sources) names.push_back(source.name);
-  out.expression = TRY(Expression::parse(out.options.expression, names));
-  if (const std::string& from = out.options.others_from; !from.empty()) {
+  out.expression = TRY(Expression::parse(options.expression, names));
+  if (const std::string& from = options.others_from; !from.empty()) {
     const auto found = std::find(names.begin(), names.end(), from);
     if (found == names.end()) return usage_error("--others-from: no source is called '" + printable(from) + "'");
     out.others_from = static_cast<std::size_t>(found - names.begin());
   }
-  TRY(check_whole(first, sources[0]));
-  out.stored = first.view.catalog;
+  out.stored = *views.front();
   for (std::size_t i = 0; i < out.stored.tensors().size(); ++i) out.numbers.push_back({i});
-  for (std::size_t s = 1; s < sources.size(); ++s) {
-    ConversionOptions of_other = options;
-    of_other.merge.reset();
-    of_other.source_path = sources[s].path;
-    of_other.config_path.clear();
-    of_other.donor = nullptr;
-    auto other = std::make_shared<Draft>(TRY(make_draft(*sources[s].reader, format, of_other)));
-    TRY(check_whole(*other, sources[s]));
-    const Catalog& view = other->view.catalog;
-    if (const auto missing = missing_in(out.stored, view); !missing.empty())
-      return differs(sources[0], sources[s], missing);
-    if (const auto missing = missing_in(view, out.stored); !missing.empty())
-      return differs(sources[s], sources[0], missing);
-    for (std::size_t i = 0; i < out.stored.tensors().size(); ++i) {
-      const Tensor& tensor = out.stored.tensors()[i];
-      const std::size_t number = *view.find(tensor.name);
-      const Tensor& its = view.tensors()[number];
-      if (its.shape != tensor.shape || is_merged(its) != is_merged(tensor) ||
-          (!is_merged(its) && its.dtype != tensor.dtype))
-        return unsupported(sources[s].path + ": not the same model as " + sources[0].path + ": " +
-                           tensor_text(tensor.name) + " is " + std::string(info(its.dtype).torch_name) + " " +
-                           to_string(its.shape) + " here, " + std::string(info(tensor.dtype).torch_name) + " " +
-                           to_string(tensor.shape) + " there");
-      out.numbers[i].push_back(number);
-    }
-    out.others.push_back(std::move(other));
-  }
+  for (std::size_t s = 1; s < sources.size(); ++s) TRY(match_source(s, *views[s], out));
   return out;
 }
 

@@ -5,7 +5,6 @@
 // are its dtypes. The others go through the same steps, to the same names, rows and shapes.
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,13 +13,10 @@
 #include "lib/checkpoint/format.h"
 #include "lib/convert/weights/expression.h"
 #include "lib/device/digest.h"
-#include "lib/engine/run.h"
+#include "lib/engine/run_options.h"
 #include "lib/source/computed_source.h"
 
 namespace reshard {
-
-struct ConversionOptions;
-struct Draft;
 
 struct MergeSource {
   std::string name;          // in the expression
@@ -42,17 +38,16 @@ Result<std::vector<OpenCheckpoint>> open_others(MergeOptions& merge, Reader& fir
 struct Merge {
   MergeOptions options;
   Expression expression;
-  std::optional<std::size_t> others_from;            // as in the options
-  Catalog stored;                                    // the first source's view, in the dtypes that it is stored in
-  std::vector<std::shared_ptr<const Draft>> others;  // of the other sources
+  std::optional<std::size_t> others_from;  // as in the options
+  Catalog stored;                          // the first source's view, in the dtypes that it is stored in
   // Of each tensor of the first view, its number in the views of all sources.
   std::vector<std::vector<std::size_t>> numbers;
 };
 
-// Matches the other sources with the first, whose draft is `first`. Unsupported, naming tensors, where a source lacks
-// one that another has, or has it in another shape, or is not weights as they are (an adapter to be merged, float8 with
-// scales). A usage error where the expression, or `others_from`, is of other sources.
-Result<Merge> match_sources(const Draft& first, const Format& format, const ConversionOptions& options);
+// Matches the tensors of all sources by name. `views` are the sources' views, in the order of `options.sources`. Fails
+// (unsupported), naming tensors, if a source lacks a tensor that another has, or has it in another shape; with a usage
+// error if the expression or `others_from` names an unknown source.
+Result<Merge> match_sources(const MergeOptions& options, const std::vector<const Catalog*>& views);
 
 // Gives the merged tensors of `view`, the first source's, the dtypes that they are written in: they are rounded once.
 void write_as(const Merge& merge, const Catalog& target_view, Catalog& view);

@@ -3,7 +3,7 @@
 // (integrations/mxfp4.py, convert_moe_packed_tensors).
 #pragma once
 
-#include "lib/convert/weights/requantization.h"
+#include "lib/convert/weights/computed_weights.h"
 
 namespace reshard {
 

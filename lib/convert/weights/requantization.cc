@@ -104,22 +104,6 @@ Status check_quantizes(const SourceView& view, const Translation& names, const S
 
 }  // namespace
 
-Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of) {
-  Tensor out;
-  out.name = std::move(name);
-  out.dtype = dtype;
-  out.shape = shape;
-  out.fragments = FragmentList(shape.rank());
-  if (!of.empty()) out.fragments.add(whole(shape), of.extent(0));
-  return out;
-}
-
-Status check_floats(const SourceView& view, const Tensor& t) {
-  if (byte_size(t.dtype) >= 2 && can_convert(t.dtype, DType::kFloat32)) return {};
-  return unsupported(view.catalog.root + ": " + tensor_text(view.native(t.name)) + " is " +
-                     std::string(info(t.dtype).torch_name) + ": --quantize takes floating-point matrices");
-}
-
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
                                   const Typing& typing, const Format& format, ConversionNotes& notes) {
   if (typing.quantize != Quantization::kNone) {
@@ -134,11 +118,6 @@ Result<Requantization> requantize(SourceView& view, const Translation& names, co
   if (!out.stored) out = TRY(unpack_mxfp4(view, names.model, typing, notes));
   TRY(check_scales_are_applied(view, typing));
   return out;
-}
-
-void set_requantized(const Requantization& made, TensorSource& stored, ComputedSource& source) {
-  for (const ComputedTensor& t : made.tensors)
-    source.set(t.tensor, t.fill_of(stored, source.catalog().tensors()[t.tensor].dtype));
 }
 
 }  // namespace reshard

@@ -2,43 +2,14 @@
 // that is asked for (--dtype), or into smaller ones beside their scales (--quantize).
 #pragma once
 
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include "lib/base/json.h"
-#include "lib/convert/view/source_view.h"
-#include "lib/source/computed_source.h"
+#include "lib/convert/weights/computed_weights.h"
 
 namespace reshard {
-
-// A tensor of the view that is computed of others.
-struct ComputedTensor {
-  std::size_t tensor = 0;
-  // What fills it in this dtype, of the tensors as they are stored.
-  std::function<ComputedSource::Fill(TensorSource& stored, DType as)> fill_of;
-};
-
-struct Requantization {
-  std::vector<ComputedTensor> tensors;  // empty: none
-  std::unique_ptr<Catalog> stored;      // the view as it was, with places for tensors it gets; null where none are made
-  Json config;                          // quantization_config of what is written; null: none
-  Index worker_bytes = 0;               // that each worker takes for it
-};
-
-// For those who make one: a tensor that is computed of one with the fragments `of`, which are never read.
-Tensor computed_tensor(std::string name, DType dtype, const Dims& shape, const FragmentList& of);
-// And that it is made of floating-point numbers; `t` is of the view.
-Status check_floats(const SourceView& view, const Tensor& t);
 
 // What `typing` asks for, of a view whose model is known: the view's tensors get the dtypes and shapes that they are
 // written in, those that the output lacks are SourceView::applied. Errors name a matrix without scales, scales of
 // another shape than their blocks, and what cannot be quantized.
 Result<Requantization> requantize(SourceView& view, const Translation& names, const Selection& selection,
                                   const Typing& typing, const Format& format, ConversionNotes& notes);
-
-// Makes those tensors of `source` what they are to be. Refers to all but `made`.
-void set_requantized(const Requantization& made, TensorSource& stored, ComputedSource& source);
 
 }  // namespace reshard

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "formats/bin/bin.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"
 

@@ -9,7 +9,7 @@
 #include "formats/encoding/pickle_writer.h"
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/json.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"

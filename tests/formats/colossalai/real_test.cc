@@ -11,7 +11,7 @@
 #include "formats/colossalai/colossalai.h"
 #include "formats/encoding/safetensors_header.h"
 #include "formats/encoding/torch_archive.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/json.h"
 #include "lib/device/crc32.h"
 #include "tests/support/checkpoints.h"

@@ -3,7 +3,7 @@
 
 #include "formats/dcp/metadata.h"
 #include "formats/encoding/pickle_writer.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/soak.h"

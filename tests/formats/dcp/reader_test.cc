@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "formats/dcp/metadata.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/source/tensor_source.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"

@@ -12,7 +12,7 @@
 
 #include "formats/deepspeed/file_set.h"
 #include "formats/encoding/zip.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"
 #include "tests/support/run_command.h"

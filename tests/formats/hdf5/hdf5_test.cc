@@ -10,7 +10,7 @@
 #include "formats/hdf5/memory_driver.h"
 #include "formats/hdf5/names.h"
 #include "formats/hdf5/scan.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/golden.h"

@@ -11,7 +11,7 @@
 #include "formats/encoding/tensor_file.h"
 #include "formats/encoding/zip.h"
 #include "formats/megatron/names.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/model/config.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"

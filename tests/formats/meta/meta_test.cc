@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "formats/tensor_files/target.h"
 #include "lib/model/config.h"
 #include "tests/support/checkpoints.h"

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "formats/encoding/tensor_file.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "formats/tensor_files/local_files.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/layouts.h"

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "formats/encoding/pickle_writer.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "formats/torch_checkpointing/metadata.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/digests.h"

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/audit/values.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/temp_dir.h"

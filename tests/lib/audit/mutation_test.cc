@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "formats/encoding/torch_archive.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/audit/verification.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/damage.h"

@@ -8,7 +8,7 @@
 
 #include "formats/dcp/dcp.h"
 #include "formats/dcp/metadata.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/dcp_metadata.h"
 #include "tests/support/temp_dir.h"

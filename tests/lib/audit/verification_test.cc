@@ -7,7 +7,7 @@
 #include <chrono>
 #include <filesystem>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"
 #include "tests/support/temp_dir.h"

@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/model/config.h"
 #include "lib/source/pieces.h"
 #include "tests/support/checkpoints.h"

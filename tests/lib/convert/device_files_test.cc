@@ -14,7 +14,7 @@
 #include <random>
 
 #include "formats/load.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"

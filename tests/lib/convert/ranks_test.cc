@@ -10,7 +10,7 @@
 #include <random>
 #include <set>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/audit/comparison.h"
 #include "lib/audit/values.h"
 #include "lib/convert/conversion.h"

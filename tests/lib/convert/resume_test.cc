@@ -17,7 +17,7 @@
 #include <random>
 #include <utility>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/syscalls.h"
 #include "lib/convert/conversion.h"
 #include "tests/support/checkpoints.h"

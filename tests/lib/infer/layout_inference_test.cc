@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/text.h"
 #include "lib/layout/stages.h"
 #include "tests/support/checkpoints.h"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/text.h"
 
 namespace reshard {

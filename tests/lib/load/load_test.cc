@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "formats/load.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/device/convert.h"
 #include "lib/load/dlpack.h"
 #include "lib/load/exchange_schedule.h"

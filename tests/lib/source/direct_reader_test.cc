@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "formats/dcp/dcp.h"
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/base/syscalls.h"
 #include "lib/device/copy.h"
 #include "lib/source/tensor_source.h"

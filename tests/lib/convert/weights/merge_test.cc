@@ -28,23 +28,19 @@ class Merging : public testing::Test {
     a_.add("counts", DType::kUint8, {1}, {"\1", 1});
     b_.add("counts", DType::kUint8, {1}, {reinterpret_cast<const char*>(&in_b), 1});
   }
-  void prepare() {
+  // Returns the draft of a merge of a_ and b_.
+  Result<Draft> match() {
     a_.write();
     b_.write();
-    options_.merge.reset();
-    draft_ = must(make_draft(a_, kModels, options_));
     options_.merge = MergeOptions{};
     options_.merge->sources = {{"a", "path/a", &a_}, {"b", "path/b", &b_}};
     options_.merge->expression = expression_;
     options_.merge->others_from = others_from_;
-  }
-  Result<Merge> match() {
-    prepare();
-    return match_sources(draft_, kModels, options_);
+    return make_draft(a_, kModels, options_);
   }
   ConversionSource& merged() {
     origin_.reset();
-    draft_.merge = must(match());
+    draft_ = must(match());
     write_as(*draft_.merge, draft_.view.catalog, draft_.view.catalog);
     return *(origin_ = std::make_unique<ConversionSource>(draft_, a_, a_));
   }
@@ -100,12 +96,7 @@ TEST_F(Merging, SourcesHaveTheSameTensors) {
   b_.add("x", {1}, {3});
   EXPECT_THAT(error_of(match()), HasSubstr("path/b: not the same model as path/a: without 1 tensor of it: 'y'"));
   std::swap(options_.merge->sources[0].reader, options_.merge->sources[1].reader);
-  const Draft b = must(make_draft(b_, kModels, [&] {
-    ConversionOptions alone = options_;
-    alone.merge.reset();
-    return alone;
-  }()));
-  EXPECT_THAT(error_of(match_sources(b, kModels, options_)),
+  EXPECT_THAT(error_of(make_draft(b_, kModels, options_)),
               HasSubstr("path/a: not the same model as path/b: without 1 tensor of it: 'y'"));
 }
 
@@ -122,12 +113,13 @@ TEST_F(Merging, FloatsAreMergedWithFloats) {
 }
 
 TEST_F(Merging, SourcesAreWeightsAsTheyAre) {
-  a_.add("x", {1}, {1});
-  b_.add("x", {1}, {3});
-  prepare();
-  draft_.adapter = Adapter();
-  EXPECT_THAT(error_of(match_sources(draft_, kModels, options_)),
-              HasSubstr("path/a: has an adapter, which is not part of the weights"));
+  a_.add("x.weight", {2, 1}, {1, 2});
+  a_.add("x.lora_A.weight", {1, 1}, {1});
+  a_.add("x.lora_B.weight", {2, 1}, {1, 2});
+  b_.add("x.weight", {2, 1}, {1, 2});
+  options_.merge_adapter = true;
+  options_.adapter.alpha = 1;
+  EXPECT_THAT(error_of(match()), HasSubstr("path/a: has an adapter, which is not part of the weights"));
 }
 
 TEST_F(Merging, TheExpressionIsOfItsSources) {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "formats/registry.h"
+#include "formats/open.h"
 #include "lib/convert/weights/unpacking.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/must.h"

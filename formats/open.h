@@ -1,0 +1,33 @@
+// Opening a checkpoint at a path, whichever format wrote it: one checkpoint, or the parts of a training run's step.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/registry.h"
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+// Opens the checkpoint at `path`. Returns nothing if no format recognises the path and it does not contain the parts of
+// a checkpoint either (training_run.h).
+Result<std::optional<OpenCheckpoint>> open_if_known(const std::string& path, const OpenOptions& options = {});
+
+// Opens the checkpoint at `path`. Fails if no format recognises it; for the directory of a training run the error says
+// which checkpoint to open.
+Result<OpenCheckpoint> open_checkpoint(const std::string& path, const OpenOptions& options = {});
+
+// Returns why the checkpoint at `path` is incomplete; empty if it opens and all its files are there.
+std::string gap_of_checkpoint(const std::string& path);
+// Returns the last complete one of a training run's checkpoints (checkpoints_of_run). Fails with the gap of the last
+// one if none is complete.
+Result<std::string> newest_complete(const std::vector<std::string>& checkpoints);
+
+// Returns the files, relative to `directory`, that may be removed together with the checkpoint there: those that
+// reshard's own manifest records (files_of_manifest). If reshard did not write the checkpoint: the files that its
+// reader uses, and the config, tokenizer and manifest next to them, which need not exist. Fails if it is not a
+// checkpoint.
+Result<std::vector<std::string>> files_of_checkpoint(const std::string& directory);
+
+}  // namespace reshard

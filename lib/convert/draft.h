@@ -1,0 +1,72 @@
+// The first half of a conversion: everything about the output but its files. See steps.h for the steps.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+#include "lib/convert/steps.h"
+#include "lib/convert/weights/adapter.h"
+#include "lib/convert/weights/merge.h"
+#include "lib/convert/weights/requantization.h"
+#include "lib/convert/weights/unpacking.h"
+#include "lib/engine/run_options.h"
+#include "lib/output/output.h"
+
+namespace reshard {
+
+// Problems of the source that the user asked to ignore.
+struct Allowed {
+  bool cover = false;   // leave out tensors that are not stored exactly once or whose files are damaged
+  bool config = false;  // write tensors that contradict config.json as they are
+};
+
+struct ConversionOptions : Wanted {
+  std::string source_path;  // as the user gave it, for the manifest
+  Repairs repairs;
+  Reader* donor = nullptr;  // of rows that the source lost; null: none
+  AdapterOptions adapter;
+  std::optional<MergeOptions> merge;  // of this source with others
+  Container container = Container::kSafetensors;
+  Index max_file_bytes = kUsualFileBytes;
+  Compression compression;  // for formats that can
+  Allowed allow;
+  bool takes_parts = false;    // a selection may have some tensors of a packed weight without the others
+  bool metadata_only = false;  // plan without looking into the data files
+  bool sizes_only = false;     // with it, for names and sizes: not where the source's elements lie
+  Resume resume = Resume::kAuto;
+  Index group_bytes = Continuation().group_bytes;
+  std::function<void(const std::string& note)> tell{};  // of what an earlier run left
+  RunOptions run;
+};
+
+// The output before a format has laid it out: names, dtypes, shapes and placement of its tensors.
+struct Draft {
+  ConfigFile config;                     // of the model without packed weights, if they are unpacked
+  std::unique_ptr<Unpacking> unpacking;  // null: the source has no packed weights, or they stay packed
+  Translation names;
+  SourceView view;
+  std::optional<Identity> identity;  // the result of the comparison with config.json; nothing: not compared
+  std::optional<Adapter> adapter;    // that is written or merged
+  Requantization requantized;        // weights computed from other weights
+  std::optional<Index> step;         // of the optimizer, for Holds::kAdam
+  OutputTensors output;              // placed; empty for a format that shows tensors in place
+  // Of a merge: how its sources match, and the drafts of those after the first.
+  std::optional<Merge> merge;
+  std::vector<std::shared_ptr<const Draft>> others;
+  std::vector<SideFile> side_files;
+  ConversionNotes notes;
+};
+
+// Takes the steps of a conversion in their order (steps.h) and locates the tensors that take part. Fails with the error
+// of the first step that fails; nothing is written.
+Result<Draft> make_draft(Reader& source, const Format& format, const ConversionOptions& options);
+
+// Reads the source tensors that the output merges into one (a tied head, a step) and fails if they differ. Returns the
+// number of recorded checksums verified on those left out.
+Result<Index> check_equal_tensors(const Draft& draft, FilePool& files, RunOptions run);
+
+}  // namespace reshard
