@@ -8,6 +8,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -348,8 +349,10 @@ TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
   const std::vector<std::string> places = {std::string("/wo") + "rk/", std::string("../sha") + "red"};
   const std::vector<std::string> endings = {".h",  ".cc",   ".cu",   ".cuh", ".txt", ".cmake", ".md", ".py",
                                             ".sh", ".json", ".yaml", ".yml", ".in",  ".toml",  "run"};
-  std::vector<SourceFile> all = files_under({"lib", "formats", "tools", "tests", "samples", "docs", ".ci"}, endings);
-  for (const char* name : {"README.md", "CMakeLists.txt", "CMakePresets.json", ".clang-tidy"}) {
+  std::vector<SourceFile> all =
+      files_under({"lib", "formats", "tools", "tests", "samples", "docs", ".ci", ".github"}, endings);
+  for (const char* name : {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CMakeLists.txt",
+                           "CMakePresets.json", ".clang-tidy"}) {
     std::ostringstream text;
     text << std::ifstream(fs::path(RESHARD_SOURCE_DIR) / name).rdbuf();
     all.push_back({name, text.str()});
@@ -357,6 +360,24 @@ TEST(Architecture, NothingNamesAPlaceOutsideTheCheckout) {
   for (const SourceFile& file : all)
     for (const std::string& place : places)
       EXPECT_EQ(file.text.find(place), std::string::npos) << file.path << " names " << place;
+}
+
+// Links between documents lead to files of the checkout.
+TEST(Architecture, LinksOfDocumentsLeadSomewhere) {
+  const fs::path root = RESHARD_SOURCE_DIR;
+  std::vector<SourceFile> documents = files_under({"docs", "samples"}, {".md"});
+  for (const char* name : {"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"}) {
+    std::ostringstream text;
+    text << std::ifstream(root / name).rdbuf();
+    documents.push_back({name, text.str()});
+  }
+  const std::regex link(R"re(\]\(([^)#: ]+)(#[^)]*)?\))re");  // neither code nor addresses, which have a colon
+  int seen = 0;
+  for (const SourceFile& file : documents)
+    for (std::sregex_iterator at(file.text.begin(), file.text.end(), link), end; at != end; ++at, ++seen)
+      EXPECT_TRUE(fs::exists(root / fs::path(file.path).parent_path() / (*at)[1].str()))
+          << file.path << ": nothing is at " << (*at)[1];
+  EXPECT_GT(seen, 50);
 }
 
 // "1 tensors": what counts things in text does so by count_of or bytes_of, which know the singular.
