@@ -1,5 +1,5 @@
-// Two checkpoints of one model, whatever their formats, layouts and names: are they the same, and where not, by how
-// much?
+// Compares two checkpoints of one model, in any formats, layouts and names: are they equal, and if not, by how much do
+// they differ?
 #pragma once
 
 #include <memory>
@@ -16,46 +16,45 @@
 namespace reshard {
 
 struct ComparisonOptions {
-  ModelChoice model;  // of both; none: names are compared as they are
-  // The config.json of both; empty: the one beside each, or beside the other where it has none, as a checkpoint that
-  // was converted may have left its own behind.
+  ModelChoice model;  // for both; none: names are compared unchanged
+  // The config.json for both. Empty: the one next to each, or else next to the other, because a converted checkpoint
+  // may have left its own behind.
   std::string config;
   std::string spool = "/tmp";
   RunOptions run;
   bool of_two_formats = false;  // each has objects of its own (extra_state), which are not compared
 };
 
-// What two checkpoints have in common, brought under the same names and row order.
+// What two checkpoints have in common, with the same names and row order.
 class Comparison {
  public:
-  // Locates the tensors both have. Refers to both readers.
+  // Locates the tensors that both have. Both readers must outlive the result.
   static Result<std::unique_ptr<Comparison>> prepare(Reader& a, Reader& b, ComparisonOptions options);
 
   struct Pair {
-    std::size_t a = 0, b = 0;  // in the views
+    std::size_t a = 0, b = 0;  // indices in the views
   };
   const Catalog& a() const { return a_view_; }
   const Catalog& b() const { return b_view_; }
-  const std::vector<Pair>& pairs() const { return pairs_; }  // of equal name and shape
+  const std::vector<Pair>& pairs() const { return pairs_; }  // equal name and shape
   const std::vector<Pair>& reshaped() const { return reshaped_; }
-  // Kinds of state that one side has none of, derived tensors, and what a format has for itself, in words: they are not
-  // compared, and not a difference.
+  // Describes what is not compared and not a difference: kinds of state that one side lacks, derived tensors, and a
+  // format's own data.
   const std::vector<std::string>& not_compared() const { return not_compared_; }
-  // Of models of no known family: what names begin with in one and in the other, in words (renaming.h).
+  // Describes renamed prefixes of models of no known family (renaming.h).
   const std::vector<std::string>& renamed() const { return renamed_; }
-  Index bytes() const;  // that a comparison reads, of both sides
+  Index bytes() const;  // that a comparison reads from both sides
 
   void set_progress(std::function<void(Index bytes)> progress) { options_.run.progress = std::move(progress); }
 
-  // How the elements of two tensors of different dtypes are compared; the order of the two makes no difference.
+  // How the elements of two tensors of different dtypes are compared, in either order of the two.
   enum class Cast {
-    kNone,       // as they are stored: of one dtype, or of two that no values are converted between
-    kNarrower,   // in the narrower of two dtypes, which the other may have been rounded to
-    kRecorded,   // of equal width, neither with all values of the other: as the manifest of one records its cast
-    kUnrecorded  // the same, and no manifest records one: equal only where no value was changed
+    kNone,       // as stored: same dtype, or dtypes between which values are not converted
+    kNarrower,   // in the narrower dtype, to which the other may have been rounded
+    kRecorded,   // equal width, neither contains the other: with the cast that the manifest of one records
+    kUnrecorded  // likewise, without a recorded cast: equal only if no value was changed
   };
-  // Digests of all pairs, as stored and in the dtype in which they are compared: `a` equals `b` there if the tensors
-  // are equal.
+  // The digests of a pair, as stored and in the dtype of the comparison; the tensors are equal if `a` equals `b`.
   struct Digests {
     Digest a_as_stored, b_as_stored, a, b;
     Cast cast = Cast::kNone;
@@ -63,13 +62,13 @@ class Comparison {
   Result<std::vector<Digests>> digests();
   Index checksums_checked() const { return checksums_; }
 
-  // Tensors that cannot be compared element by element, and objects that only one side has although the other has some
-  // of their kind, as sentences.
+  // Returns sentences about tensors that cannot be compared element by element, and objects that only one side has
+  // although the other has some of their kind.
   std::vector<std::string> structural_differences() const;
-  // Names of objects that are in both and differ in bytes.
+  // Returns the names of objects that are on both sides with different bytes.
   Result<std::vector<std::string>> differing_objects();
 
-  // How far apart the values are, in float64; for other types than floating point, how many elements differ.
+  // The distance of two tensors in float64; for types other than floating point, only the number of differing elements.
   struct Distance {
     Index different = 0;     // elements that are not equal (NaN equals NaN)
     double max_abs = 0;      // max |a - b|
@@ -89,21 +88,21 @@ class Comparison {
   bool is_derived(const Tensor& t) const;
   bool is_own(const Blob& blob) const;
   bool has_groups_of_its_own() const;
-  struct Objects {  // of one of the two
+  struct Objects {  // of one side
     std::set<std::string> keys;
-    std::set<StateKind> kinds;  // of what is not its own
+    std::set<StateKind> kinds;  // without its own objects
   };
   Objects objects_of(const Catalog& catalog) const;
   bool is_in(const Objects& others, const Catalog& mine, const Blob& blob) const;
   bool may_be_alone(const Blob& blob) const;
   void leave_out_own(const Catalog& mine, const Catalog& others, const Objects& other_objects);
   std::vector<std::string> objects_of_one() const;
-  // The canonical keys of an object: several where it is named after a packed tensor.
+  // Returns the canonical keys of an object: several if it is named after a packed tensor.
   std::vector<std::string> keys_of(const Catalog& catalog, const Blob& blob) const;
 
   Reader &a_, &b_;
   ComparisonOptions options_;
-  Model a_model_, b_model_;  // of one family, or both of none
+  Model a_model_, b_model_;  // of the same family, or both without one
   Catalog a_view_, b_view_;
   std::vector<Pair> pairs_, reshaped_;
   std::vector<std::size_t> only_a_, only_b_;

@@ -1,4 +1,4 @@
-// Weights that are stored twice: matrices of equal values under names that nothing declares to be one.
+// Finds weights that are stored twice: matrices of equal values under names that are not declared to be tied.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,10 @@
 
 namespace reshard {
 
-// digests[i] belongs to view.tensors()[i]; the tensors are located, and `files` is their reader's pool: those that are
-// alike are read once more, to tell weights from matrices of one value. Findings "weights-twice": a warning, and a note
-// where the names differ in the numbers of layers or experts alone. Of a model of no known family, whose tied weights
-// are not known, only a name that is another one with something before it counts.
+// digests[i] belongs to view.tensors()[i]. The tensors must be located, and `files` must be their reader's pool:
+// candidates are read again, to distinguish weights from constant matrices. Findings "weights-twice": a warning, or a
+// note if the names differ only in the numbers of layers or experts. In a model of no known family, whose tied weights
+// are unknown, a name only counts as a copy if it is the other one with a prefix.
 Result<std::vector<Finding>> audit_duplicates(const Catalog& view, const std::vector<Digest>& digests,
                                               const Model& model, FilePool& files, const RunOptions& options);
 

@@ -1,4 +1,4 @@
-// What an audit has to say: one finding for each thing that is wrong, with the evidence and what to do about it.
+// The result of an audit: one finding for each problem, with the evidence and advice.
 #pragma once
 
 #include <deque>
@@ -13,10 +13,10 @@ namespace reshard {
 enum class Severity { kNote, kWarning, kError };
 std::string_view severity_name(Severity severity);  // "error"
 
-// Cases that a finding shows where there are more.
+// The number of cases that a finding shows if there are more.
 inline constexpr std::size_t kShown = 4;
 
-// Rows of a vocabulary, in their order: "stored", "lost", "padding".
+// A range of a vocabulary's rows, in order: "stored", "lost", "padding".
 struct RowsPart {
   std::string_view what;  // a literal
   Index rows = 0;
@@ -24,36 +24,36 @@ struct RowsPart {
 
 struct Finding {
   Severity severity = Severity::kError;
-  std::string id;                        // stable, for programs: "vocabulary-shard"; docs/audit.md lists them all
-  std::vector<std::string> tensors;      // all that it is about, in natural order; empty: the checkpoint as a whole
-  std::string what;                      // one sentence without a full stop; does not begin with the tensor's name
-  std::vector<std::string> why;          // the arithmetic that shows it, a clause or sentence each
-  std::string lost;                      // what data are lost, a sentence; empty: none, or it cannot be told
+  std::string id;                        // stable, for programs: "vocabulary-shard"; docs/audit.md lists all
+  std::vector<std::string> tensors;      // all tensors concerned, in natural order; empty: the whole checkpoint
+  std::string what;                      // one sentence without a full stop, not beginning with the tensor's name
+  std::vector<std::string> why;          // the evidence, one clause or sentence each
+  std::string lost;                      // which data is lost, a sentence; empty: none, or unknown
   std::string advice;                    // what to do, sentences
-  std::vector<RowsPart> rows = {};       // of the vocabulary, where it is about them
-  std::vector<std::string> causes = {};  // ids: where a finding has one of them, this is a consequence of it
+  std::vector<RowsPart> rows = {};       // if it is about a vocabulary
+  std::vector<std::string> causes = {};  // ids: if one of them was found, this is its consequence
 };
 
-// One thing that an audit looked for. The findings that belong to it have its id, or that and more: "vocabulary-shard"
-// belongs to "vocabulary" unless there is a check "vocabulary-shard".
+// Something that an audit checked. Its findings have its id, or one that begins with it: "vocabulary-shard" belongs to
+// "vocabulary" unless there is a check "vocabulary-shard".
 struct CheckRun {
   std::string id;
-  std::string title;    // what holds where it found nothing: "every rank holds whole attention heads"
-  Index looked_at = 0;  // tensors, degrees, ...: whatever it is about
-  std::string skipped;  // why it was not made, a clause; empty where it was
+  std::string title;    // what holds if nothing was found: "every rank holds whole attention heads"
+  Index looked_at = 0;  // number of tensors, degrees, ... that were checked
+  std::string skipped;  // why it was skipped, a clause; empty if it ran
 };
 
-// The check that a finding belongs to, the one with the longest id; null if there is none.
+// Returns the check that a finding belongs to, the one with the longest id, or null if there is none.
 const CheckRun* check_of(const Finding& finding, const std::vector<CheckRun>& checks);
 
-// Removes the findings whose cause is reported too, and names them in it. A check that is left without findings of its
-// own says that it was not made: what it looked for cannot be told before the cause is mended.
+// Removes findings whose cause was found too, and mentions them in that finding. A check that loses all its findings is
+// marked as skipped, because its result is unknown until the cause is fixed.
 void fold_consequences(std::vector<Finding>& findings, std::vector<CheckRun>& checks);
 
-// "errors first", then in the order they were found.
+// Sorts by severity, errors first; findings of equal severity keep their order.
 void sort_by_severity(std::vector<Finding>& findings);
 
-// The findings of an audit while it is made. A reference that add() gives stays good while others are added.
+// Collects findings during an audit. A reference returned by add() stays valid when others are added.
 class FindingList {
  public:
   Finding& add(Severity severity, std::string id) { return add(Finding{severity, std::move(id), {}, "", {}, "", ""}); }

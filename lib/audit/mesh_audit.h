@@ -1,5 +1,5 @@
-// Holds a checkpoint's boxes, and who wrote them, against the mesh and the placements that a run declared; explains
-// what it finds instead.
+// Checks a checkpoint's boxes and their writers against the mesh and placements that a run declared, and explains the
+// differences.
 #pragma once
 
 #include <functional>
@@ -15,25 +15,25 @@ namespace reshard {
 struct DeclaredLayout {
   std::string title;  // for people: "dp_replicate=2, dp_shard=8"
   Mesh mesh;
-  // How a tensor is to lie. An error means that the layout says nothing of it.
+  // Returns the declared placement of a tensor. An error means that the layout does not cover it.
   std::function<Result<Placement>(const Tensor& tensor)> place;
-  bool stages_are_exact = false;  // whether the stage of each layer is declared too, or only how many there are
-  bool stored_whole = false;      // whether files hold gathered tensors: then the mesh leaves no trace in them
+  bool stages_are_exact = false;  // whether the stage of each layer is declared, not only the number of stages
+  bool stored_whole = false;      // whether files hold gathered tensors, so that the mesh leaves no trace in them
 };
 
 struct MeshAudit {
   std::vector<Finding> findings;
   Index tensors = 0;  // whose boxes were compared
   Index pieces = 0;
-  Index not_placed = 0;  // tensors of which the layout says nothing
-  Index flat = 0;        // tensors of optimizer state that are runs of elements, as FSDP1's flat parameters are
+  Index not_placed = 0;           // tensors that the layout does not cover
+  Index flat = 0;                 // tensors of optimizer state that are runs of elements, like FSDP1's flat parameters
   bool writers_compared = false;  // whether file names tell who wrote what
   std::string ranks_skipped;      // why neither stages nor writers could be compared; empty: they were
-  // Names of the tensors that lack the pieces of ranks which wrote nothing ("ranks-silent"), and no others.
+  // Names of the tensors that lack pieces only because ranks wrote nothing ("ranks-silent").
   std::vector<std::string> lacking;
 };
 
-// `observed` is what infer_mesh says of the same catalog.
+// `observed` must be the result of infer_mesh() for the same catalog.
 MeshAudit audit_mesh(const Catalog& catalog, const DeclaredLayout& declared, const InferredMesh& observed);
 
 }  // namespace reshard

@@ -1,5 +1,5 @@
-// What a config describes held against what is there: parameters that no tensor is, and tensors that are none of the
-// config's.
+// Compares a config's parameters with the stored tensors: parameters that are missing, and tensors that are not in the
+// config.
 #pragma once
 
 #include <map>
@@ -16,14 +16,14 @@
 
 namespace reshard {
 
-// What the config describes, beside what there is.
+// The model that the config describes, for the checkpoint in `catalog`.
 struct DescribedModel {
   const Catalog& catalog;
   const Family& family;
   const ModelConfig& config;
   Convention names = Convention::kHf;
-  std::vector<Parameter> expected;  // what must be there, then what the config allows
-  std::size_t required = 0;         // how many of them must be there
+  std::vector<Parameter> expected;  // required ones first, then those that the config allows
+  std::size_t required = 0;         // number of required ones
   std::unordered_map<std::string, const Parameter*> by_name;
 
   bool requires_it(const Parameter& p) const { return static_cast<std::size_t>(&p - expected.data()) < required; }
@@ -31,14 +31,15 @@ struct DescribedModel {
   Index bytes(const Parameter& p) const { return volume(p.shape) * byte_size(dtype()); }
 };
 
-// The checkpoint's model tensors by the parameters they are.
+// The checkpoint's model tensors by parameter.
 struct StoredModel {
-  std::unordered_map<std::string, const Tensor*> found;  // by canonical name
-  std::set<std::string> packed;                          // canonical names that a fused projection holds
+  std::unordered_map<std::string, const Tensor*> found;  // keyed by canonical name
+  std::set<std::string> packed;                          // canonical names inside fused projections
   std::vector<std::pair<ParsedName, const Tensor*>> extra;
-  std::vector<const Tensor*> unknown;                     // whose names the family does not know
-  std::map<std::string, std::set<std::size_t>> sections;  // of parameters that are stored in some, which are there
-  std::string other_head;                                 // "value_head", "score"
+  std::vector<const Tensor*> unknown;  // with names that the family does not know
+  std::map<std::string, std::set<std::size_t>>
+      sections;            // for parameters stored in sections: the sections that are present
+  std::string other_head;  // "value_head", "score"
 
   const Tensor* find(const Parameter& p) const {
     const auto it = found.find(p.name);
@@ -46,12 +47,12 @@ struct StoredModel {
   }
 };
 
-// The head, whole layers, experts and others that are missing; tensors of layers or parameters that the model has not;
-// and names that the family does not know. Where these hold what is missing, that is one finding. `experts_kept`: of
-// experts that were joined, those numbered from this one on are in the others; 0: none were.
+// Finds missing heads, layers, experts and other parameters, tensors of layers or parameters that the model lacks, and
+// names that the family does not know. If such tensors contain what is missing, that is a single finding.
+// `experts_kept`: if experts were merged, those with this number and above are in the others; 0: they were not.
 void audit_missing(const DescribedModel& subject, const StoredModel& stored, Index experts_kept, FindingList& findings);
 
-inline constexpr std::size_t kShownKinds = 6;             // lines, one for each parameter of the table
+inline constexpr std::size_t kShownKinds = 6;             // lines, one per parameter of the table
 std::string leaf_of_rule(std::string_view pattern);       // "q_proj"
 std::string ranges_text(const std::set<Index>& numbers);  // "0 to 3, 7"
 

@@ -1,5 +1,5 @@
-// What names and shapes tell of a model without its config: adapters that were not merged, weights that are empty
-// placeholders, one parameter under two names, shapes of no model. Looks at metadata only.
+// Checks what names and shapes tell about a model without a config: adapters that were not merged, empty placeholders,
+// one parameter with two names, shapes that contradict each other. Uses metadata only.
 #pragma once
 
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace reshard {
 
-// Findings "adapter-unmerged" (warning), "placeholder" (error), and where no config describes the model, so that
-// audit_model does not say it, "name-duplicate" and "shape-contradiction" (errors).
+// Findings: "adapter-unmerged" (warning), "placeholder" (error), and if no config describes the model, so that
+// audit_model() does not report them, "name-duplicate" and "shape-contradiction" (errors).
 std::vector<Finding> audit_names(const Catalog& catalog, const Model& model);
 
-// Whether no parameter is expected to be so: an empty weight.
+// Returns whether a tensor is an empty weight, which no parameter should be.
 bool is_placeholder(const Tensor& tensor, const Model& model);
 
 }  // namespace reshard

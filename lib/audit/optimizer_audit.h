@@ -1,5 +1,4 @@
-// Optimizer state beside the parameters it is of, whatever the model: shapes, and what is missing. Looks at metadata
-// only.
+// Checks optimizer state against its parameters, for any model: shapes, and missing state. Uses metadata only.
 #pragma once
 
 #include <vector>
@@ -11,7 +10,7 @@ namespace reshard {
 
 struct OptimizerAudit {
   std::vector<Finding> findings;
-  Index looked_at = 0;  // tensors of optimizer state that tell which parameter they are of
+  Index looked_at = 0;  // tensors of optimizer state that name their parameter
 };
 
 // Findings "optimizer-shape" (error), "optimizer-orphan" and "optimizer-missing" (warnings).

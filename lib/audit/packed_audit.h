@@ -1,5 +1,5 @@
-// Checks packed weights (quantization.h) by themselves: every tensor of each is there, and their shapes fit together.
-// Looks at metadata only.
+// Checks packed weights (quantization.h) by themselves: all tensors are present, and their shapes fit together. Uses
+// metadata only.
 #pragma once
 
 #include <vector>

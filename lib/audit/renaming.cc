@@ -12,10 +12,11 @@
 namespace reshard {
 namespace {
 
-constexpr std::size_t kMaxCandidates = 8;  // of a tensor: modules that are alike, a text's and an image's
+constexpr std::size_t kMaxCandidates = 8;  // per tensor: similar modules, such as those for text and images
 constexpr std::size_t kMaxRenamings = 64;  // of a model's modules
 
-// Where the last two parts of a name begin, the last three, ...; the whole name comes last.
+// Returns the positions at which the last two components of a name begin, the last three, and so on up to the whole
+// name.
 std::vector<std::size_t> beginnings_of_ends(std::string_view name) {
   std::vector<std::size_t> out;
   for (std::size_t at = name.rfind('.'); at != std::string_view::npos && at > 0;) {
@@ -42,8 +43,8 @@ std::vector<Renaming> find_renamings(const Catalog& a, std::vector<std::size_t> 
     const std::string_view name = b.tensors()[i].name;
     for (const std::size_t begin : beginnings_of_ends(name)) by_end[name.substr(begin)].push_back(i);
   }
-  std::set<std::size_t> taken;  // of b
-  // The longest end that a tensor has in common with others there.
+  std::set<std::size_t> taken;  // indices in b
+  // Visits the tensors of b that share the longest suffix with this one.
   const auto candidates = [&](std::size_t i, auto&& take) {
     const std::string_view name = a.tensors()[i].name;
     const std::vector<std::size_t> begins = beginnings_of_ends(name);

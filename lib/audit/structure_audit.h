@@ -1,5 +1,5 @@
-// Whether a checkpoint holds what it says it holds: exact cover, files, stored places. What validate() refuses at the
-// first fault, an audit lists.
+// Checks whether a checkpoint holds what its metadata claims: exact cover, files, offsets. It lists all faults, while
+// validate() stops at the first.
 #pragma once
 
 #include <string>
@@ -12,13 +12,13 @@ namespace reshard {
 
 struct StructureAudit {
   std::vector<Finding> findings;
-  bool metadata_only = false;  // none of the data files is here: then they are not missed
+  bool metadata_only = false;  // no data file is here, so they are not reported as missing
   bool is_readable = true;     // the data can be read as the metadata says
-  bool headers_read = false;   // the headers around the pieces were held against the metadata too (up to 100,000)
+  bool headers_read = false;   // the headers around the pieces were checked against the metadata too (up to 100,000)
 };
 
-// For a checkpoint that was opened with OpenOptions{.files_too = false, .validated = false}; locates its tensors.
-// `spool` as in Reader::locate.
+// Requires a checkpoint opened with OpenOptions{.files_too = false, .validated = false}, and locates its tensors.
+// `spool` as in Reader::locate().
 StructureAudit audit_structure(Reader& reader, int threads, const std::string& spool);
 
 }  // namespace reshard

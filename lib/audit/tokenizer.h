@@ -1,5 +1,5 @@
-// Whether a tokenizer speaks of no more words than the model has: the largest ids of tokenizer.json and
-// added_tokens.json beside a config.
+// Checks that a tokenizer has no more words than the model: the largest ids in tokenizer.json and added_tokens.json
+// next to a config.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 namespace reshard {
 
 struct TokenizerAudit {
-  Index tokens = 0;               // looked at
-  std::string skipped;            // why it was not made, a clause
+  Index tokens = 0;               // tokens checked
+  std::string skipped;            // why it was skipped, a clause
   std::vector<Finding> findings;  // "tokenizer-larger" (warning)
 };
 
-// `directory` has the tokenizer, `config_path` is where vocab_size was read.
+// `directory` contains the tokenizer, `config_path` is the source of vocab_size.
 TokenizerAudit audit_tokenizer(const std::string& directory, const std::string& config_path, Index vocab_size);
 
 }  // namespace reshard

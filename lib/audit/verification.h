@@ -1,6 +1,5 @@
-// Verification: is what lies on disk the model and the layout that was asked for, and are its bytes what they were?
-// One call makes every audit of this directory that was asked for, in order, and says what it looked at. `reshard
-// verify` is this call.
+// Verification: is the checkpoint the model and layout that was asked for, and are its bytes intact? verify() runs
+// every requested audit in order and reports what it checked. It implements `reshard verify`.
 #pragma once
 
 #include <functional>
@@ -20,23 +19,23 @@ namespace reshard {
 struct VerifyOptions {
   std::string path;
   ModelChoice model;
-  std::string config;  // the config.json to hold it against; empty: the one beside it, if there is one
+  std::string config;  // the config.json to check against; empty: the one next to it, if any
 
   std::optional<LayoutDescriptor> source_layout;  // how files of ranks join
   KeyChanges keys;                                // of the checkpoint that is verified
   Weights weights = Weights::kModel;              // likewise
-  std::optional<LayoutDescriptor> layout;         // that it was saved in, with its mesh unless tensors are stored whole
-  std::optional<Mesh> mesh;                       // where there is no layout: the mesh it was saved by
+  std::optional<LayoutDescriptor> layout;         // that it was saved in; needs a mesh unless tensors are stored whole
+  std::optional<Mesh> mesh;                       // without a layout: the mesh that saved it
   std::string against;                            // another checkpoint of the same model; empty: none
 
-  // Which data are read: all of them (checksums, digests), and looked at, or every stored copy too. Where nothing is
-  // asked at all, `bytes`.
+  // What data to read: all of it (checksums, digests), also judging values, or every stored copy too. If nothing at all
+  // is requested, `bytes`.
   bool bytes = false, values = false, replicas = false;
   bool exponents = false;  // with `values`: count elements by their exponents
 
   RunOptions run;              // its `progress` is not called
   std::string spool = "/tmp";  // as in Reader::locate
-  // Called before so many bytes are read; what it returns is told how many of them are.
+  // Called with the number of bytes before they are read; its result is called with the bytes read so far.
   std::function<std::function<void(Index bytes)>(Index bytes)> watch;
 
   bool asks_for_data() const { return bytes || values || replicas; }
@@ -48,37 +47,37 @@ struct VerifiedTensor {
   DType dtype = DType::kFloat32;
   Dims shape;
   Digest digest;
-  struct Other {  // the tensor of that name of the other checkpoint
+  struct Other {  // the tensor of that name in the other checkpoint
     DType dtype = DType::kFloat32;
     Digest digest;
-    bool equal = false;  // to this one's elements, in the dtype in which Comparison compares the two
+    bool equal = false;  // to this one's elements, in the dtype of the Comparison
   };
   std::optional<Other> against;
 };
 
 struct VerifyReport {
   const Format* format = nullptr;
-  Model model;  // that the tensors were held against
+  Model model;  // the model that the tensors were checked against
   Index tensor_count = 0, tensor_bytes = 0;
   bool read_data = false;                                  // more than metadata and headers
   std::vector<std::pair<std::string, std::string>> facts;  // a label, which may be empty, and a clause
   std::vector<Finding> findings;                           // by severity
-  std::vector<CheckRun> checks;                            // in the order of their making
-  std::vector<VerifiedTensor> tensors;  // that were read; those both have where there was another checkpoint
-  std::vector<ValueRow> values;         // where they were asked for
+  std::vector<CheckRun> checks;                            // in the order in which they ran
+  std::vector<VerifiedTensor> tensors;  // those that were read; with another checkpoint, those in both
+  std::vector<ValueRow> values;         // if requested
 
   void checked(std::string id, std::string title, Index looked_at);
   void skipped(std::string id, std::string title, std::string why);
   void fact(std::string label, std::string text);
-  // The reference is good until the next finding.
+  // The reference is valid until the next finding.
   Finding& add(Severity severity, std::string id, std::string what);
-  // A message of several lines: the first says what, the others why.
+  // Adds a message of several lines: the first becomes `what`, the others `why`.
   Finding& add_message(std::string id, const std::string& message);
   void add(std::vector<Finding> more);
 };
 
-// An error where there is nothing to audit: the path does not open even as metadata, or what was asked makes no sense
-// for it. What is wrong with the checkpoint is a finding.
+// Fails if there is nothing to audit: the path cannot be opened even as metadata, or the request makes no sense for it.
+// Problems of the checkpoint are findings.
 Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options);
 
 }  // namespace reshard

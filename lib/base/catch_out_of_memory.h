@@ -1,4 +1,4 @@
-// For work that must end with a Status or Result: on a thread, or while others wait for it.
+// Turns a failed allocation into an error, for work on a thread or work that other ranks wait for.
 #pragma once
 
 #include <new>
@@ -8,7 +8,7 @@
 
 namespace reshard {
 
-// What `work()` returns, a Status or Result; an error where it got no memory.
+// Returns the Status or Result of `work()`, or an I/O error if it throws std::bad_alloc.
 template <class Work>
 auto catch_out_of_memory(Work&& work) -> decltype(work()) {
   try {

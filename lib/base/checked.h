@@ -7,7 +7,7 @@
 
 namespace reshard {
 
-// Elements, bytes, ranks and offsets alike: one integer type, so that nobody has to think about width.
+// One integer type for elements, bytes, ranks and offsets, so that nobody has to think about width.
 using Index = std::int64_t;
 
 inline std::optional<Index> checked_add(Index a, Index b) {
@@ -22,23 +22,23 @@ inline std::optional<Index> checked_mul(Index a, Index b) {
   return r;
 }
 
-// The smallest multiple of `unit` (> 0) that is >= a (>= 0).
+// Returns the smallest multiple of `unit` (> 0) that is >= a (>= 0), or nothing on overflow.
 inline std::optional<Index> checked_round_up(Index a, Index unit) {
   Index r;
   if (__builtin_add_overflow(a, unit - 1, &r)) return std::nullopt;
   return r / unit * unit;
 }
 
-// a / b rounded up, for a >= 0 and b > 0.
+// Returns a / b rounded up, for a >= 0 and b > 0.
 constexpr Index ceil_div(Index a, Index b) { return a / b + (a % b != 0); }
 
-// An on-disk u64 as an Index, or nothing when it is above INT64_MAX.
+// Returns an on-disk u64 as an Index, or nothing if it is above INT64_MAX.
 inline std::optional<Index> to_index(std::uint64_t v) {
   if (v > static_cast<std::uint64_t>(INT64_MAX)) return std::nullopt;
   return static_cast<Index>(v);
 }
 
-// Whether [offset, offset + length) lies inside [0, size).
+// Returns whether [offset, offset + length) is inside [0, size).
 inline bool fits_inside(Index offset, Index length, Index size) {
   return offset >= 0 && length >= 0 && length <= size && offset <= size - length;
 }

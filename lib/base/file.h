@@ -1,5 +1,5 @@
-// Files: open, read at, write at, and the few directory operations a checkpoint needs. Every message names the path and
-// the operating system's reason.
+// Files: positioned reads and writes, and the few directory operations that a checkpoint needs. Every error names the
+// path and the operating system's reason.
 #pragma once
 
 #include <limits>
@@ -18,45 +18,50 @@ namespace reshard {
 // An open file. Owns its descriptor. read_at and write_at may be called from several threads at once.
 class File {
  public:
-  // kWriteDirect bypasses the page cache: offsets, lengths and addresses must be multiples of kDirectUnit. Not every
-  // file system offers it; open() then fails.
+  // kWriteDirect bypasses the page cache. Offsets, lengths and addresses must then be multiples of kDirectUnit; open()
+  // fails if the file system does not support it.
   enum class Access { kRead, kReadWrite, kWriteDirect };
   static constexpr Index kDirectUnit = 4096;
-  // An existing file; refuses anything but a regular one.
+  // Opens an existing regular file; anything else is an error.
   static Result<File> open(const std::string& path, Access access = Access::kRead);
-  // Read-write and new: an existing file or link of that name is an error.
+  // Creates a file for reading and writing. An existing file or link of that name is an error.
   static Result<File> create(const std::string& path);
-  // Read-write, and gone when closed: has no name. In `directory`.
+  // Creates a file without a name in `directory`, for reading and writing; closing it deletes it.
   static Result<File> create_anonymous(const std::string& directory);
-  static Result<File> create_in_memory();  // likewise, in no directory: for a few bytes
+  // Creates such a file in memory. For small contents.
+  static Result<File> create_in_memory();
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   ~File();
 
-  // The same file once more, for reading past the page cache, whatever has become of its name. An error where the file
-  // system does not offer that.
+  // Opens the same file again for reads that bypass the page cache, even if it has been renamed or unlinked. Fails if
+  // the file system does not support that.
   Result<File> reopen_direct() const;
 
   const std::string& path() const { return path_; }
-  int descriptor() const { return fd_; }  // the file's own: not to be closed
+  int descriptor() const { return fd_; }  // owned by this File; do not close it
   Result<Index> size() const;
 
-  // Fills all of `out`; an end of file before that is a corrupt error that says how much was there.
+  // Fills all of `out`. A file that ends early is a corrupt error that says how many bytes there were.
   Status read_at(Index offset, MutableBytes out) const;
   Status write_at(Index offset, Bytes data) const;
 
-  // Whether the kernel is to read on behind what is asked for: of scattered reads it would fetch many times their
-  // bytes.
+  // Tells the kernel how the file will be read. With kScattered it does no readahead, which would fetch many times the
+  // bytes that are asked for.
   enum class Reads { kInOrder, kScattered };
   void expect(Reads reads) const;
 
-  // Sets the length and reserves the blocks, so that a full disk shows now and not halfway. Falls back to a sparse
-  // file where the file system cannot reserve.
+  // Sets the length and reserves the blocks, so that a full disk is reported now and not halfway. If the file system
+  // cannot reserve blocks, the file becomes sparse.
   Status allocate(Index length) const;
-  Status set_length(Index length) const;  // without reserving: what is not written is a hole and reads as zeros
-  Status sync_data() const;               // an error here is final: the kernel has dropped the pages
-  Status close();                         // reports what a destructor could not
+  // Sets the length without reserving blocks. Unwritten ranges are holes and read as zeros.
+  Status set_length(Index length) const;
+  // Flushes the data to disk. A failure is final: the kernel has dropped the dirty pages, so a retry would succeed
+  // without having written them.
+  Status sync_data() const;
+  // Closes the file and reports errors that the destructor would have to ignore.
+  Status close();
 
  private:
   File(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -64,12 +69,12 @@ class File {
   std::string path_;
 };
 
-// Reads a whole file that must not be longer than `limit` bytes.
+// Reads a whole file; a file longer than `limit` bytes is a corrupt error.
 Result<std::string> read_whole_file(const std::string& path, Index limit);
-// Reads the first `length` bytes of a file, or all of it where it is shorter.
+// Reads the first `length` bytes of a file, or all of it if it is shorter.
 Result<std::string> read_file_start(const std::string& path, Index length);
-// Makes a file of this text, or replaces the regular one of that name: readers see the old text or all of the new one,
-// and on an error the old one is as it was. A link, pipe or device of that name is written to and stays what it is.
+// Writes `text` to a file, replacing a regular file of that name atomically: readers see the old text or the new one,
+// and on an error the old file is unchanged. If the name is a link, pipe or device, it is written to and not replaced.
 // Without `replace` an existing name is an error.
 Status replace_file(const std::string& path, std::string_view text, bool replace = true);
 
@@ -79,42 +84,42 @@ struct DirectoryEntry {
   Index size = 0;  // bytes; 0 for a directory
   Index mtime_ns = 0;
 };
-// Regular files and directories, sorted by name, without "." and "..". Links are followed; one that leads nowhere is
-// left out.
+// Returns the regular files and directories in a directory, sorted by name, without "." and "..". Follows links and
+// leaves out those that lead nowhere.
 Result<std::vector<DirectoryEntry>> list_directory(const std::string& path);
-// The file or directory at a path, by its own name, links followed; nothing where there is none.
+// Returns the entry of a file or directory, following links, or nothing if there is none.
 Result<std::optional<DirectoryEntry>> entry_at(const std::string& path);
 
-// What stands under a name, links not followed: enough to tell later whether it is still the same.
+// A directory entry and its identity, links not followed. Comparing two Nodes tells whether an entry has changed.
 struct Node {
   std::string name;
   std::uint64_t device = 0, inode = 0;
-  std::uint32_t mode = 0;        // as stat has it: kind and permissions
-  Index size = 0, mtime_ns = 0;  // of files and links
+  std::uint32_t mode = 0;        // st_mode: type and permissions
+  Index size = 0, mtime_ns = 0;  // 0 for directories
   bool is_directory() const;
   bool is_regular() const;
   bool is_link() const;
 
   friend bool operator==(const Node&, const Node&) = default;
 };
-Result<Node> look_at(const std::string& path);  // its name is empty
-// Everything below a directory, by names relative to it, directories before what is in them.
+Result<Node> look_at(const std::string& path);  // leaves `name` empty
+// Returns everything below a directory, with names relative to it. A directory precedes its contents.
 Result<std::vector<Node>> walk(const std::string& directory);
-// Whether `path` is `directory` or lies below it, links followed. False where it does not exist.
+// Returns whether `path` is `directory` or is inside it, following links. False if `path` does not exist.
 bool lies_in(const std::string& path, const std::string& directory);
 
-bool path_exists(const std::string& path);  // also a dangling link
+bool path_exists(const std::string& path);  // true for a dangling link
 bool is_directory(const std::string& path);
 std::string path_join(std::string_view directory, std::string_view name);
 std::string parent_path(const std::string& path);  // "a/b/" -> "a", "b" -> "."
 std::string base_name(const std::string& path);    // "a/b/" -> "b"
-// A directory by the name that it has in its parent, if `path` ends in "." or ".."; any other path as it is.
+// Returns the real path if `path` ends in "." or "..", so that it ends in the directory's own name; otherwise `path`.
 std::string by_own_name(const std::string& path);
-// Whether a file system is mounted there, so that nothing else can be moved to its name.
+// Returns whether `path` is a mount point, so that nothing else can be renamed to it.
 bool is_mount_point(const std::string& path);
 
-// Whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty, not
-// absolute, no "..", no NUL, no backslash.
+// Returns whether a name found inside a checkpoint (relative_path, weight_map) stays inside its directory: not empty,
+// not absolute, no "..", no NUL, no backslash.
 bool is_safe_relative_path(std::string_view name);
 
 Status make_directory(const std::string& path);
@@ -122,20 +127,20 @@ Status remove_file(const std::string& path);
 Status rename_no_replace(const std::string& from, const std::string& to);
 Status exchange_paths(const std::string& a, const std::string& b);  // swaps two names atomically
 Status sync_directory(const std::string& path);
-Status remove_directory(const std::string& path);  // an empty one
-// Removes a directory and what is in it. Follows no links.
+Status remove_directory(const std::string& path);  // must be empty
+// Removes a directory and its contents. Does not follow links.
 Status remove_tree(const std::string& path);
-Result<Index> free_space(const std::string& path);  // bytes an unprivileged user may still write there
+Result<Index> free_space(const std::string& path);  // bytes available to an unprivileged user
 
-// Takes all the descriptors that the system lets this process have (RLIMIT_NOFILE's hard limit), for FilePool to keep
-// files open with. For programs: a library leaves limits alone.
+// Raises the soft limit on open descriptors (RLIMIT_NOFILE) to the hard limit, so that FilePool can keep more files
+// open. Only programs should call it; a library leaves limits alone.
 void raise_descriptor_limit();
 
-// What pools may keep open together: the files used last, whichever pool they are of.
+// The files that all pools sharing this object keep open, closed least recently used first.
 class OpenFiles {
  public:
   explicit OpenFiles(Index most) : most_(most) {}
-  // Of this process: half of the descriptors that it may have when it is first asked for.
+  // Returns the object for this process. Its capacity is half of the descriptor limit at the first call.
   static OpenFiles& of_process();
 
  private:
@@ -152,24 +157,24 @@ class OpenFiles {
     std::string path;
     std::shared_ptr<const File> file;
   };
-  void make_room();  // for one more, as far as pinned files allow
+  void make_room();  // for one more file, unless all are pinned
 
   const Index most_;
   std::mutex mutex_;
   Index pinned_ = 0;
-  Uses uses_;  // of files that are not pinned, the last one first
+  Uses uses_;  // unpinned files, most recently used first
 };
 
-// Opens files on demand and keeps the most recently used ones open. Thread-safe. Copies are the same pool.
+// Opens files on demand and keeps the most recently used ones open. Thread-safe. Copies share the same pool.
 class FilePool {
  public:
   explicit FilePool(File::Access access = File::Access::kRead, OpenFiles& all = OpenFiles::of_process())
       : state_(std::make_shared<State>(access, all)) {}
-  // The file stays open while the caller holds it, even when the pool has let go of it.
+  // The file stays open while the caller holds the pointer, even after the pool has dropped it.
   Result<std::shared_ptr<const File>> open(const std::string& path);
-  // Of all its files, those that it opens from now on among them.
+  // Applies File::expect() to all files of this pool, including those opened later.
   void expect(File::Reads reads);
-  // Hands a file to the pool under a name of the caller's; it is never let go of.
+  // Adds an open file under a name that the caller chooses. The pool never closes it while the pool lives.
   void pin(const std::string& name, File file);
 
  private:
@@ -181,7 +186,7 @@ class FilePool {
 
     const File::Access access;
     OpenFiles& all;
-    OpenFiles::Pool files;  // under its mutex
+    OpenFiles::Pool files;  // guarded by all.mutex_
   };
   std::shared_ptr<State> state_;
 };

@@ -1,4 +1,4 @@
-// Functions of a library that is opened at run time, because not every machine has it.
+// Looks up functions in a library opened at run time, because not every machine has it.
 #pragma once
 
 #include <dlfcn.h>
@@ -9,8 +9,8 @@
 
 namespace reshard {
 
-// Sets `out` to the function `name` of what dlopen() returned; an unsupported error where there is none. `what` names
-// the library.
+// Sets `out` to the function `name` of `library`, a handle from dlopen(), or returns an unsupported error. `what` is
+// the library's name in that error.
 template <class Function>
 Status find_function(void* library, const std::string& what, const char* name, Function& out) {
   out = reinterpret_cast<Function>(::dlsym(library, name));

@@ -1,10 +1,10 @@
 // JSON as checkpoints use it: safetensors headers, weight maps, config.json, and what this program prints for machines.
 //
-// Reading is strict, because the text comes from strangers: UTF-8, no duplicate keys, no depth beyond a limit, no
-// trailing bytes, integers exactly as written or not at all. NaN, Infinity and -Infinity are numbers, as Python's json
-// writes and reads them. An error names the path and the offset of the byte:
+// Reading is strict, because the text is untrusted: it must be UTF-8, without duplicate keys, excessive nesting or
+// trailing bytes, and an integer that does not fit is an error. NaN, Infinity and -Infinity are accepted, as Python's
+// json writes them. An error names the path and the byte offset:
 //   model.safetensors@0x1f: duplicate key 'dtype'
-// Getters name the key and what stands there, and are meant to be prefixed with the path by `.context(path)`:
+// Getters name the key and the type found; prefix the path with `.context(path)`:
 //   config.json: num_attention_heads: expected an integer, got a string
 #pragma once
 
@@ -48,60 +48,61 @@ class Json {
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
-  bool is_integer() const;  // also one above INT64_MAX
+  bool is_integer() const;  // also above INT64_MAX
   bool is_number() const { return is_integer() || std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Items>(value_); }
   bool is_object() const { return std::holds_alternative<Object>(value_); }
   std::string_view kind() const;  // "an integer", "a string", ..., for messages
 
-  // The value as a type; the error says what is there instead. Views last as long as this value stays as it is.
+  // Return the value as the given type, or an error that says what type it has. Views are valid until this value
+  // changes.
   Result<bool> as_bool() const;
-  Result<Index> as_index() const;           // refuses fractions and what does not fit
+  Result<Index> as_index() const;           // refuses fractions and values above INT64_MAX
   Result<std::uint64_t> as_uint64() const;  // refuses negative numbers
-  Result<double> as_double() const;         // any number
+  Result<double> as_double() const;         // any number, rounded if it is an integer
   Result<std::string_view> as_string() const;
   Result<std::span<const Json>> as_array() const;
   Result<std::span<const Member>> as_object() const;
 
-  // A member; null where there is none, or where this is no object. Constant time.
+  // Returns a member, or null if there is none or this is not an object. Constant time.
   const Json* find(std::string_view key) const;
   bool contains(std::string_view key) const { return find(key) != nullptr; }
 
-  // A member that has to be there, as a type. The error begins with the key.
+  // Return a required member as the given type. Errors begin with the key.
   Result<bool> get_bool(std::string_view key) const;
   Result<Index> get_index(std::string_view key) const;
   Result<std::string_view> get_string(std::string_view key) const;
   Result<std::span<const Json>> get_array(std::string_view key) const;
   Result<std::span<const Member>> get_object(std::string_view key) const;
 
-  // Adds a member to an object, or replaces its value. A null becomes an object first. Returns *this.
+  // Adds a member to an object or replaces its value. Null becomes an object first. Returns *this.
   Json& set(std::string_view key, Json value);
-  // Adds a member and returns its value to be filled; null when the key is there already.
+  // Adds a null member and returns its value for the caller to fill, or returns null if the key already exists.
   Json* try_add(std::string key);
-  // Appends to an array. A null becomes an array first. Returns *this, as set() does.
+  // Appends to an array. Null becomes an array first. Returns *this.
   Json& push_back(Json value);
-  // Appends to an array and returns the new item, to be filled. A null becomes an array first.
+  // Appends to an array and returns the new item. Null becomes an array first.
   Json& add_item(Json value);
 
   std::size_t size() const;  // members or items; 0 for anything else
 
  private:
   using Items = std::vector<Json>;
-  // Members in order, and for all but small objects a hash table of their positions.
+  // Members in insertion order. Objects beyond a few members also have a hash table of their positions.
   struct Object {
-    Object();  // these five because Member is not complete here
+    Object();  // these five are out of line because Member is incomplete here
     Object(const Object&);
     Object(Object&&) noexcept;
     Object& operator=(Object) noexcept;
     ~Object();
 
     std::vector<Member> members;
-    std::vector<std::uint32_t> slots;  // position + 1, 0: free; open addressing, at most half full
+    std::vector<std::uint32_t> slots;  // position + 1, or 0 if free; open addressing, at most half full
 
     std::size_t slot_of(std::string_view key) const;
     const Member* find(std::string_view key) const;
-    Json* add(std::string key);  // the caller has looked that it is not there
+    Json* add(std::string key);  // the key must be new
   };
 
   template <class Get>
@@ -116,35 +117,37 @@ struct Json::Member {
 };
 
 struct JsonLimits {
-  int depth = 64;            // arrays and objects inside one another
-  Index values = 4'000'000;  // held in memory at a time, keys of an object included
-  std::string_view until;    // for parse_json_members(): the text ends before the member of this key; empty: at its end
+  int depth = 64;  // nesting of arrays and objects
+  // Values in memory at one time; each key counts as one.
+  Index values = 4'000'000;
+  // For parse_json_members(): stop before the member with this key, where the text ends. Empty: read to the end.
+  std::string_view until;
 };
 
-// Reads a whole text. `path` and `base` (the offset of text[0] in that file) only serve the messages.
+// Parses a complete text. `path` and `base` (the offset of text[0] in that file) are only used in messages.
 Result<Json> parse_json(std::string_view text, std::string_view path, const JsonLimits& limits = {}, Index base = 0);
 
-// Reads a text that is one object and hands over its members one after the other, in the text's order, so that a large
-// one is never in memory as a whole. An error of `member` ends the reading and is returned as it is.
+// Parses a text that is one object and passes its members to `member` in order, so that a large object is never in
+// memory as a whole. An error from `member` stops the parse and is returned unchanged.
 using OnJsonMember = std::function<Status(const std::string& key, Json value)>;
 Status parse_json_members(std::string_view text, std::string_view path, const OnJsonMember& member,
                           const JsonLimits& limits = {}, Index base = 0);
 
-// The value as text: one line for `indent` 0, otherwise a member or item a line. The same value always gives the same
-// text; numbers read back equal; a double that is not finite, for which JSON has no word, becomes null. Strings must be
-// UTF-8 (is_utf8). `depth` is how many values it stands in, of a text that is put together of parts.
+// Serializes a value: on one line if `indent` is 0, otherwise one member or item a line. The output is deterministic,
+// and numbers round-trip. A double that is not finite becomes null. Strings must be UTF-8 (is_utf8()). `depth` is the
+// nesting level to indent from if the text becomes part of a larger one.
 std::string to_text(const Json& value, int indent = 0, int depth = 0);
-// The same for files that Python reads, such as a model's config.json: two spaces, a line's end behind it all, and
-// Python's words for what is not finite.
+// Serializes for files that Python reads, such as config.json: two spaces of indentation, a final newline, and NaN and
+// Infinity in Python's spelling.
 std::string python_text(const Json& value);
 
 // Appends `text` as a JSON string, quotes included.
 void append_json_string(std::string& out, std::string_view text);
 
-// Whether the bytes are well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Returns whether the bytes are well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(std::string_view text);
-// JSON is UTF-8, and names from files need not be: the text itself where it is, otherwise with its bytes above 0x7f as
-// \xNN.
+// Returns `text` if it is UTF-8, otherwise `text` with its bytes above 0x7f as \xNN. JSON must be UTF-8, but names from
+// files need not be.
 std::string valid_utf8(std::string_view text);
 
 }  // namespace reshard

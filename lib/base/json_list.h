@@ -1,4 +1,4 @@
-// JSON with a list that is too large to be held.
+// Writes JSON with a list too large to hold in memory.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace reshard {
 
-// A list whose items are made when they are wanted: a large one is never in memory as a whole.
+// A list whose items are made one at a time, when they are written.
 struct JsonList {
   std::string_view key;
   std::size_t size = 0;
   std::function<Json(std::size_t)> item;
 };
-// What to_text() gives of the object with the list as one more member, in stretches.
+// Writes, in pieces, the to_text() of `object` with the list added as its last member.
 void write_text(const Json& object, const JsonList& list, int indent,
                 const std::function<void(std::string_view)>& write);
 

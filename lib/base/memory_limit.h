@@ -1,4 +1,4 @@
-// How much memory this process holds, and may hold.
+// The memory that this process uses, and its limit (--memory).
 #pragma once
 
 #include <functional>
@@ -10,23 +10,23 @@
 
 namespace reshard {
 
-// Bytes that are in RAM; 0 where that is not known.
+// Returns the resident set size in bytes, or 0 if it is unknown.
 Index resident_bytes();
 
-// Gives back what the allocator keeps of memory that was freed, so that resident_bytes() tells what is in use.
+// Returns freed memory from the allocator to the system, so that resident_bytes() counts only memory in use.
 void release_freed_memory();
 
-// Sets how many bytes the process may hold, for all that asks before it takes much; until then, and for 0, it may hold
-// any number.
+// Sets the limit in bytes. 0, the initial value, means no limit. Code that is about to allocate much memory checks it
+// with may_take().
 void limit_memory(Index bytes);
-// How many more it may take now; nothing where there is no limit.
+// Returns how many more bytes the process may allocate, or nothing if there is no limit.
 std::optional<Index> memory_left();
-inline constexpr Index kMuchMemory = Index{1} << 20;  // bytes; less may be taken always
-// That it may take so many more, for `what()`: "a.safetensors: a header of 12 tensors". A usage error that says how
-// much that needs.
+inline constexpr Index kMuchMemory = Index{1} << 20;  // bytes; smaller allocations need no check
+// Returns a usage error, which says how much memory is needed, if allocating `bytes` more would exceed the limit.
+// `what()` names the purpose: "a.safetensors: a header of 12 tensors".
 Status may_take(Index bytes, const std::function<std::string()>& what);
-// That what it holds already, for `what()`, is within the limit.
+// Returns that error if the process already exceeds the limit. `what()` names the purpose.
 Status may_hold(const std::function<std::string()>& what);
-Error too_little_memory(const std::string& what, Index more);  // that error
+Error too_little_memory(const std::string& what, Index more);  // the error of both
 
 }  // namespace reshard

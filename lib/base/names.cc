@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-// A name around one of its components that is a number: [begin, end).
+// The part [begin, end) of a name that is a number.
 struct Cut {
   std::size_t begin = 0, end = 0;
   Index number = 0;
@@ -29,13 +29,13 @@ std::optional<Cut> cut_at(std::string_view name, std::size_t component) {
   return cut;
 }
 
-// Folds the names that differ in the given component only.
+// Folds names that differ only in the given component.
 std::vector<FoldedName> fold_component(const std::vector<FoldedName>& names, std::size_t component) {
   struct Kind {
     std::vector<Index> numbers;
-    std::size_t first = 0;  // the name that says them all
+    std::size_t first = 0;  // index of the folded name
   };
-  // By the name without the number, and where that stood.
+  // Keyed by the name without the number, and the number's position.
   std::unordered_map<std::string, Kind> kinds;
   std::vector<std::optional<Cut>> cuts;
   std::vector<Kind*> kind_of;
@@ -89,7 +89,7 @@ std::vector<std::string> runs_of(const std::vector<Index>& ascending, std::strin
 std::vector<FoldedName> fold(const std::vector<std::string>& names) {
   std::vector<FoldedName> list;
   for (std::size_t i = 0; i < names.size(); ++i) list.push_back({names[i], i});
-  // From the right: a folded number has dots of its own, which must not count for those still to be folded.
+  // From right to left: a folded number contains dots, which must not shift components still to be folded.
   constexpr std::size_t kDeepest = 10;
   for (std::size_t component = kDeepest; component-- > 0;) list = fold_component(list, component);
   return list;
@@ -109,7 +109,7 @@ std::string some_of(const std::vector<std::string>& texts, std::size_t shown) {
 
 namespace {
 
-// "blocks.{0,5,10,...,495}.k": sets of many ranges cut short.
+// Shortens long sets: "blocks.{0,5,10,...,495}.k".
 std::string with_short_sets(std::string_view text) {
   constexpr std::size_t kMany = 8, kFirst = 3;
   std::string out;

@@ -20,8 +20,8 @@
 namespace reshard {
 namespace {
 
-constexpr int kMostLinks = 40;  // as the kernel follows
-constexpr int kDeepest = 32;    // directories in each other
+constexpr int kMostLinks = 40;  // the kernel's own limit
+constexpr int kDeepest = 32;    // nested directories
 constexpr Index kMostNames = 1'000'000;
 
 struct Identity {
@@ -33,14 +33,14 @@ struct Identity {
   }
 };
 
-// Of what a path leads to; nothing where that is not there.
+// Returns the identity of what `path` leads to, or nothing if it does not exist.
 std::optional<Identity> identity_of(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0) return std::nullopt;
   return Identity{st.st_dev, st.st_ino, S_ISDIR(st.st_mode)};
 }
 
-// The path that is opened when `path` is written to: a link to a file that is not there yet makes that file.
+// Returns the path that writing to `path` would create or open: links are followed, even to a missing file.
 std::string end_of_links(std::string path) {
   std::array<char, 4096> to{};
   for (int n = 0; n < kMostLinks; ++n) {
@@ -57,7 +57,7 @@ std::string real_path(const std::string& path) {
   return real ? real.get() : "";
 }
 
-// An output as the disk has it.
+// The identities of an output and of the directories that contain it.
 class Written {
  public:
   explicit Written(const std::string& path) : path_(path) {
@@ -72,11 +72,11 @@ class Written {
   bool holds(const std::string& input) const { return directory_ && lies_in(input, path_); }
   bool is(const Identity& input) const { return input == file_ || input == directory_; }
   bool is_in(const Identity& directory) const { return around_.contains(directory); }
-  // Whether a regular file's identity has to be known to tell.
+  // Returns whether only comparing inodes of regular files can tell.
   bool is_file() const { return file_.has_value(); }
 
  private:
-  // The directory, or the nearest that exists, and those above it.
+  // Adds `directory`, or its nearest existing ancestor, and everything above it.
   void add_around(std::string directory) {
     while (!reshard::is_directory(directory) && directory != "/" && directory != ".")
       directory = parent_path(directory);
@@ -91,12 +91,12 @@ class Written {
   std::set<Identity> around_;
 };
 
-// Looks through an input that is a directory for what would be changed.
+// Searches an input directory for anything that writing the output would change.
 class Search {
  public:
   explicit Search(const Written& written) : written_(written) {}
 
-  // The path of it, and what is said of the output. Directories behind links count for the files in them alone.
+  // The conflicting path and how the output relates to it. In directories reached by a link only files count.
   struct Found {
     std::string path;
     bool is_inside = false, is_held = false;
@@ -105,7 +105,7 @@ class Search {
     const auto self = identity_of(directory);
     if (!self || depth == 0 || !seen_.insert(*self).second) return std::nullopt;
     if (!behind_link && written_.is_in(*self)) return Found{directory, true};
-    std::vector<std::pair<std::string, bool>> below;  // and whether a link leads there
+    std::vector<std::pair<std::string, bool>> below;  // path, and whether it is reached by a link
     const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(directory.c_str()), &::closedir);
     while (const dirent* entry = open ? ::readdir(open.get()) : nullptr) {
       const std::string_view name = entry->d_name;

@@ -1,4 +1,4 @@
-// What a job may write: nothing that would change what it reads.
+// Keeps a job from writing over what it reads.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace reshard {
 
-// Decides for every output of every command. Returns a usage error if writing to `output`, a file or a directory that
-// need not exist, would change one of `inputs` (files and directories; those that do not exist are ignored). That is so
+// Returns a usage error if writing to `output`, a file or directory that need not exist, would change one of `inputs`
+// (files and directories; missing ones are ignored). Every output of every command is checked with it. That is the case
 // if `output`
-// - is an input, or a file inside one, by whatever path, link or second name (device and inode are compared);
-// - is inside an input that is a directory, though it be mounted elsewhere, too;
-// - is a directory that holds an input.
+// - is an input or a file inside one, by any path, link or hard link (device and inode are compared);
+// - is inside an input directory, even if that directory is also mounted elsewhere;
+// - is a directory that contains an input.
 Status check_spares_inputs(const std::string& output, const std::vector<std::string>& inputs);
 
 }  // namespace reshard

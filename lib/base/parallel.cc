@@ -31,7 +31,7 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
     while (!stop) {
       const Index i = next++;
       if (i >= n) return;
-      // An exception would end the process: it is on a thread.
+      // An exception on a thread would terminate the process.
       Status status = catch_out_of_memory([&] { return body(thread, i); });
       if (status) continue;
       const std::lock_guard lock(mutex);
@@ -42,8 +42,9 @@ Status parallel_for(Index n, int threads, const std::function<Status(int thread,
   std::vector<std::thread> pool;
   try {
     for (int t = 1; t < std::min<Index>(threads, n); ++t) pool.emplace_back(loop, t);
-  } catch (const std::system_error&) {  // no more are to be had (ulimit -u, a limit of the container): those do it all
-  } catch (const std::bad_alloc&) {     // likewise
+    // The system allows no more threads (ulimit -u, a container's limit): those started do all the work.
+  } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {  // likewise
   }
   loop(0);
   for (std::thread& t : pool) t.join();

@@ -1,4 +1,4 @@
-// A loop on several threads that stops at the first error.
+// A parallel loop that stops at the first error.
 #pragma once
 
 #include <functional>
@@ -8,12 +8,12 @@
 
 namespace reshard {
 
-// `requested`, or one for each core this process may use when that is 0.
+// Returns `requested`, or the number of cores this process may use if that is 0.
 int thread_count(int requested);
 
-// Calls body(thread, i) once for every i below n, in about ascending order, from up to `threads` threads numbered from
-// 0: fewer where the system gives no more, the caller's own at least. After a failure no further call begins; the first
-// error is returned.
+// Calls body(thread, i) once for every i below n, in about ascending order, on up to `threads` threads numbered from 0.
+// The caller's thread is one of them; if the system refuses to start others, it runs with fewer. After a failure no
+// further call begins, and the first error is returned.
 Status parallel_for(Index n, int threads, const std::function<Status(int thread, Index i)>& body);
 
 }  // namespace reshard

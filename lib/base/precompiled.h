@@ -1,5 +1,4 @@
-// What nearly every source includes, compiled once (CMake's precompiled headers). Sources say what they include all the
-// same.
+// Precompiled headers: what nearly every source includes. Sources still include what they use.
 #pragma once
 
 #include <algorithm>

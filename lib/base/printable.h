@@ -1,4 +1,4 @@
-// Foreign text made safe to show: whole messages and JSON (names: printable() in text.h).
+// Makes untrusted messages and JSON safe to display. For names, see printable() in text.h.
 #pragma once
 
 #include <cstdio>
@@ -7,14 +7,14 @@
 
 namespace reshard {
 
-// Each returns `text` with the characters replaced that a terminal obeys or does not show (controls, those that turn
-// the writing direction, those of no width), so that foreign text neither steers the terminal nor looks like another
-// text.
+// Each function returns `text` with those characters replaced that a terminal interprets or does not show (controls,
+// bidirectional marks, zero-width characters), so that untrusted text can neither control the terminal nor pass for
+// another text.
 
-// For a message: printable() of it, with its line breaks kept.
+// Escapes a message like printable(), but keeps its line breaks.
 std::string printable_lines(std::string_view text);
-void print_lines(std::FILE* to, std::string_view text);  // takes no memory: for "out of memory"
-// For a JSON text: such characters become \uNNNN, so that its values stay equal; bytes that are not UTF-8 become
+void print_lines(std::FILE* to, std::string_view text);  // allocates nothing, so it can print "out of memory"
+// Escapes a JSON text: such characters become \uNNNN, so the parsed values stay equal. Bytes that are not UTF-8 become
 // U+FFFD.
 std::string printable_json(std::string_view text);
 

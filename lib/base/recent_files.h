@@ -1,4 +1,4 @@
-// What is opened of files beside themselves, kept for those that were used last.
+// A cache of values derived from open files, such as mappings, that keeps the most recently used.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,10 @@ namespace reshard {
 template <class Opened>
 class RecentFiles {
  public:
-  static constexpr std::size_t kMost = 32;  // files that it keeps something of
+  static constexpr std::size_t kMost = 32;  // files in the cache
 
-  // What `open(file)`, a shared_ptr, gave when it was last called for the file; it is called where nothing is kept.
-  // Null: the file was refused, by it or by refuse().
+  // Returns the cached value of the file, or calls `open(file)`, which returns a shared_ptr, and caches the result. A
+  // null result is cached too: it means that `open` or refuse() rejected the file.
   template <class Open>
   std::shared_ptr<const Opened> get(const std::shared_ptr<const File>& file, const Open& open) {
     const std::lock_guard lock(mutex_);
@@ -44,7 +44,7 @@ class RecentFiles {
     std::shared_ptr<const Opened> opened;
   };
   std::mutex mutex_;
-  std::vector<Known> known_;  // in the order of their last use
+  std::vector<Known> known_;  // most recently used last
 };
 
 }  // namespace reshard

@@ -1,8 +1,8 @@
 // Errors as values. A Result<T> holds a T or an Error; a Status holds nothing or an Error.
 //
-// Not exceptions: damaged input is ordinary for this program, worker threads hand errors back as values, and ranks
-// have to agree on an error before each collective. The names are those of std::expected, so that this file can go
-// when every compiler we need has it.
+// Not exceptions: damaged input is ordinary for this program, worker threads return errors as values, and ranks must
+// agree on an error before each collective. The names follow std::expected, so that it can replace this file once all
+// our compilers have it.
 //
 //   Result<File> f = File::open(path);
 //   auto file = TRY(File::open(path));     // returns the error to the caller, or yields the File
@@ -19,15 +19,15 @@
 
 namespace reshard {
 
-// What kind of trouble it is. The values are the program's exit codes (docs/cli.md).
+// The kind of an error. The values are the program's exit codes (docs/cli.md).
 enum class ErrorCode : int {
   kDifference = 1,   // two checkpoints differ, or an audit found something
-  kUsage = 2,        // the caller asked for something that makes no sense
+  kUsage = 2,        // the request makes no sense
   kCorrupt = 3,      // the bytes contradict the format or each other
-  kUnsupported = 4,  // valid, but refused; the message says what would be needed
-  kIo = 5,           // not found, or the operating system said no
+  kUnsupported = 4,  // valid but not supported; the message says what would be needed
+  kIo = 5,           // not found, or the operating system refused
   kPeer = 6,         // another rank failed
-  kInternal = 70,    // a bug of ours
+  kInternal = 70,    // a bug in reshard
 };
 
 class [[nodiscard]] Error {
@@ -37,7 +37,7 @@ class [[nodiscard]] Error {
   ErrorCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // Puts "what: " in front: the outermost clause of a message comes first.
+  // Prepends "what: ", so that the outermost context comes first.
   Error context(std::string_view what) && {
     message_.insert(0, std::string(what) + ": ");
     return std::move(*this);
@@ -79,7 +79,7 @@ class [[nodiscard]] Result {
     if (has_value()) return std::move(*this);
     return std::move(*this).error().context(what);
   }
-  // The same with what `what()` gives, which is asked in the case of an error only.
+  // Prepends the result of `what()`, which is called only if there is an error.
   template <std::invocable What>
   Result context(const What& what) && {
     if (has_value()) return std::move(*this);
@@ -122,9 +122,9 @@ using Status = Result<void>;
 
 }  // namespace reshard
 
-// Yields the value of a Result, or returns its error from the enclosing function. A statement expression (gcc, clang,
-// nvcc) so that one macro serves `TRY(f());` and `auto x = TRY(f());`. Each use names its variable anew: a TRY may
-// stand in a lambda inside another.
+// Yields the value of a Result, or returns its error from the enclosing function. It is a statement expression (gcc,
+// clang, nvcc), so that one macro serves `TRY(f());` and `auto x = TRY(f());`. Every use has a variable name of its
+// own, because a TRY may be in a lambda inside another TRY.
 #define TRY(...) RESHARD_TRY_NUMBERED(__COUNTER__, __VA_ARGS__)
 #define RESHARD_TRY_NUMBERED(n, ...) RESHARD_TRY_NAMED(n, __VA_ARGS__)
 #define RESHARD_TRY_NAMED(n, ...)                                              \

@@ -13,7 +13,7 @@ bool is_plain(char c) {
          kPlain.find(c) != std::string_view::npos || static_cast<unsigned char>(c) >= 0x80;
 }
 
-// Between $' and ': every byte that is not ASCII text as \xNN.
+// Returns the inside of $'...': every byte that is not printable ASCII becomes \xNN.
 std::string escaped(std::string_view word) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;

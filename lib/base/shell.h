@@ -1,4 +1,4 @@
-// Commands that messages print, to be pasted into a shell.
+// Quotes words of commands that messages print, so that they can be pasted into a shell.
 #pragma once
 
 #include <string>
@@ -6,10 +6,10 @@
 
 namespace reshard {
 
-// Returns `word` as bash, zsh and ksh read it back: as it is where no character of it means anything to them, otherwise
-// in quotes. Bytes that must not reach a terminal (printable(), text.h) become $'\xNN'.
+// Returns `word` quoted for bash, zsh and ksh, or unchanged if no character of it is special. Bytes that must not reach
+// a terminal (printable() in text.h) become $'\xNN'.
 std::string shell_word(std::string_view word);
-// The same of a path, which no program takes for an option: one that begins with a dash gets "./" in front.
+// Quotes a path. One that begins with a dash gets "./" in front, so that no program takes it for an option.
 std::string shell_path(std::string_view path);
 
 }  // namespace reshard

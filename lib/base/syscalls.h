@@ -1,5 +1,5 @@
-// The one table through which every file call goes, so that a test can make the n-th of them fail, fall short or kill
-// the process. The default entries are the C library's own functions.
+// The table through which all file operations go, so that a test can make the n-th call fail, transfer less, or kill
+// the process. The default entries are the C library's functions.
 #pragma once
 
 #include <dirent.h>
@@ -29,7 +29,7 @@ struct Syscalls {
 
 const Syscalls& sys();
 
-// Replaces the table while it lives. For tests; not while other threads are inside a call.
+// Replaces the table during its lifetime. For tests; no other thread may be inside a call.
 class ScopedSyscalls {
  public:
   explicit ScopedSyscalls(const Syscalls& replacement);

@@ -85,7 +85,7 @@ Result<Index> parse_bytes(std::string_view text) {
 
 namespace {
 
-// The digits at the front of `text` as a number, and how many they are; nothing unless it is written the usual way.
+// A number at the front of `text` and its digits; nothing if it is not in canonical form.
 struct Number {
   Index value = 0;
   std::size_t digits = 0;
@@ -101,7 +101,7 @@ std::optional<Number> leading_number(std::string_view text) {
   return n;
 }
 
-// Whether "0..15,20" contains `value`; nothing when it is no list of ranges.
+// Returns whether a list of ranges such as "0..15,20" contains `value`, or nothing if it is not a list of ranges.
 std::optional<bool> ranges_contain(std::string_view list, Index value) {
   bool contains = false;
   while (true) {
@@ -128,7 +128,7 @@ struct Character {
   char32_t code = 0;
   std::size_t bytes = 1;
 };
-// Returns the UTF-8 character at the front of `text`, or nothing if its first byte begins none.
+// Returns the UTF-8 character at the front of `text`, or nothing if its first byte is not a valid start.
 std::optional<Character> first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
@@ -146,14 +146,14 @@ std::optional<Character> first_character(std::string_view text) {
   return c;
 }
 
-// The bytes that one element of a pattern consumes of the pattern and of the name.
+// The number of bytes that one pattern element consumes of the pattern and of the name.
 struct Step {
   std::size_t pattern = 1;
   std::size_t name = 0;  // 0: the element does not match
 };
 
-// Returns the character at `at`; a byte that begins no UTF-8 character counts as a character of its own, and as no
-// other's.
+// Returns the character at `at`. A byte that is not the start of a UTF-8 character counts as a character that only
+// equals the same byte.
 Character character_at(std::string_view text, std::size_t at) {
   constexpr char32_t kNotUnicode = 0x110000;
   const auto c = first_character(text.substr(at));
@@ -185,7 +185,7 @@ std::optional<SetMatch> match_set(std::string_view pattern, char32_t c) {
   return std::nullopt;
 }
 
-// Matches the element of `pattern` at p, which is not a '*', against `name` at n.
+// Matches the pattern element at p, which is not a '*', against `name` at n.
 Step match_element(std::string_view pattern, std::size_t p, std::string_view name, std::size_t n) {
   const char open = pattern[p];
   const Character c = character_at(name, n);
@@ -209,7 +209,7 @@ Step match_element(std::string_view pattern, std::size_t p, std::string_view nam
 
 bool glob_match(std::string_view pattern, std::string_view name) {
   std::size_t p = 0, n = 0;
-  std::size_t star = std::string_view::npos, star_name = 0;  // where to take up again after the last '*'
+  std::size_t star = std::string_view::npos, star_name = 0;  // where to resume after the last '*'
   while (n < name.size()) {
     Step step;
     if (p < pattern.size()) {
@@ -254,8 +254,8 @@ bool any_glob_matches(const std::vector<std::string>& patterns, std::string_view
 
 namespace {
 
-// Ranges of characters that a terminal obeys or does not show: controls (C0, DEL, C1), separators of lines, and
-// Unicode's default ignorable characters, among them those that turn the writing direction and those of no width.
+// Ranges of characters that a terminal interprets or does not show: controls (C0, DEL, C1), line separators, and
+// Unicode's default ignorable characters, such as bidirectional marks and zero-width characters.
 struct CharacterRange {
   char32_t first, last;
 };
@@ -270,8 +270,8 @@ bool is_printable(char32_t c) {
   return std::none_of(std::begin(kUnprintable), std::end(kUnprintable), contains);
 }
 
-// Passes `text` to `out` in pieces. What cannot be printed is passed to `escape`, with its bytes and the character that
-// they are, if they are one. Takes no memory itself.
+// Passes `text` to `out` in pieces. Unprintable bytes go to `escape`, with the character they encode, if any. Allocates
+// no memory.
 template <typename Out, typename Escape>
 void write_escaped(std::string_view text, const Out& out, const Escape& escape) {
   while (!text.empty()) {
@@ -300,7 +300,7 @@ void write_hex_bytes(std::string_view bytes, const Out& out) {
   }
 }
 
-// Passes a message to `out` with its line breaks, and all else as printable() has it.
+// Passes a message to `out`, escaped like printable() but with its line breaks.
 template <typename Out>
 void write_lines(std::string_view text, const Out& out) {
   write_escaped(text, out, [&](std::string_view bytes, const std::optional<Character>&) {
@@ -344,7 +344,7 @@ std::string printable_json(std::string_view text) {
   };
   write_escaped(text, append, [&](std::string_view bytes, const std::optional<Character>& c) {
     if (bytes == "\n" || !c) {
-      out += c ? bytes : "\xef\xbf\xbd";  // U+FFFD for what is no character
+      out += c ? bytes : "\xef\xbf\xbd";  // U+FFFD for invalid bytes
     } else if (c->code < 0x10000) {
       append_unit(c->code);
     } else {

@@ -1,6 +1,6 @@
-// The Catalog: which box of which tensor lies at which bytes of which file. Opening a checkpoint, whatever wrote it,
+// The Catalog: which box of which tensor is stored at which bytes of which file. Opening a checkpoint of any format
 // yields one; choosing a target format and layout yields another before any byte is written. Everything else in this
-// program is a question about catalogs or a copy between two of them.
+// program queries catalogs or copies between two of them.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace reshard {
 
-// A run of bytes in one of the catalog's files.
+// A range of bytes in one of the catalog's files.
 struct Extent {
   std::uint32_t file = 0;  // an index into Catalog::files
   Index offset = 0;        // bytes
@@ -32,24 +32,24 @@ struct Extent {
   friend bool operator==(const Extent&, const Extent&) = default;
 };
 
-// A box of a tensor as it is stored: its elements lie in `extent`, the element at box.origin `start` bytes into it, the
-// others `strides` elements apart.
+// A stored box of a tensor. Its elements are in `extent`: the element at box.origin is `start` bytes into it, and the
+// others are `strides` elements apart.
 struct Fragment {
   Box box;
-  Dims strides;                      // elements, may exceed the row-major ones; negative ones are refused by readers
-  Extent extent;                     // the payload; before Reader::locate, the stored item around it
+  Dims strides;                      // in elements; may exceed the row-major ones; readers refuse negative ones
+  Extent extent;                     // the payload, or before Reader::locate() the stored item that contains it
   Index start = 0;                   // bytes from extent.offset
-  std::optional<std::uint32_t> crc;  // CRC-32 of the whole extent, where the format records one
+  std::optional<std::uint32_t> crc;  // CRC-32 of the whole extent, if the format records one
   bool big_endian = false;
-  std::shared_ptr<const ChunkEncoding> encoding;  // the extent has to be decoded, and `start` counts in what it becomes
+  std::shared_ptr<const ChunkEncoding> encoding;  // if set, `start` counts in the decoded bytes of the extent
 
-  // The bytes that `start` and `strides` move in.
+  // Returns the number of bytes that `start` and `strides` address.
   Index payload_bytes() const { return encoding ? encoding->decoded_bytes : extent.length; }
 
   friend bool operator==(const Fragment&, const Fragment&) = default;
 };
 
-// Where the fragments of one tensor lie, in their order. A list of one takes no memory of its own.
+// The extents of one tensor's fragments, in order. A list of one allocates nothing.
 class ExtentList {
  public:
   ExtentList() = default;
@@ -61,41 +61,41 @@ class ExtentList {
   void reserve(std::size_t n);
   void add(const Extent& extent);
   void set(std::size_t i, const Extent& extent);
-  // Takes no more memory than it needs, and less where extents are alike: those of ranks that write equal parts.
+  // Shrinks the list, and compresses regular runs: ranks that write equal parts have equal offsets and lengths.
   void pack();
 
  private:
   static constexpr std::uint32_t kNoFile = ~std::uint32_t{0};
-  // Extents of one offset and one length, in files whose numbers are `step` apart.
+  // Extents with equal offset and length in files whose numbers are `step` apart.
   struct Run {
     Extent first;
-    std::uint32_t begin = 0;  // the number of the first
+    std::uint32_t begin = 0;  // list index of `first`
     std::uint32_t step = 0;
   };
   struct Several {
     std::vector<Extent> each = {};
-    std::vector<Run> runs = {};  // in place of them, once packed
-    std::size_t packed = 0;      // how many the runs stand for
+    std::vector<Run> runs = {};  // replaces `each` once packed
+    std::size_t packed = 0;      // number of extents in `runs`
 
     std::size_t size() const { return runs.empty() ? each.size() : packed; }
     Extent get(std::size_t i) const { return runs.empty() ? each[i] : of_run(i); }
     Extent of_run(std::size_t i) const;
   };
-  // For changing them.
+  // For modification; unpacks.
   std::vector<Extent>& each();
 
   Extent one_{kNoFile, 0, 0};         // of a list of one
-  std::unique_ptr<Several> several_;  // null: one or none
+  std::unique_ptr<Several> several_;  // null: at most one extent
 };
 
-// Fragments of one tensor, stored in columns: a checkpoint of a large model has millions. Copies share them until one
-// of the two is changed, and lists of the same boxes may share these (BoxPool).
+// The fragments of one tensor, stored in columns because a large model's checkpoint has millions. Copies share the
+// columns until one of them changes, and lists with equal boxes can share those (BoxPool).
 class FragmentList {
  public:
   explicit FragmentList(int rank = 0) : columns_(none(rank)) {}
   FragmentList(const FragmentList&) = default;
   FragmentList& operator=(const FragmentList&) = default;
-  // What is moved from is empty: none is ever without columns.
+  // Moved-from lists are empty: columns_ is never null.
   FragmentList(FragmentList&& from) noexcept : columns_(std::exchange(from.columns_, none(from.rank()))) {}
   FragmentList& operator=(FragmentList&& from) noexcept;
   ~FragmentList() = default;
@@ -103,21 +103,22 @@ class FragmentList {
   std::size_t size() const { return columns_->extents.size(); }
   bool empty() const { return size() == 0; }
   void reserve(std::size_t n);
-  void add(const Fragment& fragment);              // of this list's rank
-  void add(const Box& box, const Extent& extent);  // its elements in row-major order, from the extent's first byte on
+  void add(const Fragment& fragment);              // must have this list's rank
+  void add(const Box& box, const Extent& extent);  // row-major from the extent's first byte
   void set(std::size_t i, const Fragment& fragment);
   Fragment get(std::size_t i) const;
   Box box(std::size_t i) const;
   Extent extent(std::size_t i) const { return columns_->extents[i]; }
   void set_extent(std::size_t i, const Extent& extent) { own().extents.set(i, extent); }
-  // Takes no more memory than it needs. Does nothing where copies share the list.
+  // Shrinks the list to the memory it needs. Does nothing if copies share it.
   void pack();
   bool has_encoded() const { return !rare().encodings.empty(); }  // false: no fragment has an encoding
-  bool has_crcs() const { return !rare().crcs.empty(); }          // likewise, a CRC
-  // Whether both have the same boxes in the same order: tensors of a model's layers do. Equal ones have equal hashes.
+  bool has_crcs() const { return !rare().crcs.empty(); }          // false: no fragment has a CRC
+  // Returns whether both lists have the same boxes in the same order, as in the layers of a model.
   bool has_boxes_of(const FragmentList& other) const {
     return columns_->boxes == other.columns_->boxes || *columns_->boxes == *other.columns_->boxes;
   }
+  // Equal lists of boxes have equal hashes.
   std::uint64_t hash_of_boxes() const;
 
  private:
@@ -130,18 +131,18 @@ class FragmentList {
     friend bool operator==(const Boxes&, const Boxes&) = default;
   };
   using SharedBoxes = std::shared_ptr<Boxes>;
-  // What few fragments have.
+  // Members that few fragments have.
   struct Details {
     Dims strides;
     Index start = 0;
     bool big_endian = false;
   };
-  // What few lists have.
+  // Members that few lists have.
   struct Rare {
-    std::vector<std::uint64_t> crcs;  // kNoCrc where there is none; empty when no fragment has one
+    std::vector<std::uint64_t> crcs;  // kNoCrc if a fragment has none; empty if no fragment has one
     std::unordered_map<std::size_t, Details> details;
-    std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // those that occur: few; the first is none
-    std::vector<std::uint16_t> encoding_of;                       // of each fragment; empty when none is encoded
+    std::vector<std::shared_ptr<const ChunkEncoding>> encodings;  // the distinct encodings, few; the first is null
+    std::vector<std::uint16_t> encoding_of;                       // index for each fragment; empty if none is encoded
   };
   struct Columns {
     explicit Columns(SharedBoxes b) : boxes(std::move(b)) {}
@@ -150,11 +151,11 @@ class FragmentList {
 
     SharedBoxes boxes;
     ExtentList extents = {};
-    std::unique_ptr<Rare> rare = nullptr;  // null: none of it
+    std::unique_ptr<Rare> rare = nullptr;  // null: none of its members is set
   };
   static const std::shared_ptr<Columns>& none(int rank);
   int rank() const { return columns_->boxes->rank; }
-  // For changing them.
+  // For modification; unshare first.
   Columns& own();
   std::vector<Index>& own_corners();
   Rare& own_rare();
@@ -163,69 +164,70 @@ class FragmentList {
   std::shared_ptr<Columns> columns_;
 };
 
-// Lets lists of equal boxes, as tensors of a model's layers have them, share the memory of these.
+// Lets lists with equal boxes, as in the layers of a model, share their memory.
 class BoxPool {
  public:
   void share(FragmentList& list);
 
  private:
-  std::vector<FragmentList::SharedBoxes> recent_;  // of lists seen, the last few that differ
-  std::size_t oldest_ = 0;                         // among them, once there are as many as are kept
+  std::vector<FragmentList::SharedBoxes> recent_;  // the last few distinct lists seen
+  std::size_t oldest_ = 0;                         // next to be replaced, once `recent_` is full
 };
 
-// The path of a value in the nested state_dict, as DCP's planner_data has it; integers are list positions.
+// The path of a value in the nested state_dict, as in DCP's planner_data. Integers are list positions.
 using KeyPath = std::vector<std::variant<std::string, Index>>;
 std::string dotted_name(const KeyPath& path);  // "optimizer.state.0.exp_avg"
 
 struct Tensor {
   std::string name;       // the flattened key, torch's FQN
-  std::string plain_key;  // the name without what wraps it (lib/model/parts.h); empty: the name is plain
+  std::string plain_key;  // the name without its wrapping (lib/model/parts.h); empty: same as `name`
   DType dtype = DType::kFloat32;
-  // What the model computes in, where only an optimizer's wider numbers are stored (ZeRO-3's float32 masters): a copy
-  // of the tensor becomes this unless a dtype is asked for.
+  // The dtype that the model computes in, if only an optimizer's wider values are stored (ZeRO-3's float32 masters).
+  // Copies of the tensor have this dtype unless another is requested.
   std::optional<DType> model_dtype;
-  bool located = true;       // whether extents are payloads yet
-  bool is_buffer = false;    // the writer tells that it is no parameter: derived data, unless a family knows it
-  bool is_key_told = false;  // the reader gave the plain key; otherwise it is found by the names
+  bool located = true;       // whether extents are payloads (see Fragment::extent)
+  bool is_buffer = false;    // the writer says it is not a parameter: derived data, unless a family knows it
+  bool is_key_told = false;  // the reader set plain_key; otherwise it is derived from the names
   Dims shape;
-  FragmentList fragments;  // cover the shape exactly, once each
+  FragmentList fragments;  // cover the shape exactly once
   FragmentList replicas;   // further copies of boxes in `fragments`
-  KeyPath path;            // empty: {name}
-  Index row_group = 1;  // rows whose bytes interleave in the file (one attention head): work is best cut between groups
+  KeyPath path;            // empty means {name}
+  // Rows whose bytes interleave in the file (one attention head). Work is best split between groups.
+  Index row_group = 1;
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
   Index elements() const { return volume(shape); }
   Index bytes() const { return elements() * byte_size(dtype); }
 };
 
-// Whether two tensors are the same bytes of the same files.
+// Returns whether two tensors are the same bytes of the same files.
 bool is_same_data(const Tensor& a, const Tensor& b);
 
-// A value that is not a tensor: carried as the bytes it is stored as, never executed.
+// A value that is not a tensor. Its stored bytes are copied and never executed.
 struct Blob {
   std::string name;
   Extent extent;
   KeyPath path;
-  std::string plain_key = {};       // as a tensor's
-  std::vector<Extent> copies = {};  // of the same value, stored further times
-  bool is_key_told = false;         // as a tensor's
+  std::string plain_key = {};       // as in Tensor
+  std::vector<Extent> copies = {};  // further stored copies of the same value
+  bool is_key_told = false;         // as in Tensor
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
 };
 
-// A part of a training state, and how it was told.
+// A part of a training state, such as the model or one optimizer, and how it was recognised.
 struct Part {
   StateKind kind = StateKind::kModel;
-  std::string prefix;    // before its names, "app.model."; empty where nothing is
-  std::string name;      // as --part takes it: "model", "optimizer_1", "ema"
-  std::string evidence;  // for people; empty where the names are plain
-  bool is_told = false;  // the reader lists it; otherwise it is found by the names
+  std::string prefix;    // prefix of its names, "app.model."; may be empty
+  std::string name;      // as in --part: "model", "optimizer_1", "ema"
+  std::string evidence;  // for people; empty if the names are plain
+  bool is_told = false;  // listed by the reader; otherwise derived from the names
 };
 
 struct CatalogFile {
   std::string path;   // relative to Catalog::root
-  Index size = -1;    // bytes; -1: it is missing
-  Index writer = -1;  // the rank that wrote it; -1: nothing tells
+  Index size = -1;    // bytes; -1: the file is missing
+  Index writer = -1;  // the rank that wrote it; -1: unknown
 };
 
 class Catalog {
@@ -233,37 +235,40 @@ class Catalog {
   std::string root;  // the checkpoint's directory
   std::vector<CatalogFile> files;
   std::vector<Blob> blobs;
-  std::vector<Part> parts;                  // as find_parts (lib/model/parts.h) saw them; none before it
-  std::vector<std::string> metadata_files;  // relative to root: read to find the tensors, but holding none (an index)
-  std::string latest_file;                  // likewise, and names it as the newest of its run: may be written again
-  std::vector<std::string> stale_files;     // in the directory, but belonging to no tensor or blob
-  std::vector<std::string> warnings;        // whole sentences
-  std::vector<std::string> notes;           // likewise, of what need not be a fault
-  std::string shape_doubt;  // that of the warnings which a config settles: a shape is what its fragments add up to
-  // Several fragments may lie in the same bytes (views of one torch.save storage), or, before locate, be recorded at
-  // the place of a blob that holds them.
+  std::vector<Part> parts;  // set by find_parts() (lib/model/parts.h); empty before
+  std::vector<std::string>
+      metadata_files;  // relative to root: read to find the tensors, but without tensor data (an index)
+  // A metadata file that names this checkpoint as the newest of its run. Training may rewrite it.
+  std::string latest_file;
+  std::vector<std::string> stale_files;  // in the directory, but not part of the checkpoint
+  std::vector<std::string> warnings;     // whole sentences
+  std::vector<std::string> notes;        // like warnings, but possibly harmless
+  // The warning that a config would settle, because a tensor's shape was only inferred from its fragments.
+  std::string shape_doubt;
+  // Fragments may overlap in their bytes: views of one torch.save storage, or, before locate(), fragments recorded with
+  // the extent of the blob that contains them.
   bool shares_extents = false;
-  // Words of the vocabulary, where the writer tells: the rows of an embedding beyond them pad it, whatever they hold.
-  // 0: not told.
+  // The number of words in the vocabulary, if the writer records it: further rows of an embedding are padding, whatever
+  // they hold. 0: unknown.
   Index vocabulary = 0;
-  // All tensors are a model's, under the names of its loaders (Format::hf_names), or a copy of such a checkpoint.
+  // All tensors belong to one model and have the names that its loaders expect (Format::hf_names), or to a copy of one.
   bool has_model_names = false;
-  bool lacks_optimizer = false;  // a training run saved it, and the optimizer state that belongs beside it is not there
-  std::vector<std::pair<std::string, std::string>> attributes;  // what the format tells of its writer, for people
+  bool lacks_optimizer = false;  // saved by a training run, but its optimizer state is missing
+  std::vector<std::pair<std::string, std::string>> attributes;  // what the format records of its writer, for people
 
-  // Memory for so many tensors, without their names, is asked for (may_take()).
+  // Makes room for `tensors` tensors, without their names, after asking for the memory (may_take()).
   Status reserve(std::size_t tensors);
-  static constexpr Index kTensorBytes = sizeof(Tensor) + 144;  // of it, for each
-  // Refuses a second tensor of the same name.
+  static constexpr Index kTensorBytes = sizeof(Tensor) + 144;  // memory reserved for each
+  // Adds a tensor; a second one of the same name is a corrupt error.
   Status add(Tensor tensor);
-  // Copies of a catalog share its tensors until one of them changes any.
+  // Copies of a catalog share its tensors until one of them changes.
   const std::vector<Tensor>& tensors() const { return held().tensors; }
-  std::vector<Tensor>& own_tensors() { return own().tensors; }       // for changing all of them but their names
-  Tensor& tensor(std::size_t i) { return own_tensors()[i]; }         // or one
-  void share_tensors(const Catalog& other) { held_ = other.held_; }  // has those of the other in place of its own
+  std::vector<Tensor>& own_tensors() { return own().tensors; }       // for modification, but not of names
+  Tensor& tensor(std::size_t i) { return own_tensors()[i]; }         // one of them
+  void share_tensors(const Catalog& other) { held_ = other.held_; }  // replaces this catalog's tensors by the other's
   std::optional<std::size_t> find(std::string_view name) const;
   std::optional<std::size_t> find_parameter(std::string_view key) const;  // of the model, by its plain key
-  // In the order people expect: layers.2 before layers.10.
+  // Sorts as people expect: layers.2 before layers.10.
   void sort_by_name();
 
   std::string file_path(std::uint32_t file) const;
@@ -277,39 +282,38 @@ class Catalog {
 
     void find_places(std::size_t room);
   };
-  const Held& held() const;
-  Held& own();  // for changing it
+  const Held& held() const;  // for modification; unshares first
+  Held& own();               // for changing it
 
   std::shared_ptr<Held> held_;  // null: no tensors
-  Index added_bytes_ = 0;       // of memory that was not asked for, about
+  Index added_bytes_ = 0;       // approximate memory added since the last check against the limit
   BoxPool boxes_;
 };
 
-// Compares names so that runs of digits count as numbers.
+// Compares names with runs of digits compared as numbers.
 bool natural_less(std::string_view a, std::string_view b);
 
-// Every claim a catalog makes, checked: boxes lie inside their tensors, cover them exactly once (replicas repeat a box
-// of the cover), item extents lie inside files that are there, and for located tensors every element the strides reach
-// lies inside the extent. Errors name tensor, box and file. `files_too` = false leaves the files out: metadata alone.
+// Checks every claim of a catalog: boxes are inside their tensors and cover them exactly once (replicas repeat a box of
+// the cover), extents are inside files that exist, and in located tensors every element that the strides reach is
+// inside the extent. Errors name tensor, box and file. With `files_too` = false files are not checked.
 Status validate(const Catalog& catalog, bool files_too = true);
 
-// A tensor (its index) that validate() would refuse, and why.
+// A tensor (by index) that validate() would refuse, and the reason.
 struct TensorFault {
   std::size_t tensor = 0;
   Error error;
 };
-// All of them: what validate() says of the first.
+// Returns all tensors that are refused; validate() returns the first error.
 std::vector<TensorFault> tensor_faults(const Catalog& catalog, bool files_too);
 
-// How many bytes each file must have at least.
+// Returns the minimum size in bytes of each file.
 std::vector<Index> bytes_needed(const Catalog& catalog);
 
-// The cover check for one tensor: no holes, no overlaps. O(n log n) for boxes that form a grid, whatever cut them.
+// Checks that the fragments of one tensor cover it without holes or overlaps. O(n log n) for boxes that form a grid.
 Status check_cover(const Tensor& tensor);
 
-// That no two fragments claim the same bytes. With kTies, two tensors may lie on exactly the same extent (shared
-// storages of a torch.save file); a partial overlap never is right. Nothing is checked where the catalog says that
-// fragments share extents.
+// Checks that no two fragments claim the same bytes. With kTies two tensors may have exactly the same extent (shared
+// storages of a torch.save file); partial overlap is always an error. Checks nothing if catalog.shares_extents.
 enum class SharedExtents { kRefused, kTies };
 Status check_extents_disjoint(const Catalog& catalog, SharedExtents shared);
 

@@ -1,5 +1,5 @@
-// check_cover() for tensors one after the other: the layers of a model have the same boxes, and those found to cover
-// once are not looked at again.
+// Runs check_cover() on tensors one after another. Layers of a model have equal boxes, so a cover that was already
+// found good is not checked again.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace reshard {
 
 class CoverChecker {
  public:
-  Status check(const Tensor& tensor);  // which must outlive it
+  Status check(const Tensor& tensor);  // `tensor` must outlive this object
 
  private:
   std::unordered_map<std::uint64_t, const Tensor*> good_;

@@ -1,7 +1,7 @@
-// What a checkpoint format is to the rest of the program: a way to open one, a way to lay one out, or both.
+// A checkpoint format, as the rest of the program sees it: how to open one, how to lay one out, or both.
 //
-// Opening reads metadata only. Laying out is pure: it decides every file, offset and length of the output before a byte
-// is written, and later says what the bytes around the tensor data are. The I/O in between belongs to lib/engine.
+// Opening reads only metadata. Laying out is pure: it fixes every file, offset and length of the output before a byte
+// is written, and later provides the bytes around the tensor data. lib/engine does the I/O in between.
 #pragma once
 
 #include <functional>
@@ -30,160 +30,161 @@ class Reader {
   Catalog& catalog() { return catalog_; }
   const Catalog& catalog() const { return catalog_; }
   FilePool& files() { return files_; }
-  // Its files are opened by this pool from now on: for a reader that has several in it. Before anything is located.
+  // Opens files through this pool from now on; for a reader that contains several others. Call it before locate().
   void use_files(const FilePool& files) { files_ = files; }
 
-  // Finds the payloads of the tensors listed (indices into catalog().tensors()): reads the headers around them, checks
-  // them against the metadata, and replaces item extents by payload extents and true strides. Other tensors stay as
-  // they are. `spool` is a directory for what has to be decoded to be read at random; it must have room for it.
+  // Finds the payloads of the listed tensors (indices into catalog().tensors()): reads the headers around them, checks
+  // these against the metadata, and replaces item extents by payload extents and actual strides. Other tensors are
+  // unchanged. `spool` is a directory with room for data that must be decoded before it can be read at random.
   virtual Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) = 0;
 
-  // The value of a blob as a torch.save archive without storages, which is how blobs go from format to format.
+  // Returns the value of a blob as a torch.save archive without storages, the form in which all formats exchange blobs.
   virtual Result<std::string> blob_bytes(const Blob& blob) = 0;
 
-  // A file that lies beside the tensors (config.json, reshard_manifest.json), of at most `limit` bytes; or a
-  // config.json that the format makes. Nothing when there is neither.
+  // Returns a file stored with the tensors (config.json, reshard_manifest.json) of at most `limit` bytes, or a
+  // config.json derived by the format. Nothing if there is neither.
   virtual Result<std::optional<std::string>> side_file(const std::string& name, Index limit);
 
-  // The first `length` bytes of such a file that is stored, or all of it where it is shorter.
+  // Returns the first `length` bytes of a stored side file, or all of it if it is shorter.
   virtual Result<std::optional<std::string>> side_file_start(const std::string& name, Index length);
 
-  // A blob's value in a few words, for people: "1000", "[0.9, 0.95]", "a dict of 4". Empty when it cannot be told.
+  // Describes a blob's value in a few words: "1000", "[0.9, 0.95]", "a dict of 4". Empty if that is not possible.
   virtual std::string describe(const Blob& blob) = 0;
 
  protected:
-  // Where side files are looked for, in order.
+  // Returns the directories to search for side files, in order.
   virtual std::vector<std::string> side_directories() const { return {catalog_.root}; }
-  // The config.json that follows from what a format keeps of the model in words of its own.
+  // Returns a config.json derived from the format's own description of the model, or nothing.
   virtual Result<std::optional<Json>> made_config() { return std::optional<Json>(); }
 
   Catalog catalog_;
   FilePool files_;
 };
 
-// A tensor to be written, and how it is to lie.
+// A tensor to be written, and its placement.
 struct TargetTensor {
   std::string name;
   DType dtype = DType::kFloat32;
   Dims shape;
   KeyPath path;
   SharedPlacement placement;
-  std::string plain_key = {};  // as a Tensor's
+  std::string plain_key = {};  // as in Tensor
 
   const std::string& key() const { return plain_key.empty() ? name : plain_key; }
 };
 
-// Non-tensor state to be written.
+// A value that is not a tensor, to be written.
 struct TargetBlob {
   std::string name;
   KeyPath path;
-  std::string bytes;  // as Reader::blob_bytes gave them
+  std::string bytes;  // from Reader::blob_bytes()
 };
 
-// What holds the tensors in formats that keep them in files of either kind.
+// The container for tensors, in formats that support both.
 enum class Container { kSafetensors, kTorchSave };
 
-// How many attention heads a model has; a head is never cut.
+// The number of attention heads of a model. A head is never cut.
 struct HeadCounts {
   Index query = 0;
   Index key_value = 0;
 };
 
-// How tensors are made smaller.
+// How tensor data is compressed.
 struct Compression {
-  int zstd_level = 0;   // as zstd counts; 0: not at all
-  bool shuffle = true;  // the elements' bytes grouped first
+  int zstd_level = 0;   // 0: no compression
+  bool shuffle = true;  // group the elements' bytes first
 };
 
-inline constexpr Index kUsualFileBytes = 5'000'000'000;  // as transformers cuts files
+inline constexpr Index kUsualFileBytes = 5'000'000'000;  // the size at which transformers starts a new file
 
 struct LayoutRequest {
-  std::vector<TargetTensor> tensors;  // in the order they are to lie in the files
+  std::vector<TargetTensor> tensors;  // in the order of the files
   std::vector<TargetBlob> blobs;
   Mesh mesh;
-  std::optional<LayoutDescriptor> layout;  // where the placements come from; for formats that write it down
+  std::optional<LayoutDescriptor> layout;  // the source of the placements, for formats that record it
   Index max_file_bytes = kUsualFileBytes;  // for formats that cut files by size
   Container container = Container::kSafetensors;
-  std::optional<HeadCounts> heads;  // where a config says so
-  Compression compression;          // for formats that can
-  std::optional<Index> rank;        // for what ranks hold: lay out what this one does; nothing: all of them
-  std::optional<Json> config = {};  // the model's config.json, where there is one
-  std::optional<Index> step = {};   // for Holds::kAdam: how many the optimizer's state has seen, where tensors say
-  // What the output calls a parameter that an object of the source names: several tensors where it is taken apart.
-  // Null: the same.
+  std::optional<HeadCounts> heads;  // if a config gives them
+  Compression compression;          // for formats that support it
+  std::optional<Index> rank;        // for per-rank formats: lay out only this rank's files; nothing: all ranks'
+  std::optional<Json> config = {};  // the model's config.json, if known
+  // For Holds::kAdam: the optimizer's step count, if the source has it in tensors.
+  std::optional<Index> step = {};
+  // Returns the output's names of a parameter named by an object of the source: several if it is split. Null:
+  // unchanged.
   std::function<std::vector<std::string>(const std::string& name)> renamed = nullptr;
 };
 
-// The CRC-32 of the bytes of one fragment's extent of a target, known once it is written.
+// Returns the CRC-32 of the bytes of one target extent, which is known once they are written.
 using PayloadCrc = std::function<std::uint32_t(const Extent& extent)>;
-// Receives bytes that are not tensor data: a place in one of the target's files.
+// Receives bytes that are not tensor data, for an offset in one of the target's files.
 using EmitBytes = std::function<Status(std::uint32_t file, Index offset, Bytes bytes)>;
 
-// A part of what is stored in another form, encoded by itself.
+// A unit of encoded (for example compressed) data.
 struct EncodedChunk {
-  Index number = 0;           // among all chunks of the output, in the order in which they lie
-  Index bytes = 0;            // as it is stored
-  std::uint32_t filters = 0;  // the target's own note of what was done to it
+  Index number = 0;           // index among all chunks of the output
+  Index bytes = 0;            // stored size
+  std::uint32_t filters = 0;  // a mask defined by the target: which filters it applied
 };
 using EmitChunk = std::function<Status(const EncodedChunk& chunk, Bytes stored)>;
 
-// An output that exists on paper: every file, size, offset and length fixed.
+// A planned output: every file, size, offset and length is fixed.
 class Target {
  public:
   virtual ~Target() = default;
-  const Catalog& catalog() const { return catalog_; }  // its root is empty: the directory is the caller's to choose
-  // Whether seal() will ask for payload checksums: they cost a pass over the bytes while those are in cache.
+  const Catalog& catalog() const { return catalog_; }  // its root is empty: the caller chooses the directory
+  // Returns whether seal() needs payload checksums. They cost a pass over the bytes while these are in cache.
   virtual bool wants_crcs() const = 0;
-  // Emits all bytes of all files that are not tensor data: headers, trailers, metadata. Each byte once.
+  // Emits all bytes of all files that are not tensor data (headers, trailers, metadata), each byte once.
   virtual Status seal(const PayloadCrc& crc, const EmitBytes& emit) const = 0;
-  // For who reads an output by stretches: emits at least what of seal()'s bytes shares any with `place`, none of it
-  // wrong, and asks for no more checksums than that needs. Unless a target can do with less, all of them. Thread-safe.
+  // Emits the bytes of seal() that overlap `place`, and possibly more. Override to avoid computing checksums that the
+  // range does not need. Thread-safe.
   virtual Status seal_at(const Extent& /*place*/, const PayloadCrc& crc, const EmitBytes& emit) const {
     return seal(crc, emit);
   }
 
-  // Whether the output is a file, the destination itself, and not a directory. Its catalog has one file.
+  // Returns whether the output is a single file at the destination path instead of a directory.
   virtual bool is_file() const { return false; }
-  // Of an output that is a file: whether the one at `path` is of its kind, and may be replaced.
+  // For single-file outputs: returns whether the file at `path` is of this format and may be replaced.
   virtual bool is_own_file(const std::string&) const { return false; }
-  // Takes in, before seal(), what others have as a file beside the tensors.
+  // Stores a side file inside the output, for formats without files next to the tensors. Call before seal().
   virtual Status add_side_file(const std::string& name, std::string_view contents);
 
-  // Whether tensor data are stored in another form. The extents of the catalog then are places in an image of the plain
-  // data, which is written to encode() and not to the file.
+  // Returns whether tensor data is stored encoded. The catalog's extents are then offsets in an image of the plain
+  // data, which is passed to encode() instead of being written to the file.
   virtual bool encodes() const { return false; }
-  // Encodes the bytes of the image from `offset` on, each byte once, in any order, and hands on the chunks that they
-  // complete. All bytes of a tensor come to one rank. Thread-safe.
+  // Encodes bytes of the image from `offset` on and emits the chunks that they complete. Calls may come in any order,
+  // with each byte once; one rank must pass all bytes of a tensor. Thread-safe.
   virtual Status encode(Index offset, Bytes bytes, const EmitChunk& emit);
   virtual Index chunk_count() const { return 0; }
-  // Where in the file a chunk lies: asked on one rank, for each in the order of their numbers.
+  // Returns the file offset of a chunk. Called on one rank, for all chunks in the order of their numbers.
   virtual Result<Index> place(const EncodedChunk& chunk);
-  virtual Index worker_bytes() const { return 0; }  // that encode() takes for each thread
+  virtual Index worker_bytes() const { return 0; }  // memory that encode() takes on each thread
 
-  // The length of a file, once sealed; what its catalog says where nothing is encoded or added.
+  // Returns the length of a sealed file, which differs from the catalog's if data was encoded or added.
   virtual Index sealed_size(std::uint32_t file) const { return catalog_.files[file].size; }
 
  protected:
   Catalog catalog_;
 };
 
-// Of a training state that has its parameters twice, which of them are the model.
+// Which copy of the parameters is the model, in a training state that has two.
 enum class Weights {
-  kModel,   // what it computes with, in bfloat16 as a rule
-  kMaster,  // the optimizer's float32 masters of them
+  kModel,   // those it computes with, usually bfloat16
+  kMaster,  // the optimizer's float32 masters
 };
 
 struct OpenOptions {
-  bool files_too = true;  // false: be content with the metadata; files may be missing
-  bool validated = true;  // false: the catalog's claims are the caller's to check (an audit lists all that is wrong)
-  bool external_too = false;                 // follow links and storage into other files
-  KeyChanges keys = {};                      // to the plain keys of what it holds
-  const LayoutDescriptor* layout = nullptr;  // how the files of ranks join; null: the reader finds out, or refuses
-  Weights weights = Weights::kModel;         // masters are for formats that have them (Format::has_masters)
-  const Family* own_family = nullptr;        // that the user describes, known before the program's; null: none
+  bool files_too = true;      // false: read only metadata; data files may be missing
+  bool validated = true;      // false: do not validate() the catalog, so that an audit can list all faults
+  bool external_too = false;  // follow links and external storage into other files
+  KeyChanges keys = {};       // the user's changes to plain keys
+  const LayoutDescriptor* layout = nullptr;  // how ranks' files join; null: the reader infers it or fails
+  Weights weights = Weights::kModel;         // kMaster requires Format::has_masters
+  const Family* own_family = nullptr;  // a family described by the user, tried before the built-in ones; may be null
 };
 
-// Format::open of readers that have a `Status open(const PathSnapshot&, const OpenOptions&)`.
+// Implements Format::open for readers that have `Status open(const PathSnapshot&, const OpenOptions&)`.
 template <class R>
 Result<std::unique_ptr<Reader>> open_as(const PathSnapshot& place, const OpenOptions& options) {
   auto reader = std::make_unique<R>();
@@ -191,61 +192,62 @@ Result<std::unique_ptr<Reader>> open_as(const PathSnapshot& place, const OpenOpt
   return std::unique_ptr<Reader>(std::move(reader));
 }
 
-// What came of a view.
+// The result of Format::write_view.
 struct ViewReport {
-  Index tensors = 0;                                         // shown
-  Index joined = 0;                                          // fragments that virtual datasets are made of
-  std::vector<std::pair<std::string, std::string>> refused;  // names of tensors, and why
+  Index tensors = 0;                                         // tensors in the view
+  Index joined = 0;                                          // fragments that virtual datasets consist of
+  std::vector<std::pair<std::string, std::string>> refused;  // tensor names and reasons
 };
 
-// What a format holds of a training state.
+// What a format can store of a training state.
 enum class Holds {
   kEverything,
-  kTensors,  // parameters and optimizer state, no other objects
-  // Parameters and Adam's state: moments and a float32 master of each parameter, one number of steps for all, and the
-  // objects that Format::takes_object names.
+  kTensors,  // parameters and optimizer tensors, no other objects
+  // Parameters and Adam's state (moments and a float32 master for each parameter, one step count for all), and the
+  // objects that Format::takes_object accepts.
   kAdam,
-  kModel,  // parameters alone
+  kModel,  // parameters only
 };
 
-// How a format's files follow the ranks of a mesh.
+// How a format's files relate to the ranks of a mesh.
 enum class Sharding {
-  kNone,      // whole tensors: the mesh leaves no trace
-  kStages,    // whole tensors, those of a pipeline stage in files of their own
-  kBoxes,     // a rank's file holds the boxes that it owns, cut as the layout says that files are
-  kLocal,     // a rank's file holds its local tensors, even where the layout says that files are whole
-  kOwnLocal,  // likewise, cut by the format's own rules and no layout
+  kNone,      // whole tensors; the files do not depend on the mesh
+  kStages,    // whole tensors, with separate files for each pipeline stage
+  kBoxes,     // a rank's file holds the boxes that it owns, as the layout cuts files
+  kLocal,     // a rank's file holds its local tensors, even if the layout has whole files
+  kOwnLocal,  // likewise, cut by the format's own rules without a layout
 };
 
-// A row of the table in formats/registry.cc.
+// A format: a row of the table in formats/registry.cc.
 struct Format {
   std::string_view name;   // as in --to
   std::string_view title;  // for people
-  // Whether the directory or file looks like this format: by names, and first bytes at most. An error where it has to
-  // look further and cannot. Null: nothing does.
+  // Returns whether the path looks like this format, judged by names and at most the first bytes. An error if it must
+  // look further and cannot. Null: the format is never recognised.
   Result<bool> (*recognises)(const PathSnapshot& place);
-  // Null where nothing is recognised.
+  // Opens a checkpoint. Null if `recognises` is null.
   Result<std::unique_ptr<Reader>> (*open)(const PathSnapshot& place, const OpenOptions& options);
-  Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);  // null: cannot be written
-  // Makes a file at `path`, or replaces the one there if told, that shows the tensors of a located catalog where they
-  // lie, without copying; null: not that kind of format. What it cannot express is in the report.
+  // Null: the format cannot be written.
+  Result<std::unique_ptr<Target>> (*lay_out)(LayoutRequest request);
+  // Creates a file at `path`, replacing an existing one if `replace`, that shows the tensors of a located catalog
+  // without copying their data. Null if the format cannot do that. The report lists the tensors it cannot express.
   Result<ViewReport> (*write_view)(const Catalog& catalog, const std::string& path, bool replace) = nullptr;
 
   Holds holds = Holds::kEverything;
-  bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; by its plain key
+  bool (*takes_object)(std::string_view key) = nullptr;  // with Holds::kAdam; takes a plain key
   Sharding sharding = Sharding::kNone;
-  bool is_file = false;                               // a checkpoint is one file; what lies beside others is inside it
-  bool takes_container = false;                       // LayoutRequest::container is for the user to choose
-  bool takes_compression = false;                     // and LayoutRequest::compression
-  bool has_masters = false;                           // OpenOptions::weights is for the user to choose
+  bool is_file = false;                               // a checkpoint is one file that also contains the side files
+  bool takes_container = false;                       // the user may choose LayoutRequest::container
+  bool takes_compression = false;                     // the user may choose LayoutRequest::compression
+  bool has_masters = false;                           // the user may choose OpenOptions::weights
   bool hf_names = false;                              // its loaders expect Hugging Face names
-  std::string_view own_names = {};                    // the names that it holds and no others, as in --names
-  Index vocab_divisible_by = 0;                       // of rows, times tp, unless the user says; 0: any number will do
-  std::span<const std::string_view> side_files = {};  // beside the config, what its loaders want there
-  std::string (*library)() = nullptr;                 // that reads and writes it, and its version
-  StageRule stage_rule = StageRule::kTorchtitan;      // how layers are dealt out to pipeline stages
-  Index max_file_bytes = 0;                           // unless the user says otherwise; 0: files are not cut by size
-  bool shares_experts = false;                        // ep of the mesh deals whole experts out, and cuts nothing
+  std::string_view own_names = {};                    // the only names it can hold, as in --names
+  Index vocab_divisible_by = 0;                       // default multiple of vocabulary rows, times tp; 0: none
+  std::span<const std::string_view> side_files = {};  // side files that its loaders want besides the config
+  std::string (*library)() = nullptr;                 // the library that reads and writes it, and its version
+  StageRule stage_rule = StageRule::kTorchtitan;      // how layers are distributed over pipeline stages
+  Index max_file_bytes = 0;                           // default file size limit; 0: files are not cut by size
+  bool shares_experts = false;                        // ep distributes whole experts and cuts no tensor
 
   bool takes_mesh() const { return sharding != Sharding::kNone; }
   bool holds_whole_tensors() const { return sharding == Sharding::kNone || sharding == Sharding::kStages; }
@@ -257,7 +259,7 @@ struct Format {
   bool resumes_training() const { return holds == Holds::kAdam && hf_names; }
 };
 
-// The row of another form of a format, that is written alone: what reads the one reads both.
+// Returns a row for a variant of a format that is only written; the original row reads both.
 constexpr Format written_as(Format row, std::string_view name, std::string_view title,
                             decltype(Format::lay_out) lay_out) {
   row.name = name;
@@ -268,12 +270,12 @@ constexpr Format written_as(Format row, std::string_view name, std::string_view 
   return row;
 }
 
-// A checkpoint of whichever format recognises the path, open.
+// An open checkpoint and its format.
 struct OpenCheckpoint {
   const Format* format = nullptr;
   std::unique_ptr<Reader> reader;
 };
-// Opens one; open_checkpoint of formats/open.h.
+// Opens a checkpoint; see open_checkpoint() in formats/open.h.
 using Opener = std::function<Result<OpenCheckpoint>(const std::string& path, const OpenOptions& options)>;
 
 }  // namespace reshard

@@ -43,13 +43,13 @@ std::pair<std::size_t, bool> RecentBoxes::place_of(const FragmentList& list) {
 const FragmentIndex* SharedIndexes::of(const FragmentList& list) {
   const auto [place, is_new] = recent_.place_of(list);
   auto& index = of_recent_[place];
-  if (is_new) index = nullptr;  // the next try makes it where there is no memory for it now
+  if (is_new) index = nullptr;  // if the next line runs out of memory, a later call retries
   if (!index) index = &indexes_.emplace_back(list);
   return index;
 }
 
 Index SharedIndexes::bytes(const FragmentList& list) {
-  constexpr Index kBeside = sizeof(FragmentIndex) + 8 * sizeof(Index);  // blocks of memory
+  constexpr Index kBeside = sizeof(FragmentIndex) + 8 * sizeof(Index);  // overhead of the allocations
   return kBeside + static_cast<Index>(list.size() * (sizeof(std::uint32_t) + sizeof(Index)));
 }
 

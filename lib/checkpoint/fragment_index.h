@@ -1,4 +1,4 @@
-// Finds the fragments that meet a box without looking at all of them.
+// Finds the fragments that overlap a box without scanning all of them.
 #pragma once
 
 #include <array>
@@ -14,10 +14,10 @@ namespace reshard {
 
 class FragmentIndex {
  public:
-  // Refers to `fragments`, which must outlive it and not change. Empty fragments are left out.
+  // `fragments` must outlive the index and not change. Empty fragments are ignored.
   explicit FragmentIndex(const FragmentList& fragments);
 
-  // Calls visit(fragment number, intersection) for each fragment that meets `box`, in order of their first row.
+  // Calls visit(fragment number, intersection) for each fragment that overlaps `box`, ordered by first row.
   template <class Visit>
   void overlapping(const Box& box, Visit visit) const {
     for (std::size_t k = first_candidate(box); k < order_.size(); ++k) {
@@ -32,27 +32,28 @@ class FragmentIndex {
   std::size_t first_candidate(const Box& box) const;
 
   const FragmentList* fragments_;
-  std::vector<std::uint32_t> order_;  // by first row
-  std::vector<Index> furthest_row_;   // the furthest row that order_[0..k] reach: it only grows
+  std::vector<std::uint32_t> order_;  // fragments ordered by first row
+  std::vector<Index> furthest_row_;   // the furthest row reached by order_[0..k]; nondecreasing
 };
 
-// The last few lists that differ in their boxes: tensors of a model's layers have few kinds. Refers to them.
+// Remembers the last few lists with distinct boxes: the layers of a model have few kinds. Lists must outlive it.
 class RecentBoxes {
  public:
-  static constexpr std::size_t kKept = 16;  // more kinds of parameters than a layer has
-  // The place, below kKept, of lists with these boxes; and whether it is theirs from now on, and was another's or free.
+  static constexpr std::size_t kKept = 16;  // more than the kinds of parameters in a layer
+  // Returns a slot below kKept for lists with these boxes, and whether the slot is new to them (it was free or
+  // another's).
   std::pair<std::size_t, bool> place_of(const FragmentList& list);
 
  private:
   std::vector<const FragmentList*> recent_;
-  std::size_t oldest_ = 0;  // among them, once there are as many as are kept
+  std::size_t oldest_ = 0;  // next to be replaced, once `recent_` is full
 };
 
-// Indexes of many lists, of which those with equal boxes share one. Refers to the lists.
+// Indexes of many lists; lists with equal boxes share one. The lists must outlive it.
 class SharedIndexes {
  public:
-  const FragmentIndex* of(const FragmentList& list);  // as long as this lives
-  static Index bytes(const FragmentList& list);       // of memory that an index of its own takes
+  const FragmentIndex* of(const FragmentList& list);  // valid as long as this object
+  static Index bytes(const FragmentList& list);       // memory of an index that is not shared
 
  private:
   RecentBoxes recent_;

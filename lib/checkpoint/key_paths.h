@@ -1,4 +1,4 @@
-// Places in a nested state_dict, held against names.
+// Compares names with paths in the nested state_dict.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace reshard {
 
-// Tensors and objects whose name is not their path in the nested state_dict, joined by dots: loaders that rebuild that
-// would put them elsewhere. None where no paths are known.
+// Returns the tensors and objects whose name differs from their path joined by dots: loaders that rebuild the nested
+// state_dict would put them elsewhere. Empty if no paths are known.
 std::vector<std::string> names_off_paths(const Catalog& catalog);
 
 }  // namespace reshard

@@ -11,22 +11,22 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxTextBytes = Index{16} << 20;  // of a config, or of a Python file
+constexpr Index kMaxTextBytes = Index{16} << 20;  // of a config or a Python file
 
 std::string text_of(const std::string& directory, const std::string& name) {
   auto text = read_whole_file(path_join(directory, name), kMaxTextBytes);
   return text ? *std::move(text) : std::string();
 }
 
-// "modeling_own.py" of "modeling_own.OwnModel"; empty: it names no file of this directory. Those of another repository
-// are "owner/name--modeling_own.OwnModel".
+// Returns "modeling_own.py" for "modeling_own.OwnModel", or nothing if the reference is to another repository
+// ("owner/name--modeling_own.OwnModel").
 std::string file_of(std::string_view reference) {
   const std::size_t dot = reference.find('.');
   if (dot == std::string_view::npos || reference.find("--") != std::string_view::npos) return {};
   return std::string(reference.substr(0, dot)) + ".py";
 }
 
-// Every string in a value of auto_map: {"AutoModel": "module.Class", "AutoTokenizer": ["module.Slow", null]}
+// Adds every string in a value of auto_map: {"AutoModel": "module.Class", "AutoTokenizer": ["module.Slow", null]}
 void add_references(const Json& value, std::set<std::string>& out) {
   if (const auto text = value.as_string()) out.insert(file_of(*text));
   if (const auto list = value.as_array())
@@ -35,7 +35,7 @@ void add_references(const Json& value, std::set<std::string>& out) {
     for (const Json::Member& member : *members) add_references(member.value, out);
 }
 
-// The word at the beginning of `text`, which loses it and the blanks behind it.
+// Removes the first word of `text` and the blanks after it, and returns the word.
 std::string_view take_word(std::string_view& text) {
   const std::size_t end = std::min(text.find_first_of(" \t;#("), text.size());
   const std::string_view word = text.substr(0, end);
@@ -43,7 +43,7 @@ std::string_view take_word(std::string_view& text) {
   return word;
 }
 
-// The files that a Python file imports from beside it: "from .layers import Norm", "from . import layers".
+// Adds the files that a Python file imports from its own package: "from .layers import Norm", "from . import layers".
 void add_imports(std::string_view code, std::set<std::string>& out) {
   for (const std::string& line : split(code, '\n')) {
     std::string_view rest = line;

@@ -1,6 +1,5 @@
-// The Python files beside a model that are the model's own code: transformers loads them by what its configs name
-// (transformers/dynamic_module_utils.py). Others are tools that a trainer left there, such as DeepSpeed's
-// zero_to_fp32.py.
+// The Python files next to a model that are its own code: transformers loads those that the configs name
+// (transformers/dynamic_module_utils.py). Others are tools left by a trainer, such as DeepSpeed's zero_to_fp32.py.
 #pragma once
 
 #include <set>
@@ -8,9 +7,8 @@
 
 namespace reshard {
 
-// Returns the names of the files of `directory` that auto_map in one of its configs names, or the module types of
-// sentence-transformers' modules.json, and the files beside them that those import ("from .layers import"). Files that
-// cannot be read name nothing.
+// Returns the names of the files in `directory` that auto_map in a config or the module types of sentence-transformers'
+// modules.json refer to, and those that these import ("from .layers import"). Unreadable files are skipped.
 std::set<std::string> model_code(const std::string& directory);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// What stands at a path, looked at once: what formats recognise a checkpoint by, and find its files with.
+// A snapshot of a path, taken once, from which all formats recognise a checkpoint and find its files.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +13,17 @@
 
 namespace reshard {
 
-// What is asked of it is kept: of a directory inside, the one above and a file's text the second answer is the first,
-// whatever has changed since. Not for several threads at once.
+// Every answer is cached: asking again about a directory or a file's text returns the first answer, even if the disk
+// has changed since. Not thread-safe.
 class PathSnapshot {
  public:
-  // A directory is listed, of a file the first bytes are read; there may be nothing. An error where that fails: then no
-  // format can say that this is none of its checkpoints.
+  // Lists a directory, or reads the first bytes of a file; the path may also not exist. A failure is an error, because
+  // then no format can rule out that the path is one of its checkpoints.
   static Result<PathSnapshot> look(std::string path);
-  // What is at a name in it, and the directory that it is in; they live as long as this one.
+  // Return the snapshot of a name inside, and of the parent directory. Valid as long as this object.
   Result<const PathSnapshot*> inside(std::string_view name) const { return kept(path_join(path_, name)); }
   Result<const PathSnapshot*> parent() const { return kept(parent_path(path_)); }
-  // The directory that it is, or that it is in.
+  // Returns this snapshot if it is a directory, otherwise the parent's.
   Result<const PathSnapshot*> directory() const { return is_directory() ? this : parent(); }
 
   const std::string& path() const { return path_; }
@@ -32,20 +32,20 @@ class PathSnapshot {
   bool is_directory() const { return kind_ == Kind::kDirectory; }
   bool is_file() const { return kind_ == Kind::kFile; }
 
-  // A directory's, as list_directory() has them.
+  // Returns the entries of a directory, as list_directory() does.
   const std::vector<DirectoryEntry>& entries() const { return entries_; }
   bool has_file(std::string_view name) const;
   bool has_directory(std::string_view name) const;
-  // Whether any file in it has a name like that.
+  // Returns whether any file in it has a name for which `is_one` is true.
   template <class IsOne>
   bool has_file_like(IsOne&& is_one) const {
     return std::any_of(entries_.begin(), entries_.end(),
                        [&](const DirectoryEntry& e) { return !e.is_directory && is_one(e.name); });
   }
-  // The text of a file in it; nothing where there is none, or a longer one.
+  // Returns the text of a file inside, or nothing if it is missing or longer than `limit`.
   Result<std::optional<std::string>> text_of(std::string_view name, Index limit) const;
 
-  // A file's first bytes: kHeadBytes, or all of a shorter one.
+  // The first bytes of a file: kHeadBytes, or all of a shorter one.
   static constexpr Index kHeadBytes = 520;
   const std::string& head() const { return head_; }
 

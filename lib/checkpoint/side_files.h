@@ -1,5 +1,5 @@
-// The files that lie beside the tensors of a model, whatever the format: its config, its tokenizer, and the manifest
-// that reshard writes. They are copied as they are, so a link among them must not lead out of the checkpoint.
+// The files next to a model's tensors in any format: its config, its tokenizer, and the manifest that reshard writes.
+// They are copied unchanged, so a link among them must not lead outside the checkpoint.
 #pragma once
 
 #include <optional>
@@ -13,14 +13,14 @@
 
 namespace reshard {
 
-inline constexpr Index kMaxSideFile = Index{256} << 20;  // bytes of a tokenizer's file
+inline constexpr Index kMaxSideFile = Index{256} << 20;  // largest tokenizer file, in bytes
 
-// A file that lies beside the tensors.
+// A side file, either in memory or to be copied from `path`.
 struct SideFile {
   std::string name;  // in the output
   std::string text;
-  std::string path;  // where it is copied from; empty: it is `text`
-  Index bytes = 0;   // of what is copied, when it was found
+  std::string path;  // source of the copy; empty: the contents are `text`
+  Index bytes = 0;   // size at `path` when it was found
 
   Result<Index> size() const;
   Result<std::string> read() const;
@@ -30,17 +30,18 @@ inline constexpr std::string_view kConfigFile = "config.json";
 inline constexpr std::string_view kManifestFile = "reshard_manifest.json";
 inline constexpr Index kMaxManifestBytes = Index{1} << 30;
 
-// Where the file at `path`, found in `directory`, really is, if that is outside: neither below the directory nor, for a
-// snapshot of the Hugging Face cache, among its blobs (snapshots/REVISION/file -> ../../blobs/HASH).
+// Returns the real path of the file at `path`, found in `directory`, if it is outside: neither below the directory nor,
+// for a snapshot of the Hugging Face cache, among its blobs (snapshots/REVISION/file -> ../../blobs/HASH).
 std::optional<std::string> leads_out(const std::string& path, const std::string& directory);
 
-// The files in a directory, and in directories of it, whose names match one of these patterns (glob_match, a part of
-// the path at a time), by their names from there on: "tokenizer.json", "1_Pooling/config.json". In the patterns' order.
+// Returns the files in a directory and its subdirectories that match one of the patterns, as relative paths:
+// "tokenizer.json", "1_Pooling/config.json". glob_match() is applied to each path component. In the order of the
+// patterns.
 Result<std::vector<std::string>> files_like(const std::string& directory, std::span<const std::string_view> patterns);
 
-// The files of an output of reshard in this directory: those that its manifest records and that have the length
-// recorded, the manifest itself and config.json. Nothing if there is no manifest, or one that records no files. Corrupt
-// if the manifest cannot be read.
+// Returns the files of a reshard output in this directory: those that its manifest records and that have the recorded
+// size, the manifest itself, and config.json. Nothing if there is no manifest or it records no files. A corrupt error
+// if it cannot be parsed.
 Result<std::optional<std::vector<std::string>>> files_of_manifest(const std::string& directory);
 
 }  // namespace reshard

@@ -28,7 +28,7 @@ std::string_view optimizer_number(std::string_view word) {
 }
 
 bool is_training_word(std::string_view word) {
-  // torchtitan/components/checkpoint.py, and what others call the same things.
+  // From torchtitan/components/checkpoint.py, and other frameworks' words.
   static constexpr std::array<std::string_view, 11> kWords = {
       "lr_scheduler", "lr_schedulers", "scheduler", "schedulers",  "train_state", "trainer_state",
       "dataloader",   "rng_state",     "rng",       "extra_state", "peft_adapter"};

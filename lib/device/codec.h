@@ -1,4 +1,4 @@
-// Chunks of elements made smaller and back: byte shuffle, zstd, deflate, Fletcher-32 (lib/layout/chunk_encoding.h).
+// Compression of chunks of elements: byte shuffle, zstd, deflate, Fletcher-32 (lib/layout/chunk_encoding.h).
 #pragma once
 
 #include <array>
@@ -11,21 +11,21 @@
 
 namespace reshard {
 
-// The largest chunk, decoded, that is read: a reader refuses larger ones when it lists them.
+// The largest decoded size of a chunk. Readers refuse larger chunks when they list them.
 inline constexpr Index kMaxChunkBytes = Index{64} << 20;
 
-// Groups the i-th bytes of all elements of `unit` bytes; bytes of an incomplete last element stay at the end.
-// `out` has the size of `in` and does not overlap it.
+// Groups the i-th bytes of all elements of `unit` bytes; the bytes of an incomplete last element stay at the end. `out`
+// must have the size of `in` and not overlap it.
 void shuffle_bytes(Bytes in, Index unit, MutableBytes out);
 void unshuffle_bytes(Bytes in, Index unit, MutableBytes out);
 
-// HDF5's Fletcher-32: over 16-bit big-endian words.
+// Returns HDF5's Fletcher-32 checksum, which is over 16-bit big-endian words.
 std::uint32_t fletcher32(Bytes bytes);
 
-// Of the library, "1.5.4".
+// Returns the library's version, "1.5.4".
 std::string zstd_version();
 
-// Undoes the filters of `encoding`. Keeps its memory from chunk to chunk; one for each thread.
+// Reverses the filters of chunks. Reuses its buffers, so use one decoder per thread.
 class ChunkDecoder {
  public:
   ChunkDecoder();
@@ -33,9 +33,9 @@ class ChunkDecoder {
   ChunkDecoder(ChunkDecoder&&) noexcept;
   ChunkDecoder& operator=(ChunkDecoder&&) noexcept;
 
-  // The elements of a chunk stored as `stored`, which may be changed; valid until the next call. `place` names the
-  // chunk in errors. Anything but encoding.decoded_bytes bytes is a corrupt error; no more is ever allocated for it
-  // than that and a checksum.
+  // Returns the decoded elements of the chunk `stored`, which may be overwritten. The result is valid until the next
+  // call. `place` names the chunk in errors. A result that is not encoding.decoded_bytes long is a corrupt error;
+  // buffers never exceed that size plus checksums.
   Result<MutableBytes> decode(MutableBytes stored, const ChunkEncoding& encoding, const std::string& place);
 
  private:
@@ -44,17 +44,17 @@ class ChunkDecoder {
   std::array<std::vector<std::byte>, 2> buffers_;
 };
 
-// Shuffles and compresses chunks with zstd. One for each thread.
+// Shuffles and compresses chunks with zstd. Use one encoder per thread.
 class ChunkEncoder {
  public:
-  // `level` as zstd counts; `unit` bytes an element, 1 for no shuffle.
+  // `level` is zstd's compression level.
   ChunkEncoder(int level, Index max_chunk_bytes);
   ~ChunkEncoder();
 
-  // The frame, with a checksum of its content, page-aligned and valid until the next call; empty when it would not be
-  // smaller than the chunk.
+  // Returns a zstd frame with a content checksum, or an empty result if it would not be smaller than the chunk. The
+  // frame is page-aligned and valid until the next call. `unit` is the element size in bytes, 1 for no shuffle.
   Result<Bytes> encode(Bytes chunk, Index unit);
-  // Bytes that one of these takes for chunks of this size.
+  // Returns the memory in bytes that an encoder takes for chunks of this size.
   static Index memory(int level, Index max_chunk_bytes);
 
  private:

@@ -35,11 +35,11 @@ RESHARD_HD void narrow_each(const std::byte* __restrict in, std::byte* __restric
   }
 }
 
-// A conversion is at most two steps with float32 in the middle. That loses nothing: every float16, bfloat16 and float8
-// is a float32, and from float64 to the narrow types it is the way that torch goes.
+// A conversion is at most two steps through float32. That loses nothing: every float16, bfloat16 and float8 is exactly
+// a float32, and from float64 to the narrow types torch takes the same way.
 using Step = void (*)(const std::byte* in, std::byte* out, Index n);
 
-// To and from float32.
+// The conversions to and from float32.
 struct Steps {
   struct Pair {
     Step widen, narrow;
@@ -92,7 +92,7 @@ void convert_portable(DType from, DType to, const std::byte* in, std::byte* out,
 
 #if defined(__x86_64__)
 
-// The same loops, compiled for wider vectors; float16 through the processor's own instructions.
+// The same loops compiled for wider vectors. float16 uses the processor's own instructions.
 #define RESHARD_AVX2 __attribute__((target("avx2,f16c")))
 #define RESHARD_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")))
 
@@ -149,7 +149,7 @@ void convert_avx512(DType from, DType to, const std::byte* in, std::byte* out, I
   convert_by(kSteps, from, to, in, out, n);
 }
 
-// __builtin_cpu_supports knows the name only in newer compilers.
+// Older compilers' __builtin_cpu_supports does not know "f16c".
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -9,7 +9,7 @@
 namespace reshard {
 namespace {
 
-// Copies one unit; kUnit > 0 is its size known when this is compiled.
+// Copies one unit. kUnit > 0 is a size known at compile time.
 template <Index kUnit>
 inline void copy_unit(std::byte* to, const std::byte* from, Index unit) {
   std::memcpy(to, from, static_cast<std::size_t>(kUnit > 0 ? kUnit : unit));
@@ -31,14 +31,14 @@ struct Unsigned<4> : std::type_identity<std::uint32_t> {};
 template <>
 struct Unsigned<8> : std::type_identity<std::uint64_t> {};
 
-// A square of units, as many on a side as 16 bytes hold, transposed in vector registers. `from_line` and `to_line` are
-// the bytes between its lines; the units of a line are neighbours on both sides.
+// Transposes a square of units in vector registers, with as many units on a side as fit in 16 bytes. `from_line` and
+// `to_line` are the byte strides between lines; the units of a line are contiguous on both sides.
 template <Index kUnit>
 struct Square {
   static constexpr std::size_t kSide = 16 / kUnit;
   typedef typename Unsigned<kUnit>::type Line __attribute__((vector_size(16)));
 
-  // a0 b0 a1 b1 ...; from the middle of both lines when kHigh.
+  // Returns a0 b0 a1 b1 ..., starting from the middle of both lines if kHigh.
   template <bool kHigh, std::size_t... kAt>
   static Line interleave(Line a, Line b, std::index_sequence<kAt...>) {
     return __builtin_shufflevector(a, b, ((kAt % 2) * kSide + kAt / 2 + (kHigh ? kSide / 2 : 0))...);
@@ -48,8 +48,8 @@ struct Square {
     Line lines[kSide], shuffled[kSide];
     for (std::size_t i = 0; i < kSide; ++i)
       std::memcpy(&lines[i], from + static_cast<Index>(i) * from_line, sizeof(Line));
-    // Seen as one sequence of kSide * kSide units, each round moves unit i to 2 i modulo the length less one, which
-    // rotates the bits of its number by one; rotated by half of them, row and column have changed places.
+    // Seen as one sequence of kSide * kSide units, each round moves unit i to 2 i modulo the length minus one, which
+    // rotates the bits of its index by one. After half of the bits, row and column are exchanged.
     for (std::size_t round = 1; round < kSide; round *= 2) {
       for (std::size_t i = 0; i < kSide / 2; ++i) {
         constexpr auto kAll = std::make_index_sequence<kSide>();
@@ -80,8 +80,8 @@ void copy_tile(const CopyLoop& outer, const CopyLoop& inner, Index rows, Index c
     copy_line<kUnit>({columns, inner.from, inner.to}, unit, from + r * outer.from, to + r * outer.to);
 }
 
-// Two loops of which `outer` has the smaller step in the source and `inner` the smaller one in the destination. They go
-// tile by tile, so that the lines that one side strides over stay in cache until all of each is used.
+// Copies two loops of which `outer` has the smaller step in the source and `inner` the smaller one in the destination.
+// Works in tiles, so that cache lines of the strided side stay in cache until they are fully used.
 template <Index kUnit>
 void copy_transposed(const CopyLoop& outer, const CopyLoop& inner, Index unit, const std::byte* from, std::byte* to) {
   constexpr Index kTile = kUnit == 1 ? 64 : 32;
@@ -91,7 +91,7 @@ void copy_transposed(const CopyLoop& outer, const CopyLoop& inner, Index unit, c
                        from + i * outer.from + j * inner.from, to + i * outer.to + j * inner.to);
 }
 
-// Runs `body(from, to)` for each point of the loops of `outer`.
+// Calls `body(from, to)` for each point of the loops of `outer`.
 template <class Body>
 void for_each_point(const CopyShape& outer, const std::byte* from, std::byte* to, Body body) {
   Index at[kMaxRank] = {};
@@ -113,7 +113,7 @@ void for_each_point(const CopyShape& outer, const std::byte* from, std::byte* to
   }
 }
 
-// The loop with the smallest step in the source.
+// Returns the loop with the smallest step in the source.
 int nearest_in_source(const CopyShape& shape) {
   int best = shape.loops - 1;
   for (int i = best - 1; i >= 0; --i)

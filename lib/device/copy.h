@@ -1,9 +1,9 @@
-// Copying a box between two strided layouts: the innermost step of every reshard.
+// Copies a box between two strided layouts: the innermost step of every reshard.
 //
-// A copy is first brought to its simplest form: a run of bytes (the unit) that is contiguous on both sides, and as few
-// loops around it as the strides allow. A column shard of a row-major matrix is one loop around a row piece, a whole
-// tensor is no loop at all, a transpose is two loops around one element. The simplest form is plain arithmetic on the
-// shape and belongs to no device.
+// A copy is first reduced to its simplest form: a run of bytes (the unit) that is contiguous on both sides, inside as
+// few loops as the strides allow. A column shard of a row-major matrix is one loop around part of a row, a whole tensor
+// is no loop at all, and a transpose is two loops around one element. This form is computed from shapes and strides
+// alone and is the same for every device.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,19 @@ namespace reshard {
 
 struct CopyLoop {
   Index extent = 0;  // > 1
-  Index from = 0;    // bytes between neighbours in the source
-  Index to = 0;      // bytes between neighbours in the destination
+  Index from = 0;    // byte stride in the source
+  Index to = 0;      // byte stride in the destination
 
   friend constexpr bool operator==(const CopyLoop&, const CopyLoop&) = default;
 };
 
-// `unit` bytes, copied once for each point of the loops; the last loop has the smallest step in the destination.
+// Copies `unit` bytes for each point of the loops. The last loop has the smallest step in the destination.
 struct CopyShape {
-  Index unit = 0;  // 0: there is nothing to copy
+  Index unit = 0;  // 0: nothing to copy
   int loops = 0;
   CopyLoop loop[kMaxRank];
 
-  // How many units there are.
+  // Returns the number of units.
   constexpr Index count() const {
     Index n = unit == 0 ? 0 : 1;
     for (int i = 0; i < loops; ++i) n *= loop[i].extent;
@@ -36,7 +36,7 @@ struct CopyShape {
   }
 };
 
-// Where one unit lies, in bytes from the box's first element.
+// Offsets of one unit, in bytes from the box's first element.
 struct CopyOffsets {
   Index from = 0;
   Index to = 0;
@@ -44,7 +44,7 @@ struct CopyOffsets {
 
 constexpr Index magnitude(Index v) { return v < 0 ? -v : v; }
 
-// The simplest form of copying a box of `shape` elements of `element_bytes` bytes, strides in elements.
+// Returns the simplest form of copying a box of `shape` elements of `element_bytes` bytes. Strides are in elements.
 constexpr CopyShape simplify_copy(const Dims& shape, Index element_bytes, const Dims& from_strides,
                                   const Dims& to_strides) {
   CopyShape out;
@@ -78,7 +78,7 @@ constexpr CopyShape simplify_copy(const Dims& shape, Index element_bytes, const 
   return out;
 }
 
-// Where the n-th unit lies, 0 <= n < shape.count(), counted with the last loop the fastest.
+// Returns the offsets of the n-th unit, 0 <= n < shape.count(), where the last loop varies fastest.
 constexpr CopyOffsets locate(const CopyShape& shape, Index n) {
   CopyOffsets at;
   for (int i = shape.loops - 1; i >= 0; --i) {
@@ -90,13 +90,13 @@ constexpr CopyOffsets locate(const CopyShape& shape, Index n) {
   return at;
 }
 
-// Copies a box of `shape` elements. Strides are in elements, one a dimension on each side; `from` and `to` point at the
-// box's first element, without any alignment. The two sides do not overlap, and no two elements share a place in the
-// destination. Elements are 1, 2, 4, 8 or 16 bytes.
+// Copies a box of `shape` elements of 1, 2, 4, 8 or 16 bytes. Strides are in elements, one per dimension for each side.
+// `from` and `to` point to the box's first element and need no alignment. The sides must not overlap, and no two
+// elements may have the same destination.
 void copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides, std::byte* to,
               const Dims& to_strides);
 
-// Reverses the bytes of each `unit` bytes (1, 2, 4 or 8) in place; data.size() is a multiple of `unit`.
+// Reverses the bytes of each `unit` bytes (1, 2, 4 or 8) in place. data.size() must be a multiple of `unit`.
 void swap_bytes(MutableBytes data, Index unit);
 
 }  // namespace reshard

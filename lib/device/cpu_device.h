@@ -1,4 +1,4 @@
-// The CPU as a device (device.h): the definition of what every other one does.
+// The CPU as a device (device.h). It defines the results of all others.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace reshard {
 
-// One that gives out at most `memory_cap` bytes; 0: what there is.
+// Returns a CPU device that allocates at most `memory_cap` bytes; 0 means no cap.
 std::unique_ptr<Device> make_cpu_device(Index memory_cap);
 
 }  // namespace reshard

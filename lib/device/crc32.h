@@ -1,5 +1,5 @@
-// Zip's CRC-32: the reflected polynomial 0xEDB88320, preset and final inversion included, so that the CRC of nothing is
-// 0 and a CRC continues with the next piece: crc32(crc32(0, a), b) is the CRC of a followed by b.
+// Returns zip's CRC-32 (reflected polynomial 0xEDB88320, with initial and final inversion) of `data`, continuing from
+// `crc`: the CRC of nothing is 0, and crc32(crc32(0, a), b) is the CRC of a followed by b.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace reshard {
 
 std::uint32_t crc32(std::uint32_t crc, Bytes data);
 
-// The CRC of a followed by b, from their own CRCs and b's length in bytes (>= 0).
+// Returns the CRC of a followed by b, given their CRCs and b's length in bytes (>= 0).
 std::uint32_t crc32_combine(std::uint32_t a, std::uint32_t b, Index length_b);
 
 }  // namespace reshard

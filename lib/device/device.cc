@@ -11,7 +11,7 @@
 namespace reshard {
 namespace {
 
-// A kind of device: how many there are of it, or why there is none, and how the i-th is opened.
+// A kind of device: how to count and to open them.
 struct Kind {
   std::string_view name;
   Result<int> (*count)();
@@ -21,7 +21,7 @@ struct Kind {
 Result<int> count_cpus() { return 1; }
 Result<std::unique_ptr<Device>> open_cpu(int, Index memory_cap) { return make_cpu_device(memory_cap); }
 
-// In the order of "auto": the first that is there.
+// In the order of "auto", which takes the first that exists.
 constexpr std::array<Kind, 2> kKinds = {{
     {"cuda", count_cuda_devices, open_cuda_device},
     {"cpu", count_cpus, open_cpu},

@@ -1,9 +1,9 @@
-// Where elements are worked on: copied between strides, converted, digested.
+// Devices: where elements are copied between strides, converted and digested.
 //
-// A Device gives memory, and Streams that work in it. The CPU is the definition: its streams do everything at once, in
-// the caller's thread, and its device memory is the host's own, so that nothing is uploaded or downloaded. A stream of
-// a GPU queues work and returns; wait() ends it. One stream serves one thread; the engine has a stream a thread, so
-// that one thread's transfers and kernels run while another waits for the disk.
+// A Device allocates memory and creates Streams that work in it. The CPU defines the results: its streams do everything
+// immediately in the caller's thread, and its device memory is host memory, so nothing is uploaded or downloaded. A
+// GPU's stream queues work and returns; wait() waits for it. A stream may be used by one thread only. The engine has a
+// stream per thread, so that one thread's transfers and kernels overlap with another's disk I/O.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,8 @@
 
 namespace reshard {
 
-// Memory of one device, on both sides or on its own only (then `host` is empty, but on the CPU): `host` is what files
-// are read into and written from (page-aligned; pinned for a GPU), `device` what streams work on. On the CPU both are
-// the same bytes.
+// Memory of one device. `host` is used for file I/O (page-aligned, and pinned for a GPU); `device` is what streams work
+// on. On the CPU both are the same bytes. If only device memory was allocated on a GPU, `host` is empty.
 struct DeviceBuffer {
   MutableBytes host;
   MutableBytes device;
@@ -37,32 +36,32 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Bring the first `bytes` of a buffer to the device's side, or to the host's.
+  // Copy the first `bytes` of a buffer to the device, or to the host.
   virtual Status upload(const DeviceBuffer& buffer, Index bytes) = 0;
   virtual Status download(const DeviceBuffer& buffer, Index bytes) = 0;
 
-  // Whether read_file() may work: a GPU on a machine whose drives or network cards write into its memory.
+  // Returns whether read_file() may work: a GPU on a machine whose drives or network cards write into GPU memory.
   virtual bool reads_files() const { return false; }
-  // Fills all of `to`, in device memory, from `offset` of the file on. Waits for nothing and has no place in the queue:
-  // `to` is there when it returns, and nothing queued may use it. False where this file cannot be read that way; then
-  // `to` may hold anything, and it is for the caller to read the file into host memory and upload.
+  // Fills all of `to`, in device memory, from `offset` of the file. Synchronous and outside the stream's queue: the
+  // data is there when it returns, and no queued work may use `to`. Returns false if this file cannot be read that way;
+  // the contents of `to` are then undefined, and the caller should read into host memory and upload.
   virtual Result<bool> read_file(const std::shared_ptr<const File>&, Index /*offset*/, MutableBytes /*to*/) {
     return false;
   }
 
-  // The rest takes device memory, and means what the functions of these names mean (copy.h, convert.h, digest.h).
+  // These take device memory and do what the functions of the same names do (copy.h, convert.h, digest.h).
   virtual Status copy_box(const Dims& shape, Index element_bytes, const std::byte* from, const Dims& from_strides,
                           std::byte* to, const Dims& to_strides) = 0;
   virtual Status convert(DType from, DType to, const std::byte* in, std::byte* out, Index n) = 0;
-  // `out` is the caller's until wait() has returned, and valid after it; several may be queued.
+  // `*out` is written by the time wait() returns and must stay valid until then. Several digests may be queued.
   virtual Status digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data,
                             Digest* out) = 0;
 
-  // Returns when everything queued is done; an error of any of it comes out here at the latest.
+  // Waits for all queued work and returns its first error, if none was returned before.
   virtual Status wait() = 0;
 };
 
-// Which sides memory has.
+// Which sides of a DeviceBuffer to allocate.
 enum class Sides { kBoth, kDevice };
 
 class Device {
@@ -70,15 +69,15 @@ class Device {
   virtual ~Device() = default;
   virtual std::string_view name() const = 0;  // "cpu", "cuda:0 NVIDIA H200"
   virtual bool is_cpu() const = 0;
-  virtual int ordinal() const { return -1; }  // of a GPU, as CUDA counts them
-  // What its driver took of the process's memory, for itself, when the device was opened.
+  virtual int ordinal() const { return -1; }  // of a GPU, as numbered by CUDA
+  // Returns the host memory in bytes that the driver took for itself when the device was opened.
   virtual Index host_bytes() const { return 0; }
 
-  // How many bytes are best worked on at once.
+  // Returns the number of bytes that are best processed at once.
   virtual Index slab_bytes() const { return Index{1} << 20; }
 
-  // Memory of `bytes` bytes on each of these sides, freed with the returned owner; it holds anything. An error that
-  // says how much there is when the device has less, or when its cap would be passed.
+  // Allocates `bytes` bytes on each of `sides`, freed with the returned owner. The contents are undefined. Fails,
+  // saying how much is available, if the device has less or its cap would be exceeded.
   class Memory {
    public:
     virtual ~Memory() = default;
@@ -88,18 +87,18 @@ class Device {
 
   virtual Result<std::unique_ptr<Stream>> stream() = 0;
 
-  // Returns when all that this process has queued on the device is done, by whatever stream: streams of a device wait
-  // for nobody else's.
+  // Waits for all work that this process has queued on the device, by any stream. Streams of one device do not wait for
+  // each other.
   virtual Status settle() { return {}; }
 };
 
-// The CPU.
+// Returns the CPU device without a cap.
 Device& cpu_device();
 
-// How the user says which device: "cpu"; "cuda" or "cuda:1", an error that says why when there is none; "auto": a GPU
-// where there is one and this program was built for it, else the CPU. `memory_cap`: bytes it may take at most; 0: what
-// it has. Where the name leaves open which, the ranks of a machine take turns: `local_rank` is this one's number there
-// (job.h).
+// Opens the device that the user named: "cpu"; "cuda" or "cuda:1", with an error that says why if it cannot be used; or
+// "auto", a GPU if there is one and this program supports it, else the CPU. `memory_cap` limits its allocations in
+// bytes, 0 for no limit. If the name leaves the GPU open, the ranks of a machine take turns: `local_rank` is this
+// rank's index there (job.h).
 Result<std::unique_ptr<Device>> open_device(const std::string& name, Index memory_cap, int local_rank = 0);
 
 }  // namespace reshard

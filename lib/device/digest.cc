@@ -10,11 +10,12 @@
 namespace reshard {
 namespace {
 
-// What a vector reads at once at most, in lanes.
+// The most lanes that a vector reads at once.
 constexpr Index kMaxStep = 32;
 
 struct Weights {
-  alignas(64) std::int16_t of[kDigestWords][kDigestBlock + kMaxStep];  // a vector may begin at any weight
+  alignas(64)
+      std::int16_t of[kDigestWords][kDigestBlock + kMaxStep];  // with padding, because a vector may begin at any weight
 };
 
 constexpr Weights make_weights() {
@@ -26,10 +27,10 @@ constexpr Weights make_weights() {
 
 constexpr Weights kWeights = make_weights();
 
-// A stretch of lanes within one block.
+// A run of lanes within one block.
 struct Stretch {
   Index block = 0;
-  Index first = 0;  // place of its first lane in the block
+  Index first = 0;  // index of its first lane in the block
   Index lanes = 0;
 };
 
@@ -38,8 +39,8 @@ inline Stretch next_stretch(Index lane, Index left) {
   return {lane / kDigestBlock, first, std::min(kDigestBlock - first, left)};
 }
 
-// The digests of `lanes` lanes of kLaneBytes bytes (1 or 2) at `data`, the first of them lane number `lane` of the
-// tensor: one function for each instruction set.
+// The digest of `lanes` lanes of kLaneBytes bytes (1 or 2) at `data`, the first of which has number `lane` in the
+// tensor. One function for each instruction set.
 
 template <int kLaneBytes>
 inline std::int16_t read_lane(const std::byte* at) {
@@ -70,12 +71,12 @@ Digest sum_portable(const std::byte* data, Index lane, Index lanes) {
 
 #if defined(__x86_64__)
 
-// Multiplying 16-bit lanes and adding neighbours into 32 bits is one instruction. Its sums wrap as the digest does.
+// One instruction multiplies 16-bit lanes and adds neighbours into 32 bits. Its sums wrap as the digest requires.
 
 #define RESHARD_AVX2 __attribute__((target("avx2")))
 #define RESHARD_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx2")))
 
-// The sums of each vector's elements.
+// Returns the sum of each vector's elements.
 RESHARD_AVX2 inline Digest add_across(const __m256i (&v)[kDigestWords]) {
   const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
   const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
@@ -88,7 +89,7 @@ template <int kLaneBytes>
 RESHARD_AVX2 Digest sum_avx2(const std::byte* data, Index lane, Index lanes) {
   constexpr Index kStep = 16;
   __m256i total[kDigestWords] = {};
-  Digest ends;  // what is less than a step
+  Digest ends;  // lanes of incomplete steps
   while (lanes > 0) {
     const Stretch s = next_stretch(lane, lanes);
     __m256i sum[kDigestWords] = {};
@@ -125,7 +126,7 @@ RESHARD_AVX512 Digest sum_avx512(const std::byte* data, Index lane, Index lanes)
     const Stretch s = next_stretch(lane, lanes);
     __m512i sum[kDigestWords] = {};
     for (Index i = 0; i < s.lanes; i += kStep) {
-      // Lanes past the end are not touched and read as 0.
+      // Lanes past the end are not accessed and read as 0.
       const Index left = s.lanes - i;
       const auto mask = static_cast<__mmask32>(left >= kStep ? ~0u : (1u << left) - 1);
       __m512i x;
@@ -194,7 +195,7 @@ Digest digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes,
   if (box.empty()) return total;
   const Dims strides = row_major_strides(tensor_shape);
 
-  // Dimensions from `outer` on lie in one run, as far as the box spans those inside whole.
+  // Dimensions from `outer` on form one contiguous run, as far as the box spans the inner ones completely.
   int outer = box.rank();
   Index run = 1;
   while (outer > 0) {

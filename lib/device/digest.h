@@ -1,27 +1,26 @@
-// A digest of a tensor that does not depend on how the tensor is cut up.
+// A digest of a tensor that does not depend on how the tensor is sharded.
 //
 // A tensor's row-major bytes are a sequence of 16-bit little-endian lanes, numbered from 0; in a tensor of 1-byte
-// elements each byte is a lane, zero-extended. With lane L read as a signed number x(L), weight tables W_k of 1024
+// elements each byte is a lane, zero-extended. x(L) is lane L read as a signed number. With weight tables W_k of 1024
 // odd signed 16-bit numbers and odd 32-bit keys R_k(b), the digest's words are, for k = 0 .. 3,
 //
 //     word k  =  sum over L of  x(L) * W_k[L mod 1024] * R_k(L div 1024)   modulo 2^32.
 //
-// It is a sum, so the digest of a tensor is the sum of the digests of any boxes that cover it exactly, computed in any
-// order on any machine: a converter compares source and destination without putting either together.
+// Because it is a sum, the digest of a tensor is the sum of the digests of any boxes that cover it exactly, in any
+// order and on any machine: a converter compares source and destination without assembling either.
 //
-// It guards against accidents (a flipped bit, a piece that is missing or in the wrong place), not against people: who
-// knows the tables can make collisions. What it promises:
-//   - A single wrong lane always shows, in all four words: weights and keys are odd, so no nonzero difference below
-//   2^16
-//     in size is multiplied to 0 modulo 2^32.
-//   - Two unequal lanes of one block of 1024 exchanged always show: (x - y) * (W[i] - W[j]) is below 2^32 in size, and
-//     in no two positions are all four weights equal (the tests check that).
-//   - Any other error within a block, if it knows nothing of the tables, is missed by a word with a probability of at
-//     most 2^-15: whatever the other lanes add up to, at most one of the 2^15 odd weights of a wrong lane cancels it.
-//     An error over several blocks has to cancel through the keys as well. The worst are errors in the lanes' top bits
-//     alone, where 16 bits of a word are left to tell; wrong low bits leave up to 31. The words use independent tables,
-//     so all four miss with the product of that, about 2^-60 or less.
-//   - Zeros weigh nothing. A missing piece that should have been zero is for the coverage check to find.
+// It protects against accidents (a flipped bit, a missing or misplaced piece), not against attackers: anyone who knows
+// the tables can construct collisions. Guarantees:
+//   - A single wrong lane always changes all four words: weights and keys are odd, so no nonzero difference of
+//     magnitude below 2^16 is multiplied to 0 modulo 2^32.
+//   - Swapping two unequal lanes of one block of 1024 is always detected: |(x - y) * (W[i] - W[j])| is below 2^32, and
+//     no two positions have equal weights in all four tables (the tests check that).
+//   - Any other error within a block that is independent of the tables is missed by one word with probability at most
+//     2^-15: whatever the other lanes add up to, at most one of the 2^15 odd weights of a wrong lane cancels it. An
+//     error that spans blocks must cancel through the keys as well. The worst errors are in the top bits of lanes
+//     alone, where only 16 bits of a word can reveal them; wrong low bits leave up to 31. The words use independent
+//     tables, so all four miss with the product of these probabilities, about 2^-60 or less.
+//   - Zeros contribute nothing. A missing piece of zeros must be found by the coverage check.
 #pragma once
 
 #include <array>
@@ -50,7 +49,7 @@ struct Digest {
   std::string hex() const;  // 32 lower-case digits, word 0 first
 };
 
-// Scatters a counter over all 64 bits; the source of all weights and keys.
+// Spreads a counter over all 64 bits; all weights and keys come from it.
 constexpr std::uint64_t digest_mix(std::uint64_t v) {
   v = (v ^ (v >> 32)) * 0x9fb21c651e98df25u;
   v = (v ^ (v >> 29)) * 0xd6e8feb86659fd93u;
@@ -69,15 +68,15 @@ constexpr std::uint32_t digest_key(int k, Index block) {
   return static_cast<std::uint32_t>(digest_mix(static_cast<std::uint64_t>(block) ^ stream) >> 32) | 1;
 }
 
-// How many lanes an element has.
+// Returns the number of lanes of an element.
 constexpr Index digest_lanes(Index element_bytes) { return element_bytes == 1 ? 1 : element_bytes / 2; }
 
-// The part of a tensor's digest that comes from `run`: elements that follow each other in the row-major tensor, the
-// first of them element number `first_element` (>= 0). run.size() is a multiple of element_bytes (1, 2, 4, 8 or 16).
+// Returns the contribution of `run` to the tensor's digest: consecutive elements of the row-major tensor, starting at
+// element number `first_element` (>= 0). run.size() must be a multiple of element_bytes (1, 2, 4, 8 or 16).
 Digest digest_run(Bytes run, Index first_element, Index element_bytes);
 
-// The part that comes from `box`, whose elements lie row-major on their own at `row_major_box_data`. The box lies
-// inside the tensor.
+// Returns the contribution of `box`, whose elements are row-major (within the box) at `row_major_box_data`. The box
+// must be inside the tensor.
 Digest digest_box(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* row_major_box_data);
 
 struct DigestVariant {
@@ -85,8 +84,8 @@ struct DigestVariant {
   Digest (*run)(Bytes run, Index first_element, Index element_bytes);
 };
 
-// What this machine can run, the portable one first: it is the definition, the last is what digest_run() uses. For
-// tests and benchmarks.
+// Returns the implementations that this machine can run. The portable one is first and defines the results;
+// digest_run() uses the last. For tests and benchmarks.
 std::vector<DigestVariant> digest_variants();
 
 }  // namespace reshard

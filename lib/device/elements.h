@@ -1,7 +1,8 @@
-// The floating-point element types, each by how it is made from a float and made into one: the arithmetic of convert.h,
-// for every processor.
+// The floating-point element types, each defined by its conversions to and from float: the arithmetic of convert.h for
+// every processor.
 //
-// For the vectoriser there are no branches, and no floating-point operation whose result is only sometimes used.
+// So that compilers vectorise it, the code has no branches and no floating-point operation whose result is only
+// sometimes used.
 #pragma once
 
 #include <bit>
@@ -26,9 +27,9 @@ struct Float8E5M2 {
 
 RESHARD_HD float widen(BFloat16 v) { return std::bit_cast<float>(static_cast<std::uint32_t>(v.bits) << 16); }
 
-// A denormal m * 2^-24 is (2^-14 + m * 2^-24) - 2^-14. Infinities and NaNs get their exponent afterwards.
+// A denormal m * 2^-24 is computed as (2^-14 + m * 2^-24) - 2^-14. Infinities and NaNs get their exponent afterwards.
 RESHARD_HD float widen(Float16 v) {
-  constexpr std::int32_t kSmallest = 1 << 23;  // below it, shifted is a denormal
+  constexpr std::int32_t kSmallest = 1 << 23;  // below it, `shifted` is a denormal
   constexpr std::int32_t kSpecial = 0x1f << 23;
   constexpr std::int32_t kRebias = (127 - 15) << 23;
   const std::int32_t sign = static_cast<std::int32_t>(static_cast<std::uint32_t>(v.bits & 0x8000) << 16);
@@ -42,10 +43,10 @@ RESHARD_HD float widen(Float16 v) {
   return std::bit_cast<float>(sign | finite | exponent | quiet);
 }
 
-// The upper half of a float16.
+// A float8_e5m2 is the upper half of a float16.
 RESHARD_HD float widen(Float8E5M2 v) { return widen(Float16{static_cast<std::uint16_t>(v.bits << 8)}); }
 
-// No infinities; all ones are the only NaN. A denormal m * 2^-9 is (2^-6 + m * 2^-9) - 2^-6.
+// There are no infinities, and all ones is the only NaN. A denormal m * 2^-9 is computed as (2^-6 + m * 2^-9) - 2^-6.
 RESHARD_HD float widen(Float8E4M3 v) {
   constexpr std::int32_t kSmallest = 1 << 23;
   constexpr std::int32_t kNan = 0x7f << 20;
@@ -60,8 +61,8 @@ RESHARD_HD float widen(Float8E4M3 v) {
   return std::bit_cast<float>(sign | finite | exponent);
 }
 
-// What a processor makes of a NaN when it changes its width: sign and upper bits stay, and the quiet bit is set. A GPU
-// makes one and the same NaN of all, so that it needs telling.
+// Converts a NaN as a processor does when it changes the width: sign and upper bits are kept, and the quiet bit is set.
+// Needed explicitly on GPUs, which turn every NaN into the same one.
 RESHARD_HD float nan_to_float(std::uint64_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits >> 32 & 0x80000000u) | 0x7fc00000u |
                               static_cast<std::uint32_t>(bits >> 29 & 0x3fffffu));
@@ -85,11 +86,11 @@ RESHARD_HD void narrow(float v, BFloat16& out) {
   out.bits = static_cast<std::uint16_t>((nan ? 0x7fc00000 : rounded) >> 16);
 }
 
-// The float adder does the rounding: for a number of exponent e, a float16 is counted in units of 2^(e-10), which is
-// what the last bit of a float is worth next to 2^(e+13). Denormals are counted as if e were -14. 65536 and more stop
-// at 65536, whose pattern would be that of infinity.
+// Rounds with the float adder: a float16 of exponent e is a multiple of 2^(e-10), which is the value of the last bit of
+// a float next to 2^(e+13). Denormals use e = -14. Values of 65536 and more are clamped to 65536, whose pattern is that
+// of infinity.
 RESHARD_HD void narrow(float v, Float16& out) {
-  constexpr std::int32_t kSmallest = (127 - 14) << 23;  // 2^-14, the smallest that is not a denormal
+  constexpr std::int32_t kSmallest = (127 - 14) << 23;  // 2^-14, the smallest normal number
   constexpr std::int32_t kTooLarge = (127 + 16) << 23;  // 2^16
   constexpr std::int32_t kInfinity = 0xff << 23;
   const auto bits = std::bit_cast<std::int32_t>(v);
@@ -105,7 +106,7 @@ RESHARD_HD void narrow(float v, Float16& out) {
   out.bits = static_cast<std::uint16_t>(sign | (((power - kSmallest) >> 13) + units) | nan);
 }
 
-// The same for 8 bits. What is kTooLarge or more becomes its pattern; a NaN becomes all ones.
+// Narrows to 8 bits in the same way. Values of kTooLarge and more become its pattern; a NaN becomes all ones.
 template <int kMantissa, int kBias, std::int32_t kTooLarge>
 RESHARD_HD std::uint8_t narrow_to_8(float v) {
   constexpr std::int32_t kSmallest = (127 + 1 - kBias) << 23;
@@ -122,9 +123,9 @@ RESHARD_HD std::uint8_t narrow_to_8(float v) {
   const std::int32_t units = rounded - next_to;
   return static_cast<std::uint8_t>(sign | (((power - kSmallest) >> (23 - kMantissa)) + units) | nan);
 }
-// 448 is the largest; infinity is too large as well.
+// 448 is the largest; infinity is clamped to it too.
 RESHARD_HD void narrow(float v, Float8E4M3& out) { out.bits = narrow_to_8<3, 7, (135 << 23) + (6 << 20)>(v); }
-// 2^16 would be infinity's.
+// 2^16 has the pattern of infinity.
 RESHARD_HD void narrow(float v, Float8E5M2& out) { out.bits = narrow_to_8<2, 15, (127 + 16) << 23>(v); }
 
 RESHARD_HD void narrow(float v, double& out) {

@@ -11,16 +11,16 @@
 namespace reshard {
 namespace {
 
-// A floating-point format of one sign bit, whose magnitudes are ordered as their bits are.
+// A floating-point format with one sign bit, whose magnitudes are ordered like their bits.
 struct FloatForm {
   int bits = 0;
   int mantissa = 0;           // bits
   int bias = 0;               // of the exponent
-  std::uint64_t special = 0;  // the lowest magnitude that is not finite
-  bool infinity = true;       // whether that is the infinity; without one, all from there on are NaN
+  std::uint64_t special = 0;  // smallest magnitude that is not finite
+  bool infinity = true;       // whether that is infinity; otherwise it and all larger ones are NaN
 
   constexpr std::uint64_t magnitude_mask() const { return (std::uint64_t{1} << (bits - 1)) - 1; }
-  // The number of the counter of a magnitude's exponent.
+  // Returns the index of the counter for a magnitude's exponent.
   constexpr std::size_t exponent_at(std::uint64_t magnitude) const {
     const int exponent = static_cast<int>((magnitude & magnitude_mask()) >> mantissa) - bias;
     return static_cast<std::size_t>(std::clamp(exponent - Exponents::kLeast, 0, Exponents::kCount - 1));
@@ -32,12 +32,13 @@ constexpr FloatForm kHalf = {16, 10, 15, 0x7c00, true};
 constexpr FloatForm kBrain = {16, 7, 127, 0x7f80, true};
 constexpr FloatForm kE4M3 = {8, 3, 7, 0x7f, false};
 constexpr FloatForm kE5M2 = {8, 2, 15, 0x7c, true};
-// Their one NaN is the pattern of a negative zero; every magnitude is finite.
+// The single NaN has the pattern of a negative zero; every magnitude is finite.
 constexpr FloatForm kE4M3Fnuz = {8, 3, 8, 0x80, false};
 constexpr FloatForm kE5M2Fnuz = {8, 2, 16, 0x80, false};
-constexpr FloatForm kE8M0 = {9, 0, 127, 0xff, false};  // of eight bits, without a sign
+constexpr FloatForm kE8M0 = {9, 0, 127, 0xff, false};  // eight bits without a sign
 
-// use.template operator()<U, form>() of a floating-point format, whose numbers are of type U; nothing of others.
+// Calls use.template operator()<U, form>() for a floating-point dtype whose bits are of type U; does nothing for
+// others.
 template <class Use>
 void with_form(DType dtype, const Use& use) {
   switch (dtype) {
@@ -67,7 +68,7 @@ void with_form(DType dtype, const Use& use) {
   }
 }
 
-// A finite magnitude as a number.
+// Returns a finite magnitude as a number.
 double value_of(const FloatForm& form, std::uint64_t magnitude) {
   const std::uint64_t exponent = magnitude >> form.mantissa;
   const std::uint64_t fraction = magnitude & ((std::uint64_t{1} << form.mantissa) - 1);
@@ -77,14 +78,14 @@ double value_of(const FloatForm& form, std::uint64_t magnitude) {
                                                                                << (kDouble.mantissa - form.mantissa));
 }
 
-// Inlined into functions compiled for other instruction sets, so that each gets its own vectorised loop.
+// Always inlined into functions compiled for other instruction sets, so that each gets its own vectorised loop.
 #define RESHARD_INLINE inline __attribute__((always_inline))
 
-// Lanes between two additions to the full counter: no 16-bit lane may count further than 65,535.
+// Lanes between two additions to the full counters: a 16-bit lane must not count beyond 65,535.
 constexpr Index kBlock = Index{1} << 14;
-// Rows between two additions to a tensor's.
+// Rows between two additions to a tensor's rows.
 constexpr std::size_t kRowBatch = 1024;
-// The shortest row that a slab may cut (256 KiB of the widest elements).
+// The shortest row that a slab may split (256 KiB of the widest elements).
 constexpr Index kLongRow = Index{1} << 14;
 
 template <class T>
@@ -94,19 +95,19 @@ RESHARD_INLINE T load(const std::byte* at) {
   return v;
 }
 
-// ---- every element finite: one loop
+// ---- One loop for runs in which every element is finite
 
 struct LaneSums {
   Index zeros = 0;
   std::uint64_t top = 0;         // the greatest magnitude
-  std::uint64_t difference = 0;  // bits in which some element differs from `first`
+  std::uint64_t difference = 0;  // bits that differ from `first` in some element
 };
 
-// `n` elements of type U.
+// Adds `n` elements of type U.
 template <class U>
 RESHARD_INLINE void sum_lanes(const std::byte* in, Index n, std::uint64_t magnitude_mask, std::uint64_t first,
                               LaneSums& sums) {
-  using Signed = std::make_signed_t<U>;  // magnitudes have the top bit free, and SSE2 compares signed numbers only
+  using Signed = std::make_signed_t<U>;  // SSE2 only compares signed numbers, and magnitudes have the top bit free
   const auto mask = static_cast<U>(magnitude_mask), value = static_cast<U>(first);
   Signed top = 0;
   U difference = 0;
@@ -127,7 +128,7 @@ RESHARD_INLINE void sum_lanes(const std::byte* in, Index n, std::uint64_t magnit
   sums.difference |= difference;
 }
 
-// Elements of one byte, two a lane: counters of 8 bits would be full at once.
+// For elements of one byte, two per lane: counters of 8 bits would overflow too soon.
 template <>
 RESHARD_INLINE void sum_lanes<std::uint8_t>(const std::byte* in, Index n, std::uint64_t magnitude_mask,
                                             std::uint64_t first, LaneSums& sums) {
@@ -183,7 +184,7 @@ RESHARD_AVX512 void sum_avx512(const std::byte* in, Index n, std::uint64_t mask,
 }
 #endif
 
-// ---- what the loop cannot say
+// ---- Runs with special values
 
 template <class U>
 void count_special(const FloatForm& form, Bytes run, RunHealth& out) {
@@ -239,7 +240,7 @@ RunHealth scan_integers(Bytes run) {
   return out;
 }
 
-// Elements of one byte, of which `value` tells what a pattern is worth.
+// Scans elements of one byte; `value` maps a bit pattern to its number.
 template <class Value>
 RunHealth scan_patterns(Bytes run, Value value) {
   std::array<Index, 256> counts{};
@@ -253,7 +254,7 @@ RunHealth scan_patterns(Bytes run, Value value) {
     if (std::isnan(v)) {
       out.nans += counts[pattern];
       const auto at = std::find(run.begin(), run.end(), static_cast<std::byte>(pattern));
-      out.first_not_finite = at - run.begin();  // no kind has two NaNs
+      out.first_not_finite = at - run.begin();  // no such type has two NaNs
     } else {
       if (v == 0) out.zeros = counts[pattern];
       out.absmax = std::max(out.absmax, std::abs(v));
@@ -268,7 +269,7 @@ RunHealth scan_unsigned_zero(const FloatForm& form, Bytes run) {
   });
 }
 
-// Powers of two from 2^-127 on: scales of blocks.
+// float8_e8m0: powers of two from 2^-127, the scales of blocks.
 RunHealth scan_exponents(Bytes run) {
   return scan_patterns(run, [](std::uint8_t pattern) {
     return pattern == 0xff ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, pattern - 127);
@@ -340,13 +341,13 @@ RunHealth scan_avx512(DType dtype, Bytes run) {
 }
 #endif
 
-// ---- exponents
+// ---- Exponents
 
 using ExponentCounters = std::array<std::uint32_t, Exponents::kCount>;
 
 template <class U, FloatForm form>
 ExponentCounters count_fields(Bytes run) {
-  // Neighbours often have one exponent: each has counters of its own, so that none waits for the other.
+  // Neighbours often have the same exponent, so each has its own counters and none waits for the other.
   std::array<ExponentCounters, 4> counters{};
   const auto n = static_cast<Index>(run.size() / sizeof(U));
   const auto count = [&](Index i, std::size_t lane) {
@@ -361,20 +362,20 @@ ExponentCounters count_fields(Bytes run) {
   return counters[0];
 }
 
-// The numbers of a run below 4 GiB by the bits of their exponents; zeros, subnormal numbers and those that are not
-// finite where their bits put them. All 0 of integers.
+// Counts the numbers of a run below 4 GiB by their exponent bits. Zeros, subnormals and special values are counted as
+// their bits say. All counts are 0 for integers.
 ExponentCounters count_exponent_bits(DType dtype, Bytes run) {
   ExponentCounters out{};
   with_form(dtype, [&]<class U, FloatForm form>() { out = count_fields<U, form>(run); });
   return out;
 }
 
-// How many numbers an element has.
+// Returns how many numbers an element consists of.
 Index parts_of(DType dtype) {
   return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128 ? 2 : 1;
 }
 
-// `run` followed by `next`, which begins with element number `at`.
+// Appends `next`, which begins with element number `at`, to `run`.
 void append(RunHealth& run, const RunHealth& next, Index at) {
   if (run.first_not_finite < 0 && next.first_not_finite >= 0) run.first_not_finite = at + next.first_not_finite;
   if (at == 0) run.first = next.first;
@@ -498,7 +499,7 @@ void HealthScan::add_total(const RunHealth& run, Index elements, const Box& box)
   if (exponents_) close_exponents();
 }
 
-// Takes out what has the bits of an exponent and is none of its numbers, and keeps what is left.
+// Removes zeros, NaNs and infinities from the counts of the exponents whose bits they have.
 void HealthScan::close_exponents() {
   with_form(dtype_, [&]<class U, FloatForm form>() {
     by_exponent_[form.exponent_at(0)] -= total_.zeros;

@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// sum[j] = b[0] * a[0, j] + b[1] * a[1, j] + ...; the rows of `a` are `columns` long.
+// sum[j] = b[0] * a[0, j] + b[1] * a[1, j] + ...; the rows of `a` have `columns` elements.
 void product_row(const float* b, const float* a, Index columns, Index rank, float* sum, Index from = 0) {
   for (Index j = from; j < columns; ++j) {
     float s = 0;

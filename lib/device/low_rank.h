@@ -1,4 +1,4 @@
-// Adding a product of two narrow matrices to a wide one, as PEFT merges a LoRA adapter on the CPU
+// Adds the product of two narrow matrices to a wide one, as PEFT merges a LoRA adapter on the CPU
 // (peft/tuners/lora/layer.py).
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace reshard {
 
-// Adds (b x a) * scaling to the `rows` x `columns` elements at `weight`, of `dtype`, row-major: b is [rows, rank], a
-// [rank, columns]. The products are summed in order with one rounding each, as torch's matrix product does; what is
-// added is rounded to each of `rounded` in turn (what the adapter is kept in), the sum to `dtype`. All of them can be
-// converted to float32.
+// Adds (b x a) * scaling to the `rows` x `columns` row-major elements of `dtype` at `weight`; b is [rows, rank], a is
+// [rank, columns]. Products are summed in order with one rounding each, as in torch's matrix product. The result is
+// rounded to each of `rounded` in turn (the dtypes in which the adapter is stored), and the sum is rounded to `dtype`.
+// All these types must be convertible to float32.
 void add_low_rank(std::byte* weight, DType dtype, const float* b, const float* a, Index rows, Index columns, Index rank,
                   float scaling, std::span<const DType> rounded);
 

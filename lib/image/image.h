@@ -1,9 +1,9 @@
-// An output that is read and not written: bytes [a, b) of any of its files, in any order, made of the source when they
-// are asked for. They are those that copying by the same plan (run.h, output.h) would leave there.
+// An output that is read without being written: any bytes of any of its files, in any order, computed from the source
+// on demand. They are the bytes that a conversion with the same plan would write.
 //
-// Tensor data lie in stretches, an extent of the target each, which are cut into slabs of about a megabyte. A slab is
-// filled from the source, converted, and kept in the cache. What lies between the stretches is sealed by the target
-// (Target::seal_at); where that takes the checksum of a stretch, it is read once for that.
+// Tensor data is divided into stretches, one extent of the target each, and these into slabs of about a megabyte. A
+// slab is read from the source, converted, and cached. The bytes between stretches come from the target
+// (Target::seal_at()); if they contain the checksum of a stretch, the stretch is read once to compute it.
 #pragma once
 
 #include <condition_variable>
@@ -29,16 +29,16 @@ namespace reshard {
 
 class Image {
  public:
-  // What an image is of; it refers to all of them.
+  // What an image is made from. All of it must outlive the image.
   struct Of {
     const Plan& plan;
     TensorSource& source;
     const Target& target;
-    const Catalog& target_view;   // the one that the plan goes to
-    const WatchedFiles& watched;  // the files of the source's catalog, by their numbers there
+    const Catalog& target_view;   // the catalog that the plan's targets are in
+    const WatchedFiles& watched;  // the source catalog's files, with the same numbers
   };
-  // `run.memory` bounds the process with the cache, `reserved` bytes of which are left to others. A usage error where
-  // that is too little. Unsupported as files_of() is.
+  // `run.memory` limits the whole process including the cache, and `reserved` bytes of it are left to others. A usage
+  // error if that is too little. Fails like files_of().
   static Result<std::unique_ptr<Image>> create(const Of& of, const RunOptions& run, Index reserved = 0);
 
   struct FileEntry {
@@ -46,34 +46,35 @@ class Image {
     Index size = 0;
     friend bool operator==(const FileEntry&, const FileEntry&) = default;
   };
-  // The target's. Unsupported for one that encodes: its lengths are not known before it is written.
+  // Returns the target's files. Unsupported if the target encodes, because the lengths are then unknown before it is
+  // written.
   static Result<std::vector<FileEntry>> files_of(const Target& target);
-  // The target's files, then those that were added.
+  // Returns the target's files, followed by those added.
   const std::vector<FileEntry>& files() const { return files_; }
 
-  // Before the first read. A file of its own; and bytes that make() gives, `place.length` of them, when they are first
-  // asked for: they stand for whatever else is there.
+  // Call these before the first read. add_file() adds a file. add_text() overrides a range with bytes that make()
+  // returns, `place.length` of them, when they are first needed.
   std::uint32_t add_file(std::string path, Index size);
   void add_text(const Extent& place, std::function<Result<std::string>()> make);
 
-  // The rest is thread-safe. Errors say the file of the output, the place there, and what went wrong in the source.
+  // All functions below are thread-safe. Errors name the output's file and offset, and the problem in the source.
 
-  // Bytes in memory that lives as long as this.
+  // Bytes that are valid as long as this object.
   struct Part {
     Slab slab;
     Bytes bytes;
   };
-  // Bytes [offset, offset + length) of a file, in order, as far as the file goes.
+  // Returns bytes [offset, offset + length) of a file in order, up to the end of the file.
   Result<std::vector<Part>> read(std::uint32_t file, Index offset, Index length);
-  // Fills all of `out`, which lies inside the file.
+  // Fills all of `out`, which must be inside the file.
   Status read(std::uint32_t file, Index offset, MutableBytes out);
 
  private:
-  // An extent of tensor data, and the fragments that lie in it.
+  // An extent of tensor data and the fragments in it.
   struct Stretch {
     Index offset = 0, length = 0;
-    Index slab = 0;                    // bytes that its slabs have, but for the last
-    std::size_t first = 0, count = 0;  // of uses_
+    Index slab = 0;                    // size of its slabs, except the last
+    std::size_t first = 0, count = 0;  // of its entries in uses_
     Index end() const { return offset + length; }
   };
   struct Use {
@@ -113,12 +114,12 @@ class Image {
   std::vector<Use> uses_;
   std::vector<Text> texts_;
   CrcLedger crcs_;
-  Index slab_bytes_ = 0;  // at most, as read and as wanted
+  Index slab_bytes_ = 0;  // largest slab, in the source's or the target's dtype
   std::unique_ptr<ThreadBuffers> memory_;
   std::unique_ptr<SlabCache> cache_;
 
   std::mutex damaged_mutex_;
-  std::map<SlabCache::Key, Error> damaged_;  // slabs that were read and are wrong, for good
+  std::map<SlabCache::Key, Error> damaged_;  // slabs that failed permanently
 
   std::mutex idle_mutex_;
   std::condition_variable given_back_;

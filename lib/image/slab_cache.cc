@@ -20,7 +20,7 @@ Result<Slab> SlabCache::get(const Key& key, const Make& make) {
   places_.emplace(key, mine);
   entries_.splice(entries_.begin(), entry);
   lock.unlock();
-  // Others wait for it: it comes to an end.
+  // Other threads wait for it, so it must end without an exception.
   Result<Slab> made = catch_out_of_memory(make);
   lock.lock();
   if (made) {
@@ -51,7 +51,7 @@ void SlabCache::make_room() {
   }
 }
 
-// Returns the one after it.
+// Returns the next entry.
 std::list<SlabCache::Entry>::iterator SlabCache::drop(std::list<Entry>::iterator entry) {
   held_ -= std::ssize(entry->slab->bytes());
   places_.erase(entry->key);

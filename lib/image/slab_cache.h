@@ -1,5 +1,5 @@
-// Bytes that are made when they are asked for, and kept until all of them were given away, or there is no room: those
-// that were used last stay.
+// A cache of bytes that are computed on demand. Entries are dropped when all their bytes were given away, or when space
+// is needed, least recently used first.
 #pragma once
 
 #include <condition_variable>
@@ -16,15 +16,15 @@
 
 namespace reshard {
 
-// Owned bytes. They hold anything at first.
+// A buffer, initially undefined.
 class SlabBytes {
  public:
   explicit SlabBytes(Index size)
       : memory_(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(size))),
         data_(memory_.get()),
         size_(static_cast<std::size_t>(size)) {}
-  // In memory they lie in pages as bytes from `place` of a file on do: then no page of the one is copied out of two of
-  // the other.
+  // The buffer and the file offset `place` agree modulo the page size, so each file page is served from one memory
+  // page.
   SlabBytes(Index size, Index place) : SlabBytes(size + kPage) {
     const auto at = reinterpret_cast<std::uintptr_t>(data_);
     data_ += (static_cast<std::uintptr_t>(place) - at) % kPage;
@@ -44,23 +44,24 @@ using Slab = std::shared_ptr<const SlabBytes>;
 // Thread-safe.
 class SlabCache {
  public:
-  using Key = std::pair<std::uint32_t, Index>;  // a file, and where the bytes stand in it
+  using Key = std::pair<std::uint32_t, Index>;  // file number and offset
   using Make = std::function<Result<Slab>()>;
 
-  // Keeps `room` bytes at most; those that are being made come on top.
+  // Keeps at most `room` bytes, plus those being computed.
   explicit SlabCache(Index room) : room_(room) {}
 
-  // What make() gives. Who asks for what another thread is making waits for that. Errors are not kept.
+  // Returns the cached bytes, or calls make(). A thread that needs what another is computing waits for it. Errors are
+  // not cached.
   Result<Slab> get(const Key& key, const Make& make);
-  // So many bytes of what get() gave were given to somebody who keeps them. What was given whole is not kept any more:
-  // its memory is in the processor's caches, and better used again.
+  // Reports that `bytes` bytes of a result of get() were passed to a reader that caches them itself. An entry that was
+  // passed on completely is dropped: its memory is still in the processor's caches and should be reused.
   void give(const Key& key, Index bytes);
 
  private:
   struct Entry {
     Key key;
-    Slab slab;        // null: it is being made
-    Index given = 0;  // bytes
+    Slab slab;        // null: being computed
+    Index given = 0;  // bytes passed on
   };
   struct KeyHash {
     std::size_t operator()(const Key& k) const {
@@ -74,7 +75,7 @@ class SlabCache {
   Index room_;
   mutable std::mutex mutex_;
   std::condition_variable made_;
-  std::list<Entry> entries_;  // the last used first
+  std::list<Entry> entries_;  // most recently used first
   std::unordered_map<Key, std::list<Entry>::iterator, KeyHash> places_;
   Index held_ = 0;  // bytes
 };

@@ -1,5 +1,5 @@
-// The layout descriptors a checkpoint implies: infer_mesh told how its tensors lie, this writes it down, tensor names
-// folded into patterns, with the evidence for each line.
+// Writes the layout descriptors that a checkpoint implies, from the result of infer_mesh(): tensor names folded into
+// patterns, with the evidence for each line.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace reshard {
 
-// One descriptor for each hypothesis of `inferred`, in its order; one of whole tensors on one rank where it has none.
-// Reading one back and placing the catalog's tensors gives each rank the boxes it wrote (docs/layout.md says what is
-// left out: tensors that lie as no mesh would have it, named in the notes). Evidence stands for each axis of the mesh
-// ("tp=4"), each rule ("tensors[2]") and the vocabulary. Unsupported when a name is no UTF-8 or the names do not fold
+// Returns one descriptor for each hypothesis of `inferred`, in its order, or one of whole tensors on one rank if there
+// is none. Reading a descriptor back and placing the catalog's tensors gives each rank the boxes it wrote; tensors that
+// no mesh explains are left out and named in the notes (docs/layout.md). Evidence is given for each axis of the mesh
+// ("tp=4"), each rule ("tensors[2]") and the vocabulary. Unsupported if a name is not UTF-8 or the names do not fold
 // into as many patterns as a descriptor may have.
 Result<std::vector<LayoutDescriptor>> infer_layouts(const Catalog& catalog, const InferredMesh& inferred,
                                                     const std::string& name);

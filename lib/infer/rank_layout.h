@@ -1,5 +1,5 @@
-// How the files of ranks join to whole tensors: a descriptor for known placements, and one found out where nothing says
-// how the ranks were laid out.
+// Describes how the files of ranks join to whole tensors: for known placements, or inferred if nothing says how the
+// ranks were laid out.
 #pragma once
 
 #include <functional>
@@ -13,31 +13,31 @@
 
 namespace reshard {
 
-// A tensor's name and how it lies.
+// A tensor's name and placement.
 struct NamedPlacement {
   std::string name;
   Placement placement;
 };
 
-// The descriptor that places these tensors so on a mesh: a rule for each way of being cut, names folded into patterns.
-// Axes that the mesh has not are left out. Unsupported where the names do not fold into as many patterns as a
-// descriptor may have, or are no UTF-8.
+// Returns the descriptor that places these tensors on a mesh: one rule for each distinct placement, with names folded
+// into patterns. Axes that the mesh lacks are left out. Unsupported if the names do not fold into as many patterns as a
+// descriptor may have, or are not UTF-8.
 Result<LayoutDescriptor> describe_placements(const Mesh& mesh, std::span<const NamedPlacement> tensors,
                                              std::string name);
 
-// What the files of ranks hold of one tensor: the shape in each rank's file, nothing where it is not in there.
+// The shape of one tensor in each rank's file; nothing if that file lacks it.
 struct RankTensor {
   std::string name;
   std::vector<std::optional<Dims>> shapes;
 };
-// Whether tensor number `tensor` has the same bytes in the files of two ranks that hold it in the same shape.
+// Returns whether two ranks, which hold tensor `tensor` in the same shape, have the same bytes of it.
 using SameBytes = std::function<Result<bool>(std::size_t tensor, Index a, Index b)>;
 
-// The layout of ranks 0, 1, ... of a model whose family names and cuts are known: consecutive ranks that hold the same
-// tensors are one pipeline stage, and within it they are tp ranks, cut as the family's table has it, or copies.
-// Evidence stands in the descriptor. Shapes must agree with the config where there is one, tensors that are not cut
-// must be equal on all ranks of their stage, and without a config some that are cut must differ. Unsupported, with the
-// reasons, where no layout fits or several do; `where` begins the messages. The tensors have a shape in some rank.
+// Infers the layout of ranks 0, 1, ... of a model whose family has known names and cuts: consecutive ranks that hold
+// the same tensors form a pipeline stage, within which they are tp ranks, cut according to the family's table, or
+// replicas. The descriptor contains the evidence. Shapes must agree with the config, if there is one; tensors that are
+// not cut must be equal on all ranks of their stage; and without a config some that are cut must differ. Unsupported,
+// with reasons, if no layout or several fit. `where` begins the messages. Each tensor must have a shape on some rank.
 Result<LayoutDescriptor> infer_rank_layout(const std::string& where, std::span<const RankTensor> tensors, Index ranks,
                                            const ModelConfig* config, Families families, const SameBytes& same_bytes);
 

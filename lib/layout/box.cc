@@ -15,7 +15,7 @@ Index volume(const Dims& shape) {
 }
 
 std::optional<Index> checked_volume(const Dims& shape) {
-  // A zero extent must not hide an overflow among the others: the strides are computed from them too.
+  // A zero extent must not hide an overflow of the others, because strides are computed from them too.
   Index nonzero = 1;
   bool zero = false;
   for (const Index extent : shape) {

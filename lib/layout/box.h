@@ -1,4 +1,4 @@
-// Boxes in a tensor's index space: the vocabulary in which everything here is said.
+// Boxes in a tensor's index space. All mesh, shard and copy arithmetic is expressed in them.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,10 @@
 
 namespace reshard {
 
-// More dimensions than any checkpoint in the wild has; a reader refuses more.
+// The highest rank supported. Readers refuse tensors of more dimensions; none are known in practice.
 inline constexpr int kMaxRank = 8;
 
-// One number a dimension: a shape, an origin, strides. A small value without allocation, so that kernels take it by
-// copy.
+// One number for each dimension: a shape, an origin, strides. Does not allocate, so kernels can take it by value.
 class Dims {
  public:
   constexpr Dims() = default;
@@ -52,11 +51,11 @@ class Dims {
 
 std::string to_string(const Dims& dims);  // "[128256, 2048]"
 
-// The product of a shape's extents (1 for rank 0). Only for shapes that were checked when they were read.
+// Returns the product of a shape's extents (1 for rank 0). Only for shapes that were checked when they were read.
 Index volume(const Dims& shape);
-// The same for numbers that nobody has looked at yet: nothing when an extent is negative or the product overflows.
+// Returns the product for an unchecked shape, or nothing if an extent is negative or the product overflows.
 std::optional<Index> checked_volume(const Dims& shape);
-// Element strides of a row-major tensor.
+// Returns the element strides of a row-major tensor.
 Dims row_major_strides(const Dims& shape);
 
 // The half-open region [origin, origin + shape).
@@ -70,7 +69,7 @@ struct Box {
   bool empty() const;  // no elements; never true for rank 0
 
   friend bool operator==(const Box&, const Box&) = default;
-  // By origin, then by shape.
+  // Orders by origin, then by shape.
   friend bool operator<(const Box& a, const Box& b) {
     return a.origin == b.origin ? a.shape < b.shape : a.origin < b.origin;
   }
@@ -78,7 +77,7 @@ struct Box {
 
 Box whole(const Dims& shape);  // from the origin
 Index volume(const Box& box);
-Box intersect(const Box& a, const Box& b);  // empty where they do not meet; the same rank is required
+Box intersect(const Box& a, const Box& b);  // empty if they do not overlap; both must have the same rank
 bool contains(const Box& outer, const Box& inner);
 std::string to_string(const Box& box);  // "[0:512, 0:2048]"
 

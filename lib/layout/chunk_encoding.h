@@ -1,5 +1,5 @@
-// How the stored bytes of a chunk become the bytes of its elements: the filters they went through, in the order in
-// which a writer applied them. lib/device/codec.h undoes them.
+// How the stored bytes of a chunk decode to its elements: the filters, in the order in which the writer applied them.
+// lib/device/codec.h reverses them.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,14 @@ namespace reshard {
 
 struct ChunkFilter {
   enum class Kind {
-    kShuffle,     // the first bytes of all elements, then the second ones, ...; a last part of an element stays behind
+    // The first bytes of all elements, then all second bytes, and so on. A partial element at the end is left in place.
+    kShuffle,
     kDeflate,     // a zlib stream (RFC 1950)
     kZstd,        // one zstd frame (RFC 8878)
-    kFletcher32,  // four bytes behind the others: their checksum
+    kFletcher32,  // a checksum of four bytes after the data
   };
   Kind kind = Kind::kShuffle;
-  Index unit = 1;  // bytes of an element, for kShuffle
+  Index unit = 1;  // bytes per element, for kShuffle
 
   friend bool operator==(const ChunkFilter&, const ChunkFilter&) = default;
 };

@@ -1,4 +1,4 @@
-// Element types, under the names torch and safetensors give them.
+// Element types, with their names in torch and safetensors.
 #pragma once
 
 #include <cstdint>
@@ -31,16 +31,16 @@ enum class DType : std::uint8_t {
   kComplex32,
   kComplex64,
   kComplex128,
-  kFloat4E2M1x2,  // two values in a byte, which is the element
+  kFloat4E2M1x2,  // the element is a byte with two values
 };
 
 struct DTypeInfo {
   DType dtype;
   std::string_view torch_name;        // "bfloat16", as in torch.bfloat16
-  std::string_view safetensors_name;  // "BF16"; empty where the format has no word for it
-  std::string_view storage_class;     // "BFloat16Storage"; empty where torch.save uses an UntypedStorage
+  std::string_view safetensors_name;  // "BF16"; empty if safetensors has no name for it
+  std::string_view storage_class;     // "BFloat16Storage"; empty if torch.save uses an UntypedStorage
   std::string_view short_name;        // "bf16", for tables
-  Index bytes;                        // of one element
+  Index bytes;                        // per element
 };
 
 const DTypeInfo& info(DType dtype);
@@ -50,7 +50,7 @@ std::optional<DType> dtype_from_torch(std::string_view name);
 std::optional<DType> dtype_from_safetensors(std::string_view name);
 std::optional<DType> dtype_from_storage_class(std::string_view name);
 
-// The types that values may be converted between.
+// Returns whether values can be converted to and from this type.
 bool is_floating(DType dtype);
 
 }  // namespace reshard

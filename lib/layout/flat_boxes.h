@@ -1,4 +1,4 @@
-// Tensors that were flattened: a stretch of a tensor's elements in row-major order is up to a handful of boxes.
+// Flattened tensors: a range of a tensor's elements in row-major order as boxes.
 //
 //   elements [3, 13) of a [4, 4]:   . . . x
 //                                   x x x x
@@ -12,8 +12,8 @@
 
 namespace reshard {
 
-// The boxes of a row-major tensor that hold its elements [begin, end) in order, up to two for each dimension but the
-// last, and one. begin < end <= volume(shape); shape has a dimension at least.
+// Returns the boxes of a row-major tensor that hold its elements [begin, end), in order: at most one, plus two for each
+// dimension but the last. Requires begin < end <= volume(shape) and at least one dimension.
 std::vector<Box> boxes_of_run(const Dims& shape, Index begin, Index end);
 
 }  // namespace reshard

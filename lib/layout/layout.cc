@@ -7,14 +7,14 @@
 namespace reshard {
 namespace {
 
-// What a rank holds of one dimension: intervals of it, in the order of the local tensor.
+// The intervals of one dimension that a rank holds, in the order of the local tensor.
 using Runs = std::vector<Interval>;
 
 Index length(const Runs& runs) {
   return std::accumulate(runs.begin(), runs.end(), Index{0}, [](Index n, Interval i) { return n + i.end - i.begin; });
 }
 
-// Appends the part [wanted.begin, wanted.end) of the local dimension that `runs` make up.
+// Appends the part [wanted.begin, wanted.end) of the local dimension that `runs` form.
 void take(const Runs& runs, Interval wanted, Runs& out) {
   Index start = 0;  // of the run, in the local dimension
   for (const Interval& run : runs) {
@@ -30,7 +30,7 @@ void take(const Runs& runs, Interval wanted, Runs& out) {
   }
 }
 
-// The k-th of n pieces of each of the sections.
+// Returns the k-th of n pieces of each of `groups` sections.
 Runs cut(const Runs& runs, Index groups, Index n, Index k) {
   Runs out;
   const Index size = length(runs);
@@ -42,7 +42,7 @@ Runs cut(const Runs& runs, Index groups, Index n, Index k) {
   return out;
 }
 
-// Every combination of the dimensions' runs, the last dimension's the fastest.
+// Returns all combinations of the dimensions' runs; the last dimension varies fastest.
 std::vector<LocalBox> combine(const std::vector<Runs>& dims) {
   std::vector<LocalBox> boxes(1);
   for (const Runs& runs : dims) {

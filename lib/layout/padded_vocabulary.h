@@ -1,6 +1,6 @@
-// How many rows frameworks give a vocabulary: tensor parallelism wants them to divide by its degree t, and kernels want
-// them to divide by some m (make_vocab_size_divisible_by), so that V words have ceil(V / (m t)) m t rows. Rows beyond
-// the words are padding.
+// The padded number of vocabulary rows. Tensor parallelism requires it to be divisible by its degree t, and kernels by
+// some m (make_vocab_size_divisible_by), so V words have ceil(V / (m t)) m t rows. The rows after the words are
+// padding.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 namespace reshard {
 
-// Nothing where they are too many to count. `multiple` and `tp` are at least 1.
+// Returns nothing on overflow. `multiple` and `tp` must be at least 1.
 inline std::optional<Index> padded_vocabulary(Index words, Index multiple, Index tp) {
   const auto unit = checked_mul(multiple, tp);
   return unit ? checked_round_up(words, *unit) : std::nullopt;
 }
 
-// The m that are met, the likeliest first, and whose they are unless told otherwise.
+// The common values of m, the likeliest first, and the frameworks that use them by default.
 // (Megatron-LM: megatron/training/tokenizer/tokenizer.py, _vocab_size_with_padding;
 // ColossalAI: colossalai/shardformer/layer/embedding.py and linear.py)
 struct UsualMultiple {

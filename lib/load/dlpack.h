@@ -1,8 +1,8 @@
-// DLPack: how array libraries (PyTorch, CuPy, JAX, NumPy ...) show each other tensors in memory without copying.
+// DLPack: how array libraries (PyTorch, CuPy, JAX, NumPy ...) share tensors in memory without copying.
 //
 // A tensor is a small C struct: address, device, dtype, shape, strides. The structs here have the layout of DLPack's
-// own (https://dmlc.github.io/dlpack, the unversioned ABI of 0.8 and 1.x), so that a pointer to one is a pointer to the
-// other; they stand in a namespace, so that dlpack.h may be included beside them.
+// own (https://dmlc.github.io/dlpack, the unversioned ABI of 0.8 and 1.x), so pointers to them are interchangeable.
+// They are in a namespace, so that dlpack.h can be included too.
 //
 //   auto to = dlpack::destination(*engine_tensor, load->tensors()[i], device);   // load into an engine's tensor
 //   dlpack::TensorView view(load->tensors()[i], destination, dlpack::kCpu);      // show what was loaded
@@ -21,7 +21,7 @@
 
 namespace reshard::dlpack {
 
-// Kinds of memory (DLDeviceType).
+// Memory types (DLDeviceType).
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
 
 struct DLDevice {
@@ -29,7 +29,7 @@ struct DLDevice {
   std::int32_t device_id = 0;
 };
 
-// Kinds of elements (DLDataTypeCode).
+// Element types (DLDataTypeCode).
 enum TypeCode : std::uint8_t {
   kInt = 0,
   kUint = 1,
@@ -64,7 +64,7 @@ struct DLTensor {
 };
 static_assert(sizeof(void*) != 8 || (sizeof(DLTensor) == 48 && offsetof(DLTensor, byte_offset) == 40));
 
-// A tensor with its owner: who takes it over calls `deleter` once, when done.
+// A tensor with its owner. The consumer must call `deleter` once, when done.
 struct DLManagedTensor {
   DLTensor dl_tensor;
   void* manager_ctx = nullptr;
@@ -72,10 +72,10 @@ struct DLManagedTensor {
 };
 static_assert(sizeof(void*) != 8 || sizeof(DLManagedTensor) == 64);
 
-// What a producer says of the memory (DLPACK_FLAG_BITMASK_*).
+// The producer's statements about the memory (DLPACK_FLAG_BITMASK_*).
 enum Flag : std::uint64_t { kReadOnly = 1, kIsCopied = 2 };
 
-// The same since DLPack 1.0, whose major version is 1.
+// DLManagedTensor since DLPack 1.0, whose major version is 1.
 struct DLManagedTensorVersioned {
   std::uint32_t major = 1, minor = 0;
   void* manager_ctx = nullptr;
@@ -85,7 +85,7 @@ struct DLManagedTensorVersioned {
 };
 static_assert(sizeof(void*) != 8 || offsetof(DLManagedTensorVersioned, dl_tensor) == 32);
 
-// Every DType has one.
+// Returns the DLPack type of a dtype; every dtype has one.
 inline DLDataType data_type(DType dtype) {
   const auto of = [&](TypeCode code) { return DLDataType{code, static_cast<std::uint8_t>(8 * byte_size(dtype)), 1}; };
   switch (dtype) {
@@ -127,7 +127,7 @@ inline DLDataType data_type(DType dtype) {
   return {};
 }
 
-// A loaded tensor in its destination as a DLTensor, which is valid while the view and the memory are. Owns neither.
+// A loaded tensor in its destination as a DLTensor, valid as long as the view and the memory. Owns neither.
 class TensorView {
  public:
   TensorView(const LoadTensor& tensor, const Destination& destination, DLDevice device)
@@ -144,7 +144,7 @@ class TensorView {
   DLTensor tensor_;
 };
 
-// The same to be handed over: `memory` is held until the new owner calls the deleter.
+// Returns the same as a DLManagedTensor for another owner. `memory` is held until the new owner calls the deleter.
 inline DLManagedTensor* managed(const LoadTensor& tensor, const Destination& destination, DLDevice device,
                                 std::shared_ptr<void> memory) {
   struct Held {
@@ -160,7 +160,7 @@ inline DLManagedTensor* managed(const LoadTensor& tensor, const Destination& des
   return &held.release()->out;
 }
 
-// Whether a device of this program works in memory of that kind.
+// Returns whether `device` can access memory of this type.
 inline bool reaches(const Device& device, const DLDevice& memory) {
   if (device.is_cpu())
     return memory.device_type == kCpu || memory.device_type == kCudaHost || memory.device_type == kCudaManaged;
@@ -169,8 +169,8 @@ inline bool reaches(const Device& device, const DLDevice& memory) {
          (memory.device_type == kCuda && name == "cuda:" + std::to_string(memory.device_id));
 }
 
-// Somebody's tensor as the destination of one that `device` loads. A usage error where it lies elsewhere, or differs in
-// dtype or shape; strides are checked when the load runs.
+// Returns a caller's tensor as the destination for a tensor that `device` loads. A usage error if the memory is on
+// another device, or the dtype or shape differs. The load itself checks the strides.
 inline Result<Destination> destination(const DLTensor& to, const LoadTensor& tensor, const Device& device) {
   const auto refused = [&](const std::string& what, const std::string& expected, const std::string& got) {
     return usage_error("DLTensor for '" + printable(tensor.name) + "': " + what + ": expected " + expected + ", got " +

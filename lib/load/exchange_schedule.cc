@@ -72,11 +72,11 @@ bool ExchangeSchedule::take_next(int reader, std::vector<Taken>& taken) {
 }
 
 void ExchangeSchedule::lay_out(const std::vector<Taken>& taken, int reader, ExchangeRound& round) {
-  // By who gets them: the first replica, and how far the others are from it.
+  // Grouped by receivers: the first replica's file and the offsets of the others.
   struct Member {
     const Taken* slab;
     const Part* part;
-    std::size_t read;  // its number among this rank's
+    std::size_t read;  // index among this rank's reads
   };
   std::map<std::pair<std::vector<Index>, std::uint32_t>, std::vector<Member>> groups;
   const bool reads = reader == rank_;
@@ -113,7 +113,7 @@ bool ExchangeSchedule::next(ExchangeRound& round) {
   round = {};
   sent_.assign(n, 0);
   received_.assign(n, 0);
-  std::vector<int> readers;  // that may have room for more
+  std::vector<int> readers;  // ranks that may have room for more
   for (int i = 0; i < ranks_; ++i) {
     const int r = (first_ + i) % ranks_;
     if (next_[static_cast<std::size_t>(r)] < end_[static_cast<std::size_t>(r)]) readers.push_back(r);

@@ -21,9 +21,9 @@ namespace reshard {
 namespace {
 
 constexpr Index kMaxSlab = Index{8} << 20;
-constexpr Index kMaxRound = Index{64} << 20;  // bytes of a round: many rounds overlap better than few
+constexpr Index kMaxRound = Index{64} << 20;  // bytes per round: many rounds overlap better than few
 
-// What is walked over of planned tensor `planned`: a box of it, or all.
+// Returns the item for planned tensor `planned`: a box of it, or all if `box` is null.
 WalkItem item_of(const LoadJob& job, std::size_t planned, std::shared_ptr<const Box> box) {
   const std::size_t tensor = job.plan.tensors[planned].from;
   const Tensor &from = job.from(planned), &to = job.to(planned);
@@ -31,7 +31,7 @@ WalkItem item_of(const LoadJob& job, std::size_t planned, std::shared_ptr<const 
           std::max(job.source.columns(tensor), column_count(to.fragments)), std::move(box)};
 }
 
-// How many times larger elements become at most, and 0 where no tensor changes its dtype.
+// Returns the largest factor by which elements grow, or 0 if no tensor changes its dtype.
 Index growth(const LoadJob& job) {
   Index most = 0;
   for (std::size_t p = 0; p < job.plan.tensors.size(); ++p)
@@ -42,11 +42,11 @@ Index growth(const LoadJob& job) {
 
 struct LoadMemory {
   int threads = 1;
-  Index slab_bytes = 0;  // at most, of the source's elements
+  Index slab_bytes = 0;  // largest slab, in the source's dtype
 };
 
-// As many threads and as large slabs as the memory has room for. A thread takes `per_thread` slabs, all of them
-// together take `shared` more.
+// Chooses as many threads and as large slabs as fit into the memory. Each thread needs `per_thread` slabs, and all
+// threads together `shared` more.
 Result<LoadMemory> plan_load_memory(const LoadJob& job, const std::vector<WalkItem>& items, Index per_thread,
                                     Index shared) {
   const Index smallest = std::max(kMinSlab, largest_group(items, job.source.catalog()));
@@ -64,7 +64,7 @@ Result<LoadMemory> plan_load_memory(const LoadJob& job, const std::vector<WalkIt
   return out;
 }
 
-// What several threads see of the elements.
+// Sums the digests of several threads.
 class Account {
  public:
   Account(const LoadJob& job, std::vector<Digest>& digests) : job_(job), digests_(digests) {}
@@ -87,17 +87,16 @@ class Account {
 
 Index bytes_of(const Box& box, DType dtype) { return volume(box) * byte_size(dtype); }
 
-// What is queued with a slab's elements on their device, once they are of the target's dtype. It may end in memory that
-// is not the engine's.
+// Work queued on a slab's elements on their device, in the target's dtype. Its destination may be the caller's memory.
 using Use = std::function<Status(const std::byte* elements)>;
 
-// Waits for what was queued, all of it or not.
+// Waits for queued work, even if queueing it has failed in part.
 Status wait_for(const Status& queued, Stream& stream) {
   Status done = stream.wait();
   return queued ? done : queued;
 }
 
-// Brings a slab of planned tensor `planned` to the device, digests it, uses it, and waits for all that, come what may.
+// Moves a slab of planned tensor `planned` to the device, digests and uses it, and always waits for that work.
 Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const DeviceBuffer& stored, Side side,
                 const Buffers& b, Account& account, const Use& use) {
   const Tensor &from = job.from(planned), &to = job.to(planned);
@@ -113,10 +112,10 @@ Status use_slab(const LoadJob& job, std::size_t planned, const Box& box, const D
   return {};
 }
 
-// ---- each rank for itself
+// ---- Each rank for itself
 
-// What lands here: items for the walk, and which planned tensor each is of. The boxes of a tensor are joined to one
-// where they fill it: so are rows of a head that are stored in halves.
+// The items that this rank holds, and the planned tensor of each. If the boxes of a tensor fill their common box they
+// are joined, such as the two stored halves of a head's rows.
 struct LandingItems {
   std::vector<WalkItem> items;
   std::vector<std::size_t> planned;
@@ -148,7 +147,7 @@ LandingItems landing_items(const LoadJob& job) {
   return out;
 }
 
-// ---- all ranks together
+// ---- All ranks together
 
 class Together : public Rounds {
  public:
@@ -163,8 +162,7 @@ class Together : public Rounds {
   }
 
  private:
-  // The ranks agree on the size of slabs and rounds: the smallest that any of them has room for. Returns that of a
-  // round, bytes.
+  // Agrees on the size of slabs and rounds: the smallest that any rank has room for. Returns that of a round, in bytes.
   Result<Index> prepare() {
     std::vector<WalkItem> items;
     for (std::size_t p = 0; p < job_.plan.tensors.size(); ++p) items.push_back(item_of(job_, p, nullptr));
@@ -245,14 +243,14 @@ class Together : public Rounds {
   }
 
   const LoadJob& job_;
-  Index extra_;  // room for converting, in slabs
+  Index extra_;  // slabs needed for conversion
   Device& device_;
   Transport& data_;
-  bool on_device_;  // whether messages lie in device memory
+  bool on_device_;  // whether messages are in device memory
   LoadDigests out_{std::vector<Digest>(job_.plan.tensors.size()), std::vector<Digest>(job_.plan.tensors.size())};
   Account read_{job_, out_.read}, placed_{job_, out_.placed};
   std::optional<ExchangeSchedule> schedule_;
-  ThreadBuffers readers_;  // on the side where messages lie
+  ThreadBuffers readers_;  // in the memory that messages use
   std::vector<std::unique_ptr<Stream>> placers_;
   ExchangeRound rounds_[2];
 };

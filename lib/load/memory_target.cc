@@ -82,7 +82,7 @@ bool MemoryTarget::is_first_replica(std::size_t tensor, Index rank) const {
 Index MemoryTarget::copies(std::size_t tensor) const { return std::ssize(replica_steps(mesh_, placements_[tensor])); }
 
 std::size_t MemoryTarget::tensor_at(Index offset) const {
-  // Of several that begin here all but the last are empty.
+  // If several tensors begin here, all but the last are empty.
   return static_cast<std::size_t>(std::upper_bound(offsets_.begin(), offsets_.end(), offset) - offsets_.begin() - 1);
 }
 

@@ -1,8 +1,8 @@
-// Ranks as a target: what lies where when every rank holds its part of each tensor in memory.
+// The memory of ranks as a target format: every rank holds its part of each tensor in memory.
 //
-// To the planner this is a checkpoint like any other. A rank is one of its files, a tensor's part is an extent of that
-// file, row-major; the extents of one tensor begin at the same offset in every file. Nothing of it is ever on a disk:
-// who loads (load.h) gives each part memory of its own.
+// To the planner this is a checkpoint like any other. A rank is a file, and its part of a tensor is a row-major extent
+// of that file; the extents of one tensor have the same offset in every file. Nothing is stored on disk: the load
+// (load.h) maps each part to the caller's memory.
 #pragma once
 
 #include <memory>
@@ -12,11 +12,11 @@
 
 namespace reshard {
 
-// What a rank holds of one tensor.
+// A rank's part of one tensor.
 struct HeldTensor {
-  std::size_t tensor = 0;       // of the target's catalog
+  std::size_t tensor = 0;       // index in the target's catalog
   Dims shape;                   // of the rank's part
-  std::vector<LocalBox> boxes;  // of the whole tensor, and where they stand in the part
+  std::vector<LocalBox> boxes;  // of the whole tensor, with their origins in the part
 };
 
 class MemoryTarget : public Target {
@@ -26,20 +26,22 @@ class MemoryTarget : public Target {
   bool wants_crcs() const override { return false; }
   Status seal(const PayloadCrc&, const EmitBytes&) const override { return {}; }
 
-  // What `rank` holds, in the catalog's order. Parts may be empty; tensors of other pipeline stages are left out.
+  // Returns the tensors that `rank` holds, in the catalog's order. Parts may be empty; tensors of other pipeline stages
+  // are left out.
   std::vector<HeldTensor> held_by(Index rank) const;
 
-  // The catalog's fragments are those of each first replica (layout.h), or only those that the one rank holds that was
-  // asked for. The file of the first replica of `rank`:
+  // Returns the file of the first replica of `rank`. The catalog has the fragments of first replicas (layout.h) only,
+  // or only those that the requested rank holds.
   std::uint32_t file_of(std::size_t tensor, Index rank) const;
-  // What to add to a file of a target of all ranks to get those who hold what stands there of a tensor.
+  // Returns the offsets from a rank's file number to the ranks that hold the same boxes of this tensor. Requires a
+  // target of all ranks.
   const std::vector<Index>& replica_steps_of(std::size_t tensor) const { return replica_steps_[tensor]; }
 
-  // Whether `rank` is a first replica, and how many ranks hold the same of a tensor.
+  // Return whether `rank` is a first replica, and how many ranks hold the same part of a tensor.
   bool is_first_replica(std::size_t tensor, Index rank) const;
   Index copies(std::size_t tensor) const;
 
-  // The tensor whose extents begin at `offset`. Empty tensors have none.
+  // Returns the tensor whose extents begin at `offset`. Empty tensors are never returned.
   std::size_t tensor_at(Index offset) const;
 
   const Mesh& mesh() const { return mesh_; }
@@ -52,8 +54,8 @@ class MemoryTarget : public Target {
   Mesh mesh_;
   std::optional<Index> rank_;
   std::vector<SharedPlacement> placements_;        // of the catalog's tensors
-  std::vector<std::vector<Index>> replica_steps_;  // of the same; empty in a target of one rank
-  std::vector<Index> offsets_;                     // of the same
+  std::vector<std::vector<Index>> replica_steps_;  // likewise; empty in a target of one rank
+  std::vector<Index> offsets_;                     // likewise
 };
 
 extern const Format kMemoryFormat;

@@ -14,13 +14,13 @@
 namespace reshard {
 namespace {
 
-constexpr Index kMaxSize = Index{1} << 40;  // of anything a config counts
-constexpr std::size_t kShownValue = 40;     // bytes of one in a message
+constexpr Index kMaxSize = Index{1} << 40;  // limit of any number in a config
+constexpr std::size_t kShownValue = 40;     // bytes of a value shown in a message
 constexpr std::size_t kMaxParts = 64;       // of a model; real ones have three
 constexpr int kMaxPartDepth = 3;
-constexpr Index kMaxListedLayer = 100'000;  // of a list of layers' numbers
+constexpr Index kMaxListedLayer = 100'000;  // limit of layer numbers in lists
 
-// The member that says of what type a model is; diffusers' models have their class's name.
+// Returns the member that names the type of a model; diffusers' configs name its class.
 const Json* type_of(const Json& json) {
   for (const std::string_view member : {"model_type", "_class_name"})
     if (const Json* type = json.is_object() ? json.find(member) : nullptr; type && type->is_string()) return type;
@@ -28,14 +28,14 @@ const Json* type_of(const Json& json) {
 }
 bool names_model_type(const Json& json) { return type_of(json) != nullptr; }
 
-// What models have in common, where their family says nothing else.
+// Defaults that apply if the family has no others.
 const ConfigDefault kCommonDefaults[] = {
     {"num_key_value_heads", "num_attention_heads"},
     {"head_dim", "hidden_size/num_attention_heads"},
     {"tie_word_embeddings", "0"},
 };
 
-// What every model that is known has, whole and positive.
+// Positive whole numbers that every known model has.
 constexpr std::string_view kSizes[] = {"vocab_size",          "hidden_size",         "num_hidden_layers",
                                        "num_attention_heads", "num_key_value_heads", "head_dim"};
 
@@ -43,7 +43,7 @@ bool is_size(std::string_view name) {
   return std::find(std::begin(kSizes), std::end(kSizes), name) != std::end(kSizes);
 }
 
-// The texts of a list, empty ones for what is no text; nothing where the member is no list.
+// Returns the strings of a list, with empty ones for items of other types, or nothing if the member is not a list.
 Result<std::optional<std::vector<std::string>>> words_of(const Json& json, std::string_view member) {
   std::optional<std::vector<std::string>> out;
   const Json* const list = json.find(member);
@@ -54,7 +54,7 @@ Result<std::optional<std::vector<std::string>>> words_of(const Json& json, std::
   return out;
 }
 
-// A list of 0 and 1 in the words that these stand for; none where the member is no list.
+// Translates a list of 0 and 1 to the given words; empty if the member is not a list.
 Result<std::vector<std::string>> choices_of(const Json& json, std::string_view member, const std::string& zero,
                                             const std::string& one) {
   std::vector<std::string> out;
@@ -64,13 +64,13 @@ Result<std::vector<std::string>> choices_of(const Json& json, std::string_view m
   return out;
 }
 
-// The name that transformers has today for a type of layers (configuration_utils.remap_legacy_layer_types).
+// Returns transformers' current name for a layer type (configuration_utils.remap_legacy_layer_types).
 std::string current_layer_type(const std::string& type) {
   if (type == "mamba") return "linear_attention";
   return type == "attention" ? "full_attention" : type;
 }
 
-// NemotronHConfig._pattern_to_list.
+// As NemotronHConfig._pattern_to_list.
 std::string_view layer_type_of_letter(char letter) {
   switch (letter) {
     case 'M':
@@ -86,7 +86,7 @@ std::string_view layer_type_of_letter(char letter) {
   }
 }
 
-// The rows and columns of a block; nothing where the member is not two such numbers.
+// Returns the rows and columns of a block, or nothing if the member is not a pair of positive numbers.
 Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_view member) {
   std::optional<std::array<Index, 2>> out;
   const Json* const block = json.find(member);
@@ -97,7 +97,7 @@ Result<std::optional<std::array<Index, 2>>> sides(const Json& json, std::string_
   return out;
 }
 
-// The scales of one of compressed-tensors' groups of modules; nothing where they are not known.
+// Returns the scales of one of compressed-tensors' groups of modules, or nothing if they are not known.
 Result<std::optional<Float8Scales>> scales_of_group(const Json& group) {
   std::optional<Float8Scales> out;
   const Json* const weights = group.is_object() ? group.find("weights") : nullptr;
@@ -138,18 +138,18 @@ Result<ModelConfig> ModelConfig::parse(const Json& json, std::string path, Famil
   TRY(config.read(json));
   if (text && text->is_object()) {
     TRY(config.read(*text));
-    const Json* const tied = json.find("tie_word_embeddings");  // the head is the whole model's
+    const Json* const tied = json.find("tie_word_embeddings");  // the head belongs to the whole model
     if (tied && tied->is_bool()) config.set("tie_word_embeddings", TRY(tied->as_bool()) ? 1 : 0);
   }
   config.read_parts(json, {}, 1);
   const Status makes_sense = config.make_whole();
-  // Of a model that no family knows nothing is derived, and it may have none of these numbers.
+  // For a model of no known family nothing is derived, and these numbers may be missing.
   if (!makes_sense && family_of_model_type(config.model_type, config.text_model_type, config.families))
     return makes_sense.error();
   return config;
 }
 
-// Of what is not as it should be nothing is known: it may be no part of the model.
+// Malformed members are skipped: they may not be parts of the model.
 void ModelConfig::read_parts(const Json& json, const std::string& prefix, int depth) {
   const auto members = json.as_object();
   if (!members) return;
@@ -167,7 +167,7 @@ void ModelConfig::read_parts(const Json& json, const std::string& prefix, int de
   }
 }
 
-// Later readings win: a text_config describes the language model better than what is around it.
+// Later calls override earlier ones: a text_config describes the language model better than the config around it.
 Status ModelConfig::read(const Json& json) {
   for (const Json::Member& member : TRY(json.as_object())) {
     if (member.value.is_bool()) {
@@ -208,8 +208,8 @@ Status ModelConfig::read(const Json& json) {
   return {};
 }
 
-// Layers as transformers lists them, and in the published configs of some models: Nemotron-H's "M-M*E", Kimi Linear's
-// numbers of layers, from 1, and MiMo's lists of 0 and 1.
+// Reads the layer types, as transformers lists them and as published configs of some models do: Nemotron-H's "M-M*E",
+// Kimi Linear's layer numbers (from 1), and MiMo's lists of 0 and 1.
 Status ModelConfig::read_layer_types(const Json& json) {
   for (const std::string_view member : {"layer_types", "layers_block_type"})
     if (auto types = TRY(words_of(json, member))) layer_types_ = *std::move(types);
@@ -241,7 +241,7 @@ Status ModelConfig::read_numbered_layers(const Json& json, std::string_view memb
   return {};
 }
 
-// compressed-tensors' QuantizationConfig: what all groups of modules have in common.
+// Reads compressed-tensors' QuantizationConfig: what all groups of modules have in common.
 Status ModelConfig::read_compressed_tensors(const Json& json) {
   const Json* const groups = json.find("config_groups");
   if (!groups || !groups->is_object()) return {};
@@ -278,7 +278,7 @@ Status ModelConfig::make_whole() {
 }
 
 Status ModelConfig::derive() {
-  // A family's defaults stand for what is left out; what models have in common also for what is null.
+  // A family's defaults replace missing numbers; the common defaults also replace null.
   const auto fill = [this](const ConfigDefault& d) {
     if (const auto n = evaluate(d.formula, numbers())) set(d.name, *n);
   };
@@ -401,7 +401,7 @@ Result<ConfigFile> find_config_file(Reader& reader, const std::string& given, Fa
   }
   if (const auto json = parse_json(out.text, out.path); json && is_config_of_olmo_core(*json))
     out.text = python_text(TRY(config_of_olmo_core(*json).context(out.path)));
-  // As a writer that was killed leaves one; it is not as if there were none.
+  // An interrupted writer may leave an empty file. Treating it as absent would hide that.
   if (!out.path.empty() && out.text.empty()) return corrupt(out.path + ": the file is empty");
   return out;
 }

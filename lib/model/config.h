@@ -1,4 +1,4 @@
-// What a Hugging Face config.json says of a model's shape.
+// What a Hugging Face config.json says about a model's shape.
 #pragma once
 
 #include <map>
@@ -17,57 +17,57 @@ namespace reshard {
 class Catalog;
 class Reader;
 
-// How a model's float8 matrices are scaled: each is beside a tensor with one number for each of its blocks, with which
-// the block's elements are multiplied.
+// How a model's float8 matrices are scaled: next to each matrix is a tensor with one factor for each of its blocks.
 struct Float8Scales {
-  std::string_view suffix;                  // of that tensor's name, after the matrix's: "_scale_inv"
-  Index block_rows = 0, block_columns = 0;  // 0: all that there are
-  bool is_chosen = false;                   // which matrices are float8 was the producer's choice, else the family's
-  bool is_product_rounded = false;          // to the dtype of the scales, before any other
+  std::string_view suffix;                  // of the scales' name, after the matrix's: "_scale_inv"
+  Index block_rows = 0, block_columns = 0;  // 0: the whole dimension
+  bool is_chosen = false;           // the producer chose which matrices are float8; otherwise the family says it
+  bool is_product_rounded = false;  // the product is rounded to the dtype of the scales first
 
   bool operator==(const Float8Scales&) const = default;
-  // Of the scales of a matrix of this shape.
+  // Returns the shape of the scales of a matrix of this shape.
   Dims shape(const Dims& matrix) const;
 };
-// Whether scales may have this shape where they are due in that one: a single one has any number of dimensions.
+// Returns whether scales of shape `shape` are acceptable if `due` is expected: a single scale may have any number of
+// dimensions.
 bool is_shape_of_scales(const Dims& shape, const Dims& due);
 
 inline constexpr Index kMaxConfigBytes = Index{16} << 20;  // of a config.json; real ones have a few thousand
 
 class ModelConfig {
  public:
-  // Fails where a number that every model of a known family has is missing, not positive, or makes no sense beside the
-  // others. What the family of the model_type derives or leaves to its defaults (families' tables) is filled in. A
-  // model with several parts is described by its text_config.
+  // Fails if a number that every model of a known family has is missing, not positive, or contradicts others. Fills in
+  // the numbers that the family of the model_type derives or gives defaults for (families' tables). A model with
+  // several parts is described by its text_config.
   static Result<ModelConfig> parse(const Json& json, std::string path, Families families = {});
 
-  // That it has the numbers which every model of a known family has. Of other models nobody has checked.
+  // Fails if a number is missing that every model of a known family has. For other models nobody has checked.
   Status check() const;
 
-  Families families;                   // that it was read with: describing it asks the same ones
-  std::string path;                    // where it was read
+  Families families;                   // the families it was read with; describing the model uses the same ones
+  std::string path;                    // the file
   std::string model_type;              // "llama"
-  std::string text_model_type;         // that of its text_config, where it has one: "qwen2"; mostly empty
+  std::string text_model_type;         // of its text_config: "qwen2"; usually empty
   std::string architecture;            // "LlamaForCausalLM"; may be empty
-  std::string dtype;                   // "bfloat16", of torch_dtype or dtype; may be empty
-  std::string quantization;            // "fp8", the quant_method of a quantized model; mostly empty
-  std::optional<Float8Scales> float8;  // where it is one that is known to make matrices float8
+  std::string dtype;                   // "bfloat16", from torch_dtype or dtype; may be empty
+  std::string quantization;            // "fp8", the quant_method of a quantized model; usually empty
+  std::optional<Float8Scales> float8;  // if the quantization is a known one with float8 matrices
 
-  // Those of its parts, which have a model_type too, and theirs: what the file itself says of each.
+  // The configs inside this one that have a model_type, with what the file says about each.
   std::vector<ModelConfig> parts;
-  std::string part;  // where it is one: "encoder.text_config"
+  std::string part;  // path of such a part: "encoder.text_config"
 
-  // A whole number of the file, a boolean as 0 or 1, or what follows from them; nothing where there is none.
+  // Returns a whole number of the file or derived from it, with booleans as 0 or 1, or nothing if there is none.
   std::optional<Index> find(std::string_view name) const;
   Index number(std::string_view name) const { return find(name).value_or(0); }
-  // How many entries a list of the file has; nothing where it is none.
+  // Returns the length of a list in the file, or nothing if it is not a list.
   std::optional<Index> length(std::string_view name) const;
   NumberOf numbers() const {
     return [this](std::string_view name) { return find(name); };
   }
   void set(std::string_view name, Index value) { numbers_.insert_or_assign(std::string(name), value); }
 
-  // What every model has.
+  // Numbers that every model has.
   Index vocab_size() const { return number("vocab_size"); }
   Index hidden_size() const { return number("hidden_size"); }
   Index num_hidden_layers() const { return number("num_hidden_layers"); }
@@ -76,19 +76,21 @@ class ModelConfig {
   Index head_dim() const { return number("head_dim"); }
   bool tie_word_embeddings() const { return number("tie_word_embeddings") != 0; }
 
-  // Layers that follow those, which predict further tokens and need not be stored.
+  // Layers after the others that predict further tokens. They need not be stored.
   Index num_prediction_layers() const { return number("num_nextn_predict_layers"); }
   bool has_mxfp4() const { return quantization == "mxfp4"; }
-  // Whether a quantized model leaves this parameter as it was.
+  // Returns whether a quantized model leaves this parameter unquantized.
   bool is_left_unquantized(std::string_view parameter) const;
 
-  // Whether the feed-forward part of a layer is experts: those of moe_layers or mlp_layer_types, where there is such a
-  // list; else those from first_k_dense_replace on, every decoder_sparse_step-th, but for mlp_only_layers.
+  // Returns whether the feed-forward part of a layer consists of experts: if the config has moe_layers or
+  // mlp_layer_types, as listed there; otherwise every decoder_sparse_step-th layer from first_k_dense_replace on,
+  // except mlp_only_layers.
   bool is_sparse_layer(Index layer) const;
-  // Whether the attention of a layer is linear: as layer_types says, else all but every full_attention_interval-th.
+  // Returns whether the attention of a layer is linear: as layer_types says, otherwise all but every
+  // full_attention_interval-th.
   bool is_linear_layer(Index layer) const;
-  // "full_attention", "linear_attention", "sliding_attention", "moe", "mlp": of layer_types, layers_block_type or
-  // hybrid_override_pattern; empty where the config does not say.
+  // Returns "full_attention", "linear_attention", "sliding_attention", "moe" or "mlp", from layer_types,
+  // layers_block_type or hybrid_override_pattern, or an empty string if the config does not say.
   std::string_view layer_type(Index layer) const;
 
  private:
@@ -107,36 +109,39 @@ class ModelConfig {
   std::vector<std::string> unquantized_;                              // modules, "lm_head"
   std::vector<Index> mlp_only_layers_;
   std::optional<std::vector<Index>> moe_layers_;
-  std::vector<std::string> mlp_layer_types_;  // "sparse", of each layer; may be empty
-  std::vector<std::string> layer_types_;      // "linear_attention", of each layer; may be empty
+  std::vector<std::string> mlp_layer_types_;  // "sparse", per layer; may be empty
+  std::vector<std::string> layer_types_;      // "linear_attention", per layer; may be empty
 };
 
 Result<ModelConfig> read_config(const std::string& path, Families families = {});
 
-// The rope_scaling of Llama 3.1 and later, whose context was 8192 before it was stretched by `factor`.
+// Returns the rope_scaling of Llama 3.1 and later: a context of 8192 stretched by `factor`.
 Json llama3_rope_scaling(double factor);
 
-// A file that lies beside a checkpoint: in its directory, beside its files, or in the directory's parent. Empty when
-// there is none.
+// Returns the path of a file next to a checkpoint: in its directory, beside its files, or in the directory's parent.
+// Empty if there is none.
 std::string find_beside(const Catalog& catalog, std::string_view name);
 
-// The config.json of an open checkpoint; an empty text: there is none.
+// The config.json of an open checkpoint. An empty text means there is none.
 struct ConfigFile {
   std::string path, text;
-  Families families;      // that its model is read with
-  bool is_given = false;  // by the user, and not found
-  bool is_copied = true;  // to an output; false: a link that leads out of the checkpoint, and the user did not name it
+  Families families;      // used to read its model
+  bool is_given = false;  // named by the user instead of found
+  bool is_copied =
+      true;  // copied to outputs; false: a link that leads out of the checkpoint and that the user did not name
 
   bool is_there() const { return !text.empty(); }
-  // Whether it names a model's type: one that does not, such as a trainer's own, is of no model.
+  // Returns whether it names a model_type. A config that does not, such as a trainer's own, describes no model.
   Result<bool> is_of_model() const;
-  Result<ModelConfig> model() const;  // that it describes
+  // Returns the model that it describes.
+  Result<ModelConfig> model() const;
 };
-// The file `given`, if that is not empty; else the one beside the checkpoint (find_beside); else what the format itself
-// keeps or makes (Reader::side_file).
+// Returns the file `given` if that is not empty; otherwise the one next to the checkpoint (find_beside()); otherwise
+// the one that the format stores or derives (Reader::side_file()).
 Result<ConfigFile> find_config_file(Reader& reader, const std::string& given = {}, Families families = {});
 
-// The model that it describes. Nothing where there is none, or where the one that was found, not given, is no model's.
+// Returns the model that find_config_file() describes. Nothing if there is no config, or if a config that was found
+// (not given) describes no model.
 Result<std::optional<ModelConfig>> config_of(Reader& reader, const std::string& given = {}, Families families = {});
 
 }  // namespace reshard

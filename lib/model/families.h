@@ -1,4 +1,4 @@
-// The model families that a call knows: those of the program, and before them one that the user described in a file.
+// The model families that a call can use: the built-in ones, preceded by one that the user described in a file.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@ namespace reshard {
 
 struct Family;
 
-// A value that travels with a call (ModelChoice, OpenOptions, ModelConfig), so that what one call is given is unknown
-// to the next one and to those in other threads. Where names fit several families, the first counts. The program's own
-// are each read when a loop reaches them, so a loop that ends early is short. Thread-safe.
+// A value passed along with a call (ModelChoice, OpenOptions, ModelConfig), so that the user's family of one call is
+// unknown to the next and to other threads. If names match several families, the first counts. The built-in families
+// are loaded when an iteration reaches them, so a loop that ends early is cheap. Thread-safe.
 class Families {
  public:
   class Iterator {
@@ -28,7 +28,7 @@ class Families {
   };
 
   Families() = default;
-  // With the user's own before the others; null: none. It lives as long as the process (load_family).
+  // `own` is the user's family, which comes first; null for none. It must live as long as the process (load_family()).
   explicit Families(const Family* own) : own_(own) {}
 
   const Family* own() const { return own_; }
@@ -39,9 +39,9 @@ class Families {
   const Family* own_ = nullptr;
 };
 
-std::vector<std::string> family_names(Families families = {});             // as in --family; reads no family
+std::vector<std::string> family_names(Families families = {});             // as in --family; loads no family
 const Family* find_family(std::string_view name, Families families = {});  // null if there is none
-// The family of what config.json and its text_config say; null if there is none.
+// Returns the family for the model_types of config.json and its text_config, or null if there is none.
 const Family* family_of_model_type(std::string_view model_type, std::string_view text_model_type = {},
                                    Families families = {});
 

@@ -1,4 +1,4 @@
-// A model family as a JSON file: those that come with the program (samples/families, compiled in), and a user's own:
+// Reads model families from JSON: the built-in ones (samples/families, compiled in) and the user's own:
 //
 //   {"reshard_family": 1,
 //    "name": "mymodel", "title": "My model", "model_types": ["mymodel"],
@@ -11,7 +11,7 @@
 //      {"stored": "decoder.layers.{}.self_attention.linear_qkv.weight", "form": "qkv_by_group",
 //       "parts": ["model.layers.{}.attn.q.weight", ...]}, ...]}}
 //
-// Members are those of NameRule, StoredRule and ConfigDefault (family.h); docs/adding.md describes them one by one.
+// The members are those of NameRule, StoredRule and ConfigDefault (family.h); docs/adding.md describes each of them.
 #pragma once
 
 #include <span>
@@ -24,25 +24,26 @@
 
 namespace reshard {
 
-// Reads a family strictly: members nobody knows, formulas that are none, parts that are no parameters are errors that
-// name path and member. What it extends is one of the program's.
+// Parses a family strictly: unknown members, invalid formulas, and parts that are not parameters are errors that name
+// path and member. A family may only extend a built-in one.
 Result<Family> parse_family(std::string_view text, std::string_view path);
 
-// Reads the same of a file. Equal texts give the same family, which lives as long as the process, as configs and views
-// keep pointers to it; but only a call that is given it (families.h) knows it. Thread-safe.
+// Reads a family from a file. Equal texts give the same object, which lives as long as the process because configs and
+// views point to it; but only calls to which it is passed (families.h) use it. Thread-safe.
 Result<const Family*> load_family(const std::string& path);
 
-// The families of the program as text, in the order in which names are held against them.
+// The built-in families as text, in the order in which names are matched.
 struct BuiltinFamily {
   std::string_view name, text;
 };
 std::span<const BuiltinFamily> builtin_families();
-// The table of kept_dtypes.h, as text.
+// Returns the table of kept_dtypes.h as text.
 std::string_view builtin_kept_dtypes();
-// That of builtin_families()[i], read at the first call. Lives as long as the process; thread-safe.
+// Returns builtin_families()[i], parsed at the first call. Lives as long as the process; thread-safe.
 const Family* builtin_family(std::size_t i);
-// A family with around_text, extending another one: "llava+qwen2". Itself where that is the one it extends; null where
-// there is a name of the other that none of its own names would begin with. Lives as long as the process; thread-safe.
+// Returns a family with around_text over the given text family: "llava+qwen2". Returns `outer` itself if `text` is the
+// family it extends, and null if a name of `text` has none of the prefixes that `outer` replaces. Lives as long as the
+// process; thread-safe.
 const Family* family_over(const Family& outer, const Family& text);
 
 }  // namespace reshard

@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// Globs over names of parameters.
+// Globs that match parameter names.
 struct Kept {
   std::vector<std::string> always, in_float16;
 };
@@ -51,7 +51,7 @@ const KeptTable& table() {
   static const KeptTable made = [] {
     auto parsed = parse_table(builtin_kept_dtypes());
     if (parsed) return *std::move(parsed);
-    std::fprintf(stderr, "%s\n", parsed.error().message().c_str());  // as for families: a test would have found it
+    std::fprintf(stderr, "%s\n", parsed.error().message().c_str());  // a test parses the built-in table
     std::abort();
   }();
   return made;
@@ -63,7 +63,7 @@ bool keeps(std::string_view model_type, std::string_view name, DType as) {
          (any_glob_matches(kept->always, name) || (as != DType::kBFloat16 && any_glob_matches(kept->in_float16, name)));
 }
 
-// Whether the model types of a config, or without one those of a family, keep a name.
+// Returns whether the table keeps a name for the model types of the config or, without one, of the family.
 bool keeps(const Family* family, const ModelConfig* config, std::string_view name, DType as) {
   const auto keeps_it = [&](std::string_view model_type) { return keeps(model_type, name, as); };
   if (config)

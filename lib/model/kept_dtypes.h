@@ -1,11 +1,11 @@
-// Which parameters stay in float32 when transformers loads a model in a narrower dtype: gates of routers and their
-// correction biases, norms of some models. What it loads so, it saves so.
+// Which parameters stay float32 when transformers loads a model in a narrower dtype: the gates of routers and their
+// correction biases, the norms of some models. Saved files have the same dtypes.
 //
-// The table is transformers' own, of every model type that it has (samples/families/kept_float32.json, which
-// samples/families/generate.py makes):
+// The table is extracted from transformers for all of its model types (samples/families/kept_float32.json, made by
+// samples/families/generate.py):
 //
-//   always    PreTrainedModel._keep_in_fp32_modules_strict, and parameters that a model makes in float32 itself
-//   float16   PreTrainedModel._keep_in_fp32_modules: only where the model is loaded in float16, whose range is small
+//   always    PreTrainedModel._keep_in_fp32_modules_strict, and parameters that the model's code creates in float32
+//   float16   PreTrainedModel._keep_in_fp32_modules: only if the model is loaded in float16, because of its small range
 #pragma once
 
 #include <optional>
@@ -16,16 +16,16 @@
 
 namespace reshard {
 
-// Returns the dtype of a parameter in a model that is loaded as `as`, where that is another one: the family's own word
-// (NameRule::dtype), or float32 as in the table. `parameter` is a plain key (parts.h). `family` and `config` may be
-// null: the model types are the config's and its parts', without one the family's. Thread-safe.
+// Returns the dtype of a parameter in a model loaded as `as`, if it differs from `as`: what the family says
+// (NameRule::dtype), or float32 according to the table. `parameter` is a plain key (parts.h). `family` and `config` may
+// be null. The model types are those of the config and its parts or, without a config, the family's. Thread-safe.
 std::optional<DType> kept_dtype(const Family* family, const ModelConfig* config, std::string_view parameter, DType as);
-// The same of all parameters of a rule, which is the family's.
+// Returns the same for all parameters of a rule of the family.
 std::optional<DType> kept_dtype(const Family& family, const ModelConfig* config, const NameRule& rule, DType as);
 
-// Whether the table says of the config's model type what stays in float32, even if that is nothing.
+// Returns whether the table covers the config's model type, even if nothing stays float32.
 bool knows_kept_dtypes(const ModelConfig& config);
-// "5.24.0": of the transformers that the table is from.
+// Returns the version of transformers that the table is from, "5.24.0".
 std::string_view kept_dtypes_version();
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// What OLMo-core says of a model in its own config.json, beside its checkpoints.
+// OLMo-core's own config.json, which it writes next to its checkpoints.
 //
 //     {"model": {"d_model": 64, "n_layers": 3, "vocab_size": 1000, ..., "_CLASS_": "olmo_core.nn...",
 //                "block": {"name": "reordered_norm", "sequence_mixer": {"n_heads": 4, "rope": {...}, ...},
@@ -6,8 +6,7 @@
 //      "dataset": {"tokenizer": {"eos_token_id": 88, ...}, "sequence_length": 64, ...}, ...}
 //
 // Written by: olmo_core/nn/transformer/config.py (TransformerConfig), olmo_core/train/callbacks/config_saver.py.
-// In earlier versions the sequence mixer is called "attention". olmo_core/nn/hf/config.py says which model of
-// transformers it is.
+// Earlier versions call the sequence mixer "attention". olmo_core/nn/hf/config.py says which transformers model it is.
 #pragma once
 
 #include "lib/base/json.h"
@@ -17,7 +16,7 @@ namespace reshard {
 
 bool is_config_of_olmo_core(const Json& json);
 
-// The config of transformers' OLMo 2 or 3 that is the same model. Unsupported where there is none.
+// Returns the config of transformers' OLMo 2 or 3 that is the same model. Unsupported if there is none.
 Result<Json> config_of_olmo_core(const Json& json);
 
 }  // namespace reshard

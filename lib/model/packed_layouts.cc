@@ -231,7 +231,7 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kBitsandbytes8, "bitsandbytes 8-bit", kBitsandbytesMethods, kBitsandbytes8Roles},
     {Packing::kFpQuant, "FP-Quant", kFpQuantMethods, kFpQuantRoles},
     {Packing::kGptq, "GPTQ", kGptqMethods, kGptqRoles},
-    {Packing::kAwq, "AWQ", kAwqMethods, kAwqRoles},  // by refine() in quantization.cc
+    {Packing::kAwq, "AWQ", kAwqMethods, kAwqRoles},  // set by refine() in quantization.cc
     {Packing::kCompressedMarlin24, "compressed-tensors marlin-24", kCompressedMethods, kCompressedMarlin24Roles},
     {Packing::kCompressedNvfp4, "compressed-tensors NVFP4", kCompressedMethods, kCompressedNvfp4Roles},
     {Packing::kCompressedMxfp4, "compressed-tensors MXFP4", kCompressedMethods, kCompressedMxfp4Roles},
@@ -250,14 +250,14 @@ constexpr PackedLayout kLayouts[] = {
     {Packing::kExl2, "EXL2", kExl2Methods, kExl2Roles},
     {Packing::kExl3, "EXL3", kExl3Methods, kExl3Roles},
     {Packing::kAffine, "integers with scales and biases", kAffineMethods, kAffineRoles},
-    {Packing::kBitnet, "BitNet", kBitnetMethods, kBitnetRoles},  // by refine()
+    {Packing::kBitnet, "BitNet", kBitnetMethods, kBitnetRoles},  // set by refine()
     {Packing::kInteger, "integers with scales", kIntegerMethods, kIntegerRoles},
     {Packing::kFloat8, "float8 with scales", kFloat8Methods, kFloat8Roles},
 };
 
 constexpr std::string_view kBitsandbytes4Shapes[] = {"size(quant_map) = 16", "size(nested_quant_map) = 256"};
 constexpr std::string_view kBitsandbytes8Shapes[] = {"size(SCB) = weight[0]"};
-// Elements a word: qzeros[1] words for scales[1] columns, qweight[0] words for g_idx[0] rows.
+// Elements per word: qzeros[1] words hold scales[1] columns, qweight[0] words hold g_idx[0] rows.
 constexpr std::string_view kGptqShapes[] = {"qzeros[0] = scales[0]", "qweight[1]*g_idx[0] = scales[1]*g_idx[0]",
                                             "qzeros[1]*g_idx[0] = qweight[0]*scales[1]"};
 constexpr std::string_view kAwqGemm[] = {"qweight[1]*8 = scales[1]", "qzeros[1] = qweight[1]", "qzeros[0] = scales[0]"};

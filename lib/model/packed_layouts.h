@@ -1,4 +1,4 @@
-// The tensors of each kind of packed weight, as data. For quantization.cc.
+// Tables of the tensors of each kind of packed weight, for quantization.cc.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace reshard {
 
-// Where the name of a tensor comes from. The weight is "a.b.weight": its module is "a.b.", its leaf "weight".
+// How the name of a tensor is derived from the weight's. The module of the weight "a.b.weight" is "a.b.", its leaf
+// "weight".
 enum class PackedName : std::uint8_t {
-  kAfter,      // follows the weight's name: "a.b.weight" + "_scale"
-  kInModule,   // replaces the leaf, which is "weight": "a.b." + "qweight"
-  kFlattened,  // follows the leaf, with an underscore before that: "a.b." + "_" + "weight" + "_qdata"
+  kAfter,      // appended to the weight's name: "a.b.weight" + "_scale"
+  kInModule,   // replaces the leaf, which must be "weight": "a.b." + "qweight"
+  kFlattened,  // appended to the leaf, which gets an underscore in front: "a.b." + "_" + "weight" + "_qdata"
 };
 
 // The dtypes that a tensor may have.
@@ -36,9 +37,9 @@ struct PackedRole {
   PackedName where = PackedName::kAfter;
   std::string_view name;
   PackedDType dtype = PackedDType::kAny;
-  bool is_sign = false;    // the name suggests this layout
-  bool is_proof = false;   // one that is present, in its dtype, confirms the layout
-  bool is_needed = false;  // without it (under any name of this role) the values cannot be recovered
+  bool is_sign = false;    // this name suggests the layout
+  bool is_proof = false;   // the presence of such a tensor, in its dtype, confirms the layout
+  bool is_needed = false;  // without a tensor of this role the values cannot be recovered
 };
 
 struct PackedLayout {
@@ -46,18 +47,18 @@ struct PackedLayout {
   std::string_view title;
   std::span<const std::string_view> methods;  // quant_method in config.json
   std::span<const PackedRole> roles;
-  // What else belongs to it: nothing; every tensor of the module but its bias; every tensor whose name begins with the
+  // Which other tensors belong to the weight: none; all of the module except its bias; all whose name begins with the
   // weight's, flattened or followed by ':'.
   enum class Rest : std::uint8_t { kNone, kModule, kFlattened } rest = Rest::kNone;
 };
 
 // Equations between the shapes of a layout's tensors: "qweight[1] = scales[1]". "[-1]" is the last dimension, "size(x)"
-// the number of elements. An equation about an absent tensor or dimension holds.
+// the number of elements. An equation about an absent tensor or dimension counts as true.
 using ShapeEquations = std::span<const std::string_view>;
-// The alternatives, of which one must hold; none: nothing is known.
+// Returns alternative sets of equations, one of which must hold; none if nothing is known.
 std::span<const ShapeEquations> shape_equations(Packing packing);
 
-// In the order in which they are tried: a layout comes before others that its tensors would fit as well.
+// Returns the layouts in the order in which they are tried: a layout precedes others that its tensors would also match.
 std::span<const PackedLayout> packed_layouts();
 
 }  // namespace reshard

@@ -1,5 +1,5 @@
-// Packed tensors: what a convention stores as one tensor and Hugging Face as another or as several. Unpacking moves
-// nothing: each part is a tensor of its own over the bytes of the packed one.
+// Packed tensors: tensors that a convention stores in another form than Hugging Face, or as one instead of several.
+// Unpacking moves no data: each part is a tensor over the bytes of the packed one.
 //
 //   q, k, v of a model with 2 key-value heads, packed by group:   [q0 q1 k0 v0 | q2 q3 k1 v1]   (rows of a head each)
 //   gate and up as two sections:                                  [gate | up]
@@ -22,49 +22,49 @@ struct RowSegment {
   Index step = 1;
 };
 
-// Where a part lies in the tensor it was packed into.
+// The position of a part in its packed tensor.
 struct PackedPart {
   std::string name;              // canonical, without an optimizer key's prefix and suffix
   Dims shape;                    // of the part
-  Index index = -1;              // of the part in a stacked tensor, along its first dimension; -1: not stacked
-  std::vector<RowSegment> rows;  // ascending in the stored rows within a head; empty: the rows as they are
-  bool transposed = false;       // after that, in its last two dimensions
+  Index index = -1;              // index along the first dimension of a stacked tensor; -1: not stacked
+  std::vector<RowSegment> rows;  // ascending in the stored rows of a head; empty: rows are in order
+  bool transposed = false;       // in its last two dimensions, after the rows were selected
   Index row_group = 1;           // of the part, as in Tensor
-  Index first = 0;               // where it begins in the last dimension of `shape`, after all that
+  Index first = 0;               // offset in the last dimension of `shape`, after all that
 };
 
-// The part as a tensor over the same bytes, of that name.
+// Returns the part as a tensor named `name` over the same bytes.
 Tensor unpack(const Tensor& packed, const PackedPart& part, std::string name);
 
-// The canonical names of the parts of a packed tensor. `experts` is how many a stacked one holds; more
-// than any model has are left out.
+// Returns the canonical names of the parts of a packed tensor. `experts` is the number in a stacked one; numbers beyond
+// any model's are ignored.
 std::vector<std::string> part_names(const ParsedName& name, Index experts);
 
-// The parts of a tensor that a convention stores, of this shape (not of an optimizer's number: rank 0); one part where
-// its rows are in rotary pairs and nothing is packed, and where it is a section: in the shape of the whole, of which it
-// has a box. With `hf_rows` such rows come into Hugging Face's order, else
-// they stay. `config` may be null where the form needs no head counts. Errors say what `what` (the tensor, for
-// messages) should have been.
+// Returns the parts of a tensor of this shape as a convention stores it (not of an optimizer's scalar). A tensor whose
+// rows are in rotary pairs is one part. So is a section, with the shape of the whole, of which it has a box. With
+// `hf_rows` rows are brought into Hugging Face's order, otherwise they keep theirs. `config` may be null if the form
+// needs no head counts. Errors say what `what` (the tensor, for messages) should have been.
 Result<std::vector<PackedPart>> parts_of(const ParsedName& name, const Dims& shape, const ModelConfig* config,
                                          bool hf_rows, const std::string& what);
 
-// The shape of the packed tensor whose parts have these shapes, in the order of part_names(). Unsupported where they do
-// not fit together; a usage error where it is a section and there is no config.
+// Returns the shape of the packed tensor for parts of these shapes, in the order of part_names(). Unsupported if they
+// do not fit together; a usage error if it is a section and there is no config.
 Result<Dims> packed_shape(const StoredRule& stored, std::span<const Dims> parts, const ModelConfig* config);
 
-// A tensor that a convention stores, and the canonical tensors that it is made of.
+// A tensor that a convention stores, and the canonical tensors it consists of.
 struct PackedGroup {
   std::string name;
-  const StoredRule* stored = nullptr;  // null: one tensor under its own name
-  std::vector<std::size_t> parts;      // of the catalog's tensors, in the order of part_names()
+  const StoredRule* stored = nullptr;  // null: one tensor with its own name
+  std::vector<std::size_t> parts;      // indices in the catalog, in the order of part_names()
 };
-// What a convention makes of some tensors of a canonical view, in the order of their first parts. Optimizer state goes
-// with its parameter, and what has no name in the convention keeps its own. An error where a part of a tensor is not
-// among them.
+// Groups tensors of a canonical view into the tensors that a convention stores, in the order of their first parts.
+// Optimizer state is grouped like its parameter, and a tensor without a name in the convention keeps its own. Fails if
+// a part of a tensor is not among `tensors`.
 Result<std::vector<PackedGroup>> pack(const Family& family, Convention convention, const Catalog& view,
                                       const std::vector<std::size_t>& tensors);
 
-// The canonical names of a key of a catalog, one for each part where it is a packed tensor's. Any key of an object too.
+// Returns the canonical names of a catalog's key: one for each part if it names a packed tensor. Also for keys of
+// objects.
 std::vector<std::string> canonical_keys(const Family& family, const Catalog& catalog, const ModelConfig* config,
                                         std::string_view key);
 

@@ -1,4 +1,4 @@
-// The parameters that a model has by its config, as its family describes them.
+// Lists the parameters of the model that a config describes, according to its family.
 #pragma once
 
 #include <string>
@@ -10,40 +10,41 @@
 
 namespace reshard {
 
-// The shape that a rule's parameters have in a layer (-1: outside of the layers). Fails where the config lacks a number
-// that it needs.
+// Returns the shape of a rule's parameters in a layer (-1: outside the layers). Fails if the config lacks a number that
+// the shape needs.
 Result<Dims> expected_shape(const NameRule& rule, const ModelConfig& config, Index layer);
 
-// A parameter that a model has by its config.
+// A parameter that the config's model has.
 struct Parameter {
   std::string name;  // canonical
   Dims shape;
   const NameRule* rule = nullptr;
   Index layer = -1;
   Index expert = -1;
-  bool is_tied = false;        // shares its bytes with another, and need not be stored
-  bool has_own_dtype = false;  // stays in it when the model is loaded in another one (kept_dtypes.h)
-  bool is_scale = false;       // holds the scales of a quantized one, whose the rule is
-  std::string dtype;           // "bfloat16": the rule's, a quantized model's, or the config's; may be empty
-  Dims values = {};            // the shape of what it holds, where an element packs several; else empty
+  bool is_tied = false;        // shares its bytes with another parameter and need not be stored
+  bool has_own_dtype = false;  // keeps its dtype when the model is loaded in another one (kept_dtypes.h)
+  bool is_scale = false;       // the scales of a quantized parameter; `rule` is that parameter's
+  std::string dtype;           // "bfloat16": from the rule, the quantization or the config; may be empty
+  Dims values = {};            // shape of the values if an element packs several, otherwise empty
   const Dims& value_shape() const { return values.rank() > 0 ? values : shape; }
 };
-// The rules of which a model has parameters, but for those that may be missing: tied ones, other heads, layers that
-// predict further tokens. Without a config: those that every model of the family has.
+// Returns the rules whose parameters the model must have: not tied ones, replaced heads, or layers that predict further
+// tokens. Without a config: those that every model of the family has.
 std::vector<const NameRule*> required_rules(const Family& family, const ModelConfig* config);
-// All of them, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails where the config
-// lacks a number that a shape needs, and for models quantized in a way that is not known.
+// Returns all parameters, layer by layer within each rule; an FP8 model's scales follow their matrices. Fails if the
+// config lacks a number that a shape needs, or the quantization is unknown.
 Result<std::vector<Parameter>> parameters(const Family& family, const ModelConfig& config);
-// What a checkpoint may hold besides: the layers that predict further tokens, the head of a model that
-// has_other_head(), and the scales of matrices that the producer may have made float8. Mostly empty.
+// Returns parameters that a checkpoint may additionally have: layers that predict further tokens, the head of a model
+// that has_other_head(), and the scales of matrices that the producer may have made float8. Usually empty.
 Result<std::vector<Parameter>> optional_parameters(const Family& family, const ModelConfig& config);
-// Whether config.json says by its class that the language model's head is not the model's: a classifier has one of its
-// own ("LlamaForSequenceClassification"), "LlamaModel" none.
+// has_other_head() returns whether the config's class replaces the language model's head by its own (a classifier:
+// "LlamaForSequenceClassification"); is_headless(), whether it has no head ("LlamaModel").
 bool has_other_head(const ModelConfig& config);
 bool is_headless(const ModelConfig& config);
-// Whether a parameter is of the head that such a model has instead: "score.weight".
+// Returns whether a parameter belongs to such a replacement head: "score.weight".
 bool is_other_head(std::string_view parameter);
-// Their elements, tied ones counted once and scales not at all: what people mean by a model's size.
+// Returns the number of elements, with tied parameters counted once and scales not at all: what people call a model's
+// size.
 Index count_elements(const std::vector<Parameter>& parameters);
 
 }  // namespace reshard

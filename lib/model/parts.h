@@ -1,6 +1,6 @@
-// The parts of a training state: which names are the model's, which its optimizers', which neither's, and what
-// frameworks have wrapped around them. After find_parts every tensor and object has a plain key (state_key.h), and
-// nothing else looks at wrappers again.
+// The parts of a training state: which names belong to the model, which to its optimizers, which to neither, and how
+// frameworks have wrapped them. After find_parts() every tensor and object has a plain key (state_key.h), and no other
+// code handles wrappers.
 //
 //   "app.model.layers.0.attention.wq.weight"            "layers.0.attention.wq.weight"
 //   "model._orig_mod.model.layers.0.mlp.up_proj.weight" "model.layers.0.mlp.up_proj.weight"
@@ -21,29 +21,30 @@
 
 namespace reshard {
 
-// A training state may hold several models, each under its own prefix: an average of the weights ("ema."), a reference
-// model. The average is other state. Of others none is the model, unless `changes` chooses one.
+// A training state may contain several models with different prefixes: an average of the weights ("ema."), a reference
+// model. An average is other state. If there are several other models, none of them is the model unless `changes`
+// chooses one.
 //
-// What a reader gives a plain key itself is taken for the name; models that it lists as parts are those there are. A
-// prefix is what wraps the model where most of its names begin with it and, without it, are as a family names them; for
-// a model of no known family, where the optimizer has them without it. Names that are all a family's but for its
-// base_prefix() (family.h) get that. What lies beside a wrapped model is other state; where all is the model's
-// (`is_model`), as in its files, nothing lies beside it. Where `changes` gives a prefix,
-// it is the model's: a usage error where no name begins with it. Its renames come first, wherever their whole parts of
-// names occur.
+// Finds the parts and plain keys of a catalog. Plain keys and models that the reader sets are kept. A prefix is the
+// model's wrapper if most of the model's names begin with it and match a family without it; for a model of no known
+// family, if the optimizer's names lack it. If all names lack a family's base_prefix() (family.h), it is added. Names
+// outside a wrapped model are other state, but not if `is_model` says that the catalog contains only a model, as its
+// files do. A prefix given in `changes` is the model's; a usage error if no name begins with it. The renames in
+// `changes` are applied first, to whole components of names.
 Status find_parts(Catalog& catalog, const KeyChanges& changes = {}, bool is_model = false, Families families = {});
 
-// Whether the part of this name (Part::name, or a word of other state) has a plain key; an empty name is all parts.
+// Returns whether a plain key belongs to the part of this name (Part::name, or a word of other state). An empty name
+// matches all.
 bool is_of_part(std::string_view key, std::string_view part);
 
-// What to do where none of several models is chosen: a clause after "; ", empty where there is one.
+// Returns advice if several models exist and none was chosen: a clause to follow "; ", otherwise empty.
 std::string choice_of_part(const Catalog& catalog);
 
-// Whether a parameter is an adapter's (PEFT's lora_A, lora_B, ...) and not the model's. Beside the weights they change
-// adapters are other state, under the names of PEFT's own files after "peft_adapter."; so are modules that they have
-// whole (modules_to_save).
+// Returns whether a parameter belongs to an adapter (PEFT's lora_A, lora_B, ...) and not to the model. If the adapted
+// weights are there too, adapters are other state, with the names of PEFT's own files after "peft_adapter."; so are
+// modules that adapters contain completely (modules_to_save).
 bool is_adapter(std::string_view key);
 inline constexpr std::string_view kAdapterPrefix = "peft_adapter.";
-inline constexpr std::string_view kPeftPrefix = "base_model.model.";  // of every name in PEFT's own files
+inline constexpr std::string_view kPeftPrefix = "base_model.model.";  // prefix of all names in PEFT's own files
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// How a model's tensors lie on a mesh.
+// Places a model's tensors on a mesh.
 #pragma once
 
 #include <string>
@@ -12,27 +12,27 @@
 
 namespace reshard {
 
-// How tensors are to lie on a mesh: tensor parallelism by the family's rules (without a family, along the dimension the
-// source itself was cut), FSDP on dimension 0 of what is left, pipeline stages by layer as `stages` deals them out.
-// Optimizer state follows its parameter.
+// Chooses placements: tensor parallelism by the family's rules (without a family, along the dimension in which the
+// source was cut), FSDP on dimension 0 of the rest, and pipeline stages by layer according to `stages`. Optimizer state
+// is placed like its parameter.
 class Placer {
  public:
-  // A tensor that is to be placed, under the names of any convention. Refers to what it is of.
+  // A tensor to be placed, with a name of any convention. Refers to the caller's data.
   struct Of {
     const std::string& key;  // Tensor::key()
     const std::string& name;
     const Dims& shape;
-    const FragmentList* fragments;  // how the source was cut; null: in no way. Of no account where there is a family
+    const FragmentList* fragments;  // how the source was cut; null: not at all. Only used without a family
     bool is_uncut = false;          // every rank holds all of it: part of a packed weight
   };
   static Of of(const Tensor& tensor) { return {tensor.key(), tensor.name, tensor.shape, &tensor.fragments}; }
   static std::vector<Of> of(const Catalog& catalog);
 
-  // Refers to `family` and `config`. `model` is all of it. A usage error where there are more pipeline stages than
-  // layers.
+  // `family` and `config` must outlive the placer. `model` must have all tensors of the model. A usage error if there
+  // are more pipeline stages than layers.
   static Result<Placer> make(const Mesh& mesh, const Family* family, const ModelConfig* config,
                              const std::vector<Of>& model, StageRule stages = StageRule::kTorchtitan);
-  // A sentence on tensor parallelism that cuts through attention heads of a known config; mostly empty.
+  // Returns a sentence if tensor parallelism splits attention heads of a known config; usually empty.
   const std::string& warning() const { return warning_; }
   Placement place(const Of& tensor) const;
 
@@ -48,7 +48,7 @@ class Placer {
   StageRule stages_;
   Index layers_ = 0;
   std::string warning_;
-  std::unordered_map<std::string, Dims> parameter_shapes_;  // where there is state of an optimizer
+  std::unordered_map<std::string, Dims> parameter_shapes_;  // if there is optimizer state
 };
 
 }  // namespace reshard

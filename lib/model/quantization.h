@@ -1,6 +1,7 @@
-// Packed weights: several tensors of a checkpoint that are one weight together, such as GPTQ's qweight, qzeros, scales
+// Packed weights: several tensors of a checkpoint that together are one weight, such as GPTQ's qweight, qzeros, scales
 // and g_idx, or a float8 matrix and its scales. None of them means anything alone: rounding a scale, averaging packed
-// integers or leaving out one tensor destroys the weight. Every command asks find_packed() which tensors these are.
+// integers or dropping one tensor destroys the weight. Every command calls find_packed() to learn which tensors these
+// are.
 //
 // A packed weight is recognised by the names and dtypes of its tensors, so no config.json is needed. If there is one,
 // its quant_method resolves what the tensors leave open.
@@ -20,7 +21,7 @@ namespace reshard {
 
 // How a weight is packed. packed_layouts.cc has the tensors of each, and the producer's source file.
 enum class Packing : std::uint8_t {
-  kUnknown,             // packed values beside something named as a scale, of no layout below
+  kUnknown,             // packed values next to something named like a scale, in no layout below
   kBitsandbytes4,       // nf4, fp4
   kBitsandbytes8,       // LLM.int8()
   kGptq,                // GPTQModel, AutoGPTQ, auto-round
@@ -45,8 +46,8 @@ enum class Packing : std::uint8_t {
   kExl3,
   kAffine,   // uint32 with scales and biases: MLX, transformers' Metal
   kBitnet,   // four ternary values a byte
-  kInteger,  // integers beside their scales: compressed-tensors int-quantized, Quark, Gemma
-  kFloat8,   // float8 beside its scales: "_scale", "_scale_inv"
+  kInteger,  // integers with scales: compressed-tensors int-quantized, Quark, Gemma
+  kFloat8,   // float8 with scales: "_scale", "_scale_inv"
 };
 
 // One tensor of a packed weight.
@@ -85,20 +86,20 @@ class PackedWeights {
 // Finds the packed weights among the model tensors of a catalog, by their plain keys. `config` may be null.
 PackedWeights find_packed(const Catalog& catalog, const ModelConfig* config);
 
-// What is wrong with the tensors of a packed weight by themselves: a clause without a full stop, "its shapes disagree:
-// qweight [8, 64], ...". Nothing if they fit together, or if nothing is known of the layout. Missing tensors are in
+// Returns what is wrong with the tensors of a packed weight by themselves, as a clause without a full stop: "its shapes
+// disagree: qweight [8, 64], ...". Nothing if they fit together, or if the layout is unknown. Missing tensors are in
 // PackedWeight::missing.
 std::optional<std::string> shape_fault(const Catalog& catalog, const PackedWeight& weight);
 
-// Whether families name, shape and cut the tensors of this packing themselves (NameRule::quantized). Every other packed
+// Returns whether families name, shape and cut the tensors of this packing (NameRule::quantized). Every other packed
 // weight keeps its names and is never cut.
 constexpr bool is_known_to_families(Packing packing) {
   return packing == Packing::kFloat8 || packing == Packing::kMxfp4;
 }
 
-// For people: "GPTQ", "bitsandbytes 4-bit".
+// Returns the title for people: "GPTQ", "bitsandbytes 4-bit".
 std::string_view packing_title(Packing packing);
-// "14 weights packed as GPTQ", "1 weight packed as AWQ, 2 as float8 with scales".
+// Returns "14 weights packed as GPTQ", or "1 weight packed as AWQ, 2 as float8 with scales".
 std::string packed_text(const PackedWeights& packed);
 
 }  // namespace reshard

@@ -13,7 +13,7 @@
 namespace reshard {
 namespace {
 
-// transformers.PretrainedConfig.attribute_map: one number under the names that its models give it.
+// From transformers.PretrainedConfig.attribute_map: the names of the same number in different models.
 constexpr std::string_view kWidths[] = {"hidden_size",
                                         "d_model",
                                         "n_embd",
@@ -30,14 +30,14 @@ constexpr std::string_view kDepths[] = {
     "encoder_layers",     "decoder_layers",       "num_blocks",        "num_encoder_layers",
     "num_decoder_layers", "num_layers_per_stack", "num_hidden_groups", "layers"};
 constexpr std::string_view kWords[] = {"vocab_size", "decoder_vocab_size", "tgt_vocab_size"};
-constexpr std::string_view kQueries[] = {"num_queries", "num_query_tokens"};  // of detectors, which have no words
+constexpr std::string_view kQueries[] = {"num_queries", "num_query_tokens"};  // of detectors, which have no vocabulary
 constexpr std::string_view kChannels[] = {"num_channels", "in_channels", "in_chans"};
-constexpr std::string_view kBands[] = {"num_mel_bins"};  // of a model that hears
+constexpr std::string_view kBands[] = {"num_mel_bins"};  // of audio models
 constexpr std::string_view kLayerLists[] = {"layers_block_type", "layer_types", "block_types"};
 
 constexpr Index kMaxWords = Index{1} << 32;
 
-// The last two parts of a name, "embed_tokens.weight".
+// Returns the last two components of a name, "embed_tokens.weight".
 std::string_view leaf_of(std::string_view name) {
   const std::size_t last = name.rfind('.');
   if (last == std::string_view::npos || last == 0) return name;
@@ -45,7 +45,7 @@ std::string_view leaf_of(std::string_view name) {
   return before == std::string_view::npos ? name : name.substr(before + 1);
 }
 
-// What embeddings are called in families, and heads.
+// The names of embeddings and heads in all families.
 struct VocabularyLeaves {
   std::set<std::string, std::less<>> embeddings, heads;
 
@@ -67,17 +67,18 @@ VocabularyLeaves vocabulary_leaves(Families families) {
   return leaves;
 }
 
-// The member among `names` that has this value.
+// Returns the member among `names` that has this value.
 std::string_view member_with(const ModelConfig& config, std::span<const std::string_view> names, Index value) {
   const auto found = std::find_if(names.begin(), names.end(),
                                   [&](std::string_view name) { return value > 0 && config.number(name) == value; });
   return found == names.end() ? std::string_view() : *found;
 }
 
-// What is common to all that is named in a catalog.
+// What the names in a catalog have in common.
 struct Names {
   std::vector<const Tensor*> matrices, filters;
-  std::map<std::string, std::set<Index>, std::less<>> lists;  // of numbered modules, by what is before the number
+  std::map<std::string, std::set<Index>, std::less<>>
+      lists;  // of numbered modules, keyed by the name before the number
   std::set<std::string, std::less<>> tops;
 
   bool has_list(Index modules) const {
@@ -108,15 +109,15 @@ Names names_of(const Catalog& catalog) {
   return out;
 }
 
-// What one config, the model's or a part's, and the tensors say alike; empty: nothing.
+// The facts on which a config (of the model or a part) and the tensors agree; empty: none.
 struct Facts {
   std::string width, layers;
 };
 
-// "of encoder.text_config"
+// Returns " of encoder.text_config".
 std::string of_part(const ModelConfig& config) { return config.part.empty() ? "" : " of " + printable(config.part); }
 
-// A tensor of all words, or of a detector's queries; empty: none.
+// Describes a tensor with a row for each word, or for each query of a detector; empty if there is none.
 std::string rows_of(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
   for (const Tensor* t : names.matrices) {
     const std::string_view words = member_with(config, rows, t->shape[0]);
@@ -128,7 +129,7 @@ std::string rows_of(const Names& names, const ModelConfig& config, std::span<con
   return {};
 }
 
-// The filters that a model has for patches of images, or for bands of sound; empty: none.
+// Describes the filters for patches of images, or for bands of sound; empty if there are none.
 std::string filters_of(const Names& names, const ModelConfig& config) {
   for (const Tensor* t : names.filters) {
     const bool sees = t->shape.rank() > 3;
@@ -163,8 +164,8 @@ Facts facts_of(const Names& names, const ModelConfig& config) {
   return out;
 }
 
-// What a config that describes one stack of layers says of their number, and the names do not: empty where they agree,
-// or where more than one list of modules may be the layers.
+// Describes a number of layers that differs from a config with a single stack of layers. Empty if they agree, or if
+// more than one list of modules may be the layers.
 std::string other_depth(const Names& names, const ModelConfig& config) {
   if (names.lists.size() != 1 || !config.parts.empty() || config.num_prediction_layers() > 0) return {};
   const auto& [prefix, numbers] = *names.lists.begin();
@@ -180,7 +181,7 @@ std::string other_depth(const Names& names, const ModelConfig& config) {
          std::string(member) + " " + with_commas(config.number(member));
 }
 
-// Whether every part that says how many layers it has is there.
+// Returns whether all parts with a number of layers are present.
 bool has_all_parts(const Names& names, const ModelConfig& config) {
   return std::all_of(config.parts.begin(), config.parts.end(), [&](const ModelConfig& part) {
     return std::all_of(std::begin(kDepths), std::end(kDepths), [&](std::string_view member) {
@@ -189,7 +190,7 @@ bool has_all_parts(const Names& names, const ModelConfig& config) {
   });
 }
 
-// Whether modules are named as no files of models name them.
+// Returns whether modules have names that no model files have.
 bool has_other_names(const Catalog& catalog, Families families) {
   if (convention_without_config(catalog, families)) return true;
   const auto detected = detect_family(catalog, nullptr, families);
@@ -221,7 +222,7 @@ CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
                                            " says vocab_size " + with_commas(config.vocab_size())});
   if (std::string text = other_depth(names, config); !text.empty()) out.contradictions.push_back({nullptr, text});
   Facts facts = facts_of(names, config);
-  // Of a model that only its parts describe, all of them are there, and the words are one's.
+  // If only the configs of parts describe the model, all parts must be present, and one of them has the words.
   for (const ModelConfig& part : config.parts) {
     if (!facts.width.empty() && !facts.layers.empty()) break;
     if (Facts own = facts_of(names, part); !own.width.empty() && !own.layers.empty() && has_all_parts(names, config))

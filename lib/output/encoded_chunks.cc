@@ -12,7 +12,7 @@
 namespace reshard {
 namespace {
 
-constexpr Index kHeldBytes = Index{4} << 20;  // of chunks that wait in memory
+constexpr Index kHeldBytes = Index{4} << 20;  // of chunks waiting in memory
 
 }  // namespace
 
@@ -24,12 +24,12 @@ EncodedChunks::EncodedChunks(Target& target, Transport* ranks, std::string spool
       write_(std::move(write)) {}
 
 Index EncodedChunks::memory(const Target& target, int ranks) {
-  // Of a chunk that waits, and on the first rank of what it is told of all ranks' chunks.
+  // For each waiting chunk, and on the first rank for the descriptions of all ranks' chunks.
   constexpr Index kChunk = sizeof(Waiting) + 6 * sizeof(Index) + 2 * sizeof(EncodedChunk) + 2 * sizeof(Index);
   return kHeldBytes + (ranks > 1 ? target.chunk_count() * kChunk : 0);
 }
 
-// Under the lock; on the first rank, in order.
+// Requires the lock, and chunks in order; for the first rank.
 Result<Index> EncodedChunks::next_place(const EncodedChunk& chunk) {
   ++next_;
   return target_.place(chunk);
@@ -60,7 +60,7 @@ Status EncodedChunks::add(const EncodedChunk& chunk, Bytes stored) {
   return write_what_follows(lock);
 }
 
-// Chunks whose turn has come.
+// Writes the chunks that are next in order.
 Status EncodedChunks::write_what_follows(std::unique_lock<std::mutex>& lock) {
   while (is_first_ && !waiting_.empty() && waiting_.begin()->first == next_) {
     const auto node = waiting_.extract(waiting_.begin());
@@ -94,7 +94,7 @@ Status EncodedChunks::finish() {
     }
     if (next_ != target_.chunk_count()) return internal_error("a chunk of the output was not written completely");
   }
-  // The places of the last so many chunks.
+  // The offsets of the last chunks.
   const Bytes bytes = std::as_bytes(std::span(places));
   const std::string told = TRY(broadcast(ranks_, std::string(as_string(bytes))));
   places.resize(told.size() / sizeof(Index));

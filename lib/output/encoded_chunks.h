@@ -1,8 +1,8 @@
-// The chunks of an output that encodes, brought into the order of their numbers.
+// Brings the chunks of an encoded output into order.
 //
-// Threads and ranks encode as they come; where a chunk lies is known when all before it are there. So the output's
-// bytes do not depend on who was faster, or on how many ranks there were. What comes before its turn waits, a little of
-// it in memory and the rest in a file: on all ranks but the first that is everything.
+// Threads and ranks encode in any order, but the file offset of a chunk is known only once all chunks before it are
+// done. So the output's bytes do not depend on timing or on the number of ranks. Chunks that come too early wait, a few
+// in memory and the others in a spool file; on ranks other than the first, all chunks wait.
 #pragma once
 
 #include <cstddef>
@@ -21,26 +21,26 @@ namespace reshard {
 
 class EncodedChunks {
  public:
-  // Writes bytes to their place in the output's file. Thread-safe.
+  // Writes bytes at an offset of the output's file. Must be thread-safe.
   using Write = std::function<Status(Index offset, Bytes bytes)>;
 
-  // `spool` is the path of a new file. Refers to the first two arguments; all ranks make one.
+  // `spool` is the path of a new file. All ranks create one object. `target` and `ranks` must outlive it.
   EncodedChunks(Target& target, Transport* ranks, std::string spool, Write write);
 
-  // A chunk that this rank has encoded. Thread-safe.
+  // Adds a chunk encoded by this rank. Thread-safe.
   Status add(const EncodedChunk& chunk, Bytes stored);
 
-  // By every rank once all of its chunks are there: writes those that waited. An error where a chunk is missing.
+  // Writes the waiting chunks. Every rank must call it after its last add(). Fails if a chunk is missing.
   Status finish();
 
-  // Bytes of memory that a rank of `ranks` takes for `target`.
+  // Returns the memory in bytes that one of `ranks` ranks needs for `target`.
   static Index memory(const Target& target, int ranks);
 
  private:
   struct Waiting {
     EncodedChunk chunk;
-    std::vector<std::byte> bytes = {};  // empty: they are in the file
-    Index at = 0;                       // there
+    std::vector<std::byte> bytes = {};  // empty: the bytes are in the spool file
+    Index at = 0;                       // offset there
   };
   Result<Index> next_place(const EncodedChunk& chunk);
   Status write_what_follows(std::unique_lock<std::mutex>& lock);
@@ -48,15 +48,15 @@ class EncodedChunks {
 
   Target& target_;
   Transport* const ranks_;
-  const bool is_first_;  // of the ranks: the one that says where chunks lie
+  const bool is_first_;  // whether this is the rank that assigns offsets
   const std::string spool_path_;
   const Write write_;
 
   std::mutex mutex_;  // guards what follows
   std::map<Index, Waiting> waiting_;
   std::optional<File> spool_;
-  Index spooled_ = 0, held_ = 0;  // bytes in the file, and in memory
-  Index next_ = 0;                // of the chunks that have a place
+  Index spooled_ = 0, held_ = 0;  // bytes in the spool file, and in memory
+  Index next_ = 0;                // number of chunks that have an offset
 };
 
 }  // namespace reshard

@@ -1,8 +1,23 @@
-// What of an output is on the disk for good: the record that lets a later run go on where a killed one ended.
+// The journal records which slabs of an output are durably on disk, so that a later run can resume where a killed one
+// ended.
 //
-// Every rank has a journal in the work directory (output.h). It grows by an entry for each group of slabs, written when
-// the group's data are forced to disk, and is forced to disk itself before the next. A run that goes on where others
-// ended begins with one journal that says what all of theirs say.
+// Every rank has a journal in the work directory (output.h). Finished slabs are collected in groups. To close a group,
+// the journal takes these steps, while other threads already fill the next group:
+// 1. All slabs of the group have been written to their files, and their digests are known.
+// 2. fdatasync every output file written since the last group. From now on the data survives a crash.
+// 3. Append one entry for the group to the journal: its slabs, digests and checksums, with a length and a CRC.
+// 4. fdatasync the journal. Only now may the entry of the next group be written.
+// A crash between these steps loses time, never correctness:
+//    - Before step 4 the entry may be missing or partly written, because the file system may write its blocks in any
+//      order. Its length or CRC is then wrong, and the reader stops there: the group is copied again.
+//    - An intact entry implies that step 2 succeeded, so its slabs are on disk. If the sync of step 2 or 4 fails, the
+//      kernel may have dropped pages of any file. The journal then writes no further entries.
+//    - At most two groups are open, one filling and one being closed, so a crash loses at most two.
+// A run that resumes reads the journals of all ranks, and uses them if the facts that determine the output's bytes are
+// unchanged. It first replaces them by a single journal: it writes that under another name, syncs it, renames it over
+// rank 0's, and then removes the others. If it is killed in between, slabs are recorded in two journals, and the second
+// record is ignored. Before it copies anything, it reads the finished slabs back and compares their digests
+// (finished_check.h).
 //
 //     journal    first entry*                          all numbers little-endian
 //     entry      length: u32, crc: u32, payload        crc: CRC-32 of the length's bytes and the payload
@@ -15,8 +30,8 @@
 //     digest     4 of u32
 //     sum        file: u32, offset: u64, length: u64, begin: u64, length: u64, crc: u32
 //
-// What is cut off, damaged, or says of a slab for a second time that it is finished ends a journal: that entry and
-// those after it count for nothing.
+// A truncated or damaged entry, or one that records a slab a second time, ends a journal: it and the entries after it
+// are ignored.
 #pragma once
 
 #include <condition_variable>
@@ -33,67 +48,69 @@
 
 namespace reshard {
 
-// How slabs are cut (SlabList): bytes.
+// How tensors are divided into slabs (SlabList), in bytes. A resuming run must use the same values.
 struct SlabCut {
   Index usual = 0, limit = 0;
   friend bool operator==(const SlabCut&, const SlabCut&) = default;
 };
 
-// Slabs that are finished, and what was seen of them.
+// Finished slabs, with their digests and checksums.
 struct FinishedSlabs {
-  Index bytes = 0;               // of the source
-  std::map<Index, Index> slabs;  // by the first of a run, how many; neighbours are joined
+  Index bytes = 0;               // size of the slabs in the source
+  std::map<Index, Index> slabs;  // first slab of a run -> number of slabs; adjacent runs are joined
   struct Digests {
     Digest source, target;
     friend bool operator==(const Digests&, const Digests&) = default;
   };
   std::map<Index, Digests> digests;     // by item
-  std::vector<CrcPiece> read, written;  // what is known of checksums, of the source and of the output
+  std::vector<CrcPiece> read, written;  // known checksums of the source and of the output
 
-  // False, and nothing changed, where a slab is in both.
+  // Merges `more`. Returns false and changes nothing if a slab is in both.
   bool add(const FinishedSlabs& more);
-  void add_run(Index first, Index count);  // of slabs that are not in it
+  void add_run(Index first, Index count);  // the slabs must be new
 };
 
-// What a journal says.
+// The contents of a journal.
 struct JournalText {
   SlabCut cut;
-  std::string facts;  // what the output's bytes depend on, a JSON object of texts
+  std::string facts;  // what the output's bytes depend on: a JSON object of strings
   FinishedSlabs finished;
 };
-// Nothing where there is no first entry. An error where the file cannot be read.
+// Reads a journal. Nothing if it has no valid first entry. Fails if the file cannot be read.
 Result<std::optional<JournalText>> read_journal(const File& file);
-// Writes a journal that says this, and forces it to disk. The file is empty. Returns its length.
+// Writes a journal with this content to an empty file and syncs it. Returns its length.
 Result<Index> write_journal(const File& file, const JournalText& text);
 
-// The names of those facts that are not the same in both.
+// Returns the names of the facts that differ.
 Result<std::vector<std::string>> changed_facts(const std::string& before, const std::string& now);
 
-// A rank's journal while it grows. Thread-safe.
+// A rank's journal while it is written. Thread-safe.
 class Journal {
  public:
-  // `open` gives the file when the first entry is to be written, to grow from `length` on; `sync_data` forces to disk
-  // what was written to the output. A group is closed when it has `group_bytes` of the source, or kEntries of tensors
-  // and sums of what was written, and while that goes on another fills, no more: twice as much is lost at most.
+  // `open` returns the file when the first entry is written; entries are appended at `length`. `sync_data` makes
+  // everything written to the output durable. A group is closed when it has `group_bytes` of the source, or kEntries
+  // tensors and checksums.
   Journal(std::function<Result<File>()> open, Index length, std::string facts, Index group_bytes,
           std::function<Status()> sync_data);
 
   static constexpr Index kEntries = Index{1} << 15;
-  static constexpr Index kEntryBytes = 256;  // of memory that one of them takes, or a sum of what was read
+  static constexpr Index kEntryBytes = 256;  // most memory per tensor or checksum
 
-  // How slabs are cut; and what gives the checksums of the source that were seen since it was last called.
+  // Sets how slabs are cut, and a function that returns the source checksums seen since its last call. Call before
+  // add().
   void begin(SlabCut cut, std::function<std::vector<CrcPiece>()> take_read);
 
-  // A slab is where it belongs; `written` are the sums of what was written of it. Closes the group where it is due.
+  // Records that a slab was written, with the checksums of what was written. Closes the group if it is full, and blocks
+  // if the previous one is still being closed.
   Status add(Index slab, Index item, Index bytes, const FinishedSlabs::Digests& digests,
              const std::vector<CrcPiece>& written);
 
-  // Closes the group that was begun. Does nothing after an error, or after stop().
+  // Closes the open group. Does nothing after an error or after stop().
   Status close_group();
-  // No group is closed from now on: what is forced to disk is no longer known here.
+  // Stops closing groups, because the caller takes over syncing and a failed sync would go unnoticed here.
   void stop();
 
-  // Bytes of the source that are finished for good, by the entries that this rank wrote.
+  // Returns the source bytes that this rank's entries record as finished.
   Index bytes() const;
 
  private:

@@ -1,4 +1,4 @@
-// What stands where an output is to go, and may make room for it.
+// An existing destination, and whether a new output may replace it.
 #pragma once
 
 #include <functional>
@@ -10,16 +10,16 @@
 
 namespace reshard {
 
-// Where an output goes, and what may make room for it.
+// Where an output goes, and what it may replace.
 struct OutputPath {
   std::string path;
-  // The files of the checkpoint that a directory is, relative to it; an error where it is none. Given, an existing
-  // destination is replaced if it is empty, or holds these files and nothing else. Null: there must be none.
+  // Returns the files of the checkpoint in a directory, relative to it, or an error if there is none. If set, an
+  // existing destination is replaced if it is empty or contains only these files. Null: the destination must not exist.
   std::function<Result<std::vector<std::string>>(const std::string& directory)> files_of_checkpoint = nullptr;
   std::vector<std::string> inputs = {};  // files and directories that the job reads (output_guard.h)
 };
 
-// A destination as it was when that was decided; of a directory without what marks it as a work directory.
+// The state of a destination when the decision was made. Markers of work directories are left out.
 struct OldOutput {
   Node self;
   std::vector<Node> inside;  // of a directory
@@ -27,10 +27,10 @@ struct OldOutput {
 };
 Result<OldOutput> look_at_old(const std::string& path);
 
-// Returns what is at `destination` if a new output may replace it: an empty directory, or one that holds
-// to.files_of_checkpoint and nothing else. A usage error otherwise, which names what is not of the checkpoint.
+// Returns the state of `destination` if a new output may replace it: an empty directory, or one that contains only
+// to.files_of_checkpoint. Otherwise a usage error that names the foreign files.
 Result<OldOutput> replaceable_directory(const OutputPath& to, const std::string& destination);
-// The same for the output of `target`, which may be a file of its kind.
+// The same for the output of `target`, which may be a single file of its format.
 Result<OldOutput> replaceable(const OutputPath& to, const std::string& destination, const Target& target);
 
 }  // namespace reshard

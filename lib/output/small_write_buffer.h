@@ -1,6 +1,5 @@
-// Short pieces of an output's data, kept in memory until what surrounds them is written too. Many of them lie in a row,
-// or between short headers: together they take one call where each by itself takes longer than all else that is done
-// for it.
+// Buffers short pieces of an output until the data around them is written too. Many of them are adjacent, or separated
+// by short headers: together they take one call, where a call for each would take longer than all other work on them.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +17,17 @@ namespace reshard {
 
 class SmallWriteBuffer {
  public:
-  static constexpr Index kLongest = 64;             // bytes of a piece that is kept
-  static constexpr Index kMemory = Index{4} << 20;  // bytes of memory that all pieces take at most
+  static constexpr Index kLongest = 64;             // longest piece to buffer, in bytes
+  static constexpr Index kMemory = Index{4} << 20;  // most memory for all pieces, in bytes
 
-  // Memory that a piece of so many bytes takes while there is room.
+  // Returns the memory in bytes that a piece takes.
   static constexpr Index bytes_of(Index length) { return length + static_cast<Index>(sizeof(Piece)); }
 
-  // Keeps it. False: there is no room, so it is to be written. Thread-safe.
+  // Buffers a piece. Returns false if there is no room and the caller must write it. Thread-safe.
   bool add(std::uint32_t file, Index offset, Bytes bytes);
 
-  // Gives, by file and offset, what was not given yet of what lies before this place, or of all. No add() from then on.
+  // Emits the buffered pieces before this offset, or all, that were not emitted yet, ordered by file and offset. No
+  // add() may follow.
   Status give_before(std::uint32_t file, Index offset, const EmitBytes& emit);
   Status give_all(const EmitBytes& emit);
 
@@ -41,16 +41,16 @@ class SmallWriteBuffer {
   std::mutex mutex_;
   std::vector<Piece> pieces_;
   std::vector<std::byte> bytes_;
-  Index memory_ = 0;  // that they take
+  Index memory_ = 0;  // bytes used
   std::size_t given_ = 0;
 };
 
-// Hands on at once, up to a length, what follows each other in a file.
+// Joins writes that are adjacent in a file, up to a length.
 class JoinedWrites {
  public:
   explicit JoinedWrites(EmitBytes write) : write_(std::move(write)) {}
   Status add(std::uint32_t file, Index offset, Bytes bytes);
-  Status finish();  // hands on the rest
+  Status finish();  // writes the rest
 
  private:
   const EmitBytes write_;

@@ -1,7 +1,8 @@
-// The directories in which an output is made, DST.partial and DST.publishing, and what a killed run has left there.
+// The directories in which an output is made, DST.partial and DST.publishing, and the leftovers of killed runs.
 //
-// An output grows in DST.partial. A finished directory then moves into DST.publishing, which has the marker in its
-// place, and from there to its name: what is published never holds a marker, whenever the run is killed.
+// An output is written in DST.partial. A finished directory is moved into DST.publishing, which contains the marker
+// instead of it, and from there to the destination. So a published directory never contains a marker, whenever the run
+// is killed.
 #pragma once
 
 #include <optional>
@@ -15,19 +16,19 @@
 
 namespace reshard {
 
-// The file by which a work directory is known as one of ours, and the journal of rank 0; those of other ranks have
-// their number after it.
+// The file that identifies a work directory as reshard's, and the journal of rank 0. The journals of other ranks have
+// their number appended.
 inline constexpr std::string_view kMarker = ".reshard-partial";
 
-// Where the output of that name grows, and where a finished one is on its way to the name.
+// Return the directory in which an output is written, and the one from which it is published.
 inline std::string work_directory(const std::string& destination) { return destination + ".partial"; }
 inline std::string publishing_directory(const std::string& destination) { return destination + ".publishing"; }
 
-// A directory that no other process can lock while this lives.
+// A lock on a directory against other processes, held during its lifetime.
 class DirectoryLock {
  public:
-  // Locks a directory; the result is not held if another process holds the lock. An I/O error if `path` is not a
-  // directory, or is a link to one.
+  // Locks a directory. The result is not held if another process holds the lock. An I/O error if `path` is not a
+  // directory or is a link.
   static Result<DirectoryLock> take(const std::string& path);
   bool is_held() const { return fd_ >= 0; }
   DirectoryLock(DirectoryLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -42,30 +43,29 @@ class DirectoryLock {
   int fd_ = -1;
 };
 
-// Makes an empty work directory that the next run will recognise, and locks it.
+// Creates and locks an empty work directory with a marker.
 Result<DirectoryLock> make_work(const std::string& work);
-// Locks what a killed run has left. A usage error where the directory is not one of ours, or another process uses it.
+// Locks the leftover of a killed run. A usage error if the directory is not reshard's or another process uses it.
 Result<DirectoryLock> claim_work(const std::string& work);
 
-// Names of the other ranks' journals.
+// Returns the names of the other ranks' journals.
 std::vector<std::string> journals_of_ranks(const std::string& work);
 
-// What is finished for good of the target's files; otherwise why a run whose output depends on `facts` (journal.h)
-// cannot go on with what is there.
+// What earlier runs have finished of an output, or why a run with these `facts` (journal.h) cannot resume from it.
 struct Leftover {
   std::optional<JournalText> finished;
   std::string why_not;
 };
 Result<Leftover> read_leftover(const std::string& work, const Target& target, const std::string& facts);
 
-// Removes what was written when everything was finished: it is written again.
+// Removes the files that are written after all data, because the resumed run writes them again.
 Status remove_what_is_not_data(const std::string& work, const Target& target);
 
-// Puts one journal in the place of those of all ranks of the run that is continued. Its length, bytes.
+// Replaces the journals of all ranks by one, before a run resumes. Returns its length in bytes.
 Result<Index> join_journals(const std::string& work, const JournalText& text);
 
-// Removes a work directory. The marker goes last, when the rest is gone for good: a run that is killed meanwhile, or
-// loses its power, leaves something that the next one knows.
+// Removes a work directory. The marker is removed last, once the removal of the rest is durable: if the run is killed
+// or loses power meanwhile, the next run still recognises the leftover.
 Status remove_work(const std::string& work);
 // Removes the marker and the journals.
 Status remove_markers(const std::string& work);

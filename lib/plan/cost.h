@@ -1,11 +1,11 @@
-// Which of two ways a conversion on many ranks should go.
+// Chooses between two strategies for a conversion on many ranks.
 //
-// direct: each rank reads from the files what it writes. Nothing travels, but every rank opens the files that its part
-// is scattered over, and reads it piece by piece. exchange: the files are dealt out over the ranks, each is read from
-// end to end, and a byte goes to the rank that writes it over the network.
+// direct: each rank reads from the files what it writes. Nothing is sent, but every rank opens all files over which its
+// part is scattered and reads it piece by piece. exchange: the files are divided among the ranks, each file is read
+// sequentially, and bytes are sent over the network to the rank that writes them.
 //
-// Either way every byte is read once and written once: that is left out here, as it decides nothing. What is counted is
-// what the ways differ in. Its price is estimated and not measured (docs/cluster.md), and so are the seconds.
+// Either way every byte is read once and written once, so that cost is left out; only the differences are counted.
+// Costs and seconds are estimates, not measurements (docs/cluster.md).
 #pragma once
 
 #include <string>
@@ -18,11 +18,11 @@ namespace reshard {
 enum class Strategy { kDirect, kExchange };
 std::string_view strategy_name(Strategy strategy);  // "direct"
 
-// What the busiest rank does beyond reading and writing each of its bytes once.
+// The cost for the busiest rank, beyond reading and writing each of its bytes once.
 struct StrategyCost {
-  Index reads = 0;        // calls
-  Index opens = 0;        // files
-  Index total_opens = 0;  // by all ranks
+  Index reads = 0;        // read calls
+  Index opens = 0;        // files opened
+  Index total_opens = 0;  // files opened by all ranks
   Index bytes_sent = 0;   // to other ranks; it receives as many
   double seconds = 0;     // an estimate
 };
@@ -33,8 +33,8 @@ struct StrategyChoice {
   StrategyCost direct, exchange;
   std::string reason;  // a clause
 };
-// The way that costs less; direct where they are equal. `ranks` is at least 1; with `one_machine` they share its disk
-// and its memory, else a file system and a network. One pass over the source's fragments.
+// Returns the strategy that costs less, or direct if they are equal. `ranks` must be at least 1. With `one_machine` the
+// ranks share a disk and memory, otherwise a file system and a network. Takes one pass over the source's fragments.
 StrategyChoice choose_strategy(const Plan& plan, const Catalog& source, Index ranks, bool one_machine);
 
 }  // namespace reshard

@@ -16,13 +16,13 @@
 namespace reshard {
 namespace {
 
-// Pairs of fragments that share elements, and the elements that are written; of a target tensor.
+// The moves into one target tensor: pairs of fragments that overlap, and the number of elements written.
 struct Moves {
   Index count = 0;
   Index elements = 0;
 };
 
-// Counts the moves into one target tensor and checks that they fill each of its fragments and copies exactly.
+// Counts the moves into one target tensor, and checks that they fill each of its fragments and replicas exactly.
 Result<Moves> moves_into(const Tensor& from, const Tensor& to) {
   Moves moves;
   const FragmentIndex sources(from.fragments);
@@ -43,12 +43,12 @@ Result<Moves> moves_into(const Tensor& from, const Tensor& to) {
   return moves;
 }
 
-// Moves of tensors, one after the other. The layers of a model are cut alike on both sides: such a pair is counted
-// once.
+// Counts moves of tensors. The layers of a model have equal boxes on both sides, so such pairs are counted once.
 class MoveCounter {
  public:
   Result<Moves> count(const Tensor& from, const Tensor& to) {
-    if (to.fragments.empty() && to.replicas.empty()) return Moves();  // in a target of one rank, what others hold
+    if (to.fragments.empty() && to.replicas.empty())
+      return Moves();  // in a target of one rank, a tensor that others hold
     const std::uint64_t hash = digest_mix(digest_mix(from.fragments.hash_of_boxes()) ^ to.fragments.hash_of_boxes()) ^
                                to.replicas.hash_of_boxes();
     const auto seen = counted_.find(hash);
@@ -145,7 +145,7 @@ bool Orders::are_transposed() const { return written.rank() > 0 && written.inner
 
 namespace {
 
-// Dimensions that nothing strides along stay where they are.
+// Dimensions without a stride keep their positions.
 DimOrder order_of(const FragmentList& list) {
   if (list.empty()) return {};
   const Fragment f = list.get(0);
@@ -176,18 +176,19 @@ Orders orders_of(const FragmentList& written, const FragmentList& read) {
 
 namespace {
 
-// How many of `bytes` bytes are whole pages.
+// Returns how many units of `bytes` bytes make whole pages.
 Index whole_pages(Index bytes) { return File::kDirectUnit / std::gcd(bytes, File::kDirectUnit); }
 
-// The extent in steps of `most`, or as many fewer as make them alike: multiples of `wanted` where that is not more,
-// else of `unit`, once at least.
+// Returns the step that divides the extent into equal parts of at most `most`. Steps are multiples of `wanted` if that
+// fits, otherwise of `unit`, and at least one of these.
 Index evenly(Index extent, Index most, Index wanted, Index unit = 1) {
   if (wanted <= most) unit = wanted;
   most = std::max(unit, most / unit * unit);
   return std::min(extent, ceil_div(ceil_div(extent, ceil_div(extent, most)), unit) * unit);
 }
 
-// As long in the order as `elements` go: about as many each, and whole pages where that can be.
+// Returns the longest slab of at most `elements` elements that is contiguous in the order. Slabs are of about equal
+// size, and whole pages if possible.
 Dims longest(const Dims& shape, const DimOrder& order, Index elements, Index element_bytes, Index row_group) {
   Dims step = shape;
   Index inner = volume(shape);
@@ -197,7 +198,7 @@ Dims longest(const Dims& shape, const DimOrder& order, Index elements, Index ele
     inner = std::max<Index>(1, inner / extent);
     step[dim] = 1;
     if (row_group == 1 && inner > elements) continue;
-    // What slabs are whole multiples of: row groups, and pages.
+    // Slabs are multiples of row groups and of pages.
     const Index group = dim == 0 ? row_group : 1;
     step[dim] = evenly(extent, elements / inner, std::lcm(group, whole_pages(inner * element_bytes)), group);
     break;
@@ -207,7 +208,8 @@ Dims longest(const Dims& shape, const DimOrder& order, Index elements, Index ele
 
 constexpr Index kMaxWaste = 8;
 
-// Runs of one length along the innermost dimensions of both sides, and what is left of `elements` in the others.
+// Returns a tile: runs of equal length along the innermost dimensions of both sides, and the rest of `elements` in the
+// others.
 Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element_bytes) {
   const int rank = shape.rank();
   const int a = orders.written.innermost(), b = orders.read.innermost();
@@ -217,8 +219,8 @@ Dims tile(const Dims& shape, const Orders& orders, Index elements, Index element
     return n >= extent(d) ? extent(d) : n > page ? n / page * page : std::max<Index>(1, n);
   };
   Dims step = Dims::filled(rank, 1);
-  // All that is written lies in one run where an eighth of what is read in runs goes with it: of what is read through
-  // for that the rest is in the page cache.
+  // Write each line in one run if that reads at least an eighth of each line of the source; the rest of what is read
+  // for it is still in the page cache.
   Index side = extent(a);
   if (elements / side < ceil_div(extent(b), kMaxWaste))
     for (side = 1; 4 * side * side <= elements;) side *= 2;

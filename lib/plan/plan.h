@@ -1,5 +1,5 @@
-// The plan: the boxes of one catalog cut with the boxes of another. Pure, deterministic and costed; making it is the
-// proof that every element of the target has exactly one source.
+// The plan: the intersections of the boxes of two catalogs. Making it is pure and deterministic, and proves that every
+// element of the target has exactly one source.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace reshard {
 
-// One tensor's way: from source.tensors()[from] to target.tensors()[to]. The two agree in name and shape.
+// A tensor to copy, from source.tensors()[from] to target.tensors()[to], which have the same name and shape.
 struct PlannedTensor {
   std::size_t from = 0;
   std::size_t to = 0;
@@ -21,20 +21,34 @@ struct PlannedTensor {
 
 struct Plan {
   std::vector<PlannedTensor> tensors;  // in the order of the target's files
-  Index moves = 0;                     // pairs of fragments, or of a fragment and a copy, that share elements
-  Index bytes_read = 0;                // tensor data, each source byte once
-  Index bytes_written = 0;             // tensor data, copies included
+  Index moves = 0;                     // pairs of a source fragment and a target fragment (or replica) that overlap
+  Index bytes_read = 0;                // tensor data; each source byte counts once
+  Index bytes_written = 0;             // tensor data, replicas included
 };
 
-// Both catalogs must be validated (their fragments cover their tensors exactly). Fails, naming the tensor, where a
-// target tensor has no source, another shape, or elements that come from no fragment or from two.
+// Plans the copy of every tensor of `target`. Both catalogs must be validated, so that their fragments cover their
+// tensors exactly. Fails, naming the tensor, if a target tensor has no source, a different shape, or elements that come
+// from no fragment or from two.
+//
+// The plan is made as follows.
+// 1. For each target tensor, in the order of the target's files, find the source tensor of the same name and check that
+//    the shapes are equal. Names, row orders and heads have been translated before, so that this is all that must
+//    match.
+// 2. For each fragment and each replica of the target tensor, look up the source fragments that overlap it
+//    (FragmentIndex) and intersect the boxes. Every nonempty intersection is a move.
+// 3. Compare the total volume of the intersections with the volume of the target fragment. Source fragments do not
+//    overlap, so if the volumes are equal, every element has exactly one source.
+// 4. Tensors whose boxes are equal on both sides, such as those of a model's layers, reuse the result of steps 2 and 3.
+//    Hashes of the box lists find them.
+// The moves themselves are not stored, because there can be millions: copying recomputes them slab by slab (Slabs).
 Result<Plan> make_plan(const Catalog& source, const Catalog& target);
 
-// A hash of the plan and of all that its run depends on: names, types, shapes, and every box, file and offset of both
-// sides. Ranks that made the plan for themselves compare it: one that sees other files than the rest has another.
+// Returns a hash of the plan and of everything that running it depends on: names, dtypes, shapes, and every box, file
+// and offset of both sides. Ranks compare their fingerprints before they run their plans, because a rank that sees
+// different files would have a different plan.
 std::uint64_t fingerprint(const Plan& plan, const Catalog& source, const Catalog& target);
 
-// A tensor's dimensions from the widest stride to the least.
+// A tensor's dimensions, from the widest stride to the narrowest.
 class DimOrder {
  public:
   DimOrder() = default;
@@ -52,21 +66,21 @@ class DimOrder {
   std::uint8_t rank_ = 0;
 };
 
-// As what is written of a tensor lies, and as what is read of it does. Empty: row-major.
+// The dimension orders in which a tensor is written and read. Empty: row-major.
 struct Orders {
   DimOrder written, read;
-  // Whether one side has in runs what the other strides over.
+  // Returns whether one side is contiguous along a dimension that is strided on the other.
   bool are_transposed() const;
 };
-// Those of fragments that lie as the first of their list does.
+// Returns the orders of the first fragment of each list.
 Orders orders_of(const FragmentList& written, const FragmentList& read);
 
-// How one tensor's work is cut: boxes of at most about `bytes` bytes, in the order of what is written, computed on
-// demand. They are as long as can be in that order, about as many bytes each, and whole pages where that can be; where
-// the sides are transposed, tiles with runs on both.
+// Divides the work on one tensor into slabs, boxes of at most about `bytes` bytes, in the order in which the tensor is
+// written. Slabs are computed on demand. They are contiguous in that order, of about equal size, and whole pages if
+// possible. If the sides are transposed, slabs are tiles with contiguous runs on both sides.
 class Slabs {
  public:
-  // `bytes` is a wish: a slab is at least one row group (or one element). Groups of rows are cut in row-major order.
+  // `bytes` is a target: a slab has at least one row group (or one element). Row groups are divided in row-major order.
   Slabs(const Dims& shape, Index element_bytes, Index bytes, Index row_group, const Orders& orders = {});
   Index count() const { return count_; }
   Box slab(Index k) const;  // 0 <= k < count()
@@ -78,7 +92,7 @@ class Slabs {
   Dims shape_;
   Index element_bytes_;
   DimOrder order_;
-  Dims step_;  // of a slab, but for the last ones
+  Dims step_;  // shape of a slab, except for the last ones
   Index count_ = 1;
 };
 

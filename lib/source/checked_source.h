@@ -1,5 +1,5 @@
-// Stored tensors whose checksums are held before anything of them is given out: an item that has one is read whole the
-// first time that a part of it is asked for. One that is damaged stays an error.
+// A source that verifies an item's checksum before it returns any part of it: the first access reads the whole item. A
+// damaged item stays an error.
 #pragma once
 
 #include <mutex>
@@ -14,7 +14,7 @@ namespace reshard {
 
 class CheckedSource : public TensorSource {
  public:
-  // Refers to both. `files` is the pool that `stored` reads from.
+  // `stored` and `files`, the pool that `stored` reads from, must outlive this object.
   CheckedSource(TensorSource& stored, FilePool& files) : stored_(stored), files_(files) {}
 
   const Catalog& catalog() const override { return stored_.catalog(); }
@@ -34,8 +34,8 @@ class CheckedSource : public TensorSource {
 
   TensorSource& stored_;
   FilePool& files_;
-  std::mutex mutex_;                           // an item is read by one thread
-  std::unordered_multimap<Index, Seen> seen_;  // items by their offsets
+  std::mutex mutex_;                           // held while an item is checked, so that one thread reads it
+  std::unordered_multimap<Index, Seen> seen_;  // checked items, by offset
 };
 
 }  // namespace reshard

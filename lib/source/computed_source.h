@@ -1,4 +1,4 @@
-// A TensorSource in which some tensors are computed from others as they are read: weights with an adapter added, float8
+// A source in which some tensors are computed from others when they are read: weights with an adapter added, float8
 // matrices times their scales.
 #pragma once
 
@@ -13,11 +13,11 @@ namespace reshard {
 
 class ComputedSource : public TensorSource {
  public:
-  // Fills `out` with the elements of `box` of a tensor, as TensorSource::read. Thread-safe.
+  // Fills `out` with the elements of `box`, like TensorSource::read(). Must be thread-safe.
   using Fill = std::function<Status(const Box& box, MutableBytes out, MutableBytes scratch)>;
 
-  // Refers to both. `catalog` is that of `stored`, whose other tensors are read as they are; computed ones may have
-  // another dtype.
+  // Tensors without a Fill are read from `stored`. `catalog` must have the same tensors in the same order; computed
+  // ones may have another dtype. Both must outlive this object.
   ComputedSource(const Catalog& catalog, TensorSource& stored) : catalog_(catalog), stored_(stored) {}
   void set(std::size_t tensor, Fill fill) { computed_[tensor] = std::move(fill); }
 
@@ -37,7 +37,7 @@ class ComputedSource : public TensorSource {
   std::unordered_map<std::size_t, Fill> computed_;
 };
 
-// A box of a tensor as float32, row-major: what others are computed from. `scratch` as in TensorSource::read.
+// Reads a box of a tensor as row-major float32, the input of computed tensors. `scratch` as in TensorSource::read().
 Result<std::vector<float>> read_floats(TensorSource& source, std::size_t tensor, const Box& box, MutableBytes scratch);
 
 }  // namespace reshard

@@ -1,7 +1,7 @@
 // Checksums of extents that are seen in pieces, by several threads, in any order.
 //
-// CRC-32 of a whole follows from the CRCs of its parts in order, so each piece is summed while it is in cache and the
-// ledger joins neighbours until an extent is whole.
+// The CRC-32 of a whole can be combined from the CRCs of its parts, so each piece is summed while it is in cache, and
+// the ledger joins adjacent pieces until an extent is complete.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace reshard {
 
-// A stretch of an extent, and its CRC. Trivially copyable: it goes from rank to rank as it is.
+// A piece of an extent and its CRC. Trivially copyable, so it can be sent to other ranks.
 struct CrcPiece {
   Extent extent;
   Index begin = 0;
@@ -27,45 +27,47 @@ struct CrcPiece {
 
 using VisitPiece = std::function<void(const CrcPiece& piece)>;
 using VisitExtent = std::function<void(const Extent& extent)>;
-// Calls `visit` for each extent there is, the same whenever it is called.
+// Calls `visit` for each extent, with the same extents on every call.
 using EachExtent = std::function<void(const VisitExtent& visit)>;
-EachExtent extents_of(const Catalog& catalog);  // of all its tensors; refers to it
+EachExtent extents_of(const Catalog& catalog);  // of all tensors of the catalog, which must outlive the result
 
 class CrcLedger {
  public:
-  // Of those extents and no others: what is said of others is left out. They are asked for with the first piece.
+  // Only these extents are tracked; pieces of others are ignored. `each_extent` is called when the first piece is
+  // added.
   explicit CrcLedger(EachExtent each_extent) : each_extent_(std::move(each_extent)) {}
 
-  static constexpr Index kExtentBytes = 9;  // of memory that an extent takes, at most
+  static constexpr Index kExtentBytes = 9;  // most memory per extent
 
-  // Adds the CRC of bytes [begin, begin + length) of the extent. Returns the CRC of the whole extent when this piece
-  // completed it. A piece that overlaps what is known already is left out unless it is all new. Thread-safe.
+  // Adds the CRC of bytes [begin, begin + length) of the extent. Returns the CRC of the whole extent if this piece
+  // completed it. A piece that overlaps known bytes is ignored. Thread-safe.
   std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
 
-  // What of the extent is not known yet: [begin, end), ascending.
+  // Returns the unknown ranges [begin, end) of the extent, ascending.
   std::vector<std::pair<Index, Index>> gaps(const Extent& extent) const;
-  // Whether add() would take in a piece of it.
+  // Returns whether add() would accept such a piece.
   bool is_new(const Extent& extent, Index begin, Index length) const;
 
-  // The CRC of a completed extent.
+  // Returns the CRC of a complete extent, or nothing.
   std::optional<std::uint32_t> whole(const Extent& extent) const;
 
-  // Extents that were begun and not completed: their pieces left gaps.
+  // Returns the extents of which some but not all bytes are known.
   std::vector<Extent> incomplete() const;
 
-  // Tells what is known of those, and of all, for another ledger to add. Of an extent that is whole the lengths are 0.
+  // Visits the pieces of incomplete extents, or of all extents, so that another ledger can add them. A complete extent
+  // is visited with both lengths 0.
   void tell_unfinished(const VisitPiece& visit) const;
   void tell_everything(const VisitPiece& visit) const;
-  // Forgets all of it.
+  // Forgets everything.
   void clear();
 
-  // From now on what is added is also kept for take_recent(), which gives it once.
+  // From now on also records added pieces for take_recent(), which returns each of them once.
   void keep_recent();
   std::vector<CrcPiece> take_recent();
 
  private:
   using Key = std::pair<std::uint32_t, Index>;  // file and offset
-  // Extents of which some is known, and not all.
+  // Incomplete extents.
   class Open {
    public:
     std::optional<std::uint32_t> add(const Extent& extent, Index begin, Index length, std::uint32_t crc);
@@ -79,7 +81,7 @@ class CrcLedger {
       Index end;
       std::uint32_t crc;
     };
-    using Pieces = std::map<Index, Piece>;  // by begin; disjoint, neighbours joined
+    using Pieces = std::map<Index, Piece>;  // keyed by begin; disjoint, adjacent ones joined
     struct Entry {
       Extent extent;
       Pieces pieces;
@@ -88,23 +90,23 @@ class CrcLedger {
 
     std::map<Key, Entry> entries_;
   };
-  // The CRCs of all extents, by file and offset: a job has millions.
+  // The CRCs of complete extents, by file and offset. Compact, because a job has millions.
   class Done {
    public:
     explicit Done(const EachExtent& each_extent);
-    std::optional<std::size_t> place(const Key& key) const;  // nothing: it is none of them
+    std::optional<std::size_t> place(const Key& key) const;  // nothing: not a tracked extent
     const std::uint32_t* find(std::size_t place) const { return known_[place] ? &crcs_[place] : nullptr; }
     void add(std::size_t place, std::uint32_t crc);
     void clear() { known_.assign(known_.size(), false); }
     void tell(const VisitPiece& visit) const;
 
    private:
-    // Of a file those whose offsets have this upper half: [begin, end) in offsets_.
+    // The extents of a file whose offsets have the same upper half: [begin, end) in offsets_.
     struct Group {
       std::size_t begin = 0, end = 0;
     };
     std::map<std::pair<std::uint32_t, std::uint32_t>, Group> groups_;
-    std::vector<std::uint32_t> offsets_;  // lower halves, ascending in each group
+    std::vector<std::uint32_t> offsets_;  // lower halves, ascending within a group
     std::vector<std::uint32_t> crcs_;
     std::vector<bool> known_;
   };
@@ -114,7 +116,7 @@ class CrcLedger {
   mutable std::mutex mutex_;
   Open open_;
   mutable std::optional<Done> done_;
-  // What was added since it was last taken: extents that came whole, and pieces of others.
+  // What was added since take_recent(): complete extents, and pieces of others.
   struct Recent {
     std::vector<CrcPiece> whole;
     Open pieces;

@@ -15,11 +15,11 @@
 namespace reshard {
 namespace {
 
-constexpr Index kLeast = Index{128} << 10;  // less is read faster through the cache
+constexpr Index kLeast = Index{128} << 10;  // shorter reads are faster through the cache
 constexpr Index kLookedAtOnce = Index{16} << 20;
 
-// Whether the page cache has the page around a byte; false where that is not to be known. Reading with RWF_NOWAIT would
-// tell too, but make the kernel begin to read what is not there.
+// Returns whether the page cache has the page around a byte, or false if that is unknown. Reading with RWF_NOWAIT would
+// tell too, but it makes the kernel start to read missing pages.
 bool has_page(const File& file, Index offset) {
   const Index page = ::sysconf(_SC_PAGESIZE);
   const auto size = static_cast<std::size_t>(page);
@@ -82,7 +82,7 @@ bool DirectReader::read_past_cache(const std::shared_ptr<const File>& file, Inde
                                    std::byte* out) {
   const auto past_cache = direct_.get(file, open_direct);
   if (!past_cache) return false;
-  // From the unit on in which the rest begins. The last read may end with the file.
+  // Reads start at the unit in which the remaining part begins. The last read may end at the end of the file.
   for (Index done = 0; done < length;) {
     const Index back = (offset + done) % File::kDirectUnit;
     const auto bytes = static_cast<std::size_t>(end_of(back + length - done));

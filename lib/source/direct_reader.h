@@ -1,5 +1,5 @@
-// Files read out of the page cache where it has them, and past it where it does not. That takes no processor time for a
-// copy in the cache that nobody needs, and leaves there what others have in it.
+// Reads files from the page cache if they are cached, and bypasses it if they are not. That saves the processor time of
+// a copy into the cache that nobody will use, and does not evict what others have cached.
 #pragma once
 
 #include <array>
@@ -16,42 +16,42 @@ namespace reshard {
 // Thread-safe.
 class DirectReader {
  public:
-  // Where bytes from `offset` of a file on may lie in memory that begins at a page, `used` bytes of which hold
-  // something already: in units of their own, which are the file's.
+  // Returns the position in page-aligned memory for bytes from `offset` of a file, if its first `used` bytes are taken.
+  // The position starts in a new direct-I/O unit and has the same alignment within it as `offset`.
   static Index place(Index offset, Index used) { return end_of(used) + offset % File::kDirectUnit; }
   static Index end_of(Index used) { return ceil_div(used, File::kDirectUnit) * File::kDirectUnit; }
 
-  // Whether reading what is not cached past the cache was seen to be faster on the file system of `path`, where it goes
-  // into host memory: on ext4 and xfs (docs/benchmarks.md).
+  // Returns whether bypassing the cache was measured to be faster on the file system of `path`: on ext4 and xfs
+  // (docs/benchmarks.md).
   static bool pays_at(const std::string& path);
 
-  // Whether `length` bytes from `offset` on are to be read past the page cache: they are many, and not in it. That is
-  // asked of the page in their middle, once for the stretch of 16 MiB in which they begin, as to ask each time was seen
-  // to take 3 % of the processor's time for what is cached.
+  // Returns whether `length` bytes from `offset` should bypass the page cache: if they are many, and not cached. It
+  // tests the page in their middle, once per 16 MiB of the file, because testing each time took 3 % of the processor
+  // time for cached files.
   bool wants_direct(const File& file, Index offset, Index length);
 
-  // Reads `length` bytes from `offset` on to their place `at` in `out`, which reaches to end_of(at + length); whatever
-  // else lies in these units is overwritten. Errors are those of File::read_at().
+  // Reads `length` bytes from `offset` to their position `at` in `out` (see place()), which must extend to end_of(at +
+  // length). Other bytes in these units are overwritten. Errors are those of File::read_at().
   Status read(const std::shared_ptr<const File>& file, Index offset, Index length, MutableBytes out, Index at);
 
-  // Fills `out` with what lies from `offset` on, past the page cache, through `scratch`, more than a unit from a page's
-  // first address on. All of `out` may lie there, at place(offset, 0). Errors are those of File::read_at().
+  // Fills `out` from `offset` of the file, bypassing the page cache, through `scratch`, which must be page-aligned and
+  // longer than one unit. `out` may be inside `scratch`, at place(offset, 0). Errors are those of File::read_at().
   Status read_through(const std::shared_ptr<const File>& file, Index offset, MutableBytes out, MutableBytes scratch);
 
  private:
-  // Another file may lie in the place of `file` by now: then this is of the slower way, but no way is wrong.
+  // A new file may have the address of a closed one. Then the answer may select the slower way, but never a wrong one.
   struct Asked {
     const File* file = nullptr;
     Index stretch = 0;
     bool is_cached = false;
   };
 
-  // To `out`, which lies in its page as the file does. False where it did not go, for whatever reason.
+  // Reads to `out`, which has the same position in its page as in the file. Returns false on any failure.
   bool read_past_cache(const std::shared_ptr<const File>& file, Index offset, Index length, std::byte* out);
 
   std::mutex mutex_;
-  std::array<Asked, 256> asked_;  // each where the next with the same place is put; under the mutex
-  RecentFiles<File> direct_;      // opened past the cache; refused: it cannot be
+  std::array<Asked, 256> asked_;  // a hash table without collision handling; guarded by mutex_
+  RecentFiles<File> direct_;      // files opened for direct I/O; refused files do not support it
 };
 
 }  // namespace reshard

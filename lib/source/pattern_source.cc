@@ -10,7 +10,7 @@ namespace {
 
 constexpr Index kWord = 8;  // bytes
 
-// Which bits of a hashed word are kept, and which are set.
+// Which bits of a hashed word are kept and which are set.
 struct Bits {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
@@ -26,7 +26,7 @@ constexpr Bits repeated(std::uint64_t keep, std::uint64_t set, int part_bits) {
   return out;
 }
 
-// Floats keep sign, mantissa and the exponent's low bits.
+// Floats keep their sign, their mantissa and the exponent's low bits.
 Bits bits_of(DType dtype) {
   switch (dtype) {
     case DType::kBool:
@@ -61,12 +61,12 @@ std::uint64_t seed_of(std::string_view name) {
   return seed;
 }
 
-// A tensor's values, as its row-major bytes.
+// The values of a tensor as row-major bytes.
 class ValueBytes {
  public:
   ValueBytes(std::string_view name, DType dtype) : seed_(seed_of(name)), bits_(bits_of(dtype)) {}
 
-  // Bytes [begin, begin + out.size()) of it.
+  // Fills `out` with bytes [begin, begin + out.size()) of the tensor.
   void fill(Index begin, MutableBytes out) const {
     Index number = begin / kWord;
     std::size_t done = 0;
@@ -122,7 +122,7 @@ void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const B
   const ValueBytes values(name, dtype);
   const Index element_bytes = byte_size(dtype);
   const Dims strides = row_major_strides(shape);
-  // The trailing dimensions that the box takes whole, and one more, are runs.
+  // The trailing dimensions that the box spans completely, and one more, form contiguous runs.
   int outer = box.rank();
   Index run = 1;
   while (outer > 0) {

@@ -1,9 +1,10 @@
-// Made-up tensors that can be checked anywhere: a TensorSource whose elements follow from the tensor's name and their
-// place in it, and from nothing else.
+// Synthetic tensors that can be checked anywhere: every element is a function of the tensor's name and the element's
+// position, and of nothing else.
 //
-// The row-major bytes of a tensor are cut into 64-bit words, and word w is a hash of the name and w, with some bits
-// forced so that every element is a valid value: floats are finite, of both signs and from 2^-7 to 2 in size, bools are
-// 0 or 1. So any shard of any layout can be made or checked alone, and a wrong value says where it belongs.
+// The row-major bytes of a tensor are divided into 64-bit words, and word w is a hash of the name and w, with some bits
+// forced so that every element is a valid value: floats are finite, of either sign, with magnitudes from 2^-7 to 2, and
+// bools are 0 or 1. So any shard of any layout can be generated or checked by itself, and a misplaced value can be
+// traced to its position.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@ namespace reshard {
 
 class PatternSource : public TensorSource {
  public:
-  // The catalog's tensors need a name, a dtype and a shape; each gets one fragment that is all of it.
+  // The catalog's tensors need a name, a dtype and a shape; each gets one fragment that covers it.
   explicit PatternSource(Catalog catalog);
 
   const Catalog& catalog() const override { return catalog_; }
@@ -29,7 +30,7 @@ class PatternSource : public TensorSource {
   Catalog catalog_;
 };
 
-// Fills `out` with the elements of `box` of the made-up tensor, row-major; out.size() is the box's size in bytes.
+// Fills `out` with the row-major elements of `box` of a synthetic tensor. out.size() must be the box's size in bytes.
 void fill_pattern(std::string_view name, DType dtype, const Dims& shape, const Box& box, MutableBytes out);
 
 }  // namespace reshard

@@ -5,7 +5,7 @@
 namespace reshard {
 namespace {
 
-// A span that is mostly gaps is not worth reading through once its runs are this long.
+// If its runs are this long, a span that is mostly gaps is not read as a whole.
 constexpr Index kLongRun = 4 << 10;
 constexpr Index kMaxWaste = 4;
 
@@ -28,7 +28,7 @@ Piece make_piece(std::size_t number, const Fragment& f, const Box& box, Index el
 
 StoredPiece stored(const Piece& p) { return {p.box, p.extent.file, p.extent.offset + p.begin}; }
 
-// The dimension along which halving shortens the span most.
+// Returns the dimension along which halving shortens the span most.
 int widest_dimension(const Piece& p) {
   int widest = 0;
   Index reach = -1;
@@ -57,11 +57,11 @@ void cut_to_fit(const Fragment& f, const Piece& p, Index element_bytes, Index ma
   cut_to_fit(f, make_piece(p.fragment, f, half, element_bytes), element_bytes, max_span, out);
 }
 
-// The pieces of `p` in bytes [begin, end) of its extent.
+// Appends the pieces of `p` in bytes [begin, end) of its extent.
 void cut_between(const Fragment& f, const Piece& p, Index element_bytes, Index begin, Index end,
                  std::vector<Piece>& out) {
   if (p.end <= begin || p.begin >= end) return;
-  int d = -1;  // the one with the widest stride, of those with more than one index
+  int d = -1;  // the dimension with the widest stride, among those with more than one index
   for (int k = 0; k < p.box.rank(); ++k)
     if (p.box.shape[k] > 1 && (d < 0 || p.strides[k] > p.strides[d])) d = k;
   if ((p.begin >= begin && p.end <= end) || d < 0 || p.strides[d] == 0) {
@@ -69,7 +69,7 @@ void cut_between(const Fragment& f, const Piece& p, Index element_bytes, Index b
     return;
   }
   const Index n = p.box.shape[d], step = p.strides[d] * element_bytes;
-  const Index within = p.end - p.begin - (n - 1) * step;  // bytes that one index spans
+  const Index within = p.end - p.begin - (n - 1) * step;  // bytes spanned by one index
   const auto part = [&](Index first, Index last) {
     if (first >= last) return;
     Box box = p.box;
@@ -77,7 +77,8 @@ void cut_between(const Fragment& f, const Piece& p, Index element_bytes, Index b
     box.shape[d] = last - first;
     cut_between(f, make_piece(p.fragment, f, box, element_bytes), element_bytes, begin, end, out);
   };
-  // Index i spans [p.begin + i * step, p.begin + i * step + within): those that meet the interval, and those inside it.
+  // Index i spans [p.begin + i * step, p.begin + i * step + within). Find the indices that overlap the interval and
+  // those inside it.
   const Index first = p.begin + within > begin ? 0 : (begin - p.begin - within) / step + 1;
   const Index last = std::min(n, ceil_div(end - p.begin, step));
   const Index first_inside = std::clamp(begin > p.begin ? ceil_div(begin - p.begin, step) : 0, first, last);

@@ -1,4 +1,4 @@
-// Which bytes of which extents hold a box: what reading and writing share.
+// Finds the bytes that hold a box, for reading and writing.
 #pragma once
 
 #include <functional>
@@ -8,18 +8,18 @@
 
 namespace reshard {
 
-// A box of one fragment, as bytes of its extent.
+// A box inside one fragment, and its bytes in the fragment's extent.
 struct Piece {
   std::size_t fragment = 0;
   Extent extent;
   bool big_endian = false;
   Box box;          // global coordinates
-  Dims strides;     // elements, in the extent
+  Dims strides;     // elements, within the extent
   Index begin = 0;  // bytes from extent.offset to the first element
-  Index end = 0;    // to the byte after the furthest element
+  Index end = 0;    // after the last byte of the furthest element
 };
 
-// Pieces whose spans in one extent touch or overlap: what one read or write call can serve.
+// Pieces of one extent whose byte ranges touch or overlap, so that one read or write call can serve them.
 struct PieceGroup {
   Extent extent;
   Index begin = 0;  // bytes from extent.offset
@@ -29,10 +29,10 @@ struct PieceGroup {
   Index length() const { return end - begin; }
 };
 
-// Whether a box with these strides is one unbroken row-major run.
+// Returns whether a box with these strides is one contiguous row-major run.
 bool is_one_run(const Dims& shape, const Dims& strides);
 
-// A box of one fragment, and where its first byte lies.
+// A box inside one fragment, and the file offset of its first byte.
 struct StoredPiece {
   Box box;  // global coordinates
   std::uint32_t file = 0;
@@ -40,21 +40,22 @@ struct StoredPiece {
 };
 using PieceFilter = std::function<bool(const StoredPiece& piece)>;
 
-// The pieces of `box`, in the index's order.
+// Returns the pieces of `box`, in the index's order.
 std::vector<StoredPiece> stored_pieces(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
                                        Index element_bytes);
 
-// The pieces of `box`, grouped, in file order; of those only that are `wanted` (null: all). A group spans at most
-// `max_span` bytes: pieces that reach further (a transposed tensor) are cut until they fit.
+// Returns the groups of pieces of `box` in file order, restricted to the `wanted` pieces (null: all). A group spans at
+// most `max_span` bytes; pieces with a wider span (of a transposed tensor) are split.
 std::vector<PieceGroup> pieces_of(const FragmentList& fragments, const FragmentIndex& index, const Box& box,
                                   Index element_bytes, Index max_span, const PieceFilter& wanted = nullptr);
 
-// The other way: what of a fragment's elements lies in bytes [begin, end) of its extent, in boxes; of a fragment whose
-// elements do not interleave no more than 2 rank - 1. No element lies across `begin` or `end`.
+// The inverse: returns the boxes of a fragment's elements in bytes [begin, end) of its extent; at most 2 rank - 1 boxes
+// if the elements do not interleave. No element may cross `begin` or `end`.
 std::vector<Piece> pieces_between(const FragmentList& fragments, std::size_t number, Index element_bytes, Index begin,
                                   Index end);
 
-// Elements from the first of `box` to the first of `part`, which lies inside it, where `box` has these strides.
+// Returns the element offset, with the strides of `box`, from the first element of `box` to that of `part`, which is
+// inside it.
 Index offset_in(const Box& box, const Dims& strides, const Box& part);
 
 }  // namespace reshard

@@ -7,7 +7,7 @@ namespace reshard {
 
 Status ShortReads::read(std::uint32_t number, const File& file, Index size, Index offset, MutableBytes out) {
   constexpr Index kAtOnce = Index{64} << 10;
-  constexpr Index kNear = Index{8} << 10;  // threads read by turns, and headers may lie between
+  constexpr Index kNear = Index{8} << 10;  // threads take turns, and headers may be in between
   const Index length = std::ssize(out), end = offset + length;
   {
     const std::lock_guard lock(mutex_);
@@ -19,7 +19,7 @@ Status ShortReads::read(std::uint32_t number, const File& file, Index size, Inde
     if (bytes_.empty() && follows) {
       begin_ = offset;
       bytes_.resize(static_cast<std::size_t>(std::clamp<Index>(size - offset, 0, kAtOnce)));
-      if (!file.read_at(begin_, bytes_)) bytes_.clear();  // the piece itself may be there
+      if (!file.read_at(begin_, bytes_)) bytes_.clear();  // the piece itself may still be readable
     }
     if (is_held()) {
       std::memcpy(out.data(), bytes_.data() + (offset - begin_), out.size());

@@ -1,5 +1,5 @@
-// Short pieces of files that are read in order: what follows in the file is read with them. A call for each of 100,000
-// scalars would take a tenth of the time that all of a conversion takes.
+// Reads ahead for short pieces that are read in file order. A call for each of 100,000 scalars would take a tenth of a
+// whole conversion.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,20 @@
 
 namespace reshard {
 
-// Thread-safe. What was read is kept: for files that are read once.
+// Thread-safe. Intended for files that are read once: the bytes read ahead are cached.
 class ShortReads {
  public:
-  static constexpr Index kLongest = 4096;  // bytes that are worth it
+  static constexpr Index kLongest = 4096;  // longest piece to use it for, in bytes
 
-  // Fills `out` with what lies from `offset` on in the file of this number, which has `size` bytes. Errors are those of
-  // File::read_at().
+  // Fills `out` from `offset` of file number `number`, whose size is `size` bytes. Errors are those of File::read_at().
   Status read(std::uint32_t number, const File& file, Index size, Index offset, MutableBytes out);
 
  private:
   std::mutex mutex_;
-  std::vector<std::byte> bytes_;  // that were read, from begin_ on
-  std::uint32_t number_ = 0;      // of the file of the last piece, which they are of
+  std::vector<std::byte> bytes_;  // bytes read ahead, from begin_
+  std::uint32_t number_ = 0;      // number of the file they are from
   Index begin_ = 0;
-  Index next_ = 0;  // where the last piece ended
+  Index next_ = 0;  // end of the last piece
 };
 
 }  // namespace reshard

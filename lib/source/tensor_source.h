@@ -1,4 +1,4 @@
-// Where tensor data come from: something that can fill any box of any tensor of a catalog.
+// The interface for reading tensor data: a source can fill any box of any tensor of its catalog.
 #pragma once
 
 #include <atomic>
@@ -22,11 +22,11 @@
 
 namespace reshard {
 
-// A piece of a box among bytes that lie as they are stored.
+// The position of a piece of a box within bytes kept in their stored layout.
 struct LaidPiece {
   Box box;       // global coordinates
   Dims strides;  // elements
-  Index at = 0;  // bytes to its first element
+  Index at = 0;  // byte offset of its first element
 };
 
 class TensorSource {
@@ -35,64 +35,64 @@ class TensorSource {
 
   virtual const Catalog& catalog() const = 0;
 
-  // Fills `out` with the elements of `box`, row-major, in the tensor's dtype, little-endian. `scratch` is the caller's
+  // Fills `out` with the row-major elements of `box`, in the tensor's dtype, little-endian. `scratch` is the caller's
   // memory, one per thread. Thread-safe.
   Status read(std::size_t tensor, const Box& box, MutableBytes out, MutableBytes scratch) {
     return read_pieces(tensor, box, nullptr, out, scratch);
   }
 
-  // Fills `out`, memory of the stream's device, as read() would, without host memory in between and before it returns.
-  // False where that is not possible; then `out` may hold anything, and read() is to be used. Nothing that the stream
-  // has queued may use `out`. Thread-safe, as streams allow.
+  // Like read(), but into memory of the stream's device, without a copy in host memory, and synchronously. Returns
+  // false if that is not possible; the contents of `out` are then undefined, and read() must be used. No queued work of
+  // the stream may use `out`. Thread-safe if each thread has its own stream.
   virtual Result<bool> read_to_device(std::size_t /*tensor*/, const Box&, Stream&, MutableBytes /*out*/) {
     return false;
   }
 
-  // Fills `out`, host memory from a page's first address on, with what holds the pieces `wanted` (null: all) of `box`,
-  // as it is stored, for a device to put in place; says which lie where. Returns how many bytes of `out` are used: 0
-  // where that is not possible, as elements are encoded or of another byte order, or `out` is too small for what lies
-  // between them; then read_pieces() is to be used. Thread-safe.
+  // Fills `out`, page-aligned host memory, with the stored bytes of the `wanted` pieces (null: all) of `box`, so that a
+  // device can rearrange them, and adds their positions to `pieces`. Returns the number of bytes used, or 0 if that is
+  // not possible, because elements are encoded or of another byte order, or because `out` is too small for the gaps
+  // between them; then read_pieces() must be used. Thread-safe.
   virtual Result<Index> read_as_stored(std::size_t /*tensor*/, const Box&, const PieceFilter& /*wanted*/,
                                        MutableBytes /*out*/, std::vector<LaidPiece>& /*pieces*/) {
     return Index{0};
   }
 
-  // The pieces of `box` as they are stored, the same and in the same order whoever asks. Thread-safe.
+  // Returns the stored pieces of `box`, in the same order on every call. Thread-safe.
   virtual std::vector<StoredPiece> pieces(std::size_t tensor, const Box& box) = 0;
-  // As read(), but only those places of `out` that the pieces `wanted` (null: all) fill.
+  // Like read(), but fills only the elements of the `wanted` pieces (null: all).
   virtual Status read_pieces(std::size_t tensor, const Box& box, const PieceFilter& wanted, MutableBytes out,
                              MutableBytes scratch) = 0;
 
-  // After the last read: checks what could not be checked while reading. Of several ranks that have read, rank 0 checks
-  // what none of them saw whole. `scratch` as above.
+  // Runs the checks that need the whole data; call it after the last read. If several ranks have read, rank 0 checks
+  // what none of them saw completely. `scratch` as in read().
   virtual Status finish(MutableBytes scratch, Transport* ranks) = 0;
 
-  // For a journal, before the first read. What earlier runs saw of checksums, `seen`, counts as if it was seen now (of
-  // several ranks by rank 0), and finish() sees to all of those of `tensors`: none where there was no earlier run. Then
-  // what was seen since take_seen() was last called.
+  // For journals, before the first read. Checksums that earlier runs have seen (`seen`) count as seen now (on rank 0
+  // only), and finish() checks all extents of `tensors`; both are empty if there was no earlier run. Afterwards
+  // take_seen() returns what was seen since its last call.
   virtual void keep_seen(const std::vector<CrcPiece>& /*seen*/, const std::vector<std::size_t>& /*tensors*/) {}
   virtual std::vector<CrcPiece> take_seen() { return {}; }
 
-  // Before the first read: what follows is read once, so that it need not come into the page cache. From then on
-  // `scratch` is of more than 8 KiB that begin with a page.
+  // Announces, before the first read, that everything is read once and need not enter the page cache. From then on
+  // `scratch` must be page-aligned and larger than 8 KiB.
   virtual void expect_once() {}
 
-  // How many side-by-side columns of shards a tensor has: narrow pieces want larger slabs.
+  // Returns the number of column shards side by side in a tensor: narrow pieces need larger slabs.
   virtual Index columns(std::size_t tensor) const = 0;
 };
 
-// Reads a checkpoint's files through their catalog: any cut, any strides, any format. Checks recorded CRCs on the way.
-// Encoded fragments are read and decoded whole, whatever part of them is wanted; each thread keeps the last one.
+// Reads a checkpoint's files through its catalog: any sharding, strides and format. Verifies recorded CRCs on the way.
+// Encoded fragments are read and decoded completely, even if only a part is needed; each thread keeps the last one.
 class FileSource : public TensorSource {
  public:
-  // The catalog's tensors must be located. Refers to both arguments.
+  // The catalog's tensors must be located. Both arguments must outlive this object.
   FileSource(const Catalog& catalog, FilePool& files);
 
   const Catalog& catalog() const override { return catalog_; }
-  // Where the stream reads files and the box lies there as it is wanted: in unbroken runs, plain, and without a CRC,
-  // which is computed on the way through host memory.
+  // Works if the stream reads files and the stored box is contiguous, not encoded, and without a CRC, which would be
+  // computed in host memory.
   Result<bool> read_to_device(std::size_t number, const Box& box, Stream& stream, MutableBytes out) override;
-  // What is not in the page cache is read past it.
+  // Bypasses the page cache for what is not cached.
   Result<Index> read_as_stored(std::size_t number, const Box& box, const PieceFilter& wanted, MutableBytes out,
                                std::vector<LaidPiece>& pieces) override;
   std::vector<StoredPiece> pieces(std::size_t number, const Box& box) override;
@@ -104,16 +104,16 @@ class FileSource : public TensorSource {
   void expect_once() override;
   Index columns(std::size_t tensor) const override;
 
-  // By all ranks, on rank 0 of several, after finish().
+  // Number of checksums verified, by all ranks on rank 0 of several. Call after finish().
   Index checksums_checked() const;
 
  private:
-  // What one thread decodes with, and the chunk it decoded last.
+  // One thread's decoder, and the chunk it decoded last.
   struct Decoding {
     ChunkDecoder decoder;
     std::vector<std::byte> stored;
     Extent extent;
-    Bytes elements;  // empty: none yet
+    Bytes elements;  // empty: no chunk yet
   };
   std::unique_ptr<Decoding> take_decoding(const Extent& preferred);
   void give_back(std::unique_ptr<Decoding> decoding);
@@ -123,31 +123,32 @@ class FileSource : public TensorSource {
   Status check_crc(const Tensor& tensor, const Fragment& fragment, std::uint32_t got) const;
   Status add_crc(const Tensor& tensor, const Fragment& fragment, const PieceGroup& group, Bytes bytes);
   const FragmentIndex& index(std::size_t tensor);
-  using ByPlace = std::map<std::pair<std::uint32_t, Index>, std::optional<std::uint32_t>>;  // CRCs, by file and offset
+  using ByPlace = std::map<std::pair<std::uint32_t, Index>, std::optional<std::uint32_t>>;  // CRCs by file and offset
   Result<ByPlace> bring_together(Transport* ranks);
   Result<std::uint32_t> crc_of(const Extent& extent, MutableBytes scratch);
 
   const Catalog& catalog_;
   FilePool& files_;
   DirectReader direct_;
-  bool in_order_ = false;  // all is read about once, and in the order of the tensors
-  bool once_ = false;      // likewise, and what is not cached past the page cache
+  bool in_order_ = false;  // everything is read about once, in the order of the tensors
+  bool once_ = false;      // likewise, and bypassing the page cache
   ShortReads short_;
   CrcLedger crcs_;
-  ByPlace seen_before_;                 // CRCs that earlier runs have seen whole
-  std::vector<std::size_t> continued_;  // tensors of which earlier runs have seen some
+  ByPlace seen_before_;                 // CRCs of extents that earlier runs have seen completely
+  std::vector<std::size_t> continued_;  // tensors of which earlier runs have read parts
   SharedIndexes shared_indexes_;
-  std::vector<const FragmentIndex*> indexes_;  // made on first use
+  std::vector<const FragmentIndex*> indexes_;  // created on first use
   std::mutex index_mutex_;
   std::atomic<Index> checked_{0};
-  std::vector<std::unique_ptr<Decoding>> idle_;  // as many as threads have decoded at once
+  std::vector<std::unique_ptr<Decoding>> idle_;  // at most one per thread
   std::mutex idle_mutex_;
 };
 
-// Bytes that each thread takes to decode the catalog's largest chunk, beside its slab and scratch memory.
+// Returns the memory in bytes that each thread takes to decode the catalog's largest chunk, in addition to its slab and
+// scratch memory.
 Index decoding_memory(const Catalog& catalog);
 
-// The number of distinct cuts of a tensor in dimensions after the first.
+// Returns the number of distinct intervals that the fragments have in the dimensions after the first.
 Index column_count(const FragmentList& fragments);
 
 }  // namespace reshard

@@ -1,4 +1,4 @@
-// Files that must stay what they are while they are read from: told by inode, size and time of the last change.
+// Files that must not change while they are read, identified by device, inode, size and modification time.
 #pragma once
 
 #include <optional>
@@ -11,16 +11,17 @@ namespace reshard {
 
 class WatchedFiles {
  public:
-  // Remembers the files as they are now. One that is not there must not come.
+  // Records the current state of the files. A missing file must stay missing.
   explicit WatchedFiles(std::vector<std::string> paths);
 
-  // An I/O error that names the file where one is not what it was. Thread-safe.
+  // Returns an I/O error that names the file if it has changed. Thread-safe.
   Status check(std::size_t file) const;
   Status check_all() const;
-  // The first that is there and is not what it was; what is gone may well have been read before.
+  // Returns the first existing file that has changed. Files that disappeared are ignored, as they may have been read
+  // before.
   std::optional<std::string> replaced() const;
 
-  Index newest_ns() const { return newest_ns_; }  // the latest of the times, nanoseconds since 1970; 0: of no file
+  Index newest_ns() const { return newest_ns_; }  // latest modification time, in nanoseconds since 1970; 0: no files
 
  private:
   struct State {

@@ -6,7 +6,7 @@
 namespace reshard {
 namespace {
 
-// This rank's place in a binomial tree rooted at rank 0. A rank's parent lacks its lowest set bit.
+// This rank's position in a binomial tree rooted at rank 0. A parent is the rank with the lowest set bit cleared.
 struct Tree {
   int parent = -1;
   std::vector<int> children;
@@ -23,7 +23,7 @@ Tree tree_of(const Transport& ranks) {
   return out;
 }
 
-// From rank 0 down the tree, in place.
+// Sends rank 0's bytes down the tree, in place.
 Status spread(Transport& ranks, MutableBytes bytes) {
   const Tree tree = tree_of(ranks);
   if (tree.parent >= 0) TRY(exchange(ranks, {}, {{tree.parent, bytes}}));

@@ -1,7 +1,7 @@
-// What all ranks do together, built on the transport's one operation. Every rank calls the same functions in the same
+// Collective operations, built on the transport's single operation. Every rank must call the same functions in the same
 // order. With one rank, or a null transport, they return at once.
 //
-// What is combined goes up a binomial tree to rank 0 and comes down it again: about 2 log2(n) messages a rank.
+// Reductions go up a binomial tree to rank 0 and the result comes back down: about 2 log2(n) messages per rank.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,19 @@ inline int rank_of(const Transport* ranks) { return ranks ? ranks->rank() : 0; }
 inline int rank_count(const Transport* ranks) { return ranks ? ranks->size() : 1; }
 inline bool is_stopped(const Transport* ranks) { return ranks && ranks->stopped(); }
 
-// Sends and receives, and waits for both.
+// Sends and receives messages and waits for both.
 Status exchange(Transport& ranks, std::vector<Outgoing> out, std::vector<Incoming> in);
 
-// Returns when every rank has called it.
+// Returns once every rank has called it.
 Status barrier(Transport* ranks);
 
-// Rank 0's bytes, everywhere.
+// Returns rank 0's bytes on every rank.
 Result<std::string> broadcast(Transport* ranks, std::string bytes);
 
-// On rank 0 the bytes of each rank, in order; elsewhere nothing.
+// Returns the bytes of each rank, in rank order, on rank 0; nothing elsewhere.
 Result<std::vector<std::string>> gather(Transport* ranks, std::string_view mine);
 
-// On rank 0 the values of all ranks, one rank's after the other's; elsewhere nothing. T is trivially copyable.
+// Returns the concatenated values of all ranks, in rank order, on rank 0; nothing elsewhere. T is trivially copyable.
 template <class T>
 Result<std::vector<T>> gather_values(Transport* ranks, std::span<const T> mine) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
@@ -45,17 +45,17 @@ Result<std::vector<T>> gather_values(Transport* ranks, std::span<const T> mine) 
   return out;
 }
 
-// Hands rank 0 the values of the others, a rank's after the other's, in stretches of at most 1 MiB, so that nobody
-// holds them all. Elsewhere each(visit) tells this rank's: it calls visit(value) for each; on rank 0 take(value) is
-// called. T is trivially copyable.
+// Streams the values of all other ranks to rank 0, rank by rank, in messages of at most 1 MiB, so that no rank holds
+// them all. On the other ranks each(visit) must call visit(value) for each of the rank's values; rank 0 calls
+// take(value) for each value received. T is trivially copyable.
 template <class T, class Each, class Take>
 Status stream_values(Transport* ranks, const Each& each, const Take& take);
 
-// Makes one of all ranks' bytes, as many on each: add(theirs) is to bring another rank's into `mine`. Returns with the
-// same bytes everywhere. The order in which ranks are added is that of the tree.
+// Reduces all ranks' bytes, the same number on each, into `mine`. add(theirs) must combine another rank's bytes with
+// `mine`. Every rank ends with the same bytes. Ranks are combined in the order of the tree.
 Status combine(Transport* ranks, MutableBytes mine, const std::function<void(Bytes theirs)>& add);
 
-// The same of values, one by one: add(mine, theirs). T is trivially copyable.
+// Reduces values element by element with add(mine, theirs). T is trivially copyable.
 template <class T, class Add>
 Status combine_values(Transport* ranks, std::span<T> mine, Add add) {
   return combine(ranks, std::as_writable_bytes(mine), [&](Bytes bytes) {
@@ -68,9 +68,9 @@ Status combine_values(Transport* ranks, std::span<T> mine, Add add) {
 }
 
 namespace internal {
-// A stretch of values for rank 0; the last is empty.
+// Sends one message of values to rank 0; an empty one is the last.
 Status send_stretch(Transport& ranks, Bytes bytes);
-// The next stretch of a rank.
+// Receives a rank's next message.
 Result<std::vector<std::byte>> receive_stretch(Transport& ranks, int rank);
 }  // namespace internal
 
@@ -104,13 +104,13 @@ Status stream_values(Transport* ranks, const Each& each, const Take& take) {
   return status;
 }
 
-// The largest of all ranks' values at each place, in place. All ranks give equally many.
+// Replaces each element by its maximum over all ranks. All ranks must pass the same number of values.
 Status maximum(Transport* ranks, std::span<Index> values);
 
-// The smallest of all ranks' values.
+// Returns the minimum over all ranks.
 Result<Index> minimum(Transport* ranks, Index value);
 
-// Whether all ranks have the same value.
+// Returns whether all ranks have the same value.
 Result<bool> all_equal(Transport* ranks, std::uint64_t value);
 
 }  // namespace reshard

@@ -1,10 +1,10 @@
-// The job that this process is a rank of: started by mpirun or srun together with others, or alone.
+// The job that this process is a rank of: one of several processes started by mpirun or srun, or a single one.
 //
-// A job of several ranks has one fate. While a rank works, another of its threads adds up a few numbers with the other
-// ranks over and over: how many still work, how many failed, how far they are. So every rank hears of a failure within
-// a fraction of a second, whatever it is busy with; and when the sum does not come for some time (`patience`), a rank
-// is dead or cut off, and the others end with an error instead of waiting for ever. A rank that is only slow still
-// answers.
+// A job of several ranks fails or succeeds as a whole. While a rank works, another of its threads repeatedly reduces a
+// few numbers with the other ranks: how many still work, how many failed, and the progress. So every rank learns of a
+// failure within a fraction of a second, whatever it is doing. If a reduction does not complete within `patience`, a
+// rank is dead or cut off, and the others end with an error instead of waiting forever. A rank that is only slow still
+// answers, because that thread does nothing else.
 #pragma once
 
 #include <atomic>
@@ -18,59 +18,59 @@
 namespace reshard {
 
 struct JobOptions {
-  double patience = 60;                          // seconds without a sign of life of another rank
-  const std::atomic<bool>* interrupt = nullptr;  // set when the user or the launcher ends this process
+  double patience = 60;                          // seconds to wait for an unresponsive rank
+  const std::atomic<bool>* interrupt = nullptr;  // set when the user or the launcher stops this process
 };
 
 class Job {
  public:
   virtual ~Job() = default;
 
-  // The way to the other ranks; null in a job of one.
+  // Returns the transport to the other ranks, or null in a job of one.
   virtual Transport* ranks() = 0;
 
-  // Runs `work` as this rank. Returns when all ranks have ended: with the largest of their results, or, when a rank
-  // failed, with an error of code kPeer that says which and why, the same on every rank. In a job of one it is what
-  // `work` returned. Exceptions of `work` are errors.
+  // Runs `work` as this rank and returns once all ranks have finished. The result is the largest of all ranks' results.
+  // If a rank failed, it is an error of code kPeer that names the rank and the reason, the same on every rank. In a job
+  // of one it is the result of `work`. Exceptions thrown by `work` become errors.
   virtual Result<int> run(const std::function<Result<int>()>& work) = 0;
 
-  // Whether the work ended because other ranks are dead or cut off.
+  // Returns whether the work ended because other ranks are dead or cut off.
   virtual bool is_broken() const { return false; }
 
-  // How far this rank is, in bytes; any thread may say so.
+  // Reports this rank's progress in bytes. Thread-safe.
   virtual void report(Index done) = 0;
-  // What is to hear the sum of all ranks' bytes from time to time, on rank 0 only; null: nobody. Set it before the work
-  // that reports begins and take it back after.
+  // Sets a callback for the sum of all ranks' progress, called from time to time on rank 0 only; null: none. Set it
+  // before the work that reports begins, and reset it afterwards.
   virtual void listen(std::function<void(Index done)> listener) = 0;
 
-  // The last call: returns when every rank has said what it had to say. Does not return where ranks are dead or
-  // messages were left unread: then it ends the process with `exit_code`.
+  // Ends the job; the last call. Returns once all ranks have called it. If ranks are dead or messages were left unread,
+  // it does not return: it ends the process with `exit_code`.
   virtual int end(int exit_code) = 0;
 };
 
-// Joins the job this process was started in. An error where it was started as one of several processes that know
-// nothing of each other, which would all do the same work: this program was built without MPI, or the launcher gave
-// none.
+// Joins the job in which this process was started. Fails if it is one of several processes that cannot communicate and
+// would all do the same work: reshard was built without MPI, or the launcher does not support it.
 Result<std::unique_ptr<Job>> join_job(const JobOptions& options);
 
-// How this process was started, as far as its environment tells.
+// How this process was started, according to its environment.
 enum class Launch { kAlone, kMpi, kSlurmWithoutMpi };
 Launch how_launched(const std::function<const char*(const char* name)>& environment);
 
-// The number of this process among those that the launcher started on its machine; 0 where that is not known.
+// Returns the index of this process among those started on its machine, or 0 if it is unknown.
 int local_rank(const std::function<const char*(const char* name)>& environment);
 
-// The environment of this process, for these two.
+// Reads the environment of this process; the argument for how_launched() and local_rank().
 const char* process_environment(const char* name);
 
-// The rows of the table in job.cc: mpi.cc, or what stands for it where it is not built.
+// Joins an MPI job: implemented by mpi.cc, or by mpi_absent.cc in a build without MPI.
 Result<std::unique_ptr<Job>> join_mpi_job(const JobOptions& options);
 
-// What the library that is found calls itself, "Open MPI v4.1.4"; an error says why there is none. No job is needed.
+// Returns the version of the MPI library found, "Open MPI v4.1.4", or an error that says why there is none. Needs no
+// job.
 Result<std::string> mpi_version();
 std::unique_ptr<Job> job_of_one();
 
-// Calls `work` and makes an error of whatever it throws.
+// Calls `work` and turns exceptions into errors.
 Result<int> without_exceptions(const std::function<Result<int>()>& work);
 
 }  // namespace reshard

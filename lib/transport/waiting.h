@@ -1,4 +1,4 @@
-// How transports wait: by looking again and again, so that whoever waits still hears that the job is over.
+// How transports wait: by polling, so that a waiting rank learns that the job is over.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace reshard {
 
-// What a wait ends with when another rank failed: its own error is told by the job (job.h).
+// Returns the error of a wait that ends because another rank failed. The job (job.h) reports that rank's own error.
 inline Error job_is_over() { return {ErrorCode::kPeer, "another rank failed"}; }
 
-// Sleeps between looks: hardly at first, up to half a millisecond later.
+// Sleeps between polls: at first it only yields, later up to half a millisecond.
 class Pause {
  public:
   void operator()() {

@@ -1,5 +1,5 @@
-// Changing the element type on a GPU: the arithmetic of the kernels, which runs on a CPU as well (host_device.h). The
-// results are those of convert.h, whose arithmetic (elements.h) it uses.
+// Element type conversion on a GPU: the kernels' arithmetic, which also runs on a CPU (host_device.h). The results are
+// those of convert.h; elements.h has the arithmetic of a single element.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 
 namespace reshard {
 
-// Elements as a head that is not aligned, vectors, and a tail.
+// A range of elements as an unaligned head, vectors, and a tail.
 struct Span {
   Index head = 0;
-  Index vectors = 0;  // kMaxCount at most
-  Index n = 0;        // of all elements
+  Index vectors = 0;  // at most kMaxCount
+  Index n = 0;        // total number of elements
 };
 
 struct ConvertJob {
@@ -28,10 +28,10 @@ struct ConvertJob {
 
 template <class From, class To>
 struct Conversion {
-  // Elements that a thread reads and writes at once: as many as 16 bytes hold of the wider type, so that what
-  // neighbouring threads read and write lies side by side.
+  // The elements that a thread reads and writes at once: as many of the wider type as fit in 16 bytes, so that
+  // neighbouring threads access adjacent memory.
   static constexpr int kVector = 16 / static_cast<int>(std::max(sizeof(From), sizeof(To)));
-  static constexpr std::uint32_t kBatch = 4;  // vectors under way at once
+  static constexpr std::uint32_t kBatch = 4;  // vectors that a thread has in flight
   static constexpr int kIn = kVector * static_cast<int>(sizeof(From)), kOut = kVector * static_cast<int>(sizeof(To));
 
   union Input {
@@ -53,7 +53,7 @@ struct Conversion {
     store_any(job.out + i * Index{sizeof(To)}, v);
   }
 
-  // One thread's part of a tile of kBatch * `threads` vectors.
+  // Converts one thread's part of a tile of kBatch * `threads` vectors.
   template <class Instructions = FloatInstructions>
   RESHARD_HD static void convert_vectors(const ConvertJob& job, std::uint32_t tile, std::uint32_t thread,
                                          std::uint32_t threads) {
@@ -65,7 +65,7 @@ struct Conversion {
     for (std::uint32_t b = 0; b < kBatch; ++b)
       if (first + b * threads < job.span.vectors)
         from[b].word = load_aligned<Word<kIn>>(in + Index{first + b * threads} * kIn);
-    std::uint32_t left = 0;  // vectors that the instructions do not do, a bit for each
+    std::uint32_t left = 0;  // bit mask of vectors that the instructions cannot convert
     RESHARD_UNROLL
     for (std::uint32_t b = 0; b < kBatch; ++b) {
       if (first + b * threads >= job.span.vectors) break;
@@ -91,7 +91,7 @@ struct Conversion {
     }
   }
 
-  // One worker's part of what is not in vectors, mostly nothing or one element.
+  // Converts one worker's part of the elements outside the vectors, usually none or one.
   RESHARD_HD static void convert_ends(const ConvertJob& job, Index worker, Index workers) {
     RESHARD_NO_UNROLL
     for (Index i = worker; i < job.span.head; i += workers) convert_one(job, i);
@@ -100,7 +100,7 @@ struct Conversion {
       convert_one(job, i);
   }
 
-  // On the CPU. `n` is kMaxCount at most.
+  // Runs on the CPU. `n` must be at most kMaxCount.
   static ConvertJob make(const std::byte* in, std::byte* out, Index n) {
     Span span = {0, 0, n};
     while (span.head < std::min<Index>(n, kVector) && !is_aligned(out + span.head * Index{sizeof(To)}, kOut))
@@ -111,7 +111,7 @@ struct Conversion {
   }
 };
 
-// Calls body(Conversion<From, To>()) for two types that are not the same; can_convert(from, to) holds.
+// Calls body(Conversion<From, To>()) for two different types. Requires can_convert(from, to).
 template <class Body>
 void with_conversion(DType from, DType to, const Body& body) {
   const auto with = [](DType dtype, const auto& then) {

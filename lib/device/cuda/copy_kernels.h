@@ -1,9 +1,10 @@
-// Strided copies on a GPU: the arithmetic of the kernels, which runs on a CPU as well (host_device.h).
+// Strided copies on a GPU: the kernels' arithmetic, which also runs on a CPU (host_device.h).
 //
-// A job is a CopyShape (copy.h) brought to what a GPU likes: words as long as the addresses and strides allow, numbered
-// through, so that neighbouring threads move neighbouring words whatever the shape is. A thread finds the place of its
-// word by dividing its number by the extents of the loops. A copy that has neighbours on the two sides along different
-// loops goes through tiles in shared memory instead, read along the one and written along the other.
+// A job is a CopyShape (copy.h) in the form that suits a GPU. Its words are as long as the addresses and strides allow,
+// and numbered consecutively, so that neighbouring threads move neighbouring words whatever the shape is. A thread
+// finds the offset of its word by dividing its number by the extents of the loops. If adjacent elements are along
+// different loops in source and destination, the copy goes through tiles in shared memory, which are read along one
+// loop and written along the other.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,7 @@
 
 namespace reshard {
 
-// The loops of a CopyShape, made for finding the place of the n-th unit.
+// The loops of a CopyShape, prepared for computing the offsets of the n-th unit.
 struct UnitGrid {
   int loops = 0;
   struct Loop {
@@ -24,12 +25,12 @@ struct UnitGrid {
   } loop[kMaxRank];
 
   UnitGrid() = default;
-  // shape.count() is kMaxCount at most.
+  // shape.count() must be at most kMaxCount.
   explicit UnitGrid(const CopyShape& shape) : loops(shape.loops) {
     for (int i = 0; i < loops; ++i) loop[i] = {Divisor(shape.loop[i].extent), shape.loop[i].from, shape.loop[i].to};
   }
 
-  // What locate() says of it.
+  // Returns the same as locate() in copy.h.
   RESHARD_HD CopyOffsets locate(std::uint32_t n) const {
     CopyOffsets at;
     for (int i = loops - 1; i > 0; --i) {
@@ -51,10 +52,10 @@ struct CopyJob {
   std::uint32_t words = 0;
 };
 
-// Words that a thread has under way at once.
+// Words that a thread has in flight.
 inline constexpr std::uint32_t kCopyBatch = 4;
 
-// One thread's part of a tile of kCopyBatch * `threads` words.
+// Copies one thread's part of a tile of kCopyBatch * `threads` words.
 template <int kWord>
 RESHARD_HD void copy_words(const CopyJob& job, std::uint32_t tile, std::uint32_t thread, std::uint32_t threads) {
   Word<kWord> word[kCopyBatch];
@@ -75,7 +76,7 @@ RESHARD_HD void copy_words(const CopyJob& job, std::uint32_t tile, std::uint32_t
   }
 }
 
-// Units of kWord bytes whose neighbours lie along loop `a` in the source and along loop `b` in the destination.
+// A copy of units of kWord bytes that are adjacent along loop `a` in the source and along loop `b` in the destination.
 struct TransposeJob {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -83,24 +84,24 @@ struct TransposeJob {
   CopyLoop a, b;
   Divisor tiles_a, tiles_b;
   std::uint32_t tiles = 0;
-  bool pairs = false;  // of two bytes: two neighbours can be read and written as one word
+  bool pairs = false;  // units of two bytes: two neighbours can be moved as one word
 };
 
-// A tile has kSide units along each loop. A row of it is padded by what makes the units of a column lie in different
-// banks of shared memory (32 of 4 bytes).
+// A tile of kSide units along each loop. Its rows are padded so that the units of a column are in different banks of
+// shared memory (32 banks of 4 bytes).
 //
-// Full tiles of two-byte units that lie side by side go in pairs: two words of two rows are read, turned into words of
-// two columns, and these are what lies in the tile, by column.
+// Full tiles of adjacent two-byte units are moved in pairs: a thread reads two words from two rows, rearranges them
+// into two words of two columns, and stores these in the tile by column.
 template <int kWord>
 struct TransposeTile {
   static constexpr std::uint32_t kSide = kWord <= 2 ? 64 : 32;
   static constexpr std::uint32_t kThreads = 256;
-  static constexpr std::uint32_t kEach = kSide * kSide / kThreads;  // units of a thread
-  static constexpr std::uint32_t kRows = kThreads / kSide;          // that all threads read, or write, at once
+  static constexpr std::uint32_t kEach = kSide * kSide / kThreads;  // units per thread
+  static constexpr std::uint32_t kRows = kThreads / kSide;          // rows that all threads read or write at once
   static constexpr std::uint32_t kPitch = kSide + (kWord < 4 ? 4 / kWord : 1);
 
-  static constexpr std::uint32_t kPairs = kSide / 2;             // in a row, or a column
-  static constexpr std::uint32_t kPairRows = kThreads / kPairs;  // of pairs that all threads read, or write, at once
+  static constexpr std::uint32_t kPairs = kSide / 2;             // per row or column
+  static constexpr std::uint32_t kPairRows = kThreads / kPairs;  // rows of pairs that all threads read or write at once
   static constexpr std::uint32_t kPairsEach = kSide * kPairs / kThreads;
 
   union {
@@ -109,7 +110,7 @@ struct TransposeTile {
   };
 
   struct Place {
-    Index from = 0, to = 0;  // of the tile's first unit
+    Index from = 0, to = 0;  // offsets of the tile's first unit
     Index rows_a = 0, rows_b = 0;
     RESHARD_HD bool is_full() const { return rows_a >= kSide && rows_b >= kSide; }
   };
@@ -122,8 +123,8 @@ struct TransposeTile {
             outer.to + first_a * job.a.to + first_b * job.b.to, job.a.extent - first_a, job.b.extent - first_b};
   }
 
-  // The two phases, each done by all threads of a block before the next begins. Most tiles are full: of those a thread
-  // looks at no borders, and goes from a unit to its next by adding.
+  // The two phases; all threads of a block must finish the first before the second begins. Most tiles are full: for
+  // these a thread checks no bounds and advances by addition.
   RESHARD_HD void read(const TransposeJob& job, std::uint32_t tile, std::uint32_t thread) {
     const Place at = place(job, tile);
     if constexpr (kWord == 2) {
@@ -163,8 +164,8 @@ struct TransposeTile {
   }
 
  private:
-  // A thread reads the units 2p and 2p+1 along a, of 2q and 2q+1 along b. Neighbouring threads' words lie two columns
-  // apart in the tile: each bank is met twice, which costs less than the reading.
+  // Reads the units 2p and 2p+1 along a, at 2q and 2q+1 along b. Neighbouring threads' words are two columns apart in
+  // the tile, so each bank is accessed twice, which costs less than the global reads.
   RESHARD_HD void read_pairs(const TransposeJob& job, const Place& at, std::uint32_t thread) {
     const std::uint32_t p = thread % kPairs, q = thread / kPairs;
     const std::byte* from = job.from + (at.from + 4 * Index{p} + 2 * Index{q} * job.b.from);
@@ -192,9 +193,9 @@ struct TransposeTile {
   }
 };
 
-// ---- making jobs, on the CPU
+// ---- Making jobs, on the CPU
 
-// The longest word in which all of it can be moved.
+// Returns the longest word size with which the whole copy can be done.
 inline int copy_word(const CopyShape& shape, const std::byte* from, const std::byte* to) {
   std::uintptr_t all = reinterpret_cast<std::uintptr_t>(from) | reinterpret_cast<std::uintptr_t>(to) |
                        static_cast<std::uintptr_t>(shape.unit) | 16;
@@ -203,8 +204,8 @@ inline int copy_word(const CopyShape& shape, const std::byte* from, const std::b
   return static_cast<int>(all & (~all + 1));
 }
 
-// The loop along which units are neighbours in the source, if that is another than in the destination and long enough
-// for tiles to pay; else -1.
+// Returns the loop with adjacent units in the source if it differs from the destination's and is long enough for tiles
+// to pay off, otherwise -1.
 inline int transposed_loop(const CopyShape& shape, int word) {
   constexpr Index kShortest = 8;
   if (shape.loops < 2 || shape.unit != word) return -1;
@@ -216,7 +217,7 @@ inline int transposed_loop(const CopyShape& shape, int word) {
   return nearest;
 }
 
-// Calls body(part, at) for parts of at most `most` words each, and where in the whole each begins.
+// Splits a copy: calls body(part, at) for parts of at most `most` words each, with the offsets at which each begins.
 template <class Body>
 void for_each_part(const CopyShape& shape, Index word, Index most, const Body& body, CopyOffsets at = {}) {
   if (shape.unit == 0) return;
@@ -242,13 +243,13 @@ void for_each_part(const CopyShape& shape, Index word, Index most, const Body& b
   for_each_part(high, word, most, body, middle);
 }
 
-// A part as a job. It has kMaxCount words at most.
+// Returns a job for a part, which must have at most kMaxCount words.
 inline CopyJob make_copy_job(const CopyShape& shape, const std::byte* from, std::byte* to, int word) {
   return {from, to, UnitGrid(shape), Divisor(shape.unit / word),
           static_cast<std::uint32_t>(shape.count() * (shape.unit / word))};
 }
 
-// The same by tiles; `a` is what transposed_loop() said.
+// Returns a transposing job for a part. `a` is the result of transposed_loop().
 template <int kWord>
 TransposeJob make_transpose_job(CopyShape shape, const std::byte* from, std::byte* to, int a) {
   constexpr Index kSide = TransposeTile<kWord>::kSide;
@@ -272,8 +273,8 @@ TransposeJob make_transpose_job(CopyShape shape, const std::byte* from, std::byt
   return job;
 }
 
-// Brings a copy into jobs of at most `most` words: calls visitor.copy<kWord>(job) and visitor.transpose<kWord>(job),
-// which run them.
+// Splits a copy into jobs of at most `most` words, and calls visitor.copy<kWord>(job) or visitor.transpose<kWord>(job)
+// to run each.
 template <class Visitor>
 void plan_copy(const CopyShape& shape, const std::byte* from, std::byte* to, Index most, Visitor& visitor) {
   const int word = copy_word(shape, from, to);

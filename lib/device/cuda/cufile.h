@@ -1,9 +1,9 @@
-// Files read straight into a GPU's memory, with no copy in the host's, where the machine has NVIDIA's cuFile
-// (GPUDirect Storage). Nothing needs it: a machine without the library, a file system or a file that it does not read
-// are ordinary answers, and the caller reads into host memory and uploads.
+// Reads files directly into GPU memory, without a copy in host memory, if the machine has NVIDIA's cuFile (GPUDirect
+// Storage). It is optional: if the library is missing, or cannot read a file or file system, the caller reads into host
+// memory and uploads.
 //
-// The library is opened at run time, so that this file is compiled, and tested against a library that reads into
-// ordinary memory, where there is no CUDA.
+// The library is opened at run time. So this code is also compiled without CUDA, and tested with a library that reads
+// into ordinary memory.
 #pragma once
 
 #include <memory>
@@ -17,26 +17,26 @@
 
 namespace reshard {
 
-// The library's name, and the files without which it is not to be opened. One is its kernel driver's: without that it
-// reads through host memory, as anybody can. The other is udev's, where it looks drives up. On machines that show less
-// of themselves than it expects (containers), opening its driver has been seen to go on for ever.
+// The library's name, and the files that must exist before it is opened. One belongs to its kernel driver: without that
+// driver, cuFile reads through host memory and is of no use. The other is udev's, which it uses to find drives: on
+// machines without it (containers), opening cuFile's driver has been seen to hang.
 inline constexpr const char* kCuFileLibrary = "libcufile.so.0";
 inline const std::vector<std::string> kCuFileNeeds = {"/proc/driver/nvidia-fs/devcount", "/run/udev"};
 
-// Opens the library (what dlopen() takes) and its driver, if there is all that it needs; neither is closed again. An
-// error says why cuFile cannot be used.
+// Opens the library (a name for dlopen()) and its driver if all of `needs` exist; neither is closed again. The error
+// says why cuFile cannot be used.
 Result<cufile::Functions> load_cufile(const std::string& library, const std::vector<std::string>& needs);
 
 // Reads files through cuFile. Thread-safe.
 class CuFileReader {
  public:
-  static constexpr std::size_t kMaxFiles = RecentFiles<File>::kMost;  // that stay open and registered
+  static constexpr std::size_t kMaxFiles = RecentFiles<File>::kMost;  // files kept open and registered
 
   explicit CuFileReader(const cufile::Functions& functions) : cufile_(functions) {}
 
-  // Fills all of `to`, memory of the device that is current in this thread, from `offset` of the file on, before it
-  // returns. False where cuFile does not read this file or into this memory: it is not asked again for the file, and
-  // `to` may hold anything. Errors are those of reading: an end of file before that is a corrupt one.
+  // Fills all of `to`, memory of this thread's current device, from `offset` of the file, before it returns. Returns
+  // false if cuFile cannot read this file or into this memory; the file is not tried again, and the contents of `to`
+  // are undefined. An end of file before `to` is full is a corrupt error.
   Result<bool> read(const std::shared_ptr<const File>& file, Index offset, MutableBytes to);
 
  private:
@@ -44,7 +44,7 @@ class CuFileReader {
   std::shared_ptr<const Registration> registered(const File& file) const;
 
   cufile::Functions cufile_;
-  RecentFiles<Registration> registrations_;  // files that are read again after others are registered anew
+  RecentFiles<Registration> registrations_;  // evicted files are registered again when they are read again
 };
 
 }  // namespace reshard

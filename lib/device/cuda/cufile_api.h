@@ -1,6 +1,6 @@
-// The part of NVIDIA's cuFile that is used (GPUDirect Storage: drives and network cards that write into a GPU's
-// memory), declared here because its header comes with few installations. After the cuFile API Reference Guide,
-// https://docs.nvidia.com/gpudirect-storage/api-reference-guide/; the comments have NVIDIA's names.
+// The part of NVIDIA's cuFile that is used (GPUDirect Storage), declared here because its header is rarely installed.
+// From the cuFile API Reference Guide, https://docs.nvidia.com/gpudirect-storage/api-reference-guide/. Comments give
+// NVIDIA's names.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@ namespace reshard::cufile {
 // CUfileError_t: what most functions return.
 struct Error {
   int code;       // CUfileOpError; 0: success
-  int cuda_code;  // CUresult, where `code` says that it is CUDA's
+  int cuda_code;  // CUresult, if `code` is a CUDA error
 };
 static_assert(sizeof(Error) == 8);
 
@@ -28,18 +28,18 @@ struct Descriptor {
     int fd;
     void* pointer;
   } handle = {};
-  const void* file_system = nullptr;  // calls of a file system in user space; null: the kernel's
+  const void* file_system = nullptr;  // operations of a user-space file system; null: the kernel's
 };
 static_assert(sizeof(Descriptor) == 24);
 static_assert(offsetof(Descriptor, handle) == 8 && offsetof(Descriptor, file_system) == 16);
 
-// The library's functions, which several threads may call at once.
+// The library's functions. Thread-safe.
 struct Functions {
   Error (*driver_open)() = nullptr;                          // cuFileDriverOpen
   Error (*handle_register)(Handle*, Descriptor*) = nullptr;  // cuFileHandleRegister
   void (*handle_deregister)(Handle) = nullptr;               // cuFileHandleDeregister
-  // cuFileRead: how many bytes were read to buffer + buffer_offset, which may be fewer; -1: errno says why; else a
-  // CUfileOpError, negated.
+  // cuFileRead. Returns the number of bytes read to buffer + buffer_offset, which may be fewer than `size`; -1 with
+  // errno; or a negated CUfileOpError.
   ssize_t (*read)(Handle handle, void* buffer, std::size_t size, off_t file_offset, off_t buffer_offset) = nullptr;
 };
 

@@ -1,8 +1,8 @@
-// The digest on a GPU: the arithmetic of the kernel, which runs on a CPU as well (host_device.h). The result is that of
-// digest.h to the bit: sums modulo 2^32 do not care for order.
+// The digest on a GPU: the kernel's arithmetic, which also runs on a CPU (host_device.h). The result equals that of
+// digest.h bit for bit, because sums modulo 2^32 do not depend on the order.
 //
-// The part of a block of 1024 lanes that lies in one run is an item. A group of up to 32 neighbouring threads takes an
-// item, reading it in vectors of 16 bytes, and multiplies by the block's key once for all the vectors of a thread.
+// An item is the part of a block of 1024 lanes that is in one run. A group of up to 32 neighbouring threads processes
+// an item in vectors of 16 bytes, and each thread multiplies by the block's key once for all its vectors.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 
 namespace reshard {
 
-// Sums of products of what lies side by side in 32 bits, as a GPU has them in one instruction; of all modulo 2^32.
+// Sums of products of packed bytes or halves, modulo 2^32; one instruction each on a GPU.
 
-// `sum` and the four bytes of x, each times its byte of w; those of w are signed where kSigned.
+// Returns `sum` plus each of the four bytes of x times the matching byte of w, which is signed if kSigned.
 template <bool kSigned>
 RESHARD_HD std::uint32_t add_bytes(std::uint32_t x, std::uint32_t w, std::uint32_t sum) {
 #ifdef __CUDA_ARCH__
@@ -37,7 +37,8 @@ RESHARD_HD std::uint32_t add_bytes(std::uint32_t x, std::uint32_t w, std::uint32
 #endif
 }
 
-// `sum` and the two signed halves of x, each times a byte of w: the lower two where kHalf is 0, else the upper two.
+// Returns `sum` plus the two signed halves of x, each times a byte of w: the lower two bytes if kHalf is 0, else the
+// upper two.
 template <bool kSigned, int kHalf>
 RESHARD_HD std::uint32_t add_halves(std::uint32_t x, std::uint32_t w, std::uint32_t sum) {
 #ifdef __CUDA_ARCH__
@@ -61,8 +62,8 @@ RESHARD_HD std::uint32_t add_halves(std::uint32_t x, std::uint32_t w, std::uint3
 #endif
 }
 
-// All weights, word by word, those of eight lanes together: the lower bytes of four lanes and of four more, then their
-// upper bytes, which have the sign. On a GPU each block of threads keeps them in shared memory.
+// The weights of each word, in groups of eight lanes: the low bytes of the first four lanes, those of the other four,
+// then the high bytes, which carry the sign. On a GPU each block of threads keeps them in shared memory.
 struct alignas(16) DigestWeights {
   std::uint32_t of[kDigestWords][kDigestBlock / 8][4];
 };
@@ -78,7 +79,7 @@ constexpr DigestWeights make_digest_weights() {
   return w;
 }
 
-// Sums of lanes times the bytes of their weights.
+// Sums of lanes times the low and high bytes of their weights.
 struct DigestSums {
   std::uint32_t low[kDigestWords] = {}, high[kDigestWords] = {};
 };
@@ -86,19 +87,19 @@ struct DigestSums {
 struct DigestJob {
   const std::byte* data = nullptr;
   UnitGrid runs;        // `from`: bytes in the data, `to`: bytes in the tensor
-  Index first = 0;      // place of the first run in the tensor, in bytes
-  Index run_bytes = 0;  // one run's
+  Index first = 0;      // byte offset of the first run in the tensor
+  Index run_bytes = 0;  // size of one run
   Divisor items_in_run;
   std::uint32_t items = 0;
   std::uint32_t group_shift = 0;  // a group is 2^group_shift threads
 };
 
-// kLoad: 16 where every vector is aligned, else 1.
+// kLoad is 16 if every vector is aligned, else 1.
 template <int kLaneBytes, int kLoad>
 struct DigestKernel {
   static constexpr int kVector = 16 / kLaneBytes;                            // lanes
-  static constexpr int kVectors = static_cast<int>(kDigestBlock) / kVector;  // of a block
-  static constexpr int kBatch = kVectors / 32;                               // of a thread, when 32 share a block
+  static constexpr int kVectors = static_cast<int>(kDigestBlock) / kVector;  // in a block
+  static constexpr int kBatch = kVectors / 32;  // vectors per thread, if 32 threads share a block
 
   union Lanes {
     Word<16> word;
@@ -115,8 +116,8 @@ struct DigestKernel {
     }
   }
 
-  // The lanes [lo, hi) of vector `v` of a block; zeros elsewhere. `block` is where the block's lane 0 would lie in the
-  // data.
+  // Returns the lanes [lo, hi) of vector `v` of a block, with zeros elsewhere. `block` is the offset in the data at
+  // which the block's lane 0 would be.
   RESHARD_HD static Lanes load(const std::byte* data, Index block, int v, int lo, int hi) {
     const int first = v * kVector;
     Lanes lanes;
@@ -160,7 +161,7 @@ struct DigestKernel {
     }
   }
 
-  // Adds the part of an item that is thread `t`'s of a group of `group` to `sum`.
+  // Adds the part of an item that belongs to thread `t` of `group` threads to `sum`.
   RESHARD_HD static void add_item(const DigestJob& job, const DigestWeights& weights, std::uint32_t item, int t,
                                   int group, std::uint32_t (&sum)[kDigestWords]) {
     std::uint32_t in_run = item;
@@ -188,7 +189,7 @@ struct DigestKernel {
     for (int k = 0; k < kDigestWords; ++k) sum[k] += (part.low[k] + (part.high[k] << 8)) * digest_key(k, number);
   }
 
-  // Adds one worker's part of the digest to `sum`. `workers` is a multiple of 32.
+  // Adds one worker's part of the digest to `sum`. `workers` must be a multiple of 32.
   RESHARD_HD static void add_items(const DigestJob& job, const DigestWeights& weights, std::uint32_t worker,
                                    std::uint32_t workers, std::uint32_t (&sum)[kDigestWords]) {
     const std::uint32_t group = 1u << job.group_shift;
@@ -197,9 +198,9 @@ struct DigestKernel {
   }
 };
 
-// ---- making jobs, on the CPU
+// ---- Making jobs, on the CPU
 
-// A box as runs of bytes that are contiguous both in the box and in the tensor.
+// Returns a box as runs of bytes that are contiguous both in the box and in the tensor.
 inline CopyShape digest_runs(const Dims& tensor_shape, const Box& box, Index element_bytes) {
   return simplify_copy(box.shape, element_bytes, row_major_strides(box.shape), row_major_strides(tensor_shape));
 }
@@ -210,16 +211,16 @@ inline Index first_byte(const Dims& tensor_shape, const Box& box, Index element_
   return first * element_bytes;
 }
 
-// How many blocks a run touches at most, whichever of the runs it is.
+// Returns the largest number of blocks that a run can touch.
 inline Index blocks_in_run(const CopyShape& runs, Index first, Index lane_bytes) {
   const Index block_bytes = kDigestBlock * lane_bytes;
-  Index step = block_bytes;  // all runs begin at multiples of it from the first one on
+  Index step = block_bytes;  // runs begin at multiples of it from the first one
   for (int i = 0; i < runs.loops; ++i) step = std::gcd(step, runs.loop[i].to);
   const Index latest = first % step + block_bytes - step;
   return ceil_div(latest + runs.unit, block_bytes);
 }
 
-// Whether every vector of 16 bytes that lies in a run whole is aligned in the data.
+// Returns whether every 16-byte vector inside a run is aligned in the data.
 inline bool digest_is_aligned(const CopyShape& runs, const std::byte* data, Index first) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data) - static_cast<std::uintptr_t>(first);
   if (begin % 16 != 0) return false;
@@ -227,7 +228,7 @@ inline bool digest_is_aligned(const CopyShape& runs, const std::byte* data, Inde
                      [](const CopyLoop& loop) { return (loop.from - loop.to) % 16 == 0; });
 }
 
-// `runs` has at most kMaxCount items.
+// `runs` must have at most kMaxCount items.
 inline DigestJob make_digest_job(const CopyShape& runs, const std::byte* data, Index first, Index lane_bytes) {
   DigestJob job;
   job.data = data;
@@ -242,8 +243,8 @@ inline DigestJob make_digest_job(const CopyShape& runs, const std::byte* data, I
   return job;
 }
 
-// Brings the digest of a box into jobs of at most `most` bytes, which is kMaxCount / 4 at most: calls
-// run(DigestKernel<kLaneBytes, kLoad>(), job), which adds up their digests.
+// Splits the digest of a box into jobs of at most `most` bytes (at most kMaxCount / 4), and calls
+// run(DigestKernel<kLaneBytes, kLoad>(), job) for each; their digests add up.
 template <class Run>
 void plan_digest(const Dims& tensor_shape, const Box& box, Index element_bytes, const std::byte* data, Index most,
                  const Run& run) {

@@ -1,11 +1,11 @@
-// What GPUs convert between floating-point types with, from sm_89 on: instructions for one or two numbers (PTX ISA,
-// "cvt"). The results stay those of elements.h.
+// GPU instructions that convert between floating-point types, since sm_89, for one or two numbers (PTX ISA, "cvt"). The
+// results are still those of elements.h.
 //
-// The instructions round to the nearest, ties to even, know denormals and keep the sign of zero, as elements.h does: up
-// to the largest finite number of the target both give the same bits. Above it they do not: `satfinite`, which 8-bit
-// targets must have, makes 57344 of what is infinity in e5m2, and NaNs lose sign and payload. So the instructions'
-// answer is taken for vectors of nothing but such numbers, and all others are converted as elements.h says. That every
-// NaN and infinity of a narrow source is one in float as well is all that is relied on for them.
+// The instructions round to nearest, ties to even, and handle denormals and the sign of zero like elements.h: up to the
+// largest finite number of the target, both give the same bits. Beyond that they differ: `satfinite`, which is required
+// for 8-bit targets, gives 57344 where e5m2 has infinity, and NaNs lose sign and payload. So the instructions are used
+// only for vectors in which all numbers are in range, and elements.h converts the others. This only relies on NaNs and
+// infinities of a narrow source staying such in float.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@
 
 namespace reshard {
 
-// The instructions by name. `low` is what the lower half of a pair holds.
+// The instructions by name. `low` goes to the lower half of a pair.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 struct FloatInstructions {
   static constexpr bool kHere = true;
@@ -70,7 +70,7 @@ inline constexpr std::uint32_t kLargest<Float8E5M2> = 0x47600000;  // 57344
 template <>
 inline constexpr std::uint32_t kLargest<Float8E4M3> = 0x43e00000;  // 448
 
-// Two neighbouring elements as they lie in memory.
+// Two adjacent elements as stored in memory.
 template <class T>
 using Pair =
     std::conditional_t<sizeof(T) == 1, std::uint16_t, std::conditional_t<sizeof(T) == 2, std::uint32_t, std::uint64_t>>;
@@ -112,13 +112,14 @@ RESHARD_HD Pair<To> narrow_pair(const float* in) {
   }
 }
 
-// Whether the instructions are there and save anything: a bfloat16 is a float but for a shift.
+// Whether the instructions exist and help: bfloat16 to float is only a shift.
 template <class Instructions, class From, class To>
 inline constexpr bool kHasInstructions =
     Instructions::kHere && !std::is_same_v<From, double> && !std::is_same_v<To, double> &&
     !(std::is_same_v<From, BFloat16> && std::is_same_v<To, float>);
 
-// Converts kPairs pairs; false if elements.h is to do it, as a number is larger than what To can hold, or none.
+// Converts kPairs pairs. Returns false if a number is a NaN or exceeds the range of To, so that elements.h must convert
+// them.
 template <class Instructions, class From, class To, int kPairs>
 RESHARD_HD bool convert_by_instructions(const Pair<From>* in, Pair<To>* out) {
   const float largest = std::bit_cast<float>(kLargest<To>);
@@ -127,7 +128,7 @@ RESHARD_HD bool convert_by_instructions(const Pair<From>* in, Pair<To>* out) {
   RESHARD_UNROLL
   for (int i = 0; i < kPairs; ++i) widen_pair<Instructions, From>(in[i], wide + 2 * i);
   RESHARD_UNROLL
-  for (int i = 0; i < 2 * kPairs; ++i) fit = fit & (std::fabs(wide[i]) <= largest);  // a NaN is not
+  for (int i = 0; i < 2 * kPairs; ++i) fit = fit & (std::fabs(wide[i]) <= largest);  // false for a NaN
   RESHARD_UNROLL
   for (int i = 0; i < kPairs; ++i) out[i] = narrow_pair<Instructions, To>(wide + 2 * i);
   return fit;

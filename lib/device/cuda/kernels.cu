@@ -1,7 +1,7 @@
-// The kernels: who does which part of the jobs whose arithmetic is in the *_kernels.h beside this.
+// The kernels: they distribute jobs over threads. The arithmetic is in the *_kernels.h files.
 //
-// Grids are no larger than what the device runs at once, so that all blocks begin and end together; each goes on to its
-// next tile when it is done with one.
+// Grids are no larger than what the device runs at once, so that all blocks start together; each block loops over
+// tiles.
 #include <type_traits>
 
 #include "lib/device/cuda/convert_kernels.h"
@@ -15,17 +15,17 @@ constexpr std::uint32_t kThreads = 256;
 constexpr std::uint32_t kWarp = 32;
 __device__ const DigestWeights kWeights = make_digest_weights();
 
-// How many blocks of `threads` threads to start for `tiles` tiles.
+// Returns the number of blocks of `threads` threads to launch for `tiles` tiles.
 template <class Kernel>
 std::uint32_t blocks_for(const LaunchPlace& place, Kernel* kernel, std::uint32_t threads, Index tiles) {
   int resident = 0;
-  // Where that fails, starting it will as well, and say why.
+  // If this fails, the launch fails as well and reports the error.
   static_cast<void>(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0));
   return static_cast<std::uint32_t>(
       std::clamp<Index>(tiles, 1, std::max<Index>(Index{place.multiprocessors} * resident, 1)));
 }
 
-// Returns what became of it, and not what the thread's last error was: that may be the caller's.
+// Returns the error of this launch, not the thread's last error, which may be the caller's.
 template <class... Parts>
 int start_kernel(const LaunchPlace& place, void (*kernel)(Parts...), std::uint32_t threads, Index tiles,
                  std::type_identity_t<Parts>... parts) {
@@ -35,7 +35,7 @@ int start_kernel(const LaunchPlace& place, void (*kernel)(Parts...), std::uint32
                                            place.stream));
 }
 
-// ---- copies
+// ---- Copies
 
 template <int kWord>
 __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ CopyJob job) {
@@ -74,7 +74,7 @@ struct CopyLauncher {
   }
 };
 
-// ---- conversions
+// ---- Conversions
 
 template <class From, class To>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const ConvertJob job) {
@@ -93,7 +93,7 @@ int start_conversion(Conversion<From, To>, const LaunchPlace& place, const Conve
   return start_kernel(place, convert_kernel<From, To>, kThreads, tiles, job);
 }
 
-// ---- digests: sums over all threads
+// ---- Digests: sums over all threads
 
 template <class T>
 __device__ T add_over_warp(T v) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const __grid_constant_
   if (threadIdx.x < kDigestWords) atomicAdd(&words[threadIdx.x], block_sum[threadIdx.x]);
 }
 
-// ---- loading
+// ---- Loading
 
 constexpr DType kFloats[] = {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kFloat16,
                              DType::kBFloat16,   DType::kFloat32,    DType::kFloat64};

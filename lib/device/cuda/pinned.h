@@ -1,5 +1,5 @@
-// Pinned memory of the host, which GPUs copy from and to by themselves. It takes longer to get than to fill, so what is
-// given back is kept for the next.
+// Pinned host memory, which GPUs access directly. Allocating it takes longer than filling it, so freed blocks are kept
+// for reuse.
 #pragma once
 
 #include <memory>
@@ -21,20 +21,20 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
 
  private:
   struct Block {
-    void* memory = nullptr;  // CUDA aligns it to 512 bytes
-    std::size_t bytes = 0;   // from a page's first address on
+    void* memory = nullptr;  // CUDA aligns it to 512 bytes only
+    std::size_t bytes = 0;   // usable bytes from page()
     std::byte* page() const;
   };
 
  public:
-  // A piece of it, given back when this ends.
+  // A piece of pinned memory, returned to the pool by the destructor.
   class Piece {
    public:
     Piece() = default;
     Piece(Piece&& other) noexcept;
     Piece& operator=(Piece&& other) noexcept;
     ~Piece();
-    MutableBytes bytes() const;  // from a page's first address on
+    MutableBytes bytes() const;  // page-aligned
 
    private:
     friend PinnedPool;
@@ -44,7 +44,7 @@ class PinnedPool : public std::enable_shared_from_this<PinnedPool> {
     std::size_t bytes_ = 0;
   };
 
-  // Thread-safe. Memory of another's use holds anything.
+  // Returns a piece of `bytes` bytes with undefined contents. Thread-safe.
   Result<Piece> take(Index bytes);
 
  private:

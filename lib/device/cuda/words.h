@@ -1,4 +1,4 @@
-// What kernels read and write at once, and division by numbers that are known before a kernel starts.
+// The words that kernels read and write, and division by numbers known before a kernel starts.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@
 
 namespace reshard {
 
-// N bytes (1, 2, 4, 8 or 16) that one instruction moves.
+// N bytes (1, 2, 4, 8 or 16), moved by one instruction.
 template <int N>
 struct alignas(N) Word {
   std::uint8_t bytes[N];
@@ -33,7 +33,7 @@ struct alignas(16) Word<16> {
   std::uint32_t single[4];
 };
 
-// From an address that is a multiple of sizeof(T).
+// Load and store at an address that is a multiple of sizeof(T).
 template <class T>
 RESHARD_HD T load_aligned(const std::byte* at) {
 #ifdef __CUDA_ARCH__
@@ -53,7 +53,7 @@ RESHARD_HD void store_aligned(std::byte* at, const T& v) {
 #endif
 }
 
-// From and to any address, byte by byte.
+// Load and store at any address, byte by byte.
 template <class T>
 RESHARD_HD T load_any(const std::byte* at) {
   T v;
@@ -67,12 +67,12 @@ RESHARD_HD void store_any(std::byte* at, const T& v) {
 
 inline bool is_aligned(const void* at, Index bytes) { return reinterpret_cast<std::uintptr_t>(at) % bytes == 0; }
 
-// How far numbers in kernels count: what a Divisor divides. Larger jobs are cut into several.
+// The largest number that a Divisor can divide. Larger jobs are split.
 inline constexpr Index kMaxCount = (Index{1} << 31) - 1;
 
-// Division by a number d, 1 <= d <= kMaxCount, of numbers up to kMaxCount: one multiplication, where the machine's own
-// takes dozens of instructions on a GPU. With 2^(s-1) < d <= 2^s, multiplying by 2^32 + m = ceil(2^(32+s) / d) and
-// dropping 32 + s bits is exact.
+// Division of numbers up to kMaxCount by a number d, 1 <= d <= kMaxCount, with one multiplication; a GPU's own division
+// takes dozens of instructions. With 2^(s-1) < d <= 2^s, multiplying by 2^32 + m = ceil(2^(32+s) / d) and dropping 32 +
+// s bits is exact.
 class Divisor {
  public:
   Divisor() = default;
@@ -83,7 +83,7 @@ class Divisor {
     shift_ = static_cast<std::uint32_t>(s);
   }
 
-  // n / d, and n becomes n % d.
+  // Returns n / d and sets n to n % d.
   RESHARD_HD std::uint32_t divide(std::uint32_t& n) const {
     const auto high = static_cast<std::uint32_t>((std::uint64_t{n} * multiplier_) >> 32);
     const std::uint32_t quotient = (high + n) >> shift_;
