@@ -11,7 +11,8 @@
 #   damaged files given to others' readers, too (tests/differential.py), where the Python of the interoperability tests is;
 #   conversions under a real Slurm, at its time limits, with nodes that go down (tests/slurm.sh);
 #   each fuzz target for a while, beginning with its corpus. What it finds lies in build/logs/fuzz;
-#   which lines of formats/ all tests together run (tests/coverage.sh).
+#   which lines of formats/ all tests together run (tests/coverage.sh);
+#   clang's static analyzer on every source by itself (tests/lint.sh --each).
 #
 #   tests/soak.sh [SECONDS]    for each fuzz target (default 300)
 set -u -o pipefail
@@ -103,5 +104,9 @@ printf '%s\n' build/fuzz/tests/fuzz/*_fuzz | xargs -P "$jobs" -I{} bash -c 'fuzz
 
 heading "lines of formats/ that are run"
 tests/coverage.sh || status=1
+
+heading "clang's static analyzer"
+tests/lint.sh --each || status=1
+
 heading "$([ $status = 0 ] && echo "all well" || echo FAILED)"
 exit $status
