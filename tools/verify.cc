@@ -142,7 +142,7 @@ Json to_json(const Options& options, const VerifyReport& verified, const AuditRe
   Json json = answer_json("verify");
   json.set("path", valid_utf8(options.path)).set("format", verified.format->name);
   if (!options.against.empty()) json.set("against", valid_utf8(options.against));
-  json.set("config", verified.model.is_described() ? Json(valid_utf8(verified.model.config->path)) : Json());
+  json.set("config", verified.model.config ? Json(valid_utf8(verified.model.config->path)) : Json());
   json.set("family", verified.model.family ? Json(verified.model.family->name) : Json());
   json.set("facts", std::move(facts));
   add_findings(json, audit, threshold);

@@ -13,6 +13,7 @@
 #include "lib/audit/packed_audit.h"
 #include "lib/audit/structure_audit.h"
 #include "lib/audit/tokenizer.h"
+#include "lib/audit/unknown_model_audit.h"
 #include "lib/audit/verification_steps.h"
 #include "lib/audit/vocabulary.h"
 #include "lib/base/json.h"
@@ -20,7 +21,6 @@
 #include "lib/model/parts.h"
 #include "lib/model/placement.h"
 #include "lib/model/quantization.h"
-#include "lib/model/unknown_family.h"
 #include "lib/source/watched_files.h"
 
 namespace reshard {
@@ -51,7 +51,8 @@ Result<Model> recognise(Reader& reader, const VerifyOptions& options, VerifyRepo
   if (!config && !options.model.is_none()) {
     Finding& f = report.add_message("config", config.error().message());
     f.severity = Severity::kWarning;
-    f.advice = "Nothing was held against it, and convert stops there. Mend it, or give another with --config.";
+    f.advice =
+        "The tensors were not compared with it, and convert stops there. Repair it, or give another with --config.";
   }
   return recognise(reader.catalog(), options.model, config ? *std::move(config) : std::nullopt);
 }
@@ -166,116 +167,121 @@ void check_upcast(const ModelAudit& audit, const ModelConfig& config, const Cata
              " writes them so; where the file is to stay " + audit.uniform_dtype + ", the config can say it.";
 }
 
-// Of a model of no known family: what its config says of any model. Rows of the vocabulary may be one tensor-parallel
-// rank's.
-void check_common_facts(const CommonFacts& facts, const ModelConfig& config, VerifyReport& report) {
-  std::vector<VocabularyTensor> cut;
-  std::set<const Tensor*> explained;
-  for (const Tensor* t : facts.vocabulary)
-    if (t->shape[0] < config.vocab_size() &&
-        !explain_shard(t->shape[0], config.vocab_size(), config.num_attention_heads()).empty()) {
-      cut.push_back({t->name, t->shape[0], t->shape[1] * byte_size(t->dtype)});
-      explained.insert(t);
-    }
-  if (!facts.vocabulary.empty())
-    report.checked("vocabulary", "embedding and head have a row for each word", std::ssize(facts.vocabulary));
-  report.add(audit_vocabulary(cut, {config.path, config.vocab_size(), config.num_attention_heads()}));
-  report.checked("config-differs", "the numbers of words and layers are the config's",
-                 std::ssize(facts.confirmed) + std::ssize(facts.contradictions));
-  for (const CommonFacts::Contradiction& c : facts.contradictions) {
-    if (explained.contains(c.tensor)) continue;
-    Finding& f = report.add(Severity::kWarning, "config-differs", c.what);
-    if (c.tensor) f.tensors = {c.tensor->name};
-    f.advice = "Another model's config.json, or a model that was changed after it was written.";
-  }
+constexpr const char* kShapeTitle = "every shape is as the config says";
+constexpr std::string_view kNotChecked = "not checked: ";
+
+// Checks what every config says of its model, if no family describes it.
+void check_unknown_model(const Catalog& catalog, const ModelConfig& config, bool is_wanted, VerifyReport& report) {
+  UnknownModelAudit audit = audit_unknown_model(catalog, config);
+  const auto compared = std::ssize(audit.compared);
+  for (const auto& [id, title] : {std::pair("vocabulary", "embedding and head have a row for each word"),
+                                  std::pair("shape", "the sizes that the config names are those of the tensors"),
+                                  std::pair("missing", "every layer and expert of the config is there"),
+                                  std::pair("extra", "no layer or expert is there that the config does not have")})
+    if (audit.has_compared(std::string_view(id) == "extra" ? "missing" : id)) report.checked(id, title, compared);
+  const std::string text = summary(audit, config);
+  report.fact("config", text);
+  if (!audit.has_compared("shape"))
+    report.skipped("shape", kShapeTitle, text.substr(text.find(kNotChecked) + kNotChecked.size()));
+  if (is_wanted && audit.compared.empty())
+    report.add(Severity::kNote, "model-unknown", text).advice = "--family-file describes a family (docs/adding.md).";
+  report.add(std::move(audit.findings));
 }
 
-// What was compared with a config of no known family, and that nothing else was.
-std::string unchecked_text(const CommonFacts& facts, const ModelConfig& config) {
-  return config.path + ": not checked: no family describes model_type '" + printable(config.model_type) + "'" +
-         (facts.confirmed.empty() ? "" : "; it confirms that " + join(facts.confirmed, " and "));
+// Records that a config was not compared with the tensors, and why.
+void skip_config(const std::string& path, const std::string& why, VerifyReport& report) {
+  report.fact("config", (path.empty() ? "" : path + ": ") + std::string(kNotChecked) + why);
+  report.skipped("shape", kShapeTitle, why);
 }
 
-Status check_model(const Catalog& catalog, const Model& model, const VerifyOptions& options, VerifyReport& report) {
-  const bool wanted = !options.config.empty();
-  const auto skip = [&](std::string why) {
-    report.skipped("shape", "every shape is as the config says", std::move(why));
-    return Status();
-  };
-  if (wanted && holds_optimizer_alone(catalog)) {
-    report.add(Severity::kNote, "no-model", "there is optimizer state and no model: nothing was held against --config")
-        .advice = "Verify the directory that has the model too.";
-    return skip("there is no model, only optimizer state");
-  }
-  if (wanted && catalog.tensors().empty())
-    return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
-  if (!model.is_described()) {
-    const Family* const said = model.config && !options.model.is_none() ? describing_family(*model.config) : nullptr;
-    if (said && !wanted && holds_weights(catalog)) {
-      report
-          .add(Severity::kWarning, "model-other",
-               model.config->path + " is of family " + said->name + ", and " +
-                   compare_names(*said, catalog, model.config_or_null()).text())
-          .advice =
-          "Nothing was held against it, and convert refuses it; where it is of another model, --family none "
-          "leaves it out, and --strip-prefix and --rename change names.";
-      return skip("the tensors are not named as in family " + said->name);
-    }
-    const bool is_other = model.config && !describing_family(*model.config);
-    const CommonFacts facts = is_other ? common_facts(catalog, *model.config) : CommonFacts();
-    if (is_other) {
-      check_common_facts(facts, *model.config, report);
-      report.fact("config", unchecked_text(facts, *model.config));
-    } else if (model.config) {
-      report.fact("config", model.config->path + ": not checked: " +
-                                (options.model.is_none() ? "--family none" : "no tensor is a weight of its model"));
-    }
-    if (!wanted) return skip("no config.json of a known family");
-    if (const Family* const described = describing_family(*model.config)) {
-      const NameAgreement names = compare_names(*described, catalog, model.config_or_null());
-      return unsupported(options.path + ": " +
-                         (names.known.empty()
-                              ? "no tensor is named as a parameter of the model that --config describes"
-                              : "--config describes a model of family " + described->name + ", and " + names.text()) +
-                         choice_of_part(catalog));
-    }
-    const bool is_packed = !model.config->quantization.empty() &&
-                           family_of_model_type(model.config->model_type, model.config->text_model_type);
-    const std::string what = is_packed
-                                 ? model.config->path + ": models quantized with " +
-                                       printable(model.config->quantization) + " have tensors that no family describes"
-                                 : "model_type '" + printable(model.config->model_type) + "' of " + model.config->path +
-                                       " belongs to no family that reshard knows";
-    const std::string held = facts.confirmed.empty()
-                                 ? "no name and no shape was held against it"
-                                 : "nothing was held against it but that " + join(facts.confirmed, " and ");
-    report.add(Severity::kNote, "model-unknown", what + ": " + held).advice =
-        "--family-file describes a family (docs/adding.md).";
-    return skip(what);
+// Why there is no config to compare with.
+void skip_absent_config(Reader& reader, const VerifyOptions& options, VerifyReport& report) {
+  const auto file = find_config_file(reader, options.config, options.model.families);
+  if (options.model.is_none()) return skip_config(file ? file->path : "", "--family none", report);
+  if (!file) return skip_config("", "config.json cannot be read", report);
+  if (!file->is_there()) return skip_config("", "there is no config.json here; --config FILE names one", report);
+  const auto is_of_model = file->is_of_model();
+  skip_config(file->path, is_of_model && !*is_of_model ? "it names no model_type" : "it cannot be read", report);
+}
+
+// Fails if the config was asked for and is of a family whose names no tensor has.
+Status check_undescribed_model(Reader& reader, const Model& model, const VerifyOptions& options, VerifyReport& report) {
+  const Catalog& catalog = reader.catalog();
+  const Family* const said = model.config ? describing_family(*model.config) : nullptr;
+  if (!model.config || (said && options.model.is_none())) {
+    skip_absent_config(reader, options, report);
+    return {};
   }
   const ModelConfig& config = *model.config;
+  const bool is_wanted = !options.config.empty();
+  if (!said) {
+    check_unknown_model(catalog, config, is_wanted, report);
+    return {};
+  }
+  const NameAgreement names = compare_names(*said, catalog, &config);
+  if (is_wanted)
+    return unsupported(options.path + ": " +
+                       (names.known.empty()
+                            ? "no tensor is named as a parameter of the model that --config describes"
+                            : "--config describes a model of family " + said->name + ", and " + names.text()) +
+                       choice_of_part(catalog));
+  if (!holds_weights(catalog)) {
+    skip_config(config.path, "no tensor is a weight of its model", report);
+    return {};
+  }
+  report.add(Severity::kWarning, "model-other", config.path + " is of family " + said->name + ", and " + names.text())
+      .advice =
+      "The tensors were not compared with it, and convert refuses it; if it is of another model, --family none "
+      "ignores it, and --strip-prefix and --rename change names.";
+  skip_config(config.path, "the tensors are not named as in family " + said->name, report);
+  return {};
+}
+
+std::string described_text(const Model& model, const ModelAudit& audit) {
+  std::string text = model.config->path + ": " + std::string(model.family->title) + ", " +
+                     count_of(audit.expected_tensors, "tensor") + ", " + count_of(audit.expected_elements, "parameter");
+  if (audit.head_is_tied) text += "; the head is tied to the embedding and not stored";
+  if (audit.padded_rows > 0)
+    text += "; the vocabulary padded to " + count_of(audit.padded_rows, "row") + ", as Megatron does";
+  if (!audit.uniform_dtype.empty()) text += "; kept in " + audit.uniform_dtype + ", for use in " + model.config->dtype;
+  return text;
+}
+
+Status check_described_model(const Catalog& catalog, const Model& model, bool is_wanted, VerifyReport& report) {
   auto audit = audit_model(catalog, model);
-  if (!audit && wanted) return std::move(audit).error();
-  if (!audit) return skip(audit.error().message());
+  if (!audit && is_wanted) return std::move(audit).error();
+  if (!audit) {
+    skip_config("", audit.error().message(), report);
+    return {};
+  }
   const Index n = audit->expected_tensors;
   report.checked("vocabulary", "embedding and head have a row for each word", n);
-  report.checked("shape", "every shape is as the config says", n);
+  report.checked("shape", kShapeTitle, n);
   report.checked("missing", "every tensor of the model is there", n);
   report.checked("extra", "no tensor is there that the model has not", audit->looked_at);
   report.checked("name", "every name is known, and none twice", audit->looked_at);
   report.checked("dtype", "every dtype is as the config says", n);
-  std::string text = config.path + ": " + std::string(model.family->title) + ", " + count_of(n, "tensor") + ", " +
-                     count_of(audit->expected_elements, "parameter");
-  if (audit->head_is_tied) text += "; the head is tied to the embedding and not stored";
-  if (audit->padded_rows > 0)
-    text += "; the vocabulary padded to " + count_of(audit->padded_rows, "row") + ", as Megatron does";
-  if (!audit->uniform_dtype.empty()) text += "; kept in " + audit->uniform_dtype + ", for use in " + config.dtype;
-  report.fact("config", text);
+  report.fact("config", described_text(model, *audit));
   if (audit->findings.empty() && !catalog.shape_doubt.empty())
     std::erase_if(report.findings, [&](const Finding& f) { return f.what == catalog.shape_doubt; });
   report.add(std::move(audit->findings));
-  check_upcast(*audit, config, catalog, report);
+  check_upcast(*audit, *model.config, catalog, report);
   return {};
+}
+
+Status check_model(Reader& reader, const Model& model, const VerifyOptions& options, VerifyReport& report) {
+  const bool is_wanted = !options.config.empty();
+  const Catalog& catalog = reader.catalog();
+  if (is_wanted && holds_optimizer_alone(catalog)) {
+    report.add(Severity::kNote, "no-model", "there is optimizer state and no model: nothing was compared with --config")
+        .advice = "Verify the directory that has the model too.";
+    skip_config("", "there is no model, only optimizer state", report);
+    return {};
+  }
+  if (is_wanted && catalog.tensors().empty())
+    return unsupported(options.path + ": expected the model that --config describes, got no tensor at all");
+  return model.is_described() ? check_described_model(catalog, model, is_wanted, report)
+                              : check_undescribed_model(reader, model, options, report);
 }
 
 // A declared vocabulary: its rows are the true ones or the padded ones.
@@ -517,7 +523,7 @@ Result<VerifyReport> verify(const Opener& open, const VerifyOptions& options) {
   report.tensor_count = std::ssize(opened.catalog().tensors());
   report.tensor_bytes = opened.catalog().tensor_bytes();
   const Structure structure = check_structure(opened, options, report);
-  TRY(check_model(opened.catalog(), model, options, report));
+  TRY(check_model(opened.reader(), model, options, report));
   check_names(opened.catalog(), model, report);
   check_packed(opened.catalog(), model, report);
   check_optimizer(opened.catalog(), report);

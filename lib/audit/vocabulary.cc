@@ -116,7 +116,7 @@ Finding too_many(const VocabularyTensor& tensor, const VocabularyContext& contex
   if (cuts.empty()) {
     f.why.push_back(with_commas(rows) + " is no multiple that Megatron or ColossalAI would pad " + with_commas(size) +
                     " to; " + tail);
-    f.advice = "A resized embedding (resize_token_embeddings) looks like this: then vocab_size in " +
+    f.advice = "A resized embedding (resize_token_embeddings) looks like this: then " + context.field + " in " +
                context.config_path + " should say " + with_commas(rows) + ".";
     return f;
   }
@@ -164,8 +164,8 @@ std::vector<Finding> audit_vocabulary(const std::vector<VocabularyTensor>& tenso
   for (const auto& [rows, same] : by_rows) {
     if (rows == context.size) continue;
     Finding f = rows < context.size ? too_few(*same[0], context) : too_many(*same[0], context);
-    f.what =
-        count_of(rows, "row") + " where " + context.config_path + " says vocab_size = " + with_commas(context.size);
+    f.what = count_of(rows, "row") + " where " + context.config_path + " says " + context.field + " = " +
+             with_commas(context.size);
     for (const VocabularyTensor* t : same) f.tensors.push_back(t->name);
     for (const VocabularyTensor& other : tensors)
       if (other.rows != rows)

@@ -42,6 +42,7 @@ struct VocabularyContext {
   Index size = 0;                  // from the config
   Index heads = 0;                 // num_attention_heads; 0: unknown
   bool optimizer_missing = false;  // Catalog::lacks_optimizer
+  std::string field = "vocab_size";
 };
 
 // Returns a finding for each wrong number of rows; tensors with the same number share one.

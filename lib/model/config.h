@@ -60,6 +60,17 @@ class ModelConfig {
   // Returns a whole number of the file or derived from it, with booleans as 0 or 1, or nothing if there is none.
   std::optional<Index> find(std::string_view name) const;
   Index number(std::string_view name) const { return find(name).value_or(0); }
+  // Calls `visit(name, value)` for each of those numbers.
+  template <typename Visit>
+  void each_number(Visit visit) const {
+    for (const auto& [name, value] : numbers_)
+      if (value) visit(std::string_view(name), *value);
+  }
+  // Calls `visit(name, length)` for each list of the file.
+  template <typename Visit>
+  void each_list(Visit visit) const {
+    for (const auto& [name, length] : lengths_) visit(std::string_view(name), length);
+  }
   // Returns the length of a list in the file, or nothing if it is not a list.
   std::optional<Index> length(std::string_view name) const;
   NumberOf numbers() const {

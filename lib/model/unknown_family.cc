@@ -67,11 +67,10 @@ VocabularyLeaves vocabulary_leaves(Families families) {
   return leaves;
 }
 
-// Returns the member among `names` that has this value.
-std::string_view member_with(const ModelConfig& config, std::span<const std::string_view> names, Index value) {
-  const auto found = std::find_if(names.begin(), names.end(),
-                                  [&](std::string_view name) { return value > 0 && config.number(name) == value; });
-  return found == names.end() ? std::string_view() : *found;
+// Whether a member among `names` has this value.
+bool has_member_with(const ModelConfig& config, std::span<const std::string_view> names, Index value) {
+  return value > 0 &&
+         std::any_of(names.begin(), names.end(), [&](std::string_view name) { return config.number(name) == value; });
 }
 
 // What the names in a catalog have in common.
@@ -109,76 +108,44 @@ Names names_of(const Catalog& catalog) {
   return out;
 }
 
-// The facts on which a config (of the model or a part) and the tensors agree; empty: none.
+// Which numbers of one config, the model's or a part's, the tensors confirm.
 struct Facts {
-  std::string width, layers;
+  bool has_width = false, has_layers = false;
 };
 
-// Returns " of encoder.text_config".
-std::string of_part(const ModelConfig& config) { return config.part.empty() ? "" : " of " + printable(config.part); }
-
-// Describes a tensor with a row for each word, or for each query of a detector; empty if there is none.
-std::string rows_of(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
-  for (const Tensor* t : names.matrices) {
-    const std::string_view words = member_with(config, rows, t->shape[0]);
-    const std::string_view width = member_with(config, kWidths, t->shape[1]);
-    if (!words.empty() && !width.empty() && t->shape[0] <= kMaxWords)
-      return printable(t->name) + " " + to_string(t->shape) + " is " + std::string(words) + " x " + std::string(width) +
-             of_part(config);
-  }
-  return {};
+// Whether a tensor has a row for each word, or for each of a detector's queries.
+bool has_rows(const Names& names, const ModelConfig& config, std::span<const std::string_view> rows) {
+  return std::any_of(names.matrices.begin(), names.matrices.end(), [&](const Tensor* t) {
+    return has_member_with(config, rows, t->shape[0]) && has_member_with(config, kWidths, t->shape[1]) &&
+           t->shape[0] <= kMaxWords;
+  });
 }
 
-// Describes the filters for patches of images, or for bands of sound; empty if there are none.
-std::string filters_of(const Names& names, const ModelConfig& config) {
-  for (const Tensor* t : names.filters) {
+// Whether a tensor is the filters that a model has for patches of images, or for bands of sound.
+bool has_filters(const Names& names, const ModelConfig& config) {
+  const Index patch = config.number("patch_size");
+  return std::any_of(names.filters.begin(), names.filters.end(), [&](const Tensor* t) {
     const bool sees = t->shape.rank() > 3;
-    const std::string_view width = member_with(config, kWidths, t->shape[0]);
-    const std::string_view input =
-        sees ? member_with(config, kChannels, t->shape[1]) : member_with(config, kBands, t->shape[1]);
-    const Index patch = config.number("patch_size");
-    if (width.empty() || input.empty() || (sees && (patch < 1 || t->shape[t->shape.rank() - 1] != patch))) continue;
-    return printable(t->name) + " " + to_string(t->shape) + " is " + std::string(width) + " x " + std::string(input) +
-           (sees ? " x patches of patch_size" : "") + of_part(config);
-  }
-  return {};
+    if (!has_member_with(config, kWidths, t->shape[0])) return false;
+    return sees
+               ? has_member_with(config, kChannels, t->shape[1]) && patch >= 1 && t->shape[t->shape.rank() - 1] == patch
+               : has_member_with(config, kBands, t->shape[1]);
+  });
+}
+
+bool has_layers(const Names& names, const ModelConfig& config) {
+  return std::any_of(names.lists.begin(), names.lists.end(), [&](const auto& list) {
+    const Index modules = std::ssize(list.second);
+    return Names::is_whole(list.second) &&
+           (has_member_with(config, kDepths, modules) ||
+            std::any_of(std::begin(kLayerLists), std::end(kLayerLists),
+                        [&](std::string_view member) { return config.length(member) == modules; }));
+  });
 }
 
 Facts facts_of(const Names& names, const ModelConfig& config) {
-  Facts out{rows_of(names, config, kWords), {}};
-  if (out.width.empty()) out.width = rows_of(names, config, kQueries);
-  if (out.width.empty()) out.width = filters_of(names, config);
-  for (const auto& [prefix, numbers] : names.lists) {
-    if (!Names::is_whole(numbers)) continue;
-    const Index modules = std::ssize(numbers);
-    std::string depth;
-    if (const std::string_view member = member_with(config, kDepths, modules); !member.empty())
-      depth = std::string(member) + " = " + count_of(modules, "layer");
-    for (const std::string_view list : kLayerLists)
-      if (depth.empty() && config.length(list) == modules)
-        depth = "the " + count_of(modules, "layer") + " of " + std::string(list);
-    if (depth.empty()) continue;
-    out.layers = printable(prefix) + " has " + depth + of_part(config);
-    break;
-  }
-  return out;
-}
-
-// Describes a number of layers that differs from a config with a single stack of layers. Empty if they agree, or if
-// more than one list of modules may be the layers.
-std::string other_depth(const Names& names, const ModelConfig& config) {
-  if (names.lists.size() != 1 || !config.parts.empty() || config.num_prediction_layers() > 0) return {};
-  const auto& [prefix, numbers] = *names.lists.begin();
-  const Index modules = std::ssize(numbers);
-  std::string_view member;
-  for (const std::string_view name : kDepths) {
-    if (config.number(name) < 1) continue;
-    if (config.number(name) == modules || (!member.empty() && config.number(name) != config.number(member))) return {};
-    if (member.empty()) member = name;
-  }
-  if (member.empty() || modules < 2 || !Names::is_whole(numbers)) return {};
-  return printable(prefix) + " has " + count_of(modules, "layer") + " where " + config.path + " says " +
-         std::string(member) + " " + with_commas(config.number(member));
+  return {has_rows(names, config, kWords) || has_rows(names, config, kQueries) || has_filters(names, config),
+          has_layers(names, config)};
 }
 
 // Returns whether all parts with a number of layers are present.
@@ -208,33 +175,19 @@ bool is_embedding(std::string_view parameter, Families families) {
   return vocabulary_leaves(families).embeddings.contains(leaf_of(parameter));
 }
 
-CommonFacts common_facts(const Catalog& catalog, const ModelConfig& config) {
+bool is_config_of(const Catalog& catalog, const ModelConfig& config) {
   const Names names = names_of(catalog);
-  const VocabularyLeaves leaves = vocabulary_leaves(config.families);
-  CommonFacts out;
-  for (const Tensor* t : names.matrices)
-    if (leaves.contain(leaf_of(split_state_key(t->key()).parameter)) &&
-        !member_with(config, kWidths, t->shape[1]).empty() && config.vocab_size() <= kMaxWords)
-      out.vocabulary.push_back(t);
-  for (const Tensor* t : out.vocabulary)
-    if (t->shape[0] < config.vocab_size())
-      out.contradictions.push_back({t, "has " + count_of(t->shape[0], "row") + " where " + config.path +
-                                           " says vocab_size " + with_commas(config.vocab_size())});
-  if (std::string text = other_depth(names, config); !text.empty()) out.contradictions.push_back({nullptr, text});
   Facts facts = facts_of(names, config);
   // If only the configs of parts describe the model, all parts must be present, and one of them has the words.
   for (const ModelConfig& part : config.parts) {
-    if (!facts.width.empty() && !facts.layers.empty()) break;
-    if (Facts own = facts_of(names, part); !own.width.empty() && !own.layers.empty() && has_all_parts(names, config))
-      facts = std::move(own);
+    if (facts.has_width && facts.has_layers) break;
+    if (const Facts own = facts_of(names, part); own.has_width && own.has_layers && has_all_parts(names, config))
+      facts = own;
   }
   const bool numbered_first = std::any_of(names.lists.begin(), names.lists.end(),
                                           [](const auto& list) { return list.first.find('.') == std::string::npos; });
-  out.is_its_model = !facts.width.empty() && !facts.layers.empty() && names.tops.size() > 1 &&
-                     (!numbered_first || is_headless(config)) && !has_other_names(catalog, config.families);
-  for (std::string* fact : {&facts.width, &facts.layers})
-    if (!fact->empty()) out.confirmed.push_back(std::move(*fact));
-  return out;
+  return facts.has_width && facts.has_layers && names.tops.size() > 1 && (!numbered_first || is_headless(config)) &&
+         !has_other_names(catalog, config.families);
 }
 
 }  // namespace reshard

@@ -138,7 +138,7 @@ TEST(Identity, WhatIsNoKnownModelIsRefusedBeforeAnythingIsWritten) {
   // As it was asked for: the names are said to be nobody's, and a config of another model does not go along.
   const CommandResult r = reshard_cli({"convert", s.path, s.out, "--to", "hf", "--family", "none"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("nothing was held against a model"));
+  EXPECT_THAT(r.out, HasSubstr("nothing was compared with a model"));
   EXPECT_FALSE(fs::exists(s.out + "/config.json"));
   EXPECT_EQ(reshard_cli({"convert", s.path, s.dir / "dcp", "--to", "dcp"}).exit_code, 0);  // claims nothing
 }
@@ -211,7 +211,7 @@ TEST(Identity, ConfigsOfUnknownModelsAreInNobodysWay) {
   EXPECT_EQ(reshard_cli({"diff", dir / "t5", dir / "dcp"}).exit_code, 0);
   const CommandResult copied = reshard_cli({"convert", dir / "t5", dir / "hf", "--to", "hf"});
   EXPECT_EQ(copied.exit_code, 0) << copied.err;
-  EXPECT_THAT(copied.out, HasSubstr("nothing was held against a model"));
+  EXPECT_THAT(copied.out, HasSubstr("nothing was compared with a model"));
   EXPECT_TRUE(fs::exists(dir / "hf/config.json"));
 }
 
@@ -247,9 +247,8 @@ TEST(Identity, AModelOfNoFamilyIsWrittenWhereItsConfigConfirmsIt) {
     const Outsider m(wrapper);
     const CommandResult r = m.convert();
     ASSERT_EQ(r.exit_code, 0) << r.out << r.err;
-    EXPECT_THAT(r.out, AllOf(HasSubstr("no known family describes the newest of "),
-                             HasSubstr("backbone.wte.weight [64, 8] is vocab_size x d_model"),
-                             HasSubstr("backbone.blocks has n_layer = 2 layers")));
+    EXPECT_THAT(r.out, AllOf(HasSubstr("checked d_model, vocab_size and n_layer; not checked: other names and shapes"),
+                             HasSubstr("no family describes model_type 'newest'")));
     TensorValues expected;
     for (const std::string& name : Outsider::kNames) expected[name] = Outsider::value_of(name);
     EXPECT_TRUE(load_checkpoint(m.out) == expected) << wrapper;
@@ -366,8 +365,8 @@ TEST(Identity, AModelOfNoFamilyIsWrittenWhereConfigsOfItsPartsConfirmIt) {
   const std::string eye = R"("num_hidden_layers": 1)", mouth = R"("vocab_size": 64, "n_layer": 2)";
   const CommandResult r = convert(eye, mouth);
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, AllOf(HasSubstr("mouth.wte.weight [64, 8] is vocab_size x d_model of more.mouth"),
-                           HasSubstr("mouth.blocks has n_layer = 2 layers of more.mouth")));
+  EXPECT_THAT(r.out,
+              AllOf(HasSubstr("more.mouth.d_model, more.mouth.vocab_size"), HasSubstr("and more.mouth.n_layer;")));
   EXPECT_EQ(convert(R"("num_hidden_layers": 3)", mouth).exit_code, 4);
   EXPECT_EQ(convert(eye, R"("vocab_size": 64, "n_layer": 3)").exit_code, 4);
   EXPECT_EQ(convert(eye, R"("vocab_size": 65, "n_layer": 2)").exit_code, 4);
@@ -413,7 +412,7 @@ TEST(Identity, AModelQuantizedInAWayThatIsNotKnownIsCopied) {
       "quantization_config": {"quant_method": "gptq", "bits": 4}})");
   const CommandResult r = reshard_cli({"convert", dir / "q", dir / "out", "--to", "hf"});
   ASSERT_EQ(r.exit_code, 0) << r.err;
-  EXPECT_THAT(r.out, HasSubstr("no known family describes the llama of " + (dir / "q/config.json") + " (gptq)"));
+  EXPECT_THAT(r.out, HasSubstr("no family describes models quantized with gptq"));
   EXPECT_TRUE(load_checkpoint(dir / "out") == tensors);
   ASSERT_EQ(reshard_cli({"convert", dir / "q", dir / "dcp", "--to", "dcp", "--mesh", "dp_shard=2"}).exit_code, 0);
   EXPECT_EQ(reshard_cli({"verify", dir / "q", "--against", dir / "dcp"}).exit_code, 0);
@@ -457,7 +456,7 @@ TEST(Identity, AConfigOfNoSenseIsAFindingAndInNobodysWayWithoutFamily) {
     write_file(dir / "m/config.json", text);
     const CommandResult r = reshard_cli({"verify", dir / "m"});
     EXPECT_EQ(r.exit_code, 1) << r.out;
-    EXPECT_THAT(r.out, HasSubstr("convert stops there. Mend it, or give another with --config."));
+    EXPECT_THAT(r.out, HasSubstr("convert stops there. Repair it, or give another with --config."));
     EXPECT_EQ(reshard_cli({"convert", dir / "m", dir / "o", "--to", "dcp"}).exit_code, 3);
     EXPECT_EQ(reshard_cli({"verify", dir / "m", "--config", dir / "m/config.json"}).exit_code, 3);
     for (const auto& command : {std::vector<std::string>{"verify", dir / "m", "--against", dir / "m"},

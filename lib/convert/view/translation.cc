@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/audit/unknown_model_audit.h"
 #include "lib/base/file.h"
 #include "lib/base/names.h"
 #include "lib/base/text.h"
@@ -169,6 +170,14 @@ Status check_nothing_is_beside(const Catalog& source, const Wanted& wanted, bool
   return {};
 }
 
+// Notes what `verify` says of a model that no family describes.
+void note_unknown_model(const Catalog& source, const ModelConfig& config, ConversionNotes& notes) {
+  const UnknownModelAudit audit = audit_unknown_model(source, config);
+  notes.warnings.push_back("names, shapes and rows are the source's own: " + summary(audit, config));
+  for (const Finding& f : audit.findings)
+    notes.warnings.push_back((f.tensors.empty() ? "" : folded(f.tensors) + ": ") + f.what);
+}
+
 }  // namespace
 
 Status check_names(const Catalog& source, const Translation& names, const Wanted& wanted, const Format& format,
@@ -187,8 +196,8 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
   if (file.is_there())
     if (auto parsed = file.model()) config = *std::move(parsed);
   const Family* said = config ? describing_family(*config) : nullptr;
-  const CommonFacts facts = config && !said ? common_facts(source, *config) : CommonFacts();
-  const bool has_model_names = (source.has_model_names || facts.is_its_model) &&
+  const bool is_unknown = config && !said;
+  const bool has_model_names = (source.has_model_names || (is_unknown && is_config_of(source, *config))) &&
                                (said || !convention_without_config(source, wanted.model.families));
   if (!wanted.model.is_none() && !(has_model_names && !said && !wanted.convention && adapters.empty())) {
     std::string why =
@@ -210,20 +219,11 @@ Status check_names(const Catalog& source, const Translation& names, const Wanted
                        "them, --family-file describes a family" + prefix_of_all(model));
   }
   if (!wanted.model.is_none() && source.has_model_names) TRY(check_nothing_is_beside(source, wanted, false, notes));
-  notes.warnings.push_back(
-      "names, shapes and rows are the source's own: " +
-      (facts.confirmed.empty()
-           ? "nothing was held against a model"
-           : "no known family describes the " +
-                 printable(family_of_model_type(config->model_type, config->text_model_type, config->families) &&
-                                   !config->architecture.empty()
-                               ? config->architecture
-                               : config->model_type) +
-                 " of " + file.path +
-                 (config->quantization.empty() ? "" : " (" + printable(config->quantization) + ")") +
-                 ", which confirms that " + join(facts.confirmed, " and ") + ", and nothing else was held against it"));
-  for (const CommonFacts::Contradiction& c : facts.contradictions)
-    notes.warnings.push_back((c.tensor ? tensor_text(c.tensor->name) + " " : "") + c.what);
+  if (is_unknown) {
+    note_unknown_model(source, *config, notes);
+  } else {
+    notes.warnings.push_back("names, shapes and rows are the source's own: nothing was compared with a model's config");
+  }
   for (const Tensor& t : source.tensors())
     if (t.name.ends_with(kStackedExperts)) {
       notes.warnings.push_back(tensor_text(t.name) +

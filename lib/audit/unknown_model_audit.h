@@ -1,0 +1,35 @@
+// Compares the tensors of a model that no family describes with the numbers in its config.json that mean the same in
+// every model: words, width, layers, experts, heads, positions. Uses metadata only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lib/audit/finding.h"
+#include "lib/model/config.h"
+
+namespace reshard {
+
+// A kind of number of which a config has one or several: "layers" in num_hidden_layers and encoder.num_hidden_layers.
+struct CheckedNumber {
+  std::string check;  // the check of which it is part (CheckRun::id): "vocabulary", "shape", "missing"
+  std::string field;  // "num_hidden_layers"
+};
+
+struct UnknownModelAudit {
+  std::vector<Finding> findings;        // with a family's ids and severities
+  std::vector<CheckedNumber> compared;  // those that the tensors confirm or contradict
+
+  // Whether a number of that check was compared.
+  bool has_compared(std::string_view check) const;
+};
+
+// Reports a contradiction only if one of the config's numbers has no tensor, and a tensor in its role has a size that
+// no other number of the config explains. A number that the model does not use is therefore no contradiction.
+UnknownModelAudit audit_unknown_model(const Catalog& catalog, const ModelConfig& config);
+
+// Says in one line what was compared and what was not: "config.json: checked vocab_size and hidden_size; not checked:
+// other names and shapes, as no family describes model_type 'bert'".
+std::string summary(const UnknownModelAudit& audit, const ModelConfig& config);
+
+}  // namespace reshard
