@@ -10,6 +10,7 @@
 #include "formats/megatron/megatron.h"
 #include "formats/meta/meta.h"
 #include "formats/nanotron/nanotron.h"
+#include "formats/orbax/orbax.h"
 #include "formats/ranks/ranks.h"
 #include "formats/torch_checkpointing/torch_checkpointing.h"
 #include "formats/vllm/vllm.h"
@@ -20,7 +21,7 @@ FormatTable& formats() {
   static FormatTable table({&kMegatronLegacyFormat, &kMegatronLegacyLocalFormat, &kMegatronFormat, &kDcpFormat,
                             &kTorchCheckpointingFormat, &kNanotronFormat, &kColossalaiFormat, &kFsdpFormat,
                             &kDeepspeedFormat, &kDeepspeedUniversalFormat, &kVllmFormat, &kVllm013Format, &kRanksFormat,
-                            &kMetaFormat, &kHfFormat, &kBinFormat, &kHdf5Format, &kHdf5ViewFormat});
+                            &kMetaFormat, &kHfFormat, &kBinFormat, &kOrbaxFormat, &kHdf5Format, &kHdf5ViewFormat});
   return table;
 }
 

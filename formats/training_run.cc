@@ -113,6 +113,7 @@ class JoinedReader : public Reader {
     }
     for (const std::string& note : from.notes) catalog_.notes.push_back(directory + ": " + note);
     catalog_.shares_extents = catalog_.shares_extents || from.shares_extents;
+    catalog_.has_other_bytes = catalog_.has_other_bytes || from.has_other_bytes;
     if (parts_.size() == 1) catalog_.attributes = from.attributes;
     return {};
   }

@@ -1,5 +1,6 @@
 #include "formats/encoding/zstd_frame.h"
 
+#define ZSTD_STATIC_LINKING_ONLY  // for the header of a frame
 #include <zstd.h>
 #include <zstd_errors.h>
 
@@ -8,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "lib/base/memory_limit.h"
 #include "lib/base/text.h"
 
 namespace reshard::zstd {
@@ -75,11 +77,23 @@ Result<std::string> decode(Bytes frame, Index limit, const std::string& place) {
   std::string out;
   const Pull pull = [&]() -> Result<Bytes> { return std::exchange(frame, {}); };
   const Push push = [&](Bytes decoded) -> Status {
+    const std::size_t size = out.size() + decoded.size();
+    if (size > out.capacity()) {
+      const std::size_t room = std::max(size, 2 * out.capacity());
+      TRY(may_take(static_cast<Index>(room), [&] { return place + ": a zstd frame"; }));
+      out.reserve(room);
+    }
     out += as_string(decoded);
     return {};
   };
   TRY(decode_stream(pull, push, limit, place));
   return out;
+}
+
+Index window_bytes(Bytes start) {
+  ZSTD_frameHeader header;
+  if (ZSTD_getFrameHeader(&header, start.data(), start.size()) != 0) return 0;
+  return to_index(header.windowSize).value_or(INT64_MAX);
 }
 
 }  // namespace reshard::zstd

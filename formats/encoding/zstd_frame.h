@@ -15,7 +15,11 @@ inline constexpr std::string_view kMagic{"\x28\xb5\x2f\xfd", 4};
 // bytes written. More than `limit` is a corrupt error: a frame can promise anything.
 Result<Index> decode(const File& file, Index offset, Index length, Index limit, const File& out, Index out_offset);
 
-// The same in memory. `place` names the frame in errors.
+// The same in memory, which is asked for as it is needed. `place` names the frame in errors.
 Result<std::string> decode(Bytes frame, Index limit, const std::string& place);
+
+// How many bytes of what it has decoded before a decoder of this frame keeps, from the frame's first bytes: 18 are
+// enough. 0 if these are no frame's.
+Index window_bytes(Bytes start);
 
 }  // namespace reshard::zstd

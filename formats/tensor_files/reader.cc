@@ -105,6 +105,12 @@ Status TensorFileReader::add_json(const std::string& name, KeyPath path, std::ui
   return add_pickled(name, std::move(path), file, std::move(w).finish());
 }
 
+Result<std::string> TensorFileReader::json_item(const Json& value) {
+  pickle::PickleWriter w;
+  TRY(write_json(w, value, 0));
+  return torch_archive::object_item(std::move(w).finish());
+}
+
 Status TensorFileReader::add_pickled(const std::string& name, KeyPath path, std::uint32_t file, std::string pickle) {
   documents_.push_back(TRY(pickle::parse(std::move(pickle), catalog_.file_path(file) + ": " + printable(name))));
   return add_object(name, std::move(path), file, documents_.back().root());

@@ -46,6 +46,9 @@ class TensorFileReader : public Reader {
   // A value that was JSON.
   Status add_json(const std::string& name, KeyPath path, std::uint32_t file, const Json& value);
 
+  // What blob_bytes() gives of a value that is this JSON.
+  static Result<std::string> json_item(const Json& value);
+
   // The last step of opening: the order people expect, whether storages are shared, and validate() where asked for.
   Status finish(const OpenOptions& options);
 

@@ -90,7 +90,7 @@ void report_short_files(const Catalog& catalog, FindingList& findings) {
 // Writers of items put them one behind the other: what lies between them was recorded once. Of tensors that are
 // located from the start, only payloads are known and not what is around them.
 void check_unclaimed(const Catalog& catalog, FindingList& findings) {
-  if (catalog.shares_extents || (catalog.tensors().empty() && catalog.blobs.empty())) return;
+  if (catalog.shares_extents || catalog.has_other_bytes || (catalog.tensors().empty() && catalog.blobs.empty())) return;
   std::vector<std::vector<std::pair<Index, Index>>> claimed(catalog.files.size());
   const auto claim = [&](const Extent& e) { claimed[e.file].emplace_back(e.offset, e.offset + e.length); };
   for (const Tensor& t : catalog.tensors()) {

@@ -248,6 +248,8 @@ class Catalog {
   // Fragments may overlap in their bytes: views of one torch.save storage, or, before locate(), fragments recorded with
   // the extent of the blob that contains them.
   bool shares_extents = false;
+  // The files also contain bytes that belong to no tensor or object, such as the nodes of a tree.
+  bool has_other_bytes = false;
   // The number of words in the vocabulary, if the writer records it: further rows of an embedding are padding, whatever
   // they hold. 0: unknown.
   Index vocabulary = 0;

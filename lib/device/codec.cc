@@ -10,12 +10,13 @@
 #include <cstring>
 
 #include "lib/base/text.h"
+#include "lib/device/crc32.h"
 
 namespace reshard {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSum = 4;  // bytes of a Fletcher-32
+constexpr std::size_t kSum = 4;  // bytes of a Fletcher-32 or CRC-32C
 
 // One loop for each width that elements have, so that the compiler sees constants.
 template <std::size_t kUnit>
@@ -101,15 +102,24 @@ ChunkDecoder& ChunkDecoder::operator=(ChunkDecoder&&) noexcept = default;
 
 namespace {
 
-Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, const std::string& place) {
-  uLongf length = out.size();
-  const int error =
-      ::uncompress(reinterpret_cast<Bytef*>(out.data()), &length, reinterpret_cast<const Bytef*>(in.data()), in.size());
-  if (error == Z_OK) return static_cast<std::size_t>(length);
-  if (error == Z_BUF_ERROR)
-    return corrupt(place + ": deflate: expected a stream of " + bytes_of(std::ssize(out)) +
+// `in` and `out` are below 4 GiB: readers bound the chunks that they list.
+Result<std::size_t> inflate_chunk(Bytes in, MutableBytes out, bool is_gzip, const std::string& place) {
+  z_stream stream = {};
+  stream.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(in.data()));
+  stream.avail_in = static_cast<uInt>(in.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  const std::string what = place + (is_gzip ? ": gzip" : ": deflate");
+  if (::inflateInit2(&stream, is_gzip ? 16 + MAX_WBITS : MAX_WBITS) != Z_OK) return io_error(what + ": out of memory");
+  const int state = ::inflate(&stream, Z_FINISH);
+  const std::size_t length = out.size() - stream.avail_out;
+  ::inflateEnd(&stream);
+  if (state == Z_STREAM_END) return length;
+  if (state == Z_MEM_ERROR) return io_error(what + ": out of memory");
+  if (state == Z_BUF_ERROR || state == Z_OK)
+    return corrupt(what + ": expected a stream of at most " + bytes_of(out.size()) +
                    ", got one that is cut short or longer");
-  return corrupt(place + ": deflate: the stream is damaged");
+  return corrupt(what + ": the stream is damaged");
 }
 
 Result<std::size_t> unzstd_chunk(ZSTD_DCtx* context, Bytes in, MutableBytes out, const std::string& place) {
@@ -119,14 +129,17 @@ Result<std::size_t> unzstd_chunk(ZSTD_DCtx* context, Bytes in, MutableBytes out,
   return length;
 }
 
-Result<MutableBytes> without_sum(MutableBytes in, const std::string& place) {
-  if (in.size() < kSum) return corrupt(place + ": fletcher32: expected a checksum, got " + std::to_string(in.size()));
+// The bytes before the checksum of this kind, which holds for them.
+Result<MutableBytes> without_sum(MutableBytes in, ChunkFilter::Kind kind, const std::string& place) {
+  const bool is_crc = kind == ChunkFilter::Kind::kCrc32c;
+  const std::string what = place + (is_crc ? ": crc32c" : ": fletcher32");
+  if (in.size() < kSum) return corrupt(what + ": expected a checksum, got " + bytes_of(in.size()));
   const MutableBytes data = in.first(in.size() - kSum);
   std::uint32_t stored;
   std::memcpy(&stored, in.data() + data.size(), kSum);
-  const std::uint32_t sum = fletcher32(data);
+  const std::uint32_t sum = is_crc ? crc32c(0, data) : fletcher32(data);
   if (sum == stored) return data;
-  return corrupt(place + ": fletcher32: expected " + std::to_string(stored) + ", got " + std::to_string(sum) +
+  return corrupt(what + ": expected " + std::to_string(stored) + ", got " + std::to_string(sum) +
                  ": the bytes changed after they were saved");
 }
 
@@ -140,8 +153,8 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
   std::size_t next = 0;
   for (std::size_t i = encoding.filters.size(); i-- > 0;) {
     const ChunkFilter& filter = encoding.filters[i];
-    if (filter.kind == ChunkFilter::Kind::kFletcher32) {
-      now = TRY(without_sum(now, place));
+    if (filter.kind == ChunkFilter::Kind::kFletcher32 || filter.kind == ChunkFilter::Kind::kCrc32c) {
+      now = TRY(without_sum(now, filter.kind, place));
       continue;
     }
     std::vector<std::byte>& buffer = buffers_[next];
@@ -156,10 +169,10 @@ Result<MutableBytes> ChunkDecoder::decode(MutableBytes stored, const ChunkEncodi
       now = out.first(now.size());
       continue;
     }
-    const std::size_t length = filter.kind == ChunkFilter::Kind::kDeflate
-                                   ? TRY(inflate_chunk(now, out, place))
-                                   : TRY(unzstd_chunk(contexts_->zstd, now, out, place));
-    now = out.first(length);
+    if (filter.kind == ChunkFilter::Kind::kZstd)
+      now = out.first(TRY(unzstd_chunk(contexts_->zstd, now, out, place)));
+    else
+      now = out.first(TRY(inflate_chunk(now, out, filter.kind == ChunkFilter::Kind::kGzip, place)));
   }
   if (static_cast<Index>(now.size()) == encoding.decoded_bytes) return now;
   return corrupt(place + ": chunk: expected " + bytes_of(encoding.decoded_bytes) + ", got " +

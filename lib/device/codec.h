@@ -1,4 +1,4 @@
-// Compression of chunks of elements: byte shuffle, zstd, deflate, Fletcher-32 (lib/layout/chunk_encoding.h).
+// Compression of chunks of elements: byte shuffle, zstd, deflate, gzip, and checksums (lib/layout/chunk_encoding.h).
 #pragma once
 
 #include <array>

@@ -13,8 +13,10 @@ struct ChunkFilter {
     // The first bytes of all elements, then all second bytes, and so on. A partial element at the end is left in place.
     kShuffle,
     kDeflate,     // a zlib stream (RFC 1950)
+    kGzip,        // a gzip member (RFC 1952)
     kZstd,        // one zstd frame (RFC 8878)
     kFletcher32,  // a checksum of four bytes after the data
+    kCrc32c,      // a CRC-32C of four bytes after the data, little-endian
   };
   Kind kind = Kind::kShuffle;
   Index unit = 1;  // bytes per element, for kShuffle

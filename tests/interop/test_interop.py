@@ -6,6 +6,7 @@ The last line is `interop: N passed, N failed, N skipped`.
 """
 import argparse
 import concurrent.futures
+import hashlib
 import importlib.util
 import io
 import json
@@ -2126,6 +2127,27 @@ def torch_from_h5(dataset):
     if isinstance(kind, h5py.h5t.TypeFloatID) and kind.get_size() == 1:
         return torch.from_numpy(np.asarray(dataset[()])).float().to(torch.float8_e5m2)
     return torch.from_numpy(np.asarray(dataset[()]))
+
+
+class Orbax(Case):
+    """What orbax-checkpoint and tensorstore save, by a Python that has them (RESHARD_JAX_PYTHON)."""
+
+    def test_every_tensor_is_what_was_saved(self):
+        python = os.environ.get("RESHARD_JAX_PYTHON", sys.executable)
+        if subprocess.run([python, "-c", "import jax, orbax.checkpoint"], capture_output=True).returncode != 0:
+            self.skipTest("orbax-checkpoint is not installed")
+        seed = int(time.time())
+        made = subprocess.run([python, ROOT / "tests/data/orbax/make.py", self.directory, str(seed)],
+                              capture_output=True, text=True)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        truths = sorted(self.directory.glob("*.json"))
+        self.assertGreaterEqual(len(truths), 8)
+        for truth in truths:
+            source = truth.with_suffix("") / "5" if truth.stem == "manager" else truth.with_suffix("")
+            reshard("convert", source, self.out(truth.stem + ".hf"), "--to", "hf", "--family", "none")
+            stored = raw_safetensors(self.out(truth.stem + ".hf") / "model.safetensors")
+            digests = {k: [d, s, hashlib.sha256(b).hexdigest()] for k, (d, s, b) in stored.items()}
+            self.assertEqual(digests, json.loads(truth.read_text()), f"{truth.stem} of seed {seed}")
 
 
 @unittest.skipUnless(importlib.util.find_spec("h5py") and importlib.util.find_spec("hdf5plugin"), "needs h5py, hdf5plugin")

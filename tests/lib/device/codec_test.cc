@@ -120,5 +120,28 @@ TEST(ChunkDecoder, ChecksFletcher32) {
   EXPECT_FALSE(decoded("abc", encoding));
 }
 
+TEST(ChunkDecoder, ChecksCrc32c) {
+  const ChunkEncoding encoding{{{ChunkFilter::Kind::kCrc32c}}, 9};
+  EXPECT_EQ(*decoded("123456789\x83\x92\x06\xe3", encoding), "123456789");
+  const auto bad = decoded("123456780\x83\x92\x06\xe3", encoding);
+  ASSERT_FALSE(bad);
+  EXPECT_THAT(bad.error().message(), HasSubstr("crc32c: expected"));
+  EXPECT_FALSE(decoded("123", encoding));
+}
+
+// The streams are Python's zlib.compress(b"aaaaaaaaaa") and gzip.compress() of the same.
+TEST(ChunkDecoder, TakesStreamsOfZlibAndGzip) {
+  const std::string zlib("\x78\x9c\x4b\x4c\x84\x01\x00\x14\xe1\x03\xcb", 11);
+  const std::string gzip("\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\x4b\x4c\x84\x01\x00\xf0\xcd\x11\x4c\x0a\x00\x00\x00",
+                         23);
+  const ChunkEncoding of_zlib{{{ChunkFilter::Kind::kDeflate}}, 10}, of_gzip{{{ChunkFilter::Kind::kGzip}}, 10};
+  EXPECT_EQ(*decoded(zlib, of_zlib), "aaaaaaaaaa");
+  EXPECT_EQ(*decoded(gzip, of_gzip), "aaaaaaaaaa");
+  EXPECT_FALSE(decoded(zlib, of_gzip));
+  EXPECT_FALSE(decoded(gzip, of_zlib));
+  for (std::size_t n = 0; n < gzip.size(); ++n) EXPECT_FALSE(decoded(gzip.substr(0, n), of_gzip)) << n;
+  EXPECT_FALSE(decoded(gzip, {{{ChunkFilter::Kind::kGzip}}, 9}));
+}
+
 }  // namespace
 }  // namespace reshard

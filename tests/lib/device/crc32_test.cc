@@ -8,11 +8,11 @@
 namespace reshard {
 namespace {
 
-std::uint32_t bit_by_bit(Bytes data) {
+std::uint32_t bit_by_bit(Bytes data, std::uint32_t polynomial = 0xedb88320) {
   std::uint32_t crc = 0xffffffff;
   for (std::byte b : data) {
     crc ^= std::to_integer<std::uint32_t>(b);
-    for (int i = 0; i < 8; ++i) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xedb88320 : 0);
+    for (int i = 0; i < 8; ++i) crc = (crc >> 1) ^ ((crc & 1) != 0 ? polynomial : 0);
   }
   return ~crc;
 }
@@ -33,6 +33,17 @@ TEST(Crc32, EqualsTheBitByBitDefinition) {
   const auto data = random_bytes(5000);
   for (std::size_t n : {1, 15, 16, 31, 32, 33, 255, 256, 257, 1024, 4999})
     EXPECT_EQ(crc32(0, Bytes(data).subspan(1, n)), bit_by_bit(Bytes(data).subspan(1, n))) << n;
+}
+
+TEST(Crc32c, IsCastagnolis) {
+  EXPECT_EQ(crc32c(0, as_bytes("123456789")), 0xe3069283u);
+  EXPECT_EQ(crc32c(0, {}), 0u);
+  const auto data = random_bytes(5000);
+  for (const std::size_t n : {1, 7, 8, 63, 1024, 5000}) {
+    const Bytes all = Bytes(data).first(n);
+    EXPECT_EQ(crc32c(0, all), bit_by_bit(all, 0x82f63b78)) << n;
+    EXPECT_EQ(crc32c(crc32c(0, all.first(n / 3)), all.subspan(n / 3)), crc32c(0, all)) << n;
+  }
 }
 
 TEST(Crc32, PiecesContinueAndCombine) {

@@ -1,0 +1,50 @@
+// What a checkpoint's store holds: values under keys, as an OCDBT database has them, or files under their paths.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/base/result.h"
+#include "lib/checkpoint/catalog.h"
+
+namespace reshard::orbax {
+
+// Values sorted by key, each at a place in a file, or in memory if it is stored inside a node.
+class KeyValues {
+ public:
+  static constexpr std::uint32_t kInline = ~std::uint32_t{0};  // Extent::file of a value in memory
+  static constexpr Index kMaxKeys = Index{1} << 26;
+
+  // Files that values are in, relative to the checkpoint's directory. Extents refer to them by their position.
+  std::vector<std::string> files;
+
+  std::size_t size() const { return entries_.size(); }
+  std::string_view key(std::size_t i) const {
+    return std::string_view(keys_).substr(entries_[i].key, entries_[i].key_length);
+  }
+  const Extent& extent(std::size_t i) const { return entries_[i].extent; }
+  // The bytes of all values in memory; their extents' offsets refer to this.
+  const std::string& inline_bytes() const { return inline_; }
+
+  // Appends a value. Keys must ascend: anything else is a corrupt error, as is a key too many. Asks for the memory.
+  Status add(std::string_view key, const Extent& extent);
+  Status add_inline(std::string_view key, std::string_view value);
+  // The value of a key; nothing if there is none.
+  std::optional<std::size_t> find(std::string_view key) const;
+
+ private:
+  struct Entry {
+    std::size_t key = 0;  // where it begins in keys_
+    std::uint32_t key_length = 0;
+    Extent extent;
+  };
+  Status ask_for(std::size_t bytes);
+
+  std::string keys_, inline_;
+  std::vector<Entry> entries_;
+  Index unasked_ = 0;  // bytes added since memory was last asked for
+};
+
+}  // namespace reshard::orbax

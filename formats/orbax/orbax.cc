@@ -1,0 +1,102 @@
+#include "formats/orbax/orbax.h"
+
+#include <algorithm>
+
+#include "formats/orbax/item_metadata.h"
+#include "formats/orbax/ocdbt.h"
+
+namespace reshard {
+namespace orbax {
+namespace {
+
+constexpr std::string_view kJsonFile = "metadata";  // of an item that is JSON
+constexpr std::string_view kV1Marker = "orbax.checkpoint";
+// What CheckpointManager, MaxText, Flax and v1 call an item of arrays: known in a step that has no metadata of its own.
+constexpr std::string_view kUsualItems[] = {"default", "items", "state", "params", "pytree", "train_state", "model"};
+
+bool is_unfinished(std::string_view name) { return name.find(kUnfinished) != std::string_view::npos; }
+
+bool has_processes(const PathSnapshot& place) {
+  return std::any_of(place.entries().begin(), place.entries().end(),
+                     [](const DirectoryEntry& e) { return e.is_directory && e.name.starts_with(kProcessPrefix); });
+}
+
+// Whether its directories are arrays: of one without a database and metadata the first few tell.
+Result<bool> has_array_directories(const PathSnapshot& place) {
+  int looked_at = 0;
+  for (const DirectoryEntry& entry : place.entries()) {
+    if (!entry.is_directory || ++looked_at > 4) continue;
+    const PathSnapshot& array = *TRY(place.inside(entry.name));
+    if (array.has_file(".zarray")) return true;
+    if (const auto text = TRY(array.text_of("zarr.json", Index{1} << 20));
+        text && text->find("\"array\"") != text->npos)
+      return true;
+  }
+  return false;
+}
+
+bool is_item(const PathSnapshot& place) {
+  return place.has_file(kManifest) || place.has_file(kItemMetadata) || has_processes(place);
+}
+
+bool has_step_metadata(const PathSnapshot& place) {
+  return place.has_file(kCheckpointMetadata) || place.has_file(kV1Marker);
+}
+
+Status sort_out(const PathSnapshot& directory, const DirectoryEntry& entry, Parts& out) {
+  const PathSnapshot& inside = *TRY(directory.inside(entry.name));
+  if (is_item(inside) || is_unfinished(entry.name) ||
+      (has_step_metadata(directory) && TRY(has_array_directories(inside))))
+    out.items.push_back({entry.name, &inside});
+  else if (inside.has_file(kJsonFile))
+    out.json.push_back(entry.name);
+  else
+    out.others.push_back(entry.name);
+  return {};
+}
+
+// One of an item's own files stands for it.
+Result<bool> is_file_of_item(const PathSnapshot& place) {
+  const std::string name = place.name();
+  if (!place.is_file() || (name != kManifest && name != kItemMetadata && name != kCheckpointMetadata)) return false;
+  return !TRY(find_parts_of(*TRY(place.parent()))).items.empty();
+}
+
+Result<bool> recognises(const PathSnapshot& place) {
+  if (!place.is_directory()) return is_file_of_item(place);
+  return !TRY(find_parts_of(place)).items.empty();
+}
+
+}  // namespace
+
+Result<Parts> find_parts_of(const PathSnapshot& place) {
+  Parts out;
+  out.directory = &place;
+  if (is_item(place)) {
+    out.items.push_back({"", &place});
+    return out;
+  }
+  const bool is_step = has_step_metadata(place);
+  for (const DirectoryEntry& entry : place.entries()) {
+    if (!entry.is_directory) continue;
+    std::string_view name = entry.name;
+    name = name.substr(0, name.find(kUnfinished));
+    const bool is_usual = std::find(std::begin(kUsualItems), std::end(kUsualItems), name) != std::end(kUsualItems);
+    if (is_step || is_usual) TRY(sort_out(place, entry, out));
+  }
+  if (out.items.empty() && (is_step || is_unfinished(place.name()) || TRY(has_array_directories(place))))
+    out.items.push_back({"", &place});
+  return out;
+}
+
+}  // namespace orbax
+
+const Format kOrbaxFormat = {
+    .name = "orbax",
+    .title = "Orbax",
+    .recognises = orbax::recognises,
+    .open = orbax::open,
+    .lay_out = nullptr,
+};
+
+}  // namespace reshard

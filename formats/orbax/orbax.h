@@ -1,0 +1,54 @@
+// Checkpoints of Orbax, JAX's library (orbax/checkpoint/_src, orbax/checkpoint/experimental/v1), of all versions that
+// store arrays by tensorstore.
+//
+//   STEP/                          of a CheckpointManager; "5", "step_5"; of v1 beside a file "orbax.checkpoint"
+//     _CHECKPOINT_METADATA         times, custom metadata
+//     commit_success.txt           written last
+//     items/ default/ state/ ...   an item: a tree of arrays; or the item is the directory itself
+//       _METADATA _sharding array_metadatas/ _strings.json    (item_metadata.h)
+//       manifest.ocdbt d/          a database (ocdbt.h) of arrays (zarr.h), merged from
+//       ocdbt.process_N/           what each process wrote; where large chunks stay
+//       params.w/.zarray ...       without a database: a directory for each array
+//     meta/metadata                an item that is JSON
+//
+// A save is written under a name with ".orbax-checkpoint-tmp" and renamed; the databases of processes are merged last.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lib/checkpoint/format.h"
+
+namespace reshard {
+
+extern const Format kOrbaxFormat;
+
+namespace orbax {
+
+inline constexpr std::string_view kCheckpointMetadata = "_CHECKPOINT_METADATA";
+inline constexpr std::string_view kUnfinished = ".orbax-checkpoint-tmp";
+inline constexpr std::string_view kProcessPrefix = "ocdbt.process_";
+
+// An item of arrays.
+struct Item {
+  std::string name;                     // of its directory; empty if it is the checkpoint itself
+  const PathSnapshot* place = nullptr;  // lives as long as that of the checkpoint
+};
+
+// The parts of a checkpoint.
+struct Parts {
+  const PathSnapshot* directory = nullptr;
+  std::vector<Item> items;
+  std::vector<std::string> json;    // directories of items that are JSON
+  std::vector<std::string> others;  // directories that are not read
+};
+
+// Finds the items of a checkpoint. No items: it is none of Orbax's.
+Result<Parts> find_parts_of(const PathSnapshot& place);
+
+// Opens a step, an item or one of an item's files. A save that did not finish is corrupt, and said to be that.
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options);
+
+}  // namespace orbax
+}  // namespace reshard

@@ -1,0 +1,731 @@
+#include "formats/tensor_files/reader.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "formats/encoding/torch_archive.h"
+#include "formats/encoding/zstd_frame.h"
+#include "formats/orbax/item_metadata.h"
+#include "formats/orbax/ocdbt.h"
+#include "formats/orbax/orbax.h"
+#include "formats/orbax/zarr.h"
+#include "lib/base/memory_limit.h"
+#include "lib/base/names.h"
+#include "lib/base/parallel.h"
+#include "lib/base/text.h"
+#include "lib/device/codec.h"
+#include "lib/device/crc32.h"
+#include "lib/source/tensor_source.h"
+
+namespace reshard::orbax {
+namespace {
+
+constexpr Index kMaxChunks = Index{1} << 24;     // of an array
+constexpr Index kBytesOfChunk = 100;             // of memory, that each takes, about
+constexpr Index kBatch = 4096;                   // chunks that are located at a time
+constexpr Index kMaxRandomKey = Index{1} << 20;  // bytes of an array of keys that is read as an object
+constexpr Index kMaxJson = Index{16} << 20;      // bytes of a JSON item
+constexpr Index kMaxGroup = Index{8} << 20;      // bytes of rows that are best read together
+constexpr std::size_t kShown = 3;                // names in a warning
+// What is decoded again and again where it is read: chunks up to this, of tensors up to that. Others are decoded once,
+// into the spool: a target that is cut or transposed otherwise would need each chunk many times.
+constexpr Index kMaxInPlace = Index{8} << 20, kMaxTensorInPlace = Index{32} << 20;
+constexpr std::string_view kInlineName = "(values inside nodes)", kSpoolName = "(decoded chunks)";
+
+// An array as it is stored, for locate().
+struct Stored {
+  ZarrArray array;
+  bool stores_fill_values = false;
+  std::optional<Extent> fill;                          // one element of the fill value
+  std::shared_ptr<const ChunkEncoding> encoding = {};  // of chunks that are decoded where they are
+
+  bool is_fill(const Fragment& chunk) const { return fill && chunk.extent == *fill; }
+};
+
+std::string below(const std::string& directory, std::string_view name) {
+  return directory.empty() ? std::string(name) : path_join(directory, name);
+}
+
+Index chunk_bytes(const ZarrArray& array) { return volume(array.chunk.shape) * byte_size(array.dtype); }
+
+std::string text_of(const Tensor& tensor, const Box& box) { return tensor_text(tensor.name) + " " + to_string(box); }
+
+class OrbaxReader : public TensorFileReader {
+ public:
+  Status open(const PathSnapshot& place, const OpenOptions& options);
+  Status locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) override;
+  Result<std::string> blob_bytes(const Blob& blob) override;
+  std::string describe(const Blob& blob) override;
+
+ private:
+  // One item being read.
+  struct Reading {
+    std::string directory;  // below the root
+    std::string prefix;     // of names
+    const PathSnapshot* place = nullptr;
+    std::optional<ItemMetadata> metadata = {};
+    std::map<std::string, std::string, std::less<>> key_kinds = {};
+    KeyValues values = {};
+    std::vector<bool> used = {};                             // of the values
+    std::vector<std::optional<std::uint32_t>> file_of = {};  // in the catalog, of each of the values' files
+    std::optional<std::uint32_t> memory_file = {};           // of values inside nodes, in the catalog
+    std::string memory = {};                                 // its content
+  };
+  struct RandomKey {
+    Tensor tensor;
+    std::string kind;
+  };
+  // A stored item that becomes chunks.
+  struct Job {
+    const Tensor* tensor = nullptr;
+    const Stored* stored = nullptr;
+    Fragment item = {};
+    Index spool_at = 0;
+    std::vector<Fragment> chunks = {};
+  };
+
+  Status read_item(const Item& item, bool is_only, const OpenOptions& options);
+  Status read_values(Reading& now);
+  Status check_finished(const Reading& now) const;
+  Status list_files(const Reading& now);
+  Result<Extent> place_of(Reading& now, std::size_t value);
+  Result<std::string> text_of_value(Reading& now, std::size_t value, const std::string& name);
+  Status add_array(Reading& now, std::size_t value, std::string_view suffix, const OpenOptions& options);
+  Result<Fragment> stored_chunk(const Tensor& tensor, const Stored& stored, const Box& box, const Extent& extent);
+  Status add_chunks(Reading& now, const std::string& name, Tensor& tensor, Stored& stored, const OpenOptions& options);
+  Result<Fragment> whole_chunk(const Tensor& tensor, const Stored& stored, const Box& box, const Extent& extent);
+  Result<Fragment> missing_chunk(const Tensor& tensor, const Stored& stored, const Box& box) const;
+  Status add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored);
+  Status check_leaves(const Reading& now, const std::vector<std::string>& names, const OpenOptions& options);
+  Status read_strings(const Reading& now);
+  Status read_json_items(const Parts& parts);
+  std::uint32_t memory_file(Reading& now);
+  Status keep_memory(Reading& now);
+  Status describe_checkpoint(const Parts& parts);
+
+  Status locate_tensors(const std::vector<Tensor*>& tensors, int threads, const std::string& spool);
+  Status make_room(const std::vector<Tensor*>& tensors, const std::string& spool);
+  Status locate_batch(std::vector<Job>& jobs, int threads);
+  Status locate_item(Job& job);
+  Status locate_in_shard(Job& job);
+  Status decode_to_spool(const Job& job, Fragment& chunk, Index at);
+  Result<Index> decode_frame(const File& file, const Extent& frame, Index limit, Index at);
+  Status decode_whole(const std::vector<ChunkFilter>& filters, const File& file, Fragment& chunk, Index bytes, Index at,
+                      const std::string& place);
+  Result<Json> value_of(const RandomKey& key);
+
+  std::unordered_map<std::string, Stored> stored_;  // of each tensor that is not located
+  std::unordered_map<std::string, RandomKey> random_keys_;
+  std::set<std::string> other_types_;
+  bool has_fill_ = false;
+  Index databases_ = 0, directories_ = 0;
+  std::uint32_t spool_file_ = 0;
+  Index spooled_ = 0;
+  std::shared_ptr<const File> spool_;
+  std::mutex large_window_;  // held while a frame is decoded that takes much memory
+};
+
+// ---- What is stored under which key
+
+Status OrbaxReader::check_finished(const Reading& now) const {
+  const PathSnapshot& place = *now.place;
+  std::vector<std::string> processes;
+  for (const DirectoryEntry& e : place.entries())
+    if (e.is_directory && e.name.starts_with(kProcessPrefix)) processes.push_back(e.name);
+  const bool is_temporary = place.path().find(kUnfinished) != std::string::npos;
+  if (is_temporary)
+    return corrupt(place.path() + ": a save that did not finish: Orbax removes '" + std::string(kUnfinished) +
+                   "' from the name when all is written. Take an earlier step");
+  if (place.has_file(kManifest)) return {};
+  if (!processes.empty())
+    return corrupt(place.path() + ": a save that did not finish: " + std::string(kManifest) +
+                   " is missing, into which what the processes wrote is merged at the end (" + some_of(processes) +
+                   "). Take an earlier step");
+  if (now.metadata && now.metadata->uses_database && !place.entries().empty())
+    return corrupt(place.path() + ": " + std::string(kManifest) + " is missing, and " + std::string(kItemMetadata) +
+                   " says that the arrays are in a database: it was not copied whole");
+  return {};
+}
+
+Status OrbaxReader::read_values(Reading& now) {
+  if (now.place->has_file(kManifest)) {
+    ++databases_;
+    Database database = TRY(read_database(now.place->path(), files_));
+    now.values = std::move(database.values);
+    catalog_.has_other_bytes = true;
+    now.memory = now.values.inline_bytes();
+  } else {
+    ++directories_;
+    std::vector<Node> nodes = TRY(walk(now.place->path()));
+    std::erase_if(nodes, [](const Node& node) { return !node.is_regular(); });
+    std::sort(nodes.begin(), nodes.end(), [](const Node& a, const Node& b) { return a.name < b.name; });
+    for (const Node& node : nodes) {
+      TRY(now.values.add(node.name, {static_cast<std::uint32_t>(now.values.files.size()), 0, node.size}));
+      now.values.files.push_back(node.name);
+    }
+  }
+  now.used.assign(now.values.size(), false);
+  now.file_of.assign(now.values.files.size(), std::nullopt);
+  return {};
+}
+
+std::uint32_t OrbaxReader::memory_file(Reading& now) {
+  if (!now.memory_file) {
+    now.memory_file = static_cast<std::uint32_t>(catalog_.files.size());
+    catalog_.files.push_back({below(now.directory, kInlineName), 0});
+  }
+  return *now.memory_file;
+}
+
+// The place of a value in the catalog's files.
+Result<Extent> OrbaxReader::place_of(Reading& now, std::size_t value) {
+  now.used[value] = true;
+  Extent out = now.values.extent(value);
+  if (out.file == KeyValues::kInline) {
+    out.file = memory_file(now);
+    return out;
+  }
+  std::optional<std::uint32_t>& file = now.file_of[out.file];
+  if (!file) {
+    file = static_cast<std::uint32_t>(catalog_.files.size());
+    const std::string name = below(now.directory, now.values.files[out.file]);
+    const auto entry = TRY(entry_at(path_join(catalog_.root, name)));
+    catalog_.files.push_back({name, entry && !entry->is_directory ? entry->size : -1});
+  }
+  out.file = *file;
+  return out;
+}
+
+Result<std::string> OrbaxReader::text_of_value(Reading& now, std::size_t value, const std::string& name) {
+  const Extent& extent = now.values.extent(value);
+  if (extent.length > kMaxArrayJson)
+    return unsupported(name + ": " + human_bytes(extent.length) + "; at most " + human_bytes(kMaxArrayJson) +
+                       " are read");
+  now.used[value] = true;
+  if (extent.file == KeyValues::kInline)
+    return now.values.inline_bytes().substr(static_cast<std::size_t>(extent.offset),
+                                            static_cast<std::size_t>(extent.length));
+  const auto file = TRY(files_.open(path_join(now.place->path(), now.values.files[extent.file])));
+  std::string text(static_cast<std::size_t>(extent.length), '\0');
+  TRY(file->read_at(extent.offset, {reinterpret_cast<std::byte*>(text.data()), text.size()}).context(name));
+  return text;
+}
+
+// ---- Arrays
+
+// A chunk that is not stored is the fill value, or lost.
+Result<Fragment> OrbaxReader::missing_chunk(const Tensor& tensor, const Stored& stored, const Box& box) const {
+  const std::string what = catalog_.root + ": " + text_of(tensor, box) + ": chunk is not stored";
+  if (stored.stores_fill_values)
+    return corrupt(what + ", and " + std::string(kItemMetadata) +
+                   " says that those of the fill value are too: it was lost");
+  if (!stored.fill) return unsupported(what + ", and its fill value is not one that is read");
+  Fragment out;
+  out.box = box;
+  out.strides = Dims::filled(box.rank(), 0);
+  out.extent = *stored.fill;
+  return out;
+}
+
+// A chunk as it is stored; its encoding is the caller's to add.
+Result<Fragment> OrbaxReader::whole_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
+                                          const Extent& extent) {
+  const ZarrArray& array = stored.array;
+  const Index bytes = chunk_bytes(array);
+  const bool is_plain = array.chunk.filters.empty();
+  // What does not shrink grows by little.
+  const Index longest = is_plain ? bytes : checked_add(bytes, bytes / 8 + 4096).value_or(bytes);
+  if (extent.length > longest || (is_plain && extent.length != bytes))
+    return corrupt(at(catalog_.file_path(extent.file), extent.offset) + ": " + text_of(tensor, box) +
+                   ": expected a chunk of " + (is_plain ? "" : "at most ") +
+                   bytes_of(static_cast<std::uint64_t>(longest)) + ", got " + std::to_string(extent.length));
+  Fragment out;
+  out.box = box;
+  out.strides = array.chunk.strides();
+  out.extent = extent;
+  out.big_endian = array.is_big_endian;
+  return out;
+}
+
+bool is_read_in_place(const Tensor& tensor, const ZarrArray& array) {
+  return array.chunk.filters.empty() || (chunk_bytes(array) <= kMaxInPlace && tensor.bytes() <= kMaxTensorInPlace);
+}
+
+// The chunk (or shard) of a number, if it is stored: where it is, or also how, if the tensor is located.
+Result<Fragment> OrbaxReader::stored_chunk(const Tensor& tensor, const Stored& stored, const Box& box,
+                                           const Extent& extent) {
+  if (tensor.located) {
+    Fragment out = TRY(whole_chunk(tensor, stored, box, extent));
+    out.encoding = stored.encoding;
+    return out;
+  }
+  Fragment out;
+  out.box = box;
+  out.strides = row_major_strides(box.shape);
+  out.extent = extent;
+  return out;
+}
+
+Status OrbaxReader::add_chunks(Reading& now, const std::string& name, Tensor& tensor, Stored& stored,
+                               const OpenOptions& options) {
+  const ZarrArray& array = stored.array;
+  tensor.fragments = FragmentList(array.shape.rank());
+  if (volume(array.shape) == 0) return {};
+  const Dims counts = array.counts();
+  const auto count = checked_volume(counts);
+  if (!count || *count > kMaxChunks)
+    return unsupported(tensor_text(tensor.name) + ": more than " + with_commas(kMaxChunks) + " chunks");
+  TRY(may_take(*count * kBytesOfChunk, [&] { return tensor_text(tensor.name) + ": " + count_of(*count, "chunk"); }));
+  tensor.located = !array.shards && is_read_in_place(tensor, array);
+  if (!array.chunk.filters.empty())
+    stored.encoding = std::make_shared<ChunkEncoding>(ChunkEncoding{array.chunk.filters, chunk_bytes(array)});
+  tensor.fragments.reserve(static_cast<std::size_t>(*count));
+  Dims number = Dims::filled(counts.rank(), 0);
+  for (Index i = 0; i < *count; ++i) {
+    const Box box = array.box_of(number);
+    const auto value = now.values.find(name + "/" + array.key_of(number));
+    has_fill_ = has_fill_ || !value;
+    auto chunk =
+        value ? stored_chunk(tensor, stored, box, TRY(place_of(now, *value))) : missing_chunk(tensor, stored, box);
+    if (!chunk && !value && !options.validated) {
+      catalog_.warnings.push_back(chunk.error().message());
+      return {};  // an audit reports what is stored nowhere
+    }
+    tensor.fragments.add(TRY(std::move(chunk)));
+    for (int d = counts.rank() - 1; d >= 0 && ++number[d] == counts[d]; --d) number[d] = 0;
+  }
+  return {};
+}
+
+Status OrbaxReader::add_tensor(Reading& now, const std::string& name, Tensor tensor, Stored stored) {
+  const auto kind = now.key_kinds.find(name);
+  const bool is_key = kind != now.key_kinds.end() && tensor.dtype == DType::kUint32 && !tensor.fragments.empty() &&
+                      tensor.bytes() <= kMaxRandomKey;
+  if (!tensor.located) stored_.emplace(tensor.name, std::move(stored));
+  if (!is_key) return catalog_.add(std::move(tensor));
+  catalog_.blobs.push_back({tensor.name, {tensor.fragments.extent(0).file, 0, 0}, tensor.path});
+  const std::string key = tensor.name;
+  random_keys_.emplace(key, RandomKey{std::move(tensor), kind->second});
+  return {};
+}
+
+Status OrbaxReader::add_array(Reading& now, std::size_t value, std::string_view suffix, const OpenOptions& options) {
+  const std::string_view key = now.values.key(value);
+  const std::string name(key.substr(0, key.size() - suffix.size()));
+  const std::string place = path_join(now.place->path(), key);
+  const std::string text = TRY(text_of_value(now, value, printable(place)));
+  Stored stored;
+  stored.array = TRY(suffix == kZarr2 ? parse_zarr2(text, printable(place)) : parse_zarr3(text, printable(place)));
+  const ZarrArray& array = stored.array;
+  stored.stores_fill_values = now.metadata && now.metadata->stores_fill_values;
+  if (!stored.stores_fill_values && !array.fill.empty()) {
+    stored.fill = Extent{memory_file(now), std::ssize(now.memory), std::ssize(array.fill)};
+    now.memory += as_string(array.fill);
+  }
+  Tensor tensor;
+  tensor.name = now.prefix + name;
+  tensor.dtype = array.dtype;
+  tensor.shape = array.shape;
+  const Leaf* leaf = nullptr;
+  if (now.metadata)
+    if (const auto at = now.metadata->leaves.find(name); at != now.metadata->leaves.end()) leaf = &at->second;
+  if (leaf && now.prefix.empty()) tensor.path = leaf->path;
+  if (array.stored_type == "int4" || array.stored_type == "uint4") other_types_.insert(array.stored_type);
+  TRY(add_chunks(now, name, tensor, stored, options));
+  if (!array.chunk.filters.empty() && array.shape.rank() > 0 && array.shape[0] > 0) {
+    const auto group = checked_mul(tensor.bytes() / array.shape[0], array.chunk.shape[0]);
+    if (is_read_in_place(tensor, array) && group && *group <= kMaxGroup) tensor.row_group = array.chunk.shape[0];
+  }
+  return add_tensor(now, name, std::move(tensor), std::move(stored));
+}
+
+// Every leaf of the tree that has data is stored.
+Status OrbaxReader::check_leaves(const Reading& now, const std::vector<std::string>& names,
+                                 const OpenOptions& options) {
+  if (!now.metadata) return {};
+  std::vector<std::string> missing;
+  for (const auto& [name, leaf] : now.metadata->leaves)
+    if (leaf.is_array() && !std::binary_search(names.begin(), names.end(), name)) missing.push_back(name);
+  if (missing.empty()) return {};
+  const std::string text = path_join(now.place->path(), kItemMetadata) + " names " + names_text(missing, "array") +
+                           ", and none is stored under " + (missing.size() == 1 ? "that name" : "those names");
+  if (options.validated) return corrupt(text + ": it was lost");
+  catalog_.warnings.push_back(text);
+  return {};
+}
+
+Status OrbaxReader::read_strings(const Reading& now) {
+  if (!now.place->has_file(kStrings)) return {};
+  const std::string path = path_join(now.place->path(), kStrings);
+  const Json json = TRY(parse_json(TRY(read_whole_file(path, kMaxJson)), path));
+  const auto file = static_cast<std::uint32_t>(catalog_.files.size());
+  catalog_.files.push_back({below(now.directory, kStrings), TRY(TRY(files_.open(path))->size())});
+  const auto members = TRY(json.as_object().context(path));
+  for (const Json::Member& member : members) {
+    KeyPath keys = {now.prefix + member.key};
+    if (now.metadata && now.prefix.empty())
+      if (const auto leaf = now.metadata->leaves.find(member.key); leaf != now.metadata->leaves.end())
+        keys = leaf->second.path;
+    TRY(add_json(now.prefix + member.key, std::move(keys), file, member.value));
+  }
+  return {};
+}
+
+// The item's other files, so that they count as the checkpoint's.
+Status OrbaxReader::list_files(const Reading& now) {
+  std::set<std::string> data;
+  for (const CatalogFile& file : catalog_.files) data.insert(file.path);
+  const bool has_database = now.place->has_file(kManifest);
+  for (const Node& node : TRY(walk(now.place->path()))) {
+    const std::string first = node.name.substr(0, node.name.find('/'));
+    const bool is_own = !has_database || first.starts_with("_") || first.starts_with("manifest.") || first == "d" ||
+                        first.starts_with("ocdbt.process_") || first == kArrayMetadatas ||
+                        first == "commit_success.txt" || first == "process_metadata" || first == "descriptor";
+    const std::string name = below(now.directory, node.name);
+    if (node.is_regular() && is_own && !data.contains(name)) catalog_.metadata_files.push_back(name);
+  }
+  return {};
+}
+
+// Puts what was stored inside nodes, and fill values, where it can be read as from a file.
+Status OrbaxReader::keep_memory(Reading& now) {
+  if (!now.memory_file) return {};
+  File file = TRY(File::create_in_memory());
+  TRY(file.write_at(0, as_bytes(now.memory)));
+  catalog_.files[*now.memory_file].size = std::ssize(now.memory);
+  files_.pin(catalog_.file_path(*now.memory_file), std::move(file));
+  return {};
+}
+
+Status OrbaxReader::read_item(const Item& item, bool is_only, const OpenOptions& options) {
+  Reading now{item.name, is_only ? "" : item.name + ".", item.place};
+  now.metadata = TRY(read_item_metadata(*item.place));
+  TRY(check_finished(now));
+  now.key_kinds = TRY(read_key_kinds(*item.place));
+  TRY(read_values(now));
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < now.values.size(); ++i)
+    for (const std::string_view suffix : {kZarr2, kZarr3}) {
+      if (!now.values.key(i).ends_with(suffix)) continue;
+      const std::string_view key = now.values.key(i);
+      TRY(add_array(now, i, suffix, options));
+      names.emplace_back(key.substr(0, key.size() - suffix.size()));
+    }
+  std::sort(names.begin(), names.end());
+  TRY(check_leaves(now, names, options));
+  TRY(keep_memory(now));
+  TRY(read_strings(now));
+  TRY(list_files(now));
+  std::vector<std::string> unused;
+  for (std::size_t i = 0; i < now.values.size() && databases_ > 0; ++i)
+    if (!now.used[i] && unused.size() <= kShown) unused.push_back(printable(now.values.key(i)));
+  if (!unused.empty() && now.place->has_file(kManifest))
+    catalog_.warnings.push_back(path_join(now.place->path(), kManifest) +
+                                ": some keys are of no array's metadata or chunks: " + some_of(unused) + ". Not read.");
+  if (now.place->has_file("checkpoint"))
+    catalog_.notes.push_back("Not read: " + path_join(now.place->path(), "checkpoint") +
+                             ", Flax's msgpack file, which may hold small values.");
+  return {};
+}
+
+// ---- The checkpoint
+
+Status OrbaxReader::read_json_items(const Parts& parts) {
+  for (const std::string& name : parts.json) {
+    const std::string file = path_join(name, "metadata"), path = path_join(catalog_.root, file);
+    const auto text = read_whole_file(path, kMaxJson);
+    const auto json = text ? parse_json(*text, path) : Result<Json>(text.error());
+    if (!json) {
+      catalog_.notes.push_back("Not read: item '" + printable(name) + "': " + json.error().message());
+      continue;
+    }
+    catalog_.files.push_back({file, std::ssize(*text)});
+    TRY(add_json(name, {name}, static_cast<std::uint32_t>(catalog_.files.size() - 1), *json));
+  }
+  for (const std::string& name : parts.others)
+    catalog_.notes.push_back("Not read: '" + printable(name) + "/', which holds no arrays and no JSON.");
+  return {};
+}
+
+Status OrbaxReader::describe_checkpoint(const Parts& parts) {
+  std::string how = databases_ > 0 ? "Orbax, OCDBT" : "Orbax, a directory for each array";
+  if (parts.items.size() > 1) how += ", " + count_of(std::ssize(parts.items), "item");
+  catalog_.attributes.emplace_back("format", how);
+  for (const Item& item : parts.items)
+    if (std::string mesh = TRY(read_mesh(*item.place)); !mesh.empty()) {
+      catalog_.attributes.emplace_back("saved", "from a mesh of " + mesh);
+      break;
+    }
+  const PathSnapshot& step =
+      parts.directory->has_file(kCheckpointMetadata) ? *parts.directory : *TRY(parts.directory->parent());
+  const auto text = TRY(step.text_of(kCheckpointMetadata, kMaxJson));
+  if (!text) return {};
+  if (&step == parts.directory) catalog_.metadata_files.emplace_back(kCheckpointMetadata);
+  const auto json = parse_json(*text, path_join(step.path(), kCheckpointMetadata));
+  const Json* const custom = json ? json->find("custom_metadata") : nullptr;
+  if (custom && custom->is_object() && custom->size() > 0)
+    catalog_.attributes.emplace_back("custom metadata", to_text(*custom));
+  return {};
+}
+
+Status OrbaxReader::open(const PathSnapshot& place, const OpenOptions& options) {
+  const Parts parts = TRY(find_parts_of(*TRY(place.directory())));
+  catalog_.root = parts.directory->path();
+  for (const Item& item : parts.items) TRY(read_item(item, parts.items.size() == 1, options));
+  TRY(read_json_items(parts));
+  TRY(describe_checkpoint(parts));
+  if (catalog_.tensors().empty() && catalog_.blobs.empty())
+    return corrupt(catalog_.root + ": no array is stored: the save did not finish, or it was not copied whole");
+  if (!other_types_.empty())
+    catalog_.notes.push_back("Elements of type " + join({other_types_.begin(), other_types_.end()}, " and ") +
+                             " are read as uint8, as they are stored: each in the lower 4 bits of a byte.");
+  std::sort(catalog_.metadata_files.begin(), catalog_.metadata_files.end());
+  catalog_.metadata_files.erase(std::unique(catalog_.metadata_files.begin(), catalog_.metadata_files.end()),
+                                catalog_.metadata_files.end());
+  catalog_.sort_by_name();
+  catalog_.shares_extents = has_fill_;
+  if (!options.validated) return {};
+  TRY(validate(catalog_, options.files_too));
+  return check_extents_disjoint(catalog_, SharedExtents::kRefused);
+}
+
+// ---- Where the chunks are
+
+// Inner chunks of a shard, or one.
+Index chunks_of_item(const ZarrArray& array) {
+  Index out = 1;
+  for (int d = 0; d < array.shape.rank(); ++d) out *= array.grid[d] / array.chunk.shape[d];
+  return out;
+}
+
+// A place in the spool for every chunk that is decoded to it.
+Status OrbaxReader::make_room(const std::vector<Tensor*>& tensors, const std::string& spool) {
+  std::optional<Index> bytes = 0;
+  for (const Tensor* tensor : tensors) {
+    const ZarrArray& array = stored_.at(tensor->name).array;
+    if (is_read_in_place(*tensor, array)) continue;
+    const auto chunks = checked_mul(std::ssize(tensor->fragments), chunks_of_item(array));
+    const auto size = chunks ? checked_mul(*chunks, chunk_bytes(array)) : std::nullopt;
+    bytes = bytes && size ? checked_add(*bytes, *size) : std::nullopt;
+  }
+  if (bytes == 0) return {};
+  const Index free = TRY(free_space(spool));
+  if (!bytes || *bytes > free)
+    return io_error(spool + ": decoding compressed chunks needs room for " +
+                    (bytes ? human_bytes(*bytes) : "2^63 bytes") + " there, and " + human_bytes(free) + " are free");
+  if (!spool_) {
+    spool_file_ = static_cast<std::uint32_t>(catalog_.files.size());
+    catalog_.files.push_back({std::string(kSpoolName), 0});
+    files_.pin(catalog_.file_path(spool_file_), TRY(File::create_anonymous(spool)));
+    spool_ = TRY(files_.open(catalog_.file_path(spool_file_)));
+  }
+  catalog_.files[spool_file_].size = spooled_ + *bytes;
+  return spool_->set_length(spooled_ + *bytes);
+}
+
+Status OrbaxReader::locate(const std::vector<std::size_t>& tensors, int threads, const std::string& spool) {
+  std::vector<Tensor>& own = catalog_.own_tensors();
+  std::vector<Tensor*> wanted;
+  for (const std::size_t i : tensors)
+    if (!own[i].located) wanted.push_back(&own[i]);
+  if (wanted.empty()) return {};
+  TRY(locate_tensors(wanted, threads, spool));
+  catalog_.shares_extents = has_fill_;
+  return {};
+}
+
+Status OrbaxReader::locate_tensors(const std::vector<Tensor*>& tensors, int threads, const std::string& spool) {
+  TRY(make_room(tensors, spool));
+  std::vector<Job> jobs;
+  for (std::size_t t = 0; t < tensors.size();) {
+    const std::size_t begin = t;
+    jobs.clear();
+    for (; t < tensors.size() && std::ssize(jobs) < kBatch; ++t) {
+      const Stored& stored = stored_.at(tensors[t]->name);
+      const bool is_spooled = !is_read_in_place(*tensors[t], stored.array);
+      for (std::size_t i = 0; i < tensors[t]->fragments.size(); ++i) {
+        jobs.push_back({tensors[t], &stored, tensors[t]->fragments.get(i), spooled_});
+        if (is_spooled) spooled_ += chunks_of_item(stored.array) * chunk_bytes(stored.array);
+      }
+    }
+    TRY(locate_batch(jobs, threads));
+    auto job = jobs.cbegin();
+    for (std::size_t i = begin; i < t; ++i) {
+      FragmentList chunks(tensors[i]->shape.rank());
+      for (; job != jobs.cend() && job->tensor == tensors[i]; ++job)
+        for (const Fragment& chunk : job->chunks) {
+          chunks.add(chunk);
+          has_fill_ = has_fill_ || job->stored->is_fill(chunk);
+        }
+      chunks.pack();
+      tensors[i]->fragments = std::move(chunks);
+      tensors[i]->located = true;
+    }
+  }
+  return {};
+}
+
+Status OrbaxReader::locate_batch(std::vector<Job>& jobs, int threads) {
+  TRY(may_take(std::ssize(jobs) * static_cast<Index>(sizeof(Job) + sizeof(Fragment)),
+               [&] { return catalog_.root + ": the places of " + count_of(std::ssize(jobs), "chunk"); }));
+  return parallel_for(std::ssize(jobs), thread_count(threads),
+                      [&](int, Index i) { return locate_item(jobs[static_cast<std::size_t>(i)]); });
+}
+
+Status OrbaxReader::locate_item(Job& job) {
+  const ZarrArray& array = job.stored->array;
+  if (array.shards)
+    TRY(locate_in_shard(job));
+  else
+    job.chunks.push_back(TRY(whole_chunk(*job.tensor, *job.stored, job.item.box, job.item.extent)));
+  if (array.chunk.filters.empty()) return {};
+  if (!is_read_in_place(*job.tensor, array)) {
+    for (std::size_t i = 0; i < job.chunks.size(); ++i)
+      if (!job.stored->is_fill(job.chunks[i]))
+        TRY(decode_to_spool(job, job.chunks[i], job.spool_at + static_cast<Index>(i) * chunk_bytes(array)));
+    return {};
+  }
+  for (Fragment& chunk : job.chunks)
+    if (!job.stored->is_fill(chunk)) chunk.encoding = job.stored->encoding;
+  return {};
+}
+
+Status OrbaxReader::locate_in_shard(Job& job) {
+  const ZarrArray& array = job.stored->array;
+  const Extent& shard = job.item.extent;
+  const auto file = TRY(files_.open(catalog_.file_path(shard.file)));
+  const std::string place = at(file->path(), shard.offset) + ": " + text_of(*job.tensor, job.item.box);
+  const IndexPlace where = TRY(place_of_index(array, shard.length).context(place));
+  TRY(may_take(2 * where.length, [&] { return place; }));
+  std::vector<std::byte> index(static_cast<std::size_t>(where.length));
+  TRY(file->read_at(shard.offset + where.offset, index));
+  const std::vector<InnerChunk> inner = TRY(parse_shard_index(array, index, shard.length).context(place));
+  for (const InnerChunk& chunk : inner) {
+    Box box = chunk.box;
+    for (int d = 0; d < box.rank(); ++d) box.origin[d] += job.item.box.origin[d];
+    bool is_outside = false;  // of the array, behind its end
+    for (int d = 0; d < box.rank(); ++d) is_outside = is_outside || box.origin[d] >= array.shape[d];
+    if (is_outside) continue;
+    box = intersect(box, whole(array.shape));
+    if (!chunk.bytes)
+      job.chunks.push_back(TRY(missing_chunk(*job.tensor, *job.stored, box)));
+    else
+      job.chunks.push_back(TRY(whole_chunk(*job.tensor, *job.stored, box,
+                                           {shard.file, shard.offset + chunk.bytes->first, chunk.bytes->second})));
+  }
+  return {};
+}
+
+// Takes a CRC-32C off the end of an extent, which holds for the bytes before it.
+Status take_crc(const File& file, Extent& extent, const std::string& place) {
+  constexpr Index kPiece = Index{1} << 20, kCrcBytes = 4;
+  if (extent.length < kCrcBytes) return corrupt(place + ": crc32c: expected a checksum");
+  extent.length -= kCrcBytes;
+  std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(extent.length, kPiece)));
+  std::uint32_t crc = 0, recorded = 0;
+  for (Index done = 0; done < extent.length;) {
+    const auto piece = MutableBytes(buffer).first(static_cast<std::size_t>(std::min(kPiece, extent.length - done)));
+    TRY(file.read_at(extent.offset + done, piece));
+    crc = crc32c(crc, piece);
+    done += std::ssize(piece);
+  }
+  TRY(file.read_at(extent.offset + extent.length, std::as_writable_bytes(std::span(&recorded, 1))));
+  if (crc == recorded) return {};
+  return corrupt(place + ": crc32c: expected " + std::to_string(recorded) + ", got " + std::to_string(crc) +
+                 ": the bytes changed after they were saved");
+}
+
+Status OrbaxReader::decode_to_spool(const Job& job, Fragment& chunk, Index at) {
+  const ZarrArray& array = job.stored->array;
+  const auto file = TRY(files_.open(catalog_.file_path(chunk.extent.file)));
+  const std::string place = reshard::at(file->path(), chunk.extent.offset) + ": " + text_of(*job.tensor, chunk.box);
+  std::vector<ChunkFilter> filters = array.chunk.filters;
+  while (!filters.empty() && filters.back().kind == ChunkFilter::Kind::kCrc32c) {
+    TRY(take_crc(*file, chunk.extent, place));
+    filters.pop_back();
+  }
+  const Index bytes = chunk_bytes(array);
+  const bool is_frame = filters.size() == 1 && filters[0].kind == ChunkFilter::Kind::kZstd;
+  Index length = chunk.extent.length;
+  if (is_frame)
+    length = TRY(decode_frame(*file, chunk.extent, bytes, at).context(text_of(*job.tensor, chunk.box)));
+  else if (!filters.empty())
+    return decode_whole(filters, *file, chunk, bytes, at, place);
+  if (length != bytes)
+    return corrupt(place + ": chunk: expected " + bytes_of(static_cast<std::uint64_t>(bytes)) + ", got " +
+                   std::to_string(length));
+  if (is_frame) chunk.extent = {spool_file_, at, bytes};
+  return {};
+}
+
+// Decodes a zstd frame piece by piece into the spool. Returns how many bytes it is then.
+Result<Index> OrbaxReader::decode_frame(const File& file, const Extent& frame, Index limit, Index at) {
+  constexpr Index kSmallWindow = Index{8} << 20, kStart = 18;
+  std::vector<std::byte> start(static_cast<std::size_t>(std::min(frame.length, kStart)));
+  TRY(file.read_at(frame.offset, start));
+  const Index window = zstd::window_bytes(start);
+  std::unique_lock lock(large_window_, std::defer_lock);
+  if (window > kSmallWindow) {
+    lock.lock();
+    TRY(may_take(std::min(window, limit), [&] { return reshard::at(file.path(), frame.offset) + ": a zstd frame"; }));
+  }
+  return zstd::decode(file, frame.offset, frame.length, limit, *spool_, at);
+}
+
+// Decodes a chunk of other codecs in memory, into the spool.
+Status OrbaxReader::decode_whole(const std::vector<ChunkFilter>& filters, const File& file, Fragment& chunk,
+                                 Index bytes, Index at, const std::string& place) {
+  if (bytes > kMaxChunkBytes || chunk.extent.length > 2 * kMaxChunkBytes)
+    return unsupported(place + ": a chunk of " + human_bytes(bytes) + "; of these codecs, at most " +
+                       human_bytes(kMaxChunkBytes) + " are read");
+  const std::unique_lock lock(large_window_);
+  TRY(may_take(chunk.extent.length + 2 * bytes, [&] { return place; }));
+  std::vector<std::byte> stored(static_cast<std::size_t>(chunk.extent.length));
+  TRY(file.read_at(chunk.extent.offset, stored));
+  ChunkDecoder decoder;
+  TRY(spool_->write_at(at, TRY(decoder.decode(stored, {filters, bytes}, place))));
+  chunk.extent = {spool_file_, at, bytes};
+  return {};
+}
+
+// ---- Objects
+
+// A random key as jax.random.wrap_key_data takes it: its numbers, their shape, and the kind of generator.
+Result<Json> OrbaxReader::value_of(const RandomKey& key) {
+  Catalog alone;
+  alone.root = catalog_.root;
+  Tensor tensor = key.tensor;
+  if (!tensor.located) TRY(locate_tensors({&tensor}, 1, "."));
+  alone.files = catalog_.files;
+  TRY(alone.add(tensor));
+  std::vector<std::uint32_t> numbers(static_cast<std::size_t>(tensor.elements()));
+  std::vector<std::byte> scratch(static_cast<std::size_t>(kMaxRandomKey));
+  FileSource source(alone, files_);
+  TRY(source.read(0, whole(tensor.shape), std::as_writable_bytes(std::span(numbers)), scratch));
+  Json shape = Json::array(), data = Json::array();
+  for (const Index extent : tensor.shape) shape.push_back(extent);
+  for (const std::uint32_t number : numbers) data.push_back(number);
+  return Json::object().set("random_key_impl", key.kind).set("shape", shape).set("key_data", data);
+}
+
+Result<std::string> OrbaxReader::blob_bytes(const Blob& blob) {
+  const auto key = random_keys_.find(blob.name);
+  if (key == random_keys_.end()) return TensorFileReader::blob_bytes(blob);
+  return json_item(TRY(value_of(key->second)));
+}
+
+std::string OrbaxReader::describe(const Blob& blob) {
+  const auto key = random_keys_.find(blob.name);
+  if (key == random_keys_.end()) return TensorFileReader::describe(blob);
+  return "a random key, " + printable(key->second.kind) + " " + to_string(key->second.tensor.shape);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Reader>> open(const PathSnapshot& place, const OpenOptions& options) {
+  return open_as<OrbaxReader>(place, options);
+}
+
+}  // namespace reshard::orbax

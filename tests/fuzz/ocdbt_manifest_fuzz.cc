@@ -1,0 +1,28 @@
+// Bodies of OCDBT manifests from anywhere, under a checksum that holds; and as a compressed body, whatever that
+// becomes.
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "formats/orbax/ocdbt.h"
+#include "tests/fuzz/input_file.h"
+#include "tests/support/ocdbt.h"
+
+using namespace reshard;
+using namespace reshard::orbax;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const int compression : {0, 1}) {
+    const std::string object = ocdbt_object(kOcdbtManifest, body, compression);
+    const auto manifest = parse_manifest(as_bytes(object), "manifest.ocdbt");
+    if (!manifest) continue;
+    require(!manifest->is_numbered || !manifest->root);
+    if (!manifest->root) continue;
+    const NodeReference& root = *manifest->root;
+    require(root.offset >= 0 && root.length >= 0 && root.keys >= 0 && root.height >= 0);
+    require(is_safe_relative_path(root.file.path) && root.file.path.starts_with(root.file.base));
+  }
+  require(!parse_manifest(as_bytes(body), "manifest.ocdbt") || size > 18);  // as it is
+  return 0;
+}
